@@ -38,7 +38,7 @@ METHODS = {
     "D-PSGD": 'name = "d_psgd"',
     "SGP": 'name = "sgp"',
     "2P-SGP": 'name = "sgp"\npeers = 2',
-    "1-OSGP": 'name = "osgp"\nstaleness = 1',
+    "1-OSGP": 'name = "osgp"\noverlap_steps = 1',
     "AD-PSGD": 'name = "ad_psgd"',
     "async SGD": 'name = "async_sgd"',
     "AR/1P-SGP": 'name = "switch"\nfirst = { name = "bsp" }\nthen = { name = "sgp" }\nat = { epoch = 1 }',
@@ -71,7 +71,7 @@ def accuracies(
     """Trained by `hpcsgd train`, as a user would."""
     head, rest = job.read_text().split("[method]\n")
     table = tomllib.loads(job.read_text())
-    B, lr = table["data"]["batch_size"], table["optimizer"]["lr"]
+    B, lr = table["data"]["group_batch_size"], table["optimizer"]["lr"]
     rows = []
     for name in methods:
         for seed in range(1, seeds + 1):
@@ -81,9 +81,9 @@ def accuracies(
                 file.write_text(f"{head}[method]\n{METHODS[name]}\n{training}")
                 groups, more = (1, ranks) if name == "AR-SGD" else (ranks, 1)
                 words = {
-                    "data.store": store, "data.batch_size": B * more, "optimizer.lr": lr * more,
-                    "job.groups": groups, "seed": seed, "training.epochs": epochs, "training.threads": 1,
-                    "schedule.arguments.T_max": epochs, "run.folder": f"{folder}/run",
+                    "data.path": store, "data.group_batch_size": B * more, "optimizer.lr": lr * more,
+                    "parallel.groups": groups, "seed": seed, "training.epochs": epochs, "training.threads": 1,
+                    "lr_schedule.arguments.T_max": epochs, "run.output_dir": f"{folder}/run",
                 }  # fmt: skip
                 overrides = [word for key, value in words.items() for word in (f"--{key}", str(value))]
                 command = [mpiexec(), "-n", str(ranks), sys.executable, "-m", "hpcsgd", "train", str(file)]

@@ -4,7 +4,7 @@
     python benchmarks/probe_distances.py --data DATA [--job NAME] [--json FILE] [--plot FILE]
 
 For CIFAR-10 / ResNet-20 at the setting of the hierarchical local SGD paper, beside its figure 4, or another
-job of benchmarks/jobs; what else is given, as --schedule.warmup_epochs 2, changes the job. Three ways: the
+job of benchmarks/jobs; what else is given, as --lr_schedule.warmup_epochs 2, changes the job. Three ways: the
 probe's (a model trained alone for --settle steps, then a ramp), a ramp from the first step on, and the job's
 whole warm-up. --long and --short: for which P the last two go; the last costs as many epochs for each. In all
 cases --meetings at the full rate follow. --keep FILE: what an earlier --json FILE has of the same setting is
@@ -59,7 +59,7 @@ class Task:
     def key(self) -> dict[str, Any]:
         """What tells its row from others."""
         settled, warm_up = self._phases()
-        setting = {"job": str(self.config.model.build), "way": self.way, "P": self.P, "seed": self.seed}
+        setting = {"job": str(self.config.model.name), "way": self.way, "P": self.P, "seed": self.seed}
         return setting | {"settled": settled, "warm_up_steps": warm_up, "at_full_rate": self.at_full_rate}
 
     def measured(self) -> dict[str, Any]:
@@ -83,15 +83,15 @@ class Task:
         plan = self._plan()
         if self.way == LONG:
             batches = -(
-                -(len(Store(self.config.data.store, "train")) // self.P) // self.config.data.batch_size
+                -(len(Store(self.config.data.path, "train")) // self.P) // self.config.data.group_batch_size
             )
-            return 0, round(self.config.schedule.warmup_epochs * batches)
+            return 0, round(self.config.lr_schedule.warmup_epochs * batches)
         if self.way == SHORT:
             return 0, SHORT_RAMP * plan.every
         return plan.settle, plan.ramp * plan.every
 
     def _distances(self, world: Transport) -> list[float]:
-        (settled, warm_up), every = self._phases(), self.config.method.arguments["every"]
+        (settled, warm_up), every = self._phases(), self.config.method.arguments["sync_every"]
 
         def start(P: int, seed: int, hosts: Transport) -> VirtualGroups:
             config = replace(self.config, seed=seed)

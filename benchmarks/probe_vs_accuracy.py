@@ -54,15 +54,15 @@ def prepared(name: str, data: Path, folder: Path, overrides: list[str]) -> Confi
     config = job(name, data, overrides)
     if name not in SUBSETS:
         return config
-    store = first_images(config.data.store, SUBSETS[name], folder / f"{name}.h5")
-    return replace(config, data=replace(config.data, store=store))
+    store = first_images(config.data.path, SUBSETS[name], folder / f"{name}.h5")
+    return replace(config, data=replace(config.data, path=store))
 
 
 def train(name: str, config: Config, P: int, seed: int, device: torch.device) -> dict[str, Any]:
     """One whole training of P groups."""
-    per_epoch = -(-(len(Store(config.data.store, "train")) // P) // config.data.batch_size)
+    per_epoch = -(-(len(Store(config.data.path, "train")) // P) // config.data.group_batch_size)
     assert config.training.epochs is not None
-    steps, every = config.training.epochs * per_epoch, config.method.arguments["every"]
+    steps, every = config.training.epochs * per_epoch, config.method.arguments["sync_every"]
     row: dict[str, Any] = {"job": name, "P": P, "seed": seed, "accuracy": None, "diverged": None}
     distances: list[float] = []
     clock = WallClock()
@@ -73,7 +73,7 @@ def train(name: str, config: Config, P: int, seed: int, device: torch.device) ->
             for done in range(0, steps, every):
                 groups.train(min(every, steps - done))
                 distances.append(groups.meet())
-            row["accuracy"] = accuracy(groups, Store(config.data.store, "test"), device)
+            row["accuracy"] = accuracy(groups, Store(config.data.path, "test"), device)
         except DivergedError as error:
             row["diverged"] = str(error)
 
@@ -89,9 +89,9 @@ def probe(name: str, config: Config, seeds: int, device: torch.device) -> dict[s
     plan = plan_of(config, Path(f"{name}.toml"), None, seeds)
     found = alone(lambda world: probe_config(config, plan, world, device=device))
     print(f"{name}: {answer(found)}", flush=True)
-    samples = len(Store(config.data.store, "train"))
+    samples = len(Store(config.data.path, "train"))
     probed = setting(config)
-    probed["data"]["store"] = Path(config.data.store).name  # the folder is this run's
+    probed["data"]["path"] = Path(config.data.path).name  # the folder is this run's
     return to_json(found, probed) | {
         "job": name,
         "share_of_job": found.samples / (LONG * samples),

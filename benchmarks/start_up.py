@@ -31,16 +31,16 @@ from hpcsgd.data import convert
 
 JOB = """
 [data]
-store = "digits.h5"
-batch_size = 64
+path = "digits.h5"
+group_batch_size = 64
 [model]
-build = "mlp"
+name = "mlp"
 arguments = { inputs = 64, classes = 10 }
 [optimizer]
 lr = 0.1
 [method]
 name = "hierarchical"
-every = 2
+sync_every = 2
 [training]
 steps = 1
 """
@@ -80,7 +80,17 @@ class Starts:
         return opens / self.ranks, others / self.ranks
 
     def _start(self, command: list[Path | str]) -> None:
-        program = [*command, "-m", "hpcsgd", "train", "job.toml", "--job.groups", "1", "--run.folder", "run"]
+        program = [
+            *command,
+            "-m",
+            "hpcsgd",
+            "train",
+            "job.toml",
+            "--parallel.groups",
+            "1",
+            "--run.output_dir",
+            "run",
+        ]
         own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         command = [mpiexec(), "-n", str(self.ranks), *program]
         programs.run(command, cwd=self.folder, env=own | {"OMP_NUM_THREADS": "1"}, timeout=TIMEOUT)

@@ -41,7 +41,7 @@ SEVERAL_STEPS = 1.05
 """Goal of what meets beside the training: over computing alone."""
 TIMES_DDP = 6.5
 """And how many times as fast as DDP, at the slowest rate."""
-BESIDE = ("delayed", "streamed")
+BESIDE = ("delayed", "streaming")
 SCRIPT = Path(__file__).with_suffix("") / "rank.py"
 Row = dict[str, Any]
 

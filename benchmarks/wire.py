@@ -20,10 +20,10 @@ import torch
 from harness.record import Goal, Run
 from harness.table import print_table
 from harness.timing import Contestant, Spread, interleaved, ratios
-from hpcsgd import kernels, wires
-from hpcsgd.methods.sparse_loco import VALUES, Code
-from hpcsgd.parts.averagers import PerRun
-from hpcsgd.parts.wires.base import Wire
+from hpcsgd import kernels, quantizers
+from hpcsgd.methods.sparseloco import VALUES, Code
+from hpcsgd.parts.averagers import PerBlock
+from hpcsgd.parts.quantizers.base import Quantizer
 
 COPY = "copy"
 OVER_COPY = 2.0
@@ -31,14 +31,14 @@ OVER_COPY = 2.0
 IN_MEMORY = 11_200_000
 """Elements from which on the goals hold: a smaller vector lives in a cache."""
 SIZES = (1_000_000, IN_MEMORY, 25_600_000)
-WIRES: dict[str, Wire] = {
-    "bf16": wires.bf16(),
-    "fp16": wires.fp16(),
-    "int8": wires.int8(),
-    "int8 stochastic": wires.int8(rounding=wires.Stochastic()),
-    "int4": wires.int4(),
-    "int4 stochastic": wires.int4(rounding=wires.Stochastic()),
-    "int2": wires.int2(),
+QUANTIZERS: dict[str, Quantizer] = {
+    "bf16": quantizers.bf16(),
+    "fp16": quantizers.fp16(),
+    "int8": quantizers.int8(),
+    "int8 stochastic": quantizers.int8(rounding=quantizers.Stochastic()),
+    "int4": quantizers.int4(),
+    "int4 stochastic": quantizers.int4(rounding=quantizers.Stochastic()),
+    "int2": quantizers.int2(),
 }
 
 
@@ -46,7 +46,7 @@ def contestants(x: torch.Tensor) -> dict[str, Callable[[], object]]:
     """Each with room of its own that has been touched."""
     room = torch.zeros_like(x)
     found: dict[str, Callable[[], object]] = {COPY: lambda: room.copy_(x)}
-    for name, wire in WIRES.items():
+    for name, wire in QUANTIZERS.items():
         code = torch.zeros(wire.nbytes(x.numel()), dtype=torch.uint8)
         found[f"pack {name}"] = lambda wire=wire, code=code: wire.encode(x, code, 1)
         if "stochastic" not in name:  # how it was rounded is all the same to whom it arrives
@@ -55,8 +55,8 @@ def contestants(x: torch.Tensor) -> dict[str, Callable[[], object]]:
 
 
 def sparse(x: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """What a meeting of `sparse_loco` says, 64 of 4096 in two bits, and of that the indices by themselves."""
-    share = PerRun().expected(x.numel(), 1 / 64)
+    """What a meeting of `sparseloco` says, 64 of 4096 in two bits, and of that the indices by themselves."""
+    share = PerBlock().expected(x.numel(), 1 / 64)
     segments = (share.starts, share.stops, share.k)
     whole, indices = Code(share, VALUES[2]), share.largest_of(x)
     said, places = torch.zeros(whole.nbytes, dtype=torch.uint8), kernels.encode_chosen(indices, *segments)

@@ -15,9 +15,9 @@ from hpcsgd.models.weights import load_into
 
 run, prompt = Path(sys.argv[1]), sys.argv[2]
 job = load(run / "job.toml")
-model = models.build(job.model.build, job.model.arguments).eval()
+model = models.build(job.model.name, job.model.arguments).eval()
 load_into(model, run / "model.safetensors")
-tokenizer = tokenizer_of_store(job.data.store)
+tokenizer = tokenizer_of_store(job.data.path)
 tokens = torch.from_numpy(tokenizer.encode([prompt.encode()])[0].astype("int64"))
 with torch.no_grad():
     for _ in range(300):

@@ -19,14 +19,16 @@ def main() -> None:
     y = torch.tensor(labels)
     train, test = TensorDataset(x[:1400], y[:1400]), (x[1400:], y[1400:])
 
-    job = hpcsgd.init(groups=2)
-    sampler = hpcsgd.Sampler(train, job)
+    topology = hpcsgd.init(groups=2)
+    sampler = hpcsgd.Sampler(train, topology)
     loader = DataLoader(train, batch_size=16, sampler=sampler)
 
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
-    optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method=hpcsgd.hierarchical(every=8))
+    optimizer = hpcsgd.DistributedOptimizer(
+        optimizer, model, topology, method=hpcsgd.hierarchical(sync_every=8)
+    )
 
     for epoch in range(10):
         sampler.set_epoch(epoch)
@@ -37,10 +39,10 @@ def main() -> None:
             optimizer.zero_grad()
         scheduler.step()
 
-    with optimizer.averaged():
+    with optimizer.averaged_model():
         accuracy = (model(test[0]).argmax(1) == test[1]).float().mean().item()
-    if job.rank == 0:
-        print(f"{job.P} groups of {job.K}: test accuracy {accuracy:.3f}")
+    if topology.rank == 0:
+        print(f"{topology.num_groups} groups of {topology.group_size}: test accuracy {accuracy:.3f}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Training of neural networks on supercomputers with far less communication.
 
-job = hpcsgd.init(groups=4)
-loader = DataLoader(data, batch, sampler=hpcsgd.Sampler(data, job))
-optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method=hpcsgd.hierarchical(every=8))
+topology = hpcsgd.init(groups=4)
+loader = DataLoader(data, batch, sampler=hpcsgd.Sampler(data, topology))
+optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method=hpcsgd.hierarchical(sync_every=8))
 
 In the examples of docstrings four ranks are a `job` of 2 groups of 2, with a small `model`, plain SGD as its
 `optimizer`, `data`, a `criterion`, an empty `folder`, and `train(optimizer, steps)`, which is the training
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd import uncaught
+from hpcsgd.renamed import new_name
 
 
 def _homes(file: Path) -> dict[str, str]:
@@ -40,7 +41,9 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDu
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is asked for: the command line answers `--help` without torch."""
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        meant = new_name(name, _HOMES)
+        hint = f"; it has been renamed to {meant!r}" if meant else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     if _HOMES[name] == __name__:
         return importlib.import_module(f"{__name__}.{name}")
     return getattr(importlib.import_module(_HOMES[name]), name)

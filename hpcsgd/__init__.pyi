@@ -3,7 +3,7 @@
 from hpcsgd.checkpoint.in_scripts import load as load
 from hpcsgd.checkpoint.in_scripts import save as save
 from hpcsgd.core import graphs as graphs
-from hpcsgd.core.topology import Job as Job
+from hpcsgd.core.topology import Topology as Topology
 from hpcsgd.data import ByLabel as ByLabel
 from hpcsgd.data import DefDP as DefDP
 from hpcsgd.data import Dirichlet as Dirichlet
@@ -15,7 +15,7 @@ from hpcsgd.data import Overlapping as Overlapping
 from hpcsgd.data import Sampler as Sampler
 from hpcsgd.data import SelDP as SelDP
 from hpcsgd.data import equal_batches as equal_batches
-from hpcsgd.engine.joined import Joined as Joined
+from hpcsgd.engine.joined import ChainedOptimizer as ChainedOptimizer
 from hpcsgd.engine.lr import WarmUp as WarmUp
 from hpcsgd.engine.lr import lr_scale as lr_scale
 from hpcsgd.engine.muon import muon as muon
@@ -25,19 +25,19 @@ from hpcsgd.engine.scaling import GradScaler as GradScaler
 from hpcsgd.errors import JobError as JobError
 from hpcsgd.errors import UserError as UserError
 from hpcsgd.methods import *  # noqa: F403 - a method's one import stands there
-from hpcsgd.models.sharded import shard as shard
+from hpcsgd.models.sharded import fully_shard as fully_shard
 from hpcsgd.models.sync_batch_norm import sync_batch_norm as sync_batch_norm
-from hpcsgd.parts import wires as wires
-from hpcsgd.parts.averagers import Averaged as Averaged
-from hpcsgd.parts.averagers import OverPositions as OverPositions
-from hpcsgd.parts.averagers import PerRun as PerRun
-from hpcsgd.parts.averagers import Reset as Reset
-from hpcsgd.parts.averagers import kept as kept
+from hpcsgd.parts import quantizers as quantizers
+from hpcsgd.parts.averagers import AcrossShards as AcrossShards
+from hpcsgd.parts.averagers import AverageState as AverageState
+from hpcsgd.parts.averagers import PerBlock as PerBlock
+from hpcsgd.parts.averagers import ResetState as ResetState
+from hpcsgd.parts.averagers import keep_state as keep_state
 from hpcsgd.parts.exchanges import AllToAll as AllToAll
 from hpcsgd.parts.exchanges import Dense as Dense
+from hpcsgd.parts.exchanges import LrInErrorFeedback as LrInErrorFeedback
 from hpcsgd.parts.exchanges import MomentumCorrection as MomentumCorrection
-from hpcsgd.parts.exchanges import Packed as Packed
-from hpcsgd.parts.exchanges import RateInside as RateInside
+from hpcsgd.parts.exchanges import Quantized as Quantized
 from hpcsgd.parts.exchanges import ReduceScatter as ReduceScatter
 from hpcsgd.parts.exchanges import Sparse as Sparse
 from hpcsgd.parts.sparsifiers import CLTk as CLTk

@@ -15,6 +15,8 @@ from difflib import get_close_matches
 from os import PathLike
 from typing import NamedTuple
 
+from hpcsgd.renamed import new_name
+
 PEER_LOST = 69
 """Exit code where other ranks did not answer: rather the machine's fault than the job's (EX_UNAVAILABLE)."""
 STOPPED = 75
@@ -50,14 +52,14 @@ class UserError(ValueError):
     Args:
         message: One sentence: the key first, then what is wrong, what is allowed and what to do. Default ''.
         key: The argument, or the key of a job file, that the message is about; for a path of keys a tuple, as
-            ``("job", "groups")``. The line on which it stands is found by it. Default ().
+            ``("parallel", "groups")``. The line on which it stands is found by it. Default ().
         value: The value of that key, where the message quotes one. Default None.
         file: The file that the key stands in; the error line begins with it. Default None.
 
     Example:
-        >>> hpcsgd.hierarchical(every=0)
+        >>> hpcsgd.hierarchical(sync_every=0)
         Traceback (most recent call last):
-        hpcsgd.errors.UserError: every = 0: groups meet after at least 1 step
+        hpcsgd.errors.UserError: sync_every = 0: groups meet after at least 1 step
     """
 
     def __init__(
@@ -87,8 +89,8 @@ class JobError(UserError):
         file: The file that the key stands in; the error line begins with it. Default None.
 
     Example:
-        >>> with job.together("reading the data"):
-        ...     if job.rank == 3:
+        >>> with topology.raise_on_all_ranks("reading the data"):
+        ...     if topology.rank == 3:
         ...         raise hpcsgd.UserError("no such file")
         Traceback (most recent call last):
         hpcsgd.errors.JobError: rank 3 of 4, reading the data: no such file
@@ -124,12 +126,12 @@ def located(place: str, *key: str | int) -> Iterator[None]:
 
 
 def in_section(section: str, *keys: str | int) -> AbstractContextManager[None]:
-    """`located` at a section of a job file, or at a key of it: ``[model.arguments]``, ``[data] store``.
+    """`located` at a section of a job file, or at a key of it: ``[model.arguments]``, ``[data] path``.
 
-    >>> with in_section("data", "store"):
+    >>> with in_section("data", "path"):
     ...     raise UserError("no such file")
     Traceback (most recent call last):
-    hpcsgd.errors.UserError: [data] store: no such file
+    hpcsgd.errors.UserError: [data] path: no such file
     """
     return located(spot(section, *keys), *section.split("."), *keys)
 
@@ -137,8 +139,8 @@ def in_section(section: str, *keys: str | int) -> AbstractContextManager[None]:
 def spot(section: str, *keys: str | int) -> str:
     """How an error line names a section of a job file, or a key of it.
 
-    >>> spot("method", "exchange", "sparsifier")
-    '[method] exchange sparsifier'
+    >>> spot("method", "grad_reduce", "sparsifier")
+    '[method] grad_reduce sparsifier'
     """
     return " ".join([f"[{section}]", *map(str, keys)])
 
@@ -227,9 +229,12 @@ def near_miss(given: str, allowed: Iterable[str]) -> str:
 
     >>> near_miss("hierachical", ["bsp", "hierarchical"])
     "did you mean 'hierarchical'? Allowed: bsp, hierarchical"
+    >>> near_miss("every", ["grad_reduce", "sync_every"])     # its name before the first release
+    "did you mean 'sync_every'? Allowed: grad_reduce, sync_every"
     """
     names = sorted(allowed)
     by_letters = {name.lower(): name for name in names}
-    close = get_close_matches(given.lower(), by_letters, n=1)
-    hint = f"did you mean {by_letters[close[0]]!r}? " if close else ""
+    close = [by_letters[name] for name in get_close_matches(given.lower(), by_letters, n=1)]
+    meant = by_letters.get(given.lower()) or new_name(given, names) or next(iter(close), None)
+    hint = f"did you mean {meant!r}? " if meant else ""
     return f"{hint}Allowed: {', '.join(names)}"

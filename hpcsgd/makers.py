@@ -31,7 +31,7 @@ def near_maker(given: object, makers: Sequence[str]) -> str | None:
 
 
 def call_of(maker: str) -> str:
-    """``hpcsgd.hierarchical(every=…)``, with the arguments that it needs."""
+    """``hpcsgd.hierarchical(sync_every=…)``, with the arguments that it needs."""
     parameters = inspect.signature(dict(_public())[maker]).parameters.values()
     needed = [f"{p.name}=…" for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     return f"{__package__}.{maker}({', '.join(needed)})"

@@ -77,11 +77,11 @@ def build(
     Raises `UserError`, naming the key, where there is no such function, where it does not take the arguments
     or returns something else. What a function of the user's raises itself comes through untouched.
     """
-    with in_section(section, "build"):
+    with in_section(section, "name"):
         function = resolve(name, table)
     with in_section(f"{section}.arguments"):
         made = call_named(name, function, table, arguments, *leading)
-    with in_section(section, "build"):
+    with in_section(section, "name"):
         if not isinstance(made, kind):
             raise UserError(f"{name!r} returned {type(made).__name__}, expected {kind.__name__}")
     return made

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from hpcsgd.arguments import checked
 from hpcsgd.comm import Transport, joining
 from hpcsgd.comm.choice import AUTO, Wished, Wishes, beside, chosen, own_device
-from hpcsgd.core.topology import Job, form, require_counts, together
+from hpcsgd.core.topology import Topology, form, raise_on_all_ranks, require_counts
 from hpcsgd.elastic.invitation import invitation
 from hpcsgd.elastic.meetings import Meetings
 from hpcsgd.errors import UserError, count_text, located
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class Formed(NamedTuple):
     """What `form_as_launched` returns."""
 
-    job: Job
+    topology: Topology
     meetings: Meetings | None
     """The peers of `job`, where it is an island; otherwise None."""
 
@@ -36,10 +36,10 @@ def init(
     groups: int | None = None,
     group_size: int | None = None,
     *,
-    timeout: float = 600.0,
-    transport: Mapping[str, str] | None = None,
+    timeout_s: float = 600.0,
+    device_backend: Mapping[str, str] | None = None,
     backend: str = "auto",
-) -> Job:
+) -> Topology:
     """The ranks that the launcher started, as `groups` groups or as groups of `group_size`; else one group.
 
     Without a launcher it is one rank and one group, whatever is asked for, which is warned of. Collective.
@@ -52,33 +52,33 @@ def init(
             Default None.
         group_size: K instead, or besides where both fit. As many as there are ranks on a node keep the
             gradients there. Default None.
-        timeout: seconds that a rank may wait for the others before the job is ended. Default 600.0.
-        transport: by which library tensors on GPUs travel, in the `group` and in `cross`: each "auto", "mpi"
-            (by way of host memory), "nccl" or "gpu_mpi". Default None: "auto" for both.
+        timeout_s: seconds that a rank may wait for the others before the job is ended. Default 600.0.
+        device_backend: by which library tensors on GPUs travel, in the `intra_group` and in `inter_group`:
+            each "auto", "mpi" (by way of host memory), "nccl" or "gpu_mpi". Default None: "auto" for both.
         backend: what joins the ranks: "mpi", or torch's "gloo", which needs no MPI; "auto" goes by what has
             started them. Default 'auto'.
 
     Raises:
         UserError: where the numbers do not fit, the launcher started something else than MPI sees, ranks do
-            not come together, or a transport other than "auto" cannot be had.
+            not come together, or a device_backend other than "auto" cannot be had.
 
     Example:
-        >>> job = hpcsgd.init(groups=2)     # mpiexec -n 4 python train.py
-        >>> job.P, job.K
+        >>> topology = hpcsgd.init(groups=2)     # mpiexec -n 4 python train.py
+        >>> topology.num_groups, topology.group_size
         (2, 2)
     """
     _require_no_worker()
     require_counts(groups, group_size)
-    if not 0 < timeout < math.inf:
+    if not 0 < timeout_s < math.inf:
         raise UserError(
-            f"timeout = {timeout}: expected a number of seconds > 0", key="timeout", value=timeout
+            f"timeout_s = {timeout_s}: expected a number of seconds > 0", key="timeout_s", value=timeout_s
         )
-    world = joining.world(timeout, backend)
-    with together(world, "choosing transports"):
-        wishes = Wishes.of(transport or {})
-    job = form_as_launched(world, groups, group_size, wishes).job
+    world = joining.world(timeout_s, backend)
+    with raise_on_all_ranks(world, "choosing transports"):
+        wishes = Wishes.of(device_backend or {})
+    topology = form_as_launched(world, groups, group_size, wishes).topology
     log_joined(world)
-    return job
+    return topology
 
 
 def log_joined(world: Transport) -> None:
@@ -110,12 +110,12 @@ def form_as_launched(
     groups it asks for. Tensors on devices travel as `wished`; with the `device` "cpu" there are none."""
     if (invited := invitation()) is None:
         return Formed(_travelling(_formed(world, groups, group_size), wished, device), None)
-    job = form(world)
-    meetings = invited.accept(job.world)
-    return Formed(_travelling(replace(job, peers=meetings), wished, device), meetings)
+    topology = form(world)
+    meetings = invited.accept(topology.world)
+    return Formed(_travelling(replace(topology, replica_groups=meetings), wished, device), meetings)
 
 
-def _formed(world: Transport, groups: int | None, group_size: int | None) -> Job:
+def _formed(world: Transport, groups: int | None, group_size: int | None) -> Topology:
     if world.size == 1 and launched(os.environ) is None and (groups or 1, group_size or 1) != (1, 1):
         what, given = ("groups", groups) if groups else ("group_size", group_size)
         log.warning(
@@ -127,25 +127,25 @@ def _formed(world: Transport, groups: int | None, group_size: int | None) -> Job
     return form(world, groups, group_size)
 
 
-def _travelling(job: Job, wished: Wished, device: str) -> Job:
-    own = own_device(job.world, device)
+def _travelling(topology: Topology, wished: Wished, device: str) -> Topology:
+    own = own_device(topology.world, device)
     with (
-        together(job.world, "choosing a transport"),
-        located(f"transport group = {wished.group!r}", "transport", "group"),
+        raise_on_all_ranks(topology.world, "choosing a transport"),
+        located(f"device_backend intra_group = {wished.intra_group!r}", "device_backend", "intra_group"),
     ):
-        group, why_group = chosen(job.group, wished.group, own, inside=True)
+        group, why_group = chosen(topology.intra_group, wished.intra_group, own, inside=True)
     with (
-        together(job.world, "choosing a transport"),
-        located(f"transport cross = {wished.cross!r}", "transport", "cross"),
+        raise_on_all_ranks(topology.world, "choosing a transport"),
+        located(f"device_backend inter_group = {wished.inter_group!r}", "device_backend", "inter_group"),
     ):
-        cross, why_cross = chosen(job.cross, wished.cross, own, inside=False)
+        cross, why_cross = chosen(topology.inter_group, wished.inter_group, own, inside=False)
     cross = beside(group, cross)
-    if own.device is not None and job.rank == 0:
+    if own.device is not None and topology.rank == 0:
         log.info(
             "tensors on devices travel in groups by %s, across groups by %s",
             _told(group, why_group), _told(cross, why_cross),
         )  # fmt: skip
-    return replace(job, group=group, cross=cross)
+    return replace(topology, intra_group=group, inter_group=cross)
 
 
 def _told(ranks: Transport, passed_over: str) -> str:

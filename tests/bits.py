@@ -28,22 +28,22 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd.comm import Transport, threads
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.methods import (
     Method,
     allreduce_local_sgd,
     bsp,
     delayed,
-    des_loco,
+    des_loc,
     diloco,
     hierarchical,
     osgp,
     selsync,
-    sparse_loco,
-    streamed,
+    sparseloco,
+    streaming,
     switch,
 )
-from hpcsgd.parts import wires
+from hpcsgd.parts import quantizers
 from hpcsgd.parts.sparsifiers import TopK
 from methods.table import OF_INTERVALS, REFERENCES
 from ranks import LAUNCHED, RANK, RANKS
@@ -66,7 +66,7 @@ class Entry:
     """One way to make a method, and what it goes with."""
 
     new: Callable[[], Method]
-    form: Callable[[Transport, int], Job] = form
+    form: Callable[[Transport, int], Topology] = form
     plain_sgd: bool = False
 
 
@@ -75,32 +75,32 @@ def _late(make: Callable[[int], Method]) -> Method:
 
 
 MORE: Mapping[str, Callable[[], Method]] = {
-    "allreduce_local_sgd, reset": lambda: allreduce_local_sgd(2, moments=hpcsgd.Reset),
-    "delayed diloco in few bits": lambda: delayed(diloco(3, average=wires.int8()), 3),
+    "allreduce_local_sgd, reset": lambda: allreduce_local_sgd(2, optimizer_state=hpcsgd.ResetState),
+    "delayed diloco in few bits": lambda: delayed(diloco(3, quantize=quantizers.int8()), 3),
     **{f"delayed {name}": partial(_late, make) for name, make in OF_INTERVALS.items()},
     "delayed selsync": lambda: delayed(selsync(0.3), 1),
-    "delayed sparse_loco": lambda: delayed(sparse_loco(3, density=0.2), 2),
-    "des_loco of one interval": lambda: des_loco(2, 2, 2),
-    "diloco in few bits": lambda: diloco(2, average=wires.int4()),
-    "diloco, averaged": lambda: diloco(2, moments=hpcsgd.Averaged),
-    "hierarchical in few bits alone": lambda: hierarchical(2, average=wires.int8()),
-    "hierarchical with Top-k": lambda: hierarchical(2, exchange=hpcsgd.Sparse(TopK(0.2))),
-    "hierarchical, averaged": lambda: hierarchical(2, moments=hpcsgd.Averaged),
-    "hierarchical, reset": lambda: hierarchical(2, moments=hpcsgd.Reset),
-    "selsync, averaged": lambda: selsync(0.3, moments=hpcsgd.Averaged),
-    "streamed at once": lambda: streamed(hierarchical(4), 2, 0),
-    "streamed in few bits": lambda: streamed(diloco(4, average=wires.int8()), 2, 1),
-    "streamed sparse_loco": lambda: streamed(sparse_loco(4, density=0.2), 2, 1),
-    "streamed, as late as can be": lambda: streamed(diloco(4), 4, 4),
+    "delayed sparseloco": lambda: delayed(sparseloco(3, density=0.2), 2),
+    "des_loc of one interval": lambda: des_loc(2, 2, 2),
+    "diloco in few bits": lambda: diloco(2, quantize=quantizers.int4()),
+    "diloco, averaged": lambda: diloco(2, optimizer_state=hpcsgd.AverageState),
+    "hierarchical in few bits alone": lambda: hierarchical(2, quantize=quantizers.int8()),
+    "hierarchical with Top-k": lambda: hierarchical(2, grad_reduce=hpcsgd.Sparse(TopK(0.2))),
+    "hierarchical, averaged": lambda: hierarchical(2, optimizer_state=hpcsgd.AverageState),
+    "hierarchical, reset": lambda: hierarchical(2, optimizer_state=hpcsgd.ResetState),
+    "selsync, averaged": lambda: selsync(0.3, optimizer_state=hpcsgd.AverageState),
+    "streamed at once": lambda: streaming(hierarchical(4), 2, 0),
+    "streamed in few bits": lambda: streaming(diloco(4, quantize=quantizers.int8()), 2, 1),
+    "streamed sparseloco": lambda: streaming(sparseloco(4, density=0.2), 2, 1),
+    "streamed, as late as can be": lambda: streaming(diloco(4), 4, 4),
     "switch from allreduce_local_sgd": lambda: switch(allreduce_local_sgd(2), allreduce_local_sgd(3), 5),
     "switch from delayed": lambda: switch(delayed(diloco(3), 2), bsp(), 5),
     "switch from a switch": lambda: switch(
         switch(osgp(1), hierarchical(2), 3), delayed(hierarchical(2), 1), 5
     ),
-    "switch from des_loco": lambda: switch(des_loco(3, 2, 4), des_loco(2, 3, 4), 4),
+    "switch from des_loc": lambda: switch(des_loc(3, 2, 4), des_loc(2, 3, 4), 4),
     "switch from osgp": lambda: switch(osgp(2), hierarchical(2), 5),
-    "switch from streamed at once": lambda: switch(streamed(diloco(4), 2, 0), bsp(), 4),
-    "switch from streamed": lambda: switch(streamed(diloco(3), 2, 2), streamed(hierarchical(4), 2, 1), 5),
+    "switch from streamed at once": lambda: switch(streaming(diloco(4), 2, 0), bsp(), 4),
+    "switch from streamed": lambda: switch(streaming(diloco(3), 2, 2), streaming(hierarchical(4), 2, 1), 5),
 }
 ENTRIES: Mapping[str, Entry] = {
     **{
@@ -127,7 +127,7 @@ def fingerprint(world: Transport, P: int, entry: Entry, optimizer: str) -> str:
     net, found, before = model(), hashlib.sha256(), world.ledger.totals()
     inner = (PLAIN if entry.plain_sgd else OPTIMIZERS)[optimizer](list(net.parameters()))
     made = hpcsgd.DistributedOptimizer(
-        inner, net, entry.form(world, P), entry.new(), bucket_mb=BUCKET_MB[optimizer]
+        inner, net, entry.form(world, P), entry.new(), bucket_cap_mb=BUCKET_MB[optimizer]
     )
 
     def see(numbers: Mapping[str, float]) -> None:
@@ -144,10 +144,10 @@ def fingerprint(world: Transport, P: int, entry: Entry, optimizer: str) -> str:
         loss = (net(batch(t, world.rank)) - 0.1 * world.rank).square().mean()
         loss.backward()
         made.step(loss=loss)
-        see(made.notes)
-    made.meet()
-    see(made.notes)
-    with made.averaged() as D:
+        see(made.metrics)
+    made.average_models()
+    see(made.metrics)
+    with made.averaged_model() as D:
         see({"distance": D})
     sent = world.ledger.since(before)
     # Lanes add to these in any order, and so their sums differ by rounding.

@@ -65,31 +65,31 @@ def watched(x, generator):
 JOB = """
 seed = 3
 
-[job]
+[parallel]
 groups = 2
 
 [data]
-store = "digits.h5"
-batch_size = 64
+path = "digits.h5"
+group_batch_size = 64
 transform = "net:watched"
 
 [model]
-build = "net:build"
+name = "net:build"
 
 [optimizer]
-build = "SGD"
+name = "SGD"
 lr = 0.05
 arguments = { momentum = 0.9, weight_decay = 1e-4 }
 
-[schedule]
+[lr_schedule]
 warmup_epochs = 1.5
-build = "MultiStepLR"
+name = "MultiStepLR"
 arguments = { milestones = [15, 25], gamma = 0.5 }
-per = "step"
+interval = "step"
 
 [method]
 name = "hierarchical"
-every = 4
+sync_every = 4
 
 [training]
 epochs = 3
@@ -170,7 +170,7 @@ class Runs:
         for kind in ("pid", "seen", "waiting"):
             for left in self.folder.glob(f"{kind}-*"):
                 left.unlink()
-        train = python("-m", "hpcsgd", "train", "job.toml", *options, "--run.folder", run)
+        train = python("-m", "hpcsgd", "train", "job.toml", *options, "--run.output_dir", run)
         return programs.start(
             [programs.mpiexec(), "-n", str(n), *train],
             cwd=self.folder,

@@ -99,14 +99,14 @@ class Group:
         self.kept = [np.zeros(self.size) for _ in range(K)]
         self.e = np.zeros(self.size)
 
-    def gradients(self, t: int, g: int, wires: Wires) -> np.ndarray:
+    def gradients(self, t: int, g: int, quantizers: Wires) -> np.ndarray:
         """Their mean, from the K chunks."""
         found = [filled(backwards_gradient(self.net, t, g * self.K + j), self.K) for j in range(self.K)]
-        if self.K == 1 or wires.gradients is None:
+        if self.K == 1 or quantizers.gradients is None:
             return np.mean(found, 0)
         for room, gradient in zip(self.kept, found, strict=True):
-            add(room, gradient, wires.gradients)
-        return np.concatenate(mean_of_pieces(self.kept, wires.gradients))
+            add(room, gradient, quantizers.gradients)
+        return np.concatenate(mean_of_pieces(self.kept, quantizers.gradients))
 
     def w(self) -> np.ndarray:
         parts = [p.detach().reshape(-1).numpy() for p in reversed(list(self.net.parameters()))]
@@ -171,7 +171,7 @@ class Meeting:
 
 
 def packed(
-    P: int, K: int, wires: Wires, make: MakeOptimizer, steps: int, every: int | None
+    P: int, K: int, quantizers: Wires, make: MakeOptimizer, steps: int, every: int | None
 ) -> list[list[Tensor]]:
     """P groups of K that meet, or exchange gradients in every step where `every` is None. [step][group]."""
     groups = [Group(K, make) for _ in range(P)]
@@ -182,17 +182,17 @@ def packed(
             for g, group in enumerate(groups):
                 gathered_step(group.net, group.optimizer, t, range(g, g + 1))
         else:
-            gs = [group.gradients(t, g, wires) for g, group in enumerate(groups)]
+            gs = [group.gradients(t, g, quantizers) for g, group in enumerate(groups)]
             if every is None and P > 1:
-                assert wires.gradients is not None
-                gs = [meeting.mean(gs, wires.gradients)] * P
+                assert quantizers.gradients is not None
+                gs = [meeting.mean(gs, quantizers.gradients)] * P
             for group, g in zip(groups, gs, strict=True):
-                group.update(g, forgets=wires.gradients in (None, half))
+                group.update(g, forgets=quantizers.gradients in (None, half))
         if every is not None and P > 1 and (t + 1) % every == 0:
-            theta = meeting.model([group.w() for group in groups], wires.average)
+            theta = meeting.model([group.w() for group in groups], quantizers.average)
             for group in groups:
                 group.put(theta)
         for group in groups:
-            group.publish(wires.parameters)
+            group.publish(quantizers.parameters)
         history.append([vector(group.net) for group in groups])
     return history

@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 import hpcsgd
 from hpcsgd.comm import Transport
 from hpcsgd.core.graphs import Graph
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.methods import Method
 
 BATCH = 3
@@ -60,20 +60,20 @@ def distributed(
     steps: int,
     *,
     rates: Rates = (),
-    form: Callable[[Transport, int], Job] = form,
+    form: Callable[[Transport, int], Topology] = form,
     device: torch.device | None = None,
     **options: object,
 ) -> list[Tensor]:
     """This rank's parameters after each step of training over `world` as P groups, on `device` or where
     torch makes them."""
-    job = form(world, P)
+    topology = form(world, P)
     net = model(seed=world.rank).to(device)  # all but rank 0's start is thrown away
-    optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, job, method, **options)  # type: ignore[arg-type]
+    optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, topology, method, **options)  # type: ignore[arg-type]
     set_rate = follow(optimizer, rates)
     history = []
     for t in range(steps):
         set_rate(t)
-        history.append(one_step(net, optimizer, job, t))
+        history.append(one_step(net, optimizer, topology, t))
     return history
 
 
@@ -100,10 +100,10 @@ def following(rates: Rates, make: MakeOptimizer) -> MakeOptimizer:
     return made
 
 
-def one_step(net: nn.Module, optimizer: optim.Optimizer, job: Job, t: int) -> Tensor:
+def one_step(net: nn.Module, optimizer: optim.Optimizer, topology: Topology, t: int) -> Tensor:
     optimizer.zero_grad()
     device = next(net.parameters()).device
-    x, y = (part.to(device) for part in batch(t, job.rank))
+    x, y = (part.to(device) for part in batch(t, topology.rank))
     value = loss(net, x, y)
     value.backward()
     if isinstance(optimizer, hpcsgd.DistributedOptimizer):

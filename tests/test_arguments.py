@@ -22,21 +22,21 @@ import public_names
 from hpcsgd import UserError
 from hpcsgd.arguments import checked
 from hpcsgd.comm import Transport
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.data.injection import InjectedBatches
 from hpcsgd.errors import in_one_line, without_warnings
 from hpcsgd.performance.probing import own
 from references import model as make_model
 
 NOT_SWEPT = {
-    "Job": "it is made by init alone",
+    "Topology": "it is made by init alone",
     "JobError": "an exception",
     "UserError": "an exception",
     "graphs.Graph": "a protocol",
     "graphs.senders": "methods call it in every step",
 }
 METHODS = {
-    "DistributedOptimizer": ["accumulate", "clip_grad_norm_", "step"],
+    "DistributedOptimizer": ["set_gradient_accumulation_steps", "clip_grad_norm_", "step"],
     "Sampler": ["set_epoch"],
 }
 """Those that a training script calls on what it has made, and that take more than objects."""
@@ -55,21 +55,22 @@ NUMBERS = {int: (int, np.integer), float: (int, float, np.integer, np.floating),
 class Scene:
     """What is right for the arguments that have to be given, by their names."""
 
-    def __init__(self, job: Job, folder: Path) -> None:
+    def __init__(self, topology: Topology, folder: Path) -> None:
         net = make_model()
         self.data = TensorDataset(torch.randn(16, 3), torch.zeros(16, dtype=torch.int64))
-        self.job, self.model, self.folder = job, net, folder
+        self.topology, self.model, self.folder = topology, net, folder
         self.optimizer = optim.SGD(net.parameters(), 0.1)
-        self.inner = self.how = hpcsgd.hierarchical(8).how
+        self.inner = self.averager = hpcsgd.hierarchical(8).averager
         self.loader: Any = [1, 2]
-        self.sampler = hpcsgd.Sampler(self.data, job)
+        self.sampler = hpcsgd.Sampler(self.data, topology)
         self.injection = hpcsgd.Injection(0.5, 0.5)
-        self.held_out, self.exchange, self.when = self.data, hpcsgd.Dense(), hpcsgd.bsp().when
+        self.held_out, self.grad_reduce, self.schedule = self.data, hpcsgd.Dense(), hpcsgd.bsp().schedule
         self.sparsifier, self.method = hpcsgd.TopK(0.1), hpcsgd.hierarchical(8)
         self.first = self.then = hpcsgd.bsp()
-        self.every = self.interval = self.at = self.batch_size = self.batch = self.b = 8
-        self.block = self.per_step = self.fragments = self.P = 2
-        self.staleness = self.delay = self.steps = self.passes = self.epoch = 1
+        self.every = self.sync_every = self.initial_sync_every = self.at = 8
+        self.batch_size = self.batch = self.b = 8
+        self.adapt_every = self.per_step = self.num_fragments = self.P = 2
+        self.max_staleness = self.overlap_steps = self.sync_delay = self.steps = self.passes = self.epoch = 1
         self.delta = self.density = self.threshold = self.alpha = self.beta = self.share = self.start = 0.5
         self.device = "cpu"
         self.momentum, self.lr, self.max_norm, self.steps_per_epoch, self.rule = 0.9, 0.1, 1.0, 100, "linear"
@@ -81,12 +82,12 @@ class Scene:
         if name == "muon" and key == "model":
             return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
         if name == "Injected" and key == "loader":
-            batches = InjectedBatches(self.sampler, self.job, 8, self.injection)
+            batches = InjectedBatches(self.sampler, self.topology, 8, self.injection)
             return DataLoader(self.data, batch_sampler=batches)
         return getattr(self, key)
 
     def wrapped(self) -> hpcsgd.DistributedOptimizer:
-        return hpcsgd.DistributedOptimizer(self.optimizer, self.model, self.job, hpcsgd.bsp())
+        return hpcsgd.DistributedOptimizer(self.optimizer, self.model, self.topology, hpcsgd.bsp())
 
     def owner(self, name: str) -> Any:
         return {"DistributedOptimizer": self.wrapped, "Sampler": lambda: self.sampler}[name]()
@@ -193,8 +194,8 @@ def without_mpi(world: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_argument_of_every_call(
     run, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fault(job: Job, key: str, value: Any, possible: bool) -> str | None:
-        scene = Scene(job, tmp_path)
+    def fault(topology: Topology, key: str, value: Any, possible: bool) -> str | None:
+        scene = Scene(topology, tmp_path)
         given = given_to(name, scene) | {key: value}
         try:
             with without_warnings():
@@ -210,10 +211,10 @@ def test_every_argument_of_every_call(
 
     def sweep(world: Transport) -> list[str]:
         without_mpi(world, monkeypatch)
-        job = form(world)
+        topology = form(world)
         # Called as it should be, `shard` has torch make the default group of this process.
-        tried = [case for case in cases(name) if name != "shard" or not case[2]]
-        found = [(key, value, fault(job, key, value, possible)) for key, value, possible in tried]
+        tried = [case for case in cases(name) if name != "fully_shard" or not case[2]]
+        found = [(key, value, fault(topology, key, value, possible)) for key, value, possible in tried]
         return [f"{key} = {value!r:.40}: {told}" for key, value, told in found if told is not None]
 
     (faults,) = run(1, sweep)
@@ -223,16 +224,16 @@ def test_every_argument_of_every_call(
 SIZES: list[tuple[str, str, tuple[Any, ...]]] = [
     ("init", "groups", (0, -1)),
     ("init", "group_size", (0, -1)),
-    ("init", "timeout", (0, -1.0, math.inf)),
-    ("DistributedOptimizer", "accumulate", (0, -1)),
-    ("DistributedOptimizer", "bucket_mb", (0, -1.0, math.inf)),
-    ("DistributedOptimizer.accumulate", "passes", (0, -1)),
+    ("init", "timeout_s", (0, -1.0, math.inf)),
+    ("DistributedOptimizer", "gradient_accumulation_steps", (0, -1)),
+    ("DistributedOptimizer", "bucket_cap_mb", (0, -1.0, math.inf)),
+    ("DistributedOptimizer.set_gradient_accumulation_steps", "passes", (0, -1)),
     ("GradScaler", "init_scale", (0, math.inf)),
     ("GradScaler", "growth_interval", (0,)),
     ("InjectedBatches", "b", (0, -1)),
     ("Loader", "workers", (-1,)),
     ("fedavg", "steps_per_epoch", (0, -1)),
-    ("hierarchical", "every", (0, -1)),
+    ("hierarchical", "sync_every", (0, -1)),
     ("lr_scale", "P", (0, -1)),
     ("muon", "lr", (-1.0, math.inf)),
     ("probe", "batch_size", (0, -1)),
@@ -245,10 +246,10 @@ SIZES: list[tuple[str, str, tuple[Any, ...]]] = [
 def test_sizes_that_make_no_sense_are_refused(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def taken(world: Transport) -> list[tuple[str, str, Any]]:
         without_mpi(world, monkeypatch)
-        job, found = form(world), []
+        topology, found = form(world), []
         for name, key, values in SIZES:
             for value in values:
-                scene = Scene(job, tmp_path)
+                scene = Scene(topology, tmp_path)
                 if refused(call_of(name, scene), given_to(name, scene) | {key: value}) is None:
                     found.append((name, key, value))
         return found
@@ -278,15 +279,18 @@ api: Any = hpcsgd
 @pytest.mark.parametrize(
     ("call", "line"),
     [
-        (lambda: api.hierarchical(evry=8), "hierarchical has no argument 'evry'; did you mean 'every'?"),
-        (api.hierarchical, "hierarchical: missing a required argument: 'every'; expected "),
+        (
+            lambda: api.hierarchical(sync_evry=8),
+            "hierarchical has no argument 'sync_evry'; did you mean 'sync_every'?",
+        ),
+        (api.hierarchical, "hierarchical: missing a required argument: 'sync_every'; expected "),
         (
             lambda: api.hierarchical("8"),
-            "hierarchical: every = '8': expected a whole number: did you mean 8?",
+            "hierarchical: sync_every = '8': expected a whole number: did you mean 8?",
         ),
         (
             lambda: api.hierarchical(8, hpcsgd.Dense),
-            "hierarchical: exchange = Dense: expected an Exchange, which",
+            "hierarchical: grad_reduce = Dense: expected a GradReduce, which",
         ),
         (
             lambda: api.d_psgd("ring"),

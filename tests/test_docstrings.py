@@ -37,29 +37,29 @@ from hpcsgd.data import Partition
 from hpcsgd.parts.averagers.selection import Selection
 from hpcsgd.parts.exchanges.by_torch import Separable
 from hpcsgd.parts.exchanges.feedback import Feedback
+from hpcsgd.parts.quantizers.base import Rounding
 from hpcsgd.parts.sparsifiers import Sparsifier
 from hpcsgd.parts.sparsifiers.base import Foreseeing
-from hpcsgd.parts.wires.base import Rounding
 from public_names import public
 
 SECTIONS = re.compile(r"^(Args|Raises|Example|Source):$", re.MULTILINE)
 SUMMARY = re.compile(r"(?!Not to be confused|Args:|Raises:|Example:|Source:).+[.:]", re.DOTALL)
 RAISES = re.compile(r"\braise (\w+\.)?(User|Job)Error\b")
 NO_PAPER = {
-    "Averaged", "Dirichlet", "DistributedOptimizer", "Job", "JobError", "Joined", "Loader", "Method",
-    "Reset", "Sampler", "UserError", "graphs.Complete", "graphs.Graph", "graphs.senders", "init", "kept",
-    "equal_batches", "load", "save",
+    "AverageState", "Dirichlet", "DistributedOptimizer", "JobError", "ChainedOptimizer", "Loader", "Method",
+    "ResetState", "Sampler", "Topology", "UserError", "graphs.Complete", "graphs.Graph", "graphs.senders",
+    "init", "keep_state", "equal_batches", "load", "save",
 }  # fmt: skip
 """They do what no paper had to say."""
 PROTOCOLS = (
     averager.Averager, method.Central, optional.Composed, optional.Late, optional.Prepares,
-    optional.Stateful, optional.Wrapping, step.GroupExchange, step.Publishing,
+    optional.Stateful, optional.Wrapping, step.GroupGradReduce, step.Publishing,
     Feedback, Foreseeing, Holds, Partition, Rounding, Searches, Selection, Sends, Separable, Sparsifier,
     hpcsgd.graphs.Graph,
 )  # fmt: skip
 """What their members do is said there, once, and not again in every class that has them."""
 SAMPLES = 64
-OF_PROCESSES = {"shard"}
+OF_PROCESSES = {"fully_shard"}
 """torch.distributed knows no ranks that are threads."""
 
 
@@ -207,7 +207,7 @@ def setting(world: Transport) -> dict[str, Any]:
 
     return {
         "hpcsgd": hpcsgd, "torch": torch, "DataLoader": DataLoader,
-        "job": form(world, groups=2), "model": model, "optimizer": optim.SGD(model.parameters(), lr=0.1),
+        "topology": form(world, groups=2), "model": model, "optimizer": optim.SGD(model.parameters(), lr=0.1),
         "data": data, "criterion": criterion, "train": train,
     }  # fmt: skip
 

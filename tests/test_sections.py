@@ -49,10 +49,10 @@ def test_who_reads_one_section_is_given_that() -> None:
 
 def test_who_is_given_more_is_found(tmp_path: Path) -> None:
     files = {
-        "a.py": "def one(config: Config):\n  return config.data.store, config.data.workers\n",
+        "a.py": "def one(config: Config):\n  return config.data.path, config.data.num_workers\n",
         "b.py": "def two(config: Config):\n  return config.data, config.model\n"
         "def on(config: Config):\n  one(config)\n  return config.data\n"
-        "def section(data: DataSection):\n  return data.store\n",
+        "def section(data: DataSection):\n  return data.path\n",
         "config/c.py": "def one(config: Config):\n  return config.data\n",
     }
     for name, text in files.items():

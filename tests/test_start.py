@@ -26,12 +26,12 @@ def test_without_a_launcher_it_is_one_rank(
     for launcher in LAUNCHERS:
         for name in launcher.variables:
             monkeypatch.delenv(name, raising=False)
-    (job,) = threads.run(1, lambda world: form_as_launched(world, 4, None).job)
-    assert (job.P, job.K) == (1, 1)
+    (topology,) = threads.run(1, lambda world: form_as_launched(world, 4, None).topology)
+    assert (topology.num_groups, topology.group_size) == (1, 1)
     assert "one rank, one group; groups = 4 is for `mpiexec -n …` or srun" in caplog.text
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     with pytest.raises(UserError, match="groups = 4 is more than the 1 rank"):
-        threads.run(1, lambda world: form_as_launched(world, 4, None).job)
+        threads.run(1, lambda world: form_as_launched(world, 4, None).topology)
 
 
 SCRIPT = "import hpcsgd; hpcsgd.init(groups=1)"
@@ -73,7 +73,7 @@ def test_workers_that_import_the_script_are_told_of_the_guard(tmp_path: Path, st
     body = f"""
 import hpcsgd
 from torch.utils.data import DataLoader
-job = hpcsgd.init(groups=1)
+topology = hpcsgd.init(groups=1)
 loader = DataLoader(range(8), 2, num_workers=1, multiprocessing_context={start!r})
 print(*[len(batch) for batch in loader])
 """
@@ -91,7 +91,8 @@ print(*[len(batch) for batch in loader])
 def test_a_method_loads_no_islands() -> None:
     """Nor what only they need: torch itself may have loaded some of that."""
     code = (
-        "import sys, torch; before = set(sys.modules); import hpcsgd; hpcsgd.hierarchical, hpcsgd.ensemble; "
+        "import sys, torch; before = set(sys.modules); import hpcsgd; hpcsgd.hierarchical, "
+        "hpcsgd.ensemble_sync; "
         "print(*(name for name in set(sys.modules) - before "
         "if name.split('.')[0] in ('asyncio', 'socket', 'socketserver') "
         "or name.startswith('hpcsgd.elastic')))"
@@ -106,7 +107,7 @@ def test_a_job_on_cpus_loads_nothing_of_process_groups() -> None:
     code = (
         "import sys, torch; before = set(sys.modules); import hpcsgd; from hpcsgd.comm import threads; "
         "from hpcsgd.start import form_as_launched; "
-        "threads.run(2, lambda world: form_as_launched(world, 2, None).job); "
+        "threads.run(2, lambda world: form_as_launched(world, 2, None).topology); "
         "print(*(name for name in set(sys.modules) - before if 'distributed' in name))"
     )
     done = programs.run([sys.executable, "-c", code])
@@ -120,7 +121,7 @@ def test_a_script_asks_for_a_transport(monkeypatch: pytest.MonkeyPatch) -> None:
         mpi = SimpleNamespace(world=lambda timeout: world)
         monkeypatch.setattr(hpcsgd.comm, "mpi", mpi, raising=False)
         monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi", mpi)
-        init(transport={"cross": "gpu-mpi"})
+        init(device_backend={"inter_group": "gpu-mpi"})
 
-    with pytest.raises(JobError, match=r"^transport cross = 'gpu-mpi': did you mean 'gpu_mpi'\?"):
+    with pytest.raises(JobError, match=r"^device_backend inter_group = 'gpu-mpi': did you mean 'gpu_mpi'\?"):
         threads.run(1, ask)

@@ -263,14 +263,14 @@ def test_the_library_does_not_know_job_files(tmp_path):
 
 def test_parts_that_know_those_beside_them_are_found(tmp_path):
     files = {
-        "parts/wires/__init__.py": "import hpcsgd.parts.averagers",
+        "parts/quantizers/__init__.py": "import hpcsgd.parts.averagers",
         "parts/averagers/__init__.py": "",
         "methods/__init__.py": "",
         "parts/averagers/mean.py": "import hpcsgd.methods",
     }
     done = lint_imports(package(tmp_path, files))
     assert done.returncode == 1
-    assert "hpcsgd.parts.wires is not allowed to import hpcsgd.parts.averagers" in done.stdout
+    assert "hpcsgd.parts.quantizers is not allowed to import hpcsgd.parts.averagers" in done.stdout
     assert "hpcsgd.parts is not allowed to import hpcsgd.methods" in done.stdout
 
 

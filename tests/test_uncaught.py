@@ -10,7 +10,10 @@ import pytest
 import programs
 
 MISTAKES = {
-    "a method": ("hpcsgd.hierarchical(every='8')", "hierarchical: every = '8': expected a whole number"),
+    "a method": (
+        "hpcsgd.hierarchical(sync_every='8')",
+        "hierarchical: sync_every = '8': expected a whole number",
+    ),
     "init": ("hpcsgd.init(groups='4')", "init: groups = '4': expected a whole number or None"),
 }
 
@@ -36,11 +39,11 @@ def test_a_mistake_before_the_start_is_one_line(tmp_path: Path, ranks: int, call
 def test_so_is_that_of_one_rank_alone(tmp_path: Path, ranks: int) -> None:
     script = tmp_path / "script.py"
     lines = ["import os, hpcsgd", "last = os.environ.get('PMI_RANK') == '1'"]
-    lines += ["hpcsgd.hierarchical(every='8' if last else 8)", "hpcsgd.init()"]
+    lines += ["hpcsgd.hierarchical(sync_every='8' if last else 8)", "hpcsgd.init()"]
     script.write_text("\n".join(lines) + "\n")
     done = programs.run([programs.mpiexec(), "-n", str(ranks), sys.executable, script], check=False)
     assert done.returncode != 0
-    assert "rank 1: hierarchical: every = '8': expected a whole number" in done.stdout + done.stderr
+    assert "rank 1: hierarchical: sync_every = '8': expected a whole number" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy
 
 import hpcsgd
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.methods import Method
 from methods.table import EXCEPTIONS, REFERENCES
 
@@ -99,36 +99,36 @@ class Training:
 
     def __init__(
         self,
-        job: Job,
+        topology: Topology,
         optimizer: str = "momentum",
         method: str | Callable[[], Method] = "hierarchical",
         *,
         make: Callable[[], nn.Module] = Net,
         seed: int = 0,
         device: torch.device | None = None,
-        share: Callable[[nn.Module, Job], object] | None = None,
+        share: Callable[[nn.Module, Topology], object] | None = None,
         **options: Any,
     ) -> None:
         """`share`: how the ranks of a group share the net, which then has to be one before."""
         self.device = device
         with contextlib.nullcontext() if device is None else device:
             self.net = make()
-        start = job.rank if share is None else job.g
+        start = topology.rank if share is None else topology.group_index
         generator = torch.Generator().manual_seed(100 * seed + start)  # threads share torch's own
         with torch.no_grad():
             for p in self.net.parameters():
                 p.copy_(torch.randn(p.shape, generator=generator) / 2)
         if share is not None:
-            share(self.net, job)
-        options = {"bucket_mb": 1e-4, **options}
+            share(self.net, topology)
+        options = {"bucket_cap_mb": 1e-4, **options}
         make_method = (METHODS | PLAIN | WAITING_FOR_NOBODY)[method] if isinstance(method, str) else method
         inner = OPTIMIZERS[optimizer](self.net)
-        self.optimizer = hpcsgd.DistributedOptimizer(inner, self.net, job, make_method(), **options)
+        self.optimizer = hpcsgd.DistributedOptimizer(inner, self.net, topology, make_method(), **options)
         self.t = 0
 
     def steps(self, n: int) -> None:
         for _ in range(n):
-            generator = torch.Generator().manual_seed(100 * self.t + self.optimizer.job.rank)
+            generator = torch.Generator().manual_seed(100 * self.t + self.optimizer.topology.rank)
             x, y = (
                 torch.randn(4, 3, 6, 6, generator=generator),
                 torch.randint(0, 3, (4,), generator=generator),

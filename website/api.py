@@ -16,7 +16,7 @@ TITLES = {
     "gradients": "How gradients travel",
     "meetings": "Parts of meetings",
     "graphs": "Graphs of gossip",
-    "wires": "Wire formats",
+    "quantizers": "Wire formats",
     "data": "Samples",
 }
 """Of the pages, in their order."""
@@ -26,7 +26,7 @@ PAGES = {
     "hpcsgd.data": "data",
     "hpcsgd.parts.exchanges": "gradients",
     "hpcsgd.parts.sparsifiers": "gradients",
-    "hpcsgd.parts.wires": "wires",
+    "hpcsgd.parts.quantizers": "quantizers",
 }
 """By where names are at home; the others are of the training itself."""
 

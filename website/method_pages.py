@@ -24,11 +24,12 @@ from hpcsgd.methods import METHODS, Method
 from public_names import needed, summary
 from repository import ROOT
 
-INSIDE = {"bsp()": hpcsgd.bsp(), "hierarchical(every=8)": hpcsgd.hierarchical(every=8)}
+INSIDE = {"bsp()": hpcsgd.bsp(), "hierarchical(sync_every=8)": hpcsgd.hierarchical(sync_every=8)}
 GIVEN = {
-    "at": 1000, "block": 100, "delay": 2, "delta": 0.3, "every": 8, "first": INSIDE["bsp()"], "fraction": 0.5,
-    "fragments": 4, "interval": 8, "per_epoch": 4, "staleness": 1, "steps": 2, "steps_per_epoch": 100,
-    "then": INSIDE["hierarchical(every=8)"], "method": INSIDE["hierarchical(every=8)"],
+    "adapt_every": 100, "at": 1000, "delta": 0.3, "first": INSIDE["bsp()"], "fraction": 0.5,
+    "initial_sync_every": 8, "max_staleness": 1, "num_fragments": 4, "overlap_steps": 1, "per_epoch": 4,
+    "steps_per_epoch": 100, "sync_delay": 2, "sync_every": 8,
+    "then": INSIDE["hierarchical(sync_every=8)"], "method": INSIDE["hierarchical(sync_every=8)"],
 }  # fmt: skip
 """What the example of a method is given for arguments without a default."""
 MEETS = 0.2

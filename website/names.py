@@ -25,7 +25,7 @@ their parts.
 
 
 def table() -> str:
-    rows = {"[method] name": METHODS, "[model] build": MODELS, "[data] transform": TRANSFORMS}
+    rows = {"[method] name": METHODS, "[model] name": MODELS, "[data] transform": TRANSFORMS}
     rows |= {"[data] partition": PARTITIONS}
     listed = "".join(f"| `{key}` | {_listed(known)} |\n" for key, known in rows.items())
     families = {_listed(arguments): known for arguments, known in families_of_arguments()}

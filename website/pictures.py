@@ -30,14 +30,15 @@ FOLDER = ROOT / "docs/training"
 Points = Sequence[tuple[float, float]]
 GROUPS, BATCH, EPOCHS = 4, 16, 6
 REFERENCE = "bsp"
-MEETING = {"name": "hierarchical", "every": 8}
+MEETING = {"name": "hierarchical", "sync_every": 8}
 GIVEN: Mapping[str, Any] = {
-    "at": 66, "block": 22, "delay": 2, "delta": 0.1, "every": 8, "first": {"name": "bsp"}, "fraction": 0.5,
-    "fragments": 4, "interval": 8, "per_epoch": 3, "staleness": 4, "steps": 2, "then": MEETING,
+    "adapt_every": 22, "at": 66, "delta": 0.1, "first": {"name": "bsp"}, "fraction": 0.5,
+    "initial_sync_every": 8, "max_staleness": 4, "num_fragments": 4, "per_epoch": 3,
+    "sync_delay": 2, "sync_every": 8, "then": MEETING,
     "method": MEETING,
 }  # fmt: skip
 """Arguments without a default, as a job file has them; steps of an epoch are the run's."""
-OWN: Mapping[str, Mapping[str, Any]] = {"osgp": {"staleness": 1}}
+OWN: Mapping[str, Mapping[str, Any]] = {"osgp": {"overlap_steps": 1}}
 """Of single methods, where those would not do."""
 PLAIN = ("sasgd",)
 """What is for SGD without momentum and weight decay."""
@@ -50,9 +51,9 @@ def job(name: str, store: Path) -> dict[str, Any]:
     table = tomllib.loads((ROOT / "examples/digits.toml").read_text())
     arguments = {x: GIVEN[x] for x in needed(METHODS[name]) if x in GIVEN}
     table["method"] = {"name": name, **arguments, **OWN.get(name, {})}
-    table["job"]["groups"] = GROUPS
-    table["data"] |= {"store": str(store), "batch_size": BATCH}
-    table["schedule"] |= {"scaling": "none", "warmup_epochs": 1, "arguments": {"T_max": EPOCHS}}
+    table["parallel"]["groups"] = GROUPS
+    table["data"] |= {"path": str(store), "group_batch_size": BATCH}
+    table["lr_schedule"] |= {"scaling": "none", "warmup_epochs": 1, "arguments": {"T_max": EPOCHS}}
     table["training"] = {"epochs": EPOCHS, "log_every": 4}
     if name in PLAIN:
         del table["optimizer"]["arguments"]
@@ -65,8 +66,10 @@ def trained(name: str, folder: Path) -> Sequence[Record]:
     file.write_text(tomli_w.dumps(job(name, folder / "digits.h5")))
     hpcsgd = [sys.executable, "-m", "hpcsgd"]
     here = Path(sys.executable).with_name("mpiexec")
-    start = [*hpcsgd, "launch"] if name == "ensemble" else [str(here), "-n", str(GROUPS), *hpcsgd, "train"]
-    subprocess.run([*start, str(file), "--run.folder", str(run)], check=True, stdin=subprocess.DEVNULL)
+    start = (
+        [*hpcsgd, "launch"] if name == "ensemble_sync" else [str(here), "-n", str(GROUPS), *hpcsgd, "train"]
+    )
+    subprocess.run([*start, str(file), "--run.output_dir", str(run)], check=True, stdin=subprocess.DEVNULL)
     told = run if (run / "metrics.jsonl").exists() else run / "islands" / "0"
     return read(told / "metrics.jsonl")
 

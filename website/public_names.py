@@ -1,4 +1,4 @@
-"""All names that a script may use: the exported ones, `graphs` and `wires` with what is in them."""
+"""All names that a script may use: the exported ones, `graphs` and `quantizers` with what is in them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import hpcsgd
 def public() -> dict[str, Any]:
     """Each as it is written after `hpcsgd.`."""
     names = {name: getattr(hpcsgd, name) for name in hpcsgd.__all__}
-    graphs, wires = names.pop("graphs"), names.pop("wires")
+    graphs, quantizers = names.pop("graphs"), names.pop("quantizers")
     inside = {name: value for name, value in vars(graphs).items() if _home(value) == graphs.__name__}
-    formats = {f"wires.{name}": getattr(wires, name) for name in wires.__all__ if not name.isupper()}
+    formats = {
+        f"quantizers.{name}": getattr(quantizers, name) for name in quantizers.__all__ if not name.isupper()
+    }
     return names | {f"graphs.{name}": x for name, x in inside.items() if not name.startswith("_")} | formats
 
 

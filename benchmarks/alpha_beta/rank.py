@@ -72,7 +72,7 @@ THEIRS: Mapping[str, Callable[[MPI.Comm, Vector, Vector], Call]] = {
 }
 
 
-def contestants(comm: MPI.Comm, job: hpcsgd.Job, sizes: list[int]) -> dict[str, Contestant]:
+def contestants(comm: MPI.Comm, topology: hpcsgd.Topology, sizes: list[int]) -> dict[str, Contestant]:
     """Ours and theirs next to each other in time."""
     room = Room(elements_of(max(sizes), comm.size))
     found: dict[str, Contestant] = {}
@@ -80,7 +80,7 @@ def contestants(comm: MPI.Comm, job: hpcsgd.Job, sizes: list[int]) -> dict[str, 
         elements = elements_of(n, comm.size)
         steps = max(1, min(MOST_STEPS, BLOCK_BYTES // (elements * BYTES)))
         x, out = room.sent[:elements].numpy(), room.received[:elements].numpy()
-        ours = on_lane(operation, job.world, elements, room)
+        ours = on_lane(operation, topology.world, elements, room)
         found[f"{operation} {elements * BYTES} ours"] = Contestant(ours, steps)
         found[f"{operation} {elements * BYTES} theirs"] = Contestant(THEIRS[operation](comm, x, out), steps)
     return found
@@ -94,8 +94,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
-    job, comm = hpcsgd.init(), MPI.COMM_WORLD.Dup()
-    entries = contestants(comm, job, given.sizes)
+    topology, comm = hpcsgd.init(), MPI.COMM_WORLD.Dup()
+    entries = contestants(comm, topology, given.sizes)
     blocks = interleaved(entries, rounds=given.rounds, ranks=Together())
     rows: list[dict[str, Any]] = []
     for name in entries:

@@ -33,12 +33,12 @@ def main() -> None:
         for workload in WORKLOADS:
             method = hpcsgd.bsp if groups == 1 else lambda: hpcsgd.hierarchical(EVERY)
             contestants = {
-                backend: Contestant(ours(workload, job, method()), arguments.steps)
-                for backend, job in jobs.items()
+                backend: Contestant(ours(workload, topology, method()), arguments.steps)
+                for backend, topology in jobs.items()
             }
             blocks = interleaved(contestants, rounds=arguments.rounds, ranks=Together())
             row: dict[str, Any] = {name: Spread.of(blocks[name].wall).median for name in BACKENDS}
-            shape = f"{groups} × {jobs['mpi'].K}"
+            shape = f"{groups} × {jobs['mpi'].group_size}"
             spread = asdict(ratios(blocks["gloo"].wall, blocks["mpi"].wall))
             rows.append({"model": workload.name, "groups": shape, "ratio": spread, **row})
     if rank == 0:

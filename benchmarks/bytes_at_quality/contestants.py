@@ -10,7 +10,7 @@ from torch import nn, optim
 
 import hpcsgd
 from hpcsgd.methods.diloco import MakeOptimizer
-from hpcsgd.parts import wires
+from hpcsgd.parts import quantizers
 
 EVERY = 64
 """H, steps from one meeting to the next."""
@@ -54,7 +54,7 @@ def nesterov(s: Settings) -> MakeOptimizer:
 
 
 def in_four_bits(s: Settings) -> hpcsgd.Method:
-    return hpcsgd.diloco(EVERY, outer=nesterov(s), average=wires.int4(block=256))
+    return hpcsgd.diloco(EVERY, outer=nesterov(s), quantize=quantizers.int4(block=256))
 
 
 def grid(**values: Sequence[float]) -> list[Settings]:
@@ -69,12 +69,12 @@ CONTESTANTS: dict[str, Contestant] = {
     BSP: Contestant(lambda s, _: hpcsgd.bsp(), grid(lr=(8e-3, 16e-3, 24e-3, 32e-3)), adamw),
     DILOCO: Contestant(lambda s, _: hpcsgd.diloco(EVERY, outer=nesterov(s)), with_outer(lr=RATES), adamw),
     STREAMED: Contestant(
-        lambda s, _: hpcsgd.streamed(in_four_bits(s), FRAGMENTS, int(s["delay"]), s["blend"]),
+        lambda s, _: hpcsgd.streaming(in_four_bits(s), FRAGMENTS, int(s["delay"]), s["blend"]),
         with_outer(lr=RATES, delay=(DELAY,), blend=(BLEND,)),
         adamw,
     ),
     SPARSE: Contestant(
-        lambda s, groups: hpcsgd.sparse_loco(EVERY_BY_GROUPS * groups, lr=s["outer_lr"]),
+        lambda s, groups: hpcsgd.sparseloco(EVERY_BY_GROUPS * groups, lr=s["outer_lr"]),
         grid(lr=RATES, outer_lr=(1.0, 1.4)),
         adamw,
     ),

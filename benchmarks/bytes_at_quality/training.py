@@ -105,9 +105,9 @@ def train(
 ) -> dict[str, float]:
     """As one of the groups; the loss, in nats a token, of the mean of all on its share of what is judged."""
     contestant, model = CONTESTANTS[who], copy.deepcopy(start)
-    job = form(world, groups=world.size)
+    topology = form(world, groups=world.size)
     optimizer = hpcsgd.DistributedOptimizer(
-        contestant.optimizer(model, tried), model, job, contestant.method(tried, world.size)
+        contestant.optimizer(model, tried), model, topology, contestant.method(tried, world.size)
     )
     schedule = LambdaLR(optimizer, lambda t: rate((t + 1) / setting.steps))
     before = world.ledger.totals()
@@ -119,7 +119,7 @@ def train(
     optimizer.method.state_dict()  # waits for what is under way
     spent = sum(total.bytes for total in world.ledger.since(before).values())
     share = slice(world.rank, None, world.size)
-    with optimizer.averaged():
+    with optimizer.averaged_model():
         held_out = judge(model, text.x[text.held_out][share], text.y[text.held_out][share])
         test = judge(model, text.test_x[share], text.test_y[share])
     return {"bytes": spent, "held_out_loss": held_out, "test_loss": test}

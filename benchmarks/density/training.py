@@ -245,8 +245,8 @@ def _on_ranks(
         loss_of(model(samples.x[rows]), samples.y[rows]).backward()
         optimizer.step()
         schedule.step()
-        densities.append(optimizer.notes["density"])
-        errors.append(optimizer.notes["error"])
+        densities.append(optimizer.metrics["density"])
+        errors.append(optimizer.metrics["error"])
     return densities, errors
 
 

@@ -37,25 +37,25 @@ SLOWER = 0.008
 
 JOB = f"""
 [data]
-store = "{{store}}"
-batch_size = {B}
+path = "{{store}}"
+group_batch_size = {B}
 [model]
-build = "ensemble.reallocation:build"
+name = "ensemble.reallocation:build"
 arguments = {{{{ folder = "{{folder}}" }}}}
 [optimizer]
 lr = 0.05
 [method]
-name = "ensemble"
-every = 100
+name = "ensemble_sync"
+sync_every = 100
 [training]
 epochs = {{epochs}}
-evaluate_every = {{epochs}}
+eval_every_epochs = {{epochs}}
 log_every = 1000
-[reallocation]
-unit = "samples"
+[rebalance]
+resource = "samples"
 total = {X}
 [run]
-folder = "{{folder}}"
+output_dir = "{{folder}}"
 """
 
 

@@ -45,8 +45,8 @@ IMAGES = 10_000
 METHODS = {
     "sync SGD": 'name = "bsp"',
     "async SGD": 'name = "async_sgd"',
-    "EnsembleSync": 'name = "ensemble"\nevery = {every}',
-    "with natural gradient": 'name = "ensemble"\nevery = {every}',
+    "EnsembleSync": 'name = "ensemble_sync"\nsync_every = {every}',
+    "with natural gradient": 'name = "ensemble_sync"\nsync_every = {every}',
 }
 JOB = Path(__file__).parents[1] / "jobs" / "cifar10_resnet8.toml"
 HEAD = "who,ms/step,s/epoch,speed over sync SGD,paper,accuracy %"
@@ -128,12 +128,12 @@ def train(
     training = rest[rest.index("[training]") :]
     job.write_text(f"{head}[method]\n{METHODS[who].format(every=every)}\n{training}")
     words: dict[str, object] = {
-        "seed": seed, "data.store": store, "data.batch_size": 32 if together else 16,
+        "seed": seed, "data.path": store, "data.group_batch_size": 32 if together else 16,
         "optimizer.lr": 0.05 if together else 0.025, "training.epochs": epochs, "training.threads": 1,
-        "schedule.arguments.T_max": epochs, "run.folder": run, "job.groups": 1 if together else 2,
+        "lr_schedule.arguments.T_max": epochs, "run.output_dir": run, "parallel.groups": 1 if together else 2,
     }  # fmt: skip
     if share is not None:
-        words["data.share"] = share
+        words["data.overlap_share"] = share
     if quick:
         words["model.arguments.channels"] = 1
     overrides = [word for key, value in words.items() for word in (f"--{key}", str(value))]

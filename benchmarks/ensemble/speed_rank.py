@@ -32,21 +32,23 @@ SOME = 4
 ALONE = "compute only"
 
 
-def ours(job: hpcsgd.Job, method: hpcsgd.Method, steps: int, natural_rank: int | None = None) -> Contestant:
+def ours(
+    topology: hpcsgd.Topology, method: hpcsgd.Method, steps: int, natural_rank: int | None = None
+) -> Contestant:
     model = WORKLOAD.model()
-    optimizer: Any = hpcsgd.DistributedOptimizer(sgd(model), model, job, method=method)
+    optimizer: Any = hpcsgd.DistributedOptimizer(sgd(model), model, topology, method=method)
     if natural_rank is not None:
         optimizer = hpcsgd.NaturalGradient(optimizer, model, rank=natural_rank)
     return Contestant(WORKLOAD.training(model, optimizer), steps, settle=method.state_dict)
 
 
-def contestants(island: hpcsgd.Job, every: int) -> dict[str, Contestant]:
+def contestants(island: hpcsgd.Topology, every: int) -> dict[str, Contestant]:
     return {
         ALONE: Contestant(plain(WORKLOAD), every),
         "sync SGD": ours(hpcsgd.init(groups=1), hpcsgd.bsp(), SOME),
         "async SGD": ours(hpcsgd.init(group_size=1), hpcsgd.async_sgd(), SOME),
-        "EnsembleSync": ours(island, hpcsgd.ensemble(every), every),
-        "with natural gradient": ours(island, hpcsgd.ensemble(every), every, natural_rank=20),
+        "EnsembleSync": ours(island, hpcsgd.ensemble_sync(every), every),
+        "with natural gradient": ours(island, hpcsgd.ensemble_sync(every), every, natural_rank=20),
     }
 
 

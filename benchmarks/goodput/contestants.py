@@ -50,11 +50,13 @@ class Islands:
 
     def __init__(self, folder: Path, setting: Setting, checkpoint_steps: int) -> None:
         self._folder, self._setting = folder, setting
-        write_job(folder, setting, f'{{ name = "ensemble", every = {setting.every} }}', checkpoint_steps)
+        write_job(
+            folder, setting, f'{{ name = "ensemble_sync", sync_every = {setting.every} }}', checkpoint_steps
+        )
 
     def start(self) -> None:
         shape = ["--groups", str(self._setting.P), "--group-size", str(self._setting.K)]
-        start(self._folder, [*hpcsgd("launch"), *shape, "--restarts", FOREVER])
+        start(self._folder, [*hpcsgd("launch"), *shape, "--max-restarts", FOREVER])
 
     def keep(self) -> None:
         pass
@@ -82,7 +84,7 @@ class OneJob:
     def start(self) -> None:
         words = [mpiexec(), "-n", str(self._setting.ranks), *hpcsgd("train")]
         resume = ["--resume"] if (self._folder / "run").exists() else []
-        self._process = start(self._folder, [*words, "--job.groups", str(self._setting.P), *resume])
+        self._process = start(self._folder, [*words, "--parallel.groups", str(self._setting.P), *resume])
 
     def keep(self) -> None:
         if self._process is not None and self._process.poll() is not None:
@@ -200,16 +202,16 @@ def write_job(folder: Path, setting: Setting, method: str, checkpoint_steps: int
     np.savez(folder / "test.npz", x=x[:CLASSES], y=np.arange(CLASSES))
     convert_npz([folder / "train.npz", folder / "test.npz"], folder / "small.h5")
     (folder / "job.toml").write_text(f"""
-data = {{ store = "small.h5", batch_size = {setting.batch} }}
-model = {{ build = "goodput.network:Net", arguments = {{ seconds = {setting.seconds} }} }}
+data = {{ path = "small.h5", group_batch_size = {setting.batch} }}
+model = {{ name = "goodput.network:Net", arguments = {{ seconds = {setting.seconds} }} }}
 optimizer = {{ lr = 0.01 }}
-schedule = {{ scaling = "none" }}
+lr_schedule = {{ scaling = "none" }}
 method = {method}
-run = {{ folder = "run" }}
+run = {{ output_dir = "run" }}
 [training]
 epochs = {FOREVER}
-evaluate_every = {FOREVER}
-checkpoint_every = {checkpoint_steps}
+eval_every_epochs = {FOREVER}
+checkpoint_every_steps = {checkpoint_steps}
 log_every = 1
 """)
 

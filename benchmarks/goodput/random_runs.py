@@ -113,16 +113,16 @@ class Run:
         self.in_time = True
         (folder / "job.toml").write_text(f"""
 seed = {chance.randrange(1000)}
-data = {{ store = "{store}", batch_size = {BATCH} }}
-model = {{ build = "goodput.witness:Net", arguments = {{ seconds = {SECONDS} }} }}
+data = {{ path = "{store}", group_batch_size = {BATCH} }}
+model = {{ name = "goodput.witness:Net", arguments = {{ seconds = {SECONDS} }} }}
 optimizer = {{ lr = {RATE} }}
-schedule = {{ scaling = "none" }}
-method = {{ name = "goodput.witness:watched", every = {EVERY} }}
-run = {{ folder = "{folder / "run"}" }}
+lr_schedule = {{ scaling = "none" }}
+method = {{ name = "goodput.witness:watched", sync_every = {EVERY} }}
+run = {{ output_dir = "{folder / "run"}" }}
 [training]
 epochs = {EPOCHS}
-evaluate_every = {EPOCHS}
-checkpoint_every = {2 * EVERY}
+eval_every_epochs = {EPOCHS}
+checkpoint_every_steps = {2 * EVERY}
 """)
 
     def story(self) -> str:
@@ -240,8 +240,8 @@ checkpoint_every = {2 * EVERY}
             island, group, self._address, self._token, HERE,
             islands=len(self._ranks), silence=SILENCE, timeout=LIMIT,
         )  # fmt: skip
-        job = replace(form(group), peers=meetings)
-        return train(load(Path("job.toml")), job, "job.toml", reasons, resume=True, meetings=meetings)
+        topology = replace(form(group), replica_groups=meetings)
+        return train(load(Path("job.toml")), topology, "job.toml", reasons, resume=True, meetings=meetings)
 
 
 def write_store(path: Path) -> Path:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ensemble.faults_judge import Frames
 from hpcsgd.core.averager import Traits, run_averager
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.core.waits import Living
 from hpcsgd.parts.averagers import Ensemble
@@ -60,9 +60,9 @@ def passes(rows: list[int] | None = None) -> list[list[int]]:
     return _seen.rows
 
 
-def watched(every: int) -> Method:
-    """`ensemble`, of which everything is written down in this process' folder."""
-    return Method(exchange=Dense(), when=Every(every), how=Watched(Ensemble()))
+def watched(sync_every: int) -> Method:
+    """`ensemble_sync`, of which everything is written down in this process' folder."""
+    return Method(grad_reduce=Dense(), schedule=Every(sync_every), averager=Watched(Ensemble()))
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,16 @@ class Watched:
     files: dict[str, Any] = field(default_factory=dict)
     traits = Traits(Living(), whole_model=True, elastic=True)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
-        peers: Any = s.job.peers
-        place = f"{peers.number}-{os.environ[LIFE]}-{s.job.rank}"
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
+        peers: Any = s.topology.replica_groups
+        place = f"{peers.index}-{os.environ[LIFE]}-{s.topology.rank}"
         frames = self.files.setdefault("frames", Frames(Path(f"frames-{place}")))
         with Path(f"steps-{place}").open("ab", buffering=0) as steps:
             steps.write(pickle.dumps((s.t, list(passes()))))
         passes().clear()
-        frames.write(peers.number, 0, (), [b.parameters for b in s.buckets])
+        frames.write(peers.index, 0, (), [b.parameters for b in s.buckets])
         found = run_averager(self.inner, vectors, s)
-        frames.write(peers.number, peers.rounds, peers.counted, [b.parameters for b in s.buckets])
+        frames.write(peers.index, peers.rounds, peers.counted, [b.parameters for b in s.buckets])
         return found
 
     def sends(self, m: Sizes) -> Iterator[Message]:

@@ -37,8 +37,8 @@ class Entry:
     sent: float | None = None
 
     @classmethod
-    def of(cls, job: hpcsgd.Job, method: hpcsgd.Method) -> Entry:
-        return cls(ours(RESNET20, job, method), job.world.ledger, method.state_dict)
+    def of(cls, topology: hpcsgd.Topology, method: hpcsgd.Method) -> Entry:
+        return cls(ours(RESNET20, topology, method), topology.world.ledger, method.state_dict)
 
     def block(self, steps: int, late: float) -> None:
         """So many steps, this rank `late` seconds late in each, until all that they sent has arrived: a block

@@ -18,15 +18,19 @@ from harness import Contestant, Goal, Spread, interleaved, ratios
 from hpcsgd import kernels as native
 from hpcsgd.comm import Transport, mpi, threads
 from hpcsgd.comm.streams import settle
-from hpcsgd.parts import wires
+from hpcsgd.parts import quantizers
+from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.sparsifiers import Deft
 from hpcsgd.parts.sparsifiers.base import Accumulated
-from hpcsgd.parts.wires.base import Wire
 from selection import cuda as selection
 
 SIZES = (64_000, 1_000_000, 16_000_000, 25_600_000, 256_000_000)
 OF_WIRES = (1_000_000, 25_600_000, 256_000_000)
-WIRES: dict[str, Callable[[], Wire]] = {"bf16": wires.bf16, "int8": wires.int8, "int4": wires.int4}
+QUANTIZERS: dict[str, Callable[[], Quantizer]] = {
+    "bf16": quantizers.bf16,
+    "int8": quantizers.int8,
+    "int4": quantizers.int4,
+}
 COPY = "copy"
 OF_A_COPY = 0.4
 """Goal: elements a second, as a part of those of a copy in the memory of the device."""
@@ -88,7 +92,7 @@ def packing(device: torch.device, n: int, rounds: int) -> list[dict[str, Any]]:
     x = torch.randn(n, device=device, generator=torch.Generator(device).manual_seed(0))
     room = torch.zeros_like(x)
     calls: dict[str, Callable[[], object]] = {COPY: lambda: room.copy_(x)}
-    for name, make in WIRES.items():
+    for name, make in QUANTIZERS.items():
         wire = make()
         code = torch.zeros(wire.nbytes(n), dtype=torch.uint8, device=device)
         calls[f"pack {name}"] = functools.partial(wire.encode, x, code, 1)

@@ -66,9 +66,9 @@ class Subject:
         model = self.model()
         return self.training(model, adamw(model))
 
-    def ours(self, job: hpcsgd.Job, method: hpcsgd.Method) -> Step:
+    def ours(self, topology: hpcsgd.Topology, method: hpcsgd.Method) -> Step:
         model = self.model()
-        return self.training(model, hpcsgd.DistributedOptimizer(adamw(model), model, job, method=method))
+        return self.training(model, hpcsgd.DistributedOptimizer(adamw(model), model, topology, method=method))
 
 
 def adamw(model: nn.Module) -> optim.Optimizer:

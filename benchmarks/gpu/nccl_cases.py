@@ -100,10 +100,10 @@ def sharded(world: Transport) -> None:
     """A model that torch shards over a group of one rank, by torch's own groups."""
     del world
     device = place()
-    job = hpcsgd.init()
+    topology = hpcsgd.init()
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).to(device)
-    hpcsgd.shard(net, job)
-    optimizer = hpcsgd.DistributedOptimizer(optim.AdamW(net.parameters()), net, job, hpcsgd.bsp())
+    hpcsgd.fully_shard(net, topology)
+    optimizer = hpcsgd.DistributedOptimizer(optim.AdamW(net.parameters()), net, topology, hpcsgd.bsp())
     losses = []
     x = torch.randn(32, 64, device=device, generator=torch.Generator(device).manual_seed(0))
     for _ in range(5):
@@ -117,7 +117,7 @@ def sharded(world: Transport) -> None:
 
 def group_refused(world: Transport) -> None:
     del world
-    hpcsgd.init(groups=1, transport={"group": "nccl"})
+    hpcsgd.init(groups=1, device_backend={"intra_group": "nccl"})
 
 
 def mesh_refused(world: Transport) -> None:

@@ -27,7 +27,7 @@ OVER_PLAIN = 1.01
 MORE_MEMORY = 1.0
 """Goal: peak of memory over that of plain torch and what the formula adds to it."""
 COUNTED = 8
-"""Steps whose waits are counted: with every=8 one of them is a meeting."""
+"""Steps whose waits are counted: with sync_every=8 one of them is a meeting."""
 HEAD = ["model", "who", "ms/step", "over plain (quartiles)", "peak MB", "allowed MB", "waits in 8 steps"]
 
 
@@ -39,8 +39,8 @@ class Entry:
 
 def entries() -> dict[str, Entry]:
     def of(method: hpcsgd.Method) -> Entry:
-        job = hpcsgd.init()
-        return Entry(lambda subject: subject.ours(job, method), method)
+        topology = hpcsgd.init()
+        return Entry(lambda subject: subject.ours(topology, method), method)
 
     return {
         PLAIN: Entry(lambda subject: subject.plain()),

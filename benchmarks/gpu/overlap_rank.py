@@ -35,18 +35,18 @@ def main() -> None:
     given = parser.parse_args()
     setting = Setting(given.kind, quick=False, rehearse=given.rehearse, seconds=0, folder=given.out.parent)
     with device_switched_on(given.kind):
-        job = hpcsgd.init(groups=GROUPS, transport={"group": "mpi", "cross": "mpi"})
-        found = measured(job, setting)
-    if job.rank == 0:
+        topology = hpcsgd.init(groups=GROUPS, device_backend={"intra_group": "mpi", "inter_group": "mpi"})
+        found = measured(topology, setting)
+    if topology.rank == 0:
         given.out.write_text(json.dumps(found))
 
 
-def measured(job: hpcsgd.Job, setting: Setting) -> dict[str, Any]:
-    device = device_for(setting.kind, job.rank)
+def measured(topology: hpcsgd.Topology, setting: Setting) -> dict[str, Any]:
+    device = device_for(setting.kind, topology.rank)
     types, batch, length = setting.of((8192, 16, 1024), (8192, 8, 512), (50, 2, 16))
     sizes = setting.of(LARGE, LARGE, {})
     subject = Subject("", lambda: gpt(types, **sizes), lambda: tokens(types, batch, length), device)
-    step = subject.ours(job, hpcsgd.hierarchical(EVERY))
+    step = subject.ours(topology, hpcsgd.hierarchical(EVERY))
     for _ in range(WARM_UP):
         step()
     events, marked = Events(), []
@@ -57,11 +57,11 @@ def measured(job: hpcsgd.Job, setting: Setting) -> dict[str, Any]:
             marked.append(now())
         step()
 
-    job.world.ledger.events = events
+    topology.world.ledger.events = events
     begin = now()
     seen = traced(noted, STEPS, setting)
     end = now()
-    job.world.ledger.events = None
+    topology.world.ledger.events = None
     window = Window(begin, end, STEPS, events.take())
     mark = next(event for event in seen if event.get("name") == MARK and event.get("ph") == "X")
     messages = [

@@ -65,9 +65,9 @@ def plain(workload: Workload) -> Step:
     return workload.training(model, sgd(model))
 
 
-def ours(workload: Workload, job: hpcsgd.Job, method: hpcsgd.Method) -> Step:
+def ours(workload: Workload, topology: hpcsgd.Topology, method: hpcsgd.Method) -> Step:
     model = workload.model()
-    return workload.training(model, hpcsgd.DistributedOptimizer(sgd(model), model, job, method=method))
+    return workload.training(model, hpcsgd.DistributedOptimizer(sgd(model), model, topology, method=method))
 
 
 def ddp_tuned(workload: Workload) -> Step:
@@ -76,10 +76,10 @@ def ddp_tuned(workload: Workload) -> Step:
     return workload.training(fastest_ddp(model), sgd(model))
 
 
-def fastest_ddp(model: nn.Module, bucket_mb: float = 25) -> DistributedDataParallel:
+def fastest_ddp(model: nn.Module, bucket_cap_mb: float = 25) -> DistributedDataParallel:
     """Without rank 0's buffers before each forward pass and without copying gradients back: its fastest. The
     argument about buffers has another name in older versions of torch."""
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    options: dict[str, Any] = {buffers: False, "bucket_cap_mb": bucket_mb}
+    options: dict[str, Any] = {buffers: False, "bucket_cap_mb": bucket_cap_mb}
     return DistributedDataParallel(model, gradient_as_bucket_view=True, **options)

@@ -19,7 +19,7 @@ from density.training import loss_of, test
 from harness import WallClock
 from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
-from hpcsgd.parts import wires
+from hpcsgd.parts import quantizers
 from hpcsgd.train.process import keep_freed_memory
 from late_accuracy.tasks import Task
 
@@ -36,11 +36,11 @@ def plain() -> hpcsgd.Method:
 PLAIN = "plain"
 CONTESTANTS: dict[str, Callable[[], hpcsgd.Method]] = {
     PLAIN: plain,
-    "delayed 1": lambda: hpcsgd.delayed(plain(), steps=1),
-    "delayed 4": lambda: hpcsgd.delayed(plain(), steps=4),
-    "streamed": lambda: hpcsgd.streamed(plain(), fragments=4, delay=2),
-    "8 bits": lambda: hpcsgd.hierarchical(EVERY, average=wires.int8()),
-    "4 bits": lambda: hpcsgd.hierarchical(EVERY, average=wires.int4()),
+    "delayed 1": lambda: hpcsgd.delayed(plain(), sync_delay=1),
+    "delayed 4": lambda: hpcsgd.delayed(plain(), sync_delay=4),
+    "streaming": lambda: hpcsgd.streaming(plain(), num_fragments=4, sync_delay=2),
+    "8 bits": lambda: hpcsgd.hierarchical(EVERY, quantize=quantizers.int8()),
+    "4 bits": lambda: hpcsgd.hierarchical(EVERY, quantize=quantizers.int4()),
 }
 
 
@@ -62,9 +62,9 @@ def train(
 ) -> dict[str, float]:
     """As one of the groups; what the mean of all makes of its share of what is tested."""
     model, rows = copy.deepcopy(start), batches(task, len(samples.x), seed, world.rank)
-    job = form(world, groups=GROUPS)
+    topology = form(world, groups=GROUPS)
     optimizer = hpcsgd.DistributedOptimizer(
-        task.optimizer(model.parameters()), model, job, method=CONTESTANTS[who]()
+        task.optimizer(model.parameters()), model, topology, method=CONTESTANTS[who]()
     )
     schedule = LambdaLR(optimizer, lambda t: rate((t + 1) / len(rows)))
     distances = []
@@ -73,8 +73,8 @@ def train(
         loss_of(model(samples.x[mine]), samples.y[mine]).backward()
         optimizer.step()
         schedule.step()
-        distances.append(optimizer.notes.get("distance"))
-    with optimizer.averaged():
+        distances.append(optimizer.metrics.get("distance"))
+    with optimizer.averaged_model():
         share = slice(world.rank, None, world.size)
         good = test(model, Samples(samples.x, samples.y, samples.test_x[share], samples.test_y[share]))
     return {**good, "steps": len(rows), "distance": mean(D for D in distances if D is not None)}

@@ -67,8 +67,8 @@ def seconds(
 ) -> tuple[list[float], dict[str, float]]:
     """A step, of the slowest rank, the mean over as many as lie between two meetings; once a block. And how
     long of a step ranks stood still in each phase, on the mean over them."""
-    job, net = form(world, groups=cell.P), network(cell.model)
-    optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, job, METHODS[cell.method]())
+    topology, net = form(world, groups=cell.P), network(cell.model)
+    optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, topology, METHODS[cell.method]())
     x, y = torch.randn(B // cell.K, INPUTS), torch.randint(CLASSES, (B // cell.K,))
 
     steps = STEPS[cell.method]
@@ -88,7 +88,7 @@ def seconds(
         found.append(ranks.slowest(clock.stop()) / steps)
     stood = {name: total.waited / (blocks * steps) for name, total in world.ledger.since(before).items()}
     optimizer.state_dict()  # what is under way arrives
-    job.world.end_apart(60.0)
+    topology.world.end_apart(60.0)
     return found, ranks.mean(stood)
 
 

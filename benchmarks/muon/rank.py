@@ -40,10 +40,10 @@ class Training:
 
     def __post_init__(self) -> None:
         make, options = ENTRIES[self.name]
-        self.job = hpcsgd.init(groups=1)
+        self.topology = hpcsgd.init(groups=1)
         self.net = gpt(TYPES, width=self.width, layers=self.layers, heads=4)
         inner = make(self.net)
-        self.optimizer = hpcsgd.DistributedOptimizer(inner, self.net, self.job, hpcsgd.bsp(), **options)
+        self.optimizer = hpcsgd.DistributedOptimizer(inner, self.net, self.topology, hpcsgd.bsp(), **options)
         self.x = torch.randint(TYPES, (1, TOKENS + 1))
         self.warm_bytes = 0.0
 
@@ -56,7 +56,7 @@ class Training:
         self.warm_bytes = self.sent()
 
     def sent(self) -> float:
-        return sum(total.bytes for total in self.job.world.ledger.totals().values())
+        return sum(total.bytes for total in self.topology.world.ledger.totals().values())
 
     def state(self) -> int:
         """Bytes of the optimizer's on this rank."""

@@ -50,15 +50,15 @@ def write(jobs: Sequence[Job], data: Path, out: Path) -> Iterator[BatchJob]:
 
 def complete(job: Job, data: Path, out: Path) -> dict[str, Any]:
     """Its job file, with the places of store and run."""
-    table = {**job.table, "run": {"folder": str(out.resolve() / "runs" / job.name)}}
-    return {**table, "data": {**table["data"], "store": str(data.resolve() / table["data"]["store"])}}
+    table = {**job.table, "run": {"output_dir": str(out.resolve() / "runs" / job.name)}}
+    return {**table, "data": {**table["data"], "path": str(data.resolve() / table["data"]["path"])}}
 
 
 def _checked(job: Job, path: Path) -> Checked:
     config = load(path)
-    if config.data.store.exists():
+    if config.data.path.exists():
         check = check_ensemble if job.kind == "ensemble" else check_training
         return check(path, (), job.allocation, fresh=True)
-    P, K = shape(job.allocation.ranks, config.job.groups, config.job.group_size)
-    assert job.kind == "ensemble" or config.data.batch_size % K == 0, job.name
-    return Checked(config, f"{P} groups of {K}; {config.data.store} is not there: only the file is checked")
+    P, K = shape(job.allocation.ranks, config.parallel.groups, config.parallel.group_size)
+    assert job.kind == "ensemble" or config.data.group_batch_size % K == 0, job.name
+    return Checked(config, f"{P} groups of {K}; {config.data.path} is not there: only the file is checked")

@@ -39,11 +39,18 @@ POINTS = 60
 
 def at_fixed_rate(place: Place, intervals: Sequence[int], meetings: int) -> list[Row]:
     """D at the first meetings, without warm-up and with one rate for all P: ResNet-8 on CIFAR-10."""
-    fixed = ["--method.name", "hierarchical", "--schedule.scaling", "none", "--schedule.warmup_epochs", "0"]
+    fixed = [
+        "--method.name",
+        "hierarchical",
+        "--lr_schedule.scaling",
+        "none",
+        "--lr_schedule.warmup_epochs",
+        "0",
+    ]
     with stores(place) as (name, data):
         tasks = []
         for every in intervals[:2] if place.quick else intervals:
-            config = job(name, data, [*fixed, "--method.every", str(every)])
+            config = job(name, data, [*fixed, "--method.sync_every", str(every)])
             tasks += [
                 partial(_every, every, Task(config, P, LONG, 1, meetings, CPU))
                 for P in (GROUPS[1:3] if place.quick else GROUPS[1:])
@@ -71,13 +78,22 @@ def classified(place: Place, images: int, epochs: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder, stores(place) as (name, data):
         groups = GROUPS[:2] if place.quick else GROUPS
         epochs = 2 if place.quick else epochs
-        words = ["--method.name", "hierarchical", "--method.every", "8", "--training.epochs", str(epochs)]
+        words = [
+            "--method.name",
+            "hierarchical",
+            "--method.sync_every",
+            "8",
+            "--training.epochs",
+            str(epochs),
+        ]
         config = job(
-            name, data, [*words, "--schedule.warmup_epochs", "1", "--schedule.arguments.T_max", str(epochs)]
+            name,
+            data,
+            [*words, "--lr_schedule.warmup_epochs", "1", "--lr_schedule.arguments.T_max", str(epochs)],
         )
         if not place.quick:
-            part = first_images(config.data.store, images, Path(folder) / "part.h5")
-            config = replace(config, data=replace(config.data, store=part))
+            part = first_images(config.data.path, images, Path(folder) / "part.h5")
+            config = replace(config, data=replace(config.data, path=part))
         return sorted(in_processes(PROCESSES, _of_all(config, groups)), key=lambda row: row["P"])
 
 
@@ -95,21 +111,21 @@ def sharpened(place: Place, images: int, epochs: int) -> list[Row]:
 
 SHARPEN = """
 [data]
-store = "{store}"
-batch_size = 16
+path = "{store}"
+group_batch_size = 16
 arguments = {{ patch = 16 }}
 [model]
-build = "edsr"
-arguments = {{ scale = 2, blocks = 4, width = 16 }}
+name = "edsr"
+arguments = {{ scale = 2, fsdp_units = 4, width = 16 }}
 [optimizer]
-build = "Adam"
+name = "Adam"
 lr = 0.001
-[schedule]
+[lr_schedule]
 scaling = "root"
 warmup_epochs = 1
 [method]
 name = "hierarchical"
-every = 4
+sync_every = 4
 [training]
 epochs = {epochs}
 """
@@ -145,8 +161,8 @@ def _train(config: Config, P: int, row: Row, world: Transport) -> None:
     groups = virtual_groups(config, P, 1, world)
     every = config.method.arguments["every"]
     assert config.training.epochs is not None
-    train = open_split(config.data.store, "train", config.data.arguments)
-    steps, done = max(1, len(train) // P // config.data.batch_size), 0
+    train = open_split(config.data.path, "train", config.data.arguments)
+    steps, done = max(1, len(train) // P // config.data.group_batch_size), 0
     try:
         for _ in range(config.training.epochs):
             total = 0.0
@@ -163,7 +179,7 @@ def _train(config: Config, P: int, row: Row, world: Transport) -> None:
 
 def _tested(config: Config, groups: VirtualGroups) -> float:
     """The first figure of the task, as accuracy or PSNR, of the mean model on the test samples."""
-    test = open_split(config.data.store, "test", config.data.arguments)
+    test = open_split(config.data.path, "test", config.data.arguments)
     task = task_of(test)
     count = min(TESTED, len(test))
     with groups.averaged() as model:

@@ -86,8 +86,8 @@ def trained(training: Training, samples: Samples) -> Row:
 def _rank(training: Training, samples: Samples, start: nn.Module, world: Transport) -> dict[str, Any]:
     model = copy.deepcopy(start)
     sgd = optim.SGD(model.parameters(), lr=training.lr, momentum=0.9)
-    job = form(world, groups=world.size if training.alone else 1)
-    optimizer = hpcsgd.DistributedOptimizer(sgd, model, job, method=training.method())
+    topology = form(world, groups=world.size if training.alone else 1)
+    optimizer = hpcsgd.DistributedOptimizer(sgd, model, topology, method=training.method())
     schedule = MultiStepLR(optimizer, [int(part * training.steps) for part in MILESTONES])
     rows, losses, tested = _rows(training, samples, world.rank), [], []
     notes: dict[str, list[float]] = {}
@@ -99,7 +99,7 @@ def _rank(training: Training, samples: Samples, start: nn.Module, world: Transpo
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
-        for name, value in optimizer.notes.items():
+        for name, value in optimizer.metrics.items():
             notes.setdefault(name, []).append(value)
         if step % (training.steps // training.evaluations) == 0:
             tested.append((step, _accuracy(optimizer, model, samples)))
@@ -122,7 +122,7 @@ def _rows(training: Training, samples: Samples, rank: int) -> torch.Tensor:
 @torch.no_grad()
 def _accuracy(optimizer: hpcsgd.DistributedOptimizer, model: nn.Module, samples: Samples) -> float:
     """Of the mean model; collective."""
-    with optimizer.averaged():
+    with optimizer.averaged_model():
         model.eval()
         right = sum(
             int((model(x).argmax(1) == y).sum())

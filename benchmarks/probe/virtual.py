@@ -23,7 +23,7 @@ BATCH = 500
 def job(name: str, data: Path, overrides: Sequence[str] = ()) -> Config:
     """The job file `name`, its store taken from the folder `data`."""
     store = data / f"{name.partition('_')[0]}.h5"
-    return load(JOBS / f"{name}.toml", ["--data.store", str(store), *overrides])
+    return load(JOBS / f"{name}.toml", ["--data.path", str(store), *overrides])
 
 
 def alone(work: Callable[[Transport], Result]) -> Result:

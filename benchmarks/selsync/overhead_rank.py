@@ -22,9 +22,9 @@ TIMES = 200
 """Of what is too short for one look."""
 
 
-def trainer(job: hpcsgd.Job, method: hpcsgd.Method) -> tuple[Step, hpcsgd.DistributedOptimizer]:
+def trainer(topology: hpcsgd.Topology, method: hpcsgd.Method) -> tuple[Step, hpcsgd.DistributedOptimizer]:
     model = RESNET20.model()
-    optimizer = hpcsgd.DistributedOptimizer(sgd(model), model, job, method=method)
+    optimizer = hpcsgd.DistributedOptimizer(sgd(model), model, topology, method=method)
     return RESNET20.training(model, optimizer), optimizer
 
 
@@ -37,9 +37,9 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     world = mpi.world()
-    job = form(world, groups=world.size)
-    plain, _ = trainer(job, hpcsgd.hierarchical(every=10**9))
-    chosen, optimizer = trainer(job, hpcsgd.selsync(float("inf")))
+    topology = form(world, groups=world.size)
+    plain, _ = trainer(topology, hpcsgd.hierarchical(sync_every=10**9))
+    chosen, optimizer = trainer(topology, hpcsgd.selsync(float("inf")))
     steps = {"plain": Contestant(plain, given.steps), "chosen": Contestant(chosen, given.steps)}
     whole = interleaved(steps, rounds=given.rounds, ranks=Together())
     parts, part = torch.empty(world.size, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)

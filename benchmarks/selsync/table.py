@@ -27,7 +27,7 @@ CONTESTANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         for C in (1.0, 0.5)
         for E in (0.25, 0.125)
     },
-    **{f"SSP s = {s}": ({"name": "ssp", "staleness": s}, DEFDP) for s in (100, 200)},
+    **{f"SSP s = {s}": ({"name": "ssp", "max_staleness": s}, DEFDP) for s in (100, 200)},
     **{f"SelSync δ = {d}": ({"name": "selsync", "delta": d}, SELDP) for d in (0.3, 0.4, 0.5)},
 }
 PAPER = {

@@ -37,15 +37,15 @@ def job(
     """A CNN on MNIST, the same learning rate for all methods; it falls to a tenth after 60 and 85 % of
     `steps`, or of the epochs where it is not said how many steps they are."""
     workers, steps = data.pop("workers", groups), data.pop("steps", None)
-    decay = {"build": "MultiStepLR", "per": "step" if steps else "epoch", "scaling": "none"}
+    decay = {"name": "MultiStepLR", "interval": "step" if steps else "epoch", "scaling": "none"}
     milestones = [int(part * (steps or epochs)) for part in (0.6, 0.85)]
     return {
         "seed": seed,
-        "job": {"groups": groups},
-        "data": {"store": str(store), "batch_size": BATCH * workers // groups, **data},
-        "model": {"build": "cnn", "arguments": {"shape": [1, 28, 28], "widths": [16, 32]}},
+        "parallel": {"groups": groups},
+        "data": {"path": str(store), "group_batch_size": BATCH * workers // groups, **data},
+        "model": {"name": "cnn", "arguments": {"shape": [1, 28, 28], "widths": [16, 32]}},
         "optimizer": {"lr": 0.05, "arguments": {"momentum": 0.9, "weight_decay": 5e-4}},
-        "schedule": {**decay, "arguments": {"milestones": milestones}},
+        "lr_schedule": {**decay, "arguments": {"milestones": milestones}},
         "method": dict(method),
         "training": {"epochs": epochs, "threads": 1},
     }
@@ -56,7 +56,7 @@ def train(launch: Launch, table: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "job.toml").write_text(tomli_w.dumps(table))
-        launch(["train", str(folder / "job.toml"), "--run.folder", f"{folder}/run"])
+        launch(["train", str(folder / "job.toml"), "--run.output_dir", f"{folder}/run"])
         summary = json.loads((folder / "run" / "summary.json").read_text())
         records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     kept = ("steps", "seconds", "accuracy", "lssr", "mean_staleness", "seconds_per_phase", "bytes_per_phase")

@@ -29,24 +29,24 @@ def adamw(model: nn.Module) -> optim.Optimizer:
     return optim.AdamW(model.parameters(), lr=1e-3)
 
 
-def torch_alone(workload: Workload, job: hpcsgd.Job) -> Step:
+def torch_alone(workload: Workload, topology: hpcsgd.Topology) -> Step:
     """Every group for itself: what all others do, too."""
-    model = sharded(workload, job.mesh()["group"])
+    model = sharded(workload, topology.mesh()["group"])
     return workload.training(model, adamw(model))
 
 
-def torch_hybrid(workload: Workload, job: hpcsgd.Job) -> Step:
+def torch_hybrid(workload: Workload, topology: hpcsgd.Topology) -> Step:
     """Shards within groups, replicas across them: torch reduces gradients over both, in every step."""
-    model = sharded(workload, job.mesh())
+    model = sharded(workload, topology.mesh())
     return workload.training(model, adamw(model))
 
 
 def method(make: Callable[[], hpcsgd.Method], period: int = 1, **options: Any) -> Entry:
     """One of ours, with all else but `options` by default."""
 
-    def step(workload: Workload, job: hpcsgd.Job) -> Step:
-        model = sharded(workload, job.mesh()["group"])
-        optimizer = hpcsgd.DistributedOptimizer(adamw(model), model, job, make(), **options)
+    def step(workload: Workload, topology: hpcsgd.Topology) -> Step:
+        model = sharded(workload, topology.mesh()["group"])
+        optimizer = hpcsgd.DistributedOptimizer(adamw(model), model, topology, make(), **options)
         return workload.training(model, optimizer)
 
     return Entry(step, period)
@@ -56,6 +56,6 @@ ENTRIES = {
     ALONE: Entry(torch_alone),
     HSDP: Entry(torch_hybrid),
     BSP: method(hpcsgd.bsp),
-    AFTER: method(hpcsgd.bsp, overlap=False),
+    AFTER: method(hpcsgd.bsp, overlap_grad_reduce=False),
     LOCAL: method(lambda: hpcsgd.hierarchical(EVERY), EVERY),
 }

@@ -23,11 +23,11 @@ from step_time.rank import RANKS, STORE, Wire
 
 
 def rows(setting: Setting) -> list[dict[str, Any]]:
-    job = hpcsgd.init(groups=setting.P)
+    topology = hpcsgd.init(groups=setting.P)
     work = workload(MODEL, "emulated", Compute(setting.seconds))
     taking_part, wires = dict[str, Contestant](), dict[str, Wire]()
     for name, entry in ENTRIES.items():
-        step, wire = entry.make(work, job), Wire()
+        step, wire = entry.make(work, topology), Wire()
         steps = -(-setting.steps // entry.period) * entry.period
         if setting.rate == MEMORY:  # nothing leaves this host
             taking_part[name] = Contestant(step, steps, RANKS.meet)

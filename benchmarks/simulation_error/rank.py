@@ -38,9 +38,9 @@ def alone(ranks: Together, steps: int) -> float:
 
 def rate(world: Transport, method: str, late: str, steps: int, ranks: Together) -> float:
     """Steps per second of a group, the mean over the groups, each until its last step."""
-    job, net = form(world, groups=P), network()
+    topology, net = form(world, groups=P), network()
     optimizer = hpcsgd.DistributedOptimizer(
-        optim.SGD(net.parameters(), lr=1e-4), net, job, CASES[method].method()
+        optim.SGD(net.parameters(), lr=1e-4), net, topology, CASES[method].method()
     )
     clock = WallClock()
     for t in range(FIRST + steps):
@@ -53,7 +53,7 @@ def rate(world: Transport, method: str, late: str, steps: int, ranks: Together) 
         optimizer.step()
     mine = steps / clock.stop()
     optimizer.state_dict()
-    job.world.end_apart(60.0)
+    topology.world.end_apart(60.0)
     total = torch.tensor([mine], dtype=torch.float64)
     world.allreduce(total, "mean").wait()
     return total.item()

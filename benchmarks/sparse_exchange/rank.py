@@ -30,14 +30,14 @@ BATCH = 2
 class Trainer:
     """Trains its own ResNet-18 from the same start, on data in memory; without a job each rank alone."""
 
-    def __init__(self, job: hpcsgd.Job | None, method: hpcsgd.Method | None) -> None:
+    def __init__(self, topology: hpcsgd.Topology | None, method: hpcsgd.Method | None) -> None:
         torch.manual_seed(0)
         self.model = resnet18()
         self.optimizer: optim.Optimizer = optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
-        self.job = job
-        if job is not None and method is not None:
-            self.optimizer = hpcsgd.DistributedOptimizer(self.optimizer, self.model, job, method)
-        generator = torch.Generator().manual_seed(0 if job is None else job.rank)
+        self.topology = topology
+        if topology is not None and method is not None:
+            self.optimizer = hpcsgd.DistributedOptimizer(self.optimizer, self.model, topology, method)
+        generator = torch.Generator().manual_seed(0 if topology is None else topology.rank)
         self.x = torch.randn(BATCH, 3, 32, 32, generator=generator)
         self.y = torch.randint(10, (BATCH,), generator=generator)
         self.begin()
@@ -48,14 +48,14 @@ class Trainer:
         self.messages: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
 
     def step(self) -> None:
-        before = self.job.world.ledger.totals() if self.job is not None else {}
+        before = self.topology.world.ledger.totals() if self.topology is not None else {}
         self.optimizer.zero_grad()
         nn.functional.cross_entropy(self.model(self.x), self.y).backward()
         self.optimizer.step()
         if not isinstance(self.optimizer, hpcsgd.DistributedOptimizer):
             return
-        self.noted.append(dict(self.optimizer.notes))
-        for phase, total in self.optimizer.job.world.ledger.since(before).items():
+        self.noted.append(dict(self.optimizer.metrics))
+        for phase, total in self.optimizer.topology.world.ledger.since(before).items():
             self.messages[phase][0] += total.seconds
             self.messages[phase][1] += total.bytes
 

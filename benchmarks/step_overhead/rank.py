@@ -32,17 +32,21 @@ class Entry:
 
     make: Callable[[Workload], Step]
     against: str | None = None
-    job: hpcsgd.Job | None = None
+    topology: hpcsgd.Topology | None = None
 
     def sent(self) -> float:
         """Bytes, of this rank."""
-        return sum(total.bytes for total in self.job.world.ledger.totals().values()) if self.job else 0.0
+        return (
+            sum(total.bytes for total in self.topology.world.ledger.totals().values())
+            if self.topology
+            else 0.0
+        )
 
 
 def one_rank() -> dict[str, Entry]:
     def entry(method: hpcsgd.Method) -> Entry:
-        job = hpcsgd.init()
-        return Entry(lambda w: ours(w, job, method), "plain torch", job)
+        topology = hpcsgd.init()
+        return Entry(lambda w: ours(w, topology, method), "plain torch", topology)
 
     return {
         "plain torch": Entry(plain),
@@ -55,8 +59,8 @@ def many_ranks(size: int) -> dict[str, Entry]:
     """Neighbours in this table run next to each other in time."""
 
     def entry(groups: int, method: hpcsgd.Method, against: str) -> Entry:
-        job = hpcsgd.init(groups=groups)
-        return Entry(lambda w: ours(w, job, method), against, job)
+        topology = hpcsgd.init(groups=groups)
+        return Entry(lambda w: ours(w, topology, method), against, topology)
 
     half = size // 2
     return {
@@ -100,7 +104,7 @@ def measure(
             row["cpu_ratio"] = asdict(ratios(blocks[name].cpu, baseline.cpu))
         if name in bytes_at_most:
             row["peak_device_bytes"] = bytes_at_most[name]
-        if entry.job:
+        if entry.topology:
             row["bytes_a_step"] = (entry.sent() - sent[name]) / (rounds * steps)
         rows.append(row)
     return rows

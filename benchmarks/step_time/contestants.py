@@ -21,7 +21,7 @@ ALONE, DDP = "compute alone", "DDP"
 
 @dataclass(frozen=True)
 class Entry:
-    make: Callable[[Workload, hpcsgd.Job], Step]
+    make: Callable[[Workload, hpcsgd.Topology], Step]
     period: int = 1
     """Steps after which all repeats."""
     lead: int = 0
@@ -34,15 +34,15 @@ def method(
     period: int = 1,
     lead: int = 0,
     *,
-    bucket_mb: float | None = None,
+    bucket_cap_mb: float | None = None,
     prefetch: bool = False,
 ) -> Entry:
     """One of ours, with all else by default."""
 
-    def step(workload: Workload, job: hpcsgd.Job) -> Step:
+    def step(workload: Workload, topology: hpcsgd.Topology) -> Step:
         model = workload.model()
         optimizer = hpcsgd.DistributedOptimizer(
-            sgd(model), model, job, make(), bucket_mb=bucket_mb, prefetch=prefetch
+            sgd(model), model, topology, make(), bucket_cap_mb=bucket_cap_mb, overlap_param_gather=prefetch
         )
         return workload.training(model, optimizer)
 
@@ -54,33 +54,36 @@ def sgd(model: nn.Module) -> optim.Optimizer:
     return optim.SGD(model.parameters(), lr=1e-3)
 
 
-def plain(workload: Workload, _: hpcsgd.Job) -> Step:
+def plain(workload: Workload, _: hpcsgd.Topology) -> Step:
     model = workload.model()
     return workload.training(model, sgd(model))
 
 
-def ddp(bucket_mb: float) -> Entry:
-    def step(workload: Workload, _: hpcsgd.Job) -> Step:
-        model = fastest_ddp(workload.model(), bucket_mb)
+def ddp(bucket_cap_mb: float) -> Entry:
+    def step(workload: Workload, _: hpcsgd.Topology) -> Step:
+        model = fastest_ddp(workload.model(), bucket_cap_mb)
         return workload.training(model, sgd(model))
 
     return Entry(step)
 
 
-def ddp_power_sgd(workload: Workload, _: hpcsgd.Job) -> Step:
+def ddp_power_sgd(workload: Workload, _: hpcsgd.Topology) -> Step:
     """PowerSGD of rank 1, as its hook comes; after the two steps without that it wants. In one bucket: those
     of several wait for each other for ever, each on one of gloo's two threads."""
-    model = fastest_ddp(workload.model(), bucket_mb=1000)
+    model = fastest_ddp(workload.model(), bucket_cap_mb=1000)
     state = power_sgd.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
     model.register_comm_hook(state, power_sgd.powerSGD_hook)
     return workload.training(model, sgd(model))
 
 
-def periodic_averager(workload: Workload, job: hpcsgd.Job) -> Step:
+def periodic_averager(workload: Workload, topology: hpcsgd.Topology) -> Step:
     """Post-local SGD: DDP's allreduce inside groups, `PeriodicModelAverager` over all ranks."""
-    groups = [dist.new_group(range(g * job.K, (g + 1) * job.K)) for g in range(job.P)]
+    groups = [
+        dist.new_group(range(g * topology.group_size, (g + 1) * topology.group_size))
+        for g in range(topology.num_groups)
+    ]
     model = fastest_ddp(workload.model(), 4)
-    state = post_local_sgd.PostLocalSGDState(None, groups[job.g], start_localSGD_iter=0)
+    state = post_local_sgd.PostLocalSGDState(None, groups[topology.group_index], start_localSGD_iter=0)
     model.register_comm_hook(state, post_local_sgd.post_localSGD_hook)
     step = workload.training(model, sgd(model))
     averager = PeriodicModelAverager(period=EVERY, warmup_steps=0)
@@ -98,8 +101,8 @@ OURS = {
     "hierarchical(1)": method(lambda: hpcsgd.hierarchical(1)),
     "hierarchical(8)": method(lambda: hpcsgd.hierarchical(EVERY), EVERY),
     "delayed(8)": method(lambda: hpcsgd.delayed(hpcsgd.hierarchical(EVERY), EVERY), EVERY, EVERY - 1),
-    "streamed(8)": method(
-        lambda: hpcsgd.streamed(hpcsgd.hierarchical(EVERY), FRAGMENTS, EVERY // FRAGMENTS),
+    "streaming(8)": method(
+        lambda: hpcsgd.streaming(hpcsgd.hierarchical(EVERY), FRAGMENTS, EVERY // FRAGMENTS),
         EVERY,
         EVERY // FRAGMENTS - 1,
     ),
@@ -115,7 +118,7 @@ if find_spec("torchft"):
     from step_time.fault_tolerant import diloco, local_sgd
 
     RIVALS |= {
-        "torchft LocalSGD(8)": Entry(lambda w, job: local_sgd(w, job, EVERY), EVERY),
-        "torchft DiLoCo(8)": Entry(lambda w, job: diloco(w, job, EVERY), EVERY),
+        "torchft LocalSGD(8)": Entry(lambda w, topology: local_sgd(w, topology, EVERY), EVERY),
+        "torchft DiLoCo(8)": Entry(lambda w, topology: diloco(w, topology, EVERY), EVERY),
     }
 ENTRIES = {ALONE: Entry(plain), **OURS, **RIVALS}

@@ -22,37 +22,37 @@ _kept: list[Any] = []
 """Stores and lighthouses, which end with the process."""
 
 
-def local_sgd(workload: Workload, job: hpcsgd.Job, every: int) -> Step:
+def local_sgd(workload: Workload, topology: hpcsgd.Topology, every: int) -> Step:
     model = workload.model()
     optimizer = optim.SGD(model.parameters(), lr=1e-3)
-    LocalSGD(_manager(job), model, optimizer, every).__enter__()
+    LocalSGD(_manager(topology), model, optimizer, every).__enter__()
     return workload.training(model, optimizer)
 
 
-def diloco(workload: Workload, job: hpcsgd.Job, every: int) -> Step:
+def diloco(workload: Workload, topology: hpcsgd.Topology, every: int) -> Step:
     """Not streamed: one fragment, nothing delayed."""
     model = workload.model()
     inner = optim.SGD(model.parameters(), lr=1e-3)
     outer = optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     whole: list[nn.Module] = [model]
-    DiLoCo(_manager(job), whole, inner, outer, every, use_bucketization=True).__enter__()
+    DiLoCo(_manager(topology), whole, inner, outer, every, use_bucketization=True).__enter__()
     return workload.training(model, inner)
 
 
-def _manager(job: hpcsgd.Job) -> Manager:
+def _manager(topology: hpcsgd.Topology) -> Manager:
     here, first = _address(), "10.77.0.1"
     port = PORT + len(_kept)
     store = TCPStore(here, 0, is_master=True, wait_for_workers=False)
     lighthouse = None
-    if job.rank == 0:
-        lighthouse = LighthouseServer(bind=f"0.0.0.0:{port}", min_replicas=job.size)
+    if topology.rank == 0:
+        lighthouse = LighthouseServer(bind=f"0.0.0.0:{port}", min_replicas=topology.world_size)
     _kept.append((store, lighthouse))
-    job.world.barrier()
+    topology.world.barrier()
     return Manager(
         pg=ProcessGroupGloo(timeout=PATIENCE),
         load_state_dict=None,
         state_dict=None,
-        min_replica_size=job.size,
+        min_replica_size=topology.world_size,
         use_async_quorum=False,
         timeout=PATIENCE,
         quorum_timeout=PATIENCE,
@@ -61,7 +61,7 @@ def _manager(job: hpcsgd.Job) -> Manager:
         store_addr=here,
         store_port=store.port,
         lighthouse_addr=f"http://{first}:{port}",
-        replica_id=f"replica_{job.rank}",
+        replica_id=f"replica_{topology.rank}",
         hostname=here,
         init_sync=False,
     )

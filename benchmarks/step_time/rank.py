@@ -78,13 +78,13 @@ def sent() -> int:
 
 
 def contestants(
-    entries: dict[str, Entry], work: Workload, setting: Setting, job: hpcsgd.Job, compute: Compute
+    entries: dict[str, Entry], work: Workload, setting: Setting, topology: hpcsgd.Topology, compute: Compute
 ) -> tuple[dict[str, Contestant], dict[str, Wire]]:
     """Each with what it sends; where computing is emulated, once more without it."""
     found: dict[str, Contestant] = {}
     wires: dict[str, Wire] = {}
     for name, entry in entries.items():
-        step, wire = entry.make(work, job), Wire()
+        step, wire = entry.make(work, topology), Wire()
         steps = -(-setting.steps // entry.period) * entry.period
         found[name] = Contestant(wire.counted(step), steps, wire.settle, warm=warmed(step, entry.lead, wire))
         if setting.kind == "emulated":
@@ -104,13 +104,13 @@ def warmed(step: Callable[[], None], lead: int, wire: Wire) -> Callable[[], None
     return warm
 
 
-def steps_of(setting: Setting, who: Sequence[str], job: hpcsgd.Job) -> Iterator[Row]:
+def steps_of(setting: Setting, who: Sequence[str], topology: hpcsgd.Topology) -> Iterator[Row]:
     """As many contestants at once as there is memory for."""
     compute = Compute(setting.seconds)
     work = workload(setting.model, setting.kind, compute)
     for first in range(0, len(who), setting.at_once):
         entries = {name: ENTRIES[name] for name in who[first : first + setting.at_once]}
-        taking_part, wires = contestants(entries, work, setting, job, compute)
+        taking_part, wires = contestants(entries, work, setting, topology, compute)
         blocks = interleaved(taking_part, rounds=setting.rounds, ranks=RANKS)
         for name, wire in wires.items():
             mean = RANKS.mean({"sent": wire.bytes / wire.blocks / taking_part[name].steps})
@@ -123,12 +123,12 @@ def steps_of(setting: Setting, who: Sequence[str], job: hpcsgd.Job) -> Iterator[
         gc.collect()
 
 
-def meetings(setting: Setting, job: hpcsgd.Job) -> Iterator[Row]:
+def meetings(setting: Setting, topology: hpcsgd.Topology) -> Iterator[Row]:
     """One meeting of ours, and gloo's allreduce of as many parameters over all ranks."""
     model = workload(setting.model, "emulated", Compute(0.0)).model()
-    optimizer = hpcsgd.DistributedOptimizer(sgd(model), model, job, hpcsgd.hierarchical(1))
+    optimizer = hpcsgd.DistributedOptimizer(sgd(model), model, topology, hpcsgd.hierarchical(1))
     flat = torch.zeros(sum(p.numel() for p in model.parameters()))
-    calls = {"meeting": optimizer.meet, "gloo allreduce": lambda: dist.all_reduce(flat)}
+    calls = {"meeting": optimizer.average_models, "gloo allreduce": lambda: dist.all_reduce(flat)}
     wires = {name: Wire() for name in calls}
     taking_part = {
         name: Contestant(wires[name].counted(call), 1, wires[name].settle, warm=wires[name].reset, warm_up=1)
@@ -151,13 +151,13 @@ def main() -> None:
     keep_freed_memory()
     world = MPI.COMM_WORLD
     dist.init_process_group("gloo", init_method=STORE, rank=world.rank, world_size=world.size)
-    job = hpcsgd.init(groups=given.groups)
+    topology = hpcsgd.init(groups=given.groups)
     steps: list[Row] = []
     meets: list[Row] = []
     for setting in (Setting(**each) for each in json.loads(given.settings)):
-        steps += steps_of(setting, [name for name in given.who if name not in setting.left_out], job)
+        steps += steps_of(setting, [name for name in given.who if name not in setting.left_out], topology)
         if setting.kind == "emulated":
-            meets += meetings(setting, job)
+            meets += meetings(setting, topology)
         gc.collect()
     world.Barrier()
     dist.destroy_process_group()

@@ -80,7 +80,7 @@ class Place:
             return ddp(BUCKET_MB)
         # A late meeting begins with the first step of a block.
         lead = self.every - 1 - WARM_UP if self.who == LATE else 0
-        return method(self.method, self.every, lead, bucket_mb=BUCKET_MB)
+        return method(self.method, self.every, lead, bucket_cap_mb=BUCKET_MB)
 
 
 def hosts(N: int) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 
 from hpcsgd.checkpoint import tree
 from hpcsgd.comm.on_host import on_host
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.errors import JobError, UserError, count_text
 from hpcsgd.files.atomic import reach_disk, remove_left, replacing
 from hpcsgd.files.hdf5 import new_file
@@ -58,9 +58,9 @@ class Saved:
 class Checkpoints:
     """The checkpoints of one run, in a folder all ranks see. Every method is collective."""
 
-    def __init__(self, folder: Path, job: Job) -> None:
+    def __init__(self, folder: Path, topology: Topology) -> None:
         self._folder = folder
-        self._job = job
+        self._job = topology
         self.writing = False
         """Whether this rank's own file is being written now."""
 
@@ -98,7 +98,7 @@ class Checkpoints:
                 log.warning("checkpoint %s is damaged (%s): falling back to the one before", name, damage)
         if candidates != self._listed():  # the others' islands have written newer ones meanwhile
             return self.newest()
-        with self._job.together("reading checkpoints"):
+        with self._job.raise_on_all_ranks("reading checkpoints"):
             if candidates:
                 raise UserError(f"{self._folder}: all checkpoints are damaged: {', '.join(candidates)}")
         return None
@@ -112,7 +112,7 @@ class Checkpoints:
         return self._job.world.gather_objects(titles(self._folder) if self._job.rank == 0 else [])[0]
 
     def _write_hidden(self, hidden: Path, step: int, state: Mapping[str, Any]) -> None:
-        with self._job.together("writing a checkpoint"), _writing(hidden):
+        with self._job.raise_on_all_ranks("writing a checkpoint"), _writing(hidden):
             if self._job.rank == 0:
                 final = self._folder / title(step)
                 if final.exists() and not _is_ours(final):
@@ -120,10 +120,10 @@ class Checkpoints:
                 remove_unfinished(self._folder)
                 hidden.mkdir(parents=True)
         entry: dict[str, Any] = {}
-        with self._job.together("writing a checkpoint"), _writing(hidden):
+        with self._job.raise_on_all_ranks("writing a checkpoint"), _writing(hidden):
             entry = self._write_own(hidden / _name(self._job.rank), state)
         files = self._job.world.gather_objects(entry)
-        with self._job.together("writing a checkpoint"), _writing(hidden):
+        with self._job.raise_on_all_ranks("writing a checkpoint"), _writing(hidden):
             if self._job.rank == 0:
                 self._complete(hidden, step, files)
 
@@ -141,7 +141,7 @@ class Checkpoints:
         saved = None
         try:
             saved, files = _read_manifest(path)
-            mine = range(self._job.rank, len(files), self._job.size)
+            mine = range(self._job.rank, len(files), self._job.world_size)
             found = next((d for i in mine if (d := _differs(path / _name(i), files[i]))), None)
         except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
             found = f"{MANIFEST}: {error}"
@@ -149,7 +149,13 @@ class Checkpoints:
         return (saved if damage is None else None), damage
 
     def _complete(self, hidden: Path, step: int, files: list[dict[str, Any]]) -> None:
-        manifest = {"format": _FORMAT, "step": step, "P": self._job.P, "K": self._job.K, "files": files}
+        manifest = {
+            "format": _FORMAT,
+            "step": step,
+            "P": self._job.num_groups,
+            "K": self._job.group_size,
+            "files": files,
+        }
         with replacing(hidden / MANIFEST) as part:
             part.write_text(json.dumps(manifest, indent=1))
         final = self._folder / title(step)

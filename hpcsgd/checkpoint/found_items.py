@@ -10,7 +10,7 @@ from typing import Any
 from hpcsgd.checkpoint import items, tree
 from hpcsgd.checkpoint.folder import Saved
 from hpcsgd.checkpoint.snapshot import FIRST, FURTHER, Place, all_places, opened
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError, count_text, near_miss
 
 log = logging.getLogger(__name__)
@@ -68,21 +68,23 @@ def wanted(saved: Saved, given: Given, state: Mapping[str, Any]) -> Mapping[str,
     }
 
 
-def states(saved: Saved, job: Job, wanted: Mapping[str, str]) -> dict[str, Any]:
+def states(saved: Saved, topology: Topology, wanted: Mapping[str, str]) -> dict[str, Any]:
     """Read what this rank goes on with. Where values differed between other ranks than these they are left
     out, and so are their random generators."""
-    same = (saved.P, saved.K) == (job.P, job.K)
+    same = (topology.num_groups, topology.group_size) == (saved.P, saved.K)
     with opened(saved, [FIRST]) as (file,):
         differing = tree.read_item(tree.items(tree.items(file)[ITEMS])["differing"])
     read = _read(saved, FIRST, [name for name in wanted if name not in differing])
     own = [name for name in wanted if name in differing]
     if same:
-        return read | _read(saved, (job.g, job.j), own)
+        return read | _read(saved, (topology.group_index, topology.shard_index), own)
     for name in own:
         if wanted[name] == items.STATE:
             read[name] = _mean(saved, name)
-        elif wanted[name] == items.VALUE and job.rank == 0:
-            log.warning("on %d × %d ranks this starts anew: %s", job.P, job.K, name)
+        elif wanted[name] == items.VALUE and topology.rank == 0:
+            log.warning(
+                "on %d × %d ranks this starts anew: %s", topology.num_groups, topology.group_size, name
+            )
     return {name: value for name, value in read.items() if wanted[name] != items.GENERATOR}
 
 

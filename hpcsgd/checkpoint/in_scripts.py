@@ -23,7 +23,7 @@ from hpcsgd.checkpoint.found_items import GIVEN, ITEMS, Given
 from hpcsgd.checkpoint.snapshot import FURTHER, capture, restore
 from hpcsgd.checkpoint.tree import Tree
 from hpcsgd.core.generators import generators_state, load_generators_state
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.wrapping import Outermost
 from hpcsgd.errors import UserError, located
@@ -46,7 +46,7 @@ def save(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
     Older ones are removed if they are of this training, that is, if these optimizers have saved them, or have
     loaded from the folder. Where others are there nothing is written.
 
-    Call it between two steps: not inside `averaged()`, nor after some of the backward passes of a step.
+    Call it between two steps: not inside `averaged_model()`, nor after some of the backward passes of a step.
 
     Not to be confused with `torch.save`, which saves what one rank has.
 
@@ -63,8 +63,9 @@ def save(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
         JobError: where a rank cannot write, or another job saves there. Earlier checkpoints stay.
 
     Example:
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=8))
-        >>> sampler = hpcsgd.Sampler(data, job)
+        >>> method = hpcsgd.hierarchical(sync_every=8)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
+        >>> sampler = hpcsgd.Sampler(data, topology)
         >>> state = hpcsgd.load(folder, optimizer, sampler=sampler, epoch=0)
         >>> for epoch in range(state["epoch"], 2):
         ...     sampler.set_epoch(epoch)
@@ -78,21 +79,21 @@ def save(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
     """
     loop = _begun("save()", folder, optimizers, state)
     mine, digests = {}, {}
-    with loop.job.together("saving"):
+    with loop.topology.raise_on_all_ranks("saving"):
         training = trainings.training_in(loop.folder, loop.optimizers)
-        if loop.job.rank == 0:
+        if loop.topology.rank == 0:
             training.require_all(loop.folder)
         for name, item in state.items():
             with located(name):
                 mine[name] = items.state_of(item)
                 digests[name] = tree.digest(mine[name])
-    with loop.job.together("saving"):
-        if loop.job.rank == 0:
+    with loop.topology.raise_on_all_ranks("saving"):
+        if loop.topology.rank == 0:
             loop.checkpoints.claim()
-    digests = loop.job.world.gather_objects(digests)
+    digests = loop.topology.world.gather_objects(digests)
     differing = [name for name in mine if len({theirs[name] for theirs in digests}) > 1]
     first, further = loop.captured(0), {n: loop.captured(n) for n in range(1, len(optimizers))}
-    kept = {name: mine[name] for name in mine if loop.job.rank == 0 or name in differing}
+    kept = {name: mine[name] for name in mine if loop.topology.rank == 0 or name in differing}
     told = {"kinds": loop.given.kinds, "classes": loop.given.classes, "differing": differing}
     loop.checkpoints.write(loop.optimizers[0].t, {**first, FURTHER: further, ITEMS: told, GIVEN: kept})
     training.has_saved(loop.optimizers[0].t)
@@ -129,7 +130,8 @@ def load(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
         JobError: where a rank cannot read.
 
     Example:
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=8))
+        >>> method = hpcsgd.hierarchical(sync_every=8)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
         >>> hpcsgd.save(folder, optimizer, best=0.75)
         >>> train(optimizer, steps=1)
@@ -143,20 +145,20 @@ def load(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
     saved = loop.checkpoints.newest()
     if saved is None:
         loop.goes_on()
-        if loop.job.rank == 0:
+        if loop.topology.rank == 0:
             log.warning("%s: no checkpoint is there: the training begins anew", loop.folder)
         return given
-    with loop.job.together("reading a checkpoint"):
+    with loop.topology.raise_on_all_ranks("reading a checkpoint"):
         wanted = found_items.wanted(saved, loop.given, state)
     generators, *_ = [loop.restored(number, saved) for number in range(len(optimizers))]
-    with loop.job.together("reading a checkpoint"):
-        found = found_items.states(saved, loop.job, wanted)
+    with loop.topology.raise_on_all_ranks("reading a checkpoint"):
+        found = found_items.states(saved, loop.topology, wanted)
         if generators is not None:
             load_generators_state(generators, loop.device)
         for name in (name for name in state if name in found and name not in given):  # in the same order
             items.load(state[name], found[name], f"{saved.path}: {name}")
     loop.goes_on()
-    if loop.job.rank == 0:
+    if loop.topology.rank == 0:
         log.info("going on at step %d of a checkpoint of %d × %d ranks", saved.step, saved.P, saved.K)
     return {name: found.get(name, value) for name, value in given.items()}
 
@@ -175,12 +177,12 @@ class _Loop:
     @property
     def checkpoints(self) -> Checkpoints:
         """Those in the folder."""
-        return Checkpoints(self.folder, self.job)
+        return Checkpoints(self.folder, self.topology)
 
     @property
-    def job(self) -> Job:
+    def topology(self) -> Topology:
         """That of all optimizers."""
-        return self.optimizers[0].job
+        return self.optimizers[0].topology
 
     @property
     def device(self) -> torch.device:
@@ -206,7 +208,7 @@ class _Loop:
     def goes_on(self) -> None:
         """What is in the folder is this training's from now on."""
         training = trainings.Training(self.optimizers)
-        if self.job.rank == 0:
+        if self.topology.rank == 0:
             training.goes_on(self.folder)
         trainings.remember(self.folder, self.optimizers, training)
 
@@ -225,18 +227,18 @@ def _begun(
         raise UserError(f"{call}: an optimizer is given twice")
     for optimizer in optimizers:
         optimizer.ready_for(call)
-    job, kinds = optimizers[0].job, {name: items.kind_of(item) for name, item in state.items()}
+    topology, kinds = optimizers[0].topology, {name: items.kind_of(item) for name, item in state.items()}
     path = Path()
-    with job.together(call):
+    with topology.raise_on_all_ranks(call):
         for optimizer in optimizers:
             optimizer.require_between_steps(call)
         path = _path(call, folder)
-        if job.rank == 0:
+        if topology.rank == 0:
             require_outside(path)
         items.require_beside(state, optimizers)
-        if job.has_peers:
+        if topology.is_elastic:
             raise UserError(f"{call} is not for groups that may die: let `hpcsgd train` save these")
-    first, *others = job.world.gather_objects((str(path), sorted(kinds.items())))
+    first, *others = topology.world.gather_objects((str(path), sorted(kinds.items())))
     for rank, told in enumerate(others, start=1):
         if told != first:
             raise UserError(f"{call}: {_written(first)} on rank 0, {_written(told)} on rank {rank}")

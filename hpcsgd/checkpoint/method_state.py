@@ -37,14 +37,19 @@ def restored(
     states = dict(mine) if goes_on else _elsewhere(source, optimizer)
     dropped = _dropped(mine, states)
     for role, chunks in source.chunk_names().items():
-        if optimizer.job.P == 1 and "exchange" not in role.split("."):  # nobody to meet
+        if optimizer.topology.num_groups == 1 and "grad_reduce" not in role.split("."):  # nobody to meet
             dropped += [f"{name} of {role}" for name in chunks]
         else:
             made = {name: _cut(source, role, name, optimizer) for name in chunks}
             states[role] = replace(states[role], sharded=made)
-    if dropped and optimizer.job.rank == 0:
-        job = optimizer.job
-        log.warning("on %d × %d ranks these start anew: %s", job.P, job.K, ", ".join(dropped))
+    if dropped and optimizer.topology.rank == 0:
+        topology = optimizer.topology
+        log.warning(
+            "on %d × %d ranks these start anew: %s",
+            topology.num_groups,
+            topology.group_size,
+            ", ".join(dropped),
+        )
     return states
 
 
@@ -81,7 +86,7 @@ def _dropped(before: Mapping[str, State], after: Mapping[str, State]) -> list[st
 
 def _cut(source: SavedGroups, role: str, name: str, optimizer: DistributedOptimizer) -> list[Tensor]:
     """For every bucket of this job its own chunk, or all of it where the averager does not shard."""
-    whole = optimizer.method.how.traits.whole_model
+    whole = optimizer.method.averager.traits.whole_model
     return [_cut_bucket(source, role, name, bucket, whole) for bucket in optimizer.buckets]
 
 
@@ -92,7 +97,9 @@ def _cut_bucket(source: SavedGroups, role: str, name: str, bucket: Bucket, whole
         wanted = [(piece.slot.name, piece.start, piece.stop, piece.offset) for piece in bucket.pieces]
     parts = [(source.chunk(role, name, param, start, stop), at) for param, start, stop, at in wanted]
     dtype = parts[0][0].dtype if parts else bucket.w.dtype
-    made = torch.zeros((bucket.w if whole else bucket.own).numel(), dtype=dtype, device=bucket.w.device)
+    made = torch.zeros(
+        (bucket.w if whole else bucket.param_shard).numel(), dtype=dtype, device=bucket.w.device
+    )
     for values, offset in parts:
         made[offset : offset + values.numel()] = values.view(-1)
     return made

@@ -11,7 +11,7 @@ from torch import Tensor
 from hpcsgd.checkpoint import tree
 from hpcsgd.core.buffers import is_averaged, widened
 from hpcsgd.core.elements import in_rows
-from hpcsgd.core.flat import Bucket, Piece
+from hpcsgd.core.flat import Bucket, ShardRange
 from hpcsgd.core.state import State
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.sharding import PieceState
@@ -52,9 +52,9 @@ def capture_pieces(
     return pieces
 
 
-def of_piece(vector: Tensor, bucket: Bucket, piece: Piece) -> Tensor:
-    """The elements of one piece, of a vector that is like `own` or like `w`: complex ones as rows."""
-    like_own = vector.numel() == bucket.own.numel()
+def of_piece(vector: Tensor, bucket: Bucket, piece: ShardRange) -> Tensor:
+    """The elements of one piece, of a vector that is like `param_shard` or like `w`: complex ones as rows."""
+    like_own = vector.numel() == bucket.param_shard.numel()
     return in_rows(vector[piece.in_own if like_own else piece.in_w], bucket.reals)
 
 

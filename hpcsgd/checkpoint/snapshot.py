@@ -28,7 +28,7 @@ from hpcsgd.core.buffers import make_writable, put
 from hpcsgd.core.elements import as_elements, in_rows, reals_per_element
 from hpcsgd.core.shards import is_sharded, local, local_of, reshard
 from hpcsgd.core.state import State
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.engine.inside import shared_state, take_shared_state
 from hpcsgd.engine.joined import kind_of
 from hpcsgd.engine.optimizer import DistributedOptimizer
@@ -45,16 +45,16 @@ FIRST: Place = (0, 0)
 
 
 def capture(optimizer: DistributedOptimizer, *, shared: Tree, own: Tree) -> Tree:
-    """This rank's part of a checkpoint. `shared` is alike on all ranks, `own` this rank's (generators).
-    Collective."""
+    """This rank's part of a checkpoint. `shared` is alike on all ranks, `own` this rank's
+    (generators). Collective."""
     central = optimizer.method.central()
     model = None if central is None else central.model()
     states, chunks = split_off_chunks(optimizer.method.states())
     return {
         "outline": _outline(optimizer),
-        "pieces": capture_pieces(optimizer, model or [b.own for b in optimizer.buckets], chunks),
+        "pieces": capture_pieces(optimizer, model or [b.param_shard for b in optimizer.buckets], chunks),
         "buffers": dict(optimizer.model.named_buffers()),
-        "frozen": {name: local(p) for name, p in _frozen(optimizer) if _saves(optimizer.job, p)},
+        "frozen": {name: local(p) for name, p in _frozen(optimizer) if _saves(optimizer.topology, p)},
         "optimizer": {
             "t": optimizer.t,
             "groups": _options(optimizer),
@@ -73,10 +73,10 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
 
     Raises `JobError` where the checkpoint is of another model or optimizer.
     """
-    job = optimizer.job
-    same = (saved.P, saved.K) == (job.P, job.K)
-    with job.together("reading a checkpoint"):
-        mine = (job.g, job.j) if same else FIRST
+    topology = optimizer.topology
+    same = (topology.num_groups, topology.group_size) == (saved.P, saved.K)
+    with topology.raise_on_all_ranks("reading a checkpoint"):
+        mine = (topology.group_index, topology.shard_index) if same else FIRST
         with opened(saved, [mine]) as (file,):
             found = tree.items(file)
             _require_same(saved, tree.read(found["outline"]), _outline(optimizer))
@@ -85,7 +85,7 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
         groups = _groups_to_read(saved, state["parts"], optimizer)
         with _saved_groups(saved, groups) as source:
             _restore_pieces(source, optimizer)
-            goes_on = same and list(groups) == [job.g]
+            goes_on = same and list(groups) == [topology.group_index]
             mine_of_method = {role: State.from_dict(each) for role, each in state["method"].items()}
             method = restored(mine_of_method, source, optimizer, goes_on=goes_on)
         _restore_buffers(saved, [mine] if same else all_places(saved), optimizer.model)
@@ -137,10 +137,10 @@ def restore_model(saved: Saved, model: nn.Module) -> None:
 
 def _groups_to_read(saved: Saved, parts: Sequence[str], optimizer: DistributedOptimizer) -> Iterable[int]:
     """The saved group that this one continues, or all of them for their mean."""
-    job = optimizer.job
-    if saved.P == job.P and parts == _parts(optimizer):
-        return [job.g]
-    if saved.P == job.P and saved.P > 1 and job.rank == 0:
+    topology = optimizer.topology
+    if topology.num_groups == saved.P and parts == _parts(optimizer):
+        return [topology.group_index]
+    if topology.num_groups == saved.P and saved.P > 1 and topology.rank == 0:
         log.info("another method than before: all groups start from the mean of the saved ones")
     return range(saved.P)
 
@@ -155,7 +155,7 @@ def _saved_groups(saved: Saved, groups: Iterable[int]) -> Iterator[SavedGroups]:
 def _restore_pieces(source: SavedGroups, optimizer: DistributedOptimizer) -> None:
     names = {param: name for name, param in optimizer.trained}
     for bucket, piece, _ in optimizer.local.states_by_piece():
-        own = in_rows(bucket.own[piece.in_own], bucket.reals)
+        own = in_rows(bucket.param_shard[piece.in_own], bucket.reals)
         own.copy_(source.w(piece.slot.name, piece.start, piece.stop))
     optimizer.local.load_states(lambda param, start, stop: source.state(names[param], start, stop))
 
@@ -215,7 +215,7 @@ def _require_same(saved: Saved, theirs: Mapping[str, str], ours: Mapping[str, st
 def _parts(optimizer: DistributedOptimizer) -> list[str]:
     """What the method is made of; not how often groups meet and the like, which may change."""
     method = optimizer.method
-    return [type(part).__name__ for part in (method.exchange, method.when, method.how)]
+    return [type(part).__name__ for part in (method.grad_reduce, method.schedule, method.averager)]
 
 
 def _frozen(optimizer: DistributedOptimizer) -> Iterator[tuple[str, Tensor]]:
@@ -224,9 +224,9 @@ def _frozen(optimizer: DistributedOptimizer) -> Iterator[tuple[str, Tensor]]:
     return ((n, p) for n, p in optimizer.model.named_parameters() if p not in trained)
 
 
-def _saves(job: Job, frozen: Tensor) -> bool:
+def _saves(topology: Topology, frozen: Tensor) -> bool:
     """Whether this rank does so for all others."""
-    return job.rank == 0 or (job.g == 0 and is_sharded(frozen))
+    return topology.rank == 0 or (topology.group_index == 0 and is_sharded(frozen))
 
 
 def _saved_frozen(saved: Saved) -> Iterator[tuple[str, Tensor]]:

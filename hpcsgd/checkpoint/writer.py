@@ -10,16 +10,16 @@ from typing import Any
 from hpcsgd.checkpoint.folder import Checkpoints
 from hpcsgd.comm import PeerLost, Work
 from hpcsgd.comm.on_host import taken
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 
 
 class Writer:
     """Writes one checkpoint at a time, on a lane of its own; holds a copy of what it writes. Every method is
     collective."""
 
-    def __init__(self, folder: Path, job: Job) -> None:
-        self._world = job.world.apart()
-        self._checkpoints = Checkpoints(folder, replace(job, world=self._world))
+    def __init__(self, folder: Path, topology: Topology) -> None:
+        self._world = topology.world.apart()
+        self._checkpoints = Checkpoints(folder, replace(topology, world=self._world))
         self._under_way: Work | None = None
 
     def begin(self, step: int, state: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ class Compared:
     """What is compared, and for how long."""
 
     methods: str
-    'As "bsp, hierarchical every=8, sgp job.groups=8", or a TOML file with a table for each.'
+    'As "bsp, hierarchical sync_every=8, sgp parallel.groups=8", or a TOML file with a table for each.'
     steps: int | None = None
     "So many steps each, in place of the epochs of the file."
     samples: int | None = None

@@ -136,7 +136,7 @@ def ensemble(
     """Write a script that trains with groups that may die; nothing is asked for before it is checked.
 
     :param path: The job file, as for hpcsgd launch; it says how many groups.
-    :param overrides: Keys of the file to change, as in --job.groups 8.
+    :param overrides: Keys of the file to change, as in --parallel.groups 8.
     :param independent: Each group is a job of its own, on so many nodes, and starts when there is room.
     :param resume: Go on from the last checkpoint in the run folder.
     """
@@ -147,7 +147,7 @@ def ensemble(
         words = [str(path), *overrides, *(["--resume"] if resume else [])]
         check = check_islands if independent else check_ensemble
         checked = check(path, overrides, w.allocation(), fresh=not resume)
-        P = checked.config.job.groups
+        P = checked.config.parallel.groups
         if independent:
             _write("island", words, checked, w, tasks=P, ISLANDS=str(P))
         else:
@@ -159,7 +159,7 @@ def probe(path: Path, /, *overrides: JobKeys, wanted: Wanted | None = None) -> N
     """Write a script that finds out how many groups the training can stand.
 
     :param path: The job file, as for hpcsgd probe.
-    :param overrides: Keys of the file to change, as in --method.every 4.
+    :param overrides: Keys of the file to change, as in --method.sync_every 4.
     """
     with told_in_one_line(path, overrides):
         from hpcsgd.cluster.batch import check_probe
@@ -172,7 +172,7 @@ def bench(path: Path, /, *overrides: JobKeys, wanted: Wanted | None = None) -> N
     """Write a script that looks at the allocation with hpcsgd doctor and trains for two minutes.
 
     :param path: The job file, as for hpcsgd train.
-    :param overrides: Keys of the file to change, as in --job.groups 8.
+    :param overrides: Keys of the file to change, as in --parallel.groups 8.
     """
     with told_in_one_line(path, overrides):
         from hpcsgd.cluster.batch import check_training
@@ -186,7 +186,7 @@ def measure(path: Path, /, *overrides: JobKeys, quick: Flag = False, wanted: Wan
     """Write a script that finds out what messages, and the job's model, take on these nodes.
 
     :param path: The job file, as for hpcsgd measure.
-    :param overrides: Keys of the file to change, as in --data.batch_size 64.
+    :param overrides: Keys of the file to change, as in --data.group_batch_size 64.
     :param quick: In under a minute, with smaller messages and fewer repeats.
     """
     with told_in_one_line(path, overrides):

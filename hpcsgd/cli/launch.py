@@ -20,28 +20,28 @@ def launch(
     *overrides: JobKeys,
     groups: int | None = None,
     group_size: int | None = None,
-    restarts: int = 3,
-    silence: float = 10.0,
+    max_restarts: int = 3,
+    heartbeat_timeout: float = 10.0,
     timeout: float = 300.0,
-    island: int | None = None,
+    replica_group: int | None = None,
     host: str | None = None,
     resume: Annotated[bool, Parameter(negative="")] = False,
     srun: str = "",
 ) -> None:
     """Train with groups that may die and come back: on this machine, or inside a Slurm job.
 
-    With --island only that group is started. The others are started likewise, whenever there is room for
-    them; they find each other by the run folder.
+    With --replica-group only that group is started. The others are started likewise, whenever there is room
+    for them; they find each other by the run folder.
 
-    :param job: The TOML file; its method is ensemble.
-    :param overrides: Keys of the file to change, as in --training.epochs 3 --method.every 4.
-    :param groups: How many groups; else groups of the [job] section.
-    :param group_size: Ranks of each group; else that of the [job] section, the job's tasks by groups, or 1.
-    :param restarts: How often a group that died is started again.
-    :param silence: Seconds after which a group that nothing is heard of is left behind.
+    :param job: The TOML file; its method is ensemble_sync.
+    :param overrides: Keys of the file to change, as in --training.epochs 3 --method.sync_every 4.
+    :param groups: How many groups; else groups of the [parallel] section.
+    :param group_size: Ranks of each group; else that of the [parallel] section, the tasks by groups, or 1.
+    :param max_restarts: How often a group that died is started again.
+    :param heartbeat_timeout: Seconds after which a group that nothing is heard of is left behind.
     :param timeout: Seconds to wait for a group that lives but does not arrive at a meeting.
-    :param island: The number of the one group that is to be started here, from 0.
-    :param host: With --island, the address of this host at which the others can reach it.
+    :param replica_group: The number of the one group that is to be started here, from 0.
+    :param host: With --replica-group, the address of this host at which the others can reach it.
     :param resume: Go on from the last checkpoint in the run folder.
     :param srun: Options of srun, as in "--mpi=pmi2".
     """
@@ -49,11 +49,13 @@ def launch(
         from hpcsgd.cluster.launch import launch as start_all
         from hpcsgd.cluster.launch import launch_island
 
-        if island is None and host is not None:
-            raise UserError(f"--host {host}: only with --island")
-        start = start_all if island is None else partial(launch_island, island=island, host=host)
+        if replica_group is None and host is not None:
+            raise UserError(f"--host {host}: only with --replica-group")
+        start = (
+            start_all if replica_group is None else partial(launch_island, island=replica_group, host=host)
+        )
         code = start(
-            job, overrides=overrides, groups=groups, group_size=group_size, restarts=restarts,
-            silence=silence, timeout=timeout, resume=resume, srun=srun.split(),
+            job, overrides=overrides, groups=groups, group_size=group_size, restarts=max_restarts,
+            silence=heartbeat_timeout, timeout=timeout, resume=resume, srun=srun.split(),
         )  # fmt: skip
     sys.exit(code)

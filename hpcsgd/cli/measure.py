@@ -28,7 +28,7 @@ def measure(
     which the time of other jobs can be told, and a picture beside it.
 
     :param job: A job file, whose model, optimizer and batches are to be timed, too.
-    :param overrides: Keys of the file to change, as in --data.batch_size 64.
+    :param overrides: Keys of the file to change, as in --data.group_batch_size 64.
     :param out: The machine file.
     :param quick: In under a minute, with smaller messages and fewer repeats.
     :param max_bytes: The largest messages; 64 MB, and 16 MB with --quick.

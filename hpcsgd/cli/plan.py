@@ -21,8 +21,8 @@ def plan(
     budget: float | None = None,
     deadline: float | None = None,
     methods: str | None = None,
-    every: str | None = None,
-    meets: float | None = None,
+    sync_every: str | None = None,
+    sync_rate: float | None = None,
     samples: int | None = None,
     runs: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")] = (),
     scenario: Path | None = None,
@@ -40,8 +40,8 @@ def plan(
     :param budget: Node hours that the training may cost.
     :param deadline: Hours that it may take.
     :param methods: Which to try, as in bsp,sgp; by default the job file's and the usual ones.
-    :param every: Intervals to try, as in 4,8,16; by default the job file's.
-    :param meets: The share of steps after which groups meet, where the method goes by what it sees.
+    :param sync_every: Intervals to try, as in 4,8,16; by default the job file's.
+    :param sync_rate: The share of steps after which groups meet, where the method goes by what it sees.
     :param samples: Of an epoch, where the data are not here.
     :param runs: Folders of runs that were, to be drawn beside the estimates.
     :param scenario: A file to write the recommended job to, for hpcsgd simulate.
@@ -52,6 +52,7 @@ def plan(
         from hpcsgd.performance.planning.run import run
 
         run(
-            job, overrides, machine, probe=probe, ranks=ranks, methods=methods, every=every, meets=meets,
-            samples=samples, wishes=Wishes(budget, deadline), runs=runs, scenario=scenario, write=write,
+            job, overrides, machine, probe=probe, ranks=ranks, methods=methods, every=sync_every,
+            meets=sync_rate, samples=samples, wishes=Wishes(budget, deadline),
+            runs=runs, scenario=scenario, write=write,
         )  # fmt: skip

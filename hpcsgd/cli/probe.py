@@ -19,7 +19,7 @@ def probe(
     groups: str | None = None,
     repeats: int = 1,
     ranks: int | None = None,
-    idle: Path | None = None,
+    offload_dir: Path | None = None,
     delta: Annotated[bool, Parameter(negative="")] = False,
     steps: int = 200,
 ) -> None:
@@ -28,11 +28,11 @@ def probe(
     Runs on as many ranks as you start, also on one.
 
     :param job: The job file, as for hpcsgd train.
-    :param overrides: Keys of the file to change, as in --method.every 4.
+    :param overrides: Keys of the file to change, as in --method.sync_every 4.
     :param groups: The numbers of groups to try, as in 2,4,8; by default up to 32.
     :param repeats: How often to repeat each, with other shuffles and other weights to start from.
     :param ranks: For how many ranks to say the size of a group, too.
-    :param idle: A folder for the models that wait for their turn, where they do not all fit into memory.
+    :param offload_dir: A folder for models that wait for their turn, where they do not all fit into memory.
     :param delta: Say which delta lets a selsync job, started on all its ranks, meet how often.
     :param steps: How many steps to look at for that.
     """
@@ -44,4 +44,4 @@ def probe(
         return
     from hpcsgd.performance.probing.job_file import run
 
-    run(job, overrides, groups=groups, repeats=repeats, ranks=ranks, idle=idle)
+    run(job, overrides, groups=groups, repeats=repeats, ranks=ranks, idle=offload_dir)

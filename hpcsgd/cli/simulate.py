@@ -21,7 +21,7 @@ def simulate(
     """Simulate a job event by event: its speed, who waits for what, what failures cost.
 
     :param scenario: The TOML file; an example is examples/simulation.toml.
-    :param overrides: Keys of the file to change, as in --method.every 4 --job.groups 64.
+    :param overrides: Keys of the file to change, as in --method.sync_every 4 --job.groups 64.
     :param picture: A PNG to draw: the seconds of a step over time, groups ahead, checkpoint intervals.
     :param json: A file to write all figures to.
     """

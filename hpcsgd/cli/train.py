@@ -28,19 +28,20 @@ def train(
     """Train as a job file says; start it with mpiexec or srun for several ranks.
 
     :param job: The TOML file.
-    :param overrides: Keys of the file to change, as in --training.epochs 3 --method.every 4.
+    :param overrides: Keys of the file to change, as in --training.epochs 3 --method.sync_every 4.
     :param resume: Go on from the last checkpoint in the run folder.
     :param probe: A probe.json, for as many groups as it found.
-    :param trace: What every rank does in some steps, to trace.json.gz in the run folder; as --run.trace auto.
+    :param trace: What every rank does in some steps, to trace.json.gz in the run folder; as --run.trace_steps
+    auto.
     """
     # Slurm's warning may come while torch is loading, and would end this rank; the run knows its end, too.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
-    typed = (*(["--run.trace", "auto"] if trace else []), *overrides)
+    typed = (*(["--run.trace_steps", "auto"] if trace else []), *overrides)
     read_at_once(job, typed, lambda: load(job, typed))
 
     from hpcsgd.train import run
 
-    by_probe = [] if probe is None else ["--job.groups", "--job.group_size"]
+    by_probe = [] if probe is None else ["--parallel.groups", "--parallel.group_size"]
     with at_line(job, (*typed, *by_probe)):
         run(job, typed, resume, probe)

@@ -31,17 +31,17 @@ class Wished(Protocol):
     """What a job file or a script asks for."""
 
     @property
-    def group(self) -> Wish: ...
+    def intra_group(self) -> Wish: ...
     @property
-    def cross(self) -> Wish: ...
+    def inter_group(self) -> Wish: ...
 
 
 @dataclass(frozen=True)
 class Wishes:
     """For the ranks of a group, and for those of one position across groups."""
 
-    group: Wish = "auto"
-    cross: Wish = "auto"
+    intra_group: Wish = "auto"
+    inter_group: Wish = "auto"
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Wishes:
@@ -49,9 +49,9 @@ class Wishes:
         known = {field.name for field in fields(cls)}
         for key, value in given.items():
             if key not in known:
-                raise UserError(f"transport has no {key!r}: {near_miss(key, known)}")
+                raise UserError(f"device_backend has no {key!r}: {near_miss(key, known)}")
             if value not in WISHES:
-                raise UserError(f"transport {key} = {value!r}: {near_miss(value, WISHES)}")
+                raise UserError(f"device_backend {key} = {value!r}: {near_miss(value, WISHES)}")
         return cls(**given)  # pyright: ignore[reportArgumentType]
 
 

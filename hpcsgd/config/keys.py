@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
 from typing import Any, get_origin, get_type_hints
@@ -10,6 +11,7 @@ from typing import Any, get_origin, get_type_hints
 from hpcsgd.config.kinds import alternatives_to_none, convert
 from hpcsgd.config.overrides import Typed
 from hpcsgd.config.reader import BESIDE, section_kind
+from hpcsgd.renamed import RENAMED
 
 CLOSE = 0.6
 """How alike, from 0 to 1, a name and what was typed have to be."""
@@ -51,15 +53,23 @@ def is_known(path: str, kind: Any) -> bool:
 def meant(given: str, text: str | None, flags: Iterable[str], known: Mapping[str, Any]) -> list[str]:
     """The flags and the `known` keys that somebody may have meant by ``--given text``, likeliest first.
 
-    The last part of a key is enough to find it. A key that cannot have the value `text` was not meant.
+    The last part of a key is enough to find it, and so is a name that it had before. A key that cannot have
+    the value `text` was not meant.
     """
-    scores = {f"--{flag}": _likeness(given, flag) for flag in flags}
+    names = _with_new_names(given)
+    scores = {f"--{flag}": max(_likeness(name, flag) for name in names) for flag in flags}
     for path, annotation in known.items():
         if text is None or _takes(annotation, f"--{path}", text):
-            scores[f"--{path}"] = _likeness_to_key(given, path)
+            scores[f"--{path}"] = max(_likeness_to_key(name, path) for name in names)
     best = max(scores.values(), default=0.0)
     close = [name for name, score in scores.items() if score >= max(CLOSE, best - AS_CLOSE)]
     return sorted(close, key=lambda name: -scores[name])[:SHOWN]
+
+
+def _with_new_names(given: str) -> list[str]:
+    """What was typed, then the same with the new names of its parts."""
+    parts = [(part, *RENAMED.get(part.replace("-", "_"), ())) for part in given.split(".")]
+    return [".".join(names) for names in itertools.product(*parts)]
 
 
 def _likeness(given: str, name: str) -> float:

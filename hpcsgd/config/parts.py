@@ -1,6 +1,6 @@
 """Parts of parts, as a job file has them: what a value means, the annotation of its parameter says.
 
-    def mine(exchange: Exchange, every: int, then: Method | None = None): ...
+    def mine(grad_reduce: GradReduce, sync_every: int, then: Method | None = None): ...
 
 Given to `exchange` a name is one of exchanges, and so is a table with a name and arguments, which may be
 parts again. The name is of the table beside the family, or "package.module:function" of the user's own. Given
@@ -18,8 +18,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from hpcsgd.errors import UserError, in_section, located, near_miss, spot
 from hpcsgd.named import annotations_of, call_named, require_arguments, resolve
 
-NAMES = ("name", "build")
-"""The key of a table that says which part it is; of optimizers as in their section."""
+NAME = "name"
+"""The key of a table that says which part it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +98,13 @@ def _called(
     """The key of the name, if there is one, the name and the arguments."""
     if isinstance(value, str):
         return (), value, {}
-    key = next((key for key in NAMES if isinstance(value, dict) and key in value), None)
-    if key is None or not isinstance(value[key], str):
+    if not (isinstance(value, dict) and isinstance(value.get(NAME), str)):
         raise UserError(
             f"{spot(section, *keys)} = {value!r}: expected a name, or a table with it; "
             f"{near_miss('', table)}",
             key=(section, *keys),
         )
-    return (key,), value[key], {k: v for k, v in value.items() if k != key}
+    return (NAME,), value[NAME], {k: v for k, v in value.items() if k != NAME}
 
 
 def _bound(

@@ -162,7 +162,7 @@ class _Section:
 
 
 def _name(section: KeyPath, key: str = "") -> str:
-    """As error lines name it: ``[data]``, ``[link 1]``, ``[data] store``, ``seed``."""
+    """As error lines name it: ``[data]``, ``[link 1]``, ``[data] path``, ``seed``."""
     words = (f" {part + 1}" if isinstance(part, int) else f".{part}" for part in section)
     named = f"[{''.join(words).removeprefix('.')}]" if section else ""
     return f"{named} {key}".strip()

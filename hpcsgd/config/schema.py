@@ -34,23 +34,23 @@ Joined = Literal["auto", "mpi", "gloo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransportSection:
+class DeviceBackendSection:
     """By which library tensors on devices travel: staged in host memory with "mpi"."""
 
-    group: Wish = "auto"  # ranks of one group
-    cross: Wish = "auto"  # those of one position, across groups
+    intra_group: Wish = "auto"  # ranks of one group
+    inter_group: Wish = "auto"  # those of one position, across groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSection:
+class ParallelSection:
     """How the ranks form groups, by number or by size (the topology decides where neither is given)."""
 
     groups: Count | None = None  # P, how many; it has to divide the ranks of the job
     group_size: Count | None = None  # K, the ranks of one, in place of groups
-    shard: bool = False  # parameters and gradients over the ranks of a group, too, by torch; docs/shard.md
-    timeout: Seconds = 600.0  # seconds that a wait for other ranks may last
+    fsdp: bool = False  # parameters and gradients over the ranks of a group, too, by torch; docs/shard.md
+    timeout_s: Seconds = 600.0  # seconds that a wait for other ranks may last
     backend: Joined = "auto"  # what joins the ranks: MPI, or gloo without MPI; docs/torchrun.md
-    transport: TransportSection = field(default_factory=TransportSection)
+    device_backend: DeviceBackendSection = field(default_factory=DeviceBackendSection)
 
     def __post_init__(self) -> None:
         if self.groups is not None and self.group_size is not None:
@@ -64,50 +64,50 @@ class JobSection:
 class DataSection:
     """The samples: an HDF5 store and how it becomes batches."""
 
-    store: Path  # made by `hpcsgd data convert`; relative to the job file
-    batch_size: Count  # samples of one group in a step, a multiple of its ranks
+    path: Path  # made by `hpcsgd data convert`; relative to the job file
+    group_batch_size: Count  # samples of one group in a step, a multiple of its ranks
     arguments: dict[str, Any] = field(default_factory=dict)  # how such a store becomes samples; docs/data.md
     partition: dict[str, Any] | None = None  # name and arguments: how groups divide the samples
-    share: Annotated[float, Above(0)] | None = None  # of an overlapping partition, which it stands for
+    overlap_share: Annotated[float, Above(0)] | None = None  # of the overlapping partition it stands for
     injection: dict[str, Any] | None = None  # alpha and beta: what groups give each other of their batches
     transform: str | None = None  # a short name or "package.module:function"
-    workers: Annotated[int, Minimum(0)] = 0  # processes of each rank that load samples; 0: the rank itself
+    num_workers: Annotated[int, Minimum(0)] = 0  # processes of each rank that load samples; 0: itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSection:
     """Who builds the model, and what it starts from."""
 
-    build: str  # a short name or "package.module:function"
-    start: Path | None = None  # weights: a file or a folder, relative to the job file; docs/export.md
-    blocks: tuple[str, ...] | None = None  # names of modules that are sharded by themselves, as "blocks.*"
-    arguments: dict[str, Any] = field(default_factory=dict)  # of build, by their names
+    name: str  # a short name or "package.module:function"
+    init_from: Path | None = None  # weights: a file or a folder, relative to the job file; docs/export.md
+    fsdp_units: tuple[str, ...] | None = None  # modules that are sharded by themselves, as "blocks.*"
+    arguments: dict[str, Any] = field(default_factory=dict)  # of the model, by their names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSection:
     """What a group updates its model by."""
 
-    build: str = "SGD"  # a class of torch.optim, "Muon" or "package.module:function"
+    name: str = "SGD"  # a class of torch.optim, "Muon" or "package.module:function"
     lr: Annotated[float, Above(0)]  # the learning rate of one group
-    arguments: dict[str, Any] = field(default_factory=dict)  # of build, by their names, but for lr
+    arguments: dict[str, Any] = field(default_factory=dict)  # of the optimizer, by their names, but for lr
     natural_gradient: dict[str, Any] | None = None  # arguments of NaturalGradient; docs/natural_gradient.md
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleSection:
+class LrScheduleSection:
     """The learning rate over time: scaling with the number of groups P, warm-up, then a torch scheduler."""
 
     scaling: Literal["none", "linear", "root"] = "linear"  # times 1, P or √P
-    scaling_follows: Literal["started", "living"] = "started"  # P: all, or those of "ensemble" alive
+    scale_with: Literal["started", "alive"] = "started"  # P: all, or those of "ensemble_sync" alive
     warmup_epochs: Annotated[float, Minimum(0)] = 0.0  # the rate climbs to that from the rate of one group
-    build: str | None = None  # a class of torch.optim.lr_scheduler or "package.module:function"
-    arguments: dict[str, Any] = field(default_factory=dict)  # of build; "length": the run's steps or epochs
-    per: Literal["epoch", "step"] = "epoch"  # how often the scheduler goes on
+    name: str | None = None  # a class of torch.optim.lr_scheduler or "package.module:function"
+    arguments: dict[str, Any] = field(default_factory=dict)  # for it; "length": the run's steps or epochs
+    interval: Literal["epoch", "step"] = "epoch"  # how often the scheduler goes on
 
     def __post_init__(self) -> None:
-        if self.arguments and self.build is None:
-            raise UserError("arguments without build: name the scheduler they are for", key="arguments")
+        if self.arguments and self.name is None:
+            raise UserError("arguments without name: name the scheduler they are for", key="arguments")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +127,11 @@ class TrainingSection:
     samples: Count | None = None  # likewise, of all ranks together
     tokens: Count | None = None  # likewise, where samples are made of tokens
     log_every: Count = 10  # steps from one line of log and metrics to the next
-    evaluate_every: Count = 1  # epochs from one evaluation to the next
-    evaluation_tokens: Count | None = None  # of the test data, spread over it; none: all
-    checkpoint_every: Count | None = None  # steps from one to the next; none: at the end of every epoch
-    time_limit: Seconds | None = None  # seconds, after which a run saves and stops, to go on with --resume
-    stop_ahead: Seconds = 60.0  # seconds before the end of its batch job at which a run saves and stops
+    eval_every_epochs: Count = 1  # epochs from one evaluation to the next
+    eval_tokens: Count | None = None  # of the test data, spread over it; none: all
+    checkpoint_every_steps: Count | None = None  # steps from one to the next; none: at the end of every epoch
+    time_limit_s: Seconds | None = None  # seconds, after which a run saves and stops, to go on with --resume
+    stop_before_end_s: Seconds = 60.0  # seconds before its batch job ends at which a run saves and stops
     threads: Count | None = None  # torch threads of each rank; none: OMP_NUM_THREADS, or 1
     device: str = "auto"  # "cpu" or a kind of accelerator; auto: one of those that the rank sees, if any
     precision: Literal["fp32", "bf16", "fp16", "bf16_master"] = "fp32"  # what is computed in; docs/gpu.md
@@ -140,11 +140,11 @@ class TrainingSection:
     activation_checkpointing: bool = False  # what regions compute is not kept, but computed again
     peak_tflops: Annotated[float, Above(0)] | None = None  # of a rank's device, to tell utilization
     deterministic: bool = False  # only operations that give the same bits every time
-    bucket_mb: Annotated[float, Above(0)] | None = None  # MB that leave at once; none: M/16, 1 to 4
-    overlap: bool | None = None  # whether they leave during the backward pass; none: yes
-    prefetch: bool = False  # parameters arrive while the next forward pass goes on
+    bucket_cap_mb: Annotated[float, Above(0)] | None = None  # MiB of a bucket; none: M/16, 1 to 4 MB
+    overlap_grad_reduce: bool | None = None  # whether they leave during the backward pass; none: yes
+    overlap_param_gather: bool = False  # parameters arrive while the next forward pass goes on
     broadcast_buffers: bool = False  # a group's first rank gives the others its buffers; docs/buffers.md
-    tune: Count | None = None  # steps with each way that gradients may travel, before the run
+    autotune_steps: Count | None = None  # steps with each way that gradients may travel, before the run
     machine: Path | None = None  # the machine file that tells the way; relative to the job file
 
     def __post_init__(self) -> None:
@@ -155,36 +155,34 @@ class TrainingSection:
             raise UserError(f"{' and '.join(budgets)}: give one of them, not both", key=first)
         if self.epochs is None and not budgets:
             raise UserError("no length: give epochs, or steps, samples or tokens in their place")
-        if self.prefetch and self.compile:
-            raise UserError(
-                "prefetch and compile: compiled code does not wait for weights: give one of them, not both",
-                key="prefetch",
-            )
+        if self.overlap_param_gather and self.compile:
+            told = "overlap_param_gather and compile: compiled code does not wait for weights: "
+            raise UserError(told + "give one of them, not both", key="overlap_param_gather")
         if self.activation_checkpointing and self.compile:
             raise UserError(
                 "activation_checkpointing and compile: compiled code chooses itself what to keep: "
                 "give one of them, not both",
                 key="activation_checkpointing",
             )
-        if self.tune is not None and self.machine is not None:
-            raise UserError(
-                f"tune = {self.tune} and machine = {self.machine}: give one of them, not both", key="tune"
-            )
+        if self.autotune_steps is not None and self.machine is not None:
+            told = f"autotune_steps = {self.autotune_steps} and machine = {self.machine}: "
+            raise UserError(told + "give one of them, not both", key="autotune_steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReallocationSection:
+class RebalanceSection:
     """How `hpcsgd launch` moves compute between groups, so that none waits for a slow one."""
 
-    unit: Literal["none", "ranks", "samples", "threads"] = "none"  # what is moved
+    resource: Literal["none", "ranks", "samples", "threads"] = "none"  # what is moved
     total: Count | None = None  # of all groups: threads a rank, or samples a pass; ranks are counted
-    margin: Annotated[float, Minimum(0)] = 0.1  # the part of an epoch that a move has to save
-    cost: Annotated[float, Minimum(0)] | None = None  # seconds of a move; none: 20 for ranks, else 0
+    min_gain: Annotated[float, Minimum(0)] = 0.1  # the part of an epoch that a move has to save
+    cost_s: Annotated[float, Minimum(0)] | None = None  # seconds of a move; none: 20 for ranks, else 0
 
     def __post_init__(self) -> None:
-        if self.unit in ("samples", "threads") and self.total is None:
+        if self.resource in ("samples", "threads") and self.total is None:
             raise UserError(
-                f"unit = {self.unit} without total: say how many {self.unit} there are in all", key="unit"
+                f"resource = {self.resource} without total: say how many {self.resource} there are in all",
+                key="resource",
             )
 
 
@@ -192,13 +190,13 @@ class ReallocationSection:
 class RunSection:
     """What the run writes."""
 
-    folder: Path  # where to, relative to the working directory; default: runs/ and the name of the job file
-    trace: str | None = None  # steps as "10-17, 500", or "auto": what each rank does in them; docs/trace.md
-    sinks: tuple[str | dict[str, Any], ...] | None = None  # who is told the metrics, too; docs/sinks.md
+    output_dir: Path  # relative to the working directory; default: runs/ and the name of the job file
+    trace_steps: str | None = None  # steps whose work is traced: "10-17, 500", or "auto"; docs/trace.md
+    loggers: tuple[str | dict[str, Any], ...] | None = None  # who is told the metrics, too; docs/sinks.md
 
     def __post_init__(self) -> None:
-        if self.trace is not None:
-            windows(self.trace)
+        if self.trace_steps is not None:
+            windows(self.trace_steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,49 +204,51 @@ class Config:
     """A whole training run, as `load` reads and checks it."""
 
     seed: Annotated[int, Minimum(0)] = 1  # of weights, of the order of samples, of all that is by chance
-    job: JobSection = field(default_factory=JobSection)
+    parallel: ParallelSection = field(default_factory=ParallelSection)
     data: DataSection
     model: ModelSection
     optimizer: OptimizerSection
-    schedule: ScheduleSection = field(default_factory=ScheduleSection)
+    lr_schedule: LrScheduleSection = field(default_factory=LrScheduleSection)
     method: MethodSection
     training: TrainingSection
-    reallocation: ReallocationSection = field(default_factory=ReallocationSection)
+    rebalance: RebalanceSection = field(default_factory=RebalanceSection)
     run: RunSection
 
     def __post_init__(self) -> None:
-        if not self.job.shard:
-            if self.model.blocks is not None:
+        if not self.parallel.fsdp:
+            if self.model.fsdp_units is not None:
                 raise UserError(
-                    "[model] blocks without [job] shard = true: say that it is to be sharded",
-                    key=("model", "blocks"),
+                    "[model] fsdp_units without [parallel] fsdp = true: say that it is to be sharded",
+                    key=("model", "fsdp_units"),
                 )
             return
         for key, given in self._without_shards().items():
             if given:
-                raise UserError(f"[job] shard = true and {key}: leave one of them out", key=("job", "shard"))
+                told = f"[parallel] fsdp = true and {key}: leave one of them out"
+                raise UserError(told, key=("parallel", "fsdp"))
 
     def _without_shards(self) -> dict[str, bool]:
         """What takes whole parameters."""
         return {
-            "[training] prefetch": self.training.prefetch,
+            "[training] overlap_param_gather": self.training.overlap_param_gather,
             "[training] channels_last": self.training.channels_last,
             "[optimizer] natural_gradient": self.optimizer.natural_gradient is not None,
-            '[reallocation] unit = "ranks"': self.reallocation.unit == "ranks",
+            '[rebalance] resource = "ranks"': self.rebalance.resource == "ranks",
         }
 
 
 def unsharded(config: Config) -> Config:
     """The same training, of models that each rank has whole."""
-    job = dataclasses.replace(config.job, shard=False)
-    return dataclasses.replace(config, job=job, model=dataclasses.replace(config.model, blocks=None))
+    parallel = dataclasses.replace(config.parallel, fsdp=False)
+    model = dataclasses.replace(config.model, fsdp_units=None)
+    return dataclasses.replace(config, parallel=parallel, model=model)
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file, lay ``--section.key value`` overrides over it and check everything.
 
-    A relative ``data.store``, ``model.start``, ``training.machine`` or ``tokenizer`` of ``data.arguments`` is
-    meant from the file's folder, or, as an override, from the working directory.
+    A relative ``data.path``, ``model.init_from``, ``training.machine`` or ``tokenizer`` of ``data.arguments``
+    is meant from the file's folder, or, as an override, from the working directory.
     Raises `UserError`, one line: what was given, what is allowed, the file and key or the flag.
     """
     return checked(read_tables(path, overrides), path)
@@ -264,16 +264,17 @@ def read_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 def checked(table: dict[str, Any], path: Path) -> Config:
     """What these tables, read from a file, mean; see `load`."""
     if isinstance(run := table.setdefault("run", {}), dict):
-        run.setdefault("folder", f"runs/{path.stem}")
+        run.setdefault("output_dir", f"runs/{path.stem}")
     config = read_section(Config, table, path)
     data, model, training = config.data, config.model, config.training
     data = dataclasses.replace(
         data,
-        store=_absolute(data.store, table["data"]["store"], path),
+        path=_absolute(data.path, table["data"]["path"], path),
         arguments=_with_paths(data.arguments, table["data"].get("arguments"), path),
     )
-    if model.start is not None:
-        model = dataclasses.replace(model, start=_absolute(model.start, table["model"]["start"], path))
+    if model.init_from is not None:
+        init_from = _absolute(model.init_from, table["model"]["init_from"], path)
+        model = dataclasses.replace(model, init_from=init_from)
     if training.machine is not None:
         machine = _absolute(training.machine, table["training"]["machine"], path)
         training = dataclasses.replace(training, machine=machine)

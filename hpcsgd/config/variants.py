@@ -2,13 +2,13 @@
 
 As typed, a method and its arguments; what has a dot is a key of the job file:
 
-    bsp, hierarchical every=8, hierarchical every=8 job.groups=2, selsync delta=0.3
+    bsp, hierarchical sync_every=8, hierarchical sync_every=8 parallel.groups=2, selsync delta=0.3
 
 Or a TOML file with a table for each, by its label, of sections as in a job file:
 
     [gossip]
     method = { name = "sgp", graph = { name = "powers_of_two" } }
-    job.groups = 4
+    parallel.groups = 4
     optimizer.lr = 0.1
 
 [method] takes the place of the job file's; of other sections each key does.
@@ -27,7 +27,7 @@ from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, checked, read_tables
 from hpcsgd.errors import UserError, located, near_miss
 
-SECTIONS = ("data", "job", "method", "optimizer", "schedule")
+SECTIONS = ("data", "lr_schedule", "method", "optimizer", "parallel")
 """What a variant may change. Seed, model and length are those of all."""
 
 
@@ -59,7 +59,9 @@ def variants(text: str) -> list[Variant]:
     with located("--methods"):
         found = _of_file(Path(text)) if text.endswith(".toml") else _typed(text)
         if not found:
-            raise UserError("nothing to compare: expected methods, as 'bsp, hierarchical every=8', or a file")
+            raise UserError(
+                "nothing to compare: expected methods, as 'bsp, hierarchical sync_every=8', or a file"
+            )
         for variant in found:
             _require_sections(variant)
         _require_apart(found)
@@ -97,7 +99,7 @@ def _variant(words: Sequence[str]) -> Variant:
     for word in arguments:
         key, equals, _ = word.partition("=")
         if not (key and equals):
-            raise UserError(f"{' '.join(words)!r}: {word!r}: expected an argument, as every=8")
+            raise UserError(f"{' '.join(words)!r}: {word!r}: expected an argument, as sync_every=8")
         overlay(changes, [f"--{word}" if "." in key else f"--method.{word}"])
     return Variant(" ".join(words), changes)
 

@@ -37,8 +37,8 @@ def _given(text: str) -> list[range]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not (found[-1].stop if found else 1) <= first <= last:
             raise UserError(
-                f'trace = "{text}": expected steps from 1 on, in order, as "10-17, 500", or "{AUTO}"',
-                key="trace",
+                f'trace_steps = "{text}": expected steps from 1 on, in order, as "10-17, 500", or "{AUTO}"',
+                key="trace_steps",
             )
         found.append(range(first, last + 1))
     return found

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hpcsgd.comm import Transport, Work, phase
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError, count_text
 
 _FORM = struct.Struct("<28sIqdIII")
@@ -75,14 +75,14 @@ class Agreement:
         self._number = number
 
     @classmethod
-    def of_group(cls, job: Job) -> Agreement:
+    def of_group(cls, topology: Topology) -> Agreement:
         """Among the ranks of a group."""
-        return cls(job.group, lambda j: job.g * job.K + j)
+        return cls(topology.intra_group, lambda j: topology.group_index * topology.group_size + j)
 
     @classmethod
-    def of_position(cls, job: Job) -> Agreement:
+    def of_position(cls, topology: Topology) -> Agreement:
         """Among the ranks of all groups that own the same part of the model."""
-        return cls(job.cross, lambda g: g * job.K + job.j)
+        return cls(topology.inter_group, lambda g: g * topology.group_size + topology.shard_index)
 
     @property
     def alone(self) -> bool:

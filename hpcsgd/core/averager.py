@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hpcsgd.arguments import checked
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.core.waits import Waits
 from hpcsgd.errors import UserError
 
@@ -52,7 +52,7 @@ class Traits:
     """It goes by the vectors, the number of the step and its own memory alone: it may be given copies, or
     parts of the vectors, on other communicators, while training goes on."""
     elastic: bool = False
-    """It averages with other jobs (`Job.peers`), and not with the groups of this job."""
+    """It averages with other jobs (`Topology.replica_groups`), and not with the groups of this job."""
     histograms: tuple[str, ...] = ()
     """The notes that are small whole numbers: of these it is kept how often which number came, over all
     ranks, and not what this rank noted in every step."""
@@ -65,7 +65,7 @@ class Averager(Protocol):
     @property
     def traits(self) -> Traits: ...
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterable[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
         """Average `vectors` in place, and return all of them in the same order. Collective.
 
         Both are iterables that may be lazy. Taking the next one of `vectors` waits until the optimizer has
@@ -76,7 +76,7 @@ class Averager(Protocol):
         ...
 
 
-def run_averager(averager: Averager, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+def run_averager(averager: Averager, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
     """Average all `vectors` in place; return them once all are final. Collective."""
     return list(averager.average(vectors, s))
 
@@ -84,4 +84,4 @@ def run_averager(averager: Averager, vectors: Iterable[Tensor], s: Step) -> list
 def vectors_of(averager: Averager, buckets: Iterable[Bucket]) -> Iterator[Tensor]:
     """Yield what `averager` averages of each of these buckets."""
     whole = averager.traits.whole_model
-    return (b.w if whole else b.own for b in buckets)
+    return (b.w if whole else b.param_shard for b in buckets)

@@ -1,9 +1,9 @@
 """What a model has beside the parameters that are trained: buffers, and frozen parameters, of any kind.
 
 All ranks get rank 0's when the optimizer is made. After that floating-point and complex buffers are averaged
-over all ranks, in `averaged()` and where a checkpoint goes on on other ranks; 8-bit floats by way of float32.
-Whatever else there is (integers, booleans, sparse and quantized tensors) stays each rank's own, and on other
-ranks all get rank 0's.
+over all ranks, in `averaged_model()` and where a checkpoint goes on on other ranks; 8-bit floats by way of
+float32. Whatever else there is (integers, booleans, sparse and quantized tensors) stays each rank's own, and
+on other ranks all get rank 0's.
 """
 
 from __future__ import annotations

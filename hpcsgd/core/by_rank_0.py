@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 import torch
 
 from hpcsgd.comm import Transport
-from hpcsgd.core.topology import together
+from hpcsgd.core.topology import raise_on_all_ranks
 
 BEAT = 1.0
 """Seconds between two times that rank 0 says that it is at work, at most."""
@@ -33,7 +33,7 @@ def by_rank_0(world: Transport, what: str, call: Callable[[], None]) -> None:
             wait([under_way], min(BEAT, world.timeout / 4))
             said.fill_(under_way.done())
         world.bcast(said).wait()
-    with together(world, what):
+    with raise_on_all_ranks(world, what):
         if world.rank == 0:
             under_way.result()
 

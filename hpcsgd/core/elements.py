@@ -62,7 +62,7 @@ def require_real(name: str, param: Tensor) -> None:
     """Raise `UserError` for a complex parameter where torch is to shard the model."""
     if param.is_complex():
         raise UserError(
-            f"parameter {name} is of {param.dtype}, and complex ones cannot be sharded by rows: leave shard, "
+            f"parameter {name} is of {param.dtype}, and complex ones cannot be sharded by rows: leave fsdp, "
             "or fully_shard, out"
         )
 

@@ -27,7 +27,7 @@ from hpcsgd.core.slot import Slot
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ShardRange:
     """Elements [start, stop), in memory order, of one parameter: those this position owns."""
 
     slot: Slot
@@ -49,9 +49,11 @@ class Piece:
 
 
 class Bucket:
-    """Some of the model's parameters: `w` has `size` elements, padding included, and `own` size/K of them.
+    """Some of the model's parameters: `w` has `size` elements, padding included, and `param_shard` size/K of
+    them.
 
-    `own` is a view of `w`: the chunk of this position j. `g` and `g_own` are the same for gradients.
+    `param_shard` is a view of `w`: the chunk of this position j. `g` and `grad_shard` are the same for
+    gradients.
     """
 
     def __init__(self, layout: Layout, K: int, j: int) -> None:
@@ -63,8 +65,10 @@ class Bucket:
         with room_for(f"no room for {self.size:,} parameters on {first.device}"):
             self.w = torch.zeros(self.size, dtype=dtype, device=first.device, pin_memory=layout.pinned)
         self._K, self._j = K, j
-        self.own = self.own_of(self.w)
-        self.pieces = list(_pieces(self.slots, j * self.own.numel(), (j + 1) * self.own.numel()))
+        self.param_shard = self.shard_of(self.w)
+        self.pieces = list(
+            _pieces(self.slots, j * self.param_shard.numel(), (j + 1) * self.param_shard.numel())
+        )
         self.gathered = False
         """Whether gradients that stay where autograd puts them have been brought into `g` in this step."""
         self.received: Tensor | None = None
@@ -96,17 +100,17 @@ class Bucket:
         return self.w[: self.slots[-1].stop]
 
     @property
-    def g_own(self) -> Tensor:
-        return self.own_of(self.g)
+    def grad_shard(self) -> Tensor:
+        return self.shard_of(self.g)
 
     @property
-    def gradients_own(self) -> Tensor:
-        """`g_own` without the padding, which has to stay zero whatever becomes of gradients."""
-        return self.g_own[: self.pieces[-1].in_own.stop if self.pieces else 0]
+    def gradients_of_shard(self) -> Tensor:
+        """`grad_shard` without the padding, which has to stay zero whatever becomes of gradients."""
+        return self.grad_shard[: self.pieces[-1].in_own.stop if self.pieces else 0]
 
     @property
     def filled(self) -> list[slice]:
-        """Where in `own` there are parameters; the rest is padding."""
+        """Where in `param_shard` there are parameters; the rest is padding."""
         found: list[slice] = []
         for piece in self.pieces:
             start, stop = piece.in_own.start, piece.in_own.stop
@@ -115,8 +119,8 @@ class Bucket:
             found.append(slice(start, stop))
         return found
 
-    def own_of(self, vector: Tensor) -> Tensor:
-        """What `own` is of w, of a vector like w."""
+    def shard_of(self, vector: Tensor) -> Tensor:
+        """What `param_shard` is of w, of a vector like w."""
         return vector.view(self._K, -1)[self._j]
 
     def found(self) -> list[Tensor]:
@@ -168,12 +172,12 @@ def flatten(
     return [Bucket(layout, K, j) for layout in cut(named, K, bucket_bytes, whole)]
 
 
-def _pieces(slots: Sequence[Slot], low: int, high: int) -> Iterator[Piece]:
+def _pieces(slots: Sequence[Slot], low: int, high: int) -> Iterator[ShardRange]:
     for slot in slots:
         start, stop = max(slot.start, low), min(slot.stop, high)
         if start < stop:
             first, end = ((x - slot.start) // slot.reals + slot.first for x in (start, stop))
-            yield Piece(slot, first, end, start - low)
+            yield ShardRange(slot, first, end, start - low)
 
 
 def _values(slot: Slot) -> Tensor | None:

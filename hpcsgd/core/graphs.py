@@ -158,7 +158,7 @@ class UndirectedExponential:
 class Ring:
     """Both ways: node i talks to i ± 1 (mod n), in every step.
 
-    Not to be confused with the rings of `ensemble`, in which living groups pass on sums.
+    Not to be confused with the rings of `ensemble_sync`, in which living groups pass on sums.
 
     Example:
         >>> hpcsgd.graphs.Ring().peers(0, t=0, n=8)

@@ -52,13 +52,14 @@ def nbytes(params: Iterable[nn.Parameter]) -> int:
     return sum(p.numel() * p.element_size() for p in params)
 
 
-def bucket_bytes(model_bytes: float, megabytes: float | None = None) -> float:
-    """Of a bucket: `megabytes`, or where nobody says, a sixteenth of the model, from 1 to 4 MB.
+def bucket_bytes(model_bytes: float, bucket_cap_mb: float | None = None) -> float:
+    """Return the most bytes of a bucket: `bucket_cap_mb` MiB, or by default a sixteenth of the model, from
+    1 to 4 MB.
 
     What leaves last has no backward pass to hide behind, so it is to be a small part; and every bucket costs
     messages. Measured by `benchmarks/step_time.py`.
     """
-    return 1e6 * megabytes if megabytes is not None else min(max(model_bytes / 16, 1e6), 4e6)
+    return 2**20 * bucket_cap_mb if bucket_cap_mb is not None else min(max(model_bytes / 16, 1e6), 4e6)
 
 
 def cut(

@@ -14,8 +14,8 @@ from hpcsgd.core.averager import Averager, Traits
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.optional import Composed, Staged, Stateful, Wrapping
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Exchange, Schedule
-from hpcsgd.core.traits import ExchangeTraits, ScheduleTraits
+from hpcsgd.core.step import GradReduce, Schedule
+from hpcsgd.core.traits import GradReduceTraits, ScheduleTraits
 from hpcsgd.core.waits import All, Unknown, Waits, with_period
 from hpcsgd.errors import UserError
 
@@ -32,7 +32,7 @@ class Central(Protocol):
         ...
 
 
-def who_waits(exchange: Exchange, schedule: Schedule, averager: Averager) -> Waits:
+def who_waits(exchange: GradReduce, schedule: Schedule, averager: Averager) -> Waits:
     """Return who waits for whom in the steps of a method of these parts."""
     waits = averager.traits.waits
     if isinstance(averager, Staged):  # each of its methods has said how often
@@ -85,38 +85,38 @@ class Method:
     Not to be confused with an optimizer: that makes the update of one group, and is the user's own.
 
     Args:
-        exchange: how the K gradients of a group come together, every step.
-        when: whether groups meet after this update, the same answer on every rank.
-        how: what happens when they do.
+        grad_reduce: how the K gradients of a group come together, every step.
+        schedule: whether groups meet after this update, the same answer on every rank.
+        averager: what happens when they do.
 
     Raises:
         UserError: for a part without traits, or with those of another kind; for the state of other parts.
 
     Example:
-        >>> method = hpcsgd.hierarchical(every=8)
-        >>> method.when
+        >>> method = hpcsgd.hierarchical(sync_every=8)
+        >>> method.schedule
         Every(I=8)
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
     """
 
-    exchange: Exchange
-    when: Schedule
-    how: Averager
+    grad_reduce: GradReduce
+    schedule: Schedule
+    averager: Averager
 
     def __post_init__(self) -> None:
-        of_kind("Method", "exchange.traits", ExchangeTraits, self.exchange.traits)
-        of_kind("Method", "when.traits", ScheduleTraits, self.when.traits)
-        of_kind("Method", "how.traits", Traits, self.how.traits)
+        of_kind("Method", "grad_reduce.traits", GradReduceTraits, self.grad_reduce.traits)
+        of_kind("Method", "schedule.traits", ScheduleTraits, self.schedule.traits)
+        of_kind("Method", "averager.traits", Traits, self.averager.traits)
 
     @property
     def waits(self) -> Waits:
         """Who waits for whom in its steps."""
-        return who_waits(self.exchange, self.when, self.how)
+        return who_waits(self.grad_reduce, self.schedule, self.averager)
 
     @property
     def stages(self) -> Sequence[tuple[int | None, Method]]:
         """The methods that it changes between, as `Staged` has them; none where it stays as it is."""
-        return self.how.stages if isinstance(self.how, Staged) else ()
+        return self.averager.stages if isinstance(self.averager, Staged) else ()
 
     def state_dict(self) -> dict[str, State]:
         """The state of the parts that have one, by their role, as it is now; collective."""
@@ -138,7 +138,7 @@ class Method:
 
     def central(self) -> Central | None:
         """What keeps the model, if anything does at this time."""
-        how: Any = self.how
+        how: Any = self.averager
         while not isinstance(how, Central):
             if not isinstance(how, Wrapping):
                 return None
@@ -151,13 +151,17 @@ class Method:
 
     def by_role(self) -> Iterator[tuple[str, Any]]:
         """All parts; those inside others, too."""
-        for role, part in (("exchange", self.exchange), ("when", self.when), ("how", self.how)):
+        for role, part in (
+            ("grad_reduce", self.grad_reduce),
+            ("schedule", self.schedule),
+            ("averager", self.averager),
+        ):
             yield from parts_of(role, part)
 
 
 def remembering(part: Any) -> dict[str, Stateful]:
     """What has a memory of `part` and what is inside it, by role."""
-    return {role: found for role, found in parts_of("how", part) if isinstance(found, Stateful)}
+    return {role: found for role, found in parts_of("averager", part) if isinstance(found, Stateful)}
 
 
 def parts_of(role: str, part: Any) -> Iterator[tuple[str, Any]]:

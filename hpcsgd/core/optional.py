@@ -28,7 +28,7 @@ from torch import Tensor
 
 from hpcsgd.core.averager import Averager, run_averager
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import Message, Sizes
 
 
@@ -36,7 +36,7 @@ from hpcsgd.core.traffic import Message, Sizes
 class Prepares(Protocol):
     """An averager that has something to do before an update."""
 
-    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
+    def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         """Act before the update of step `s`, whose gradients have been averaged in the group.
 
         `vectors` are those that `average` is given after it. It may change them, and the gradients if
@@ -52,17 +52,17 @@ class Late(Protocol):
     After each update it is asked whether it `is_due`, once; then either `average` or `begin` is called.
     """
 
-    def is_due(self, s: Step, wanted: bool) -> bool:
+    def is_due(self, s: StepContext, wanted: bool) -> bool:
         """Return whether `average` is to be called after this update, where the schedule said `wanted`; the
         same on every rank."""
         ...
 
-    def begin(self, vectors: Sequence[Tensor], s: Step) -> None:
+    def begin(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         """Begin what there is to begin after an update after which `average` is not called. It leaves
         `vectors` alone, which are being gathered meanwhile. Collective."""
         ...
 
-    def finish(self, vectors: Sequence[Tensor], s: Step, due: bool) -> None:
+    def finish(self, vectors: Sequence[Tensor], s: StepContext, due: bool) -> None:
         """Take everything into `vectors` that is under way, and begin nothing that arrives later. `due`: what
         `is_due` returned. Collective."""
         ...
@@ -137,7 +137,7 @@ class Searches(Protocol):
         ...
 
 
-def prepare(averager: Averager, vectors: Sequence[Tensor], s: Step) -> None:
+def prepare(averager: Averager, vectors: Sequence[Tensor], s: StepContext) -> None:
     """Let `averager`, and then what is inside it, act before an update. Collective."""
     part: Any = averager
     while True:
@@ -148,18 +148,18 @@ def prepare(averager: Averager, vectors: Sequence[Tensor], s: Step) -> None:
         part = part.inner
 
 
-def is_due(averager: Averager, s: Step, wanted: bool) -> bool:
+def is_due(averager: Averager, s: StepContext, wanted: bool) -> bool:
     """Return whether `averager` averages after this update: if that is `wanted`, unless it is late."""
     return averager.is_due(s, wanted) if isinstance(averager, Late) else wanted
 
 
-def begin(averager: Averager, vectors: Sequence[Tensor], s: Step) -> None:
+def begin(averager: Averager, vectors: Sequence[Tensor], s: StepContext) -> None:
     """Begin what a late one has to begin after an update after which it does not average. Collective."""
     if isinstance(averager, Late):
         averager.begin(vectors, s)
 
 
-def finish(averager: Averager, vectors: Sequence[Tensor], s: Step, due: bool) -> None:
+def finish(averager: Averager, vectors: Sequence[Tensor], s: StepContext, due: bool) -> None:
     """Average for the last time: if that is `due`, or has been under way. Collective."""
     if isinstance(averager, Late):
         averager.finish(vectors, s, due)

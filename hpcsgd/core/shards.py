@@ -1,10 +1,10 @@
 """Parameters that torch has sharded over the group (`fully_shard`): what this position has of each, as views
 of flat vectors.
 
-A bucket of these is all this position's: `own` is `w`, and nobody gathers it. torch does, block by block,
-when a module is used. Its shards of a parameter are rows, cut along dimension 0 into K equal parts, of which
-the last ones may be shorter, or empty. It pads these to the length of the first, and so does the bucket: that
-is as long on every position, and zero where there is no row.
+A bucket of these is all this position's: `param_shard` is `w`, and nobody gathers it. torch does, block by
+block, when a module is used. Its shards of a parameter are rows, cut along dimension 0 into K equal parts, of
+which the last ones may be shorter, or empty. It pads these to the length of the first, and so does the
+bucket: that is as long on every position, and zero where there is no row.
 
 torch has two names for the memory of a shard, the parameter's tensor and the padded vector that it gathers
 from: both are made views of the bucket.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # slow to import, and not needed by whoever shards nothing
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor, Placement
 
-BY_TORCH = 'fully_shard(module, mesh=job.mesh()["group"])'
+BY_TORCH = 'fully_shard(module, mesh=topology.mesh()["group"])'
 
 
 Kept = Any

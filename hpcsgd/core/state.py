@@ -22,9 +22,9 @@ class State:
     mean: dict[str, float] = field(default_factory=dict[str, float])
     """By name, a number of each rank: all get their mean."""
     sharded: dict[str, list[Tensor]] = field(default_factory=dict[str, list[Tensor]])
-    """By name, what belongs to `own` of every bucket, or to `w` where the averager takes whole models. It is
-    cut anew like the parameters, and for another P the mean of the groups'; dropped where there is one group,
-    unless it is an exchange's."""
+    """By name, what belongs to `param_shard` of every bucket, or to `w` where the averager takes whole
+    models. It is cut anew like the parameters, and for another P the mean of the groups'; dropped where there
+    is one group, unless it is an exchange's."""
     per_rank_params: dict[str, dict[str, Tensor]] = field(default_factory=dict[str, dict[str, Tensor]])
     """By name and parameter as many elements as that has, on each rank others: the mean over the ranks of a
     group, for another P over all; dropped where a group has nobody to exchange with."""

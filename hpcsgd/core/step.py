@@ -17,41 +17,42 @@ from hpcsgd.core.agreement import Agreement, Call, Comparison
 from hpcsgd.core.elements import as_elements
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.norm import as_vector, squared_norm
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.core.traffic import Message, Sizes, gathers
-from hpcsgd.core.traits import ExchangeTraits, ScheduleTraits
+from hpcsgd.core.traits import GradReduceTraits, ScheduleTraits
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class TrainingContext:
     """What stays as it is from the first step of a training to the last."""
 
-    job: Job
+    topology: Topology
     buckets: Sequence[Bucket]
-    """The model as vectors `w` and `g`, with this position's chunks `own` and `g_own`, in backward order."""
-    moments: Moments
+    """The model as vectors `w` and `g`, with this position's chunks `param_shard` and `grad_shard`, in
+    backward order."""
+    optimizer_state: OptimizerStateView
     buffers: Sequence[Tensor] = ()
     """The model's float buffers, such as batch-norm statistics: those that it has when they are read."""
-    shards: bool = True
+    updates_shards: bool = True
     """Whether each position updates its own chunks alone, and not all of w."""
     exchanged: bool = True
     """Whether gradients are in the buckets; where nothing is exchanged they are where autograd put them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class ReduceContext:
     """All an exchange may see. It runs while the training loop goes on, perhaps into the next step: what it
     goes by was fixed when the first gradients left."""
 
-    fixed: Fixed
+    fixed: TrainingContext
     rates: tuple[float, ...]
     """The learning rate of each param group, warm-up included."""
-    notes: dict[str, float] = field(default_factory=dict[str, float])
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
     """What the exchange has to report of this step."""
 
     @property
-    def job(self) -> Job:
-        return self.fixed.job
+    def topology(self) -> Topology:
+        return self.fixed.topology
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -59,17 +60,17 @@ class Departure:
 
 
 @dataclass(slots=True)
-class Step:
+class StepContext:
     """All a method may see once gradients have been exchanged. `t` counts finished updates; in the t-th step,
     t = 1, 2, …"""
 
-    fixed: Fixed
+    fixed: TrainingContext
     t: int = 0
     rates: tuple[float, ...] = (0.0,)
     """The learning rate of each param group in this step, warm-up included."""
     loss: float | Tensor | None = None
     """Of this rank's batch, where the training loop said it. Who reads it waits for the device."""
-    notes: dict[str, float] = field(default_factory=dict[str, float])
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
     """What a method has to report of this step: whatever it is, metrics and curves take it as it comes. The
     `distance` of a meeting, and `shared`, the engine's, have a meaning to them."""
     squared_distance: float | None = None
@@ -80,16 +81,16 @@ class Step:
     """Whether the vectors that are averaged are those of a fragment of the model, without padding."""
 
     @property
-    def job(self) -> Job:
-        return self.fixed.job
+    def topology(self) -> Topology:
+        return self.fixed.topology
 
     @property
     def buckets(self) -> Sequence[Bucket]:
         return self.fixed.buckets
 
     @property
-    def moments(self) -> Moments:
-        return self.fixed.moments
+    def optimizer_state(self) -> OptimizerStateView:
+        return self.fixed.optimizer_state
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -98,7 +99,7 @@ class Step:
     @property
     def sharded(self) -> bool:
         """Whether the group shares the model, so that w is this position's part of it and no more."""
-        return self.job.K > 1 and not any(b.divided for b in self.buckets)
+        return self.topology.group_size > 1 and not any(b.divided for b in self.buckets)
 
     @property
     def lr(self) -> float:
@@ -106,9 +107,9 @@ class Step:
         return self.rates[0]
 
     @property
-    def owned(self) -> list[Tensor]:
-        """The chunks `own`: this position's part of the model."""
-        return [b.own for b in self.buckets]
+    def shards(self) -> list[Tensor]:
+        """The chunks `param_shard`: this position's part of the model."""
+        return [b.param_shard for b in self.buckets]
 
     def filled(self, vectors: Sequence[Tensor]) -> list[list[slice]]:
         """Return where in each of `vectors`, as an averager of chunks is given them, there is no padding."""
@@ -123,7 +124,7 @@ class Step:
         An averager that needs all groups calls it before it sends anything, and waits before it changes
         anything; collective over the groups.
         """
-        return Agreement.of_position(self.job).begin(Call("a synchronization", self.t - 1, self.rates))
+        return Agreement.of_position(self.topology).begin(Call("a synchronization", self.t - 1, self.rates))
 
     def gradients(self) -> list[Tensor]:
         """Of the group, as the update is about to use them: of this position's chunks, or of all of w where
@@ -131,14 +132,14 @@ class Step:
         if not self.fixed.exchanged:
             for b in self.buckets:
                 b.gather()
-        return [b.g_own if self.fixed.shards else b.g for b in self.buckets]
+        return [b.grad_shard if self.fixed.updates_shards else b.g for b in self.buckets]
 
     def parts_of_gradient(self) -> list[Tensor]:
         """As `gradients`, but for padding, left where they are, and complex where parameters are."""
         if not self.fixed.exchanged:
             return [g for b in self.buckets for g in b.found()]
-        shards = self.fixed.shards
-        return [as_elements(b.gradients_own if shards else b.gradients, b.reals) for b in self.buckets]
+        shards = self.fixed.updates_shards
+        return [as_elements(b.gradients_of_shard if shards else b.gradients, b.reals) for b in self.buckets]
 
     def squared_norm(self) -> Tensor:
         """This position's part of the squared norm of the group's gradient: over the group they add up. In
@@ -147,15 +148,15 @@ class Step:
 
 
 def squared_norm_of(buckets: Sequence[Bucket], *, exchanged: bool) -> Tensor:
-    """`Step.squared_norm` of the gradients in these buckets, or where autograd put them."""
-    parts = [g for b in buckets for g in ([b.g_own] if exchanged else b.found())]
+    """`StepContext.squared_norm` of the gradients in these buckets, or where autograd put them."""
+    parts = [g for b in buckets for g in ([b.grad_shard] if exchanged else b.found())]
     norms = [squared_norm(g) for g in parts]
     if not norms:
         return torch.zeros((), dtype=torch.float64, device=buckets[0].w.device)
     return as_vector(norms).sum()
 
 
-class Moments(Protocol):
+class OptimizerStateView(Protocol):
     """The optimizer's state (momentum, second moments, …) of what this position updates."""
 
     @property
@@ -174,7 +175,7 @@ class Moments(Protocol):
 
 
 @runtime_checkable
-class Exchange(Protocol):
+class GradReduce(Protocol):
     """How the K ranks of a group bring their gradients together, one bucket at a time.
 
     Runs as blocking code on the communication thread, while the backward pass of earlier layers goes on. What
@@ -182,20 +183,20 @@ class Exchange(Protocol):
     """
 
     @property
-    def traits(self) -> ExchangeTraits: ...
+    def traits(self) -> GradReduceTraits: ...
 
-    def idle(self, job: Job) -> bool:
+    def idle(self, topology: Topology) -> bool:
         """Whether there is nothing to do in this job, so that gradients stay where autograd put them."""
         ...
 
-    def __call__(self, d: Departure, b: Bucket) -> Work | None: ...
+    def __call__(self, d: ReduceContext, b: Bucket) -> Work | None: ...
 
 
 @runtime_checkable
-class GroupExchange(Exchange, Protocol):
+class GroupGradReduce(GradReduce, Protocol):
     """One that can be among all ranks of the job, too."""
 
-    def across_groups(self) -> Exchange:
+    def across_groups(self) -> GradReduce:
         """It, among them instead of those of a group."""
         ...
 
@@ -210,11 +211,11 @@ class Publishing(Protocol):
     @property
     def publishes(self) -> bool: ...
 
-    def take_back(self, s: Step) -> None:
-        """Before an update: `own` of every bucket becomes what its position knows of it."""
+    def take_back(self, s: StepContext) -> None:
+        """Before an update: `param_shard` of every bucket becomes what its position knows of it."""
         ...
 
-    def publish(self, s: Step) -> None:
+    def publish(self, s: StepContext) -> None:
         """After it, in place of the allgather: `w` becomes what has arrived. Collective over the group."""
         ...
 
@@ -227,12 +228,12 @@ class Publishing(Protocol):
         ...
 
 
-def publisher(exchange: Exchange) -> Publishing | None:
+def publisher(exchange: GradReduce) -> Publishing | None:
     """It, if it publishes."""
     return exchange if isinstance(exchange, Publishing) and exchange.publishes else None
 
 
-def publications(exchange: Exchange, m: Sizes) -> Iterable[Message]:
+def publications(exchange: GradReduce, m: Sizes) -> Iterable[Message]:
     """What makes one model of the positions' chunks after a step."""
     found = publisher(exchange)
     return gathers(m) if found is None else found.publications(m)
@@ -245,4 +246,4 @@ class Schedule(Protocol):
     @property
     def traits(self) -> ScheduleTraits: ...
 
-    def __call__(self, s: Step) -> bool: ...
+    def __call__(self, s: StepContext) -> bool: ...

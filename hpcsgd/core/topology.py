@@ -8,7 +8,7 @@ world  all N = P·K ranks, counted node by node so that a group stays on one nod
 
 Cross has a lane of its own: a bucket crosses hosts while the next one is in its group.
 
-Jobs that live and die by themselves may average, too: each knows the others as its `peers` alone.
+Jobs that live and die by themselves may average, too: each knows the others as its `replica_groups` alone.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Answer = TypeVar("Answer")
 Failure = tuple[str, About]
 
 
-class Peers(Protocol):
+class ReplicaGroups(Protocol):
     """Who averages with this job from outside its world: jobs of their own, each of one group. What they are
     asked is collective over the ranks of this job."""
 
     @property
-    def number(self) -> int:
+    def index(self) -> int:
         """Of this job among them, from 0."""
         ...
 
@@ -65,9 +65,9 @@ class Peers(Protocol):
 
 @dataclass(frozen=True)
 class Absent:
-    """`Peers` that are not there: a job is built among them to see whether it can be."""
+    """`ReplicaGroups` that are not there: a job is built among them to see whether it can be."""
 
-    number: int = 0
+    index: int = 0
     count: int = 1
 
     def mean(self, w: Sequence[Tensor], t: int, *, alike: bool = True) -> None:
@@ -80,12 +80,12 @@ class Absent:
         pass
 
 
-NOBODY: Peers = Absent()
+NO_REPLICA_GROUPS: ReplicaGroups = Absent()
 """Those of a job that trains by itself."""
 
 
 @dataclass(frozen=True)
-class Job:
+class Topology:
     """This rank's place among P groups of K. `init` makes it.
 
     Rank r of N = P·K is at position j = r mod K of group g = ⌊r/K⌋, counted node by node.
@@ -93,52 +93,50 @@ class Job:
     Not to be confused with a batch job of Slurm, nor with a job file: this is one rank's view of a run.
 
     Args:
-        world: all N ranks. It, `group` and `cross` may be of different libraries.
-        group: the K ranks that share one local model; its rank is j.
-        cross: the P ranks of one position, each with that chunk of its group's model; its rank is g.
-        P: groups.
-        K: ranks of a group.
-        shares_nodes: whether this rank's group has several nodes, and several ranks on each of them. Default
-            False.
-        peers: who averages with this job from outside its world, where it is an island. Default
-            Absent(number=0, count=1): nobody.
+        world: all N ranks. It, `intra_group` and `inter_group` may be of different libraries.
+        intra_group: the K ranks that share one local model; its rank is j.
+        inter_group: the P ranks of one position, each with that chunk of its group's model; its rank is g.
+        num_groups: groups.
+        group_size: ranks of a group.
+        shares_nodes: whether this rank's group has several nodes, and several ranks on each. Default False.
+        replica_groups: who averages with an island from outside. Default Absent(index=0, count=1): nobody.
 
     Example:
-        >>> job = hpcsgd.init(groups=2)     # mpiexec -n 4 python train.py
-        >>> job.size, job.P, job.K
+        >>> topology = hpcsgd.init(groups=2)     # mpiexec -n 4 python train.py
+        >>> topology.world_size, topology.num_groups, topology.group_size
         (4, 2, 2)
-        >>> job.rank == job.g * job.K + job.j
+        >>> topology.rank == topology.group_index * topology.group_size + topology.shard_index
         True
     """
 
     world: Transport
-    group: Transport
-    cross: Transport
-    P: int
-    K: int
+    intra_group: Transport
+    inter_group: Transport
+    num_groups: int
+    group_size: int
     shares_nodes: bool = False
-    peers: Peers = NOBODY
-    """Other jobs that average with this one."""
+    replica_groups: ReplicaGroups = NO_REPLICA_GROUPS
 
     def __repr__(self) -> str:
         """P × K, and where this rank is."""
-        groups = f"{count_text(self.P, 'group')} of {self.K}"
-        return f"Job({groups}, rank {self.rank}: position {self.j} of group {self.g})"
+        groups = f"{count_text(self.num_groups, 'group')} of {self.group_size}"
+        place = f"position {self.shard_index} of group {self.group_index}"
+        return f"Topology({groups}, rank {self.rank}: {place})"
 
     @property
-    def has_peers(self) -> bool:
+    def is_elastic(self) -> bool:
         """Whether anybody averages with it from outside its world."""
-        return self.peers is not NOBODY
+        return self.replica_groups is not NO_REPLICA_GROUPS
 
     @property
-    def groups(self) -> int:
-        """How many train together: P, and those of its peers."""
-        return self.P * self.peers.count
+    def total_groups(self) -> int:
+        """How many train together: P, and those of its replica groups."""
+        return self.num_groups * self.replica_groups.count
 
     @property
-    def alone(self) -> bool:
+    def has_one_group(self) -> bool:
         """Whether there is no group to meet."""
-        return self.P == 1 and not self.has_peers
+        return self.num_groups == 1 and not self.is_elastic
 
     @property
     def rank(self) -> int:
@@ -146,23 +144,23 @@ class Job:
         return self.world.rank
 
     @property
-    def size(self) -> int:
+    def world_size(self) -> int:
         """N, how many ranks there are."""
         return self.world.size
 
     @property
-    def g(self) -> int:
+    def group_index(self) -> int:
         """Which group this rank is in."""
-        return self.cross.rank
+        return self.inter_group.rank
 
     @property
-    def j(self) -> int:
+    def shard_index(self) -> int:
         """Which position of its group, and so which chunk of the parameters, is this rank's."""
-        return self.group.rank
+        return self.intra_group.rank
 
     def mesh(self, kind: str = "cpu") -> DeviceMesh:
         """All ranks as torch's `DeviceMesh` of P × K, its dimensions "cross" and "group", as for
-        `fully_shard(model, mesh=job.mesh()["group"])`. The first call is collective.
+        `fully_shard(model, mesh=topology.mesh()["group"])`. The first call is collective.
 
         torch.distributed gets its default group by it, unless it has one of the same ranks already. What
         torch sends there is in no ledger of ours.
@@ -173,22 +171,22 @@ class Job:
         Raises:
             UserError: where torch has another default group, or no library for that kind.
         """
-        if (made := mesh.made(self.world, self.P, self.K, kind)) is not None:
+        if (made := mesh.made(self.world, self.num_groups, self.group_size, kind)) is not None:
             return made
-        with self.together("making a mesh"):
+        with self.raise_on_all_ranks("making a mesh"):
             mesh.require_possible(self.world, kind)
-        return mesh.make(self.world, self.P, self.K, kind)
+        return mesh.make(self.world, self.num_groups, self.group_size, kind)
 
-    def together(self, what: str) -> contextlib.AbstractContextManager[None]:
+    def raise_on_all_ranks(self, what: str) -> contextlib.AbstractContextManager[None]:
         """For a block that may fail on one rank alone: then every rank raises a `JobError` that says `what`
         was done.
         """
-        return together(self.world, what)
+        return raise_on_all_ranks(self.world, what)
 
 
-def form(world: Transport, groups: int | None = None, group_size: int | None = None) -> Job:
+def form(world: Transport, groups: int | None = None, group_size: int | None = None) -> Topology:
     """The ranks of `world` as P groups of K; collective."""
-    with together(world, "forming groups"):
+    with raise_on_all_ranks(world, "forming groups"):
         P, K = shape(world.size, groups, group_size)
     nodes = world.gather_objects(world.backend.node)
     order = sorted(range(world.size), key=lambda rank: (nodes[rank], rank))
@@ -203,7 +201,9 @@ def form(world: Transport, groups: int | None = None, group_size: int | None = N
         )  # fmt: skip
     group, cross = world.split(g, j), world.split(j, g).on_its_own_lane()
     shares_nodes = levels(of_ranks[g * K : (g + 1) * K]) is not None
-    return Job(world=world, group=group, cross=cross, P=P, K=K, shares_nodes=shares_nodes)
+    return Topology(
+        world, intra_group=group, inter_group=cross, num_groups=P, group_size=K, shares_nodes=shares_nodes
+    )  # fmt: skip
 
 
 def require_counts(groups: int | None, group_size: int | None) -> None:
@@ -248,7 +248,7 @@ def groups_across_nodes(nodes: Sequence[int], K: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def together(world: Transport, what: str) -> Generator[None, None, None]:
+def raise_on_all_ranks(world: Transport, what: str) -> Generator[None, None, None]:
     """Raise on every rank if the block raised on any: a `JobError` with the first failing rank's message.
 
     For steps where one rank alone may fail (its data is missing, its model differs); collective.
@@ -263,8 +263,8 @@ def together(world: Transport, what: str) -> Generator[None, None, None]:
     _require_success(world, what, error, world.gather_objects(_failure(error)))
 
 
-def told_by_all(world: Transport, what: str, ask: Callable[[], Answer]) -> list[Answer]:
-    """What `ask()` returns on each rank, in rank order; raise as `together` does. One message, collective."""
+def gather_or_raise(world: Transport, what: str, ask: Callable[[], Answer]) -> list[Answer]:
+    """What `ask()` returns on each rank, in rank order; raise on all. One message, collective."""
     answer: Answer | None = None
     error: Exception | None = None
     try:

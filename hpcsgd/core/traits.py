@@ -57,14 +57,14 @@ class ScheduleTraits:
 
 @checked
 @dataclass(frozen=True, slots=True)
-class ExchangeTraits:
+class GradReduceTraits:
     """What the engine, the cost model and other methods have to know of an exchange.
 
     The defaults are those of an exchange of which no more is known than where it leaves the gradient.
     """
 
     shards: bool
-    """True: `b.g_own` is the result, and each position updates its own chunk. False: `b.g` is."""
+    """True: `b.grad_shard` is the result, and each position updates its own chunk. False: `b.g` is."""
     across: bool = False
     """It brings the gradients of all groups together, and not only those of one."""
     per_bucket: bool = False

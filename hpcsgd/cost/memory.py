@@ -22,7 +22,7 @@ def kept(plan: StepPlan, m: Sizes, moments: float, *later: StepPlan) -> float:
     `later`: the stages that a run changes to. Parts with a memory keep it after the change, and so it adds
     up. What others keep is in the buckets, where the next stage finds it."""
     model = sum(m.here(b) for b in m.buckets)
-    state = moments * (m.owned() if plan.exchange.traits.shards else model)
+    state = moments * (m.owned() if plan.grad_reduce.traits.shards else model)
     stages = [list(_parts(stage, m)) for stage in (plan, *later)]
     lasting = held((part for parts in stages for part in parts if isinstance(part, Stateful)), m)
     passing = (held((part for part in parts if not isinstance(part, Stateful)), m) for parts in stages)
@@ -32,8 +32,8 @@ def kept(plan: StepPlan, m: Sizes, moments: float, *later: StepPlan) -> float:
 def _parts(plan: StepPlan, m: Sizes) -> Iterator[object]:
     """Those that act on P groups of K."""
     assert not plan.stages, "each stage has parts of its own"
-    of_step = [*parts_of("exchange", plan.exchange), *parts_of("when", plan.schedule)]
-    of_meeting = parts_of("how", plan.averager) if m.P > 1 else ()
+    of_step = [*parts_of("grad_reduce", plan.grad_reduce), *parts_of("schedule", plan.schedule)]
+    of_meeting = parts_of("averager", plan.averager) if m.P > 1 else ()
     return (part for _, part in [*of_step, *of_meeting])
 
 

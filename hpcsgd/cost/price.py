@@ -164,9 +164,9 @@ def over_run(costs: Sequence[tuple[StepCost, int]]) -> StepCost:
 
 def computed(plan: StepPlan, m: Sizes, compute: Compute, batch: float) -> Computed:
     """Of a rank with `batch` samples. Raises `UserError` for what was not measured."""
-    elements = searched(plan.exchange, m)
+    elements = searched(plan.grad_reduce, m)
     selection = compute.selection_seconds(_sparsifier(plan), elements) if elements else 0.0
-    updated = m.M / m.K if plan.exchange.traits.shards else m.M
+    updated = m.M / m.K if plan.grad_reduce.traits.shards else m.M
     busy = compute.busy
     return Computed(
         forward=compute.forward_seconds(batch),
@@ -276,7 +276,7 @@ def _ready(m: Sizes, backward: float, overlap: bool) -> list[float]:
 
 def _sparsifier(plan: StepPlan) -> str:
     """Its name in a job file."""
-    for _, part in parts_of("exchange", plan.exchange):
+    for _, part in parts_of("grad_reduce", plan.grad_reduce):
         for name, kind in SPARSIFIERS.items():
             if isinstance(kind, type) and isinstance(part, Sparsifier) and type(part) is kind:
                 return name

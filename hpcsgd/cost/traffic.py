@@ -38,7 +38,7 @@ def of_step(
     Raises `UserError` for these without it, and where a sparsifier cannot tell what it selects.
     """
     assert not plan.stages, "a step is one of a stage"
-    exchange = plan.exchange
+    exchange = plan.grad_reduce
     found = by_torch(m)
     found += [x.within("gradients") for x in sends(exchange, m)]
     if m.P > 1 or plan.averager.traits.elastic:
@@ -57,7 +57,7 @@ def of_step(
 def of_meeting(plan: StepPlan, m: Sizes) -> list[Message]:
     """What groups send when they meet; chunks and whole models follow from each other by an allgather."""
     assert not plan.stages, "groups meet as those of a stage"
-    exchange, whole = plan.exchange, plan.averager.traits.whole_model
+    exchange, whole = plan.grad_reduce, plan.averager.traits.whole_model
     before = gathers(m) if exchange.traits.shards and whole else []
     after = gathers(m) if not exchange.traits.shards and not whole else []
     return [*before, *sends(plan.averager, m), *after]
@@ -67,7 +67,7 @@ def gathered(plan: StepPlan, m: Sizes) -> list[Message]:
     """What makes one model of the positions' chunks: each bucket while others are worked on, but where the
     exchange has a way of its own, which knows all of them."""
     if plan.publishing is not None:
-        return list(publications(plan.exchange, m))
+        return list(publications(plan.grad_reduce, m))
     return [replace(x, bucket=i, stage="gather") for i, x in enumerate(gathers(m))]
 
 

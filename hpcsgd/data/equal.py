@@ -7,14 +7,14 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from hpcsgd.arguments import checked
-from hpcsgd.core.topology import Job, told_by_all
+from hpcsgd.core.topology import Topology, gather_or_raise
 from hpcsgd.errors import UserError
 
 Batch = TypeVar("Batch")
 
 
 @checked
-def equal_batches(loader: Iterable[Batch], job: Job) -> Iterator[Batch]:
+def equal_batches(loader: Iterable[Batch], topology: Topology) -> Iterator[Batch]:
     """Iterate `loader` for as long as every rank has a batch; collective.
 
     All ranks have to make the same number of steps. A loader whose length is not the same on all ranks, or
@@ -26,7 +26,7 @@ def equal_batches(loader: Iterable[Batch], job: Job) -> Iterator[Batch]:
 
     Args:
         loader: this rank's, of any length; with a length on all ranks or on none.
-        job: from `init`.
+        topology: from `init`.
 
     Returns:
         An iterator over the batches.
@@ -35,13 +35,13 @@ def equal_batches(loader: Iterable[Batch], job: Job) -> Iterator[Batch]:
         JobError: where an exception has ended the loader of a rank, or some have a length and others not.
 
     Example:
-        >>> unlike = [0.5] * (3 + job.rank)
-        >>> len(list(hpcsgd.equal_batches(unlike, job)))
+        >>> unlike = [0.5] * (3 + topology.rank)
+        >>> len(list(hpcsgd.equal_batches(unlike, topology)))
         3
     """
     length = _length(loader)
-    lengths = job.world.gather_objects(length)
-    with job.together("counting batches"):
+    lengths = topology.world.gather_objects(length)
+    with topology.raise_on_all_ranks("counting batches"):
         if len({each is None for each in lengths}) > 1:
             raise UserError(
                 f"the loader of rank {lengths.index(None)} has no length, and others have one: give "
@@ -56,7 +56,7 @@ def equal_batches(loader: Iterable[Batch], job: Job) -> Iterator[Batch]:
         read[:] = islice(batches, 1)
         return not read
 
-    while not any(told_by_all(job.world, "reading a batch", ended)):
+    while not any(gather_or_raise(topology.world, "reading a batch", ended)):
         yield read[0]
 
 

@@ -8,8 +8,8 @@ and 6 that the paper quotes, though for 10 groups.
 Samples are whole, and b is to be met exactly: see `Injection.portions`. Who shares follows from seed, epoch
 and step alone, without a message.
 
-    batches = hpcsgd.InjectedBatches(sampler, job, b, hpcsgd.Injection(alpha=0.5, beta=0.5))
-    loader = hpcsgd.Injected(DataLoader(data, batch_sampler=batches), job)
+    batches = hpcsgd.InjectedBatches(sampler, topology, b, hpcsgd.Injection(alpha=0.5, beta=0.5))
+    loader = hpcsgd.Injected(DataLoader(data, batch_sampler=batches), topology)
     for x, y in loader: ...
 """
 
@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 
 from hpcsgd.arguments import checked
 from hpcsgd.comm import phase
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.data.batches import Batches
 from hpcsgd.data.placement import Placement
 from hpcsgd.data.rng import Purpose, shuffled
@@ -38,8 +38,8 @@ from hpcsgd.errors import UserError, count_text
 
 
 class Portions(NamedTuple):
-    """Of the b samples that every rank trains on: `own` (b') that nobody else gets, and `shared` (s) of each
-    of `sharers` (S) groups."""
+    """Of the b samples that every rank trains on: `own` (b') that nobody else gets, and `shared` (s)
+    of each of `sharers` (S) groups."""
 
     own: int
     shared: int
@@ -125,7 +125,7 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
 
     Args:
         sampler: a `Sampler` of this rank.
-        job: tells P and the group.
+        topology: tells P and the group.
         b: samples that a rank trains on in a step.
         injection: how much is shared.
 
@@ -133,8 +133,8 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
         UserError: where `injection` leaves a rank none of its b samples.
 
     Example:
-        >>> sampler = hpcsgd.Sampler(data, job)
-        >>> batches = hpcsgd.InjectedBatches(sampler, job, b=8, injection=hpcsgd.Injection(1.0, 0.5))
+        >>> sampler = hpcsgd.Sampler(data, topology)
+        >>> batches = hpcsgd.InjectedBatches(sampler, topology, b=8, injection=hpcsgd.Injection(1.0, 0.5))
         >>> batches.portions     # both groups share 2 samples and keep 4 to themselves
         Portions(own=4, shared=2, sharers=2)
 
@@ -142,15 +142,15 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
         S. Tyagi, M. Swany, IEEE CLUSTER 2023, section III-E.
     """
 
-    def __init__(self, sampler: Sampler, job: Placement, b: int, injection: Injection) -> None:
+    def __init__(self, sampler: Sampler, topology: Placement, b: int, injection: Injection) -> None:
         if b < 1:
             raise UserError(f"b = {b}: at least 1 sample is needed")
         self.sampler = sampler
         self.shares_samples = True
         """Whether groups send each other a part of each batch; `Injected` does so."""
-        self.portions = injection.portions(b, job.P)
+        self.portions = injection.portions(b, topology.num_groups)
         self._injection = injection
-        self._P, self._g = job.P, job.g
+        self._P, self._g = topology.num_groups, topology.group_index
         self._windows = Batches(sampler, self.per_step)
 
     def __len__(self) -> int:
@@ -201,15 +201,15 @@ class Injected:
 
     Args:
         loader: a `DataLoader` with `InjectedBatches` as its batch_sampler.
-        job: its groups share. Making one is collective: once, on all ranks.
+        topology: its groups share. Making one is collective: once, on all ranks.
 
     Raises:
         UserError: for a loader with other batches; when iterated, for batches that are not of tensors.
 
     Example:
-        >>> sampler = hpcsgd.Sampler(data, job)
-        >>> batches = hpcsgd.InjectedBatches(sampler, job, b=8, injection=hpcsgd.Injection(1.0, 0.5))
-        >>> loader = hpcsgd.Injected(DataLoader(data, batch_sampler=batches), job)
+        >>> sampler = hpcsgd.Sampler(data, topology)
+        >>> batches = hpcsgd.InjectedBatches(sampler, topology, b=8, injection=hpcsgd.Injection(1.0, 0.5))
+        >>> loader = hpcsgd.Injected(DataLoader(data, batch_sampler=batches), topology)
         >>> x, y = next(iter(loader))
         >>> len(x)     # 6 loaded here, 2 of the other group
         8
@@ -218,7 +218,7 @@ class Injected:
         S. Tyagi, M. Swany, IEEE CLUSTER 2023 (arXiv:2307.07950), section III-E.
     """
 
-    def __init__(self, loader: DataLoader[Any], job: Job) -> None:
+    def __init__(self, loader: DataLoader[Any], topology: Topology) -> None:
         batches = loader.batch_sampler
         if not isinstance(batches, InjectedBatches):
             raise UserError(
@@ -226,9 +226,9 @@ class Injected:
                 f"given one with {type(batches).__name__}"
             )
         self._loader, self._batches = loader, batches
-        self._g, self._P = job.g, job.P
+        self._g, self._P = topology.group_index, topology.num_groups
         # A method's messages between groups may be under way, and late.
-        self._cross = job.cross.apart() if job.P > 1 else job.cross
+        self._cross = topology.inter_group.apart() if topology.num_groups > 1 else topology.inter_group
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -77,7 +77,7 @@ class Loader:
             or there are more workers than the cores of a node can be of use to.
 
     Example:
-        >>> loader = hpcsgd.Loader(data, 8, hpcsgd.Sampler(data, job))
+        >>> loader = hpcsgd.Loader(data, 8, hpcsgd.Sampler(data, topology))
         >>> for x, y in loader:
         ...     break
         >>> state = loader.state_dict()

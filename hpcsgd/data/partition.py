@@ -81,8 +81,8 @@ class SelDP:
     Not to be confused with `DefDP`, where a group sees its own chunk and no other.
 
     Example:
-        >>> sampler = hpcsgd.Sampler(data, job, partition=hpcsgd.SelDP())
-        >>> len(sampler) * job.K     # every group sees all 64 samples
+        >>> sampler = hpcsgd.Sampler(data, topology, partition=hpcsgd.SelDP())
+        >>> len(sampler) * topology.group_size     # every group sees all 64 samples
         64
 
     Source:
@@ -119,8 +119,8 @@ class Overlapping:
         UserError: when a sampler is made, for a share outside these bounds.
 
     Example:
-        >>> sampler = hpcsgd.Sampler(data, job, partition=hpcsgd.Overlapping(share=0.75))
-        >>> len(sampler) * job.K     # three quarters of 64 samples
+        >>> sampler = hpcsgd.Sampler(data, topology, partition=hpcsgd.Overlapping(share=0.75))
+        >>> len(sampler) * topology.group_size     # three quarters of 64 samples
         48
 
     Source:
@@ -187,8 +187,8 @@ class DefDP(Owned):
     Not to be confused with a sampler without a partition: that deals all samples anew in every epoch.
 
     Example:
-        >>> sampler = hpcsgd.Sampler(data, job, partition=hpcsgd.DefDP())
-        >>> len(sampler) * job.K     # one of two chunks
+        >>> sampler = hpcsgd.Sampler(data, topology, partition=hpcsgd.DefDP())
+        >>> len(sampler) * topology.group_size     # one of two chunks
         32
 
     Source:
@@ -215,9 +215,9 @@ class ByLabel(Owned):
 
     Example:
         >>> labels = data.tensors[1]
-        >>> sampler = hpcsgd.Sampler(data, job, partition=hpcsgd.ByLabel(), labels=labels)
+        >>> sampler = hpcsgd.Sampler(data, topology, partition=hpcsgd.ByLabel(), labels=labels)
         >>> seen = set(labels[list(sampler)].tolist())     # of three labels, among two groups
-        >>> seen == ({0, 1} if job.g == 0 else {2})
+        >>> seen == ({0, 1} if topology.group_index == 0 else {2})
         True
 
     Source:
@@ -251,7 +251,7 @@ class Dirichlet(Owned):
 
     Example:
         >>> partition = hpcsgd.Dirichlet(alpha=0.5)
-        >>> sampler = hpcsgd.Sampler(data, job, seed=1, partition=partition, labels=data.tensors[1])
+        >>> sampler = hpcsgd.Sampler(data, topology, seed=1, partition=partition, labels=data.tensors[1])
         >>> len(sampler)
         16
     """

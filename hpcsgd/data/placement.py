@@ -24,13 +24,13 @@ class Placement(Protocol):
     @property
     def world(self) -> _World: ...
     @property
-    def P(self) -> int: ...
+    def num_groups(self) -> int: ...
     @property
-    def K(self) -> int: ...
+    def group_size(self) -> int: ...
     @property
-    def g(self) -> int: ...
+    def group_index(self) -> int: ...
     @property
-    def j(self) -> int: ...
+    def shard_index(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,23 @@ class AsRank:
 
     rank: int
     size: int
-    K: int = 1
+    group_size: int = 1
 
     @property
     def world(self) -> AsRank:
         return self
 
     @property
-    def P(self) -> int:
-        return self.size // self.K
+    def num_groups(self) -> int:
+        return self.size // self.group_size
 
     @property
-    def g(self) -> int:
-        return self.rank // self.K
+    def group_index(self) -> int:
+        return self.rank // self.group_size
 
     @property
-    def j(self) -> int:
-        return self.rank % self.K
+    def shard_index(self) -> int:
+        return self.rank % self.group_size
 
 
 def length_of(data: object) -> int:
@@ -66,6 +66,6 @@ def length_of(data: object) -> int:
     if not isinstance(data, Sized):
         raise UserError(
             f"data = {shown(data)}, which has no length: expected a dataset with a length, or the length; "
-            "what is read as a stream takes no sampler: give each rank a part of its own, by job.rank"
+            "what is read as a stream takes no sampler: give each rank a part of its own, by topology.rank"
         )
     return len(data)

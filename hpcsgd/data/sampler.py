@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hpcsgd.arguments import checked
 from hpcsgd.core.noted import note
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.data.arguments import digest_of, partition_text, whole_number
 from hpcsgd.data.drawing import Drawing, drawn, require_whole
 from hpcsgd.data.partition import Partition, Samples
@@ -67,7 +67,7 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     Args:
         data: a dataset with a length, its length n, or another sampler. A `Stream` is shuffled in runs.
-        job: tells the rank, P and K.
+        topology: tells the rank, P and K.
         seed: of the shuffles, 0 or more, the same on all ranks. Default 0.
         shuffle: whether an epoch has an order of its own. Default True; False for evaluations.
         partition: how samples are divided among groups: `SelDP()`, `DefDP()`, `ByLabel()`, `Dirichlet(alpha)`
@@ -81,7 +81,7 @@ class Sampler(torch.utils.data.Sampler[int]):
             already.
 
     Example:
-        >>> sampler = hpcsgd.Sampler(data, job)
+        >>> sampler = hpcsgd.Sampler(data, topology)
         >>> loader = DataLoader(data, batch_size=8, sampler=sampler)
         >>> for epoch in range(2):
         ...     sampler.set_epoch(epoch)
@@ -94,7 +94,7 @@ class Sampler(torch.utils.data.Sampler[int]):
     def __init__(
         self,
         data: Sized | int | Drawing,
-        job: Placement,
+        topology: Placement,
         *,
         seed: int = 0,
         shuffle: bool = True,
@@ -103,7 +103,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         drop_last: bool = True,
     ) -> None:
         self._total = length_of(data)
-        self._ranks = job.world.size
+        self._ranks = topology.world.size
         if self._total < self._ranks and drop_last:
             raise UserError(
                 f"{count_text(self._total, 'sample')} cannot be dealt to "
@@ -118,16 +118,17 @@ class Sampler(torch.utils.data.Sampler[int]):
                 "a partition divides the samples of a dataset: neither a sampler nor drop_last=False"
             )
         self._drop_last = drop_last
-        self._job = job if isinstance(job, Job) else None
+        self._job = topology if isinstance(topology, Topology) else None
         self._partition = partition
         self._labels = None if labels is None else np.asarray(labels)
         self._shuffle = shuffle
         self._stream = data if isinstance(data, Stream) else None
         self._seed, self._epoch, self._consumed = seed, 0, 0
         if partition is None:
-            self.deal(job.world.rank, job.world.size)
+            self.deal(topology.world.rank, topology.world.size)
         else:
-            self._P, self._K, self._g, self._j = job.P, job.K, job.g, job.j
+            self._P, self._K = topology.num_groups, topology.group_size
+            self._g, self._j = topology.group_index, topology.shard_index
             partition.require(self._samples)
 
     def deal(self, rank: int, ranks: int) -> None:
@@ -269,9 +270,9 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     def _used(self) -> NDArray[np.int64] | list[Any]:
         """What this rank has still to take. The first time, note what the ranks are to have in common."""
-        job, self._job = self._job, None
-        if job is not None:
-            note(job.world, self._facts())
+        topology, self._job = self._job, None
+        if topology is not None:
+            note(topology.world, self._facts())
         return self._left()[: len(self)]
 
     def _facts(self) -> Iterator[tuple[str, str]]:

@@ -22,15 +22,15 @@ PER_CORE = 64
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
-def require_workers(given: Any) -> int:
-    """Return how many they are. Raise `UserError` for more than any use could be made of: their processes
-    would fill the memory of the node."""
-    workers, cores = whole_number("workers", given), os.cpu_count() or 1
+def require_workers(given: Any, name: str = "workers") -> int:
+    """Return how many they are; `name` is what they are called where they are given. Raise `UserError` for
+    more than any use could be made of: their processes would fill the memory of the node."""
+    workers, cores = whole_number(name, given), os.cpu_count() or 1
     if workers > PER_CORE * cores:
         raise UserError(
-            f"workers = {workers}: expected at most {PER_CORE * cores}, {PER_CORE} for each of the "
+            f"{name} = {workers}: expected at most {PER_CORE * cores}, {PER_CORE} for each of the "
             f"{count_text(cores, 'core')} of this node",
-            key="workers",
+            key=name,
             value=workers,
         )
     return workers

@@ -76,7 +76,7 @@ class Meetings:
         """Spent in meetings."""
         self.counted: tuple[int, ...] = ()
         """The islands whose models made the last mean."""
-        self.number, self.count = island, islands
+        self.index, self.count = island, islands
         """Of this island, and how many were started."""
         self._group = group
         self._coordinator, self._token = coordinator, token
@@ -103,7 +103,7 @@ class Meetings:
     @property
     def leaving(self) -> bool:
         """Whether this island is to stop here, by itself or with all others."""
-        return self.after.stops(self.number)
+        return self.after.stops(self.index)
 
     def mean(self, w: Sequence[Tensor], t: int = 0, *, alike: bool = True) -> None:
         """Replace `w` after `t` updates by its mean over the living islands; collective. `alike`: all ranks
@@ -211,7 +211,7 @@ class Meetings:
         rank, size = self._group.rank, self._group.size
         sizes = {member.ranks for member in now.members}
         if not self._alike and sizes != {size}:
-            raise UserError(f"islands of {sorted(sizes)} ranks: [job] shard asks for as many in each")
+            raise UserError(f"islands of {sorted(sizes)} ranks: [parallel] fsdp asks for as many in each")
         for c in range(rank, max(sizes), size):
             ring = self._rings.of(c, now, self._is_overdue, lambda: self._is_past(now))
             part = (c, max(sizes)) if self._alike else (0, 1)
@@ -226,7 +226,7 @@ class Meetings:
 
     def _neighbour(self, side: int) -> int:
         members = self._generation.islands
-        return members[(members.index(self.number) + side) % len(members)]
+        return members[(members.index(self.index) + side) % len(members)]
 
     def _spread(self, aside: Sequence[Tensor]) -> None:
         """Every rank of the island gets the chunks of the others."""
@@ -260,7 +260,7 @@ class Meetings:
     def _connect(self) -> Client:
         self._lives += 1
         life = f"{self._processes}.{self._lives}"
-        hello = {"island": self.number, "rank": self._group.rank, "ranks": self._group.size, "life": life}
+        hello = {"island": self.index, "rank": self._group.rank, "ranks": self._group.size, "life": life}
         return Client(
             self._coordinator, self._token, hello,
             silence=self._silence, patience=self._timeout, on_change=self._cut_what_is_past,

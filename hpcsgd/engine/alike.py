@@ -87,7 +87,7 @@ def optimizer_facts(optimizer: optim.Optimizer, model: nn.Module) -> Iterator[Fa
 
 def method_facts(method: Method) -> Iterator[Fact]:
     """Its parts, the settings of those that are ours, and what users' own say of themselves."""
-    for role in ("exchange", "when", "how"):
+    for role in ("grad_reduce", "schedule", "averager"):
         yield from _part_facts(f"the method's {role}", getattr(method, role))
 
 

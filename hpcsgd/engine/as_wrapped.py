@@ -138,7 +138,8 @@ class InPlace:
             if not slot.at_home() and is_trained_by_another(slot.param, self._outer):
                 raise UserError(
                     f"another DistributedOptimizer, made after this one, trains parameter {slot.name}: go on "
-                    "with that alone, or wrap several optimizers of one model together, as hpcsgd.Joined"
+                    "with that alone, or wrap several optimizers of one model together, as "
+                    "hpcsgd.ChainedOptimizer"
                 )
             if not slot.at_home():
                 raise UserError(

@@ -13,7 +13,7 @@ from hpcsgd.comm import phase
 from hpcsgd.core.buffers import averaged_buffers, make_writable, places
 from hpcsgd.core.method import Central
 from hpcsgd.core.shards import reshard
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.engine.alike import buffer_facts, require_alike
 from hpcsgd.engine.meeting import gather_chunks
 from hpcsgd.errors import UserError
@@ -45,7 +45,7 @@ class Buffers(Sequence[Tensor]):
 
 
 class Block:
-    """Whether the script is inside `averaged()` of an optimizer, whose model is not its own then."""
+    """Whether the script is inside `averaged_model()` of an optimizer, whose model is not its own then."""
 
     def __init__(self) -> None:
         self._open = False
@@ -54,14 +54,14 @@ class Block:
         """Raise `UserError` inside it: what `call` does would be lost at its end, or be of another model."""
         if self._open:
             raise UserError(
-                f"{call} inside averaged(): the model is the mean of all groups there, and this group's own "
-                "again at the end of the block: leave it before"
+                f"{call} inside averaged_model(): the model is the mean of all groups there, and "
+                "this group's own again at the end of the block: leave it before"
             )
 
     @contextlib.contextmanager
     def around(self, mean: contextlib.AbstractContextManager[float]) -> Generator[float, None, None]:
         """The block of which `mean` is the model."""
-        self.require_left("averaged()")
+        self.require_left("averaged_model()")
         with mean as D:
             self._open = True
             try:
@@ -71,7 +71,7 @@ class Block:
 
 
 @contextlib.contextmanager
-def averaged(s: Step, central: Central | None, model: nn.Module) -> Generator[float, None, None]:
+def averaged(s: StepContext, central: Central | None, model: nn.Module) -> Generator[float, None, None]:
     """Inside the block the parameters of `model` are the mean over the groups, or what `central` keeps, and
     its buffers the mean over all ranks, as far as buffers are averaged. Afterwards these are as before, bit
     for bit, whatever the block has written into them, also where there is one group. Collective; a copy of w
@@ -86,10 +86,10 @@ def averaged(s: Step, central: Central | None, model: nn.Module) -> Generator[fl
     mine = s.buffers
     buffers = [(buffer, buffer.clone()) for buffer in mine]
     with torch.no_grad(), phase("evaluation"):
-        require_alike(s.job.world, list(buffer_facts(model)))
-        D = _agree(s, central, brought) if s.job.P > 1 else 0.0
-        if s.job.size > 1:
-            average_joined(mine, s.job.world)
+        require_alike(s.topology.world, list(buffer_facts(model)))
+        D = _agree(s, central, brought) if s.topology.num_groups > 1 else 0.0
+        if s.topology.world_size > 1:
+            average_joined(mine, s.topology.world)
     try:
         yield D
     finally:
@@ -101,10 +101,10 @@ def averaged(s: Step, central: Central | None, model: nn.Module) -> Generator[fl
             table[name] = buffer
 
 
-def _agree(s: Step, central: Central | None, brought: Sequence[Tensor]) -> float:
+def _agree(s: StepContext, central: Central | None, brought: Sequence[Tensor]) -> float:
     """All groups get that model; D is how far they, with what they `brought`, were from it."""
-    agree(s.owned, s, central)
-    mine = [b.own_of(w) for b, w in zip(s.buckets, brought, strict=True)]
-    D = distance(s, mine, s.owned, shards=True)
+    agree(s.shards, s, central)
+    mine = [b.shard_of(w) for b, w in zip(s.buckets, brought, strict=True)]
+    D = distance(s, mine, s.shards, shards=True)
     gather_chunks(s)
     return D

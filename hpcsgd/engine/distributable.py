@@ -62,7 +62,7 @@ def _require_synchronized(model: nn.Module) -> None:
         if isinstance(module, nn.SyncBatchNorm) and module.process_group is None:
             raise UserError(
                 f"{name} is torch's SyncBatchNorm and has no process group: call "
-                "hpcsgd.sync_batch_norm(model, job) before"
+                "hpcsgd.sync_batch_norm(model, topology) before"
             )
 
 

@@ -12,7 +12,7 @@ from hpcsgd.core.flat import Bucket, flatten
 from hpcsgd.core.layout import bucket_bytes, nbytes
 from hpcsgd.core.method import Method
 from hpcsgd.core.shards import flatten_shards, is_sharded
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise, seen_whole
 from hpcsgd.engine.plan import StepPlan, Update
 
@@ -22,7 +22,7 @@ MUCH = 0.25
 
 
 def laid_out(
-    job: Job,
+    topology: Topology,
     method: Method,
     optimizer: optim.Optimizer,
     model: nn.Module,
@@ -30,21 +30,21 @@ def laid_out(
     *,
     elementwise: bool | None,
     tensorwise: bool | None,
-    bucket_mb: float | None,
+    bucket_cap_mb: float | None,
 ) -> tuple[StepPlan, list[Bucket]]:
     """How a step of `method` goes for this optimizer, and the `trained` parameters as flat vectors.
 
-    `elementwise`, `tensorwise`: what the user says about it; None: what is known. `bucket_mb`: likewise.
+    `elementwise`, `tensorwise`: what the user says about it; None: what is known. `bucket_cap_mb`: likewise.
     """
-    in_bucket = bucket_bytes(nbytes(p for _, p in trained), bucket_mb)
+    in_bucket = bucket_bytes(nbytes(p for _, p in trained), bucket_cap_mb)
     by_torch = is_sharded(trained[0][1])
     plan = StepPlan.of(method, update_of(optimizer, elementwise, tensorwise), by_torch=by_torch)
     if by_torch:
-        return plan, flatten_shards(trained, model, job.K, job.j, in_bucket)
-    whole = uncut(plan, optimizer, job.K, elementwise)
+        return plan, flatten_shards(trained, model, topology.group_size, topology.shard_index, in_bucket)
+    whole = uncut(plan, optimizer, topology.group_size, elementwise)
     with torch.no_grad():
-        buckets = flatten(trained, job.K, job.j, in_bucket, whole)
-    _tell_padding(job, buckets)
+        buckets = flatten(trained, topology.group_size, topology.shard_index, in_bucket, whole)
+    _tell_padding(topology, buckets)
     return plan, buckets
 
 
@@ -69,12 +69,12 @@ def uncut(
     return seen_whole(optimizer) if elementwise is None else every
 
 
-def _tell_padding(job: Job, buckets: Sequence[Bucket]) -> None:
+def _tell_padding(topology: Topology, buckets: Sequence[Bucket]) -> None:
     """Where tensors that nobody cuts leave much of the buckets empty: more positions, or fewer, might not."""
     used = sum(slot.stop - slot.start for b in buckets for slot in b.slots)
     padding = 1 - used / sum(b.size for b in buckets)
-    if padding > MUCH and any(b.whole for b in buckets) and job.rank == 0:
+    if padding > MUCH and any(b.whole for b in buckets) and topology.rank == 0:
         log.warning(
             "%.0f %% of the flat vectors is padding: tensors are too few or too unlike for %d positions",
-            100 * padding, job.K,
+            100 * padding, topology.group_size,
         )  # fmt: skip

@@ -45,7 +45,7 @@ class Held:
         elif is_sharded(self.param):
             g = None if g is None else local(g).view(-1)
         elif self.bucket is not None:
-            g = self._place_in(self.bucket, self.bucket.g_own)
+            g = self._place_in(self.bucket, self.bucket.grad_shard)
         elif self.is_complex and g is not None:
             g = g.resolve_conj()  # torch's optimizers look for the two reals of a number in memory
         if self.master is not None:
@@ -70,7 +70,7 @@ class Held:
         """Make a piece that was given other memory its view of the bucket again, with its own values."""
         if self.bucket is None or self.master is not None:
             return
-        place = self._place_in(self.bucket, self.bucket.own)
+        place = self._place_in(self.bucket, self.bucket.param_shard)
         if place.data_ptr() != self.tensor.data_ptr():
             require_alike(f"{self.index} (a piece of it)", self.tensor, place)
             place.copy_(self.tensor.detach())
@@ -93,6 +93,7 @@ class Held:
 
 
 def place_in(own: Tensor, bucket: Bucket, offset: int, numel: int, param: nn.Parameter) -> Tensor:
-    """The elements of a piece of `param` in the bucket's `own` chunk, in its shape if it is a whole one."""
+    """The elements of a piece of `param` in the bucket's `param_shard` chunk, in its shape if it is a whole
+    one."""
     elements = as_elements(own[offset : offset + numel * bucket.reals], bucket.reals)
     return shaped(elements, 0, param) if bucket.whole else elements

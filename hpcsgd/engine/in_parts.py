@@ -53,7 +53,7 @@ def require_updated(optimizer: optim.Optimizer, named: Iterable[tuple[str, nn.Pa
         if param.is_complex() and param in kinds:
             raise UserError(
                 f"parameter {name} is of {param.dtype}, and {kinds[param]} updates no complex ones: give it "
-                "to another optimizer, by hpcsgd.Joined"
+                "to another optimizer, by hpcsgd.ChainedOptimizer"
             )
 
 

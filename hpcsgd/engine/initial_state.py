@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd.core.shards import local
-from hpcsgd.engine.joined import Joined, parts_of
+from hpcsgd.engine.joined import ChainedOptimizer, parts_of
 from hpcsgd.errors import UserError
 
 NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
@@ -28,10 +28,10 @@ def like_new(optimizer: optim.Optimizer, params: Iterable[Sequence[Tensor]]) -> 
 
     Raises `UserError` where its class needs more than what is in its `defaults`.
     """
-    if isinstance(optimizer, Joined):
+    if isinstance(optimizer, ChainedOptimizer):
         rest = iter(params)
         theirs = [(part, [next(rest) for _ in part.param_groups]) for part in optimizer.parts]
-        return Joined(*(like_new(part, own) for part, own in theirs if any(own)))
+        return ChainedOptimizer(*(like_new(part, own) for part, own in theirs if any(own)))
     groups = [{**g, "params": list(own)} for g, own in zip(optimizer.param_groups, params, strict=True)]
     return _made(optimizer, [group for group in groups if group["params"]])
 

@@ -15,7 +15,7 @@ from hpcsgd.errors import UserError
 
 @checked
 @final
-class Joined(optim.Optimizer):
+class ChainedOptimizer(optim.Optimizer):
     """`parts`, each with parameters of its own, as one optimizer of one state and one list of param groups.
 
     The param groups are those of the parts, one part after the other, each with the options of its own
@@ -33,8 +33,9 @@ class Joined(optim.Optimizer):
     Example:
         >>> matrices = [p for p in model.parameters() if p.ndim == 2]
         >>> others = [p for p in model.parameters() if p.ndim != 2]
-        >>> inner = hpcsgd.Joined(torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(others, lr=0.001))
-        >>> optimizer = hpcsgd.DistributedOptimizer(inner, model, job, hpcsgd.hierarchical(every=8))
+        >>> matrices_by, others_by = torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(others, lr=0.001)
+        >>> inner = hpcsgd.ChainedOptimizer(matrices_by, others_by)
+        >>> optimizer = hpcsgd.DistributedOptimizer(inner, model, topology, hpcsgd.hierarchical(sync_every=8))
         >>> train(optimizer, steps=2)
         >>> [group["lr"] for group in optimizer.param_groups]
         [0.02, 0.001]
@@ -86,7 +87,7 @@ class Joined(optim.Optimizer):
 
 def parts_of(optimizer: optim.Optimizer) -> tuple[optim.Optimizer, ...]:
     """What it is joined of, or it alone."""
-    return optimizer.parts if isinstance(optimizer, Joined) else (optimizer,)
+    return optimizer.parts if isinstance(optimizer, ChainedOptimizer) else (optimizer,)
 
 
 def kind_of(optimizer: optim.Optimizer) -> str:
@@ -96,16 +97,20 @@ def kind_of(optimizer: optim.Optimizer) -> str:
 
 def _require_joinable(parts: tuple[optim.Optimizer, ...]) -> None:
     if not parts:
-        raise UserError("Joined(): needs one optimizer or more")
+        raise UserError("ChainedOptimizer(): needs one optimizer or more")
     for part in parts:
         if not isinstance(part, optim.Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UserError(f"Joined: {type(part).__name__} is no torch optimizer")
-        if isinstance(part, Joined):
-            raise UserError("Joined: join them all at once, none of those that are joined already")
-        if hasattr(part, "averaged"):  # a DistributedOptimizer, or what goes around one
-            raise UserError("Joined goes inside: DistributedOptimizer(Joined(...), model, ...)")
+            raise UserError(f"ChainedOptimizer: {type(part).__name__} is no torch optimizer")
+        if isinstance(part, ChainedOptimizer):
+            raise UserError("ChainedOptimizer: join them all at once, none of those that are joined already")
+        if hasattr(part, "averaged_model"):  # a DistributedOptimizer, or what goes around one
+            raise UserError(
+                "ChainedOptimizer goes inside: DistributedOptimizer(ChainedOptimizer(...), model, ...)"
+            )
         if isinstance(part, optim.LBFGS):
-            raise UserError("Joined: LBFGS evaluates the loss several times a step; it cannot be joined")
+            raise UserError(
+                "ChainedOptimizer: LBFGS evaluates the loss several times a step; it cannot be joined"
+            )
     params = [param for part in parts for group in part.param_groups for param in group["params"]]
     if len(set(params)) < len(params):
-        raise UserError("Joined: a parameter is in two of the optimizers")
+        raise UserError("ChainedOptimizer: a parameter is in two of the optimizers")

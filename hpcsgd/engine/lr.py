@@ -72,7 +72,8 @@ class WarmUp:
         UserError: for arguments outside these bounds.
 
     Example:
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=8))
+        >>> method = hpcsgd.hierarchical(sync_every=8)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> warm_up = hpcsgd.WarmUp(optimizer, steps=4, start=0.5)
         >>> train(optimizer, steps=2)
         >>> optimizer.param_groups[0]["lr"], round(optimizer.rates[0], 3)

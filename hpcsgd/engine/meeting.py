@@ -9,8 +9,8 @@ from hpcsgd.comm import Work, phase
 from hpcsgd.core.averager import Averager, vectors_of
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Publishing, Step
-from hpcsgd.core.topology import Job
+from hpcsgd.core.step import Publishing, StepContext
+from hpcsgd.core.topology import Topology
 from hpcsgd.engine.arriving import Arrivals
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError
@@ -28,7 +28,7 @@ class Gathering:
 
     def __init__(
         self,
-        s: Step,
+        s: StepContext,
         shards: bool,
         publishing: Publishing | None = None,
         arrivals: Arrivals | None = None,
@@ -63,36 +63,37 @@ class Gathering:
         if self.shards and self._publishing is None:
             with phase("parameters"):
                 for b in (b for b in buckets if b.divided):
-                    self._begun[b] = self._s.job.group.allgather(b.w, b.own)
+                    self._begun[b] = self._s.topology.intra_group.allgather(b.w, b.param_shard)
 
 
-def gather_chunks(s: Step) -> None:
+def gather_chunks(s: StepContext) -> None:
     """w ← the chunks that the positions of the group own; collective over the group."""
-    works = [s.job.group.allgather(b.w, b.own) for b in s.buckets if b.divided]
+    works = [s.topology.intra_group.allgather(b.w, b.param_shard) for b in s.buckets if b.divided]
     for work in works:
         work.wait()
 
 
-def publishing(job: Job, method: Method, plan: StepPlan) -> Publishing | None:
+def publishing(topology: Topology, method: Method, plan: StepPlan) -> Publishing | None:
     """Who makes one model of the positions' chunks after a step, where that is no plain allgather.
 
     Raises `UserError` where groups meet with whole models.
     """
     if plan.publishing is None:
         asked = any(isinstance(part, Publishing) and part.publishes for _, part in method.by_role())
-        if asked and job.size > 1 and job.rank == 0:
+        if asked and topology.world_size > 1 and topology.rank == 0:
             log.warning(
-                "Packed(parameters=…): the optimizer looks at whole tensors, so parameters travel as they are"
+                "Quantized(parameters=…): the optimizer looks at whole tensors, so parameters travel as they "
+                "are"
             )
         return None
-    if method.how.traits.whole_model:
+    if method.averager.traits.whole_model:
         raise UserError(
-            "Packed(parameters=…): groups of this method meet with whole models; leave `parameters` out"
+            "Quantized(parameters=…): groups of this method meet with whole models; leave `parameters` out"
         )
     return plan.publishing
 
 
-def meet(s: Step, how: Averager, gathering: Gathering, updated: Iterable[Bucket]) -> None:
+def meet(s: StepContext, how: Averager, gathering: Gathering, updated: Iterable[Bucket]) -> None:
     """Let `how` average what groups have of all buckets, each once it is `updated`. An averager of whole
     models finds them whole, and one of chunks leaves them `gathering`, of each bucket while others are on
     their way. Collective."""

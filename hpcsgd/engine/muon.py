@@ -17,7 +17,7 @@ import torch
 from torch import nn, optim
 
 from hpcsgd.arguments import checked
-from hpcsgd.engine.joined import Joined
+from hpcsgd.engine.joined import ChainedOptimizer
 from hpcsgd.errors import UserError
 
 
@@ -33,7 +33,7 @@ def muon(
     adjust_lr_fn: Literal["match_rms_adamw", "original"] = "match_rms_adamw",
     hidden: str | Sequence[str] | None = None,
     rest: Mapping[str, Any] | None = None,
-) -> Joined:
+) -> ChainedOptimizer:
     """torch's Muon for the hidden matrices of `model` and its AdamW for the rest, as one optimizer.
 
     Matrices are real trainable parameters of two dimensions. Hidden are all but embeddings and the output,
@@ -58,7 +58,7 @@ def muon(
 
     Example:
         >>> inner = hpcsgd.muon(model, lr=0.002, hidden=["*.weight"], rest={"weight_decay": 0.0})
-        >>> optimizer = hpcsgd.DistributedOptimizer(inner, model, job, hpcsgd.hierarchical(every=8))
+        >>> optimizer = hpcsgd.DistributedOptimizer(inner, model, topology, hpcsgd.hierarchical(sync_every=8))
         >>> train(optimizer, steps=2)
         >>> [group["weight_decay"] for group in optimizer.param_groups]
         [0.1, 0.0]
@@ -84,7 +84,7 @@ def muon(
         if "betas" in given:
             given["betas"] = tuple(given["betas"])  # of a job file they are a list
         parts.append(optim.AdamW(others, **given))
-    return Joined(*parts)
+    return ChainedOptimizer(*parts)
 
 
 def hidden_matrices(model: nn.Module, hidden: str | Sequence[str] | None = None) -> list[nn.Parameter]:

@@ -16,8 +16,8 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import begin, is_due, prepare
 from hpcsgd.core.shards import is_sharded, reshard
-from hpcsgd.core.step import Departure, Fixed, Step
-from hpcsgd.core.topology import Job
+from hpcsgd.core.step import ReduceContext, StepContext, TrainingContext
+from hpcsgd.core.topology import Topology
 from hpcsgd.engine.alike import facts, require_alike
 from hpcsgd.engine.arriving import Arrivals
 from hpcsgd.engine.as_wrapped import AsWrapped
@@ -52,18 +52,17 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
 
     The optimizer object, its `param_groups` and schedulers made from it keep working, before and after. All
     ranks start from rank 0's parameters and buffers, and call `step()`, `clip_grad_norm_()`, `state_dict()`
-    and `averaged()` the same number of times: these are collective, and ranks in different calls end the job
-    with one line. As in plain torch, a parameter is updated only if it has a gradient: on any rank that
-    shares it, where others count as having zero. A frozen parameter (`requires_grad = False`) stays as it is,
-    whatever the groups average.
+    and `averaged_model()` the same number of times: these are collective, and ranks in different calls end
+    the job with one line. As in plain torch, a parameter is updated only if it has a gradient: on any rank
+    that shares it, where others count as having zero. A frozen parameter (`requires_grad = False`) stays as
+    it is, whatever the groups average.
 
     Between `backward()` and `step()`, `param.grad` is the gradient averaged over the group: whoever uses it
     first waits until it is (see `synchronize`).
 
     Other public methods of `optimizer`, as `eval()` of Schedule-Free, are here, too. They find averaged
-    gradients, are collective over the group, and leave all its ranks the same model.
-
-    Not to be confused with torch's DistributedDataParallel, which wraps the model and knows one group.
+    gradients, are collective over the group, and leave all its ranks the same model. Not to be confused with
+    torch's DistributedDataParallel, which wraps the model and knows one group.
 
     Args:
         optimizer: a torch optimizer over parameters of `model`. Those known to update every element, or every
@@ -71,27 +70,28 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
             the whole model on every position, at the price of one more allgather.
         model: with all its parameters in place, on their device, the same on all ranks; several as one
             nn.ModuleList, so that buffers and frozen parameters of all of them are shared.
-        job: from `init`.
-        method: such as `hierarchical(every=8)`; one for each optimizer, since it may have a memory.
+        topology: from `init`.
+        method: such as `hierarchical(sync_every=8)`; one for each optimizer, since it may have a memory.
         elementwise: overrides what is known about `optimizer`. Default None.
         tensorwise: likewise whether, if not elementwise, it looks at each tensor alone. Default None.
-        accumulate: how many backward passes come before each `step()`. Default 1.
-        bucket_mb: gradients travel in buckets of so many MB (10⁶ bytes). Default None: M/16, from 1 to 4 MB.
-        overlap: whether they travel while the backward pass goes on. Default True; with False any number of
-            backward passes may come before a step.
-        prefetch: whether `step()` returns while parameters travel, and whoever uses them waits. Default
-            False; views of them that somebody keeps, as `param.data`, cannot wait.
-        master: a dtype, as torch.float32: parameters of fewer bits are updated by way of copies of that type,
-            of the own chunk, and so is the optimizer's state. Default None: as they are.
+        gradient_accumulation_steps: how many backward passes come before each `step()`. Default 1.
+        bucket_cap_mb: gradients travel in buckets of so many MiB. Default None: M/16, from 1 to 4 MB.
+        overlap_grad_reduce: whether they travel while the backward pass goes on. Default True; with False any
+            number of backward passes may come before a step.
+        overlap_param_gather: whether `step()` returns while parameters travel, and whoever uses them waits.
+            Default False; views of them that somebody keeps, as `param.data`, cannot wait.
+        master_dtype: a dtype, as torch.float32: parameters of fewer bits are updated by way of copies of that
+            type, of the own chunk, and so is the optimizer's state. Default None: as they are.
         broadcast_buffers: whether all ranks of a group have the buffers of its first rank after each step.
-            Default False: each rank keeps its own, and `averaged()` makes their mean.
+            Default False: each rank keeps its own, and `averaged_model()` makes their mean.
 
     Raises:
         UserError: where ranks were given unlike ones of these, or the optimizer cannot be distributed.
 
     Example:
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=8))
-        >>> for x, y in DataLoader(data, batch_size=8, sampler=hpcsgd.Sampler(data, job)):
+        >>> method = hpcsgd.hierarchical(sync_every=8)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
+        >>> for x, y in DataLoader(data, batch_size=8, sampler=hpcsgd.Sampler(data, topology)):
         ...     criterion(model(x), y).backward()
         ...     optimizer.step()
         ...     optimizer.zero_grad()
@@ -103,53 +103,56 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         self,
         optimizer: optim.Optimizer,
         model: nn.Module,
-        job: Job,
+        topology: Topology,
         method: Method,
         *,
         elementwise: bool | None = None,
         tensorwise: bool | None = None,
-        accumulate: int = 1,
-        bucket_mb: float | None = None,
-        overlap: bool = True,
-        prefetch: bool = False,
-        master: torch.dtype | None = None,
+        gradient_accumulation_steps: int = 1,
+        bucket_cap_mb: float | None = None,
+        overlap_grad_reduce: bool = True,
+        overlap_param_gather: bool = False,
+        master_dtype: torch.dtype | None = None,
         broadcast_buffers: bool = False,
     ) -> None:
-        job, self._number = communicators(job)
-        with job.together("wrapping the optimizer"):
-            require_sizes(accumulate, bucket_mb)
-            require_free(job, method, optimizer)
-            self._arrivals = Arrivals(model, prefetch)
-            self.trained = trained_parameters(optimizer, model, job)
+        topology, self._number = communicators(topology)
+        with topology.raise_on_all_ranks("wrapping the optimizer"):
+            require_sizes(gradient_accumulation_steps, bucket_cap_mb)
+            require_free(topology, method, optimizer)
+            self._arrivals = Arrivals(model, overlap_param_gather)
+            self.trained = trained_parameters(optimizer, model, topology)
+            cut_by: dict[str, Any] = {
+                "elementwise": elementwise, "tensorwise": tensorwise, "bucket_cap_mb": bucket_cap_mb
+            }  # fmt: skip
             mine = facts(
-                optimizer, model, self.trained, method, elementwise=elementwise, tensorwise=tensorwise,
-                accumulate=accumulate, bucket_mb=bucket_mb, overlap=overlap, prefetch=prefetch, master=master,
-                broadcast_buffers=broadcast_buffers,
+                optimizer, model, self.trained, method, **cut_by, broadcast_buffers=broadcast_buffers,
+                gradient_accumulation_steps=gradient_accumulation_steps, master_dtype=master_dtype,
+                overlap_grad_reduce=overlap_grad_reduce, overlap_param_gather=overlap_param_gather,
             )  # fmt: skip
-        require_alike(job.world, mine)
+        require_alike(topology.world, mine)
         self.model, self.method, self._broadcasts = model, method, broadcast_buffers
-        self._plan, buckets = laid_out(
-            job, method, optimizer, model, self.trained, elementwise=elementwise, tensorwise=tensorwise,
-            bucket_mb=bucket_mb,
-        )  # fmt: skip
-        self._exchange = self._plan.exchange
-        self._publishing = publishing(job, method, self._plan)
-        share_start(job, buckets, model, self.trained)
-        cut = self._exchange.traits.shards and (job.K > 1 or is_sharded(self.trained[0][1]))
-        self.local = ShardedOptimizer(optimizer, buckets, cut=cut, master=master)
+        self._plan, buckets = laid_out(topology, method, optimizer, model, self.trained, **cut_by)
+        self._exchange, self._publishing = self._plan.grad_reduce, publishing(topology, method, self._plan)
+        share_start(topology, buckets, model, self.trained)
+        cut = self._exchange.traits.shards and (topology.group_size > 1 or is_sharded(self.trained[0][1]))
+        self.local = ShardedOptimizer(optimizer, buckets, cut=cut, master=master_dtype)
         self._reducer = None
-        if not self._exchange.idle(job):
+        if not self._exchange.idle(topology):
             self._reducer = GradientReducer(
-                self._exchange, buckets, lambda: Departure(self._step.fixed, self.rates, self._step.notes),
+                self._exchange, buckets,
+                lambda: ReduceContext(self._step.fixed, self.rates, self._step.metrics),
                 lambda: self._everyone if self._exchange.traits.across else self._shared, self._call,
-                passes=accumulate, overlap=overlap, remembers=method.exchange.traits.keeps_gradients,
+                passes=gradient_accumulation_steps, overlap=overlap_grad_reduce,
+                remembers=method.grad_reduce.traits.keeps_gradients,
             )  # fmt: skip
         self.updating = Updating(self.local, self._reducer, per_bucket=self._plan.update_per_bucket)
-        self.updating.accumulate(accumulate)
+        self.updating.accumulate(gradient_accumulation_steps)
         self._block = Block()
-        fixed = Fixed(job, buckets, self.local, Buffers(model), self._exchange.traits.shards, self.exchanges)
-        self._step, self._everyone, self._shared = Step(fixed), Agreement(job.world), Agreement.of_group(job)
-        Agreement.of_position(job)  # its communicator is made while all ranks are here
+        shards = self._exchange.traits.shards
+        fixed = TrainingContext(topology, buckets, self.local, Buffers(model), shards, self.exchanges)
+        self._step, self._everyone = StepContext(fixed), Agreement(topology.world)
+        self._shared = Agreement.of_group(topology)
+        Agreement.of_position(topology)  # its communicator is made while all ranks are here
         self._notes: dict[str, float] = {}
         self._options = Options(optimizer.param_groups)
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
@@ -157,7 +160,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         self._laid_out = True
         self.state = optimizer.state
         self._pass_methods()
-        self._as_wrapped = AsWrapped(self, self.local, model, buckets, job.world)
+        self._as_wrapped = AsWrapped(self, self.local, model, buckets, topology.world)
         take(method, self)
 
     @property
@@ -166,14 +169,14 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         return self._step.t
 
     @property
-    def notes(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The method's of the last step: `distance` of a meeting, `shared` where groups exchanged, …"""
         return self._notes
 
     @property
-    def job(self) -> Job:
+    def topology(self) -> Topology:
         """This rank's place among the groups."""
-        return self._step.job
+        return self._step.topology
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -204,30 +207,30 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         return loss if passed is None else passed.returned
 
     @torch.no_grad()
-    def meet(self) -> None:
+    def average_models(self) -> None:
         """The groups meet now, whatever the schedule says; collective, between two steps."""
-        self._block.require_left("meet()")
-        with self._during("meet()") as call:
+        self._block.require_left("average_models()")
+        with self._during("average_models()") as call:
             self._as_wrapped.require(call, self._everyone)
-            s = self.ready_for("meet()")
-            if s.job.alone:
+            s = self.ready_for("average_models()")
+            if s.topology.has_one_group:
                 return
             if s.t == 0:
-                prepare(self.method.how, self._vectors, s)  # what it keeps begins before the first meeting
+                prepare(self.method.averager, self._vectors, s)  # what it keeps begins before the first one
             gathering = Gathering(s, shards=False)  # models are whole
-            meet(s, self.method.how, gathering, s.buckets)
+            meet(s, self.method.averager, gathering, s.buckets)
             gathering.finish()
         self._take_notes()
 
-    def averaged(self) -> contextlib.AbstractContextManager[float]:
-        """The mean model of all groups, or a server's, for the length of a block; collective.
+    def averaged_model(self) -> contextlib.AbstractContextManager[float]:
+        """The mean model of all groups, or a server's, for the length of a block, which is given their mean
+        distance from it, D; collective."""
+        self._block.require_left("averaged_model()")
+        self._as_wrapped.require(self._call("averaged_model()"), self._everyone)
+        s = self.ready_for("averaged_model()")
+        return self._block.around(averaged(s, self.method.central(), self.model))
 
-        Gives D, the mean over the groups of ‖w_i − w̄‖: how far they are from it."""
-        self._block.require_left("averaged()")
-        self._as_wrapped.require(self._call("averaged()"), self._everyone)
-        return self._block.around(averaged(self.ready_for("averaged()"), self.method.central(), self.model))
-
-    def ready_for(self, call: str, *, across: bool = True) -> Step:
+    def ready_for(self, call: str, *, across: bool = True) -> StepContext:
         """Have the whole model in place, and ranks, also those `across` groups, in one `call`; collective."""
         with self._during(call) as made:
             self.updating.settle(made)
@@ -242,42 +245,40 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         gather_chunks(self.ready_for("gather_parameters()", across=False))
 
     def _update(self, call: Call, loss: float | Tensor | None, passed: Closure | None) -> None:
-        s = self._in_place
+        s, across = self._in_place, self._exchange.traits.across
         self._as_wrapped.require(call, self._everyone)
         unmoved = Unmoved(self._now_frozen())
         self.updating.ready(call)
-        s.t += 1
-        s.rates = self.rates
+        s.t, s.rates = s.t + 1, self.rates
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
         gathering = Gathering(s, self._exchange.traits.shards, self._publishing, self._arrivals)
-        averager = self.method.how
-        prepare(averager, self._vectors, s)
+        prepare(averager := self.method.averager, self._vectors, s)
         updated: Iterable[Bucket] = self.updating(s.buckets, passed)  # each of them once it is updated
         if not self._plan.decided_before_update:
             updated = list(updated)
         meets = self._meets()
-        if meets and self._exchange.traits.across:  # or gradients and models would cross groups in any order
+        if meets and across:  # or gradients and models would cross groups in any order
             updated = list(updated)
         if meets:
             meet(s, averager, gathering, updated)
         else:
             for bucket in updated:
                 gathering.chunks_are_final([bucket])
-            if not s.job.alone:
+            if not s.topology.has_one_group:
                 begin(averager, self._vectors, s)
-        if (meets or self._exchange.traits.across) and s.job.P > 1 and "distance" not in s.notes:
-            s.notes["shared"] = 1.0
+        if (meets or across) and s.topology.num_groups > 1 and "distance" not in s.metrics:
+            s.metrics["shared"] = 1.0
         gathering.finish()
         if unmoved:
             self._arrivals.finish()
             unmoved.restore()
         if self._broadcasts:
-            broadcast_buffers(self.model, s.job.group)
+            broadcast_buffers(self.model, s.topology.intra_group)
         self._take_notes()
         self.updating.start_over()
 
     @property
-    def _in_place(self) -> Step:
+    def _in_place(self) -> StepContext:
         """With all of w in place, and nothing of it elsewhere."""
         self._arrivals.finish()
         if is_sharded(self.trained[0][1]):
@@ -287,13 +288,13 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
     @property
     def _vectors(self) -> list[Tensor]:
         """What groups average."""
-        return list(vectors_of(self.method.how, self._step.buckets))
+        return list(vectors_of(self.method.averager, self._step.buckets))
 
     def _meets(self) -> bool:
         """Return whether groups average after this update; the same on all ranks."""
         s = self._step
-        return not s.job.alone and is_due(self.method.how, s, self.method.when(s))
+        return not s.topology.has_one_group and is_due(self.method.averager, s, self.method.schedule(s))
 
     def _take_notes(self) -> None:
         """What comes from now on is of the next step: an exchange may begin before that."""
-        self._notes, self._step.notes = self._step.notes, {}
+        self._notes, self._step.metrics = self._step.metrics, {}

@@ -19,7 +19,7 @@ from torch import Tensor, optim
 from hpcsgd.arguments import of_kind
 from hpcsgd.comm import phase
 from hpcsgd.core.agreement import Agreement, Call
-from hpcsgd.core.step import Exchange, Publishing, Step
+from hpcsgd.core.step import GradReduce, Publishing, StepContext
 from hpcsgd.engine.as_wrapped import AsWrapped
 from hpcsgd.engine.averaged import Block
 from hpcsgd.engine.closures import Closure, Ranks
@@ -43,16 +43,16 @@ class PassingThrough:
     _as_wrapped: AsWrapped
     _block: Block
     _everyone: Agreement
-    _exchange: Exchange
+    _exchange: GradReduce
     _publishing: Publishing | None
     _shared: Agreement
     _call: Callable[[str], Call]
-    _step: Step
+    _step: StepContext
     _during: Callable[[str], contextlib.AbstractContextManager[Call]]
 
     @property
     @abstractmethod
-    def _in_place(self) -> Step: ...
+    def _in_place(self) -> StepContext: ...
 
     def __getattr__(self, name: str) -> Any:
         local = vars(self).get("local")
@@ -81,8 +81,10 @@ class PassingThrough:
         return loss
 
     def _mean(self, loss: float) -> float:
-        job = self._step.job
-        losses: list[float] = (job.world if self._exchange.traits.across else job.group).gather_objects(loss)
+        topology = self._step.topology
+        losses: list[float] = (
+            topology.world if self._exchange.traits.across else topology.intra_group
+        ).gather_objects(loss)
         return sum(losses) / len(losses)
 
     def _agree(self, name: str, digest: int) -> bool:

@@ -11,10 +11,10 @@ from typing import Literal
 
 from hpcsgd.core.averager import Averager
 from hpcsgd.core.method import Method, who_waits
-from hpcsgd.core.step import Exchange, Publishing, Schedule, publisher
+from hpcsgd.core.step import GradReduce, Publishing, Schedule, publisher
 from hpcsgd.core.waits import Waits
 from hpcsgd.errors import UserError
-from hpcsgd.parts.exchanges import Gathered
+from hpcsgd.parts.exchanges import WithAllgather
 from hpcsgd.parts.exchanges.by_torch import left_to_torch
 
 
@@ -34,7 +34,7 @@ class Update:
 class StepPlan:
     """One step of a method, for one kind of optimizer and model."""
 
-    exchange: Exchange
+    grad_reduce: GradReduce
     """The method's, as it has to be for this optimizer and model."""
     schedule: Schedule
     averager: Averager
@@ -59,21 +59,21 @@ class StepPlan:
         Raises:
             UserError: If torch has sharded the model, and the optimizer or the exchange needs all of it.
         """
-        exchange, sharding = method.exchange, update.sees
+        exchange, sharding = method.grad_reduce, update.sees
         if by_torch:
             exchange, sharding = _in_rows(exchange, update), "rows"
-        elif sharding == "tensors" and method.how.traits.elastic:
+        elif sharding == "tensors" and method.averager.traits.elastic:
             sharding = "model"
         if sharding == "model" and exchange.traits.shards:
-            exchange = Gathered(exchange)
-        gradients_may_come_later = exchange.traits.per_bucket and not method.how.traits.reads_gradients
+            exchange = WithAllgather(exchange)
+        gradients_may_come_later = exchange.traits.per_bucket and not method.averager.traits.reads_gradients
         plan = cls(
-            exchange=exchange,
-            schedule=method.when,
-            averager=method.how,
+            grad_reduce=exchange,
+            schedule=method.schedule,
+            averager=method.averager,
             sharding=sharding,
             update_per_bucket=update.by_itself and gradients_may_come_later,
-            decided_before_update=method.when.traits.known_before_update,
+            decided_before_update=method.schedule.traits.known_before_update,
         )
         stages = ((until, cls.of(each, update, by_torch=by_torch)) for until, each in method.stages)
         return replace(plan, stages=tuple((until, plan.carries_out(each)) for until, each in stages))
@@ -114,17 +114,17 @@ class StepPlan:
     @property
     def waits(self) -> Waits:
         """Who waits for whom. Of a method that changes to another one: of both, and when it changes."""
-        return who_waits(self.exchange, self.schedule, self.averager)
+        return who_waits(self.grad_reduce, self.schedule, self.averager)
 
     @property
     def publishing(self) -> Publishing | None:
         """What makes one model of the positions' chunks, where that is no plain allgather."""
-        return publisher(self.exchange)
+        return publisher(self.grad_reduce)
 
     @property
     def divides_tensors(self) -> bool:
         """Whether each position owns some tensors, and none of them is cut."""
-        return self.sharding == "tensors" and self.exchange.traits.shards
+        return self.sharding == "tensors" and self.grad_reduce.traits.shards
 
     @property
     def gather_per_bucket(self) -> bool:
@@ -148,7 +148,7 @@ class StepPlan:
         return measured
 
 
-def _in_rows(exchange: Exchange, update: Update) -> Exchange:
+def _in_rows(exchange: GradReduce, update: Update) -> GradReduce:
     """Return what is left of `exchange` where each position has no more than rows of a tensor."""
     if update.sees != "elements":
         raise UserError(

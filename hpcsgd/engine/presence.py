@@ -181,8 +181,9 @@ def refuse_changed(slot: Slot, passes: int) -> NoReturn:
     """Raise `UserError` for a gradient that another backward pass has changed after so many `passes`."""
     raise UserError(
         f"gradient of {slot.name} changed after it was sent: call optimizer.zero_grad() before backward(); "
-        "for several backward passes before step() give DistributedOptimizer(accumulate=<passes>), now "
-        f"{passes}, or overlap=False"
+        "for several backward passes before step() give "
+        "DistributedOptimizer(gradient_accumulation_steps=<passes>), now "
+        f"{passes}, or overlap_grad_reduce=False"
     )
 
 

@@ -11,7 +11,7 @@ from hpcsgd.comm.streams import captured
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.slot import Slot
-from hpcsgd.core.step import Departure, Exchange
+from hpcsgd.core.step import GradReduce, ReduceContext
 from hpcsgd.engine import presence
 from hpcsgd.engine.presence import Agreeing, Gradients, Presence, Progress
 from hpcsgd.engine.sending import Sending, arrived, call_on_arrival, wait_for
@@ -31,9 +31,9 @@ class GradientReducer:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: GradReduce,
         buckets: Sequence[Bucket],
-        departing: Callable[[], Departure],
+        departing: Callable[[], ReduceContext],
         agreement: Callable[[], Agreement],
         calling: Callable[[str], Call],
         *,
@@ -143,9 +143,9 @@ class GradientReducer:
             presence.refuse_graph()
         self.finish(call)
         if not self._whole:
-            group = self._departing().job.group
+            group = self._departing().topology.intra_group
             with phase("gradients"):
-                works = [group.allgather(b.g, b.g_own) for b in self._buckets if b.divided]
+                works = [group.allgather(b.g, b.grad_shard) for b in self._buckets if b.divided]
                 for work in works:
                     work.wait()
             self._whole = True
@@ -168,7 +168,8 @@ class GradientReducer:
             if self.remembers:
                 raise UserError(
                     f"{name} after gradients were sent, of which the exchange of this method keeps a "
-                    "part: make DistributedOptimizer with overlap=False, or set requires_grad_(False) for "
+                    "part: make DistributedOptimizer with overlap_grad_reduce=False, or set "
+                    "requires_grad_(False) for "
                     "parameters whose gradients are not used"
                 )
             agreement = self._begin_agreement(self._calling(name), Gradients({}))

@@ -48,7 +48,8 @@ class GradScaler(torch_private.Unscaling):
             are jobs of their own, and with masters.
 
     Example:
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=8))
+        >>> method = hpcsgd.hierarchical(sync_every=8)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> scaler = hpcsgd.GradScaler("cpu")
         >>> x, y = data[:16]
         >>> scaled = scaler.scale(criterion(model(x), y))
@@ -124,7 +125,7 @@ class GradScaler(torch_private.Unscaling):
         found = found or {found_inf.device: found_inf}  # a position may own nothing of a small model
         worst = torch.stack([flag.to(found_inf.device) for flag in found.values()]).amax()
         with phase("overflow"):
-            distributed.job.world.allreduce(worst, "max").wait()
+            distributed.topology.world.allreduce(worst, "max").wait()
         for flag in found.values():
             flag.copy_(worst)
         return found
@@ -139,11 +140,11 @@ def _distributed(optimizer: optim.Optimizer) -> DistributedOptimizer | None:
 
 def require_scalable(optimizer: DistributedOptimizer) -> None:
     """Raises `UserError` where a `GradScaler` is of no use."""
-    if optimizer.method.exchange.traits.keeps_gradients:
+    if optimizer.method.grad_reduce.traits.keeps_gradients:
         raise UserError(
             "GradScaler with an exchange that keeps gradients, which would be of several scales: use bfloat16"
         )
-    if optimizer.job.has_peers:
+    if optimizer.topology.is_elastic:
         raise UserError("GradScaler among groups that may die: each would skip other steps; use bfloat16")
     if optimizer.local.has_masters:
         raise UserError("GradScaler with masters: what it unscales is not what they are updated by")

@@ -11,7 +11,7 @@ from torch import nn
 from hpcsgd.comm import Work, doing, phase
 from hpcsgd.comm.streams import Confluence
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.step import Departure, Exchange
+from hpcsgd.core.step import GradReduce, ReduceContext
 from hpcsgd.errors import UserError
 
 
@@ -21,9 +21,9 @@ class Sending:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: GradReduce,
         buckets: Sequence[Bucket],
-        departing: Callable[[], Departure],
+        departing: Callable[[], ReduceContext],
         activity: Callable[[], str],
     ) -> None:
         self._exchange, self._buckets = exchange, buckets
@@ -33,7 +33,7 @@ class Sending:
 
     def start_over(self) -> None:
         """The next bucket is the first one of a step."""
-        self._departure: Departure | None = None
+        self._departure: ReduceContext | None = None
         self.sent: list[Work] = []
         """The exchanges of those that have been sent."""
         self._versions: list[int] = []
@@ -53,7 +53,7 @@ class Sending:
                 bucket = self._buckets[index]
                 self._arrived_on[index].precede()
                 call = functools.partial(self._exchange, self._departure, bucket)
-                work = self._departure.job.world.run(call, "exchange of gradients", bucket.gradients)
+                work = self._departure.topology.world.run(call, "exchange of gradients", bucket.gradients)
                 self.sent.append(work)
                 self._versions.append(bucket.version())
 

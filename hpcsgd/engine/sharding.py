@@ -17,7 +17,7 @@ from torch import Tensor, nn, optim
 from hpcsgd.comm import Transport
 from hpcsgd.comm.on_host import on_host
 from hpcsgd.core.elements import as_reals
-from hpcsgd.core.flat import Bucket, Piece
+from hpcsgd.core.flat import Bucket, ShardRange
 from hpcsgd.core.shards import is_sharded, local
 from hpcsgd.engine.at_work import AtWork
 from hpcsgd.engine.held import Held, place_in
@@ -148,7 +148,7 @@ class ShardedOptimizer(AtWork):
         """In which param group each parameter is."""
         return self._groups
 
-    def states_by_piece(self) -> Iterator[tuple[Bucket, Piece, PieceState]]:
+    def states_by_piece(self) -> Iterator[tuple[Bucket, ShardRange, PieceState]]:
         """For everything this position owns, the optimizer's state; element-wise tensors cut to the piece."""
         self._require_nothing_else()
         by_start = {(held.param, held.start): held for held in self.held}
@@ -193,11 +193,13 @@ class ShardedOptimizer(AtWork):
         """The inverse."""
         if (m := state.pop(MASTER, None)) is not None:
             if held.master is None:
-                raise UserError("optimizer state with masters: give DistributedOptimizer(master=...), too")
+                raise UserError(
+                    "optimizer state with masters: give DistributedOptimizer(master_dtype=...), too"
+                )
             held.master.m.copy_(m)
         take_state(self._all, held.tensor, state)
 
-    def _of_piece(self, held: Held, piece: Piece, value: Tensor) -> Tensor:
+    def _of_piece(self, held: Held, piece: ShardRange, value: Tensor) -> Tensor:
         return in_memory_order(value, held.param)[piece.start : piece.stop] if held.whole else value
 
     def _shaped(self, held: Held, value: Tensor) -> Tensor:
@@ -228,7 +230,7 @@ class ShardedOptimizer(AtWork):
             for bucket in self._buckets:
                 for piece in bucket.pieces:
                     param = piece.slot.param
-                    w = place_in(bucket.own, bucket, piece.offset, piece.stop - piece.start, param)
+                    w = place_in(bucket.param_shard, bucket, piece.offset, piece.stop - piece.start, param)
                     place = piece.start, piece.stop, bucket, piece.offset, bucket.whole
                     yield Held(numbers[param], param, w, *place)
         else:

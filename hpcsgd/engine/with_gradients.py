@@ -14,7 +14,7 @@ from hpcsgd.comm import doing, phase
 from hpcsgd.core.agreement import Call
 from hpcsgd.core.norm import clip
 from hpcsgd.core.slot import Slot
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.engine.averaged import Block
 from hpcsgd.engine.lr import rates_in_force
 from hpcsgd.engine.options import Options
@@ -32,7 +32,7 @@ class WithGradients(optim.Optimizer):
     local: ShardedOptimizer
     updating: Updating
     _block: Block
-    _step: Step
+    _step: StepContext
     _number: int
     _options: Options
 
@@ -42,7 +42,7 @@ class WithGradients(optim.Optimizer):
         return rates_in_force(self, self.local.optimizer)
 
     @checked
-    def accumulate(self, passes: int) -> None:
+    def set_gradient_accumulation_steps(self, passes: int) -> None:
         """From the next step on so many `passes` backwards come before each `step()`; between two steps."""
         require_passes("passes", passes)
         self.updating.accumulate(passes)
@@ -69,8 +69,8 @@ class WithGradients(optim.Optimizer):
         """
         max_norm = of_kind("clip_grad_norm_", "max_norm", float, max_norm)
         norm_type = of_kind("clip_grad_norm_", "norm_type", float, norm_type)
-        job = self._step.job
-        group = job.group if self._step.fixed.shards and job.K > 1 else None
+        topology = self._step.topology
+        group = topology.intra_group if self._step.fixed.updates_shards and topology.group_size > 1 else None
         with self._during("clip_grad_norm_()") as call, phase("clipping"):
             self.updating.finish(call)
             norm = clip(self._step.parts_of_gradient(), max_norm, norm_type, group)
@@ -100,8 +100,8 @@ class WithGradients(optim.Optimizer):
         self.updating.scaled()
 
     def require_between_steps(self, call: str) -> None:
-        """Raise `UserError` for a `call` inside `averaged()`, or after some of the backward passes of a step:
-        what they have brought is nobody's state."""
+        """Raise `UserError` for a `call` inside `averaged_model()`, or after some of the backward passes of a
+        step: what they have brought is nobody's state."""
         self._block.require_left(call)
         there, expected = self.updating.accumulated
         if 0 < there < expected:
@@ -124,6 +124,6 @@ class WithGradients(optim.Optimizer):
         move them."""
         s = self._step
         found = self.updating.frozen()
-        if found is not None or s.job.alone:
+        if found is not None or s.topology.has_one_group:
             return found or []
         return [slot for b in s.buckets for slot in b.slots if not slot.param.requires_grad]

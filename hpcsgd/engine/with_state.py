@@ -10,7 +10,7 @@ from torch import optim
 
 from hpcsgd.core.method import Method
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.engine import own_state
 from hpcsgd.engine.sharding import ShardedOptimizer
 
@@ -20,19 +20,19 @@ class WithState(optim.Optimizer):
 
     local: ShardedOptimizer
     method: Method
-    _exchange: Exchange
-    _step: Step
+    _exchange: GradReduce
+    _step: StepContext
 
     @abstractmethod
-    def ready_for(self, call: str, *, across: bool = True) -> Step:
+    def ready_for(self, call: str, *, across: bool = True) -> StepContext:
         """Have the whole model in place, and ranks, also those `across` groups, in one `call`; collective."""
 
     def state_dict(self) -> dict[str, Any]:
         """As of the plain optimizer over whole parameters (this group's), and the method's; collective."""
-        job = self.ready_for("state_dict()", across=False).job
-        state = self.local.state_dict(job.group)
+        topology = self.ready_for("state_dict()", across=False).topology
+        state = self.local.state_dict(topology.intra_group)
         method = {role: each.to_dict() for role, each in self.method.state_dict().items()}
-        ours = {"t": self._step.t, "place": own_state.place(job), "method": method}
+        ours = {"t": self._step.t, "place": own_state.place(topology), "method": method}
         return {**state, "hpcsgd": ours}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -43,7 +43,7 @@ class WithState(optim.Optimizer):
             return
         s = self._step
         states = own_state.loadable(
-            state_dict, s.job, s.buckets, groups_are_alike=self._exchange.traits.across
+            state_dict, s.topology, s.buckets, groups_are_alike=self._exchange.traits.across
         )
         self.local.load_state_dict(state_dict)
         self.method.load_state_dict(states)

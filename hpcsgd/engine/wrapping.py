@@ -21,7 +21,7 @@ from hpcsgd.core.buffers import make_parameters_writable, make_writable, share
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
 from hpcsgd.core.shards import is_sharded, local, require_sharded_alike, reshard
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.engine.alike import is_ours, settings
 from hpcsgd.engine.distributable import require_distributable
 from hpcsgd.engine.in_parts import require_updated
@@ -78,31 +78,31 @@ _optimizers: WeakKeyDictionary[Transport, int] = WeakKeyDictionary()
 """How many optimizers have been made for a job, by the communicator of its groups."""
 
 
-def communicators(job: Job) -> tuple[Job, int]:
+def communicators(topology: Topology) -> tuple[Topology, int]:
     """Return `job` for the next optimizer, and how many it has had; collective.
 
     Each optimizer has communicators and threads of its own. Ranks may need them in another order: where two
     models are trained, which one gets its gradients first depends on the rank; and how much has been sent
     when a training loop calls a collective of its own depends on which gradients the rank has.
     """
-    before = _optimizers.get(job.group, 0)
-    _optimizers[job.group] = before + 1
-    if job.size == 1:
-        return job, before
-    world = job.world.apart()
-    group = job.group.split(0, job.group.rank).on(world.lane)
-    cross = job.cross.split(0, job.cross.rank).on_its_own_lane()
-    return replace(job, world=world, group=group, cross=cross), before
+    before = _optimizers.get(topology.intra_group, 0)
+    _optimizers[topology.intra_group] = before + 1
+    if topology.world_size == 1:
+        return topology, before
+    world = topology.world.apart()
+    group = topology.intra_group.split(0, topology.intra_group.rank).on(world.lane)
+    cross = topology.inter_group.split(0, topology.inter_group.rank).on_its_own_lane()
+    return replace(topology, world=world, intra_group=group, inter_group=cross), before
 
 
-def require_peers(job: Job, method: Method) -> None:
+def require_peers(topology: Topology, method: Method) -> None:
     """Who has peers meets nobody else, and only a method that is for peers can. Raises `UserError`."""
-    if job.has_peers != method.how.traits.elastic:
+    if topology.is_elastic != method.averager.traits.elastic:
         raise UserError(
-            "method ensemble is for groups that are jobs of their own: start it with `hpcsgd launch`, "
+            "method ensemble_sync is for groups that are jobs of their own: start it with `hpcsgd launch`, "
             "in a batch job with `hpcsgd job ensemble`"
-            if not job.has_peers
-            else "`hpcsgd launch` starts groups that may die, and those meet by method ensemble alone"
+            if not topology.is_elastic
+            else "`hpcsgd launch` starts groups that may die, and those meet by method ensemble_sync alone"
         )
 
 
@@ -114,17 +114,19 @@ def require_passes(name: str, passes: int) -> None:
         )
 
 
-def require_sizes(accumulate: int, bucket_mb: float | None) -> None:
+def require_sizes(gradient_accumulation_steps: int, bucket_cap_mb: float | None) -> None:
     """Raise `UserError` for no backward pass before a step, and for buckets of no size."""
-    require_passes("accumulate", accumulate)
-    if bucket_mb is not None and not 0 < bucket_mb < math.inf:
+    require_passes("gradient_accumulation_steps", gradient_accumulation_steps)
+    if bucket_cap_mb is not None and not 0 < bucket_cap_mb < math.inf:
         raise UserError(
-            f"bucket_mb = {bucket_mb}: expected a number of MB > 0", key="bucket_mb", value=bucket_mb
+            f"bucket_cap_mb = {bucket_cap_mb}: expected a number of MiB > 0",
+            key="bucket_cap_mb",
+            value=bucket_cap_mb,
         )
 
 
 def trained_parameters(
-    optimizer: optim.Optimizer, model: nn.Module, job: Job
+    optimizer: optim.Optimizer, model: nn.Module, topology: Topology
 ) -> list[tuple[str, nn.Parameter]]:
     """The optimizer's trainable parameters by name, in the model's order; those outside the model last.
 
@@ -161,15 +163,23 @@ def trained_parameters(
         )
     named += others
     require_updated(optimizer, named)
-    require_distributable(model, named, job.size)
+    require_distributable(model, named, topology.world_size)
     if any(is_sharded(param) for param in theirs):
-        require_sharded_alike(named, range(job.g * job.K, (job.g + 1) * job.K))
+        require_sharded_alike(
+            named,
+            range(
+                topology.group_index * topology.group_size, (topology.group_index + 1) * topology.group_size
+            ),
+        )
     return named
 
 
 @torch.no_grad()
 def share_start(
-    job: Job, buckets: Sequence[Bucket], model: nn.Module, trained: Iterable[tuple[str, nn.Parameter]]
+    topology: Topology,
+    buckets: Sequence[Bucket],
+    model: nn.Module,
+    trained: Iterable[tuple[str, nn.Parameter]],
 ) -> None:
     """Every rank gets rank 0's parameters and buffers, of what is sharded those of its position in group 0;
     collective."""
@@ -177,14 +187,14 @@ def share_start(
     frozen = [param for param in model.parameters() if param not in theirs]
     make_writable(model)
     make_parameters_writable(frozen)
-    if job.size == 1:
+    if topology.world_size == 1:
         return
     by_position = any(is_sharded(param) for param in theirs)
     with phase("setup"):
         for bucket in buckets:
-            (job.cross if by_position else job.world).bcast(bucket.w).wait()
+            (topology.inter_group if by_position else topology.world).bcast(bucket.w).wait()
         for each in [*model.buffers(), *frozen]:
-            share(local(each), job.cross if is_sharded(each) else job.world)
+            share(local(each), topology.inter_group if is_sharded(each) else topology.world)
 
 
 _users: WeakValueDictionary[int, optim.Optimizer] = WeakValueDictionary()
@@ -205,10 +215,10 @@ def is_trained_by_another(param: nn.Parameter, optimizer: optim.Optimizer) -> bo
     return _users.get(id(param), optimizer) is not optimizer
 
 
-def require_free(job: Job, method: Method, optimizer: optim.Optimizer) -> None:
+def require_free(topology: Topology, method: Method, optimizer: optim.Optimizer) -> None:
     """Raise `UserError` where `method` is not for this job, the `optimizer` is wrapped already, or another
     one is trained by `method` or by a part of it that remembers something."""
-    require_peers(job, method)
+    require_peers(topology, method)
     if isinstance(getattr(getattr(optimizer, "zero_grad", None), "__self__", None), Guarded):
         raise UserError("the optimizer is a DistributedOptimizer already, or part of one")
     parts = list(_remembering(method))

@@ -5,7 +5,7 @@
 # in the environment, as SBATCH_TIMELIMIT.
 set -eu
 here=$(dirname "$0")
-typed=$(printf '%s\n' "$@" | sed -n 's/^--run\.folder=//p; /^--run\.folder$/{n;p;}' | tail -n 1)
+typed=$(printf '%s\n' "$@" | sed -n 's/^--run\.output_dir=//p; /^--run\.output_dir$/{n;p;}' | tail -n 1)
 run=${typed:-runs/$(basename "${1:?usage: probe-then-train.sh job.toml [--SECTION.KEY VALUE]...}" .toml)}
 probe=$(sbatch --parsable "$here/probe.sbatch" "$@")
 sbatch --dependency="afterok:${probe%%;*}" --kill-on-invalid-dep=yes \

@@ -30,7 +30,7 @@ MAX_RESTARTS=20  # the job comes back at most so many times
 
 set -u
 : "${JOB[0]:?usage: flux batch train.flux job.toml [--SECTION.KEY VALUE]...}"
-typed=$(printf '%s\n' "${JOB[@]}" | sed -n 's/^--run\.folder=//p; /^--run\.folder$/{n;p;}' | tail -n 1)
+typed=$(printf '%s\n' "${JOB[@]}" | sed -n 's/^--run\.output_dir=//p; /^--run\.output_dir$/{n;p;}' | tail -n 1)
 RUN=${RUN:-${typed:-runs/$(basename "${JOB[0]}" .toml)}}
 id=$(flux job id "$(flux getattr jobid)") || exit 1 # as a plain number
 first=${HPCSGD_FIRST_JOB:-$id}
@@ -69,7 +69,7 @@ say "start $((restarts + 1)), job $id: $RANKS ranks, run folder $RUN"
 # One rank that ends ends all, soon: they would wait for it.
 flux run --nodes="$NODES" --ntasks="$RANKS" --cores-per-task="$CORES" -o exit-timeout=20s \
   -o cpu-affinity=per-task ${FLUX_RUN[@]+"${FLUX_RUN[@]}"} \
-  "$PYTHON" -m hpcsgd "$COMMAND" "${JOB[@]}" --run.folder "$RUN" ${resume[@]+"${resume[@]}"}
+  "$PYTHON" -m hpcsgd "$COMMAND" "${JOB[@]}" --run.output_dir "$RUN" ${resume[@]+"${resume[@]}"}
 code=$?
 
 if [ -s "$HPCSGD_FAILURE" ]; then

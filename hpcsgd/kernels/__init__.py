@@ -1,5 +1,5 @@
 """What must run at memory speed: of sparse exchange, gradients are accumulated, their largest elements chosen
-and named; of narrow wires, vectors are packed into few bits.
+and named; of narrow quantizers, vectors are packed into few bits.
 
 float32 on the CPU and on NVIDIA's GPUs is served by the native libraries where these were built (csrc/,
 csrc/cuda/, which has no numbers of 2 bits), other devices by `hpcsgd.kernels.on_device`, everything else by
@@ -51,8 +51,8 @@ def native() -> Native | None:
         return Native.load()
     except OSError as error:
         logger.warning(
-            "no native kernels, so sparse exchange and narrow wires will be slow; pip install hpcsgd again "
-            "where there is a C++ compiler (%s)",
+            "no native kernels, so sparse exchange and narrow quantizers will be slow; pip install hpcsgd "
+            "again where there is a C++ compiler (%s)",
             error,
         )
         return None

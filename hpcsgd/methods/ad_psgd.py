@@ -26,7 +26,7 @@ from hpcsgd.comm.streams import HOST
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.method import Method
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.core.waits import RandomPartner
 from hpcsgd.methods.registry import method
@@ -133,26 +133,26 @@ class Pairwise:
         """What the model was at the end of the last step; None: x is no copy of it, training begins there."""
         self._owned: Sequence[Tensor] = ()
 
-    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
-        if s.job.P > 1 and self._model is None:
+    def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
+        if s.topology.num_groups > 1 and self._model is None:
             self._owned = vectors
             if self._shared is None:
-                self._shared = Shared(vectors, self._saved or vectors, s.job.cross)
+                self._shared = Shared(vectors, self._saved or vectors, s.topology.inter_group)
                 self._saved = None
             self._model = Parcel.like(vectors)
             self._model.pack(vectors)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         assert self._shared is not None
         assert self._model is not None
         found = list(vectors)
         self._shared.take_in()
         self._model.add_to(found, -1.0)  # what is left is the update
-        s.notes["staleness"] = self._shared.update(on_host(found), found)
+        s.metrics["staleness"] = self._shared.update(on_host(found), found)
         self._model.pack(found)
-        if s.job.g % 2 == 0:
-            chance = random.Random(f"{self.seed} {s.job.g} {s.t}")
-            self._shared.ask(2 * chance.randrange(s.job.P // 2) + 1)
+        if s.topology.group_index % 2 == 0:
+            chance = random.Random(f"{self.seed} {s.topology.group_index} {s.t}")
+            self._shared.ask(2 * chance.randrange(s.topology.num_groups // 2) + 1)
         return found
 
     def sends(self, m: Sizes) -> list[Message]:
@@ -201,7 +201,7 @@ def _kept(chunk: Tensor) -> Tensor:
 
 @method(cite=PAPER)
 @checked
-def ad_psgd(seed: int = 0, exchange: Exchange = Dense()) -> Method:  # noqa: B008 - frozen
+def ad_psgd(seed: int = 0, grad_reduce: GradReduce = Dense()) -> Method:  # noqa: B008 - frozen
     """Groups average with one random other after every step, and wait for nobody else.
 
     Active (even) groups ask passive (odd) ones: M/K elements a rank and step from every active group, and
@@ -214,17 +214,17 @@ def ad_psgd(seed: int = 0, exchange: Exchange = Dense()) -> Method:  # noqa: B00
 
     Args:
         seed: partners follow from it, the group and the step. Default 0.
-        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
             Default Dense().
 
     Example:
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.ad_psgd())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.ad_psgd())
         >>> train(optimizer, steps=2)
-        >>> optimizer.notes["staleness"] >= 0
+        >>> optimizer.metrics["staleness"] >= 0
         True
 
     Source:
         X. Lian, W. Zhang, C. Zhang, J. Liu: Asynchronous Decentralized Parallel Stochastic Gradient Descent,
         ICML 2018, algorithm 1 and section 4.
     """
-    return Method(exchange=exchange, when=Every(1), how=Pairwise(seed))
+    return Method(grad_reduce=grad_reduce, schedule=Every(1), averager=Pairwise(seed))

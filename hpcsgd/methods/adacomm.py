@@ -25,25 +25,25 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import Transport, phase
 from hpcsgd.core.method import Method
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce
 from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import AroundMoments, Measured, kept, mean_by
+from hpcsgd.parts.averagers import AroundMoments, Measured, keep_state, mean_by
 from hpcsgd.parts.exchanges import Dense
-from hpcsgd.parts.wires.base import Wire
+from hpcsgd.parts.quantizers.base import Quantizer
 
 PAPER = """
 @inproceedings{wang2019adacomm,
-  title = {Adaptive Communication Strategies to Achieve the Best Error-Runtime Trade-off in Local-Update {SGD}},
-  author = {Wang, Jianyu and Joshi, Gauri},
+  title = {Adaptive Communication Strategies to Achieve the Best Error-Runtime Trade-off in Local-Update
+  {SGD}}, author = {Wang, Jianyu and Joshi, Gauri},
   booktitle = {Conference on Systems and Machine Learning (SysML)},
   year = {2019},
   eprint = {1810.08313},
   archivePrefix = {arXiv},
 }
-"""  # noqa: E501
+"""
 
 GAMMA = 1 / 2
 
@@ -68,7 +68,7 @@ class Adaptive:
     """Meetings after every I steps; at the first one after `block` steps I changes."""
 
     def __init__(self, I_0: int, block: int) -> None:
-        for name, value in (("interval", I_0), ("block", block)):
+        for name, value in (("initial_sync_every", I_0), ("adapt_every", block)):
             if type(value) is not int or value < 1:
                 raise UserError(f"{name} = {value!r}: expected a number of steps ≥ 1", key=name, value=value)
         self.I_0 = I_0
@@ -82,10 +82,10 @@ class Adaptive:
         """With the rate as it is now."""
         return ScheduleTraits(rate=1 / self.block_state.I)
 
-    def __call__(self, s: Step) -> bool:
+    def __call__(self, s: StepContext) -> bool:
         now = self.block_state
         self._count(s)
-        s.notes["interval"] = now.I
+        s.metrics["interval"] = now.I
         if now.since_meeting < now.I:
             return False
         now.since_meeting = 0
@@ -113,13 +113,13 @@ class Adaptive:
         known: dict[str, Any] = {**state.replicated, **state.mean}
         self.block_state = BlockState(**known)
 
-    def _count(self, s: Step) -> None:
+    def _count(self, s: StepContext) -> None:
         if s.loss is None:
             raise UserError(
                 "adacomm goes by the training loss: give it as optimizer.step(loss=loss), or give step() a "
                 "closure that returns it"
             )
-        now, loss, self._world = self.block_state, float(s.loss), s.job.world
+        now, loss, self._world = self.block_state, float(s.loss), s.topology.world
         if now.first_loss is None:
             now.first_loss, now.eta_before = loss, s.lr
         now.losses += loss
@@ -127,7 +127,7 @@ class Adaptive:
         now.since_change += 1
         now.eta_0 = max(now.eta_0, s.lr)
 
-    def _change(self, s: Step) -> None:
+    def _change(self, s: StepContext) -> None:
         """Collective over all ranks: 16 bytes."""
         now = self.block_state
         with phase("loss"):
@@ -140,11 +140,11 @@ class Adaptive:
         now.I = max(new if new < old else math.ceil(GAMMA * old), 1)
         now.since_change, now.losses, now.eta_before = 0, 0.0, s.lr
 
-    def _over_all_ranks(self, s: Step) -> list[float]:
+    def _over_all_ranks(self, s: StepContext) -> list[float]:
         """F(w) and F(w_0)."""
         now = self.block_state
         assert now.first_loss is not None
-        return _means(s.job.world, now.losses / now.since_change, now.first_loss)
+        return _means(s.topology.world, now.losses / now.since_change, now.first_loss)
 
 
 def _means(ranks: Transport, *numbers: float) -> list[float]:
@@ -157,11 +157,11 @@ def _means(ranks: Transport, *numbers: float) -> list[float]:
 @method(cite=PAPER, delayable=True)
 @checked
 def adacomm(
-    interval: int,
-    block: int,
-    exchange: Exchange = Dense(),  # noqa: B008 - frozen
-    moments: AroundMoments = kept,
-    average: Wire | None = None,
+    initial_sync_every: int,
+    adapt_every: int,
+    grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
+    optimizer_state: AroundMoments = keep_state,
+    quantize: Quantizer | None = None,
 ) -> Method:
     """Local SGD whose groups meet seldom at first, and the more often the less loss is left.
 
@@ -171,31 +171,38 @@ def adacomm(
     Not to be confused with `selsync`, which goes by the gradient and decides in every step.
 
     Args:
-        interval: I_0, steps from one meeting to the next at first. Begin with the largest that trains at all.
-        block: steps after which the interval is chosen anew, at the next meeting. A job file may say ``block
-            = { epoch = 1 }``; the paper's blocks are of seconds.
-        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+        initial_sync_every: I_0, steps from one meeting to the next at first. Begin with the largest that
+            trains at all.
+        adapt_every: steps after which the interval is chosen anew, at the next meeting. A job file may say
+            ``adapt_every = { epoch = 1 }``; the paper's blocks are of seconds.
+        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
             Default Dense().
-        moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`. Default kept.
-        average: how chunks travel at a meeting: `wires.bf16()`, `wires.int8()`, `wires.int4()`, ….
-            Default None: as they are.
+        optimizer_state: what becomes of momentum at a meeting: `keep_state`, `AverageState` or `ResetState`.
+            Default keep_state.
+        quantize: how chunks travel at a meeting: `quantizers.bf16()`, `quantizers.int8()`,
+            `quantizers.int4()`, …. Default None: as they are.
 
     Raises:
-        UserError: for an `interval` or `block` that is no whole number ≥ 1; in a step without a loss, or at a
-            change where the first loss was not positive or the present one is not finite.
+        UserError: for an `initial_sync_every` or `adapt_every` that is no whole number ≥ 1; in a step
+            without a loss, or at a change where the first loss was not positive or the present one is not
+            finite.
 
     Example:
-        >>> method = hpcsgd.adacomm(interval=4, block=8)
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
-        >>> for x, y in DataLoader(data, batch_size=16, sampler=hpcsgd.Sampler(data, job)):
+        >>> method = hpcsgd.adacomm(initial_sync_every=4, adapt_every=8)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
+        >>> for x, y in DataLoader(data, batch_size=16, sampler=hpcsgd.Sampler(data, topology)):
         ...     loss = criterion(model(x), y)
         ...     loss.backward()
         ...     _ = optimizer.step(loss=loss)
-        >>> optimizer.notes["interval"]
+        >>> optimizer.metrics["interval"]
         4
 
     Source:
         J. Wang, G. Joshi: Adaptive Communication Strategies to Achieve the Best Error-Runtime Trade-off in
         Local-Update SGD, SysML 2019 (arXiv:1810.08313), section 4.
     """
-    return Method(exchange=exchange, when=Adaptive(interval, block), how=moments(Measured(mean_by(average))))
+    return Method(
+        grad_reduce=grad_reduce,
+        schedule=Adaptive(initial_sync_every, adapt_every),
+        averager=optimizer_state(Measured(mean_by(quantize))),
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Exchange
+from hpcsgd.core.step import GradReduce
 from hpcsgd.methods.registry import method
 from hpcsgd.parts.averagers.server import Server
 from hpcsgd.parts.exchanges import Dense
@@ -27,7 +27,7 @@ PAPER = """
 
 @method(cite=PAPER)
 @checked
-def async_sgd(exchange: Exchange = Dense()) -> Method:  # noqa: B008 - frozen
+def async_sgd(grad_reduce: GradReduce = Dense()) -> Method:  # noqa: B008 - frozen
     """A parameter server on all ranks, without any waiting.
 
     Every update counts as soon as it arrives, times 1/P, however old the parameters are that it was computed
@@ -37,16 +37,16 @@ def async_sgd(exchange: Exchange = Dense()) -> Method:  # noqa: B008 - frozen
     server.
 
     Args:
-        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
             Default Dense().
 
     Example:
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.async_sgd())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.async_sgd())
         >>> train(optimizer, steps=2)
-        >>> optimizer.notes["staleness"] >= 0
+        >>> optimizer.metrics["staleness"] >= 0
         True
 
     Source:
         J. Dean et al.: Large Scale Distributed Deep Networks, NIPS 2012, section 4.1 (Downpour SGD).
     """
-    return Method(exchange=exchange, when=Every(1), how=Server(staleness=None))
+    return Method(grad_reduce=grad_reduce, schedule=Every(1), averager=Server(staleness=None))

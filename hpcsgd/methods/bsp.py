@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import GroupExchange
+from hpcsgd.core.step import GroupGradReduce
 from hpcsgd.methods.registry import method
 from hpcsgd.parts.averagers import Mean
 from hpcsgd.parts.exchanges import Dense
@@ -18,24 +18,24 @@ from hpcsgd.parts.schedules import never
 
 @method()
 @checked
-def bsp(exchange: GroupExchange = Dense()) -> Method:  # noqa: B008 - frozen
+def bsp(grad_reduce: GroupGradReduce = Dense()) -> Method:  # noqa: B008 - frozen
     """Synchronous SGD over all N ranks, in two levels where there are groups.
 
     A rank sends 2·(K−1)/K·M elements a step, and 2·(P−1)/P·M/K more across groups: with a group on each host
     the slow links carry a K-th of what a flat exchange would send over them.
 
-    Not to be confused with `hierarchical(every=1)`, which averages models after every update: the same for
-    plain SGD, and not where there is momentum.
+    Not to be confused with `hierarchical(sync_every=1)`, which averages models after every update: the same
+    for plain SGD, and not where there is momentum.
 
     Args:
-        exchange: of gradients, made one among all groups: `AllToAll()` as the mean in rank order,
+        grad_reduce: of gradients, made one among all groups: `AllToAll()` as the mean in rank order,
             `ReduceScatter()` where memory for K gradient chunks is short, `Dense()`, which of both fits where
             the ranks are, or `Sparse(...)`. Default Dense().
 
     Example:
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp())
         >>> train(optimizer, steps=2)
-        >>> with optimizer.averaged() as distance:
+        >>> with optimizer.averaged_model() as distance:
         ...     distance
         0.0
 
@@ -43,4 +43,4 @@ def bsp(exchange: GroupExchange = Dense()) -> Method:  # noqa: B008 - frozen
         The yardstick of all papers here (BSP, AR-SGD); in two levels as the frame of S. Lee et al., IEEE Big
         Data 2020, section III-B, with the mean of gradients in place of models.
     """
-    return Method(exchange=exchange.across_groups(), when=never, how=Mean())
+    return Method(grad_reduce=grad_reduce.across_groups(), schedule=never, averager=Mean())

@@ -20,7 +20,7 @@ from hpcsgd.core.averager import Traits
 from hpcsgd.core.graphs import Graph, Ring
 from hpcsgd.core.method import Method
 from hpcsgd.core.mixing import mean_leaving, mean_peers, symmetric_matrix
-from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.core.waits import InNeighbors
 from hpcsgd.errors import UserError
@@ -40,16 +40,16 @@ class Neighbours:
         self._sent: Parcel | None = None
         self._received: dict[int, Parcel] = {}
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found, row = list(vectors), self._row(s)
         self._sent = self._sent or Parcel.like(found)
         self._sent.pack(found)
-        for j in row.keys() - self._received.keys() - {s.job.g}:
+        for j in row.keys() - self._received.keys() - {s.topology.group_index}:
             self._received[j] = Parcel.like(found)
-        arrived = {j: self._received[j] for j in row if j != s.job.g}
+        arrived = {j: self._received[j] for j in row if j != s.topology.group_index}
         outgoing = dict.fromkeys(arrived, self._sent.bytes)
-        s.job.cross.exchange(outgoing, {j: parcel.bytes for j, parcel in arrived.items()}).wait()
-        mixed = [own.to(wide(own.dtype)).mul_(row[s.job.g]) for own in found]
+        s.topology.inter_group.exchange(outgoing, {j: parcel.bytes for j, parcel in arrived.items()}).wait()
+        mixed = [own.to(wide(own.dtype)).mul_(row[s.topology.group_index]) for own in found]
         for j, parcel in arrived.items():
             parcel.add_to(mixed, row[j])
         for own, x in zip(found, mixed, strict=True):
@@ -63,12 +63,12 @@ class Neighbours:
             Message("exchange", "cross", nbytes, leaving=mean_leaving(self.graph, m.P, m.groups_per_host))
         ]
 
-    def _row(self, s: Step) -> dict[int, float]:
+    def _row(self, s: StepContext) -> dict[int, float]:
         """w_ij of this group i and every neighbour j, itself included, in the order of j."""
-        t = (s.t - 1) % self.graph.period(s.job.P)
+        t = (s.t - 1) % self.graph.period(s.topology.num_groups)
         if t not in self._rows:
-            row = symmetric_matrix(self.graph, t, s.job.P)[s.job.g]
-            self._rows[t] = {j: w.item() for j, w in enumerate(row) if w > 0 or j == s.job.g}
+            row = symmetric_matrix(self.graph, t, s.topology.num_groups)[s.topology.group_index]
+            self._rows[t] = {j: w.item() for j, w in enumerate(row) if w > 0 or j == s.topology.group_index}
         return self._rows[t]
 
 
@@ -76,12 +76,12 @@ class Neighbours:
 @checked
 def d_psgd(
     graph: Graph = Ring(),  # noqa: B008 - frozen
-    exchange: Exchange = Dense(),  # noqa: B008 - frozen
+    grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
 ) -> Method:
     """Symmetric gossip: after every step each group averages with its neighbours.
 
     A rank sends M/K elements to each neighbour and step. Groups' models differ: evaluate inside
-    `optimizer.averaged()`.
+    `optimizer.averaged_model()`.
 
     Not to be confused with `sgp`, whose graph is directed, nor with `ad_psgd`, where nobody waits.
 
@@ -89,7 +89,7 @@ def d_psgd(
         graph: one of `hpcsgd.graphs` whose edges go both ways: `Ring()`, `UndirectedExponential()`, which
             mixes faster where there are many groups, `Complete()` or `BipartiteExponential()`. Default
             Ring().
-        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
             Default Dense().
 
     Raises:
@@ -97,7 +97,7 @@ def d_psgd(
 
     Example:
         >>> method = hpcsgd.d_psgd(graph=hpcsgd.graphs.UndirectedExponential())
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
         >>> hpcsgd.d_psgd(graph=hpcsgd.graphs.Exponential())
         Traceback (most recent call last):
@@ -113,4 +113,4 @@ def d_psgd(
             key="graph",
             value=graph,
         )
-    return Method(exchange=exchange, when=Every(1), how=Neighbours(graph))
+    return Method(grad_reduce=grad_reduce, schedule=Every(1), averager=Neighbours(graph))

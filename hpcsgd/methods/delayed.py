@@ -28,8 +28,8 @@ from hpcsgd.core.averager import Averager, run_averager
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import sends
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Step
-from hpcsgd.core.topology import Job
+from hpcsgd.core.step import StepContext
+from hpcsgd.core.topology import Topology
 from hpcsgd.core.traffic import Message, Sizes, late
 from hpcsgd.core.waits import later
 from hpcsgd.errors import UserError
@@ -38,13 +38,13 @@ from hpcsgd.parts.averagers.under_way import Meeting, apart, under_way
 
 PAPER = """
 @misc{zhou2020dasgd,
-  title = {{DaSGD}: Squeezing {SGD} Parallelization Performance in Distributed Training Using Delayed Averaging},
-  author = {Zhou, Qinggang and others},
+  title = {{DaSGD}: Squeezing {SGD} Parallelization Performance in Distributed Training Using Delayed
+  Averaging}, author = {Zhou, Qinggang and others},
   year = {2020},
   eprint = {2006.00441},
   archivePrefix = {arXiv},
 }
-"""  # noqa: E501
+"""
 
 
 class Delayed:
@@ -64,25 +64,25 @@ class Delayed:
         """The w_t of the meeting under way."""
         self._wanted = 0
         """The last update after which groups were to meet."""
-        self._apart: Job | None = None
+        self._apart: Topology | None = None
 
-    def is_due(self, s: Step, wanted: bool) -> bool:
+    def is_due(self, s: StepContext, wanted: bool) -> bool:
         """Whether a meeting arrives after this update. One that is `wanted` begins then, if none is under way
         any more."""
         if wanted:
             self._wanted = s.t
         return self._meeting is not None and self._meeting.due <= s.t
 
-    def begin(self, vectors: Sequence[Tensor], s: Step) -> None:
+    def begin(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         if self._wanted != s.t or self._meeting is not None:
             return
         if self._apart is None:
-            self._apart = apart(s.job)
+            self._apart = apart(s.topology)
         self._brought = [own.clone() for own in vectors]
         copies = [x.clone() for x in self._brought]
         self._meeting = under_way(partial(run_averager, self.inner), s, self._apart, copies, s.t + self.steps)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
         at_once = self._meeting is None or self._meeting.due > s.t
         self.finish(found, s)
@@ -91,7 +91,7 @@ class Delayed:
         self.begin(found, s)
         return found
 
-    def finish(self, vectors: Sequence[Tensor], s: Step, due: bool = False) -> None:
+    def finish(self, vectors: Sequence[Tensor], s: StepContext, due: bool = False) -> None:
         """w ← w̄_t + (w − w_t), if a meeting is under way, for which it waits."""
         if self._meeting is None:
             return
@@ -100,7 +100,7 @@ class Delayed:
         mine: Sequence[Tensor] = vectors if self._brought else ()
         for own, then, mean in zip(mine, self._brought, self._meeting.chunks, strict=True):
             own.copy_(torch.sub(own.to(wide(own.dtype)), then).add_(mean))
-        s.notes.update(self._meeting.notes)
+        s.metrics.update(self._meeting.notes)
         self._meeting, self._brought = None, []
 
     def holds(self, m: Sizes) -> float:
@@ -129,18 +129,18 @@ class Delayed:
 
 def require_vectors_only(name: str, method: Method) -> None:
     """Raises `UserError` where its averager cannot be given copies while groups train on."""
-    if not method.how.traits.vectors_only:
+    if not method.averager.traits.vectors_only:
         raise UserError(
             f"{name}: meetings of this method need more than the chunks that a position owns; those of "
             f"{', '.join(sorted(DELAYABLE))} do not, with moments kept and parameters averaged"
         )
-    if method.when.traits.rate == 0:
+    if method.schedule.traits.rate == 0:
         raise UserError(f"{name}: groups of this method never meet; use it alone")
 
 
 @method(cite=PAPER)
 @checked
-def delayed(method: Method, steps: int) -> Method:
+def delayed(method: Method, sync_delay: int) -> Method:
     """`method`, whose groups train on while they meet: the result is taken in `steps` updates later.
 
     What groups learned meanwhile stays: w ← w̄ + (w − w_t), where w_t are the models that met and w̄ is what
@@ -149,28 +149,28 @@ def delayed(method: Method, steps: int) -> Method:
     What is still under way at an evaluation is not in the model: with a mean that changes nothing, with an
     outer optimizer its last step is to come.
 
-    Not to be confused with `osgp`, gossip whose messages are late, nor with `streamed`, where parts of the
+    Not to be confused with `osgp`, gossip whose messages are late, nor with `streaming`, where parts of the
     model meet in turn and what groups learned meanwhile may be dropped.
 
     Args:
         method: whose meetings go by the chunks that a position owns and nothing else, as those of
             `hierarchical` and `diloco` do with moments kept. Others are refused, with a list of those that
-            can be delayed. In a job file ``method = { name = "hierarchical", every = 8 }``.
-        steps: d, updates between the beginning of a meeting and its arrival, 0 or more; 0 is `method` itself.
-            At most the steps from one meeting to the next. Where that cannot be told before, a meeting that
-            falls due while one is under way is left out.
+            can be delayed. In a job file ``method = { name = "hierarchical", sync_every = 8 }``.
+        sync_delay: d, updates between the beginning of a meeting and its arrival, 0 or more; 0 is `method`
+            itself. At most the steps from one meeting to the next. Where that cannot be told before, a
+            meeting that falls due while one is under way is left out.
 
     Raises:
         UserError: for other methods, and for more steps than there are between meetings.
 
     Example:
-        >>> method = hpcsgd.delayed(hpcsgd.hierarchical(every=4), steps=2)
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> method = hpcsgd.delayed(hpcsgd.hierarchical(sync_every=4), sync_delay=2)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=4)
-        >>> "distance" in optimizer.notes     # begun, after step 4
+        >>> "distance" in optimizer.metrics     # begun, after step 4
         False
         >>> train(optimizer, steps=2)
-        >>> optimizer.notes["distance"] > 0
+        >>> optimizer.metrics["distance"] > 0
         True
 
     Source:
@@ -178,17 +178,19 @@ def delayed(method: Method, steps: int) -> Method:
         Averaging, 2020 (arXiv:2006.00441), for averages that come late.
     """
     require_vectors_only("delayed", method)
-    if type(steps) is not int or steps < 0:
+    if type(sync_delay) is not int or sync_delay < 0:
         raise UserError(
-            f"steps = {steps!r}: a meeting arrives 0 or more steps after it began", key="steps", value=steps
+            f"sync_delay = {sync_delay!r}: a meeting arrives 0 or more steps after it began",
+            key="sync_delay",
+            value=sync_delay,
         )
-    period = method.when.traits.period
-    if period is not None and steps > period:
+    period = method.schedule.traits.period
+    if period is not None and sync_delay > period:
         raise UserError(
-            f"steps = {steps}: expected 0 to {period}, the steps from one meeting to the next",
-            key="steps",
-            value=steps,
+            f"sync_delay = {sync_delay}: expected 0 to {period}, the steps from one meeting to the next",
+            key="sync_delay",
+            value=sync_delay,
         )
-    if steps == 0:
+    if sync_delay == 0:
         return method
-    return replace(method, how=Delayed(method.how, steps))
+    return replace(method, averager=Delayed(method.averager, sync_delay))

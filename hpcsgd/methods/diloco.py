@@ -15,7 +15,7 @@ around any averager: Δ is θ(t−1) − θ', θ' being what the averager makes 
 them apart, as gossip does, every group has a θ of its own. It sees one vector for every bucket and no
 parameters, so that it has to be element-wise; of 16-bit parameters θ and its state are float32, and Δ counts
 from θ as it was rounded to them, since rounding is no movement. The inner
-moments stay the groups' own, as in the paper. With `average` they send how they moved, Δ, in as few bits as
+moments stay the groups' own, as in the paper. With `quantize` they send how they moved, Δ, in as few bits as
 one likes: the outer gradients of 4 bits of Streaming DiLoCo (arXiv:2501.18512), whose floats are whole
 numbers with a scale here, and which has no error feedback.
 """
@@ -37,24 +37,24 @@ from hpcsgd.core.averager import Averager, run_averager
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import sends
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import AroundMoments, Measured, kept, mean_by
+from hpcsgd.parts.averagers import AroundMoments, Measured, keep_state, mean_by
 from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.schedules import Every
-from hpcsgd.parts.wires.base import Wire
 
 PAPER = """
 @misc{douillard2023diloco,
   title = {{DiLoCo}: Distributed Low-Communication Training of Language Models},
-  author = {Douillard, Arthur and Feng, Qixuan and Rusu, Andrei A. and Chhaparia, Rachita and Donchev, Yani and Kuncoro, Adhiguna and Ranzato, Marc'Aurelio and Szlam, Arthur and Shen, Jiajun},
-  year = {2023},
+  author = {Douillard, Arthur and Feng, Qixuan and Rusu, Andrei A. and Chhaparia, Rachita and Donchev, Yani
+  and Kuncoro, Adhiguna and Ranzato, Marc'Aurelio and Szlam, Arthur and Shen, Jiajun}, year = {2023},
   eprint = {2311.08105},
   archivePrefix = {arXiv},
 }
-"""  # noqa: E501
+"""
 
 MakeOptimizer = Callable[[Sequence[Tensor]], optim.Optimizer]
 NESTEROV: MakeOptimizer = partial(optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
@@ -82,11 +82,11 @@ class Outer:
         self._optimizer: optim.Optimizer | None = None
         self._saved = State()
 
-    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
-        if s.job.P > 1 and self._optimizer is None:
+    def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
+        if s.topology.num_groups > 1 and self._optimizer is None:
             self._start(vectors)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         assert self._optimizer is not None
         found = run_averager(self.inner, vectors, s)
         for theta, w in zip(self._theta, found, strict=True):
@@ -147,11 +147,11 @@ def _try_out(make_optimizer: Callable[[Sequence[Tensor]], object]) -> int:
 @method(cite=PAPER, delayable=True)
 @checked
 def diloco(
-    every: int,
+    sync_every: int,
     outer: MakeOptimizer = NESTEROV,
-    exchange: Exchange = Dense(),  # noqa: B008 - frozen
-    moments: AroundMoments = kept,
-    average: Wire | None = None,
+    grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
+    optimizer_state: AroundMoments = keep_state,
+    quantize: Quantizer | None = None,
 ) -> Method:
     """Local SGD with an optimizer of its own for meetings: the mean of what the groups moved is its gradient.
 
@@ -162,31 +162,31 @@ def diloco(
     with their mean.
 
     Args:
-        every: H, steps from one meeting to the next, at least 1; the paper's are 500.
+        sync_every: H, steps from one meeting to the next, at least 1; the paper's are 500.
         outer: makes the outer optimizer of a list of tensors, one for each bucket; it must be element-wise.
-            In a job file ``outer = { build = "SGD", lr = 0.7, momentum = 0.9, nesterov = true }``. Default
+            In a job file ``outer = { name = "SGD", lr = 0.7, momentum = 0.9, nesterov = true }``. Default
             that, the paper's Nesterov momentum.
-        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
             Default Dense().
-        moments: what becomes of the inner optimizer's momentum at a meeting: `kept`, `Averaged` or `Reset`.
-            Default kept, as in the paper.
-        average: how chunks travel at a meeting: `wires.bf16()`, `wires.int8()`, `wires.int4()`, ….
-            Default None: as they are.
+        optimizer_state: what becomes of the inner optimizer's momentum at a meeting: `keep_state`,
+            `AverageState` or `ResetState`. Default keep_state, as in the paper.
+        quantize: how chunks travel at a meeting: `quantizers.bf16()`, `quantizers.int8()`,
+            `quantizers.int4()`, …. Default None: as they are.
 
     Raises:
-        UserError: for `every` below 1, or an `outer` that makes no torch optimizer.
+        UserError: for `sync_every` below 1, or an `outer` that makes no torch optimizer.
 
     Example:
-        >>> method = hpcsgd.diloco(every=2, outer=lambda ws: torch.optim.SGD(ws, lr=0.7, momentum=0.9))
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> method = hpcsgd.diloco(sync_every=2, outer=lambda ws: torch.optim.SGD(ws, lr=0.7, momentum=0.9))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=4)
-        >>> optimizer.notes["distance"] > 0
+        >>> optimizer.metrics["distance"] > 0
         True
 
     Source:
         A. Douillard et al.: DiLoCo: Distributed Low-Communication Training of Language Models, 2023
         (arXiv:2311.08105), algorithm 1.
     """
-    mean = mean_by(average)
+    mean = mean_by(quantize)
     how = Outer(Measured(mean), outer, mean.refer_to)
-    return Method(exchange=exchange, when=Every(every), how=moments(how))
+    return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=optimizer_state(how))

@@ -31,25 +31,25 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import wide
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.core.traffic import Message, Sizes, allreduce
 from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.core.waits import All, due
 from hpcsgd.errors import UserError, count_text
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import AroundMoments, Measured, kept
+from hpcsgd.parts.averagers import AroundMoments, Measured, keep_state
 from hpcsgd.parts.exchanges import Dense
 
 PAPER = r"""
 @inproceedings{mcmahan2017fedavg,
   title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
-  author = {McMahan, H. Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and Ag{\"u}era y Arcas, Blaise},
-  booktitle = {International Conference on Artificial Intelligence and Statistics (AISTATS)},
+  author = {McMahan, H. Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and Ag{\"u}era y Arcas,
+  Blaise}, booktitle = {International Conference on Artificial Intelligence and Statistics (AISTATS)},
   year = {2017},
   eprint = {1602.05629},
   archivePrefix = {arXiv},
 }
-"""  # noqa: E501
+"""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class PerEpoch:
     def traits(self) -> ScheduleTraits:
         return ScheduleTraits(known_before_update=True, spacing=Fraction(self.S, self.x))
 
-    def __call__(self, s: Step) -> bool:
+    def __call__(self, s: StepContext) -> bool:
         return due(s.t, Fraction(self.S, self.x))
 
 
@@ -101,14 +101,14 @@ class MeanOfSome:
         count = math.ceil(Fraction(str(self.C)) * P)  # as written: 0.55 of 100 groups are 55
         return random.Random(f"{self.seed} {t}").sample(range(P), count)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
-        found, drawn = list(vectors), self.drawn(s.t, s.job.P)
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
+        found, drawn = list(vectors), self.drawn(s.t, s.topology.num_groups)
         s.agreement().wait()
         for w in found:
             x = w.to(wide(w.dtype))
-            if s.job.g not in drawn:
+            if s.topology.group_index not in drawn:
                 x.zero_()
-            s.job.cross.allreduce(x).wait()
+            s.topology.inter_group.allreduce(x).wait()
             w.copy_(x.div_(len(drawn)))
         return found
 
@@ -124,8 +124,8 @@ def fedavg(
     *,
     steps_per_epoch: int,
     seed: int = 0,
-    exchange: Exchange = Dense(),  # noqa: B008 - frozen
-    moments: AroundMoments = kept,
+    grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
+    optimizer_state: AroundMoments = keep_state,
 ) -> Method:
     """Federated averaging: a few times an epoch all groups take the mean of some of them, drawn by lot.
 
@@ -142,23 +142,24 @@ def fedavg(
         per_epoch: 1/E, meetings an epoch, 1 to `steps_per_epoch`. Default 4.
         steps_per_epoch: S, steps in an epoch of all data, `len(loader)`. A job file need not say it.
         seed: who is drawn follows from it and the step, without a message. Default 0.
-        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
             Default Dense().
-        moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`. Default kept.
+        optimizer_state: what becomes of momentum at a meeting: `keep_state`, `AverageState` or `ResetState`.
+            Default keep_state.
 
     Raises:
         UserError: for a fraction or a number of meetings outside these bounds.
 
     Example:
         >>> method = hpcsgd.fedavg(fraction=0.5, per_epoch=2, steps_per_epoch=4)
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> optimizer.notes["distance"] > 0
+        >>> optimizer.metrics["distance"] > 0
         True
 
     Source:
         H. B. McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data,
         AISTATS 2017, algorithm 1, in the form of SelSync's section II-B.
     """
-    how = moments(Measured(MeanOfSome(fraction, seed)))
-    return Method(exchange=exchange, when=PerEpoch(per_epoch, steps_per_epoch), how=how)
+    how = optimizer_state(Measured(MeanOfSome(fraction, seed)))
+    return Method(grad_reduce=grad_reduce, schedule=PerEpoch(per_epoch, steps_per_epoch), averager=how)

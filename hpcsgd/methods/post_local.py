@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import GroupExchange
+from hpcsgd.core.step import GroupGradReduce
 from hpcsgd.methods.bsp import bsp
 from hpcsgd.methods.hierarchical import hierarchical
 from hpcsgd.methods.registry import method
 from hpcsgd.methods.switch import FIRST_LR_DECAY, switch
-from hpcsgd.parts.averagers import AroundMoments, kept
+from hpcsgd.parts.averagers import AroundMoments, keep_state
 from hpcsgd.parts.exchanges import Dense
 
 PAPER = """
@@ -36,9 +36,9 @@ PAPER = """
 @method(cite=PAPER)
 @checked
 def post_local(
-    every: int,
-    exchange: GroupExchange = Dense(),  # noqa: B008 - frozen
-    moments: AroundMoments = kept,
+    sync_every: int,
+    grad_reduce: GroupGradReduce = Dense(),  # noqa: B008 - frozen
+    optimizer_state: AroundMoments = keep_state,
 ) -> Method:
     """`bsp` at first, and `hierarchical` from the first decay of the learning rate on.
 
@@ -48,26 +48,28 @@ def post_local(
     Not to be confused with `switch`, which changes between any two methods, also after a number of steps.
 
     Args:
-        every: H, steps from one meeting to the next in the second part, at least 1.
-        exchange: of gradients, in both parts: `Dense()`, `AllToAll()` or `ReduceScatter()`. What a
+        sync_every: H, steps from one meeting to the next in the second part, at least 1.
+        grad_reduce: of gradients, in both parts: `Dense()`, `AllToAll()` or `ReduceScatter()`. What a
             `Sparse(...)` one has kept of the first part is dropped, which is warned of. Default Dense().
-        moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`. Default kept.
+        optimizer_state: what becomes of momentum at a meeting: `keep_state`, `AverageState` or `ResetState`.
+            Default keep_state.
 
     Raises:
-        UserError: for `every` below 1.
+        UserError: for `sync_every` below 1.
 
     Example:
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.post_local(every=2))
+        >>> method = hpcsgd.post_local(sync_every=2)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=4)
-        >>> "distance" in optimizer.notes     # nobody has met: gradients were shared
+        >>> "distance" in optimizer.metrics     # nobody has met: gradients were shared
         False
         >>> optimizer.param_groups[0]["lr"] /= 10
         >>> train(optimizer, steps=4)
-        >>> "distance" in optimizer.notes
+        >>> "distance" in optimizer.metrics
         True
 
     Source:
         T. Lin, S. U. Stich, K. K. Patel, M. Jaggi: Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020,
         section 3.
     """
-    return switch(bsp(exchange), hierarchical(every, exchange, moments), FIRST_LR_DECAY)
+    return switch(bsp(grad_reduce), hierarchical(sync_every, grad_reduce, optimizer_state), FIRST_LR_DECAY)

@@ -32,7 +32,7 @@ from hpcsgd.comm import wide
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.method import Method
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.core.traffic import Message, Sizes, allreduce
 from hpcsgd.core.waits import All
 from hpcsgd.errors import UserError
@@ -64,23 +64,23 @@ class Accumulated:
         self.sums: list[Tensor] = []
         """G_i."""
 
-    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
-        if s.job.P == 1:
+    def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
+        if s.topology.num_groups == 1:
             return
         if not self.agreed:
-            _require_plain(s.moments.optimizer)
+            _require_plain(s.optimizer_state.optimizer)
             _rate(s)
             self.agreed = [w.to(wide(w.dtype), copy=True) for w in vectors]
             self.sums = [torch.zeros_like(w) for w in self.agreed]
         s.gradients()  # brings them into the buckets where nothing was exchanged
         for total, b in zip(self.sums, s.buckets, strict=True):
-            total.add_(b.g_own)
+            total.add_(b.grad_shard)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found, rate = list(vectors), _rate(s)
         s.agreement().wait()
         for own, w, total in zip(found, self.agreed, self.sums, strict=True):
-            s.job.cross.allreduce(total, "mean").wait()
+            s.topology.inter_group.allreduce(total, "mean").wait()
             w.sub_(total, alpha=rate)
             own.copy_(w)
             total.zero_()
@@ -115,7 +115,7 @@ def _require_plain(optimizer: optim.Optimizer) -> None:
         )
 
 
-def _rate(s: Step) -> float:
+def _rate(s: StepContext) -> float:
     rates = sorted(set(s.rates))
     if len(rates) > 1:
         raise UserError(
@@ -126,8 +126,8 @@ def _rate(s: Step) -> float:
 
 @method(cite=PAPER)
 @checked
-def sasgd(every: int, exchange: Exchange = Dense()) -> Method:  # noqa: B008 - frozen
-    """Groups add up what `every` plain SGD steps saw, and take one step by the mean of it together.
+def sasgd(sync_every: int, grad_reduce: GradReduce = Dense()) -> Method:  # noqa: B008 - frozen
+    """Groups add up what `sync_every` plain SGD steps saw, and take one step by the mean of it together.
 
     Every rank keeps two more M/K and sends 2·(P−1)/P·M/K elements at a meeting. Noted there: `distance`, from
     what the groups agree on.
@@ -138,17 +138,18 @@ def sasgd(every: int, exchange: Exchange = Dense()) -> Method:  # noqa: B008 - f
     Not to be confused with sparse exchanges (`Sparse`): it is sparse in time, all elements are sent.
 
     Args:
-        every: I, steps whose gradients are added up, at least 1.
-        exchange: of gradients inside a group: `Dense()`, `AllToAll()` or `ReduceScatter()`. Default Dense().
+        sync_every: I, steps whose gradients are added up, at least 1.
+        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()` or `ReduceScatter()`. Default
+            Dense().
 
     Raises:
-        UserError: for `every` below 1; in the first step unless the optimizer is SGD without momentum and
-            weight decay, with one learning rate for all parameters.
+        UserError: for `sync_every` below 1; in the first step unless the optimizer is SGD without momentum
+            and weight decay, with one learning rate for all parameters.
 
     Example:
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.sasgd(every=2))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.sasgd(sync_every=2))
         >>> train(optimizer, steps=4)
-        >>> with optimizer.averaged() as distance:     # they have just met
+        >>> with optimizer.averaged_model() as distance:     # they have just met
         ...     distance
         0.0
 
@@ -156,4 +157,4 @@ def sasgd(every: int, exchange: Exchange = Dense()) -> Method:  # noqa: B008 - f
         G. Cong, O. Bhardwaj, M. Feng: An Efficient, Distributed Stochastic Gradient Descent Algorithm for
         Deep-Learning Applications, ICPP 2017.
     """
-    return Method(exchange=exchange, when=Every(every), how=Measured(Accumulated()))
+    return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=Measured(Accumulated()))

@@ -36,13 +36,13 @@ from hpcsgd.core.averager import Averager, Traits
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import sends
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce
 from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.core.waits import All
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import AroundMoments, Mean, Measured, kept
+from hpcsgd.parts.averagers import AroundMoments, Mean, Measured, keep_state
 from hpcsgd.parts.exchanges import Dense
 
 LARGEST = sys.float_info.max
@@ -97,35 +97,40 @@ class Significance:
         self._significant = False
         self.traits = ScheduleTraits(threshold=delta)
 
-    def begin(self, s: Step) -> None:
+    def begin(self, s: StepContext) -> None:
         """The exchanged gradient is there; returns at once."""
-        if s.job.P == 1:
+        if s.topology.num_groups == 1:
             return
         if self._change is None:
-            a = min(s.job.P / 100, 1.0) if self.smoothing is None else self.smoothing
+            a = min(s.topology.num_groups / 100, 1.0) if self.smoothing is None else self.smoothing
             self._change = RelativeChange(self.window, a)
             self._change.restore(self._saved)
         part = s.squared_norm().reshape(1)
-        parts = self._parts = torch.empty(s.job.size, dtype=torch.float64, device="cpu")
+        parts = self._parts = torch.empty(s.topology.world_size, dtype=torch.float64, device="cpu")
 
         def gather() -> None:
-            s.job.world.allgather(parts, part.cpu()).wait()  # the lane waits for a device, not the update
+            s.topology.world.allgather(
+                parts, part.cpu()
+            ).wait()  # the lane waits for a device, not the update
 
         with phase("vote"):
-            self._gathering = s.job.world.run(gather, "vote", part)
+            self._gathering = s.topology.world.run(gather, "vote", part)
 
-    def __call__(self, s: Step) -> bool:
+    def __call__(self, s: StepContext) -> bool:
         """Waits for what `begin` sent."""
         if self._gathering is not None:
             assert self._change is not None
             with phase("vote"):
                 self._gathering.wait()
             self._gathering = None
-            changes = self._change(self._parts.view(s.job.P, s.job.K).sum(1))
+            changes = self._change(self._parts.view(s.topology.num_groups, s.topology.group_size).sum(1))
             votes = changes >= self.delta
             self._significant = bool(votes.any())
-            mine = {"delta": changes[s.job.g].item(), "vote": float(votes[s.job.g].item())}
-            s.notes.update(mine, met=float(self._significant))
+            mine = {
+                "delta": changes[s.topology.group_index].item(),
+                "vote": float(votes[s.topology.group_index].item()),
+            }
+            s.metrics.update(mine, met=float(self._significant))
         return self._significant
 
     def sends(self, m: Sizes) -> list[Message]:
@@ -151,10 +156,10 @@ class Watching:
         traits = replace(self.inner.traits, reads_gradients=True, leaves_mean=False)
         object.__setattr__(self, "traits", traits)
 
-    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
+    def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         self.significance.begin(s)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterable[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
         return self.inner.average(vectors, s)
 
     def sends(self, m: Sizes) -> list[Message]:
@@ -168,15 +173,15 @@ class MeanGradient:
     significance: Significance
     traits = Traits(All())
 
-    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
+    def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         self.significance.begin(s)
-        if s.job.P > 1 and self.significance(s):
+        if s.topology.num_groups > 1 and self.significance(s):
             with phase("average"):
                 s.agreement().wait()
                 for g in s.gradients():
-                    s.job.cross.allreduce(g, "mean").wait()
+                    s.topology.inter_group.allreduce(g, "mean").wait()
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterable[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
         """All is done."""
         return vectors
 
@@ -194,7 +199,7 @@ def parameters(significance: Significance, moments: AroundMoments) -> Averager:
 
 def gradients(significance: Significance, moments: AroundMoments) -> Averager:
     """Groups apply the mean of their gradients in a significant step (GA), each to its own model."""
-    if moments is not kept:
+    if moments is not keep_state:
         raise UserError("selsync by gradients: groups do not meet, so moments can only be kept")
     return MeanGradient(significance)
 
@@ -210,8 +215,8 @@ def selsync(
     aggregate: Aggregate = parameters,
     window: int = 25,
     smoothing: float | None = None,
-    exchange: Exchange = Dense(),  # noqa: B008 - frozen
-    moments: AroundMoments = kept,
+    grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
+    optimizer_state: AroundMoments = keep_state,
 ) -> Method:
     """Groups meet in the steps in which the gradient of any of them changes much.
 
@@ -231,18 +236,18 @@ def selsync(
         window: squared norms in the moving average, in steps, at least 1. Default 25, the paper's.
         smoothing: a, the weight of the newest of them, > 0 and ≤ 1; 1 is without memory. Default None: P/100,
             and 1 at most, the paper's.
-        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
             Default Dense().
-        moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`; by gradients only
-            `kept`. Default kept.
+        optimizer_state: what becomes of momentum at a meeting: `keep_state`, `AverageState` or `ResetState`;
+            by gradients only `keep_state`. Default keep_state.
 
     Raises:
         UserError: for arguments outside these bounds.
 
     Example:
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.selsync(delta=0.3))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.selsync(delta=0.3))
         >>> train(optimizer, steps=1)
-        >>> optimizer.notes["met"]     # the first step has no Δ yet: it is shared
+        >>> optimizer.metrics["met"]     # the first step has no Δ yet: it is shared
         1.0
 
     Source:
@@ -258,4 +263,6 @@ def selsync(
             f"smoothing = {smoothing}: expected a number > 0 and ≤ 1", key="smoothing", value=smoothing
         )
     significance = Significance(float(delta), window, smoothing)
-    return Method(exchange=exchange, when=significance, how=aggregate(significance, moments))
+    return Method(
+        grad_reduce=grad_reduce, schedule=significance, averager=aggregate(significance, optimizer_state)
+    )

@@ -31,7 +31,7 @@ from hpcsgd.core.graphs import Exponential, Graph, senders
 from hpcsgd.core.method import Method
 from hpcsgd.core.mixing import mean_leaving, mean_peers
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.core.waits import InNeighbors
 from hpcsgd.errors import UserError
@@ -68,8 +68,8 @@ class PushSum:
     def __init__(self, graph: Graph, staleness: int = 0) -> None:
         if staleness < 0:
             raise UserError(
-                f"staleness = {staleness}: messages are used 0 or more steps after they were sent",
-                key="staleness",
+                f"overlap_steps = {staleness}: messages are used 0 or more steps after they were sent",
+                key="overlap_steps",
                 value=staleness,
             )
         self.graph = graph
@@ -81,13 +81,13 @@ class PushSum:
         self._spare: list[Parcel] = []
         self._link: Transport | None = None
 
-    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
+    def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         """What is updated is x_i = w_i·z_i: of all of w where every position updates that."""
         if self.weight != 1:
             for b in s.buckets:
-                (b.own if s.fixed.shards else b.w).mul_(self.weight)
+                (b.param_shard if s.fixed.updates_shards else b.w).mul_(self.weight)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
         x = [own.to(wide(own.dtype)) for own in found]  # the chunks themselves, but for 16-bit ones
         self._under_way.append(self._send(s, found, x))
@@ -113,10 +113,10 @@ class PushSum:
         self.weight = own["weight"]
         self._under_way = deque(Round([Parcel.restored(x) for x in arrived]) for arrived in own["under_way"])
 
-    def _send(self, s: Step, like: Sequence[Tensor], x: list[Tensor]) -> Round:
+    def _send(self, s: StepContext, like: Sequence[Tensor], x: list[Tensor]) -> Round:
         """Give away all but the own share: of x what is not sent, so that rounding neither adds nor takes.
         What travels is `like` this."""
-        t, i, n = s.t - 1, s.job.g, s.job.P
+        t, i, n = s.t - 1, s.topology.group_index, s.topology.num_groups
         peers, sources = self.graph.peers(i, t, n), senders(self.graph, i, t, n)
         share = 1 / (len(peers) + 1)
         sent, arriving = self._room(like), [self._room(like) for _ in sources]
@@ -124,7 +124,7 @@ class PushSum:
         sent.add_to(x, -len(peers))
         self.weight *= share
         if self._link is None:
-            self._link = s.job.cross.apart() if self.staleness else s.job.cross
+            self._link = s.topology.inter_group.apart() if self.staleness else s.topology.inter_group
         link, outgoing = self._link, dict.fromkeys(peers, sent.bytes)
         incoming = {j: parcel.bytes for j, parcel in zip(sources, arriving, strict=True)}
 
@@ -150,12 +150,12 @@ class PushSum:
 def sgp(
     peers: int | None = None,
     graph: Graph | None = None,
-    exchange: Exchange = Dense(),  # noqa: B008 - frozen
+    grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
 ) -> Method:
     """Stochastic gradient push: after every step each group gives shares of its model to a few others.
 
     A group sends `peers`·M/K elements a rank and step, and waits for none but those that send to it. Groups'
-    models differ: evaluate inside `optimizer.averaged()`.
+    models differ: evaluate inside `optimizer.averaged_model()`.
 
     Not to be confused with `d_psgd`, whose graph goes both ways and needs no weights, nor with `osgp`, which
     does not wait for the messages of the step.
@@ -166,7 +166,7 @@ def sgp(
             powers of two. Default None, which is 1 where no graph is given.
         graph: another one of `hpcsgd.graphs`, as ``PowersOfTwo(2)``; in a job file ``graph = { name =
             "powers_of_two", per_step = 2 }``. Default None: the exponential one.
-        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
             Default Dense().
 
     Raises:
@@ -174,7 +174,7 @@ def sgp(
 
     Example:
         >>> method = hpcsgd.sgp(graph=hpcsgd.graphs.PowersOfTwo(1))
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
         >>> optimizer.t
         2
@@ -183,37 +183,37 @@ def sgp(
         M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic Gradient Push for Distributed Deep Learning,
         ICML 2019, algorithm 1.
     """
-    return osgp(0, peers, graph, exchange)
+    return osgp(0, peers, graph, grad_reduce)
 
 
 @method(cite="assran2019sgp")
 @checked
 def osgp(
-    staleness: int,
+    overlap_steps: int,
     peers: int | None = None,
     graph: Graph | None = None,
-    exchange: Exchange = Dense(),  # noqa: B008 - frozen
+    grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
 ) -> Method:
     """`sgp` whose messages travel while the next steps are computed.
 
-    What is sent in a step is taken in `staleness` steps later, by all groups alike, so that a run has the
+    What is sent in a step is taken in `overlap_steps` steps later, by all groups alike, so that a run has the
     same bits again. So many messages are under way at most, each M/K elements a peer.
 
     Not to be confused with `ssp`'s staleness: there it is how far groups may run ahead of each other.
 
     Args:
-        staleness: τ, steps that a message takes, 0 or more; 0 is `sgp`, 1 the paper's 1-OSGP.
+        overlap_steps: τ, steps that a message takes, 0 or more; 0 is `sgp`, 1 the paper's 1-OSGP.
         peers: p, to how many others a group sends in a step. Default None, which is 1 where no graph is
             given.
         graph: another one of `hpcsgd.graphs`. Default None: the exponential one of base p + 1.
-        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
             Default Dense().
 
     Raises:
         UserError: for a negative staleness, both `peers` and a `graph`, or less than 1 peer.
 
     Example:
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.osgp(staleness=1))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.osgp(overlap_steps=1))
         >>> train(optimizer, steps=3)
         >>> optimizer.t
         3
@@ -227,5 +227,5 @@ def osgp(
             key="peers",
             value=peers,
         )
-    how = PushSum(graph or Exponential(1 if peers is None else peers), staleness)
-    return Method(exchange=exchange, when=Every(1), how=how)
+    how = PushSum(graph or Exponential(1 if peers is None else peers), overlap_steps)
+    return Method(grad_reduce=grad_reduce, schedule=Every(1), averager=how)

@@ -16,10 +16,10 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import begin, finish, is_due
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Departure, Exchange, Publishing, Step, publications, publisher
-from hpcsgd.core.topology import Job
+from hpcsgd.core.step import GradReduce, Publishing, ReduceContext, StepContext, publications, publisher
+from hpcsgd.core.topology import Topology
 from hpcsgd.core.traffic import Message, Sizes
-from hpcsgd.core.traits import ExchangeTraits, ScheduleTraits
+from hpcsgd.core.traits import GradReduceTraits, ScheduleTraits
 from hpcsgd.core.waits import in_turns
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
@@ -60,7 +60,7 @@ class Turn:
         """Whether the groups are about to become one model for `then`."""
         return self.last and not self.over
 
-    def look(self, s: Step) -> None:
+    def look(self, s: StepContext) -> None:
         decayed, self.lr = s.lr < self.lr, s.lr
         self.last = not self.over and (decayed if self.at == FIRST_LR_DECAY else s.t == self.at)
 
@@ -68,7 +68,7 @@ class Turn:
 class TheirExchange:
     """The exchange of whoever's turn it is."""
 
-    def __init__(self, turn: Turn, first: Exchange, then: Exchange) -> None:
+    def __init__(self, turn: Turn, first: GradReduce, then: GradReduce) -> None:
         self._turn, self._first, self._then = turn, first, then
         keeps = first.traits.keeps_gradients or then.traits.keeps_gradients
         self._traits = [
@@ -78,39 +78,39 @@ class TheirExchange:
         """Who took back the chunks of this step."""
 
     @property
-    def _exchange(self) -> Exchange:
+    def _exchange(self) -> GradReduce:
         return self._then if self._turn.over else self._first
 
     @property
-    def traits(self) -> ExchangeTraits:
+    def traits(self) -> GradReduceTraits:
         return self._traits[self._turn.over]
 
-    def left_to_torch(self) -> Exchange:
+    def left_to_torch(self) -> GradReduce:
         return TheirExchange(self._turn, left_to_torch(self._first), left_to_torch(self._then))
 
-    def idle(self, job: Job) -> bool:
-        return self._first.idle(job) and self._then.idle(job)
+    def idle(self, topology: Topology) -> bool:
+        return self._first.idle(topology) and self._then.idle(topology)
 
-    def __call__(self, d: Departure, b: Bucket) -> Work | None:
+    def __call__(self, d: ReduceContext, b: Bucket) -> Work | None:
         return self._exchange(d, b)
 
     @property
     def publishes(self) -> bool:
         return any(publisher(exchange) for exchange in (self._first, self._then))
 
-    def take_back(self, s: Step) -> None:
+    def take_back(self, s: StepContext) -> None:
         self._beside = publisher(self._exchange)
         if self._beside is not None:
             self._beside.take_back(s)
 
-    def publish(self, s: Step) -> None:
+    def publish(self, s: StepContext) -> None:
         """In the last step of `first` as they are, so that nothing is kept that `then` does not know."""
         if self._beside is not None and not self._turn.last:
             self._beside.publish(s)
             return
-        if s.job.K > 1:
+        if s.topology.group_size > 1:
             for b in s.buckets:
-                s.job.group.allgather(b.w, b.own).wait()
+                s.topology.intra_group.allgather(b.w, b.param_shard).wait()
         self.forget()
 
     def forget(self) -> None:
@@ -127,13 +127,13 @@ class TheirSchedule:
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
 
-    def __call__(self, s: Step) -> bool:
-        return self._turn.method.when(s)
+    def __call__(self, s: StepContext) -> bool:
+        return self._turn.method.schedule(s)
 
     @property
     def traits(self) -> ScheduleTraits:
         """With the rate as it is now."""
-        return ScheduleTraits(rate=self._turn.method.when.traits.rate)
+        return ScheduleTraits(rate=self._turn.method.schedule.traits.rate)
 
 
 class TheirAverager:
@@ -142,55 +142,55 @@ class TheirAverager:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        first, then = turn.first.how.traits, turn.then.how.traits
+        first, then = turn.first.averager.traits, turn.then.averager.traits
         names = dict.fromkeys([*first.histograms, *then.histograms])
         self.stages = turn.stages
         waits = in_turns([(until, stage.waits) for until, stage in self.stages])
         self.traits = Traits(waits, whole_model=first.whole_model, histograms=tuple(names))
 
-    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
+    def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         turn = self._turn
         turn.look(s)
-        if turn.last and s.job.P == 1:  # nobody to meet
+        if turn.last and s.topology.num_groups == 1:  # nobody to meet
             turn.over = True
 
-    def is_due(self, s: Step, wanted: bool) -> bool:
+    def is_due(self, s: StepContext, wanted: bool) -> bool:
         turn = self._turn
-        turn.due = is_due(turn.method.how, s, wanted)
+        turn.due = is_due(turn.method.averager, s, wanted)
         return turn.due or turn.last
 
-    def begin(self, vectors: Sequence[Tensor], s: Step) -> None:
-        begin(self._turn.method.how, vectors, s)
+    def begin(self, vectors: Sequence[Tensor], s: StepContext) -> None:
+        begin(self._turn.method.averager, vectors, s)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterable[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
         turn = self._turn
         if not turn.hands_over:
-            return turn.method.how.average(vectors, s)
+            return turn.method.averager.average(vectors, s)
         found = list(vectors)
-        finish(turn.first.how, found, s, turn.due)
+        finish(turn.first.averager, found, s, turn.due)
         self._to_one_model(found, s)
         turn.over = True
         return found
 
-    def finish(self, vectors: Sequence[Tensor], s: Step, due: bool) -> None:
+    def finish(self, vectors: Sequence[Tensor], s: StepContext, due: bool) -> None:
         if self._turn.hands_over:
             run_averager(self, vectors, s)
         else:
-            finish(self._turn.method.how, vectors, s, due)
+            finish(self._turn.method.averager, vectors, s, due)
 
-    def _to_one_model(self, vectors: Sequence[Tensor], s: Step) -> None:
+    def _to_one_model(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         """Note the distance, unless `first` has noted that of its own meeting, or groups are never apart."""
         first = self._turn.first
         if first.central() is not None:
             agree(vectors, s, first.central())
             return
         mean = MeanOfAll() if self.traits.whole_model else Mean()
-        noted = self._turn.due or first.exchange.traits.across
+        noted = self._turn.due or first.grad_reduce.traits.across
         run_averager(mean if noted else Measured(mean), vectors, s)
 
     @property
     def inner(self) -> Averager:
-        return self._turn.method.how
+        return self._turn.method.averager
 
     @property
     def parts(self) -> Mapping[str, Method]:
@@ -210,7 +210,7 @@ def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> 
 
     The last step of the first one ends with the plain mean of the groups' models, or with the model that its
     server has: the second starts from one model. The groups meet in the first one's own way before that only
-    if they are due to. A meeting of `delayed` or `streamed` that is under way is taken in before the mean; a
+    if they are due to. A meeting of `delayed` or `streaming` that is under way is taken in before the mean; a
     late message of `osgp` is dropped.
 
     Not to be confused with `post_local`, which is `bsp` and then `hierarchical`, by the learning rate.
@@ -228,7 +228,7 @@ def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> 
 
     Example:
         >>> method = hpcsgd.switch(hpcsgd.bsp(), hpcsgd.sgp(), at=2)     # AR/1P-SGP
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=3)
         >>> optimizer.t
         3
@@ -245,13 +245,13 @@ def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> 
             "switch: one method updates chunks and the other one whole vectors, as allreduce_local_sgd and "
             "sparse exchanges do: both have to do the same"
         )
-    if first.exchange.traits.keeps_gradients:
+    if first.grad_reduce.traits.keeps_gradients:
         log.warning("switch: what the exchange of the first method has kept is dropped at the change")
     turn = Turn(first, then, at)
-    exchange = TheirExchange(turn, first.exchange, then.exchange)
-    return Method(exchange=exchange, when=TheirSchedule(turn), how=TheirAverager(turn))
+    exchange = TheirExchange(turn, first.grad_reduce, then.grad_reduce)
+    return Method(grad_reduce=exchange, schedule=TheirSchedule(turn), averager=TheirAverager(turn))
 
 
 def _updated_and_averaged(method: Method) -> tuple[bool, bool]:
     """Whether it updates chunks, and whether it averages whole models."""
-    return method.exchange.traits.shards, method.how.traits.whole_model
+    return method.grad_reduce.traits.shards, method.averager.traits.whole_model

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcsgd.core.shards import is_sharded
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError
 
 META = torch.device("meta")
@@ -39,30 +39,30 @@ def require_alike(mine: Outline, first: Outline) -> None:
             raise UserError(f"{name} has values here and none on rank 0, whose all get: build it there, too")
 
 
-def share_values(job: Job, model: nn.Module, unit: nn.Module, given: Collection[str]) -> None:
+def share_values(topology: Topology, model: nn.Module, unit: nn.Module, given: Collection[str]) -> None:
     """Rank 0's, of what is to be sharded now and has some there."""
     within = next(name for name, module in model.named_modules() if module is unit)
     for name, param in list(unit.named_parameters(within)):
         if name in given and not is_sharded(param):
             if param.device == META:
                 make_room(model, param)
-            _share(job, model.get_parameter(name))
+            _share(topology, model.get_parameter(name))
 
 
-def share_buffers(job: Job, model: nn.Module, given: Collection[str], device: torch.device) -> None:
+def share_buffers(topology: Topology, model: nn.Module, given: Collection[str], device: torch.device) -> None:
     for name, buffer in list(model.named_buffers()):
         if name in given:
             if buffer.device == META:
                 within, _, key = name.rpartition(".")
                 setattr(model.get_submodule(within), key, torch.empty_like(buffer, device=device))
-            _share(job, model.get_buffer(name))
+            _share(topology, model.get_buffer(name))
 
 
 @torch.no_grad()
-def _share(job: Job, x: Tensor) -> None:
+def _share(topology: Topology, x: Tensor) -> None:
     """By way of the host, where all ranks may have it."""
     values = x.detach().cpu().contiguous()
-    job.world.bcast(values.view(torch.uint8) if values.dtype == torch.bool else values).wait()
+    topology.world.bcast(values.view(torch.uint8) if values.dtype == torch.bool else values).wait()
     x.copy_(values)
 
 

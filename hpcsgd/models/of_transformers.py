@@ -32,7 +32,7 @@ def of_transformers(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     """
     with _BUILDING:
         library = _library()
-        with in_section("model", "build"):
+        with in_section("model", "name"):
             kind = _class(library, name)
         with in_section("model.arguments"):
             config = _config(library, kind, arguments)
@@ -48,8 +48,8 @@ def _library() -> Any:
         import transformers
     except ImportError as error:
         raise UserError(
-            '[model] build: needs the library `transformers`: pip install "hpcsgd[hf]"',
-            key=("model", "build"),
+            '[model] name: needs the library `transformers`: pip install "hpcsgd[hf]"',
+            key=("model", "name"),
         ) from error
     return transformers
 

@@ -22,7 +22,7 @@ from hpcsgd.comm import wide
 from hpcsgd.comm.streams import require_current
 from hpcsgd.core.elements import require_real
 from hpcsgd.core.shards import is_sharded
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError, near_miss
 from hpcsgd.models.from_rank_0 import (
     META,
@@ -56,9 +56,9 @@ def without_values() -> Iterator[None]:
 
 
 @checked
-def shard(
+def fully_shard(
     model: nn.Module,
-    job: Job,
+    topology: Topology,
     blocks: Sequence[str] | None = None,
     *,
     device: torch.device | str | None = None,
@@ -77,7 +77,7 @@ def shard(
 
     Args:
         model: to be sharded.
-        job: from `init`.
+        topology: from `init`.
         blocks: names of the modules that are gathered by themselves, as "blocks.*". Default None: the
             outermost ones that are made of others, such as the layers of a Transformer.
         device: where shards are to be. Default None: where the model is, or the host for one without values.
@@ -91,9 +91,10 @@ def shard(
             ranks have other models.
 
     Example:
-        >>> model = hpcsgd.shard(model, job, blocks=["0", "2"])     # a process is a rank: mpiexec -n 4
+        >>> model = hpcsgd.fully_shard(model, topology, blocks=["0", "2"])     # mpiexec -n 4
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=8))
+        >>> method = hpcsgd.hierarchical(sync_every=8)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
         >>> sum(p.to_local().numel() for p in model.parameters())     # of 67
         38
@@ -103,7 +104,7 @@ def shard(
         Parameter Models, SC 2020; Y. Zhao et al.: PyTorch FSDP: Experiences on Scaling Fully Sharded Data
         Parallel, VLDB 2023, whose successor in torch does it.
     """
-    with job.together("sharding the model"):
+    with topology.raise_on_all_ranks("sharding the model"):
         for name, param in model.named_parameters():
             require_real(name, param)
         parts = [unit for unit, _ in units(model, blocks)]
@@ -111,20 +112,20 @@ def shard(
         target = _device(device) if device is not None else here
         require_current(target)
         mine = outline(model, parts, target.type)
-    first: Outline = job.world.gather_objects(mine)[0]
-    with job.together("sharding the model"):
+    first: Outline = topology.world.gather_objects(mine)[0]
+    with topology.raise_on_all_ranks("sharding the model"):
         require_alike(mine, first)
     given = {name for name, (_, has_values) in first.items() if has_values}
-    mesh = job.mesh("cpu" if target == META else target.type)["group"]
+    mesh = topology.mesh("cpu" if target == META else target.type)["group"]
     for unit in parts:
-        share_values(job, model, unit, given)
-        with job.together("sharding the model"):
+        share_values(topology, model, unit, given)
+        with topology.raise_on_all_ranks("sharding the model"):
             if target != META:
                 give_values(model, unit, seed)
             _shard(unit, mesh, policies)
     if target != META:
-        share_buffers(job, model, given, target)
-        with job.together("sharding the model"):
+        share_buffers(topology, model, given, target)
+        with topology.raise_on_all_ranks("sharding the model"):
             _require_values(model)
     return model
 
@@ -235,7 +236,9 @@ def _shard(unit: nn.Module, mesh: Any, policies: dict[str, Any]) -> None:
 
     kind = type(unit).__name__
     if isinstance(unit, FSDPModule):
-        raise UserError(f"torch has sharded {kind} already: call hpcsgd.shard(...) or fully_shard(...) once")
+        raise UserError(
+            f"torch has sharded {kind} already: call hpcsgd.fully_shard(...) or fully_shard(...) once"
+        )
     dtypes = {p.dtype for p in unit.parameters() if p.requires_grad and not is_sharded(p)}
     if len(dtypes) > 1:
         raise UserError(

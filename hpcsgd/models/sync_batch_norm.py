@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from hpcsgd import torch_private
 from hpcsgd.arguments import checked
 from hpcsgd.comm import Transport, phase
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError
 from hpcsgd.torch_private import BatchNorm
 
@@ -30,7 +30,7 @@ PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 @checked
-def sync_batch_norm(model: nn.Module, job: Job) -> nn.Module:
+def sync_batch_norm(model: nn.Module, topology: Topology) -> nn.Module:
     """Let the batch norm layers of `model` go by the samples of all ranks of a group together.
 
     In training each layer sends a few numbers per channel, by an allgather in the forward pass and by an
@@ -43,7 +43,7 @@ def sync_batch_norm(model: nn.Module, job: Job) -> nn.Module:
 
     Args:
         model: any; what is replaced are `BatchNorm1d`, `2d` and `3d`, and torch's `SyncBatchNorm`.
-        job: from `init`.
+        topology: from `init`.
 
     Returns:
         The model, or what has taken its place where it is itself a batch norm.
@@ -54,7 +54,7 @@ def sync_batch_norm(model: nn.Module, job: Job) -> nn.Module:
 
     Example:
         >>> net = torch.nn.Sequential(model, torch.nn.BatchNorm1d(3))
-        >>> net = hpcsgd.sync_batch_norm(net, job)
+        >>> net = hpcsgd.sync_batch_norm(net, topology)
         >>> net(torch.ones(5, 4)).shape
         torch.Size([5, 3])
 
@@ -67,7 +67,7 @@ def sync_batch_norm(model: nn.Module, job: Job) -> nn.Module:
         raise UserError(
             f"sync_batch_norm: {type(model).__name__} has no BatchNorm1d, 2d, 3d or SyncBatchNorm"
         )
-    ranks = job.group.apart()  # beside the gradients, which leave in an order of their own
+    ranks = topology.intra_group.apart()  # beside the gradients, which leave in an order of their own
     replaced: dict[nn.Module | None, nn.Module] = {layer: SyncBatchNorm(layer, ranks) for layer in plain}
     for module in list(model.modules()):
         for name, layer in torch_private.tables_of(module)[1].items():

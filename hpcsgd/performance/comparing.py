@@ -18,7 +18,7 @@ from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, RunSection, dump
 from hpcsgd.config.variants import configs, folder_name
 from hpcsgd.core.by_rank_0 import by_rank_0
-from hpcsgd.core.topology import Job, together
+from hpcsgd.core.topology import Topology, raise_on_all_ranks
 from hpcsgd.errors import UserError, count_text, in_file, in_section, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.report import run_folder
@@ -34,9 +34,10 @@ from hpcsgd.train.stopping import Reasons
 log = logging.getLogger(__name__)
 
 OWN_TO_A_START = (
-    *(("job", "timeout"), ("run", "folder"), ("run", "sinks")),
-    *(("training", "time_limit"), ("training", "stop_ahead")),
-    *(("training", name) for name in ("bucket_mb", "overlap", "prefetch", "tune", "machine")),
+    *(("parallel", "timeout_s"), ("run", "output_dir"), ("run", "loggers")),
+    *(("training", "time_limit_s"), ("training", "stop_before_end_s")),
+    *(("training", name) for name in ("bucket_cap_mb", "overlap_grad_reduce", "overlap_param_gather")),
+    *(("training", name) for name in ("autotune_steps", "machine")),
 )
 """Keys that may be others where a comparison goes on."""
 
@@ -47,11 +48,11 @@ class Trial:
 
     label: str
     config: Config
-    job: Job
+    topology: Topology
 
     @property
     def folder(self) -> Path:
-        return self.config.run.folder
+        return self.config.run.output_dir
 
 
 def run(path: Path, overrides: Sequence[str], methods: str, target: float | None, resume: bool) -> None:
@@ -66,11 +67,11 @@ def run(path: Path, overrides: Sequence[str], methods: str, target: float | None
 def _run(
     world: Transport, path: Path, overrides: Sequence[str], methods: str, target: float | None, resume: bool
 ) -> str | None:
-    with together(world, "reading the job file"):
+    with raise_on_all_ranks(world, "reading the job file"):
         chosen = configs(path, overrides, methods)
     log_to_stdout(world.rank)
     section = next(iter(chosen.values())).training  # that of all
-    reasons = Reasons(section.time_limit, section.stop_ahead, asks_scheduler=world.rank == 0)
+    reasons = Reasons(section.time_limit_s, section.stop_before_end_s, asks_scheduler=world.rank == 0)
     use_threads(section.threads)
     compute_alike(section.deterministic)
     keep_freed_memory()
@@ -79,7 +80,7 @@ def _run(
 
 def folder_of(run: RunSection) -> Path:
     """The folder of a comparison, next to that of a plain run."""
-    return run.folder.with_name(f"{run.folder.name}-compare")
+    return run.output_dir.with_name(f"{run.output_dir.name}-compare")
 
 
 def compare(
@@ -98,7 +99,7 @@ def compare(
     trials = [_prepared(world, path, label, config) for label, config in chosen.items()]
     folder = trials[0].folder.parent
     with ExitStack() as held:
-        with together(world, "opening the folder of the comparison"):
+        with raise_on_all_ranks(world, "opening the folder of the comparison"):
             if world.rank == 0:
                 held.enter_context(run_folder.owned(folder, resume=resume))
                 with run_folder.usable(folder):
@@ -135,21 +136,21 @@ def _trained(
 def _prepared(world: Transport, path: Path, label: str, config: Config) -> Trial:
     """Raises `JobError` where the variant could only fail; collective."""
     with located(f"variant {label!r}"):
-        world.timeout = config.job.timeout
-        with in_file(path), in_section("job"):
-            job = form_job(world, config).job
-        assemble(config, job, str(path))
+        world.timeout = config.parallel.timeout_s
+        with in_file(path), in_section("parallel"):
+            topology = form_job(world, config).topology
+        assemble(config, topology, str(path))
     gc.collect()  # models are in cycles with their optimizers
     folder = folder_of(config.run) / folder_name(label)
-    return Trial(label, replace(config, run=replace(config.run, folder=folder)), job)
+    return Trial(label, replace(config, run=replace(config.run, output_dir=folder)), topology)
 
 
 def _train(trial: Trial, path: Path, reasons: Reasons, *, resume: bool) -> str | None:
     """As `hpcsgd train`; why it stopped early, or None. Of what it had, nothing is left for the next."""
-    world, timeout = trial.job.world, trial.config.job.timeout
+    world, timeout = trial.topology.world, trial.config.parallel.timeout_s
     world.timeout = timeout
     with located(f"variant {trial.label!r}"):
-        reason = train(trial.config, trial.job, str(path), reasons, resume)
+        reason = train(trial.config, trial.topology, str(path), reasons, resume)
     if not world.end_apart(timeout):  # threads that answered other ranks
         raise PeerLost(f"variant {trial.label!r}: communication in flight {timeout:g} s after its end")
     gc.collect()
@@ -171,7 +172,7 @@ def _require_begun_so(folder: Path, trials: Sequence[Trial], ranks: int) -> None
         job = trial.folder / run_folder.JOB_FILE
         asked = as_it_began(trial.config)
         if job.exists() and (found := run_folder.changes(_lasting(read_toml(job)), _lasting(asked))):
-            raise UserError(f"{trial.folder}: was begun otherwise: {found}: choose another [run] folder")
+            raise UserError(f"{trial.folder}: was begun otherwise: {found}: choose another [run] output_dir")
 
 
 def _lasting(config: Config | dict[str, Any]) -> dict[str, Any]:
@@ -202,7 +203,13 @@ def _comparison(trials: Sequence[Trial], complete: set[str], target: float | Non
     """Of those that have begun."""
     begun = [(trial, file) for trial in trials if (file := trial.folder / "metrics.jsonl").exists()]
     entries = [
-        Entry(trial.label, trial.job.P, trial.job.K, trial.label in complete, read(file))
+        Entry(
+            trial.label,
+            trial.topology.num_groups,
+            trial.topology.group_size,
+            trial.label in complete,
+            read(file),
+        )
         for trial, file in begun
     ]
     return Comparison(entries, target)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.comm import Transport, Work, phase
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 
 LARGEST = 63
 """Of the numbers that are counted; more counts as so much."""
@@ -64,14 +64,14 @@ class Meter:
 
     def __init__(
         self,
-        job: Job,
+        topology: Topology,
         aside: Transport,
         counted: Sequence[str] = (),
         sample: Sample | None = None,
         by_torch: float | None = None,
     ) -> None:
         """`by_torch`: bytes that torch sends of this rank in a backward pass and the forward pass before."""
-        self._job = job
+        self._job = topology
         self._aside = aside
         self._data_seconds = 0.0
         self._losses: Tensor | None = None  # times samples, where the model is
@@ -137,7 +137,7 @@ class Meter:
                 phase_bytes=sent,
                 link_bytes=link_bytes,
                 counts={name: counts for name, counts in zip(self.counted, found, strict=True) if counts},
-                gradient_norm=(squares / self._job.P) ** 0.5 if known else None,
+                gradient_norm=(squares / self._job.num_groups) ** 0.5 if known else None,
                 bytes_by_torch=by_torch,
                 **self._amounts(int(samples), elapsed),
             )

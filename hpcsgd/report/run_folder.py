@@ -66,7 +66,7 @@ def usable(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{folder}: cannot be used as [run] folder: {error.strerror}") from error
+        raise UserError(f"{folder}: cannot be used as [run] output_dir: {error.strerror}") from error
 
 
 def island_folder(folder: Path, island: int) -> Path:
@@ -78,7 +78,7 @@ def require_unused(folder: Path) -> None:
     """Raise `UserError` where the folder already holds something."""
     if folder.is_dir() and any(path.name != lock.NAME for path in folder.iterdir()):
         raise UserError(
-            f"{folder}: holds a run: pass --resume to go on with it, or choose another [run] folder"
+            f"{folder}: holds a run: pass --resume to go on with it, or choose another [run] output_dir"
         )
 
 
@@ -114,12 +114,12 @@ def write_versions(
     groups: int,
     group_size: int,
     devices: Mapping[str, int] | None = None,
-    transport: Mapping[str, str] | None = None,
+    device_backend: Mapping[str, str] | None = None,
 ) -> None:
     """Add this start of the run to ``versions.json``, a list with one entry a start.
 
     ``mpi`` is what the MPI library says of itself, None without one; P × K is ``groups`` × ``group_size``;
-    ``devices`` tells how many ranks train on which, ``transport`` by what tensors there travel.
+    ``devices`` tells how many ranks train on which, ``device_backend`` by what tensors there travel.
     """
     path = folder / "versions.json"
     starts = _starts(path) if path.exists() else []
@@ -133,7 +133,7 @@ def write_versions(
         "packages": {name: _version(name) for name in PACKAGES},
         "mpi": mpi,
         "devices": dict(devices or {}),
-        "transport": dict(transport or {}),
+        "device_backend": dict(device_backend or {}),
         "host": platform.node(),
         "platform": platform.platform(),
         "git": _git_state(),

@@ -15,7 +15,11 @@ from hpcsgd.start import Formed, form_as_launched
 def form_job(world: Transport, config: Config) -> Formed:
     """The ranks of `world` as `config` has them, and the ways of what will be on devices; collective."""
     return form_as_launched(
-        world, config.job.groups, config.job.group_size, config.job.transport, config.training.device
+        world,
+        config.parallel.groups,
+        config.parallel.group_size,
+        config.parallel.device_backend,
+        config.training.device,
     )
 
 

@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hpcsgd.checkpoint import Writer
 from hpcsgd.comm import PeerLost, Transport
-from hpcsgd.config.schema import Config, ScheduleSection
-from hpcsgd.core.topology import Job
+from hpcsgd.config.schema import Config, LrScheduleSection
+from hpcsgd.core.topology import Topology
 from hpcsgd.data import Batches
 from hpcsgd.elastic.meetings import Meetings
 from hpcsgd.elastic.register import Point
@@ -67,7 +67,7 @@ class EnsembleLoop(Loop):
         while self._epoch < self._parts.length.epochs:
             if meetings.leaving:
                 return self._reason or self._stopping.at_once() or "another island has to stop"
-            if meetings.number in meetings.after.sharing:
+            if meetings.index in meetings.after.sharing:
                 self._train_on()
             else:
                 self._look_on()
@@ -109,9 +109,9 @@ class EnsembleLoop(Loop):
 
     def _meet(self) -> None:
         optimizer = self._parts.optimizer
-        optimizer.meet()
+        optimizer.average_models()
         if self.meetings.after.place.t == optimizer.t:  # who comes from elsewhere was not there
-            self._note(optimizer.notes)
+            self._note(optimizer.metrics)
         self._settle()
 
     def _settle(self) -> bool:
@@ -148,7 +148,7 @@ class EnsembleLoop(Loop):
         """Of the samples as they were dealt, from where the others are."""
         meetings, sampler = self.meetings, self._parts.sampler
         place, dealt, sharing = meetings.after.place, meetings.after.dealt, meetings.after.sharing
-        here = sharing.index(meetings.number) if meetings.number in sharing else 0
+        here = sharing.index(meetings.index) if meetings.index in sharing else 0
         self._dealt = dealt.deal
         if self._living is not None:
             self._living.follow(len(sharing), self._scaled_for)
@@ -159,8 +159,8 @@ class EnsembleLoop(Loop):
         batches.start_after(dealt.seen, place.t - dealt.t)
         self._steps_per_epoch = place.t - dealt.t + len(batches)
         units = dict(meetings.after.units)
-        if meetings.number in units:
-            self._use(units[meetings.number])
+        if meetings.index in units:
+            self._use(units[meetings.index])
         self._computed, self._steps = 0.0, 0
         self._report(pace=0.0)  # that of before was of other units
         epochs_left = self._parts.length.epochs - place.epoch
@@ -173,7 +173,7 @@ class EnsembleLoop(Loop):
             case "threads":
                 torch.set_num_threads(units)
             case "samples":
-                self._pass_size = max(1, units // self._parts.optimizer.job.K)
+                self._pass_size = max(1, units // self._parts.optimizer.topology.group_size)
 
     def _moving(self) -> set[int]:
         """The islands that have been given other ranks than they have."""
@@ -187,8 +187,8 @@ class EnsembleLoop(Loop):
         moving = self._moving()
         self._save()
         self._checkpoints.finish()
-        self._parts.optimizer.meet()
-        if self.meetings.number in moving:
+        self._parts.optimizer.average_models()
+        if self.meetings.index in moving:
             self.meetings.move()
             raise Moved
         self._meet()
@@ -207,7 +207,7 @@ class EnsembleLoop(Loop):
         """Of those that go on, where any do: whoever has to stop need not wait for files."""
         counted, after = set(self.meetings.counted), self.meetings.after
         going = set(after.going)
-        return self.meetings.number == min(counted - going or set(after.islands) - going or counted)
+        return self.meetings.index == min(counted - going or set(after.islands) - going or counted)
 
 
 @dataclass(frozen=True)
@@ -215,22 +215,22 @@ class Island:
     """What is particular to a run of one island among others; see `world.World`."""
 
     config: Config
-    job: Job
+    topology: Topology
     meetings: Meetings
 
     @property
     def folder(self) -> Path:
-        return run_folder.island_folder(self.config.run.folder, self.meetings.number)
+        return run_folder.island_folder(self.config.run.output_dir, self.meetings.index)
 
     def open_folder(self, resume: bool, open_files: ExitStack, devices: Mapping[str, int]) -> None:
         """Whoever started the islands has written down the configuration."""
         open_files.callback(self.meetings.close)
-        with self.job.together("opening the folder of the island"):
-            if self.job.rank == 0:
+        with self.topology.raise_on_all_ranks("opening the folder of the island"):
+            if self.topology.rank == 0:
                 open_files.enter_context(run_folder.owned(self.folder, resume=True))
                 with run_folder.usable(self.folder):
                     open_files.enter_context(run_folder.log_into(self.folder))
-                    record_start(self.folder, self.job, devices)
+                    record_start(self.folder, self.topology, devices)
 
     def goes_on(self, resume: bool) -> bool:
         return True
@@ -243,8 +243,8 @@ class Island:
     ) -> EnsembleLoop:
         return EnsembleLoop(
             self.config, parts, checkpoints, stopping, aside,
-            meetings=self.meetings, reallocated=self.config.reallocation.unit,
-            living=living_of(self.config.schedule, parts),
+            meetings=self.meetings, reallocated=self.config.rebalance.resource,
+            living=living_of(self.config.lr_schedule, parts),
         )  # fmt: skip
 
     def conclude(self, complete: bool) -> None:
@@ -253,9 +253,9 @@ class Island:
             self.meetings.finish()
 
 
-def living_of(schedule: ScheduleSection, parts: Assembly) -> Living | None:
+def living_of(schedule: LrScheduleSection, parts: Assembly) -> Living | None:
     """What the learning rate follows the living islands by, if it is to."""
-    if schedule.scaling_follows == "started":
+    if schedule.scale_with == "started":
         return None
     return Living(parts.warm_up, schedule.scaling)
 

@@ -31,9 +31,9 @@ class Score:
 def evaluate(parts: Assembly) -> Score:
     """Test the mean of all groups' models, with the mean of all batch-norm statistics; collective."""
     started = time.perf_counter()
-    world, task = parts.optimizer.job.world, parts.task
+    world, task = parts.optimizer.topology.world, parts.task
     total = torch.zeros(task.tallied, dtype=torch.float64, device=parts.device)
-    with parts.optimizer.averaged() as D:
+    with parts.optimizer.averaged_model() as D:
         parts.model.eval()
         mine = _spread(parts.tested, len(parts.test))[world.rank :: world.size]
         for rows in mine.split(min(BATCH, task.at_once)):

@@ -11,7 +11,7 @@ from torch import optim
 from hpcsgd.config.parts import Parts
 from hpcsgd.core.graphs import GRAPHS, Graph
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Exchange, GroupExchange
+from hpcsgd.core.step import GradReduce, GroupGradReduce
 from hpcsgd.methods import METHODS
 from hpcsgd.methods.diloco import MakeOptimizer
 from hpcsgd.methods.selsync import AGGREGATES, Aggregate
@@ -21,9 +21,9 @@ from hpcsgd.parts.exchanges import EXCHANGES
 from hpcsgd.parts.exchanges.codecs import CODECS, Codec
 from hpcsgd.parts.exchanges.combining import COMBINING, Combine
 from hpcsgd.parts.exchanges.feedback import FEEDBACKS, Feedback
+from hpcsgd.parts.quantizers import QUANTIZERS, ROUNDINGS
+from hpcsgd.parts.quantizers.base import Quantizer, Rounding
 from hpcsgd.parts.sparsifiers import SPARSIFIERS, Sparsifier
-from hpcsgd.parts.wires import ROUNDINGS, WIRES
-from hpcsgd.parts.wires.base import Rounding, Wire
 
 
 def subclasses(module: ModuleType, base: type) -> dict[str, type]:
@@ -41,16 +41,16 @@ FAMILIES: Mapping[Any, Mapping[str, Callable[..., Any]]] = {
     AroundMoments: MOMENTS,
     Codec: CODECS,
     Combine: COMBINING,
-    Exchange: EXCHANGES,
+    GradReduce: EXCHANGES,
     Feedback: FEEDBACKS,
     Graph: GRAPHS,
-    GroupExchange: EXCHANGES,
+    GroupGradReduce: EXCHANGES,
     MakeOptimizer: OPTIMIZERS,
     Method: METHODS,
     Rounding: ROUNDINGS,
     Selection: SELECTIONS,
     Sparsifier: SPARSIFIERS,
-    Wire: WIRES,
+    Quantizer: QUANTIZERS,
 }
 """By what the parameters for them are annotated with; each table stands beside what it names."""
 

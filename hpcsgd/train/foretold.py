@@ -33,7 +33,8 @@ def foretold(config: Config, P: int, K: int, file: Path, ranks_per_host: int) ->
             own = computed(stage, m, measured(machine), chosen.B / K)
             cost = price(
                 stage, m, machine, own, ranks_per_host=ranks_per_host,
-                overlap=sending.overlap, prefetch=config.training.prefetch, broadcast=subject.broadcast,
+                overlap=sending.overlap, prefetch=config.training.overlap_param_gather,
+                broadcast=subject.broadcast,
             )  # fmt: skip
             costs.append((cost, steps))
         found[sending] = over_run(costs).seconds

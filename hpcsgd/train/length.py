@@ -88,15 +88,17 @@ def warn_of_few(samples: int, batch_size: int) -> None:
     """Of a group, in an epoch."""
     if samples < batch_size:
         log.warning(
-            "[data] batch_size = %d: a group has %d samples an epoch, which are one step", batch_size, samples
+            "[data] group_batch_size = %d: a group has %d samples an epoch, which are one step",
+            batch_size,
+            samples,
         )
 
 
 def tested(training: TrainingSection, samples: int, tokens: int | None) -> int:
     """How many of the test data's `samples` an evaluation is of; each is made of `tokens`, if of any."""
-    if training.evaluation_tokens is None:
+    if training.eval_tokens is None:
         return samples
-    return min(-(-training.evaluation_tokens // _made_of(tokens, "evaluation_tokens")), samples)
+    return min(-(-training.eval_tokens // _made_of(tokens, "eval_tokens")), samples)
 
 
 def _made_of(tokens: int | None, key: str) -> int:

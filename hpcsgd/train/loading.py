@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hpcsgd.config.schema import Config, DataSection
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.data import (
     PARTITIONS,
     AsRank,
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 def opened(data: DataSection, split: str) -> Split:
     """A split of the store; raises `UserError` naming the key."""
-    with in_section("data", "arguments" if data.arguments else "store"):
-        return open_split(data.store, split, data.arguments)
+    with in_section("data", "arguments" if data.arguments else "path"):
+        return open_split(data.path, split, data.arguments)
 
 
 class Dealing(Protocol):
@@ -44,21 +44,21 @@ class Dealing(Protocol):
         ...
 
 
-def dealing(job: Job) -> Dealing:
-    return DealtToPeers(job) if job.has_peers else DealtToRanks(job)
+def dealing(topology: Topology) -> Dealing:
+    return DealtToPeers(topology) if topology.is_elastic else DealtToRanks(topology)
 
 
 @dataclass(frozen=True)
 class DealtToRanks:
     """Every rank has samples of its own."""
 
-    place: Job | AsRank
+    place: Topology | AsRank
 
     def sampler(self, train: Split, config: Config) -> Sampler:
         return _sampler(train, self.place, config)
 
     def batches(self, sampler: Sampler, data: DataSection) -> Batches | InjectedBatches:
-        P, b = self.place.P, batch_of_rank(data.batch_size, self.place.K)
+        P, b = self.place.num_groups, batch_of_rank(data.group_batch_size, self.place.group_size)
         injection = make_injection(data)
         if injection is not None and P == 1:
             log.warning("[data] injection: one group has nobody to share samples with")
@@ -79,7 +79,7 @@ class DealtToRanks:
 class DealtToPeers:
     """Every job has samples of its own, and each of its batches is divided among its ranks."""
 
-    job: Job
+    topology: Topology
 
     def sampler(self, train: Split, config: Config) -> Sampler:
         partition = make_partition(config.data)
@@ -89,10 +89,12 @@ class DealtToPeers:
                 "divides samples among a number of groups that stays: give overlapping",
                 key=("data", "partition"),
             )
-        return _sampler(train, AsRank(self.job.peers.number, self.job.peers.count), config)
+        return _sampler(
+            train, AsRank(self.topology.replica_groups.index, self.topology.replica_groups.count), config
+        )
 
     def batches(self, sampler: Sampler, data: DataSection) -> Batches:
-        B, K = data.batch_size, self.job.K
+        B, K = data.group_batch_size, self.topology.group_size
         if data.injection is not None:
             raise UserError(
                 "[data] injection: groups that `hpcsgd launch` starts do not share samples",
@@ -100,32 +102,32 @@ class DealtToPeers:
             )
         if B < K:
             raise UserError(
-                f"[data] batch_size = {B} is the batch of a group of {count_text(K, 'rank')}: too few "
+                f"[data] group_batch_size = {B} is the batch of a group of {count_text(K, 'rank')}: too few "
                 "samples",
-                key=("data", "batch_size"),
+                key=("data", "group_batch_size"),
                 value=B,
             )
-        return _some(Batches(sampler, B, K, self.job.j))
+        return _some(Batches(sampler, B, K, self.topology.shard_index))
 
 
 def _some(batches: Batches) -> Batches:
-    with in_section("data", "batch_size"):
+    with in_section("data", "group_batch_size"):
         require_a_batch(batches)
     return batches
 
 
-def _sampler(train: Split, place: Job | AsRank, config: Config) -> Sampler:
+def _sampler(train: Split, place: Topology | AsRank, config: Config) -> Sampler:
     partition = make_partition(config.data)
-    with in_section("data", "store" if partition is None else "partition"):
+    with in_section("data", "path" if partition is None else "partition"):
         return Sampler(train, place, seed=config.seed, partition=partition, labels=train.labels)
 
 
 def batch_of_rank(B: int, K: int) -> int:
     if B % K:
         raise UserError(
-            f"[data] batch_size = {B} is the batch of a group of {count_text(K, 'rank')}: give a multiple "
-            f"of {K}",
-            key=("data", "batch_size"),
+            f"[data] group_batch_size = {B} is the batch of a group of {count_text(K, 'rank')}: give a "
+            f"multiple of {K}",
+            key=("data", "group_batch_size"),
             value=B,
         )
     return B // K
@@ -133,12 +135,12 @@ def batch_of_rank(B: int, K: int) -> int:
 
 def make_partition(data: DataSection) -> Partition | None:
     if data.partition is None:
-        return None if data.share is None else Overlapping(data.share)
-    if data.share is not None:
+        return None if data.overlap_share is None else Overlapping(data.overlap_share)
+    if data.overlap_share is not None:
         raise UserError(
-            f"[data] share = {data.share} beside partition: give one of them, not both",
-            key=("data", "share"),
-            value=data.share,
+            f"[data] overlap_share = {data.overlap_share} beside partition: give one of them, not both",
+            key=("data", "overlap_share"),
+            value=data.overlap_share,
         )
     with in_section("data", "partition"):
         return _partition(data.partition)

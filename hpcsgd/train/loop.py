@@ -43,8 +43,8 @@ class Loop(ABC):
         self, config: Config, parts: Assembly, checkpoints: Writer, stopping: Stopping, aside: Transport
     ) -> None:
         self._config = config.training
-        self._schedule = config.schedule
-        self._per_step = self._schedule.per == "step"
+        self._schedule = config.lr_schedule
+        self._per_step = self._schedule.interval == "step"
         self._parts = parts
         self._expected = parts.length.expected  # steps of the whole run, as far as can be told
         self._checkpoints = checkpoints
@@ -54,12 +54,12 @@ class Loop(ABC):
         self._epoch_sums = _no_sums()
         self._cut = False  # the run has ended within an epoch, whose results so far are known
         self._saved_at = (-1, -1, False)  # step, epoch, whether it is cut
-        self._scaled_for = parts.optimizer.job.groups  # the learning rates in the param groups
+        self._scaled_for = parts.optimizer.topology.total_groups  # the learning rates in the param groups
         self._shared = 0  # steps since the last reading in which groups exchanged, but did not meet
         self._met_at = 0  # the last step after which groups met
         self._pass_size: int | None = None  # samples of a pass, where not all of a batch
-        counted = parts.optimizer.method.how.traits.histograms
-        self._meter = Meter(parts.optimizer.job, aside, counted, parts.sample, parts.by_torch)
+        counted = parts.optimizer.method.averager.traits.histograms
+        self._meter = Meter(parts.optimizer.topology, aside, counted, parts.sample, parts.by_torch)
         self._readings = Readings(self._meter)
         self.tracer: Tracer = Untraced()
         self.metrics: Metrics | None = None
@@ -124,7 +124,7 @@ class Loop(ABC):
         with self.tracer.span("update"):
             made = parts.precision.step(optimizer, loss=loss)
         parts.batches.advance()
-        self._meter.step(loss, len(y), data_seconds, optimizer.notes if made else {})
+        self._meter.step(loss, len(y), data_seconds, optimizer.metrics if made else {})
         if made:
             self._updated()
         else:
@@ -136,8 +136,8 @@ class Loop(ABC):
         optimizer = parts.optimizer
         if parts.scheduler is not None and self._per_step:
             parts.scheduler.step()
-        self._note(optimizer.notes)
-        self.tracer.stepped(optimizer.t, optimizer.notes)
+        self._note(optimizer.metrics)
+        self.tracer.stepped(optimizer.t, optimizer.metrics)
         if optimizer.t % self._config.log_every == 0:
             self._meter.gradient(optimizer.updating.norm.take())
             self._begin_reading()
@@ -189,9 +189,9 @@ class Loop(ABC):
         if not cut:
             self._begin_epoch(number)
         last = self._over()
-        if number % self._config.evaluate_every == 0 or last:
+        if number % self._config.eval_every_epochs == 0 or last:
             self._evaluate(number)
-        if self._config.checkpoint_every is None or self._checkpoint_due() or last:
+        if self._config.checkpoint_every_steps is None or self._checkpoint_due() or last:
             self._save()
 
     def _begin_epoch(self, number: int) -> None:
@@ -212,7 +212,7 @@ class Loop(ABC):
         return parts.length.left(self._epoch, parts.optimizer.t, parts.batches)
 
     def _checkpoint_due(self) -> bool:
-        every = self._config.checkpoint_every
+        every = self._config.checkpoint_every_steps
         return every is not None and self._parts.optimizer.t % every == 0
 
     def _evaluate(self, epoch: int) -> None:

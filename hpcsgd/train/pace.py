@@ -15,7 +15,7 @@ import torch
 from hpcsgd.comm import PeerLost
 from hpcsgd.comm.streams import on_accelerator, settle
 from hpcsgd.config.schema import Config
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError, in_file, in_section, located
 from hpcsgd.report.run_folder import JOB_FILE
 from hpcsgd.train.assembly import Assembly, assemble
@@ -26,34 +26,40 @@ from hpcsgd.train.sending import Open, Sending, is_to_choose, left_open, of_the_
 log = logging.getLogger(__name__)
 
 
-def tuned(config: Config, job: Job, source: str, resume: bool) -> Config:
+def tuned(config: Config, topology: Topology, source: str, resume: bool) -> Config:
     """`config`, read from `source`, with what makes steps fastest where it asks for that; collective."""
     if not is_to_choose(config.training):
         return config
     section = config.training
-    most = max(Counter(job.world.gather_objects(job.world.backend.node)).values())
+    most = max(Counter(topology.world.gather_objects(topology.world.backend.node)).values())
     kept: Sending | None = None
-    with job.together("choosing how gradients travel"), in_file(source), in_section("training"):
-        if job.has_peers:
+    with (
+        topology.raise_on_all_ranks("choosing how gradients travel"),
+        in_file(source),
+        in_section("training"),
+    ):
+        if topology.is_elastic:
             raise UserError(
-                "tune, machine: nothing is chosen for groups that `hpcsgd launch` starts: give bucket_mb and "
-                "overlap",
-                key="machine" if section.tune is None else "tune",
+                "autotune_steps, machine: nothing is chosen for groups that `hpcsgd launch` starts: give "
+                "bucket_cap_mb and overlap_grad_reduce",
+                key="machine" if section.autotune_steps is None else "autotune_steps",
             )
-        choices = left_open(config, job.K)
-        if job.rank == 0:
+        choices = left_open(config, topology.group_size)
+        if topology.rank == 0:
             kept = of_the_run(config) if resume else None
             if kept is None and section.machine is not None:
                 with located("machine", "machine"):
-                    kept = _told(foretold(config, job.P, job.K, section.machine, most))
-    kept = job.world.gather_objects(kept)[0]
-    if kept is None and section.tune is not None:
-        kept = fastest(config, choices, job, source, section.tune)
+                    kept = _told(
+                        foretold(config, topology.num_groups, topology.group_size, section.machine, most)
+                    )
+    kept = topology.world.gather_objects(kept)[0]
+    if kept is None and section.autotune_steps is not None:
+        kept = fastest(config, choices, topology, source, section.autotune_steps)
     assert kept is not None
     return kept.within(config)
 
 
-def fastest(config: Config, choices: Open, job: Job, source: str, steps: int) -> Sending:
+def fastest(config: Config, choices: Open, topology: Topology, source: str, steps: int) -> Sending:
     """Of each size, of the best one by the other exchange, and of the best of these without overlap;
     collective."""
     overlap, exchange = choices.overlaps[0], choices.exchanges[0]
@@ -62,7 +68,7 @@ def fastest(config: Config, choices: Open, job: Job, source: str, steps: int) ->
     def best_of(tried: Iterable[Sending]) -> Sending:
         for sending in tried:
             if sending not in found:
-                found[sending] = _seconds(sending.within(config), job, source, steps)
+                found[sending] = _seconds(sending.within(config), topology, source, steps)
         return min(found, key=lambda sending: found[sending])
 
     best = best_of(Sending(size, overlap, exchange) for size in choices.sizes)
@@ -80,26 +86,30 @@ def _told(found: Mapping[Sending, float]) -> Sending:
     return best
 
 
-def _seconds(config: Config, job: Job, source: str, steps: int) -> float:
+def _seconds(config: Config, topology: Topology, source: str, steps: int) -> float:
     """A step takes, of the slowest rank, after a first one. Nothing is left of it."""
-    parts = assemble(config, job, source)
+    parts = assemble(config, topology, source)
     taken = torch.tensor(
-        median(list(_times(parts, config.data.batch_size, steps + 1))[1:]), dtype=torch.float64, device="cpu"
+        median(list(_times(parts, config.data.group_batch_size, steps + 1))[1:]),
+        dtype=torch.float64,
+        device="cpu",
     )
-    job.world.allreduce(taken, "max").wait()
+    topology.world.allreduce(taken, "max").wait()
     parts.optimizer.state_dict()  # what is under way arrives
-    if not job.world.end_apart(config.job.timeout):
-        raise PeerLost(f"communication in flight {config.job.timeout:g} s after steps to choose buckets by")
+    if not topology.world.end_apart(config.parallel.timeout_s):
+        raise PeerLost(
+            f"communication in flight {config.parallel.timeout_s:g} s after steps to choose buckets by"
+        )
     del parts
     gc.collect()  # models are in cycles with their optimizers
     return taken.item()
 
 
 def _times(parts: Assembly, batch_size: int, steps: int) -> Iterator[float]:
-    rows = range(min(batch_of_rank(batch_size, parts.optimizer.job.K), len(parts.train)))
+    rows = range(min(batch_of_rank(batch_size, parts.optimizer.topology.group_size), len(parts.train)))
     x, y = parts.vary(*parts.train.collate(parts.train.__getitems__(list(rows))))
     for _ in range(steps):
-        parts.optimizer.job.world.barrier()
+        parts.optimizer.topology.world.barrier()
         start = time.perf_counter()
         parts.optimizer.zero_grad()
         with parts.precision.computing():

@@ -17,7 +17,7 @@ def backward(parts: Assembly, tracer: Tracer, x: Tensor, y: Tensor, *, size: int
     pieces = list(zip(x.split(size), y.split(size), strict=True))
     total = torch.zeros((), device=parts.device)
     parts.optimizer.zero_grad()
-    parts.optimizer.accumulate(len(pieces))
+    parts.optimizer.set_gradient_accumulation_steps(len(pieces))
     for some_x, some_y in pieces:
         with tracer.span("forward"), parts.precision.computing():
             loss = parts.task.loss(parts.model(some_x), some_y)

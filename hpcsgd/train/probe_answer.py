@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 def setting(config: Config) -> dict[str, Any]:
     """What a probe's answer holds for."""
     table = tomllib.loads(dump(config))
-    kept = {name: table[name] for name in ("data", "model", "optimizer", "schedule", "method")}
-    kept["data"].pop("workers", None)
+    kept = {name: table[name] for name in ("data", "model", "optimizer", "lr_schedule", "method")}
+    kept["data"].pop("num_workers", None)
     return {**kept, "training": {"precision": config.training.precision}}
 
 
@@ -43,8 +43,8 @@ def take_answer(config: Config, file: Path, ranks: int) -> tuple[Config, Distanc
     if found["unclear"] is not None:
         log.warning("%s: not clear between %d and %d groups", file, P, found["unclear"])
     log.info("%s: %s; %d for %s", file, count_text(P, "group"), groups, count_text(ranks, "rank"))
-    job = dataclasses.replace(config.job, groups=groups, group_size=None)
-    return dataclasses.replace(config, job=job), monitor
+    parallel = dataclasses.replace(config.parallel, groups=groups, group_size=None)
+    return dataclasses.replace(config, parallel=parallel), monitor
 
 
 def fitting(P: int, ranks: int) -> int:

@@ -29,7 +29,7 @@ def world_for(path: Path, overrides: Sequence[str]) -> Transport:
     """All ranks, by the backend that the job file names. What is wrong with the file all of them say later:
     they have to be one world for that."""
     try:
-        backend = load(path, overrides).job.backend
+        backend = load(path, overrides).parallel.backend
     except UserError:
         backend = "auto"
     return joining.world(backend=backend)

@@ -16,7 +16,7 @@ from hpcsgd.checkpoint.folder import titles
 from hpcsgd.comm import Transport, leave_together
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.by_rank_0 import by_rank_0
-from hpcsgd.core.topology import Job, together
+from hpcsgd.core.topology import Topology, raise_on_all_ranks
 from hpcsgd.elastic.meetings import Meetings, Over
 from hpcsgd.errors import MOVED, STOPPED, count_text, in_file, in_section
 from hpcsgd.files.atomic import replacing
@@ -66,27 +66,27 @@ def end_as(training: Callable[[], str | None]) -> None:
 def _run(
     world: Transport, path: Path, overrides: Sequence[str], resume: bool, probe: Path | None
 ) -> str | None:
-    with together(world, "reading the job file"):
+    with raise_on_all_ranks(world, "reading the job file"):
         config = load(path, overrides)
     log_to_stdout(world.rank)
     monitor = None
     if probe is not None:
-        with together(world, "reading the probe"):
+        with raise_on_all_ranks(world, "reading the probe"):
             config, monitor = take_answer(config, probe, world.size)
-    world.timeout = config.job.timeout
+    world.timeout = config.parallel.timeout_s
     use_threads(config.training.threads)
     compute_alike(config.training.deterministic)
     keep_freed_memory()
-    with in_file(path), in_section("job"):
-        job, meetings = form_job(world, config)
+    with in_file(path), in_section("parallel"):
+        topology, meetings = form_job(world, config)
     section = config.training
-    reasons = Reasons(section.time_limit, section.stop_ahead, asks_scheduler=job.rank == 0)
-    return train(config, job, str(path), reasons, resume, monitor, meetings)
+    reasons = Reasons(section.time_limit_s, section.stop_before_end_s, asks_scheduler=topology.rank == 0)
+    return train(config, topology, str(path), reasons, resume, monitor, meetings)
 
 
 def train(
     config: Config,
-    job: Job,
+    topology: Topology,
     source: str,
     reasons: Reasons,
     resume: bool,
@@ -95,27 +95,27 @@ def train(
 ) -> str | None:
     """The run of `config`, read from the file `source`, in its folder; why it stopped early, or None.
     `meetings`: the peers of `job`, where it is an island. Collective."""
-    config = tuned(config, job, source, resume)
-    aside = job.world.apart()
-    setting = setting_of(config, job, meetings)
+    config = tuned(config, topology, source, resume)
+    aside = topology.world.apart()
+    setting = setting_of(config, topology, meetings)
     begun = to_begin(config, setting.goes_on(resume))
-    parts = assemble(begun, job, source)
-    devices = Counter(job.world.gather_objects(str(parts.device)))
+    parts = assemble(begun, topology, source)
+    devices = Counter(topology.world.gather_objects(str(parts.device)))
     with ExitStack() as open_files:
         setting.open_folder(resume, open_files, devices)
-        log_joined(job.world)
+        log_joined(topology.world)
         where = "" if devices.keys() == {"cpu"} else f", on {', '.join(sorted(devices))}"
         log.info(
             "%s of %s, %s an epoch%s",
-            count_text(job.groups, "group"), count_text(job.K, "rank"),
+            count_text(topology.total_groups, "group"), count_text(topology.group_size, "rank"),
             count_text(parts.steps_per_epoch, "step"), where,
         )  # fmt: skip
-        warn_of_few(len(parts.sampler) * job.K, begun.data.batch_size)
+        warn_of_few(len(parts.sampler) * topology.group_size, begun.data.group_batch_size)
         if parts.by_torch is not None:
             size = byte_text(parts.by_torch)
             log.info("in groups torch sends %s a rank and backward pass, by formula: told apart", size)
-        if begun.model.start is not None:
-            log.info("the model starts from %s", begun.model.start)
+        if begun.model.init_from is not None:
+            log.info("the model starts from %s", begun.model.init_from)
         return _train(setting, parts, Stopping(reasons, aside), aside, resume, open_files, monitor)
 
 
@@ -128,17 +128,19 @@ def _train(
     open_files: ExitStack,
     monitor: DistanceMonitor | None = None,
 ) -> str | None:
-    job, folder = setting.job, setting.config.run.folder
+    topology, folder = setting.topology, setting.config.run.output_dir
     checkpoints = folder / CHECKPOINTS
-    writer = Writer(checkpoints, job)
+    writer = Writer(checkpoints, topology)
     loop = setting.loop(parts, writer, stopping, aside)
     if setting.goes_on(resume):
-        _go_on(setting, parts, Checkpoints(checkpoints, job), loop)
-    if (steps := setting.config.run.trace) is not None:
-        loop.tracer = Trace(job, job.world.apart(), setting.folder / trace.NAME, steps, parts.optimizer.t)
-    said, t, sinks = setting.config.run.sinks, parts.optimizer.t, None
-    with job.together("opening the metrics"), usable(folder):
-        if job.rank == 0:
+        _go_on(setting, parts, Checkpoints(checkpoints, topology), loop)
+    if (steps := setting.config.run.trace_steps) is not None:
+        loop.tracer = Trace(
+            topology, topology.world.apart(), setting.folder / trace.NAME, steps, parts.optimizer.t
+        )
+    said, t, sinks = setting.config.run.loggers, parts.optimizer.t, None
+    with topology.raise_on_all_ranks("opening the metrics"), usable(folder):
+        if topology.rank == 0:
             loop.monitor = monitor
             if said:
                 sinks = Outlets(said, sink_run(setting.folder, setting.config, t))
@@ -152,32 +154,32 @@ def _train(
     except Over:
         writer.finish()
         if said:
-            _close_sinks(sinks, job)
+            _close_sinks(sinks, topology)
         return None
     loop.tracer.finish()
     if reason is None:
         _save_model(folder, parts)
     if said:
-        _close_sinks(sinks, job)
+        _close_sinks(sinks, topology)
     setting.conclude(complete=reason is None)
     return reason
 
 
-def _close_sinks(sinks: Outlets | None, job: Job) -> None:
+def _close_sinks(sinks: Outlets | None, topology: Topology) -> None:
     """Others wait here, and not where they leave: there they would not for so long."""
-    by_rank_0(job.world, "closing the sinks", lambda: None if sinks is None else sinks.close())
+    by_rank_0(topology.world, "closing the sinks", lambda: None if sinks is None else sinks.close())
 
 
 def to_begin(config: Config, goes_on: bool) -> Config:
     """Where there is a checkpoint, weights to start from are not read: they may be gone."""
-    if goes_on and titles(config.run.folder / CHECKPOINTS):
-        return replace(config, model=replace(config.model, start=None))
+    if goes_on and titles(config.run.output_dir / CHECKPOINTS):
+        return replace(config, model=replace(config.model, init_from=None))
     return config
 
 
-def setting_of(config: Config, job: Job, meetings: Meetings | None) -> World | Island:
-    assert job.has_peers == (meetings is not None)
-    return World(config, job) if meetings is None else Island(config, job, meetings)
+def setting_of(config: Config, topology: Topology, meetings: Meetings | None) -> World | Island:
+    assert topology.is_elastic == (meetings is not None)
+    return World(config, topology) if meetings is None else Island(config, topology, meetings)
 
 
 def _go_on(setting: World | Island, parts: Assembly, checkpoints: Checkpoints, loop: Loop) -> None:
@@ -185,23 +187,23 @@ def _go_on(setting: World | Island, parts: Assembly, checkpoints: Checkpoints, l
     if found is None:
         log.info("no checkpoint to resume from: starting at the beginning")
         return
-    job = parts.optimizer.job
+    topology = parts.optimizer.topology
     saved, shared, own = found
     loop.take_up(shared, setting.own(own))
-    cut = "" if own is not None else f", cut anew for {job.P} × {job.K}"
-    if saved.P != job.P:
+    cut = "" if own is not None else f", cut anew for {topology.num_groups} × {topology.group_size}"
+    if topology.num_groups != saved.P:
         cut += f"; the learning rate stays that of {count_text(saved.P, 'group')}"
     log.info("resuming at step %d from a checkpoint of %d × %d ranks%s", saved.step, saved.P, saved.K, cut)
 
 
 def _save_model(folder: Path, parts: Assembly) -> None:
     """The averaged model, as a plain state_dict for whoever uses it."""
-    job = parts.optimizer.job
-    with parts.optimizer.averaged():
-        state = whole_state(parts.model, keeps=job.rank == 0)
+    topology = parts.optimizer.topology
+    with parts.optimizer.averaged_model():
+        state = whole_state(parts.model, keeps=topology.rank == 0)
 
     def write() -> None:
         with usable(folder), replacing(folder / "model.pt") as part:
             torch.save(state, part)
 
-    by_rank_0(job.world, "saving the model", write)
+    by_rank_0(topology.world, "saving the model", write)

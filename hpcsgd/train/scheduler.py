@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpcsgd import torch_private
-from hpcsgd.config.schema import ScheduleSection
+from hpcsgd.config.schema import LrScheduleSection
 from hpcsgd.errors import JobError
 from hpcsgd.train.assembly import Assembly, scheduler_arguments
 
@@ -24,10 +24,10 @@ def scheduler_state(scheduler: LRScheduler | None) -> Tree:
 
 
 def take_up_schedule(
-    parts: Assembly, schedule: ScheduleSection, epoch: int, shared: Tree, own: Tree | None
+    parts: Assembly, schedule: LrScheduleSection, epoch: int, shared: Tree, own: Tree | None
 ) -> int:
-    """Go on with the scheduler of a checkpoint, `own` as in `Loop.take_up`; the steps of the whole run, as
-    far as can be told."""
+    """Go on with the scheduler of a checkpoint, `own` as in `Loop.take_up`; the steps of the whole
+    run, as far as can be told."""
     expected = _expected(parts, epoch, shared.get("length"), same_ranks=own is not None)
     arguments = scheduler_arguments(schedule, replace(parts.length, expected=expected))
     take_up_scheduler(parts.scheduler, shared["scheduler"], arguments)
@@ -40,7 +40,9 @@ def _expected(parts: Assembly, epoch: int, saved: Mapping[str, int] | None, *, s
     asked = parts.length.expected
     saved = saved or {"asked": asked, "expected": asked}
     as_before = same_ranks and saved["asked"] == asked
-    if as_before or parts.optimizer.job.has_peers:  # islands are to have the same rates, whatever their ranks
+    if (
+        as_before or parts.optimizer.topology.is_elastic
+    ):  # islands are to have the same rates, whatever their ranks
         return saved["expected"]
     return parts.length.expected_from(epoch, parts.optimizer.t, parts.batches, parts.steps_per_epoch)
 
@@ -51,8 +53,8 @@ def take_up_scheduler(scheduler: LRScheduler | None, saved: Tree, arguments: Map
     theirs, ours = saved.get("kind", "none"), scheduler_state(scheduler).get("kind", "none")
     if theirs != ours:
         raise JobError(
-            f"[schedule] build: {theirs} in the checkpoint, {ours} in this job: resume with that",
-            key=("schedule", "build"),
+            f"[lr_schedule] name: {theirs} in the checkpoint, {ours} in this job: resume with that",
+            key=("lr_schedule", "name"),
         )
     if scheduler is None:
         return
@@ -69,9 +71,9 @@ def _hold_to(scheduler: LRScheduler, changed: Mapping[str, float]) -> None:
     rates = torch_private.closed_form_rates(scheduler)
     if rates is None:
         kind = type(scheduler).__name__
-        log.warning("[schedule] arguments: %s: %s keeps those that it began with", told, kind)
+        log.warning("[lr_schedule] arguments: %s: %s keeps those that it began with", told, kind)
         return
     vars(scheduler).update(changed)
     for group, lr in zip(scheduler.optimizer.param_groups, rates(), strict=True):
         group["lr"] = lr
-    log.info("[schedule] arguments: %s: rates are as if it had been so from the start", told)
+    log.info("[lr_schedule] arguments: %s: rates are as if it had been so from the start", told)

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpcsgd.config.parts import NAMES, alternatives
+from hpcsgd.config.parts import NAME, alternatives
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, MethodSection, TrainingSection
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Exchange, GroupExchange
+from hpcsgd.core.step import GradReduce, GroupGradReduce
 from hpcsgd.methods import METHODS
 from hpcsgd.named import annotations_of, resolve
 from hpcsgd.parts.exchanges import Dense
@@ -30,22 +30,25 @@ DENSE = ("alltoall", "reduce_scatter")
 class Sending:
     """Buckets of so many megabytes, whether they leave during the backward pass, and by which exchange."""
 
-    bucket_mb: float
+    bucket_cap_mb: float
     overlap: bool
     exchange: str | None = None
     """One of `DENSE`; None: as the method has it, which says so itself or has none of these."""
 
     def within(self, config: Config) -> Config:
-        settled = {"tune": None, "machine": None}
-        training = replace(config.training, bucket_mb=self.bucket_mb, overlap=self.overlap, **settled)
+        settled = {"autotune_steps": None, "machine": None}
+        training = replace(
+            config.training, bucket_cap_mb=self.bucket_cap_mb, overlap_grad_reduce=self.overlap, **settled
+        )
         arguments: Mapping[str, Any] = config.method.arguments
         for path in _unsaid(config.method) if self.exchange is not None else ():
             arguments = _with(arguments, path, self.exchange)
         return replace(config, training=training, method=replace(config.method, arguments=dict(arguments)))
 
     def __str__(self) -> str:
-        said = f"bucket_mb = {self.bucket_mb:g}, overlap = {'true' if self.overlap else 'false'}"
-        return said if self.exchange is None else f"{said}, exchange = {self.exchange}"
+        overlap = "true" if self.overlap else "false"
+        said = f"bucket_cap_mb = {self.bucket_cap_mb:g}, overlap_grad_reduce = {overlap}"
+        return said if self.exchange is None else f"{said}, grad_reduce = {self.exchange}"
 
 
 @dataclass(frozen=True)
@@ -61,16 +64,16 @@ def left_open(config: Config, K: int) -> Open:
     """What `config` leaves open, in groups of K. Raises `UserError` for a method that there is not."""
     training = config.training
     return Open(
-        sizes=BUCKETS_MB if training.bucket_mb is None else (training.bucket_mb,),
-        overlaps=(True, False) if training.overlap is None else (training.overlap,),
+        sizes=BUCKETS_MB if training.bucket_cap_mb is None else (training.bucket_cap_mb,),
+        overlaps=(True, False) if training.overlap_grad_reduce is None else (training.overlap_grad_reduce,),
         exchanges=DENSE
-        if K > 1 and not config.job.shard and _unsaid(config.method)
+        if K > 1 and not config.parallel.fsdp and _unsaid(config.method)
         else (None,),  # or it is torch's
     )
 
 
 def is_to_choose(training: TrainingSection) -> bool:
-    return training.tune is not None or training.machine is not None
+    return training.autotune_steps is not None or training.machine is not None
 
 
 def as_it_began(config: Config) -> Config:
@@ -81,13 +84,15 @@ def as_it_began(config: Config) -> Config:
 
 def of_the_run(config: Config) -> Sending | None:
     """What was chosen when the run in that folder began, if it has begun."""
-    file = config.run.folder / JOB_FILE
+    file = config.run.output_dir / JOB_FILE
     told = read_toml(file) if file.exists() else {"training": {}}
     training = told["training"]
-    if not {"bucket_mb", "overlap"} <= training.keys():
+    if not {"bucket_cap_mb", "overlap_grad_reduce"} <= training.keys():
         return None
     exchange = next((_at(told["method"], path) for path in _unsaid(config.method)), None)
-    return Sending(training["bucket_mb"], training["overlap"], exchange if exchange in DENSE else None)
+    return Sending(
+        training["bucket_cap_mb"], training["overlap_grad_reduce"], exchange if exchange in DENSE else None
+    )
 
 
 def _unsaid(section: MethodSection) -> list[Sequence[str]]:
@@ -101,9 +106,9 @@ def _unsaid_in(name: str, said: Mapping[str, Any]) -> Iterator[Sequence[str]]:
         kinds = alternatives(annotation)
         if key in said and Method in kinds:
             inner = _table(said[key])
-            names = [inner[k] for k in NAMES if isinstance(inner.get(k), str)]
-            yield from ([key, *path] for name in names[:1] for path in _unsaid_in(name, inner))
-        elif key not in said and not {Exchange, GroupExchange}.isdisjoint(kinds):
+            if isinstance(named := inner.get(NAME), str):
+                yield from ([key, *path] for path in _unsaid_in(named, inner))
+        elif key not in said and not {GradReduce, GroupGradReduce}.isdisjoint(kinds):
             yield from [[key]] if inspect.signature(function).parameters[key].default == Dense() else []
 
 

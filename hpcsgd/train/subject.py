@@ -55,7 +55,7 @@ class Subject:
 
     @property
     def B(self) -> int:
-        return self.config.data.batch_size
+        return self.config.data.group_batch_size
 
     @property
     def M(self) -> int:
@@ -99,12 +99,12 @@ class Subject:
 
     def plan(self, method: Method) -> StepPlan:
         """How the engine carries out a step of this method."""
-        return StepPlan.of(method, update_of(self.optimizer), by_torch=self.config.job.shard)
+        return StepPlan.of(method, update_of(self.optimizer), by_torch=self.config.parallel.fsdp)
 
     def sizes(self, P: int, K: int, ranks_per_host: int, plan: StepPlan) -> Sizes:
         """As the engine lays the model out by this plan."""
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-        bucket = bucket_bytes(nbytes(p for _, p in trained), self.config.training.bucket_mb)
+        bucket = bucket_bytes(nbytes(p for _, p in trained), self.config.training.bucket_cap_mb)
         return Sizes.of(
             trained, P, K, bucket, self.moments, self.numbers, averaged_buffers(self.model), ranks_per_host,
             whole=uncut(plan, self.optimizer, K), units=self._units(),
@@ -113,10 +113,10 @@ class Subject:
     def _units(self) -> list[list[nn.Parameter]]:
         """What torch gathers as one, where it shards the model."""
         config = self.config
-        if not config.job.shard:
+        if not config.parallel.fsdp:
             return []
         with in_section("model"):
-            return [params for _, params in units(self.model, config.model.blocks)]
+            return [params for _, params in units(self.model, config.model.fsdp_units)]
 
     def method(self, table: Mapping[str, Any], P: int) -> Method:
         """Raises `UserError` for arguments that the method does not take."""
@@ -137,8 +137,8 @@ def subject_of(config: Config, samples: int | None = None) -> Subject:
     """`samples`: of an epoch, for a job whose data are not here. Raises `UserError`, naming the key."""
     if samples is not None and samples < 1:
         raise UserError(f"--samples {samples}: at least 1 is needed")
-    with without_values() if config.job.shard else nullcontext():
-        model = models.build(config.model.build, config.model.arguments)
+    with without_values() if config.parallel.fsdp else nullcontext():
+        model = models.build(config.model.name, config.model.arguments)
     inner = make_optimizer(config, model, 1)
     moments, numbers = state_of(inner)
     train = None if samples is not None else opened(config.data, "train")

@@ -23,7 +23,7 @@ from torch import Tensor
 from hpcsgd.comm import Backend, Transport, Work
 from hpcsgd.comm.events import SPAN, Event, Events
 from hpcsgd.config.windows import windows
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.report.overlap import overlap, together
 from hpcsgd.report.trace import (
     TRAINING,
@@ -82,8 +82,8 @@ class Untraced:
 class Trace:
     """Of the steps that `which` says, after `done` of them. Its `file` is rank 0's affair. Collective."""
 
-    def __init__(self, job: Job, aside: Transport, file: Path, which: str, done: int) -> None:
-        self._job, self._aside, self._file = job, aside, file
+    def __init__(self, topology: Topology, aside: Transport, file: Path, which: str, done: int) -> None:
+        self._job, self._aside, self._file = topology, aside, file
         self._windows = windows(which, done)
         self._next = next(self._windows, None)
         self._events = Events()
@@ -93,7 +93,7 @@ class Trace:
         self._meetings: list[Meeting] = []
         self._under_way: list[Work] = []
         self._began = 0.0
-        if job.rank == 0:
+        if topology.rank == 0:
             self._began = beginning(file) or time.time()
         aside.barrier()  # nobody sees anything before the beginning
         self._follow(done, time.perf_counter())
@@ -155,12 +155,15 @@ class Trace:
 
     def _bring_together(self, seen: Window, names: Mapping[int, str]) -> None:
         """On the lane of `aside`."""
-        job, owner = self._job, self._events.owner
+        topology, owner = self._job, self._events.owner
         clock = self._compared()
-        label = f"group {job.g}, position {job.j}, clock within {clock.error * 1e6:.0f} µs of rank 0"
-        text = text_of(lines(seen, job.rank, label, self._threads, names, clock))
+        label = (
+            f"group {topology.group_index}, position {topology.shard_index}, "
+            f"clock within {clock.error * 1e6:.0f} µs of rank 0"
+        )
+        text = text_of(lines(seen, topology.rank, label, self._threads, names, clock))
         own: dict[str, Any] = {**overlap(seen, owner), "clock_error": clock.error}
-        if job.rank:
+        if topology.rank:
             _send(self._aside.backend, json.dumps(own).encode())
             _send(self._aside.backend, text)
         else:

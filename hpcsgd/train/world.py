@@ -15,7 +15,7 @@ from hpcsgd.checkpoint.folder import remove_unfinished
 from hpcsgd.comm import Transport
 from hpcsgd.config.schema import Config
 from hpcsgd.core.by_rank_0 import by_rank_0
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.report import run_folder
 from hpcsgd.train.assembly import Assembly
 from hpcsgd.train.loop import Loop
@@ -49,15 +49,15 @@ class WorldLoop(Loop):
         return None
 
 
-def record_start(folder: Path, job: Job, devices: Mapping[str, int]) -> None:
+def record_start(folder: Path, topology: Topology, devices: Mapping[str, int]) -> None:
     """What takes part in this start of the run; by one rank."""
     run_folder.write_versions(
         folder,
-        mpi=job.world.backend.name,
-        groups=job.P,
-        group_size=job.K,
+        mpi=topology.world.backend.name,
+        groups=topology.num_groups,
+        group_size=topology.group_size,
         devices=devices,
-        transport={"group": job.group.way, "cross": job.cross.way},
+        device_backend={"intra_group": topology.intra_group.way, "inter_group": topology.inter_group.way},
     )
 
 
@@ -66,24 +66,24 @@ class World:
     """What is particular to it."""
 
     config: Config
-    job: Job
+    topology: Topology
 
     @property
     def folder(self) -> Path:
         """Of its log and metrics."""
-        return self.config.run.folder
+        return self.config.run.output_dir
 
     def open_folder(self, resume: bool, open_files: ExitStack, devices: Mapping[str, int]) -> None:
         """`devices`: how many ranks train on which."""
-        job, folder = self.job, self.folder
-        with job.together("opening the run folder"):
-            if job.rank == 0:
+        topology, folder = self.topology, self.folder
+        with topology.raise_on_all_ranks("opening the run folder"):
+            if topology.rank == 0:
                 open_files.enter_context(run_folder.owned(folder, resume=resume))
                 with run_folder.usable(folder):
                     remove_unfinished(folder / run_folder.CHECKPOINTS)
                     open_files.enter_context(run_folder.log_into(folder))
                     run_folder.write_config(folder, self.config)
-                    record_start(folder, job, devices)
+                    record_start(folder, topology, devices)
 
     def goes_on(self, resume: bool) -> bool:
         """Whether to begin at the newest checkpoint, if there is one."""
@@ -98,7 +98,7 @@ class World:
 
     def conclude(self, complete: bool) -> None:
         """After the training; where it is complete its model has been saved."""
-        by_rank_0(self.job.world, "reporting", lambda: _report(self.folder))
+        by_rank_0(self.topology.world, "reporting", lambda: _report(self.folder))
 
 
 def _report(folder: Path) -> None:

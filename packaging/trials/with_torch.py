@@ -70,11 +70,11 @@ def packing() -> None:
 
 def training() -> None:
     """One rank, a sparse exchange: the loss of a straight line falls."""
-    job = hpcsgd.init()
+    topology = hpcsgd.init()
     model = torch.nn.Linear(32, 1)
     sparse = hpcsgd.Sparse(hpcsgd.TopK(density=0.1))
     optimizer = hpcsgd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.05), model, job, method=hpcsgd.bsp(exchange=sparse)
+        torch.optim.SGD(model.parameters(), lr=0.05), model, topology, method=hpcsgd.bsp(grad_reduce=sparse)
     )
     x = torch.randn(256, 32)
     y = x @ torch.randn(32, 1)

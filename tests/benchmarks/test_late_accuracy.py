@@ -43,7 +43,7 @@ def test_the_next_character_is_asked_for():
 def test_points_and_losses_are_compared_seed_by_seed():
     rows = [row(CIFAR, "plain", 1, 0.50, 1.0), row(CIFAR, "plain", 2, 0.60, 1.0)]
     rows += [row(CIFAR, "4 bits", 2, 0.58, 1.0)]
-    rows += [row(TEXT, "plain", 1, 0.5, 2.0), row(TEXT, "streamed", 1, 0.5, 2.02)]
+    rows += [row(TEXT, "plain", 1, 0.5, 2.0), row(TEXT, "streaming", 1, 0.5, 2.02)]
     _, goals = judged(rows, TASKS)
     assert [goal.value for goal in goals] == pytest.approx([2.0, 1.01])
     assert [goal.met for goal in goals] == [False, False]

@@ -111,7 +111,9 @@ def test_original_settings_are_job_files_and_scripts(
     paper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    jobs = {job.name: job for each in artifacts(paper).values() if each.jobs for job in each.jobs()}
+    jobs = {
+        topology.name: topology for each in artifacts(paper).values() if each.jobs for topology in each.jobs()
+    }
     assert jobs
     for order in write(list(jobs.values()), tmp_path / "data", tmp_path / "out"):
         text = order.script.read_text()
@@ -125,8 +127,8 @@ def test_names_of_jobs_are_theirs_alone() -> None:
     for paper in NUMBERED:
         seen: dict[str, Job] = {}
         for each in artifacts(paper).values():
-            for job in each.jobs() if each.jobs else ():
-                assert seen.setdefault(job.name, job) == job
+            for topology in each.jobs() if each.jobs else ():
+                assert seen.setdefault(topology.name, topology) == topology
 
 
 def test_direction_is_what_the_goals_say() -> None:

@@ -33,8 +33,8 @@ CASES: dict[str, tuple[Callable[[Any], optim.Optimizer], Callable[[], Method], d
     "whole tensors": (adamw, hpcsgd.bsp, {"elementwise": False, "tensorwise": True}),
     "whole models": (adamw, hpcsgd.bsp, {"elementwise": False}),
     "real state": (lambda params: Moduli(params, 0.01), hpcsgd.bsp, {"elementwise": True}),
-    "masters": (momentum, hpcsgd.bsp, {"master": torch.float64}),
-    "diloco": (momentum, lambda: hpcsgd.diloco(every=2), {}),
+    "masters": (momentum, hpcsgd.bsp, {"master_dtype": torch.float64}),
+    "diloco": (momentum, lambda: hpcsgd.diloco(sync_every=2), {}),
     "outer steps of whole models": (
         momentum,
         lambda: Method(AllReduce(), Every(2), Outer(MeanOfAll(), NESTEROV, lambda _: None)),

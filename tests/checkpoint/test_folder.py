@@ -28,9 +28,9 @@ def state(step: int, rank: int) -> tree.Tree:
 
 
 def write(world: Transport, path: Path, *steps: int) -> None:
-    job = form(world, groups=1 if world.size < 4 else 2)
+    topology = form(world, groups=1 if world.size < 4 else 2)
     for step in steps:
-        Checkpoints(path, job).write(step, state(step, job.rank))
+        Checkpoints(path, topology).write(step, state(step, topology.rank))
 
 
 def newest(world: Transport, path: Path) -> Saved | None:
@@ -183,9 +183,9 @@ def test_an_exception_while_writing_leaves_what_was_there(run, tmp_path: Path) -
         world.barrier()
         before = content(tmp_path)
         world.barrier()
-        job = form(world)
+        topology = form(world)
         unwritable = {"x": range(3)} if world.rank == 1 else {"x": 1}
-        message = error_of_every_rank(world, lambda _: Checkpoints(tmp_path, job).write(20, unwritable))
+        message = error_of_every_rank(world, lambda _: Checkpoints(tmp_path, topology).write(20, unwritable))
         world.barrier()
         assert content(tmp_path) == before
         return message
@@ -309,10 +309,10 @@ def test_going_on_after_a_fallback_drops_damaged_later_steps(two: Path, warnings
 @pytest.mark.ranks(2)
 def test_the_same_step_again_replaces_it(run, tmp_path: Path) -> None:
     def twice(world: Transport) -> int:
-        job = form(world)
+        topology = form(world)
         for value in (1, 2):
-            Checkpoints(tmp_path, job).write(5, {"value": value})
-        saved = Checkpoints(tmp_path, job).newest()
+            Checkpoints(tmp_path, topology).write(5, {"value": value})
+        saved = Checkpoints(tmp_path, topology).newest()
         assert saved is not None
         with h5py.File(saved.rank_file(0, world.rank)) as file:
             return tree.read(file)["value"]

@@ -33,10 +33,10 @@ class Script:
     """A training loop as somebody else has it, with whatever is usually saved."""
 
     def __init__(self, world: Transport, P: int, method: str = "hierarchical", **options: Any) -> None:
-        self.job = form(world, groups=P)
-        self.training = Training(self.job, "momentum", method, **options)
+        self.topology = form(world, groups=P)
+        self.training = Training(self.topology, "momentum", method, **options)
         self.optimizer = self.training.optimizer
-        self.sampler = hpcsgd.Sampler(97, self.job, seed=5)
+        self.sampler = hpcsgd.Sampler(97, self.topology, seed=5)
         self.scheduler = lr_scheduler.MultiStepLR(self.optimizer, [2, 4], gamma=0.5)
         self.generators = [
             torch.Generator().manual_seed(world.rank),
@@ -246,10 +246,11 @@ MISTAKES: dict[str, tuple[Callable[[Script, Path], object], str]] = {
         "seen: a: a Point cannot be saved in a checkpoint: convert it to a plain tuple",
     ),
     "unlike folders": (
-        lambda s, f: save(f / str(s.job.rank), s.optimizer), r"save\(\): '.*/0' with nothing by name on",
+        lambda s, f: save(f / str(s.topology.rank), s.optimizer), r"save\(\): '.*/0' with nothing by name on",
     ),
     "unlike names": (
-        lambda s, f: save(f, s.optimizer, **{f"best{s.job.rank}": 1}), r"st0 \(a value\) on rank 0, .*st1",
+        lambda s, f: save(f, s.optimizer, **{f"best{s.topology.rank}": 1}),
+        r"st0 \(a value\) on rank 0, .*st1",
     ),
     "nothing of that name": (
         lambda s, f: s.load(f, epochs=0),
@@ -379,7 +380,7 @@ def test_states_of_other_kinds_of_tensors(tmp_path: Path, kind: str) -> None:
 def test_checkpoints_of_runs_are_not_for_scripts(tmp_path: Path) -> None:
     def body(world: Transport) -> None:
         script = Script(world, 1)
-        Checkpoints(tmp_path, script.job).write(0, capture(script.optimizer, shared={}, own={}))
+        Checkpoints(tmp_path, script.topology).write(0, capture(script.optimizer, shared={}, own={}))
         with pytest.raises(JobError, match="is of `hpcsgd train`: go on with that, by --resume"):
             script.load(tmp_path)
 

@@ -25,16 +25,16 @@ SETTINGS: dict[str, tuple[str, Any]] = {
     "AdamW": ("AdamW", "hierarchical"),
     "whole tensors": ("whole tensors", "hierarchical"),
     "numbers on the host and beside the parameters": ("NAdam", "hierarchical"),
-    "messages under way": ("momentum", lambda: hpcsgd.osgp(staleness=2)),
+    "messages under way": ("momentum", lambda: hpcsgd.osgp(overlap_steps=2)),
     "an outer optimizer": ("momentum", lambda: hpcsgd.diloco(2, outer=lambda x: optim.Adam(x, lr=0.1))),
     "sums since the meeting": ("plain", lambda: hpcsgd.sasgd(3)),
     "squared norms": ("momentum", lambda: hpcsgd.selsync(0.05)),
-    "losses": ("momentum", lambda: hpcsgd.adacomm(2, block=2)),
+    "losses": ("momentum", lambda: hpcsgd.adacomm(2, adapt_every=2)),
 }
 
 SOME = ["AdamW", "whole tensors", "messages under way"]
 NEVER_TWICE_ALIKE: dict[str, tuple[str, Any]] = {
-    "a server for groups that wait": ("momentum", lambda: hpcsgd.ssp(staleness=1)),
+    "a server for groups that wait": ("momentum", lambda: hpcsgd.ssp(max_staleness=1)),
     "a server for groups that do not": ("momentum", hpcsgd.async_sgd),
     "partners drawn by chance": ("momentum", hpcsgd.ad_psgd),
 }
@@ -42,12 +42,14 @@ NEVER_TWICE_ALIKE: dict[str, tuple[str, Any]] = {
 
 
 def save(training: Training, folder: Path) -> None:
-    state = capture(training.optimizer, shared={}, own={"rank": torch.tensor(training.optimizer.job.rank)})
-    Checkpoints(folder, training.optimizer.job).write(training.t, state)
+    state = capture(
+        training.optimizer, shared={}, own={"rank": torch.tensor(training.optimizer.topology.rank)}
+    )
+    Checkpoints(folder, training.optimizer.topology).write(training.t, state)
 
 
 def load(training: Training, folder: Path) -> None:
-    saved = Checkpoints(folder, training.optimizer.job).newest()
+    saved = Checkpoints(folder, training.optimizer.topology).newest()
     assert saved is not None
     restore(saved, training.optimizer)
     training.t = training.optimizer.t

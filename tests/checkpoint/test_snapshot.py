@@ -20,8 +20,8 @@ from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.methods import Method, bsp, switch
 from hpcsgd.methods.sgp import PushSum, sgp
-from hpcsgd.parts.exchanges import Packed, ReduceScatter
-from hpcsgd.parts.wires import int4
+from hpcsgd.parts.exchanges import Quantized, ReduceScatter
+from hpcsgd.parts.quantizers import int4
 from shapes import some
 from trainings import METHODS, OPTIMIZERS, PLAIN, WAITING_FOR_NOBODY, Net, Training, two_groups
 
@@ -29,13 +29,13 @@ SAVED, LAST = 4, 7
 
 
 def save(training: Training, folder: Path) -> None:
-    job = training.optimizer.job
-    state = capture(training.optimizer, shared={"epoch": 3}, own={"rank": torch.tensor(job.rank)})
-    Checkpoints(folder, job).write(training.t, state)
+    topology = training.optimizer.topology
+    state = capture(training.optimizer, shared={"epoch": 3}, own={"rank": torch.tensor(topology.rank)})
+    Checkpoints(folder, topology).write(training.t, state)
 
 
 def load(training: Training, folder: Path) -> tuple[Any, Any]:
-    saved = Checkpoints(folder, training.optimizer.job).newest()
+    saved = Checkpoints(folder, training.optimizer.topology).newest()
     assert saved is not None
     shared, own = restore(saved, training.optimizer)
     training.t = training.optimizer.t
@@ -64,15 +64,15 @@ def assert_same(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 def check_goes_on(run: Any, folder: Path, P: int, K: int, *arguments: Any, **options: Any) -> None:
     def whole_and_resumed(world: Transport) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        job = form(world, groups=P)
-        whole = Training(job, *arguments, **options)
+        topology = form(world, groups=P)
+        whole = Training(topology, *arguments, **options)
         whole.steps(SAVED)
         whole.optimizer.param_groups[0]["lr"] *= 0.5  # as a scheduler does
         save(whole, folder)
         whole.steps(LAST - SAVED)
-        resumed = Training(job, *arguments, seed=1, **options)
+        resumed = Training(topology, *arguments, seed=1, **options)
         shared, own = load(resumed, folder)
-        assert (resumed.t, shared, own) == (SAVED, {"epoch": 3}, {"rank": torch.tensor(job.rank)})
+        assert (resumed.t, shared, own) == (SAVED, {"epoch": 3}, {"rank": torch.tensor(topology.rank)})
         resumed.steps(LAST - SAVED)
         for ours, theirs in zip(whole.optimizer.param_groups, resumed.optimizer.param_groups, strict=True):
             assert {**ours, "params": 0} == {**theirs, "params": 0}
@@ -109,7 +109,7 @@ def test_exchanges_that_take_turns_go_on(run, tmp_path: Path, P: int, K: int) ->
     """What positions know more of their chunks than others, also where there is one group."""
 
     def packed() -> Method:
-        return bsp(Packed(gradients=int4(), parameters=int4()))
+        return bsp(Quantized(gradients=int4(), parameters=int4()))
 
     check_goes_on(run, tmp_path, P, K, "momentum", lambda: switch(packed(), packed(), at=99))
 
@@ -132,7 +132,9 @@ def test_goes_on_in_every_shape(run, tmp_path: Path, P: int, K: int, optimizer: 
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("options", [{"overlap": False}, {"elementwise": False}, {"bucket_mb": 25.0}])
+@pytest.mark.parametrize(
+    "options", [{"overlap_grad_reduce": False}, {"elementwise": False}, {"bucket_cap_mb": 25.0}]
+)
 def test_goes_on_with_every_option(run, tmp_path: Path, options: dict[str, Any]) -> None:
     check_goes_on(run, tmp_path, 2, 2, "AdamW", **options)
 
@@ -166,7 +168,7 @@ def test_narrow_parameters_go_on(run, tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (2, 1), (1, 4), (2, 2)])
 def test_masters_go_on(run, tmp_path: Path, P: int, K: int, method: str) -> None:
     """Groups have met just before: what the masters still have to follow is in the checkpoint, too."""
-    check_goes_on(run, tmp_path, P, K, "AdamW", method, make=Narrow, master=torch.float32)
+    check_goes_on(run, tmp_path, P, K, "AdamW", method, make=Narrow, master_dtype=torch.float32)
 
 
 @pytest.mark.ranks(4)
@@ -177,9 +179,11 @@ def test_masters_come_to_other_shapes(run, tmp_path: Path, before: Any, now: Any
     def resumed(world: Transport) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         saved = None
         if world.rank == 0:
-            saved = saved_by(*before, tmp_path, "momentum", make=Narrow, master=torch.float32)
+            saved = saved_by(*before, tmp_path, "momentum", make=Narrow, master_dtype=torch.float32)
         saved = world.gather_objects(saved)[0]
-        training = Training(form(world, groups=now[0]), "momentum", make=Narrow, master=torch.float32, seed=1)
+        training = Training(
+            form(world, groups=now[0]), "momentum", make=Narrow, master_dtype=torch.float32, seed=1
+        )
         load(training, tmp_path)
         mine = training.everything()
         firsts = saved[:: before[1]]
@@ -208,7 +212,7 @@ def test_narrow_state_goes_on_everywhere(run, tmp_path: Path, method: str, befor
         training.steps(3)
         training.optimizer.load_state_dict(training.optimizer.state_dict())
         training.steps(2)
-        with training.optimizer.averaged():
+        with training.optimizer.averaged_model():
             return all(bool(p.isfinite().all()) for p in training.net.parameters())
 
     assert run(4, resumed) == [True] * 4
@@ -221,12 +225,12 @@ def test_in_other_buckets(run, tmp_path: Path, method: str, before: float, now: 
     """Same groups, same state, however the model is cut for travelling."""
 
     def resumed(world: Transport) -> tuple[Tensor, Tensor]:
-        job, ends = form(world, groups=2), []
-        saved = Training(job, "plain", method, bucket_mb=before)
+        topology, ends = form(world, groups=2), []
+        saved = Training(topology, "plain", method, bucket_cap_mb=before)
         saved.steps(SAVED)
         save(saved, tmp_path)
         for size in (before, now):
-            training = Training(job, "plain", method, seed=1, bucket_mb=size)
+            training = Training(topology, "plain", method, seed=1, bucket_cap_mb=size)
             load(training, tmp_path)
             training.steps(3)
             ends.append(torch.cat([p.detach().double().reshape(-1) for p in training.net.parameters()]))
@@ -308,10 +312,10 @@ def test_training_goes_on_elsewhere(run, tmp_path: Path, now: Any, before: Any, 
         if world.rank == 0:
             saved_by(*before, tmp_path, optimizer)
         world.barrier()
-        job = form(world, groups=now[0])
-        first = Training(job, optimizer)
+        topology = form(world, groups=now[0])
+        first = Training(topology, optimizer)
         load(first, tmp_path)
-        second = Training(job, optimizer)
+        second = Training(topology, optimizer)
         second.net.load_state_dict(copy.deepcopy(first.net.state_dict()))
         second.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))
         second.t = first.t
@@ -340,7 +344,7 @@ def test_another_method_starts_from_the_mean(run, tmp_path: Path) -> None:
 
 def shared_with_others(training: Training) -> list[Tensor]:
     """The server's model, or the x that others average with; nothing before the first step."""
-    chunks = training.optimizer.method.state_dict()["how"].sharded
+    chunks = training.optimizer.method.state_dict()["averager"].sharded
     return [x.clone() for vectors in chunks.values() for x in vectors]
 
 
@@ -351,14 +355,14 @@ def test_what_groups_share_without_meeting_goes_on(run, tmp_path: Path, method: 
     """All go on with the model of all, not with what each had read of it or not heard of yet."""
 
     def saved_and_restored(world: Transport) -> tuple[Any, ...]:
-        job = form(world, groups=P)
-        training = Training(job, method=method)
+        topology = form(world, groups=P)
+        training = Training(topology, method=method)
         training.steps(3)
         save(training, tmp_path / "same")
-        with training.optimizer.averaged():
+        with training.optimizer.averaged_model():
             central = model_of(training)
         before = central, shared_with_others(training)
-        resumed = Training(job, method=method, seed=1)
+        resumed = Training(topology, method=method, seed=1)
         load(resumed, tmp_path / "same")
         after = model_of(resumed), shared_with_others(resumed)
         resumed.steps(2)
@@ -376,7 +380,7 @@ def model_of(training: Training) -> dict[str, Tensor]:
 
 
 def push_sum(training: Training) -> PushSum:
-    how = training.optimizer.method.how
+    how = training.optimizer.method.averager
     assert isinstance(how, PushSum)
     return how
 
@@ -387,7 +391,7 @@ def test_weights_of_push_sum_go_on_with_their_groups(run, tmp_path: Path, P: int
 
     def weighted(world: Transport) -> None:
         training = Training(form(world, groups=2), method="sgp")
-        push_sum(training).weight = 2.0 + training.optimizer.job.g
+        push_sum(training).weight = 2.0 + training.optimizer.topology.group_index
         save(training, tmp_path)
 
     def restored(world: Transport) -> float:
@@ -407,11 +411,11 @@ def test_what_was_a_groups_own_does_not_go_on_from_the_mean(run, tmp_path: Path)
     """With another exchange all groups start from one model: weights of push-sum belong to the old ones."""
 
     def restored(world: Transport) -> float:
-        job = form(world, groups=2)
-        training = Training(job, method="sgp")
-        push_sum(training).weight = 2.0 + job.g
+        topology = form(world, groups=2)
+        training = Training(topology, method="sgp")
+        push_sum(training).weight = 2.0 + topology.group_index
         save(training, tmp_path)
-        other = Training(job, method=lambda: sgp(exchange=ReduceScatter()))
+        other = Training(topology, method=lambda: sgp(grad_reduce=ReduceScatter()))
         load(other, tmp_path)
         return push_sum(other).weight
 
@@ -423,10 +427,10 @@ def test_a_group_that_never_updated_a_parameter(run, tmp_path: Path) -> None:
     """Its moments do not exist; the others' count."""
 
     def rewritten(world: Transport) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        job = form(world, groups=2)
-        training = Training(job, "AdamW")
+        topology = form(world, groups=2)
+        training = Training(topology, "AdamW")
         training.steps(2)
-        if job.g == 0:
+        if topology.group_index == 0:
             training.optimizer.local.optimizer.state.clear()
         everything = world.gather_objects(training.everything())
         save(training, tmp_path)
@@ -545,8 +549,8 @@ class Overtaken:
 @pytest.mark.parametrize("half", [False, True])
 def test_who_finds_a_checkpoint_removed_takes_the_next(run, tmp_path: Path, half: bool) -> None:
     def overtaken(world: Transport) -> int:
-        job = form(world)
-        training = Training(job)
+        topology = form(world)
+        training = Training(topology)
         training.steps(SAVED)
         save(training, tmp_path)
 
@@ -557,8 +561,8 @@ def test_who_finds_a_checkpoint_removed_takes_the_next(run, tmp_path: Path, half
                 shutil.rmtree(path) if not half else (path / "rank-00001.h5").unlink()
             world.barrier()
 
-        resumed = Training(job, seed=1)
-        checkpoints: Any = Overtaken(Checkpoints(tmp_path, job), overtake)
+        resumed = Training(topology, seed=1)
+        checkpoints: Any = Overtaken(Checkpoints(tmp_path, topology), overtake)
         found = restore_newest(checkpoints, resumed.optimizer)
         assert found is not None
         return found[0].step
@@ -573,7 +577,7 @@ def test_a_file_that_one_rank_cannot_read_ends_all(run, tmp_path: Path) -> None:
     def unreadable(world: Transport) -> str:
         training = Training(form(world))
         save(training, tmp_path)
-        saved = Checkpoints(tmp_path, training.optimizer.job).newest()
+        saved = Checkpoints(tmp_path, training.optimizer.topology).newest()
         assert saved is not None
         if world.rank == 1:
             training.optimizer.local.load_states = fail  # pyright: ignore[reportAttributeAccessIssue]

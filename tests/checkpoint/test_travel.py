@@ -130,7 +130,7 @@ def test_each_part_follows_its_rule(
                 check_workers(state.per_rank_params, [theirs[role].per_rank_params for theirs, _ in some])
     old = of_groups([vectors for _, vectors in saved], before[1])
     for g, vectors in enumerate(of_groups([vectors for *_, vectors, _ in found], now[1])):
-        assert vectors.keys() == {key for key in old[0] if now[0] > 1 or key[0].startswith("exchange")}
+        assert vectors.keys() == {key for key in old[0] if now[0] > 1 or key[0].startswith("grad_reduce")}
         for key, values in vectors.items():
             expected = old[g][key] if before[0] == now[0] else mean([theirs[key] for theirs in old])
             torch.testing.assert_close(values, expected, msg=lambda told, key=key: f"{key}: {told}")
@@ -184,12 +184,14 @@ def test_what_is_dropped_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         threads.run(4, resumed, P, method)
         told[method] = [r.getMessage() for r in caplog.records if "start anew" in r.getMessage()]
         caplog.clear()
-    assert told["sgp"] == ["on 4 × 1 ranks these start anew: weight, under_way of how"]
-    assert told["selsync"] == ["on 1 × 4 ranks these start anew: norms of when"]
-    assert told["sasgd"] == ["on 1 × 4 ranks these start anew: agreed of how.inner, sums of how.inner"]
+    assert told["sgp"] == ["on 4 × 1 ranks these start anew: weight, under_way of averager"]
+    assert told["selsync"] == ["on 1 × 4 ranks these start anew: norms of schedule"]
+    assert told["sasgd"] == [
+        "on 1 × 4 ranks these start anew: agreed of averager.inner, sums of averager.inner"
+    ]
     assert len(told["sparse local SGD"]) == 1
-    assert "acc of exchange" in told["sparse local SGD"][0]
-    assert "stages, direction, achieved, last_miss of exchange.sparsifier" in told["sparse local SGD"][0]
+    assert "acc of grad_reduce" in told["sparse local SGD"][0]
+    assert "stages, direction, achieved, last_miss of grad_reduce.sparsifier" in told["sparse local SGD"][0]
     assert told["hierarchical"] == []
 
 
@@ -210,7 +212,7 @@ def test_one_ranks_state_elsewhere_is_what_is_the_same_everywhere(caplog: pytest
         return training.optimizer.t == SAVED + EVERY
 
     assert all(threads.run(4, loaded))
-    assert any("how (sharded) start anew" in record.getMessage() for record in caplog.records)
+    assert any("averager (sharded) start anew" in record.getMessage() for record in caplog.records)
 
 
 def test_one_ranks_numbers_stand_for_all() -> None:
@@ -224,10 +226,10 @@ def test_one_ranks_numbers_stand_for_all() -> None:
     def loaded(world: Transport, saved: dict[str, Any]) -> Any:
         training = trained(world, 4, "adacomm", seed=1)
         training.optimizer.load_state_dict(saved)
-        return training.optimizer.method.state_dict()["when"].to_dict()
+        return training.optimizer.method.state_dict()["schedule"].to_dict()
 
     saved = threads.run(4, state)[0]
-    found = saved["hpcsgd"]["method"]["when"]
+    found = saved["hpcsgd"]["method"]["schedule"]
     assert found["mean"]["losses"] > 0
     assert threads.run(4, loaded, saved) == [found] * 4
 
@@ -237,7 +239,7 @@ def test_a_state_with_other_fields_is_refused() -> None:
         training = trained(world, 1, "adacomm")
         state = training.optimizer.state_dict()
         parts = state["hpcsgd"]["method"]
-        parts["when"] = {"same": parts["when"]["replicated"]}
+        parts["schedule"] = {"same": parts["schedule"]["replicated"]}
         training.optimizer.load_state_dict(state)
 
     with pytest.raises(UserError, match=r"^state of a method with same: it is of another version of hpcsgd"):

@@ -12,15 +12,15 @@ from hpcsgd.errors import UserError
 
 JOB = """\
 [data]
-store = "digits.h5"
-batch_size = 64
+path = "digits.h5"
+group_batch_size = 64
 [model]
-build = "mlp"
+name = "mlp"
 [optimizer]
 lr = 0.1
 [method]
 name = "hierarchical"
-every = 8
+sync_every = 8
 [training]
 epochs = 3
 """
@@ -75,10 +75,10 @@ def module(name: str, *functions: types.FunctionType) -> types.ModuleType:
         ("job.toml --resume", (Path("job.toml"), (), True, None)),
         ("job.toml --probe probe.json", (Path("job.toml"), (), False, Path("probe.json"))),
         ("--resume job.toml", (Path("job.toml"), (), True, None)),
-        ("job.toml --trace", (Path("job.toml"), ("--run.trace", "auto"), False, None)),
+        ("job.toml --trace", (Path("job.toml"), ("--run.trace_steps", "auto"), False, None)),
         (
-            "job.toml --training.epochs 3 --resume --method.every=-4",
-            (Path("job.toml"), ("--training.epochs", "3", "--method.every=-4"), True, None),
+            "job.toml --training.epochs 3 --resume --method.sync_every=-4",
+            (Path("job.toml"), ("--training.epochs", "3", "--method.sync_every=-4"), True, None),
         ),
     ],
 )
@@ -102,7 +102,7 @@ def test_compare_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
     name = "hpcsgd.performance.comparing"
     monkeypatch.setitem(sys.modules, name, module(name, run))
-    app(["compare", "job.toml", "--methods", "bsp, hierarchical every=8"])
+    app(["compare", "job.toml", "--methods", "bsp, hierarchical sync_every=8"])
     app(
         [
             "compare",
@@ -116,11 +116,11 @@ def test_compare_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
             "--target",
             "0.9",
             "--resume",
-            "--job.groups=2",
+            "--parallel.groups=2",
         ]
     )
-    short = (Path("job.toml"), (), "bsp, hierarchical every=8", None, False)
-    handed_on = ("--seed", "3", "--job.groups=2", "--training.steps", "7")
+    short = (Path("job.toml"), (), "bsp, hierarchical sync_every=8", None, False)
+    handed_on = ("--seed", "3", "--parallel.groups=2", "--training.steps", "7")
     assert heard == [short, (Path("job.toml"), handed_on, "m.toml", 0.9, True)]
 
 
@@ -269,11 +269,11 @@ def test_measure_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "hpcsgd.performance.measuring"
     monkeypatch.setitem(sys.modules, name, module(name, run))
     app(["measure"])
-    words = "--quick job.toml --out m.toml --data.batch_size 4 --max-bytes 8192 --seconds 2"
+    words = "--quick job.toml --out m.toml --data.group_batch_size 4 --max-bytes 8192 --seconds 2"
     app(["measure", *words.split()])
     assert heard == [
         (None, (), Path("machine.toml"), False, None, None),
-        (Path("job.toml"), ("--data.batch_size", "4"), Path("m.toml"), True, 8192, 2.0),
+        (Path("job.toml"), ("--data.group_batch_size", "4"), Path("m.toml"), True, 8192, 2.0),
     ]
 
 

@@ -10,7 +10,7 @@ from hpcsgd.cli import app, main
 from train.launches import JOB, make_store
 
 ON = "--nodes 2 --ranks-per-node 4"
-METHODS = ("--methods", "bsp, sgp job.groups=4")
+METHODS = ("--methods", "bsp, sgp parallel.groups=4")
 SBATCH = """\
 #!/bin/sh
 case "$*" in
@@ -34,18 +34,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("words", "said"),
     [
         (
-            f"train job.toml --job.groups 2 {ON} --resume --time 3:00 --account them",
+            f"train job.toml --parallel.groups 2 {ON} --resume --time 3:00 --account them",
             [
-                "JOB=(job.toml --job.groups 2 --resume)",
+                "JOB=(job.toml --parallel.groups 2 --resume)",
                 "#SBATCH --account=them",
                 "#SBATCH --partition=short",
                 "#SBATCH --time=3:00",
             ],
         ),
-        (f"ensemble job.toml --method.name ensemble --job.groups 4 {ON}", ["ISLANDS=4", "#SBATCH --nodes=2"]),
-        ("ensemble job.toml --method.name ensemble --job.groups 4 --independent", ["ISLANDS=4"]),
-        (f"probe job.toml {ON} --method.every 4", ["JOB=(job.toml --method.every 4)"]),
-        (f"bench job.toml {ON} --job.groups 2", ["JOB=(job.toml --job.groups 2)"]),
+        (
+            f"ensemble job.toml --method.name ensemble_sync --parallel.groups 4 {ON}",
+            ["ISLANDS=4", "#SBATCH --nodes=2"],
+        ),
+        ("ensemble job.toml --method.name ensemble_sync --parallel.groups 4 --independent", ["ISLANDS=4"]),
+        (f"probe job.toml {ON} --method.sync_every 4", ["JOB=(job.toml --method.sync_every 4)"]),
+        (f"bench job.toml {ON} --parallel.groups 2", ["JOB=(job.toml --parallel.groups 2)"]),
         (f"measure job.toml {ON} --quick", ["JOB=(job.toml --quick)"]),
     ],
 )
@@ -79,7 +82,7 @@ def test_the_script_of_a_comparison(folder: Path, given: list[str], asked: str) 
     app(["job", "compare", "job.toml", *ON.split(), *METHODS, *given])
     steps = " --training.steps 3" if "--steps" in given else ""
     text = (folder / "runs" / "job-compare.sbatch").read_text()
-    assert f"\nJOB=(job.toml{steps} --methods 'bsp, sgp job.groups=4'{asked}) " in text
+    assert f"\nJOB=(job.toml{steps} --methods 'bsp, sgp parallel.groups=4'{asked}) " in text
     assert "\nCOMMAND=compare " in text
 
 
@@ -90,14 +93,26 @@ def test_it_is_submitted_where_that_is_asked_for(folder: Path, capsys: pytest.Ca
         ([], "submit    sbatch runs/job-train.sbatch"),
         (["--submit"], "submitted as job 77"),
     ):
-        app(["job", "train", "job.toml", "--job.groups", "2", *ON.split(), "--site", "site.toml", *submit])
+        app(
+            [
+                "job",
+                "train",
+                "job.toml",
+                "--parallel.groups",
+                "2",
+                *ON.split(),
+                "--site",
+                "site.toml",
+                *submit,
+            ]
+        )
         *_, before, told = capsys.readouterr().out.splitlines()
         assert before == "slurm     Job 77 to start at noon"
         assert told == last
 
 
 def test_a_mistake_leaves_nothing_to_submit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--job.groups", "3"], ["--time", "0"], ["--site", "nowhere.toml"]):
+    for words in (["--parallel.groups", "3"], ["--time", "0"], ["--site", "nowhere.toml"]):
         with pytest.raises(SystemExit) as ended:
             main(["job", "train", "job.toml", *ON.split(), *words])
         assert ended.value.code == 1

@@ -36,21 +36,24 @@ def told(capfd: pytest.CaptureFixture[str], words: list[str]) -> str:
 
 MISTYPED = {
     "train job.toml --resum": "--resum: hpcsgd train has no such option: did you mean --resume? Allowed: "
-    "--probe, --resume, --trace, and keys of the file, as --job.groups, in data, job, method, model, ",
+    "--probe, --resume, --trace, and keys of the file, as --parallel.groups, in data, "
+    "lr_schedule, method, model, ",
     "train --resum job.toml": "--resum job.toml: hpcsgd train has no such option: did you mean --resume? ",
     "measure --quik": "--quik: hpcsgd measure has no such option: did you mean --quick? ",
     "measure job.toml --quik": "--quik: hpcsgd measure has no such option: did you mean --quick? ",
-    "train job.toml --group 2": "--group 2: hpcsgd train has no such option: did you mean --job.groups? ",
+    "train job.toml --group 2": "--group 2: hpcsgd train has no such option: did you mean "
+    "--parallel.groups? ",
     "launch job.toml --group 2": "--group 2: hpcsgd launch has no such option: did you mean --groups or "
-    "--job.groups? ",
+    "--parallel.groups? ",
     "doctor --group 2": "--group 2: hpcsgd doctor has no such option: did you mean --groups? Allowed: "
     "--group-size, --groups, --store\n",
     "plan job.toml --machin x": "--machin x: hpcsgd plan has no such option: did you mean --machine or ",
     "train job.toml --epochs 3": "--epochs 3: hpcsgd train has no such option: did you mean "
     "--training.epochs? ",
     "train job.toml --training.lr 1": "--training.lr 1: unknown key: did you mean --optimizer.lr? ",
-    "train job.toml --job.group-size 2": "--job.group-size 2: unknown key: did you mean --job.group_size? "
-    "Allowed: --job.backend, --job.group_size, --job.groups, --job.shard, --job.timeout, --job.transport\n",
+    "train job.toml --parallel.group-size 2": "--parallel.group-size 2: unknown key: "
+    "did you mean --parallel.group_size? Allowed: --parallel.backend, --parallel.device_backend, "
+    "--parallel.fsdp, --parallel.group_size, --parallel.groups, --parallel.timeout_s\n",
     "train job.toml --trainin.epochs=2": "--trainin.epochs 2: unknown key: did you mean --training.epochs? ",
     "train job.toml --method": "--method: expected a value after it; did you mean --method.name?\n",
     "compare job.toml --method": "--method: expected a value after it; did you mean --methods or "
@@ -67,7 +70,7 @@ MISTYPED = {
     "init --epoch 3": "--epoch 3: hpcsgd init has no such option: did you mean --epochs? Allowed: --data, ",
     "data convert text a b --tokenize bytes": "--tokenize bytes: hpcsgd data convert text has no such ",
     "probe job.toml --seeds 2": "--seeds 2: hpcsgd probe has no such option: did you mean --seed? Allowed: "
-    "--delta, --groups, --idle, --ranks, --repeats, --steps, and keys of the file, ",
+    "--delta, --groups, --offload-dir, --ranks, --repeats, --steps, and keys of the file, ",
 }
 
 
@@ -80,9 +83,10 @@ def test_a_mistyped_flag_is_told_with_what_was_meant(
 
 def test_a_value_that_a_key_cannot_have_was_not_meant_for_it() -> None:
     known = keys(Config)
-    assert meant("group", "2", [], known) == ["--job.groups"]
-    assert meant("group", "nccl", [], known) == ["--job.transport.group"]
-    assert meant("group", None, [], known) == ["--job.transport.group", "--job.groups"]
+    assert meant("group", "2", [], known) == ["--parallel.groups"]
+    intra, inter = "--parallel.device_backend.intra_group", "--parallel.device_backend.inter_group"
+    assert meant("group", "nccl", [], known) == [intra, inter]
+    assert meant("group", None, [], known) == [intra, "--parallel.groups", inter]
     assert meant("mod", "{}", [], known)[0] == "--model"
 
 
@@ -92,10 +96,16 @@ def test_tables_of_somebody_elses_keys_take_any() -> None:
         "model.arguments.deep.est",
         "data.partition.name",
         "training",
-        "job.transport.group",
+        "parallel.device_backend.intra_group",
     )
     assert all(is_known(path, Config) for path in free)
-    unknown = ("evry", "job.grops", "job.transport.grop", "training.epochs.many", "model.depth")
+    unknown = (
+        "evry",
+        "parallel.grops",
+        "parallel.device_backend.intra_grop",
+        "training.epochs.many",
+        "model.depth",
+    )
     assert not any(is_known(path, Config) for path in unknown)
 
 

@@ -18,7 +18,7 @@ import os, signal, sys, time
 from pathlib import Path
 import torch
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.core.topology import together
+from hpcsgd.core.topology import raise_on_all_ranks
 from hpcsgd.comm import PeerLost, Service, joining, leave_together
 
 world = joining.world(timeout={timeout})

@@ -138,9 +138,9 @@ def test_two_of_the_devices_own_libraries_share_a_lane(monkeypatch: pytest.Monke
     """Else a bucket crosses groups on a lane of its own."""
 
     def share(world: Transport) -> bool:
-        job = form_as_launched(world, 2, None).job
-        job.cross.allreduce(torch.ones(3)).wait()
-        return job.group.lane is job.cross.lane
+        topology = form_as_launched(world, 2, None).topology
+        topology.inter_group.allreduce(torch.ones(3)).wait()
+        return topology.intra_group.lane is topology.inter_group.lane
 
     assert threads.run(4, share) == [False] * 4
     monkeypatch.setattr(start, "own_device", there)
@@ -151,8 +151,8 @@ def test_a_job_tells_once_what_it_chose(monkeypatch: pytest.MonkeyPatch, caplog)
     monkeypatch.setattr(start, "own_device", there)
 
     def form(world: Transport) -> tuple[str, str]:
-        job = form_as_launched(world, 2, None).job
-        return job.group.way.split()[0], job.cross.way
+        topology = form_as_launched(world, 2, None).topology
+        return topology.intra_group.way.split()[0], topology.inter_group.way
 
     with caplog.at_level(logging.INFO, logger="hpcsgd"):
         assert threads.run(4, form, nodes=NODES) == [("gloo", "mpi")] * 4
@@ -163,9 +163,11 @@ def test_a_job_tells_once_what_it_chose(monkeypatch: pytest.MonkeyPatch, caplog)
 
 def test_what_cannot_be_had_is_one_line() -> None:
     def form(world: Transport) -> None:
-        form_as_launched(world, 2, None, Wishes(cross="nccl"))
+        form_as_launched(world, 2, None, Wishes(inter_group="nccl"))
 
-    with pytest.raises(JobError, match=r"^transport cross = 'nccl': rank 0 of 2 has no accelerator"):
+    with pytest.raises(
+        JobError, match=r"^device_backend inter_group = 'nccl': rank 0 of 2 has no accelerator"
+    ):
         threads.run(4, form)
 
 
@@ -173,10 +175,14 @@ def test_what_cannot_be_had_is_one_line() -> None:
     ("given", "message"),
     [
         (
-            {"group": "ncl"},
-            "transport group = 'ncl': did you mean 'nccl'? Allowed: auto, gpu_mpi, mpi, nccl",
+            {"intra_group": "ncl"},
+            "device_backend intra_group = 'ncl': did you mean 'nccl'? Allowed: auto, gpu_mpi, mpi, nccl",
         ),
-        ({"groups": "nccl"}, "transport has no 'groups': did you mean 'group'? Allowed: cross, group"),
+        (
+            {"intra_groups": "nccl"},
+            "device_backend has no 'intra_groups': did you mean 'intra_group'? "
+            "Allowed: inter_group, intra_group",
+        ),
     ],
 )
 def test_a_script_is_told_of_a_near_miss(given: dict[str, str], message: str) -> None:
@@ -204,8 +210,10 @@ def test_on_a_device_that_no_library_knows_all_is_staged() -> None:
 @pytest.mark.usefixtures("far_device")
 def test_who_trains_on_the_host_has_no_ways() -> None:
     def form(world: Transport) -> str:
-        return form_as_launched(world, 2, None, device="cpu").job.group.way
+        return form_as_launched(world, 2, None, device="cpu").topology.intra_group.way
 
     assert threads.run(4, form) == ["mpi"] * 4
-    with pytest.raises(JobError, match=r"^transport group = 'nccl': rank 0 of 2 has no accelerator"):
-        threads.run(4, lambda world: form_as_launched(world, 2, None, Wishes(group="nccl"), "cpu"))
+    with pytest.raises(
+        JobError, match=r"^device_backend intra_group = 'nccl': rank 0 of 2 has no accelerator"
+    ):
+        threads.run(4, lambda world: form_as_launched(world, 2, None, Wishes(intra_group="nccl"), "cpu"))

@@ -100,12 +100,12 @@ CASES = {
         "hpcsgd: groups = 3 does not divide 4", 1, lines=ALL, exact=True, n=4,
     ),
     "a UserError on one rank, told together": Case(
-        "fault()\nwith together(world, 'reading the data'):\n"
+        "fault()\nwith raise_on_all_ranks(world, 'reading the data'):\n"
         "    if rank == 1:\n        raise UserError('no such file: x')\nwork_until_lost()",
         "hpcsgd: rank 1 of 2, reading the data: no such file: x", 1, lines=BOTH, exact=True,
     ),
     "a fault on one rank, told together": Case(
-        "fault()\nwith together(world, 'reading the data'):\n"
+        "fault()\nwith raise_on_all_ranks(world, 'reading the data'):\n"
         "    if rank == 1:\n        raise KeyError('x')\nwork_until_lost()",
         "rank 1 of 2, reading the data: KeyError: 'x'", 1, traceback=1, lines=BOTH, exact=True,
     ),

@@ -16,7 +16,7 @@ from hpcsgd.errors import JobError, UserError
 
 pytestmark = pytest.mark.slow
 
-GROUPS = "from hpcsgd.core.topology import form\njob = form(world, groups={P})\n"
+GROUPS = "from hpcsgd.core.topology import form\ntopology = form(world, groups={P})\n"
 SHARDED = """
 from torch import nn, optim
 from torch.distributed.fsdp import fully_shard
@@ -28,7 +28,7 @@ def network():
 def sharded():
     model = network()
     for layer in (*(each for each in model if isinstance(each, nn.Linear)), model):
-        fully_shard(layer, mesh=job.mesh()["group"])
+        fully_shard(layer, mesh=topology.mesh()["group"])
     return model, optim.AdamW(model.parameters(), lr=0.1)
 """
 LOCAL_SGD = """
@@ -45,30 +45,32 @@ def trained(model, optimizer, after_update):
 def meet(t):
     for p in theirs.parameters() if t % 2 == 0 else ():
         shard = p.to_local().detach()
-        job.cross.allreduce(shard.view(-1), "mean").wait()
+        topology.inter_group.allreduce(shard.view(-1), "mean").wait()
 
 with torch.device("meta"):
-    mesh = job.mesh()
+    mesh = topology.mesh()
 theirs, optimizer = sharded()
 trained(theirs, optimizer, meet)
 ours = network()
 optimizer = optim.AdamW(ours.parameters(), lr=0.1)
-optimizer = hpcsgd.DistributedOptimizer(optimizer, ours, job, hpcsgd.hierarchical(every=2))
+optimizer = hpcsgd.DistributedOptimizer(optimizer, ours, topology, hpcsgd.hierarchical(sync_every=2))
 trained(ours, optimizer, lambda t: None)
 for p, q in zip(theirs.parameters(), ours.parameters()):
     assert p.to_local().numel() < q.numel(), "it is not sharded"
     torch.testing.assert_close(p.full_tensor().detach(), q.detach(), rtol=0, atol=1e-12)
 
-assert mesh is job.mesh() and mesh.mesh_dim_names == ("cross", "group")
+assert mesh is topology.mesh() and mesh.mesh_dim_names == ("cross", "group")
 assert mesh.mesh.tolist() == [[0, 1], [2, 3]]
-assert (mesh.get_local_rank("cross"), mesh.get_local_rank("group")) == (job.g, job.j)
+assert (mesh.get_local_rank("cross"), mesh.get_local_rank("group")) == (
+    topology.group_index, topology.shard_index
+)
 fault()
 """
 ENDLESS = """
 import hpcsgd
 
 model, optimizer = sharded()
-optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=2))
+optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.hierarchical(sync_every=2))
 def work():
     model(torch.ones(4, 5, dtype=torch.float64)).sum().backward()
     optimizer.step()
@@ -93,7 +95,7 @@ store = dist.FileStore({str(tmp_path / "store")!r}, 2)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 theirs = dist.group.WORLD
 fault()
-assert job.mesh().mesh.tolist() == [[0], [1]]
+assert topology.mesh().mesh.tolist() == [[0], [1]]
 assert dist.group.WORLD is theirs
 """,
         n=2,
@@ -117,7 +119,7 @@ REFUSED = {
 def test_another_default_group_is_refused(name: str, tmp_path: Path) -> None:
     theirs, message = REFUSED[name]
     first = "import torch.distributed as dist\n" + theirs.format(store=str(tmp_path / "store"))
-    job = launch(tmp_path, GROUPS.format(P=2) + first + "\nfault()\njob.mesh()\n", n=2)
+    job = launch(tmp_path, GROUPS.format(P=2) + first + "\nfault()\ntopology.mesh()\n", n=2)
     assert job.code in {1} | KILLED, job
     assert message in job.stderr, job
 
@@ -125,7 +127,7 @@ def test_another_default_group_is_refused(name: str, tmp_path: Path) -> None:
 def test_hosts_whose_names_nobody_knows(tmp_path: Path) -> None:
     names = "import socket\nsocket.gethostname = lambda: f'node{rank}.invalid'\n"
     names += "os.environ.pop('GLOO_SOCKET_IFNAME', None)\n"
-    job = launch(tmp_path, GROUPS.format(P=2) + names + "fault()\njob.mesh()\n", n=2)
+    job = launch(tmp_path, GROUPS.format(P=2) + names + "fault()\ntopology.mesh()\n", n=2)
     assert job.code in {1} | KILLED, job
     (line,) = told(job)
     assert "no address for this host, 'node0.invalid'" in line, job

@@ -137,7 +137,7 @@ MISTAKES = {
         "hpcsgd.init()", {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALRANKID": "1"},
         "torchrun (WORLD_SIZE) and mpiexec of MPICH or Intel MPI (PMI_SIZE) have both started ranks, 3 and 2",
     ),
-    "a mistake before init": ("hpcsgd.hierarchical(every=0)\nhpcsgd.init()", {}, "every = 0: "),
+    "a mistake before init": ("hpcsgd.hierarchical(sync_every=0)\nhpcsgd.init()", {}, "sync_every = 0: "),
 }  # fmt: skip
 
 
@@ -163,9 +163,9 @@ def test_several_worlds_and_a_default_group_of_the_script(tmp_path: Path) -> Non
     body = (
         "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
         "for P in (1, 3):\n"
-        "    job, x = hpcsgd.init(groups=P), torch.ones(1)\n    job.world.allreduce(x).wait()\n"
-        "    assert (job.P, job.rank, x.item()) == (P, dist.get_rank(), 3), x\n"
-        "dist.all_reduce(x)\njob.mesh()\nassert x.item() == 9, x\ndist.destroy_process_group()"
+        "    topology, x = hpcsgd.init(groups=P), torch.ones(1)\n    topology.world.allreduce(x).wait()\n"
+        "    assert (topology.num_groups, topology.rank, x.item()) == (P, dist.get_rank(), 3), x\n"
+        "dist.all_reduce(x)\ntopology.mesh()\nassert x.item() == 9, x\ndist.destroy_process_group()"
     )
     done = torchrun(3, script(tmp_path, body))
     assert done.returncode == 0, done
@@ -173,11 +173,11 @@ def test_several_worlds_and_a_default_group_of_the_script(tmp_path: Path) -> Non
 
 def test_restarted_ranks_find_their_own_world(tmp_path: Path) -> None:
     body = (
-        "import torch\njob, x = hpcsgd.init(), torch.ones(1)\njob.world.allreduce(x).wait()\n"
+        "import torch\ntopology, x = hpcsgd.init(), torch.ones(1)\ntopology.world.allreduce(x).wait()\n"
         "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
-        "if attempt == '0' and job.rank == 1:\n    raise KeyError('once')\n"
-        "job.world.barrier()\n"
-        "if job.rank == 0:\n    print('attempt', attempt, 'of', int(x))"
+        "if attempt == '0' and topology.rank == 1:\n    raise KeyError('once')\n"
+        "topology.world.barrier()\n"
+        "if topology.rank == 0:\n    print('attempt', attempt, 'of', int(x))"
     )
     done = torchrun(3, script(tmp_path, body), options=["--max-restarts", "1"])
     assert done.returncode == 0, done
@@ -187,8 +187,8 @@ def test_restarted_ranks_find_their_own_world(tmp_path: Path) -> None:
 def test_a_step_of_slurm_without_mpi(tmp_path: Path) -> None:
     """As `srun python` leaves it, on one node."""
     body = (
-        "import torch\njob, x = hpcsgd.init(), torch.ones(1)\njob.world.allreduce(x).wait()\n"
-        "print(job.rank, int(x))"
+        "import torch\ntopology, x = hpcsgd.init(), torch.ones(1)\ntopology.world.allreduce(x).wait()\n"
+        "print(topology.rank, int(x))"
     )
     path = script(tmp_path, body)
     step = {
@@ -210,15 +210,15 @@ def test_a_job_file_names_the_backend(tmp_path: Path) -> None:
     assert made.returncode == 0
     words = (
         "-m", "hpcsgd", "train", "examples/digits.toml", "--training.epochs", "1",
-        "--data.store", tmp_path / "digits.h5", "--run.folder", tmp_path / "run",
+        "--data.path", tmp_path / "digits.h5", "--run.output_dir", tmp_path / "run",
     )  # fmt: skip
     done = torchrun(4, *words)
     assert done.returncode == 0, done
     assert done.stdout.startswith("4 ranks by gloo: torchrun started them\n")
     assert "test" in done.stdout
-    forced = torchrun(4, *words, "--job.backend", "mpi")
+    forced = torchrun(4, *words, "--parallel.backend", "mpi")
     assert forced.returncode == 1
     (line,) = of_ours(forced)
     assert "torchrun (WORLD_SIZE) started 4 ranks but MPI sees a world of 1" in line
-    unknown = torchrun(4, *words, "--job.backend", "glo")
+    unknown = torchrun(4, *words, "--parallel.backend", "glo")
     assert "did you mean 'gloo'? Allowed: auto, gloo, mpi" in "".join(of_ours(unknown))

@@ -165,6 +165,6 @@ def test_a_key_of_another_file_is_none_of_this_one() -> None:
         raise UserError("no", key="bytes")
     assert str(caught.value) == "a.toml: [training] machine: b.toml: [link]: no"
     assert caught.value.about == ("a.toml", ("training", "machine"), None)
-    with pytest.raises(UserError) as caught, in_section("data", "store"), located("s.h5"):
+    with pytest.raises(UserError) as caught, in_section("data", "path"), located("s.h5"):
         raise UserError("size = 0: no", key="size", value=0)
-    assert caught.value.about == (None, ("data", "store"), None)
+    assert caught.value.about == (None, ("data", "path"), None)

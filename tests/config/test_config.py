@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from hpcsgd.config.schema import (
     Config,
     DataSection,
-    JobSection,
+    DeviceBackendSection,
+    LrScheduleSection,
     MethodSection,
     ModelSection,
     OptimizerSection,
+    ParallelSection,
     RunSection,
-    ScheduleSection,
     TrainingSection,
-    TransportSection,
     dump,
     load,
 )
@@ -29,15 +29,15 @@ from hpcsgd.errors import UserError
 
 JOB = """\
 [data]
-store = "digits.h5"
-batch_size = 64
+path = "digits.h5"
+group_batch_size = 64
 [model]
-build = "mlp"
+name = "mlp"
 [optimizer]
 lr = 0.1
 [method]
 name = "hierarchical"
-every = 8
+sync_every = 8
 [training]
 epochs = 3
 """
@@ -57,36 +57,38 @@ def loaded(text: str, *overrides: str) -> Config:
 
 def test_a_short_file_gets_the_defaults(folder: Path) -> None:
     assert loaded(JOB) == Config(
-        data=DataSection(store=folder / "digits.h5", batch_size=64),
-        model=ModelSection(build="mlp"),
+        data=DataSection(path=folder / "digits.h5", group_batch_size=64),
+        model=ModelSection(name="mlp"),
         optimizer=OptimizerSection(lr=0.1),
-        method=MethodSection(name="hierarchical", arguments={"every": 8}),
+        method=MethodSection(name="hierarchical", arguments={"sync_every": 8}),
         training=TrainingSection(epochs=3),
-        run=RunSection(folder=Path("runs/job")),
+        run=RunSection(output_dir=Path("runs/job")),
     )
 
 
 def test_overrides_are_read_as_the_type_of_their_key(folder: Path) -> None:
     words = """
-        --seed 4 --job.groups=2 --optimizer.lr 1 --optimizer.build Adam
-        --model.build 7 --model.arguments.depth 20
-        --method.every 4 --method.mean False --method.chunks [1,2] --run.folder 3
+        --seed 4 --parallel.groups=2 --optimizer.lr 1 --optimizer.name Adam
+        --model.name 7 --model.arguments.depth 20
+        --method.sync_every 4 --method.mean False --method.chunks [1,2] --run.output_dir 3
         --training.compile True --training.deterministic false
     """
     config = loaded(JOB, *words.split())
-    assert (config.seed, config.job.groups, config.optimizer.lr) == (4, 2, 1.0)
+    assert (config.seed, config.parallel.groups, config.optimizer.lr) == (4, 2, 1.0)
     assert isinstance(config.optimizer.lr, float)
-    assert config.model == ModelSection(build="7", arguments={"depth": 20})
-    assert config.method.arguments == {"every": 4, "mean": False, "chunks": [1, 2]}
-    assert (config.run.folder, config.optimizer.build) == (Path("3"), "Adam")
+    assert config.model == ModelSection(name="7", arguments={"depth": 20})
+    assert config.method.arguments == {"sync_every": 4, "mean": False, "chunks": [1, 2]}
+    assert (config.run.output_dir, config.optimizer.name) == (Path("3"), "Adam")
     assert (config.training.compile, config.training.deterministic) == (True, False)
 
 
 def test_an_override_can_replace_a_whole_table_and_take_a_choice_back(folder: Path) -> None:
-    text = JOB + "[model.arguments]\ndepth = 20\n[job]\ngroups = 2\n"
-    config = loaded(text, "--model.arguments", "{width = 4}", "--job.groups", "none", "--job.group_size", "4")
+    text = JOB + "[model.arguments]\ndepth = 20\n[parallel]\ngroups = 2\n"
+    config = loaded(
+        text, "--model.arguments", "{width = 4}", "--parallel.groups", "none", "--parallel.group_size", "4"
+    )
     assert config.model.arguments == {"width": 4}
-    assert config.job == JobSection(group_size=4)
+    assert config.parallel == ParallelSection(group_size=4)
 
 
 def test_braces_are_in_place_of_a_whole_section(folder: Path) -> None:
@@ -96,34 +98,36 @@ def test_braces_are_in_place_of_a_whole_section(folder: Path) -> None:
         "--method",
         '{ name = "selsync", delta = 0.3 }',
         "--model",
-        '{ build = "cnn" }',
+        '{ name = "cnn" }',
         "--method.way",
         "x",
     )
     assert (config.method.name, config.method.arguments) == ("selsync", {"delta": 0.3, "way": "x"})
-    assert config.model == ModelSection(build="cnn")
+    assert config.model == ModelSection(name="cnn")
     Path("jobs").mkdir()
     Path("jobs/digits.toml").write_text(JOB)
-    data = load(Path("jobs/digits.toml"), ["--data", '{ store = "x.h5", batch_size = 3 }']).data
-    assert (data.store, data.batch_size) == (folder / "x.h5", 3)
-    with pytest.raises(UserError, match=r"batch_size = 'many'|--data.batch_size many"):
-        load(Path("jobs/digits.toml"), ["--data", '{ store = "x.h5", batch_size = "many" }'])
+    data = load(Path("jobs/digits.toml"), ["--data", '{ path = "x.h5", group_batch_size = 3 }']).data
+    assert (data.path, data.group_batch_size) == (folder / "x.h5", 3)
+    with pytest.raises(UserError, match=r"group_batch_size = 'many'|--data.group_batch_size many"):
+        load(Path("jobs/digits.toml"), ["--data", '{ path = "x.h5", group_batch_size = "many" }'])
 
 
 def test_a_transport_is_asked_for_in_the_file_or_over_it(folder: Path) -> None:
-    text = JOB + '[job]\ntransport = { group = "nccl" }\n'
-    assert loaded(text).job.transport == TransportSection(group="nccl", cross="auto")
-    assert loaded(text, "--job.transport.cross", "mpi").job.transport == TransportSection(
-        group="nccl", cross="mpi"
+    text = JOB + '[parallel]\ndevice_backend = { intra_group = "nccl" }\n'
+    assert loaded(text).parallel.device_backend == DeviceBackendSection(
+        intra_group="nccl", inter_group="auto"
     )
+    assert loaded(
+        text, "--parallel.device_backend.inter_group", "mpi"
+    ).parallel.device_backend == DeviceBackendSection(intra_group="nccl", inter_group="mpi")
 
 
 def test_the_store_is_found_from_the_file_or_as_an_override_from_here(folder: Path) -> None:
     Path("jobs").mkdir()
     Path("jobs/digits.toml").write_text(JOB)
-    assert load(Path("jobs/digits.toml")).data.store == folder / "jobs" / "digits.h5"
-    assert load(Path("jobs/digits.toml"), ["--data.store", "x.h5"]).data.store == folder / "x.h5"
-    assert load(Path("jobs/digits.toml")).run.folder == Path("runs/digits")
+    assert load(Path("jobs/digits.toml")).data.path == folder / "jobs" / "digits.h5"
+    assert load(Path("jobs/digits.toml"), ["--data.path", "x.h5"]).data.path == folder / "x.h5"
+    assert load(Path("jobs/digits.toml")).run.output_dir == Path("runs/digits")
 
 
 def without(line: str) -> str:
@@ -147,14 +151,19 @@ BAD_FILES = {
     "fraction for an int": (changed("= 3", "= 3.5"), "job.toml: [training] epochs = 3.5: expected int ≥ 1"),
     "out of range": (changed("= 3", "= 0"), "job.toml: [training] epochs = 0: expected int ≥ 1"),
     "zero excluded": (changed("0.1", "0"), "job.toml: [optimizer] lr = 0: expected number > 0"),
-    "infinite": ("[job]\ntimeout = inf\n" + JOB, "job.toml: [job] timeout = Infinity: expected number > 0"),
+    "infinite": (
+        "[parallel]\ntimeout_s = inf\n" + JOB,
+        "job.toml: [parallel] timeout_s = Infinity: expected number > 0",
+    ),
     "a transport that there is not": (
-        JOB + '[job]\ntransport = { group = "ncl" }\n',
-        "job.toml: [job.transport] group = \"ncl\": did you mean 'nccl'? Allowed: auto, gpu_mpi, mpi, nccl",
+        JOB + '[parallel]\ndevice_backend = { intra_group = "ncl" }\n',
+        "job.toml: [parallel.device_backend] intra_group = \"ncl\": did you mean 'nccl'? "
+        "Allowed: auto, gpu_mpi, mpi, nccl",
     ),
     "a transport for nobody": (
-        JOB + '[job]\ntransport = { groups = "mpi" }\n',
-        "[job.transport] groups = \"mpi\": unknown key: did you mean 'group'? Allowed: cross, group",
+        JOB + '[parallel]\ndevice_backend = { intra_groups = "mpi" }\n',
+        "[parallel.device_backend] intra_groups = \"mpi\": unknown key: did you mean 'intra_group'? "
+        "Allowed: inter_group, intra_group",
     ),
     "a number that no computer counts to": (
         f"seed = {10**30}\n" + JOB,
@@ -165,8 +174,8 @@ BAD_FILES = {
         "job.toml: [model.arguments]: expected a table of keys, whole numbers up to 2^63 − 1",
     ),
     "such a number of the method": (
-        changed("every = 8", f"every = {2**63}"),
-        f"job.toml: [method] every = {2**63}: expected a value, whole numbers up to 2^63 − 1",
+        changed("sync_every = 8", f"sync_every = {2**63}"),
+        f"job.toml: [method] sync_every = {2**63}: expected a value, whole numbers up to 2^63 − 1",
     ),
     "a number of thousands of digits": (f"seed = {'9' * 5000}\n" + JOB, "job.toml: not valid TOML: Exceeds"),
     "top key": ("seed = -1\n" + JOB, "job.toml: seed = -1: expected int ≥ 0"),
@@ -177,11 +186,11 @@ BAD_FILES = {
     ),
     "unknown section": (
         changed("[training]", "[trainings]"),
-        "job.toml: [trainings]: unknown section: did you mean 'training'? Allowed: data, job, method, model, "
-        "optimizer, reallocation, run, schedule, seed, training",
+        "job.toml: [trainings]: unknown section: did you mean 'training'? Allowed: data, lr_schedule, "
+        "method, model, optimizer, parallel, rebalance, run, seed, training",
     ),
     "key for a section": (
-        "model = 3\n" + without('[model]\nbuild = "mlp"'),
+        "model = 3\n" + without('[model]\nname = "mlp"'),
         "job.toml: model = 3: expected a section",
     ),
     "missing key": (without("lr = 0.1"), "job.toml: [optimizer] lr is missing: expected number > 0"),
@@ -190,20 +199,20 @@ BAD_FILES = {
         "job.toml: [training]: no length: give epochs, or steps, samples or tokens in their place",
     ),
     "choice": (
-        JOB + '[schedule]\nscaling = "liner"\n',
-        "job.toml: [schedule] scaling = \"liner\": did you mean 'linear'? Allowed: linear, none, root",
+        JOB + '[lr_schedule]\nscaling = "liner"\n',
+        "job.toml: [lr_schedule] scaling = \"liner\": did you mean 'linear'? Allowed: linear, none, root",
     ),
-    "number for a choice": (JOB + "[schedule]\nscaling = 3\n", "expected one of linear, none, root"),
+    "number for a choice": (JOB + "[lr_schedule]\nscaling = 3\n", "expected one of linear, none, root"),
     "both": (
-        JOB + "[job]\ngroups = 2\ngroup_size = 4\n",
-        "job.toml: [job]: groups = 2 and group_size = 4: give one of them, not both",
+        JOB + "[parallel]\ngroups = 2\ngroup_size = 4\n",
+        "job.toml: [parallel]: groups = 2 and group_size = 4: give one of them, not both",
     ),
     "ignored": (
-        JOB + "[schedule.arguments]\nstep_size = 4\n",
-        "job.toml: [schedule]: arguments without build",
+        JOB + "[lr_schedule.arguments]\nstep_size = 4\n",
+        "job.toml: [lr_schedule]: arguments without name",
     ),
     "syntax": (
-        JOB + "[job\n",
+        JOB + "[parallel\n",
         "job.toml: not valid TOML: Expected ']' at the end of a table declaration (at line 13",
     ),
 }
@@ -224,14 +233,18 @@ BAD_OVERRIDES = {
     "--trainings.epochs 3": "--trainings.epochs 3: unknown section: did you mean 'training'? Allowed: ",
     "--training.epochs.x 3": "--training.epochs.x 3: 'epochs' is a single value",
     "--training 3": "--training 3: expected a section of keys",
-    "--schedule.scaling liner": "--schedule.scaling liner: did you mean 'linear'? Allowed: linear",
-    "--run.trace often": '--run.trace often: trace = "often": expected steps from 1 on, in order',
+    "--lr_schedule.scaling liner": "--lr_schedule.scaling liner: did you mean 'linear'? Allowed: linear",
+    "--run.trace_steps often": (
+        '--run.trace_steps often: trace_steps = "often": expected steps from 1 on, in order'
+    ),
     "--model.arguments 3": "--model.arguments 3: expected a table of keys",
     "--optimizer.lr nan": "--optimizer.lr nan: expected number > 0",
     "--training.epochs": "--training.epochs: expected a value after it",
     "--training.epochs --seed 3": "--training.epochs: expected a value after it",
     "epochs=3": "epochs=3: expected an override such as --training.epochs 3",
-    "--job.groups 2 --job.group_size 4": "--job.groups 2: groups = 2 and group_size = 4: give one of them",
+    "--parallel.groups 2 --parallel.group_size 4": (
+        "--parallel.groups 2: groups = 2 and group_size = 4: give one of them"
+    ),
 }
 
 
@@ -250,7 +263,7 @@ def test_the_largest_whole_number_is_one(folder: Path) -> None:
 
 def test_a_file_as_editors_of_windows_write_it(folder: Path) -> None:
     Path("bom.toml").write_text(JOB, encoding="utf-8-sig")
-    assert load(Path("bom.toml"), ["--run.folder", "runs/job"]) == loaded(JOB)
+    assert load(Path("bom.toml"), ["--run.output_dir", "runs/job"]) == loaded(JOB)
 
 
 def test_a_file_that_cannot_be_read_is_named(folder: Path) -> None:
@@ -278,33 +291,33 @@ TABLES = st.dictionaries(KEYS, VALUES, max_size=3)
 CONFIGS = st.builds(
     Config,
     seed=st.integers(0, 2**62),
-    job=st.builds(JobSection, groups=st.none() | COUNTS, timeout=AMOUNTS),
+    parallel=st.builds(ParallelSection, groups=st.none() | COUNTS, timeout_s=AMOUNTS),
     data=st.builds(
         DataSection,
-        store=st.just(Path("/stores/x.h5")),
-        batch_size=COUNTS,
+        path=st.just(Path("/stores/x.h5")),
+        group_batch_size=COUNTS,
         transform=st.none() | WORDS,
-        workers=st.integers(0, 64),
+        num_workers=st.integers(0, 64),
     ),
-    model=st.builds(ModelSection, build=WORDS, arguments=TABLES),
-    optimizer=st.builds(OptimizerSection, build=WORDS, lr=AMOUNTS, arguments=TABLES),
-    schedule=st.builds(
-        ScheduleSection,
+    model=st.builds(ModelSection, name=WORDS, arguments=TABLES),
+    optimizer=st.builds(OptimizerSection, name=WORDS, lr=AMOUNTS, arguments=TABLES),
+    lr_schedule=st.builds(
+        LrScheduleSection,
         scaling=st.sampled_from(["none", "linear", "root"]),
         warmup_epochs=AMOUNTS,
-        build=WORDS,
+        name=WORDS,
         arguments=TABLES,
     ),
     method=st.builds(MethodSection, name=WORDS, arguments=TABLES.filter(lambda table: "name" not in table)),
     training=st.builds(
         TrainingSection,
         epochs=COUNTS,
-        checkpoint_every=st.none() | COUNTS,
-        time_limit=AMOUNTS,
+        checkpoint_every_steps=st.none() | COUNTS,
+        time_limit_s=AMOUNTS,
         precision=st.sampled_from(["fp32", "bf16", "fp16", "bf16_master"]),
         compile=st.booleans(),
     ),
-    run=st.just(RunSection(folder=Path("runs/elsewhere"))),
+    run=st.just(RunSection(output_dir=Path("runs/elsewhere"))),
 )
 
 
@@ -322,56 +335,59 @@ def test_what_is_dumped_loads_back_equal(tmp_path: Path, config: Config) -> None
 def test_every_key_of_every_section_survives_the_round_trip(tmp_path: Path) -> None:
     """The property above varies most keys; this one fails where `dump` forgets a new key."""
     given_keys: dict[str, Any] = {
-        "groups": 2, "timeout": 1.5, "transport": TransportSection(group="nccl", cross="gpu_mpi")
+        "groups": 2, "timeout_s": 1.5,
+        "device_backend": DeviceBackendSection(intra_group="nccl", inter_group="gpu_mpi"),
     }  # fmt: skip
     config = Config(
         seed=3,
-        job=JobSection(**given_keys),
+        parallel=ParallelSection(**given_keys),
         data=DataSection(
-            store=Path("/x.h5"),
-            batch_size=2,
+            path=Path("/x.h5"),
+            group_batch_size=2,
             partition={"name": "dirichlet", "alpha": 0.5},
-            share=0.5,
+            overlap_share=0.5,
             injection={"alpha": 0.5, "beta": 0.25},
             transform="a:b",
-            workers=1,
+            num_workers=1,
         ),
-        model=ModelSection(build="m", arguments={"a": [1, {"b": 2}]}),
-        optimizer=OptimizerSection(build="Adam", lr=1e-3, arguments={"betas": [0.9, 0.99]}),
-        schedule=ScheduleSection(
-            scaling="root", warmup_epochs=2.0, build="StepLR", arguments={"s": 1}, per="step"
+        model=ModelSection(name="m", arguments={"a": [1, {"b": 2}]}),
+        optimizer=OptimizerSection(name="Adam", lr=1e-3, arguments={"betas": [0.9, 0.99]}),
+        lr_schedule=LrScheduleSection(
+            scaling="root", warmup_epochs=2.0, name="StepLR", arguments={"s": 1}, interval="step"
         ),
-        method=MethodSection(name="n", arguments={"every": 2}),
+        method=MethodSection(name="n", arguments={"sync_every": 2}),
         training=TrainingSection(
             epochs=2,
             log_every=3,
-            evaluate_every=4,
-            checkpoint_every=5,
-            time_limit=6.0,
-            stop_ahead=8.0,
+            eval_every_epochs=4,
+            checkpoint_every_steps=5,
+            time_limit_s=6.0,
+            stop_before_end_s=8.0,
             threads=7,
             precision="fp16",
             channels_last=True,
             compile=True,
             deterministic=True,
-            bucket_mb=2.0,
-            overlap=False,
+            bucket_cap_mb=2.0,
+            overlap_grad_reduce=False,
             machine=Path("/m"),
         ),
-        run=RunSection(folder=Path("r")),
+        run=RunSection(output_dir=Path("r")),
     )
     (tmp_path / "job.toml").write_text(dump(config))
     assert dataclasses.asdict(load(tmp_path / "job.toml")) == dataclasses.asdict(config)
 
 
 def test_a_section_is_not_in_place_of_a_key_that_was_typed_before_it(folder: Path) -> None:
-    section = '{ build = "cnn" }'
-    told = f"--model {section}: it is in place of all of that section, and so of --model.start x.pt, which "
+    section = '{ name = "cnn" }'
+    told = (
+        f"--model {section}: it is in place of all of that section, and so of --model.init_from x.pt, which "
+    )
     with pytest.raises(UserError, match=f"^{re.escape(told)}was typed before it: type --model first$"):
-        loaded(JOB, "--model.start", "x.pt", "--model", section)
+        loaded(JOB, "--model.init_from", "x.pt", "--model", section)
     with pytest.raises(UserError, match=r"^--model\.arguments \{a=1\}: it is in place of .* type --model"):
         loaded(JOB, "--model.arguments.depth", "3", "--model.arguments", "{a=1}")
-    assert loaded(JOB, "--model", section, "--model.start", "x.pt").model.start == folder / "x.pt"
+    assert loaded(JOB, "--model", section, "--model.init_from", "x.pt").model.init_from == folder / "x.pt"
 
 
 def test_a_path_that_is_not_utf8_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from hpcsgd.comm import Transport, threads
 from hpcsgd.config.at_line import at_line, line_of
 from hpcsgd.config.lines import lines
 from hpcsgd.config.schema import load
-from hpcsgd.core.topology import shape, together
+from hpcsgd.core.topology import raise_on_all_ranks, shape
 from hpcsgd.errors import About, JobError, UserError, in_file, in_section, located
 from hpcsgd.report.sinks import require_sinks
 from hpcsgd.train.loading import make_partition
@@ -28,11 +28,11 @@ seed = 1 # nor = this
 a.b = "x # \\" [no]"
 "q # \\"x" = """
 [method]
-every = 1 \\"""
+sync_every = 1 \\"""
 """
 's' = \'\'\'
 [data]
-store = 2''\'\'\'
+path = 2''\'\'\'
 [t . "u.v"] # comment
 x = { y = 1, z = { w = "}" } }
 list = [ # c ]
@@ -62,13 +62,13 @@ JOB = """\
 seed = 1
 
 [data]
-store = "s.h5"
-batch_size = 8
+path = "s.h5"
+group_batch_size = 8
 
-[method] # every = 3
+[method] # sync_every = 3
 name = "hierarchical"
-every = 0
-exchange = { name = "sparse", sparsifier = { name = "topk", density = 2 } }
+sync_every = 0
+grad_reduce = { name = "sparse", sparsifier = { name = "topk", density = 2 } }
 
 [training]
 steps = 3
@@ -124,37 +124,37 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("job.toml")
 
 
-DENSITY = ("method", "exchange", "sparsifier", "density")
+DENSITY = ("method", "grad_reduce", "sparsifier", "density")
 
 
 @pytest.mark.parametrize(
     ("key", "value", "flags", "line"),
     [
         (("seed",), 1, "", 1),
-        (("data", "batch_size"), 8, "", 5),
+        (("data", "group_batch_size"), 8, "", 5),
         (("data",), None, "", 3),
-        (("method", "every"), 0, "", 9),
+        (("method", "sync_every"), 0, "", 9),
         (("method", "evry"), None, "", 7),
         (("method", "name"), None, "", 8),
         (DENSITY, 2, "", 10),
-        (("method", "exchange", "sparsifier", "name"), None, "", 10),
+        (("method", "grad_reduce", "sparsifier", "name"), None, "", 10),
         (("training", "steps"), 3, "", 13),
         (("training", "epochs"), None, "", 12),
-        (("model", "build"), None, "", None),
+        (("model", "name"), None, "", None),
         ((), None, "", None),
         # what the file says is not what is wrong
-        (("method", "every"), 1, "", None),
-        (("method", "every"), 0, "--method.every 0", None),
-        (("method", "every"), 0, "--method.every=0", None),
-        (("method", "every"), 0, "--method {name='x'}", None),
-        (("method", "every"), 0, "--method.name x", 9),
-        (DENSITY, 2, "--method.exchange.name x", 10),
-        (("method", "exchange"), None, "--method.exchange.name x", None),
-        (("method", "exchange"), None, "--method.name x", None),
-        (("method", "exchange"), None, "--data.batch_size 8", 10),
+        (("method", "sync_every"), 1, "", None),
+        (("method", "sync_every"), 0, "--method.sync_every 0", None),
+        (("method", "sync_every"), 0, "--method.sync_every=0", None),
+        (("method", "sync_every"), 0, "--method {name='x'}", None),
+        (("method", "sync_every"), 0, "--method.name x", 9),
+        (DENSITY, 2, "--method.grad_reduce.name x", 10),
+        (("method", "grad_reduce"), None, "--method.grad_reduce.name x", None),
+        (("method", "grad_reduce"), None, "--method.name x", None),
+        (("method", "grad_reduce"), None, "--data.group_batch_size 8", 10),
         (("method", "evry"), None, "--method.evry 3", None),
         (("training", "epochs"), None, "--training.steps none", None),
-        (("method",), None, "--data.batch_size 8", None),
+        (("method",), None, "--data.group_batch_size 8", None),
     ],
 )
 def test_a_key_and_its_line(
@@ -168,36 +168,36 @@ def test_a_key_and_its_line(
 
 
 def test_other_files_have_none(file: Path) -> None:
-    assert line_of(About("other.toml", ("method", "every"), 0), file) is None
-    assert line_of(About(None, ("method", "every"), 0), file) is None
-    assert line_of(About("none.toml", ("method", "every"), 0), Path("none.toml")) is None
-    with pytest.raises(UserError, match=r"^--method.every 0: no$"), at_line(file):
-        raise UserError("--method.every 0: no", key="every")
+    assert line_of(About("other.toml", ("method", "sync_every"), 0), file) is None
+    assert line_of(About(None, ("method", "sync_every"), 0), file) is None
+    assert line_of(About("none.toml", ("method", "sync_every"), 0), Path("none.toml")) is None
+    with pytest.raises(UserError, match=r"^--method.sync_every 0: no$"), at_line(file):
+        raise UserError("--method.sync_every 0: no", key="sync_every")
     told = r"^variant 'a': job.toml: \[method\]: no$"
     a = located("variant 'a'")
     with pytest.raises(UserError, match=told), at_line(file), a, in_file(file), in_section("method"):
         raise UserError("no")
 
 
-SPARSE = 'exchange = { name = "sparse", sparsifier = { name = "topk", density = 2 } }'
+SPARSE = 'grad_reduce = { name = "sparse", sparsifier = { name = "topk", density = 2 } }'
 WHOLE = """\
-[job]
+[parallel]
 groups = 3
 
 [data]
-store = "s.h5"
-batch_size = 8
+path = "s.h5"
+group_batch_size = 8
 partition = { name = "dirichlet", alpha = 0 }
 
 [model]
-build = "mlp"
+name = "mlp"
 
 [optimizer]
 lr = 0.1
 
 [method]
 name = "hierarchical"
-every = 4
+sync_every = 4
 
 [training]
 epochs = 1
@@ -211,31 +211,37 @@ epochs = 1
         ({"lr = 0.1": ""}, "job.toml:12: [optimizer] lr is missing: expected number > 0"),
         (
             {"groups = 3": "groups = 3\ngroup_size = 2"},
-            "job.toml:2: [job]: groups = 3 and group_size = 2: give",
+            "job.toml:2: [parallel]: groups = 3 and group_size = 2: give",
         ),
         (
             {"epochs = 1": "steps = 1\nsamples = 2"},
             "job.toml:20: [training]: steps = 1 and samples = 2: give",
         ),
         ({"epochs": "epoch"}, "job.toml:20: [training] epoch = 1: unknown key: did you mean 'epochs'?"),
-        ({"[job]": "[jobs]"}, "job.toml:1: [jobs]: unknown section: did you mean 'job'?"),
-        ({"every = 4": "every = 0"}, "job.toml:17: [method]: every = 0: groups meet"),
-        ({"every = 4": 'every = "4"'}, "job.toml:17: [method]: hierarchical: every = '4': expected int"),
-        ({"every = 4": "evry = 4"}, "job.toml:17: [method]: hierarchical has no argument 'evry'"),
-        ({"every = 4": ""}, "job.toml:15: [method]: hierarchical needs 'every'"),
+        ({"[parallel]": "[parallels]"}, "job.toml:1: [parallels]: unknown section: did you mean 'parallel'?"),
+        ({"sync_every = 4": "sync_every = 0"}, "job.toml:17: [method]: sync_every = 0: groups meet"),
+        (
+            {"sync_every = 4": 'sync_every = "4"'},
+            "job.toml:17: [method]: hierarchical: sync_every = '4': expected int",
+        ),
+        ({"sync_every = 4": "evry = 4"}, "job.toml:17: [method]: hierarchical has no argument 'evry'"),
+        ({"sync_every = 4": ""}, "job.toml:15: [method]: hierarchical needs 'sync_every'"),
         ({'"hierarchical"': '"hierachical"'}, "job.toml:16: [method] name: no 'hierachical'; did you mean"),
         (
-            {"every = 4": f"every = 4\n{SPARSE}"},
-            "job.toml:18: [method] exchange sparsifier: density = 2: the share",
+            {"sync_every = 4": f"sync_every = 4\n{SPARSE}"},
+            "job.toml:18: [method] grad_reduce sparsifier: density = 2: the share",
         ),
         (
-            {"every = 4": 'every = 4\n[method.exchange]\nname = "sparse"\nsparsifier = "topc"'},
-            "job.toml:20: [method] exchange sparsifier: no 'topc'",
+            {"sync_every = 4": 'sync_every = 4\n[method.grad_reduce]\nname = "sparse"\nsparsifier = "topc"'},
+            "job.toml:20: [method] grad_reduce sparsifier: no 'topc'",
         ),
-        ({"epochs = 1": 'epochs = 1\n[run]\ntrace = "7-1"'}, 'job.toml:22: [run]: trace = "7-1": expected'),
         (
-            {"epochs = 1": 'epochs = 1\n[run]\nsinks = ["tensorbord"]'},
-            "job.toml:22: [run] sinks: no 'tensorbord'",
+            {"epochs = 1": 'epochs = 1\n[run]\ntrace_steps = "7-1"'},
+            'job.toml:22: [run]: trace_steps = "7-1": expected',
+        ),
+        (
+            {"epochs = 1": 'epochs = 1\n[run]\nloggers = ["tensorbord"]'},
+            "job.toml:22: [run] loggers: no 'tensorbord'",
         ),
         ({}, "job.toml:7: [data] partition: alpha = 0: must be a number > 0"),
         (
@@ -247,7 +253,7 @@ epochs = 1
         ),
         (
             {'partition = { name = "dirichlet", alpha = 0 }': ""},
-            "job.toml:2: [job]: groups = 3 is more than the 2 ranks of the job",
+            "job.toml:2: [parallel]: groups = 3 is more than the 2 ranks of the job",
         ),
     ],
 )
@@ -259,14 +265,14 @@ def test_mistakes_name_their_lines(file: Path, changes: dict[str, str], told: st
     file.write_text(text)
 
     def on_each_rank(world: Transport) -> None:
-        with at_line(file), together(world, "reading"):
+        with at_line(file), raise_on_all_ranks(world, "reading"):
             config = load(file)
             with in_file(file):
                 make_method(config.method, steps_per_epoch=1)
-                require_sinks(config.run.sinks or ())
+                require_sinks(config.run.loggers or ())
                 make_partition(config.data)
-                with in_section("job"):
-                    shape(world.size, config.job.groups, config.job.group_size)
+                with in_section("parallel"):
+                    shape(world.size, config.parallel.groups, config.parallel.group_size)
 
     with pytest.raises(JobError) as caught:
         threads.run(2, on_each_rank)
@@ -275,7 +281,7 @@ def test_mistakes_name_their_lines(file: Path, changes: dict[str, str], told: st
 
 def test_of_one_rank_alone_no_line_is_told(file: Path) -> None:
     def on_each_rank(world: Transport) -> None:
-        with at_line(file), together(world, "reading"):
+        with at_line(file), raise_on_all_ranks(world, "reading"):
             if world.rank == 1:
                 raise UserError("[data]: no", key=("data",), file=file)
 

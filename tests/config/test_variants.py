@@ -11,18 +11,18 @@ from hpcsgd.config.variants import configs, folder_name, variants
 from hpcsgd.errors import UserError
 
 JOB = """
-data = { store = "d.h5", batch_size = 8 }
-model = { build = "mlp" }
+data = { path = "d.h5", group_batch_size = 8 }
+model = { name = "mlp" }
 optimizer = { lr = 0.1, arguments = { momentum = 0.9 } }
-method = { name = "hierarchical", every = 4 }
+method = { name = "hierarchical", sync_every = 4 }
 training = { epochs = 1 }
 """
 FILE = """
 ["two groups"]
-job.groups = 2
+parallel.groups = 2
 
 [sparse]
-method = { name = "bsp", exchange = { name = "sparse", sparsifier = { name = "deft", density = 0.01 } } }
+method = { name = "bsp", grad_reduce = { name = "sparse", sparsifier = { name = "deft", density = 0.01 } } }
 optimizer.lr = 0.5
 """
 
@@ -39,19 +39,20 @@ def read(job: Path, text: str, *overrides: str) -> dict[str, Config]:
 
 def test_as_typed(job: Path) -> None:
     text = (
-        "bsp, hierarchical  every=8 exchange={ name = 'sparse', k = [1, 2] },sgp peers=2 job.groups=4 "
+        "bsp, hierarchical  sync_every=8 grad_reduce={ name = 'sparse', k = [1, 2] },sgp peers=2 "
+        "parallel.groups=4 "
         "optimizer.arguments.momentum=0, "
     )
     found = read(job, text, "--optimizer.lr", "0.2")
     methods = {label: (config.method.name, config.method.arguments) for label, config in found.items()}
-    sparse = "hierarchical every=8 exchange={ name = 'sparse', k = [1, 2] }"
-    gossip = "sgp peers=2 job.groups=4 optimizer.arguments.momentum=0"
+    sparse = "hierarchical sync_every=8 grad_reduce={ name = 'sparse', k = [1, 2] }"
+    gossip = "sgp peers=2 parallel.groups=4 optimizer.arguments.momentum=0"
     assert methods == {
         "bsp": ("bsp", {}),
-        sparse: ("hierarchical", {"every": 8, "exchange": {"name": "sparse", "k": [1, 2]}}),
+        sparse: ("hierarchical", {"sync_every": 8, "grad_reduce": {"name": "sparse", "k": [1, 2]}}),
         gossip: ("sgp", {"peers": 2}),
     }
-    assert [config.job.groups for config in found.values()] == [None, None, 4]
+    assert [config.parallel.groups for config in found.values()] == [None, None, 4]
     assert {config.optimizer.lr for config in found.values()} == {0.2}
     momenta = [config.optimizer.arguments["momentum"] for config in found.values()]
     assert momenta == [0.9, 0.9, 0]
@@ -61,35 +62,45 @@ def test_of_a_file(job: Path) -> None:
     file = job.with_name("methods.toml")
     file.write_text(FILE)
     two, sparse = read(job, str(file)).values()
-    assert (two.method.name, two.method.arguments, two.job.groups) == ("hierarchical", {"every": 4}, 2)
+    assert (two.method.name, two.method.arguments, two.parallel.groups) == (
+        "hierarchical",
+        {"sync_every": 4},
+        2,
+    )
     exchange = {"name": "sparse", "sparsifier": {"name": "deft", "density": 0.01}}
-    assert sparse.method.arguments == {"exchange": exchange}
+    assert sparse.method.arguments == {"grad_reduce": exchange}
     assert (sparse.optimizer.lr, sparse.optimizer.arguments) == (0.5, {"momentum": 0.9})
 
 
 def test_folders() -> None:
-    folders = [folder_name(variant.label) for variant in variants("bsp, m.y:f every=8 x={a = 'b/../c'}")]
-    assert folders == ["bsp", "m.y-f-every=8-x=-a-=-b-..-c"]
+    folders = [folder_name(variant.label) for variant in variants("bsp, m.y:f sync_every=8 x={a = 'b/../c'}")]
+    assert folders == ["bsp", "m.y-f-sync_every=8-x=-a-=-b-..-c"]
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
         ("bsp, bsp", "--methods: 'bsp': 'bsp' is there already"),
-        ("bsp every=8, bsp  every=8", "'bsp every=8' is there already"),
+        ("bsp sync_every=8, bsp  sync_every=8", "'bsp sync_every=8' is there already"),
         (" , ", "--methods: nothing to compare"),
-        ("bsp every = 8", "--methods: 'bsp every = 8': 'every': expected an argument, as every=8"),
-        ("bsp 8", "'8': expected an argument, as every=8"),
+        (
+            "bsp sync_every = 8",
+            "--methods: 'bsp sync_every = 8': 'sync_every': expected an argument, as sync_every=8",
+        ),
+        ("bsp 8", "'8': expected an argument, as sync_every=8"),
         ("bsp x={a=1, sgp", "a bracket or a quote has no other end"),
-        ("bsp run.folder=x", "cannot change [run]; Allowed: data, job, method, optimizer, schedule"),
+        (
+            "bsp run.output_dir=x",
+            "cannot change [run]; Allowed: data, lr_schedule, method, optimizer, parallel",
+        ),
         ("bsp optimiser.lr=1", "cannot change [optimiser]; did you mean 'optimizer'?"),
-        ("bsp job.groups=0", "variant 'bsp job.groups=0': --job.groups 0: expected int ≥ 1"),
+        ("bsp parallel.groups=0", "variant 'bsp parallel.groups=0': --parallel.groups 0: expected int ≥ 1"),
         ("none.toml", "--methods: none.toml: cannot be read"),
-        ("bsp", "--method.every: the methods that are compared are those of --methods"),
+        ("bsp", "--method.sync_every: the methods that are compared are those of --methods"),
     ],
 )
 def test_mistakes(job: Path, text: str, line: str) -> None:
-    words = ("--method.every", "3") if text == "bsp" else ()
+    words = ("--method.sync_every", "3") if text == "bsp" else ()
     with pytest.raises(UserError) as raised:
         read(job, text, *words)
     assert line in str(raised.value)
@@ -100,7 +111,7 @@ def test_mistakes(job: Path, text: str, line: str) -> None:
     [
         ("bsp = 3", "bsp = 3: expected a table of sections"),
         ("[bsp]\nmethod = 'bsp'", "'bsp': method = 'bsp': expected a section of keys"),
-        ("[bsp.method]\nevery = 3", "variant 'bsp': {job}: [method] name is missing"),
+        ("[bsp.method]\nsync_every = 3", "variant 'bsp': {job}: [method] name is missing"),
         ("['?'.method]\nname = 'bsp'", "'?' is no label"),
         ("['a b']\n['a/b']", "'a/b': 'a b' is there already"),
     ],

@@ -9,11 +9,11 @@ import pytest
 from hpcsgd import UserError
 from hpcsgd.comm import Transport
 from hpcsgd.core.agreement import Agreement, Call
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.errors import count_text
 
 
-def refusals(world: Transport, of: Callable[[Job], Agreement], calls: Sequence[Call]) -> str:
+def refusals(world: Transport, of: Callable[[Topology], Agreement], calls: Sequence[Call]) -> str:
     with pytest.raises(UserError) as error:
         of(form(world, 2)).reach(calls[world.rank])
     return str(error.value)
@@ -28,7 +28,7 @@ def refusals(world: Transport, of: Callable[[Job], Agreement], calls: Sequence[C
     ],
 )
 def test_ranks_have_their_numbers_in_the_job(
-    run, of: Callable[[Job], Agreement], pairs: list[tuple[int, int]]
+    run, of: Callable[[Topology], Agreement], pairs: list[tuple[int, int]]
 ) -> None:
     calls = [Call("step()", t) for t in range(4)]
     for line, (first, other) in zip(run(4, refusals, of, calls), pairs, strict=True):

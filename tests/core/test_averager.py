@@ -15,30 +15,30 @@ from hpcsgd.comm import Transport, threads
 from hpcsgd.core.averager import Averager, Traits, run_averager
 from hpcsgd.core.graphs import Ring
 from hpcsgd.core.optional import prepare
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import form
 from hpcsgd.core.waits import All, InNeighbors, Pairs, Unknown, later
 from hpcsgd.methods.delayed import Delayed
-from hpcsgd.methods.des_loco import Desynced, Periods
+from hpcsgd.methods.des_loc import Desynced, Periods
 from hpcsgd.methods.diloco import NESTEROV, Outer
-from hpcsgd.methods.streamed import Streamed
-from hpcsgd.parts.averagers import Averaged, Mean, MeanOfAll, Measured, PackedMean, Reset
+from hpcsgd.methods.streaming import Streamed
+from hpcsgd.parts.averagers import AverageState, Mean, MeanOfAll, Measured, PackedMean, ResetState
 from hpcsgd.parts.schedules import Every
 from hpcsgd.parts.schedules.in_turn import InTurn
 
 ROOT = Path(__file__).parents[2]
 WRAPPERS = {
-    "averaged": Averaged,
+    "averaged": AverageState,
     "delayed": lambda inner: Delayed(inner, 1),
-    "des_loco": lambda inner: Desynced(inner, 2, Periods(2, 2, {})),
+    "des_loc": lambda inner: Desynced(inner, 2, Periods(2, 2, {})),
     "diloco": lambda inner: Outer(inner, NESTEROV, lambda _: None),
     "measured": Measured,
-    "reset": Reset,
-    "streamed": lambda inner: Streamed(inner, InTurn(2, 1), 2, 0.5),
+    "reset": ResetState,
+    "streaming": lambda inner: Streamed(inner, InTurn(2, 1), 2, 0.5),
 }
 
 
-LATE = {"delayed": 1, "streamed": 2}
+LATE = {"delayed": 1, "streaming": 2}
 
 
 def dropped(source: str) -> list[int]:
@@ -83,7 +83,7 @@ def test_traits_are_those_of_the_one_inside_but_for_what_changes(name: str, trai
     assert found.waits == later(traits.waits, LATE.get(name, 0))
     assert found.leaves_mean <= traits.leaves_mean
     assert found.vectors_only <= traits.vectors_only
-    if name != "streamed":  # which prepares averagers of fragments only once
+    if name != "streaming":  # which prepares averagers of fragments only once
         assert found.reads_gradients == traits.reads_gradients
 
 
@@ -92,7 +92,7 @@ class OneTooFew:
 
     traits = Traits(All())
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         return list(vectors)[:-1]
 
 
@@ -109,13 +109,13 @@ def test_an_averager_that_returns_too_few_vectors_is_an_error() -> None:
         threads.run(2, step)
 
 
-@pytest.mark.parametrize("new", [Mean, MeanOfAll, lambda: PackedMean(hpcsgd.wires.fp16())])
+@pytest.mark.parametrize("new", [Mean, MeanOfAll, lambda: PackedMean(hpcsgd.quantizers.fp16())])
 def test_what_is_returned_are_the_vectors(new: type[Averager]) -> None:
     def same(world: Transport) -> bool:
         net = nn.Linear(2, 2)
         inner = optim.SGD(net.parameters(), lr=0.1)
         made = hpcsgd.DistributedOptimizer(inner, net, form(world, 2), hpcsgd.bsp())
-        vectors = made._step.owned
+        vectors = made._step.shards
         averager = Measured(new())
         prepare(averager, vectors, made._step)
         return all(
@@ -136,7 +136,7 @@ class Prepared:
     def prepare(self, vectors: object, s: object) -> None:
         self.asked.append(self.name)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterator[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterator[Tensor]:
         yield from self.inner.average(vectors, s)
 
 

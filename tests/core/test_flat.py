@@ -32,10 +32,10 @@ def test_positions_own_every_element_once(
         before = [param.detach().clone() for _, param in named]
         for bucket in flatten(named, K, j, bucket_bytes):
             assert bucket.size % K == 0
-            assert bucket.own.numel() == bucket.size // K
+            assert bucket.param_shard.numel() == bucket.size // K
             for piece in bucket.pieces:
                 owned.setdefault(piece.slot.name, []).extend(range(piece.start, piece.stop))
-                mine = bucket.own[piece.offset : piece.offset + piece.stop - piece.start]
+                mine = bucket.param_shard[piece.offset : piece.offset + piece.stop - piece.start]
                 assert torch.equal(mine, piece.slot.param.detach().reshape(-1)[piece.start : piece.stop])
         assert all(torch.equal(x, p.detach()) for x, (_, p) in zip(before, named, strict=True))
     for name, param in made(kinds):
@@ -139,7 +139,7 @@ def test_only_foreign_writes_grow_the_version() -> None:
     bucket.gather()
     before = bucket.version()
     bucket.g.mul_(2)
-    bucket.g_own.add_(1)
+    bucket.grad_shard.add_(1)
     assert bucket.version() == before
     assert p.grad is not None
     p.grad.mul_(0.5)

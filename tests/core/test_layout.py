@@ -64,7 +64,7 @@ def test_every_tensor_has_one_owner(kinds: list[tuple[int, ...]], K: int, bucket
                 owned.setdefault(piece.slot.name, []).extend(range(piece.start, piece.stop))
                 if bucket.whole:
                     owners.setdefault(piece.slot.name, []).append(j)
-                mine = bucket.own[piece.offset : piece.offset + piece.stop - piece.start]
+                mine = bucket.param_shard[piece.offset : piece.offset + piece.stop - piece.start]
                 assert torch.equal(mine, piece.slot.param.detach().reshape(-1)[piece.start : piece.stop])
         assert all(torch.equal(x, p.detach()) for x, (_, p) in zip(before, named, strict=True))
     assert all(len(found) == 1 for found in owners.values())
@@ -112,7 +112,7 @@ def test_a_bucket_grows_until_it_is_well_filled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "said", "bucket"), [(1, None, 1), (24, None, 1.5), (1000, None, 4), (24, 7, 7)]
+    ("model", "said", "bucket"), [(1, None, 1), (24, None, 1.5), (1000, None, 4), (24, 7, 7 * 2**20 / 1e6)]
 )
 def test_a_bucket_is_a_small_part_of_the_model(model: float, said: float | None, bucket: float) -> None:
     assert bucket_bytes(model * 1e6, said) == bucket * 1e6

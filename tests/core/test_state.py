@@ -23,30 +23,30 @@ from hpcsgd.methods import (
     delayed,
     diloco,
     hierarchical,
-    no_loco,
+    noloco,
     osgp,
     sasgd,
-    sparse_loco,
-    streamed,
+    sparseloco,
+    streaming,
 )
-from hpcsgd.parts import wires
-from hpcsgd.parts.exchanges import AllToAll, Packed, Sparse
+from hpcsgd.parts import quantizers
+from hpcsgd.parts.exchanges import AllToAll, Quantized, Sparse
 from hpcsgd.parts.sparsifiers import SIDCo, TopK
 from references import model, one_step
 
 METHODS: dict[str, Callable[[], Method]] = {
     "ad_psgd": ad_psgd,
     "delayed": lambda: delayed(hierarchical(2), 2),
-    "delayed in few bits": lambda: delayed(diloco(2, average=wires.int8()), 1),
+    "delayed in few bits": lambda: delayed(diloco(2, quantize=quantizers.int8()), 1),
     "diloco": lambda: diloco(2),
-    "no_loco": lambda: no_loco(2),
-    "packed": lambda: bsp(Packed(wires.int8(), wires.int8())),
+    "noloco": lambda: noloco(2),
+    "packed": lambda: bsp(Quantized(quantizers.int8(), quantizers.int8())),
     "sasgd": lambda: sasgd(4),
     "osgp": lambda: osgp(1),
     "sidco": lambda: hierarchical(2, Sparse(SIDCo(0.3))),
     "sparse": lambda: hierarchical(2, Sparse(TopK(0.2))),
-    "sparse_loco": lambda: sparse_loco(2),
-    "streamed": lambda: streamed(diloco(4), 2, 1),
+    "sparseloco": lambda: sparseloco(2),
+    "streaming": lambda: streaming(diloco(4), 2, 1),
 }
 
 
@@ -58,7 +58,7 @@ def training(world: Transport, name: str) -> hpcsgd.DistributedOptimizer:
 
 def steps(optimizer: hpcsgd.DistributedOptimizer, count: int) -> None:
     for t in range(optimizer.t, optimizer.t + count):
-        one_step(optimizer.model, optimizer, optimizer.job, t)
+        one_step(optimizer.model, optimizer, optimizer.topology, t)
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
@@ -160,4 +160,4 @@ class Untyped(AllToAll):
 def test_a_part_that_returns_no_state_is_told_so() -> None:
     with pytest.raises(UserError) as told:
         bsp(Untyped()).state_dict()
-    assert str(told.value) == "Method: exchange.inner.state_dict() = {'same': {'t': 1}}: expected a State"
+    assert str(told.value) == "Method: grad_reduce.inner.state_dict() = {'same': {'t': 1}}: expected a State"

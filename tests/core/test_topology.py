@@ -8,7 +8,7 @@ import re
 import pytest
 
 from hpcsgd.comm import Transport, threads
-from hpcsgd.core.topology import form, groups_across_nodes, shape, together
+from hpcsgd.core.topology import form, groups_across_nodes, raise_on_all_ranks, shape
 from hpcsgd.errors import JobError, UserError
 
 
@@ -44,9 +44,14 @@ def test_numbers_that_do_not_fit(groups: int | None, group_size: int | None, mes
 @pytest.mark.parametrize(("P", "K"), [(1, 4), (2, 2), (4, 1), (2, 4), (1, 1)])
 def test_groups_and_positions(run, P: int, K: int) -> None:
     def place(world: Transport) -> tuple[int, int, list[int], list[int]]:
-        job = form(world, groups=P)
-        assert (job.P, job.K, job.size) == (P, K, P * K)
-        return job.g, job.j, job.group.gather_objects(job.rank), job.cross.gather_objects(job.rank)
+        topology = form(world, groups=P)
+        assert (topology.num_groups, topology.group_size, topology.world_size) == (P, K, P * K)
+        return (
+            topology.group_index,
+            topology.shard_index,
+            topology.intra_group.gather_objects(topology.rank),
+            topology.inter_group.gather_objects(topology.rank),
+        )
 
     for rank, (g, j, group, cross) in enumerate(run(P * K, place)):
         assert (g, j) == divmod(rank, K)
@@ -55,8 +60,8 @@ def test_groups_and_positions(run, P: int, K: int) -> None:
 
 
 def nodes_of_groups(world: Transport) -> list[int]:
-    job = form(world, groups=2)
-    return job.group.gather_objects(world.backend.node)
+    topology = form(world, groups=2)
+    return topology.intra_group.gather_objects(world.backend.node)
 
 
 def test_groups_stay_on_a_node_where_they_fit() -> None:
@@ -80,7 +85,7 @@ def test_groups_across_nodes_are_told(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("n", [2, 4])
 def test_what_fails_on_one_rank_is_told_by_all(run, n: int) -> None:
     def one_fails(world: Transport) -> str:
-        with pytest.raises(JobError) as error, together(world, "looking"):
+        with pytest.raises(JobError) as error, raise_on_all_ranks(world, "looking"):
             if world.rank == 1:
                 raise UserError("nothing here")
         return str(error.value)
@@ -91,7 +96,7 @@ def test_what_fails_on_one_rank_is_told_by_all(run, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_what_fails_on_all_ranks_is_told_once(run, n: int) -> None:
     def all_fail(world: Transport) -> str:
-        with pytest.raises(JobError) as error, together(world, "looking"):
+        with pytest.raises(JobError) as error, raise_on_all_ranks(world, "looking"):
             raise UserError("nothing anywhere")
         return str(error.value)
 
@@ -101,7 +106,7 @@ def test_what_fails_on_all_ranks_is_told_once(run, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_what_succeeds_goes_on(run, n: int) -> None:
     def succeed(world: Transport) -> int:
-        with together(world, "looking"):
+        with raise_on_all_ranks(world, "looking"):
             found = 3
         return found
 
@@ -115,7 +120,7 @@ def test_a_job_says_in_one_line_where_this_rank_is(run, n: int) -> None:
 
     last = run(n, said)[3]
     assert last == (
-        "Job(2 groups of 2, rank 3: position 1 of group 1)",
-        "Job(4 groups of 1, rank 3: position 0 of group 3)",
-        "Job(1 group of 4, rank 3: position 3 of group 0)",
+        "Topology(2 groups of 2, rank 3: position 1 of group 1)",
+        "Topology(4 groups of 1, rank 3: position 0 of group 3)",
+        "Topology(1 group of 4, rank 3: position 3 of group 0)",
     )

@@ -15,16 +15,16 @@ from hpcsgd.core.averager import Averager, Traits
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Departure, Step
-from hpcsgd.core.topology import Job
-from hpcsgd.core.traits import ExchangeTraits, ScheduleTraits
+from hpcsgd.core.step import ReduceContext, StepContext
+from hpcsgd.core.topology import Topology
+from hpcsgd.core.traits import GradReduceTraits, ScheduleTraits
 from hpcsgd.core.waits import All
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError
 from hpcsgd.methods import bsp, fedavg, hierarchical, selsync, ssp, switch
-from hpcsgd.parts import wires
-from hpcsgd.parts.averagers import Averaged, Mean, MeanOfAll, Measured, Reset
-from hpcsgd.parts.exchanges import AcrossGroups, AllReduce, AllToAll, Gathered, Packed, Sparse
+from hpcsgd.parts import quantizers
+from hpcsgd.parts.averagers import AverageState, Mean, MeanOfAll, Measured, ResetState
+from hpcsgd.parts.exchanges import AcrossGroups, AllReduce, AllToAll, Quantized, Sparse, WithAllgather
 from hpcsgd.parts.schedules import Every
 from hpcsgd.parts.sparsifiers import TopK
 from hpcsgd.performance.probing.delta import always_meeting
@@ -51,7 +51,10 @@ KEEPS: dict[str, tuple[Method, bool]] = {
     "sparse": (hierarchical(2, SPARSE), True),
     "sparse among all": (bsp(SPARSE), True),
     "somebody's": (bsp(Keeping()), True),
-    "in an exchange": (Method(Gathered(AcrossGroups(Keeping())), hierarchical(2).when, Mean()), True),
+    "in an exchange": (
+        Method(WithAllgather(AcrossGroups(Keeping())), hierarchical(2).schedule, Mean()),
+        True,
+    ),
     "a server, whose exchange keeps nothing": (ssp(1), False),
     "a schedule": (selsync(0.5), False),
     "first": (switch(hierarchical(2, Keeping()), bsp(), 3), True),
@@ -63,7 +66,7 @@ KEEPS: dict[str, tuple[Method, bool]] = {
 @pytest.mark.parametrize("name", KEEPS)
 def test_whether_the_exchange_keeps_something(name: str) -> None:
     method, keeps = KEEPS[name]
-    assert method.exchange.traits.keeps_gradients == keeps
+    assert method.grad_reduce.traits.keeps_gradients == keeps
 
 
 def test_a_switch_warns_of_what_its_first_exchange_keeps(caplog: pytest.LogCaptureFixture) -> None:
@@ -79,11 +82,11 @@ def test_a_switch_warns_of_what_its_first_exchange_keeps(caplog: pytest.LogCaptu
         (Mean(), True),
         (Measured(Mean()), True),
         (Measured(MeanOfAll()), True),
-        (Averaged(Measured(Mean())), False),
-        (Measured(Averaged(Mean())), False),
-        (Reset(Mean()), False),
-        (fedavg(steps_per_epoch=8).how, False),
-        (ssp(1).how, False),
+        (AverageState(Measured(Mean())), False),
+        (Measured(AverageState(Mean())), False),
+        (ResetState(Mean()), False),
+        (fedavg(steps_per_epoch=8).averager, False),
+        (ssp(1).averager, False),
     ],
 )
 def test_whether_it_leaves_the_mean_alone(how: Averager, does: bool) -> None:
@@ -104,7 +107,7 @@ class Fortnightly:
     def traits(self) -> ScheduleTraits:
         return ScheduleTraits(period=self.steps)
 
-    def __call__(self, s: Step) -> bool:
+    def __call__(self, s: StepContext) -> bool:
         return s.t % self.steps == 0
 
 
@@ -114,8 +117,8 @@ class Jumpy:
     def __init__(self, delta: float) -> None:
         self.traits = ScheduleTraits(threshold=delta)
 
-    def __call__(self, s: Step) -> bool:
-        s.notes["delta"] = s.job.g + s.t
+    def __call__(self, s: StepContext) -> bool:
+        s.metrics["delta"] = s.topology.group_index + s.t
         return True
 
 
@@ -146,24 +149,24 @@ def config(tmp_path: Path) -> Callable[..., Any]:
 class Untold:
     """A schedule that does not say what it is."""
 
-    def __call__(self, s: Step) -> bool:
+    def __call__(self, s: StepContext) -> bool:
         return True
 
 
 class UntoldExchange:
     """An exchange that does not say what it is."""
 
-    def idle(self, job: Job) -> bool:
+    def idle(self, topology: Topology) -> bool:
         return True
 
-    def __call__(self, d: Departure, b: Bucket) -> None:
+    def __call__(self, d: ReduceContext, b: Bucket) -> None:
         pass
 
 
 class UntoldAverager:
     """An averager that does not say what it is."""
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterable[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
         return vectors
 
 
@@ -185,36 +188,36 @@ UNTOLD: dict[str, Any] = {
     [
         (
             lambda: Method(AllToAll(), UNTOLD["when"], Mean()),
-            "Method: when = an object of type Untold: expected a Schedule: it has no traits, "
+            "Method: schedule = an object of type Untold: expected a Schedule: it has no traits, "
             "expected a ScheduleTraits",
         ),
         (
             lambda: Method(AllToAll(), UNTOLD["a function"], Mean()),
-            "Method: when = <lambda>: expected a Schedule: it has no traits, expected a ScheduleTraits",
+            "Method: schedule = <lambda>: expected a Schedule: it has no traits, expected a ScheduleTraits",
         ),
         (
             lambda: Method(UNTOLD["exchange"], Every(2), Mean()),
-            "Method: exchange = an object of type UntoldExchange: expected an Exchange: it has no traits, "
-            "expected an ExchangeTraits",
+            "Method: grad_reduce = an object of type UntoldExchange: expected a GradReduce: it has no "
+            "traits, expected a GradReduceTraits",
         ),
         (
             lambda: hierarchical(2, UNTOLD["exchange"]),
-            "hierarchical: exchange = an object of type UntoldExchange: expected an Exchange: it has no "
-            "traits, expected an ExchangeTraits",
+            "hierarchical: grad_reduce = an object of type UntoldExchange: expected a GradReduce: it has no "
+            "traits, expected a GradReduceTraits",
         ),
         (
-            lambda: Gathered(AcrossGroups(UNTOLD["exchange"])),
-            "AcrossGroups: inner = an object of type UntoldExchange: expected an Exchange: it has no traits, "
-            "expected an ExchangeTraits",
+            lambda: WithAllgather(AcrossGroups(UNTOLD["exchange"])),
+            "AcrossGroups: inner = an object of type UntoldExchange: expected a GradReduce: it has no "
+            "traits, expected a GradReduceTraits",
         ),
         (
             lambda: Method(AllToAll(), Every(2), UNTOLD["how"]),
-            "Method: how = an object of type UntoldAverager: expected an Averager: it has no traits, "
+            "Method: averager = an object of type UntoldAverager: expected an Averager: it has no traits, "
             "expected a Traits",
         ),
         (
             lambda: Method(AllToAll(), UNTOLD["mistaken"], Mean()),
-            "Method: when.traits = an object of type Traits: expected a ScheduleTraits",
+            "Method: schedule.traits = an object of type Traits: expected a ScheduleTraits",
         ),
         (lambda: ScheduleTraits(period=0), "period = 0: groups average after at least 1 step"),
         (lambda: ScheduleTraits(period=4, rate=0.5), "rate = 0.5 with period = 4: leave the rate out"),
@@ -223,7 +226,7 @@ UNTOLD: dict[str, Any] = {
             lambda: ScheduleTraits(period=cast(int, "14")),
             "ScheduleTraits: period = '14': expected a whole number or None: did you mean 14?",
         ),
-        (ExchangeTraits, "ExchangeTraits: missing a required argument: 'shards'"),
+        (GradReduceTraits, "GradReduceTraits: missing a required argument: 'shards'"),
     ],
 )
 def test_a_part_that_does_not_say_what_it_is_is_refused_when_a_method_is_made(
@@ -243,20 +246,20 @@ def test_a_period_says_how_often_groups_average() -> None:
 def test_a_wrapper_has_the_traits_of_what_it_is_around_but_for_what_it_changes() -> None:
     inner = AllReduce().traits
     assert AcrossGroups(AllReduce()).traits == replace(inner, across=True)
-    assert Gathered(AcrossGroups(AllToAll())).traits == replace(inner, across=True)
-    assert Packed(wires.int4()).across_groups().traits == ExchangeTraits(
+    assert WithAllgather(AcrossGroups(AllToAll())).traits == replace(inner, across=True)
+    assert Quantized(quantizers.int4()).across_groups().traits == GradReduceTraits(
         shards=True, across=True, per_bucket=True, keeps_gradients=True
     )
 
 
 def test_a_switch_has_the_traits_of_the_method_whose_turn_it_is() -> None:
     """But its answers depend on the learning rate, and its first buckets may belong to either."""
-    made = switch(bsp(), hierarchical(4, Packed(wires.int4())), 1)
-    assert made.when.traits == ScheduleTraits(rate=0.0)
-    assert made.exchange.traits == ExchangeTraits(shards=True, across=True)
-    cast(Any, made.how).load_state_dict(State(replicated={"over": True, "lr": 0.1}))
-    assert made.when.traits == ScheduleTraits(rate=1 / 4)
-    assert made.exchange.traits == ExchangeTraits(shards=True)
+    made = switch(bsp(), hierarchical(4, Quantized(quantizers.int4())), 1)
+    assert made.schedule.traits == ScheduleTraits(rate=0.0)
+    assert made.grad_reduce.traits == GradReduceTraits(shards=True, across=True)
+    cast(Any, made.averager).load_state_dict(State(replicated={"over": True, "lr": 0.1}))
+    assert made.schedule.traits == ScheduleTraits(rate=1 / 4)
+    assert made.grad_reduce.traits == GradReduceTraits(shards=True)
 
 
 def test_the_probe_goes_by_what_a_method_can(
@@ -266,9 +269,9 @@ def test_the_probe_goes_by_what_a_method_can(
     assert plan.every == 14
     assert "the probe's groups exchange whole gradients" in caplog.text
     for name, arguments in (
-        ("hierarchical", {"every": 2, "moments": "averaged"}),
+        ("hierarchical", {"sync_every": 2, "optimizer_state": "average"}),
         ("fedavg", {}),
-        ("adacomm", {"interval": 2, "block": 4}),
+        ("adacomm", {"initial_sync_every": 2, "adapt_every": 4}),
         (f"{__name__}:jumpy", {"delta": 0.5}),
     ):
         with pytest.raises(UserError, match="the probe is of groups that meet every so many steps"):

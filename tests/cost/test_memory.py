@@ -24,15 +24,15 @@ from hpcsgd.methods import (
     allreduce_local_sgd,
     bsp,
     delayed,
-    des_loco,
+    des_loc,
     diloco,
     hierarchical,
     sasgd,
-    streamed,
+    streaming,
     switch,
 )
-from hpcsgd.parts import wires
-from hpcsgd.parts.exchanges import MomentumCorrection, Packed, ReduceScatter, Sparse
+from hpcsgd.parts import quantizers
+from hpcsgd.parts.exchanges import MomentumCorrection, Quantized, ReduceScatter, Sparse
 from hpcsgd.parts.sparsifiers import TopK
 from methods.table import OF_INTERVALS
 from references import batch, loss
@@ -40,30 +40,30 @@ from references import batch, loss
 EVERY, STEPS = 4, 8
 """In the last step groups meet, or begin to."""
 BUCKET_BYTES = 2000.0
-PACKED = {"gradients": wires.int8(), "parameters": wires.int4()}
+PACKED = {"gradients": quantizers.int8(), "parameters": quantizers.int4()}
 
 METHODS: dict[str, Callable[[], Method]] = {
     "bsp": bsp,
-    "bsp, packed": lambda: bsp(Packed(**PACKED)),
+    "bsp, packed": lambda: bsp(Quantized(**PACKED)),
     "hierarchical": lambda: hierarchical(EVERY),
     "reduce-scatter": lambda: hierarchical(EVERY, ReduceScatter()),
-    "packed": lambda: hierarchical(EVERY, Packed(**PACKED), average=wires.int4()),
-    "halves": lambda: hierarchical(EVERY, Packed(gradients=wires.bf16()), average=wires.fp16()),
+    "packed": lambda: hierarchical(EVERY, Quantized(**PACKED), quantize=quantizers.int4()),
+    "halves": lambda: hierarchical(EVERY, Quantized(gradients=quantizers.bf16()), quantize=quantizers.fp16()),
     "sparse": lambda: hierarchical(EVERY, Sparse(TopK(0.1), feedback=MomentumCorrection(0.9))),
     "allreduce_local_sgd": lambda: allreduce_local_sgd(EVERY),
-    "adacomm": lambda: adacomm(EVERY, block=2),
+    "adacomm": lambda: adacomm(EVERY, adapt_every=2),
     "sasgd": lambda: sasgd(EVERY),
     "delayed": lambda: delayed(hierarchical(EVERY), 2),
-    "delayed, packed diloco": lambda: delayed(diloco(EVERY, average=wires.int4()), EVERY),
+    "delayed, packed diloco": lambda: delayed(diloco(EVERY, quantize=quantizers.int4()), EVERY),
     **{name: partial(make, EVERY) for name, make in OF_INTERVALS.items()},
-    "des_loco": lambda: des_loco(EVERY, 3, 5),
-    "diloco of 2 bits": lambda: diloco(EVERY, average=wires.int2()),
-    "streamed": lambda: streamed(hierarchical(EVERY), 2, EVERY),
-    "streamed diloco with Adam": lambda: streamed(diloco(EVERY, optim.Adam), 4, 2),
+    "des_loc": lambda: des_loc(EVERY, 3, 5),
+    "diloco of 2 bits": lambda: diloco(EVERY, quantize=quantizers.int2()),
+    "streaming": lambda: streaming(hierarchical(EVERY), 2, EVERY),
+    "streamed diloco with Adam": lambda: streaming(diloco(EVERY, optim.Adam), 4, 2),
     "reduce-scatter, then diloco": lambda: switch(bsp(ReduceScatter()), diloco(EVERY), at=EVERY),
     "diloco, then delayed": lambda: switch(diloco(EVERY), delayed(hierarchical(EVERY), 2), at=EVERY),
-    "bsp, then never packed": lambda: switch(bsp(), bsp(Packed(**PACKED)), at=STEPS),
-    "never packed, then bsp": lambda: switch(bsp(Packed(**PACKED)), bsp(), at=0),
+    "bsp, then never packed": lambda: switch(bsp(), bsp(Quantized(**PACKED)), at=STEPS),
+    "never packed, then bsp": lambda: switch(bsp(Quantized(**PACKED)), bsp(), at=0),
 }
 WITH_SGD = ("sasgd", "sparse")
 """The others are trained by AdamW, which has two moments."""
@@ -72,10 +72,12 @@ WITH_SGD = ("sasgd", "sparse")
 def trained(world: Transport, P: int, method: str, dtype: torch.dtype) -> tuple[nn.Module, optim.Optimizer]:
     """The layers' sizes are no multiples of K; biases are next to nothing."""
     layers = (nn.Linear(5, 97), nn.Tanh(), nn.Linear(97, 101), nn.Tanh(), nn.Linear(101, 3))
-    net, job = nn.Sequential(*layers).to(dtype), form(world, P)
+    net, topology = nn.Sequential(*layers).to(dtype), form(world, P)
     make = optim.SGD if method in WITH_SGD else optim.AdamW
     inner = make(net.parameters(), lr=0.01)
-    optimizer = hpcsgd.DistributedOptimizer(inner, net, job, METHODS[method](), bucket_mb=BUCKET_BYTES / 1e6)
+    optimizer = hpcsgd.DistributedOptimizer(
+        inner, net, topology, METHODS[method](), bucket_cap_mb=BUCKET_BYTES / 1e6
+    )
     for t in range(STEPS):
         optimizer.zero_grad()
         value = loss(net, *batch(t, world.rank, dtype))

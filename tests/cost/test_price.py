@@ -26,7 +26,7 @@ from hpcsgd.methods import (
     osgp,
     selsync,
     sgp,
-    streamed,
+    streaming,
     switch,
 )
 from hpcsgd.parts.exchanges import Sparse
@@ -130,7 +130,7 @@ def test_a_late_meeting_counts_as_far_as_it_is_longer_than_its_delay() -> None:
         assert cost.nbytes == pytest.approx(at_once.nbytes, rel=1e-12)
     compute = meeting / 10
     always = price(
-        StepPlan.of(streamed(hierarchical(I), 4, 2)), m, machine(1), Computed(forward=compute, backward=0.0)
+        StepPlan.of(streaming(hierarchical(I), 4, 2)), m, machine(1), Computed(forward=compute, backward=0.0)
     )
     distance = 2 * np.log2(8) * ALPHA + 2 * 7 / 8 * 8 * BETA
     more = 3 * (2 * np.log2(8) * ALPHA + distance)  # of the same bytes

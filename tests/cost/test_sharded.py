@@ -18,7 +18,7 @@ from torch import Tensor, nn, optim
 import hpcsgd
 from cost.test_memory import apart
 from hpcsgd.comm import Transport
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.memory import kept, one_block
@@ -35,9 +35,9 @@ from hpcsgd.methods import (
     hierarchical,
     selsync,
     sgp,
-    streamed,
+    streaming,
 )
-from hpcsgd.models.sharded import shard, units
+from hpcsgd.models.sharded import fully_shard, units
 from hpcsgd.parts.exchanges import Sparse
 from hpcsgd.parts.sparsifiers import TopK
 from hpcsgd.train.subject import state_of
@@ -79,12 +79,12 @@ class Net(nn.Module):
 METHODS: dict[str, Callable[[], Method]] = {
     "bsp": bsp,
     "hierarchical": lambda: hierarchical(EVERY),
-    "moments": lambda: hierarchical(EVERY, moments=hpcsgd.Averaged),
+    "moments": lambda: hierarchical(EVERY, optimizer_state=hpcsgd.AverageState),
     "allreduce_local_sgd": lambda: allreduce_local_sgd(EVERY),
     "diloco": lambda: diloco(EVERY),
     "selsync": lambda: selsync(0.0),
     "sgp": sgp,
-    "streamed": lambda: streamed(diloco(EVERY), 3, 1),
+    "streaming": lambda: streaming(diloco(EVERY), 3, 1),
 }
 ALWAYS = 1.0
 """The share of steps in which selsync meets, with a threshold of 0."""
@@ -133,17 +133,19 @@ def torch_counted() -> Iterator[Counter[tuple[str, int]]]:
             setattr(dist, name, function)
 
 
-def trained(job: Job, method: Method, *, sharded: bool = True) -> Iterator[hpcsgd.DistributedOptimizer]:
+def trained(
+    topology: Topology, method: Method, *, sharded: bool = True
+) -> Iterator[hpcsgd.DistributedOptimizer]:
     """After each step."""
     torch.manual_seed(0)
     net = Net()
     if sharded:
-        shard(net, job, ["blocks.*"])
+        fully_shard(net, topology, ["blocks.*"])
     inner = optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=0.01)
-    optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method, bucket_mb=BUCKET_BYTES / 1e6)
+    optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method, bucket_cap_mb=BUCKET_BYTES / 1e6)
     for t in range(STEPS + 1):
         optimizer.zero_grad()
-        value = loss(net, *batch(t, job.rank, torch.float32))
+        value = loss(net, *batch(t, topology.rank, torch.float32))
         value.backward()
         optimizer.step(loss=value.detach())
         yield optimizer
@@ -156,7 +158,7 @@ def seen(world: Transport, P: int, method: str) -> Seen:
     before, distances = world.ledger.totals(), []
     with torch_counted() as found:
         for optimizer in steps:
-            distances.append(optimizer.notes.get("distance", 0.0))
+            distances.append(optimizer.metrics.get("distance", 0.0))
         optimizer.method.state_dict()  # waits for what is under way
     grown = {name: total.bytes / STEPS for name, total in world.ledger.since(before).items()}
     by_phase = {name: nbytes for name, nbytes in grown.items() if nbytes and name != "other"}
@@ -200,7 +202,7 @@ def test_the_distance_is_that_of_whole_models(run, method: str) -> None:
 
     def distances(world: Transport, sharded: bool) -> list[float]:
         steps = trained(form(world, 2), METHODS[method](), sharded=sharded)
-        return [optimizer.notes.get("distance", 0.0) for optimizer in steps]
+        return [optimizer.metrics.get("distance", 0.0) for optimizer in steps]
 
     for mine, theirs in run(4, lambda world: (distances(world, True), distances(world, False))):
         assert any(mine)
@@ -259,20 +261,24 @@ HOLDING = {**METHODS, "delayed": lambda: delayed(hierarchical(EVERY), 2)}
 @pytest.mark.processes
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize(
-    "method", ["bsp", "hierarchical", "allreduce_local_sgd", "diloco", "delayed", "streamed"]
+    "method", ["bsp", "hierarchical", "allreduce_local_sgd", "diloco", "delayed", "streaming"]
 )
 def test_tensors_are_those_of_the_formula(run, method: str) -> None:
     """But for the block, which is there while a pass goes on."""
 
     def living(world: Transport) -> int:
-        job = form(world, 2)
+        topology = form(world, 2)
         with apart() as found:
-            net = shard(nn.Sequential(nn.Linear(5, 97), nn.Tanh(), Wide(), Wide(), nn.Linear(97, 3)), job)
+            net = fully_shard(
+                nn.Sequential(nn.Linear(5, 97), nn.Tanh(), Wide(), Wide(), nn.Linear(97, 3)), topology
+            )
             inner = optim.AdamW(net.parameters(), lr=0.01)
-            optimizer = hpcsgd.DistributedOptimizer(inner, net, job, HOLDING[method](), bucket_mb=2e-3)
+            optimizer = hpcsgd.DistributedOptimizer(
+                inner, net, topology, HOLDING[method](), bucket_cap_mb=2e-3
+            )
             for t in range(2 * EVERY):
                 optimizer.zero_grad()
-                value = loss(net, *batch(t, job.rank, torch.float32))
+                value = loss(net, *batch(t, topology.rank, torch.float32))
                 value.backward()
                 optimizer.step(loss=value.detach())
             optimizer.method.state_dict()

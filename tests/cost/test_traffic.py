@@ -13,17 +13,17 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd.comm import Transport
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.traffic import of_meeting, of_step
 from hpcsgd.engine.in_parts import is_tensorwise, seen_whole
 from hpcsgd.engine.plan import StepPlan, Update
 from hpcsgd.errors import UserError
-from hpcsgd.methods import METHODS, Method, bsp, des_loco, hierarchical, selsync, sgp, streamed, switch
-from hpcsgd.parts.exchanges import Gathered, Packed, Plain, ReduceScatter, Sparse, own
+from hpcsgd.methods import METHODS, Method, bsp, des_loc, hierarchical, selsync, sgp, streaming, switch
+from hpcsgd.parts.exchanges import Plain, Quantized, ReduceScatter, Sparse, WithAllgather, own
+from hpcsgd.parts.quantizers import int8
 from hpcsgd.parts.sparsifiers import CLTk, Deft, HardThreshold, TopK
-from hpcsgd.parts.wires import int8
 from hpcsgd.train.subject import state_of
 from methods.table import EXCEPTIONS, REFERENCES
 from methods.test_unused_parts import Branches
@@ -37,7 +37,7 @@ SHAPES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2), (4, 2)]
 ENTRIES = {**REFERENCES, **EXCEPTIONS}
 IN_TURN = {label for label, entry in ENTRIES.items() if entry.method in ("switch", "post_local")}
 """Two methods, of which each has its own line."""
-BY_NORMS = {"hierarchical with DEFT", "sparse_loco over positions"}
+BY_NORMS = {"hierarchical with DEFT", "sparseloco over positions"}
 """Whose k, and codes of indices, go by what has gathered."""
 
 Make = Callable[[Sequence[nn.Parameter]], optim.Optimizer]
@@ -50,7 +50,7 @@ def at_rest(params: Sequence[nn.Parameter]) -> optim.Optimizer:
 def joined(params: Sequence[nn.Parameter]) -> optim.Optimizer:
     """Of three kinds, of which two have a moment of the same name."""
     matrices, rest = [p for p in params if p.ndim == 2], [p for p in params if p.ndim != 2]
-    return hpcsgd.Joined(
+    return hpcsgd.ChainedOptimizer(
         optim.Muon(matrices, lr=0.0),
         optim.AdamW(rest[1:], lr=0.0),
         optim.SGD(rest[:1], lr=0.0, momentum=0.9),
@@ -69,7 +69,7 @@ def made(label: str) -> Method:
     entry = ENTRIES[label]
     arguments = dict(entry.arguments())
     if entry.method == "adacomm":
-        arguments = {"interval": 1, "block": 2}
+        arguments = {"initial_sync_every": 1, "adapt_every": 2}
     if entry.method == "fedavg":
         arguments |= {"per_epoch": 1, "steps_per_epoch": 4}
     return METHODS[entry.method](**arguments)
@@ -94,21 +94,21 @@ def counted(
     P: int,
     new: Callable[[], Method],
     make: Make = at_rest,
-    form: Callable[..., Job] = form,
+    form: Callable[..., Topology] = form,
     model: Callable[[], nn.Module] = model,
 ) -> dict[str, float]:
     """Bytes of a step by phase, and the share of steps in which groups `met`, where that is noted."""
-    job, net = form(world, P), model()
+    topology, net = form(world, P), model()
     optimizer = hpcsgd.DistributedOptimizer(
-        make(list(net.parameters())), net, job, new(), bucket_mb=BUCKET_BYTES / 1e6
+        make(list(net.parameters())), net, topology, new(), bucket_cap_mb=BUCKET_BYTES / 1e6
     )
-    one_step(net, optimizer, job, 0)  # what is sent once
+    one_step(net, optimizer, topology, 0)  # what is sent once
     optimizer.state_dict()  # has been sent
     before, met = world.ledger.totals(), 0.0
     world.barrier()  # or somebody's question is answered before this rank has begun to count
     for t in range(1, STEPS + 1):
-        one_step(net, optimizer, job, t)
-        met += optimizer.notes.get("met", 0.0)
+        one_step(net, optimizer, topology, t)
+        met += optimizer.metrics.get("met", 0.0)
     optimizer.method.state_dict()  # waits for what is under way
     grown = world.ledger.since(before)
     by_phase = {name: total.bytes / STEPS for name, total in grown.items() if name != "other"}
@@ -150,7 +150,7 @@ def test_bytes_of_every_method_are_those_that_the_ledger_counts(run, label: str,
     entry = ENTRIES[label]
     found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form))
     expected = foretold(P, K, made(label), found.pop("met"))
-    if made(label).how.traits.elastic:
+    if made(label).averager.traits.elastic:
         found.pop("average", None)  # what goes between islands is counted by nobody
     assert found == pytest.approx(expected, rel=0.35 if label in BY_NORMS else 1e-12)
 
@@ -163,7 +163,7 @@ def test_bytes_with_awkward_models(run, label: str, kind: str, P: int, K: int) -
     entry = ENTRIES[label]
     found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form, MODELS[kind]))
     expected = foretold(P, K, made(label), found.pop("met"), MODELS[kind])
-    if made(label).how.traits.elastic:
+    if made(label).averager.traits.elastic:
         found.pop("average", None)
     assert found == pytest.approx(expected, rel=1e-12)
 
@@ -201,7 +201,9 @@ def test_bytes_per_index_of_gaps() -> None:
 
 @pytest.mark.threads(unless={"P": 2, "K": 2, "optimizer": "AdamW"})
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (3, 2)])
-@pytest.mark.parametrize("new", [lambda: hierarchical(3, moments=hpcsgd.Averaged), lambda: des_loco(4, 3, 6)])
+@pytest.mark.parametrize(
+    "new", [lambda: hierarchical(3, optimizer_state=hpcsgd.AverageState), lambda: des_loc(4, 3, 6)]
+)
 @pytest.mark.parametrize("optimizer", WITH_MOMENTS)
 def test_bytes_of_averaged_moments(run, optimizer: str, new: Callable[[], Method], P: int, K: int) -> None:
     """Of those that are joined each moment counts for the parameters that have it."""
@@ -220,7 +222,7 @@ def test_what_each_parameter_has() -> None:
     adam = optim.Adam([bias, plain], lr=0.1, amsgrad=True)
     both = {bias, plain}
     moments = {"exp_avg": both, "exp_avg_sq": both, "max_exp_avg_sq": both, "momentum_buffer": {matrix}}
-    assert state_of(hpcsgd.Joined(optim.Muon([matrix], lr=0.1), adam)) == (moments, {"step": both})
+    assert state_of(hpcsgd.ChainedOptimizer(optim.Muon([matrix], lr=0.1), adam)) == (moments, {"step": both})
     rows = optim.Adafactor([matrix, bias], lr=0.1)
     assert state_of(rows) == ({"variance": {bias}}, {"step": {matrix, bias}})
 
@@ -232,7 +234,7 @@ class Unknown(optim.Adafactor):
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2), (3, 2)])
 @pytest.mark.parametrize("kind", [Unknown, optim.Adafactor])
-@pytest.mark.parametrize("new", [lambda: hierarchical(3), lambda: streamed(hierarchical(4), 2, 0)])
+@pytest.mark.parametrize("new", [lambda: hierarchical(3), lambda: streaming(hierarchical(4), 2, 0)])
 def test_optimizers_cost_what_they_look_at(
     run, kind: Callable[..., optim.Optimizer], new: Callable[[], Method], P: int, K: int
 ) -> None:
@@ -255,8 +257,8 @@ def test_optimizers_cost_what_they_look_at(
 PAIRS: dict[str, tuple[Callable[[], Method], Callable[[], Method]]] = {
     "bsp, hierarchical": (bsp, lambda: hierarchical(3)),
     "streamed, packed": (
-        lambda: streamed(hierarchical(4), 2, 0),
-        lambda: hierarchical(3, Packed(parameters=int8())),
+        lambda: streaming(hierarchical(4), 2, 0),
+        lambda: hierarchical(3, Quantized(parameters=int8())),
     ),
     "sgp, bsp": (sgp, bsp),
 }
@@ -297,7 +299,7 @@ def test_what_cannot_be_foretold_is_said() -> None:
 def test_who_exchanges_whole_vectors_and_averages_chunks_gathers_once_more() -> None:
     """As the engine's meetings do: of chunks where each position has all of w, an allgather follows."""
     m = Sizes.of(model().named_parameters(), 2, 2, BUCKET_BYTES)
-    found = of_step(StepPlan.of(hierarchical(3, Gathered(ReduceScatter()))), m)
+    found = of_step(StepPlan.of(hierarchical(3, WithAllgather(ReduceScatter()))), m)
     after = [x for x in found if x.phase == "parameters"]
     assert after == [
         Message("allgather", "group", b.nbytes, "parameters", 1 / 3, stage="meeting") for b in m.buckets
@@ -307,9 +309,9 @@ def test_who_exchanges_whole_vectors_and_averages_chunks_gathers_once_more() -> 
 @pytest.mark.ranks(3)
 def test_sizes_are_those_of_the_engine(run) -> None:
     def laid_out(world: Transport) -> list[tuple[int, int]]:
-        job, net = form(world, groups=1), model()
+        topology, net = form(world, groups=1), model()
         made = hpcsgd.DistributedOptimizer(
-            at_rest(list(net.parameters())), net, job, bsp(), bucket_mb=BUCKET_BYTES / 1e6
+            at_rest(list(net.parameters())), net, topology, bsp(), bucket_cap_mb=BUCKET_BYTES / 1e6
         )
         return [(b.slots[-1].stop, b.size) for b in made.buckets]
 

@@ -214,10 +214,10 @@ def test_all_ranks_have_as_many_batches_as_the_one_with_the_fewest(run, sized: b
 @pytest.mark.ranks(2)
 def test_ranks_ask_each_other_once_a_batch(run) -> None:
     def asked(world: Transport, batches: int) -> int:
-        job = form(world, 2)
-        before = sum(total.calls for total in job.world.ledger.totals().values())
-        assert sum(1 for _ in hpcsgd.equal_batches(iter(range(batches)), job)) == batches
-        return sum(total.calls for total in job.world.ledger.totals().values()) - before
+        topology = form(world, 2)
+        before = sum(total.calls for total in topology.world.ledger.totals().values())
+        assert sum(1 for _ in hpcsgd.equal_batches(iter(range(batches)), topology)) == batches
+        return sum(total.calls for total in topology.world.ledger.totals().values()) - before
 
     def body(world: Transport) -> int:
         return asked(world, 5) - asked(world, 2)

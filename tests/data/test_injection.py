@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from hpcsgd.comm import Transport
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.data import (
     AsRank,
     Batches,
@@ -57,15 +57,15 @@ def rows(batch: Sequence[Tensor]) -> list[int]:
 
 
 def loaded(
-    job: Job,
+    topology: Topology,
     injection: Injection,
     b: int,
     n: int = 200,
     partition: Partition | None = None,
 ) -> tuple[Injected, InjectedBatches, Sampler]:
-    sampler = Sampler(n, job, seed=4, partition=partition)
-    batches = InjectedBatches(sampler, job, b, injection)
-    return Injected(DataLoader(Numbered(n), batch_sampler=batches), job), batches, sampler
+    sampler = Sampler(n, topology, seed=4, partition=partition)
+    batches = InjectedBatches(sampler, topology, b, injection)
+    return Injected(DataLoader(Numbered(n), batch_sampler=batches), topology), batches, sampler
 
 
 @given(PARTS, PARTS, st.integers(2, 40), st.integers(2, 300))
@@ -151,7 +151,7 @@ def test_all_groups_make_the_same_steps_and_load_what_they_own(
         lengths.add((len(steps), len(batches)))
         for step, got in enumerate(steps):
             window = whole[step * (own + shared) : (step + 1) * (own + shared)]
-            assert got == (window if seat.g in batches.sharers(step) else window[:own])
+            assert got == (window if seat.group_index in batches.sharers(step) else window[:own])
         done = data.draw(st.integers(0, len(steps)))
         for _ in range(done):
             batches.advance()
@@ -170,8 +170,8 @@ def test_what_arrives(
     injection = Injection(alpha, beta)
 
     def one(world: Transport) -> Any:
-        job = form(world, groups=n // K)
-        loader, batches, _ = loaded(job, injection, b, n=160)
+        topology = form(world, groups=n // K)
+        loader, batches, _ = loaded(topology, injection, b, n=160)
         before = world.ledger.totals()
         complete = [rows(batch) for batch in loader]
         grown = world.ledger.since(before)
@@ -179,7 +179,7 @@ def test_what_arrives(
         told = [batches.sharers(step) for step in range(len(batches))]
         sent = grown["injection"].bytes if "injection" in grown else 0
         assert set(grown) <= {"injection"}
-        return job.g, job.j, list(batches), complete, told, sent
+        return topology.group_index, topology.shard_index, list(batches), complete, told, sent
 
     P = n // K
     _, s, S = injection.portions(b, P)
@@ -205,15 +205,15 @@ def test_resumed_in_mid_epoch(run: Callable[..., list[Any]], n: int, partition: 
     """By the sampler's state; and a loop that tells nobody where it is begins at the beginning."""
 
     def one(world: Transport) -> None:
-        job = form(world, groups=n)
-        loader, batches, sampler = loaded(job, Injection(0.5, 0.5), 8, partition=partition)
+        topology = form(world, groups=n)
+        loader, batches, sampler = loaded(topology, Injection(0.5, 0.5), 8, partition=partition)
         sampler.set_epoch(3)
         whole = [rows(batch) for batch in loader]
         assert [rows(batch) for batch in loader] == whole
         for _ in range(2):
             batches.advance()
         state = sampler.state_dict()
-        again, _, resumed = loaded(job, Injection(0.5, 0.5), 8, partition=partition)
+        again, _, resumed = loaded(topology, Injection(0.5, 0.5), 8, partition=partition)
         resumed.load_state_dict(state)
         assert [rows(batch) for batch in again] == whole[2:]
         sampler.set_epoch(4)
@@ -231,9 +231,9 @@ def test_resumed_with_another_K(run: Callable[..., list[Any]], n: int) -> None:
         _, batches, sampler = loaded(before, Injection(0.5, 0.5), 8, partition=SelDP())
         for _ in range(3):
             batches.advance()
-        whole = list(Sampler(200, AsRank(before.g, 2), seed=4, partition=SelDP()))
+        whole = list(Sampler(200, AsRank(before.group_index, 2), seed=4, partition=SelDP()))
         passed = 3 * 2 * sum(batches.portions[:2])
-        after = AsRank(before.g, 2)
+        after = AsRank(before.group_index, 2)
         resumed = Sampler(200, after, partition=SelDP())
         resumed.load_state_dict(sampler.state_dict())
         assert list(resumed) == whole[passed:]
@@ -246,8 +246,8 @@ def test_resumed_with_another_K(run: Callable[..., list[Any]], n: int) -> None:
 @pytest.mark.ranks(1)
 def test_one_group_has_nobody_to_share_with(run: Callable[..., list[Any]]) -> None:
     def one(world: Transport) -> None:
-        job = form(world, groups=1)
-        loader, _, sampler = loaded(job, Injection(0.5, 0.5), 8, n=64)
+        topology = form(world, groups=1)
+        loader, _, sampler = loaded(topology, Injection(0.5, 0.5), 8, n=64)
         before = world.ledger.totals()
         got = [rows(batch) for batch in loader]
         assert got == list(Batches(sampler, 8))
@@ -271,10 +271,10 @@ def test_what_cannot_be() -> None:
 @pytest.mark.ranks(1)
 def test_loaders_that_do_not_fit(run: Callable[..., list[Any]]) -> None:
     def one(world: Transport) -> None:
-        job = form(world)
+        topology = form(world)
         with pytest.raises(UserError, match=r"batch_sampler=InjectedBatches.*given one with BatchSampler"):
-            Injected(DataLoader(Numbered(8), 4), job)
-        loader, _, _ = loaded(job, Injection(0.5, 0.5), 8)
+            Injected(DataLoader(Numbered(8), 4), topology)
+        loader, _, _ = loaded(topology, Injection(0.5, 0.5), 8)
         x = torch.zeros(8, 2)
         for batch, told in (
             ({"x": x}, "expected batches of tensors, given dict"),

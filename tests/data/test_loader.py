@@ -113,7 +113,7 @@ def test_what_cannot_be(data: Windows) -> None:
         with pytest.raises(UserError, match=rf"batch = {batch}: expected a whole number"):
             Loader(data, batch, sampler)  # pyright: ignore[reportArgumentType]
     plain: Any = torch.utils.data.RandomSampler(data)
-    with pytest.raises(UserError, match=r"type RandomSampler: expected hpcsgd\.Sampler\(data, job\)"):
+    with pytest.raises(UserError, match=r"type RandomSampler: expected hpcsgd\.Sampler\(data, topology\)"):
         Loader(data, 2, plain)
     unread: Any = iter([1])
     with pytest.raises(UserError, match="data = an object of type list_iterator: expected a dataset"):

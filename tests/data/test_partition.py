@@ -274,7 +274,7 @@ def test_what_cannot_be() -> None:
             Dirichlet(alpha)
     for share in (0.4, 1.1):
         with pytest.raises(UserError, match="each of 2 groups needs 1/P to 1"):
-            Sampler(20, AsRank(0, 4, K=2), partition=Overlapping(share))
+            Sampler(20, AsRank(0, 4, group_size=2), partition=Overlapping(share))
 
 
 def test_cards_of_others_come_after_the_own_ones() -> None:

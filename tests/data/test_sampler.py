@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler
 
 import hpcsgd
 from hpcsgd.comm import Transport, threads
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.data import AsRank, DefDP, Overlapping, Sampler, SelDP
 from hpcsgd.data.partition import Partition
 from hpcsgd.errors import JobError, UserError
@@ -196,38 +196,38 @@ def test_what_is_no_partition_is_told_in_one_line(given: Any) -> None:
         samplers(8, 2, partition=given)
 
 
-def trained(world: Transport, sampler: Callable[[Job], Sampler], used: bool = True) -> None:
-    job = form(world, 2)
+def trained(world: Transport, sampler: Callable[[Topology], Sampler], used: bool = True) -> None:
+    topology = form(world, 2)
     model = torch.nn.Linear(1, 1)
     optimizer = hpcsgd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), model, job, hpcsgd.bsp()
+        torch.optim.SGD(model.parameters(), lr=0.1), model, topology, hpcsgd.bsp()
     )
     if used:
-        next(iter(sampler(job)))
+        next(iter(sampler(topology)))
     for _ in range(2):
         model(torch.ones(1, 1)).sum().backward()
         optimizer.step()
 
 
-UNLIKE: dict[str, tuple[Callable[[Job], Sampler], str]] = {
+UNLIKE: dict[str, tuple[Callable[[Topology], Sampler], str]] = {
     "seed": (
-        lambda job: Sampler(8, job, seed=job.rank),
+        lambda topology: Sampler(8, topology, seed=topology.rank),
         "the seed of a sampler is 0 on rank 0 and 1 on rank 1",
     ),
     "length": (
-        lambda job: Sampler(8 + job.rank, job),
+        lambda topology: Sampler(8 + topology.rank, topology),
         "the length of the data of a sampler is 8 on rank 0 and 9 on rank 1",
     ),
     "partition": (
-        lambda job: Sampler(8, job, partition=SelDP() if job.rank else DefDP()),
+        lambda topology: Sampler(8, topology, partition=SelDP() if topology.rank else DefDP()),
         r"the partition of a sampler is DefDP\(\) on rank 0 and SelDP\(\) on rank 1",
     ),
     "labels": (
-        lambda job: Sampler(4, job, labels=[job.rank] * 4),
+        lambda topology: Sampler(4, topology, labels=[topology.rank] * 4),
         "the digest of the labels of a sampler is ",
     ),
     "draw": (
-        lambda job: Sampler(SubsetRandomSampler(range(job.rank, 4 + job.rank)), job),
+        lambda topology: Sampler(SubsetRandomSampler(range(topology.rank, 4 + topology.rank)), topology),
         "the digest of what SubsetRandomSampler draws is ",
     ),
 }
@@ -241,7 +241,7 @@ def test_unlike_samplers_are_told_in_the_first_step(what: str) -> None:
 
 
 def test_a_sampler_that_one_rank_looks_into_is_nobody_elses() -> None:
-    threads.run(2, lambda world: trained(world, lambda job: Sampler(8, job), used=world.rank == 1))
+    threads.run(2, lambda world: trained(world, lambda topology: Sampler(8, topology), used=world.rank == 1))
 
 
 def test_the_length_of_a_dataset() -> None:

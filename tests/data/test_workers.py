@@ -65,7 +65,7 @@ def test_a_warning_to_all_processes_of_a_rank(tmp_path: Path, sent: str) -> None
     make_store(tmp_path / "small.h5")
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "signalling.py").write_text(SIGNALLED.format(signal=sent))
-    words = ("--data.workers", "1", "--training.epochs", "100000", "--data.transform", "signalling:send")
+    words = ("--data.num_workers", "1", "--training.epochs", "100000", "--data.transform", "signalling:send")
     done = in_a_group_of_its_own(tmp_path, *words)
     assert (done.code, done.err) == (75, "")
     assert f"SIG{sent} received: saved step" in done.out

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpcsgd.cluster.launch.run import allotment_of
-from hpcsgd.config.schema import ReallocationSection
+from hpcsgd.config.schema import RebalanceSection
 from hpcsgd.elastic.allotment import Allotment
 from hpcsgd.elastic.register import Member, Phase, Point, Register
 
@@ -52,13 +52,13 @@ def test_a_move_of_ranks_has_to_pay() -> None:
 @pytest.mark.parametrize(
     ("section", "total", "cost"),
     [
-        (ReallocationSection(unit="ranks"), 1, 20.0),
-        (ReallocationSection(unit="ranks", cost=3.0), 1, 3.0),
-        (ReallocationSection(unit="samples", total=64), 64, 0.0),
+        (RebalanceSection(resource="ranks"), 1, 20.0),
+        (RebalanceSection(resource="ranks", cost_s=3.0), 1, 3.0),
+        (RebalanceSection(resource="samples", total=64), 64, 0.0),
     ],
 )
-def test_what_a_move_costs(section: ReallocationSection, total: int, cost: float) -> None:
-    config: Any = SimpleNamespace(reallocation=section, training=SimpleNamespace(epochs=3))
-    assert allotment_of(config) == Allotment(section.unit, total, 0.1, cost, 3)
-    config.reallocation = ReallocationSection()
+def test_what_a_move_costs(section: RebalanceSection, total: int, cost: float) -> None:
+    config: Any = SimpleNamespace(rebalance=section, training=SimpleNamespace(epochs=3))
+    assert allotment_of(config) == Allotment(section.resource, total, 0.1, cost, 3)
+    config.rebalance = RebalanceSection()
     assert allotment_of(config) is None

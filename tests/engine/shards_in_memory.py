@@ -43,25 +43,25 @@ METHODS: dict[str, Callable[[], hpcsgd.Method]] = {
     "bsp": hpcsgd.bsp,
     "hierarchical": lambda: hpcsgd.hierarchical(EVERY),
     "diloco": lambda: hpcsgd.diloco(EVERY),
-    "streamed": lambda: hpcsgd.streamed(hpcsgd.hierarchical(EVERY), 3, 1),
+    "streaming": lambda: hpcsgd.streaming(hpcsgd.hierarchical(EVERY), 3, 1),
 }
 
 
-def model(job: hpcsgd.Job | None, layers: int = LAYERS) -> nn.Module:
+def model(topology: hpcsgd.Topology | None, layers: int = LAYERS) -> nn.Module:
     """Of torch's default type, a layer of about BLOCK bytes. Never whole where it is sharded over the groups
     of `job`: the values come layer by layer, the same however it is cut."""
     n = width()
     with torch.device("meta"):
         net = nn.Sequential(*(nn.Linear(n, n, bias=False) for _ in range(layers)))
-    if job is not None:
+    if topology is not None:
         for layer in net:
-            fully_shard(layer, mesh=job.mesh()["group"])
-        fully_shard(net, mesh=job.mesh()["group"])
+            fully_shard(layer, mesh=topology.mesh()["group"])
+        fully_shard(net, mesh=topology.mesh()["group"])
     net.to_empty(device="cpu")
     for number, p in enumerate(net.parameters()):
         values = torch.randn(p.shape, generator=torch.Generator().manual_seed(number)) / n**0.5
         with torch.no_grad():
-            local(p).copy_(rows(values, job))
+            local(p).copy_(rows(values, topology))
     return net
 
 
@@ -69,8 +69,8 @@ def width() -> int:
     return int((BLOCK / torch.get_default_dtype().itemsize) ** 0.5)
 
 
-def rows(whole: Tensor, job: hpcsgd.Job | None) -> Tensor:
-    return whole if job is None else whole.chunk(job.K)[job.j]
+def rows(whole: Tensor, topology: hpcsgd.Topology | None) -> Tensor:
+    return whole if topology is None else whole.chunk(topology.group_size)[topology.shard_index]
 
 
 def steps(net: nn.Module, optimizer: optim.Optimizer, rank: int) -> Iterator[None]:
@@ -86,12 +86,12 @@ def steps(net: nn.Module, optimizer: optim.Optimizer, rank: int) -> Iterator[Non
 
 
 def training(
-    job: hpcsgd.Job, who: str, layers: int = LAYERS, sharded: bool = True
+    topology: hpcsgd.Topology, who: str, layers: int = LAYERS, sharded: bool = True
 ) -> tuple[nn.Module, optim.Optimizer]:
-    net = model(job if sharded else None, layers)
+    net = model(topology if sharded else None, layers)
     optimizer: optim.Optimizer = optim.AdamW(net.parameters(), lr=1e-3, eps=EPS[torch.get_default_dtype()])
     if who != TORCH:
-        optimizer = hpcsgd.DistributedOptimizer(optimizer, net, job, METHODS[who]())
+        optimizer = hpcsgd.DistributedOptimizer(optimizer, net, topology, METHODS[who]())
     return net, optimizer
 
 
@@ -109,17 +109,17 @@ def start_counting() -> int:
     return status("VmRSS")
 
 
-def peak(job: hpcsgd.Job, who: str) -> dict[str, int]:
+def peak(topology: hpcsgd.Topology, who: str) -> dict[str, int]:
     """Most bytes at once, of the steps without a meeting and of those with one, and of an evaluation."""
-    net, optimizer = training(job, who, layers=3)  # buffers of the libraries, code
-    warm = steps(net, optimizer, job.rank)
+    net, optimizer = training(topology, who, layers=3)  # buffers of the libraries, code
+    warm = steps(net, optimizer, topology.rank)
     for _ in range(2 * EVERY):
         next(warm)
     del net, optimizer, warm
     before = start_counting()
-    net, optimizer = training(job, who)
+    net, optimizer = training(topology, who)
     found = {"made": status("VmHWM") - before}
-    go_on = steps(net, optimizer, job.rank)
+    go_on = steps(net, optimizer, topology.rank)
     for _ in range(EVERY):
         next(go_on)
     for what, count in {"steps": EVERY - 1, "meeting": 1}.items():
@@ -129,18 +129,18 @@ def peak(job: hpcsgd.Job, who: str) -> dict[str, int]:
         found[what] = status("VmHWM") - before
     if isinstance(optimizer, hpcsgd.DistributedOptimizer):
         start_counting()
-        with optimizer.averaged(), torch.no_grad():
+        with optimizer.averaged_model(), torch.no_grad():
             net(torch.ones(4, width()))
         found["evaluation"] = status("VmHWM") - before
     return found
 
 
 def peaks(P: int, names: list[str]) -> None:
-    job = hpcsgd.init(groups=P, timeout=60)
+    topology = hpcsgd.init(groups=P, timeout_s=60)
     for who in names:
-        mine = peak(job, who)
-        everyone = job.world.gather_objects(mine)
-        if job.rank == 0:
+        mine = peak(topology, who)
+        everyone = topology.world.gather_objects(mine)
+        if topology.rank == 0:
             most = {name: max(each[name] for each in everyone) for name in mine}
             print(json.dumps({"who": who, "peaks": most}), flush=True)
 
@@ -148,28 +148,28 @@ def peaks(P: int, names: list[str]) -> None:
 def limited(P: int, sharded: bool) -> None:
     """With a third of the memory that all of the training takes, and `STACK`; then once more, with as much as
     there is and not sharded."""
-    job = hpcsgd.init(groups=P, timeout=60)
-    net, optimizer = training(job, "hierarchical", layers=3, sharded=sharded)
-    next(steps(net, optimizer, job.rank))
+    topology = hpcsgd.init(groups=P, timeout_s=60)
+    net, optimizer = training(topology, "hierarchical", layers=3, sharded=sharded)
+    next(steps(net, optimizer, topology.rank))
     del net, optimizer
     start_counting()
     unlimited = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (status("VmData") + TRAINED // 3 + STACK, unlimited[1]))
-    job.world.barrier()
-    net = trained(job, sharded)
-    if job.rank == 0:
+    topology.world.barrier()
+    net = trained(topology, sharded)
+    if topology.rank == 0:
         print("trained within the limit", flush=True)
     resource.setrlimit(resource.RLIMIT_DATA, unlimited)
-    reference = trained(job, sharded=False)
-    of_all = [most_apart(net, rows_of(other, job)) for other in (reference, model(None))]
-    everyone = job.world.gather_objects(of_all)
-    if job.rank == 0:
+    reference = trained(topology, sharded=False)
+    of_all = [most_apart(net, rows_of(other, topology)) for other in (reference, model(None))]
+    everyone = topology.world.gather_objects(of_all)
+    if topology.rank == 0:
         differences, moves = zip(*everyone, strict=True)
         print(json.dumps({"difference": max(differences), "move": min(moves)}), flush=True)
 
 
-def rows_of(whole: nn.Module, job: hpcsgd.Job) -> list[Tensor]:
-    return [rows(p, job) for p in whole.parameters()]
+def rows_of(whole: nn.Module, topology: hpcsgd.Topology) -> list[Tensor]:
+    return [rows(p, topology) for p in whole.parameters()]
 
 
 def most_apart(net: nn.Module, others: list[Tensor]) -> float:
@@ -177,9 +177,9 @@ def most_apart(net: nn.Module, others: list[Tensor]) -> float:
     return max((local(mine) - other).abs().max().item() for mine, other in pairs)
 
 
-def trained(job: hpcsgd.Job, sharded: bool) -> nn.Module:
-    net, optimizer = training(job, "hierarchical", sharded=sharded)
-    go_on = steps(net, optimizer, job.rank)
+def trained(topology: hpcsgd.Topology, sharded: bool) -> nn.Module:
+    net, optimizer = training(topology, "hierarchical", sharded=sharded)
+    go_on = steps(net, optimizer, topology.rank)
     for _ in range(EVERY + 1):
         next(go_on)
     return net

@@ -16,7 +16,7 @@ from torch import Tensor, nn, optim
 import hpcsgd
 from hpcsgd import DistributedOptimizer, Method, UserError, bsp, hierarchical, selsync
 from hpcsgd.comm import Transport, threads
-from hpcsgd.core.step import Exchange
+from hpcsgd.core.step import GradReduce
 from hpcsgd.core.topology import form
 from hpcsgd.engine.presence import Gradients, Presence, joined
 from hpcsgd.methods.selsync import gradients
@@ -84,7 +84,7 @@ def experts_are_as_in_one_process(
     def train(world: Transport) -> tuple[Tensor, list[bool]]:
         net = Experts()
         inner = MAKE[kind](net.parameters())
-        optimizer = DistributedOptimizer(inner, net, form(world, P), method(), bucket_mb=1e-4, **options)
+        optimizer = DistributedOptimizer(inner, net, form(world, P), method(), bucket_cap_mb=1e-4, **options)
         for t in range(STEPS):
             optimizer.zero_grad()
             value(net, t, world.rank).backward()
@@ -106,7 +106,7 @@ def experts_are_as_in_one_process(
 def test_experts_that_some_ranks_or_no_rank_uses(
     run, P: int, K: int, exchange: str, overlap: bool, kind: str
 ) -> None:
-    experts_are_as_in_one_process(run, P, K, kind, EXCHANGES[exchange], overlap=overlap)
+    experts_are_as_in_one_process(run, P, K, kind, EXCHANGES[exchange], overlap_grad_reduce=overlap)
 
 
 @pytest.mark.parametrize("kind", MAKE)
@@ -119,11 +119,11 @@ def test_experts_that_some_groups_or_no_group_uses(run, kind: str) -> None:
 @pytest.mark.parametrize("exchange", [hpcsgd.Dense(), AllReduce()], ids=["shards", "whole"])
 @pytest.mark.ranks(4)
 def test_experts_that_a_whole_group_does_not_use(
-    run, monkeypatch: pytest.MonkeyPatch, exchange: Exchange
+    run, monkeypatch: pytest.MonkeyPatch, exchange: GradReduce
 ) -> None:
     """Its gradients are missing when they are averaged in the group, and when the update begins."""
     monkeypatch.setattr(f"{__name__}.used", lambda t, rank: [t % 2] if rank < 2 else [])
-    method = lambda: selsync(0.0, aggregate=gradients, exchange=exchange)  # noqa: E731
+    method = lambda: selsync(0.0, aggregate=gradients, grad_reduce=exchange)  # noqa: E731
     experts_are_as_in_one_process(run, 2, 2, "adamw", method, early=True)
 
 
@@ -314,7 +314,7 @@ def test_a_gradient_may_be_replaced_before_it_is_sent(run) -> None:
     def train(world: Transport) -> bool:
         net: Any = make_model()
         inner = optim.SGD(net.parameters(), lr=1.0)
-        optimizer = DistributedOptimizer(inner, net, form(world), bsp(), overlap=False)
+        optimizer = DistributedOptimizer(inner, net, form(world), bsp(), overlap_grad_reduce=False)
         before = net[0].weight.detach().clone()
         loss(net, *batch(0, world.rank)).backward()
         net[0].weight.grad = torch.full_like(net[0].weight, world.rank)
@@ -345,7 +345,7 @@ def test_what_an_exchange_has_kept_is_not_lost_with_the_gradient(run) -> None:
     def train(world: Transport) -> list[float]:
         net: Any = make_model()
         exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1))
-        method = hierarchical(100, exchange=exchange)
+        method = hierarchical(100, grad_reduce=exchange)
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), method)
         moved = []
         for t in range(60):

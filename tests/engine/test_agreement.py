@@ -74,12 +74,12 @@ METHODS = {
     "hierarchical": lambda: hpcsgd.hierarchical(2),
     "allreduce": lambda: hpcsgd.allreduce_local_sgd(2),
     "diloco": lambda: hpcsgd.diloco(2),
-    "int8": lambda: hpcsgd.hierarchical(2, average=hpcsgd.wires.int8()),
+    "int8": lambda: hpcsgd.hierarchical(2, quantize=hpcsgd.quantizers.int8()),
     "sasgd": lambda: hpcsgd.sasgd(2),
-    "sparse_loco": lambda: hpcsgd.sparse_loco(2, density=0.5),
-    "des_loco": lambda: hpcsgd.des_loco(2),
-    "delayed": lambda: hpcsgd.delayed(hpcsgd.hierarchical(2), steps=1),
-    "streamed": lambda: hpcsgd.streamed(hpcsgd.diloco(2), fragments=2, delay=1),
+    "sparseloco": lambda: hpcsgd.sparseloco(2, density=0.5),
+    "des_loc": lambda: hpcsgd.des_loc(2),
+    "delayed": lambda: hpcsgd.delayed(hpcsgd.hierarchical(2), sync_delay=1),
+    "streaming": lambda: hpcsgd.streaming(hpcsgd.diloco(2), num_fragments=2, sync_delay=1),
     "post_local": lambda: hpcsgd.post_local(2),
     "fedavg": lambda: hpcsgd.fedavg(per_epoch=1, steps_per_epoch=2),
     "selsync": lambda: hpcsgd.selsync(0.0, aggregate=gradients),
@@ -120,10 +120,12 @@ def test_nobody_gets_a_bucket_before_the_agreement() -> None:
     def body(world: Transport) -> None:
         net = make_model()
         inner = optim.SGD(net.parameters(), lr=0.1)
-        optimizer = DistributedOptimizer(inner, net, form(world, 2), hpcsgd.hierarchical(2), bucket_mb=1e-6)
+        optimizer = DistributedOptimizer(
+            inner, net, form(world, 2), hpcsgd.hierarchical(2), bucket_cap_mb=1e-6
+        )
         step = replace(optimizer._step, t=world.rank)
         with pytest.raises(UserError, match="a synchronization"):
-            next(Mean().average(step.owned, step))
+            next(Mean().average(step.shards, step))
 
     threads.run(2, body, timeout=PATIENCE)
 
@@ -188,9 +190,10 @@ def test_two_optimizers_whose_gradients_come_in_another_order_on_another_rank(
         return torch.stack([loss(net, x, y) for net in order]).sum()
 
     def body(world: Transport) -> Tensor:
-        job, nets = form(world, P), [Pair(1, 4), Pair(2, hidden)]
+        topology, nets = form(world, P), [Pair(1, 4), Pair(2, hidden)]
         optimizers = [
-            DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, hpcsgd.bsp()) for net in nets
+            DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, hpcsgd.bsp())
+            for net in nets
         ]
         for t in range(3):
             losses(nets, t, world.rank).backward()
@@ -216,7 +219,7 @@ def test_nothing_is_updated_before_ranks_agree() -> None:
     def body(world: Transport) -> bool:
         net = make_model()
         inner = optim.SGD(net.parameters(), lr=0.1)
-        optimizer = DistributedOptimizer(inner, net, form(world, 1), hpcsgd.bsp(), bucket_mb=1e-5)
+        optimizer = DistributedOptimizer(inner, net, form(world, 1), hpcsgd.bsp(), bucket_cap_mb=1e-5)
         train(world, net, optimizer, 0, 1)
         inner.param_groups[0]["lr"] *= 1 + world.rank
         before = vector(net)

@@ -93,19 +93,19 @@ def test_betas(run, n: int) -> None:
 
 
 METHODS: dict[str, tuple[Callable[[], Method], str]] = {
-    "every": (lambda: hierarchical(3), "the method's when.I is 2 on rank 0 and 3 on rank 1"),
-    "method": (bsp, "the method's exchange is Dense on rank 0 and AcrossGroups on rank 1"),
+    "sync_every": (lambda: hierarchical(3), "the method's schedule.I is 2 on rank 0 and 3 on rank 1"),
+    "method": (bsp, "the method's grad_reduce is Dense on rank 0 and AcrossGroups on rank 1"),
     "exchange": (
-        lambda: hierarchical(2, exchange=hpcsgd.ReduceScatter()),
-        "the method's exchange is Dense on rank 0 and ReduceScatter on rank 1",
+        lambda: hierarchical(2, grad_reduce=hpcsgd.ReduceScatter()),
+        "the method's grad_reduce is Dense on rank 0 and ReduceScatter on rank 1",
     ),
     "wire": (
-        lambda: hierarchical(2, average=hpcsgd.wires.int8()),
-        "the method's how.inner is Mean on rank 0 and PackedMean on rank 1",
+        lambda: hierarchical(2, quantize=hpcsgd.quantizers.int8()),
+        "the method's averager.inner is Mean on rank 0 and PackedMean on rank 1",
     ),
     "wrapper": (
-        lambda: hpcsgd.delayed(hierarchical(2), steps=1),
-        "the method's how is Measured on rank 0 and Delayed on rank 1",
+        lambda: hpcsgd.delayed(hierarchical(2), sync_delay=1),
+        "the method's averager is Measured on rank 0 and Delayed on rank 1",
     ),
 }
 
@@ -120,13 +120,13 @@ def test_unlike_methods(run, n: int, unlike: str) -> None:
 
 
 OPTIONS: dict[str, Sequence[Any]] = {
-    "accumulate": (1, 2),
-    "bucket_mb": (0.5, 1.0),
-    "overlap": (True, False),
-    "prefetch": (False, True),
+    "gradient_accumulation_steps": (1, 2),
+    "bucket_cap_mb": (0.5, 1.0),
+    "overlap_grad_reduce": (True, False),
+    "overlap_param_gather": (False, True),
     "elementwise": (None, False),
     "tensorwise": (True, None),
-    "master": (None, torch.float32),
+    "master_dtype": (None, torch.float32),
 }
 
 
@@ -186,13 +186,13 @@ def test_values_in_words() -> None:
 def every_method() -> dict[str, Method]:
     """One of each, with parts as they can be chosen."""
     sparse = hpcsgd.Sparse(hpcsgd.SIDCo(0.1))
-    packed = hpcsgd.Packed(hpcsgd.wires.int8(), hpcsgd.wires.bf16())
+    packed = hpcsgd.Quantized(hpcsgd.quantizers.int8(), hpcsgd.quantizers.bf16())
     return {
         "bsp": bsp(sparse),
-        "packed": hierarchical(2, exchange=packed, average=hpcsgd.wires.int4()),
-        "moments": hierarchical(2, moments=hpcsgd.Averaged),
+        "packed": hierarchical(2, grad_reduce=packed, quantize=hpcsgd.quantizers.int4()),
+        "moments": hierarchical(2, optimizer_state=hpcsgd.AverageState),
         **{label: case.new() for label, case in {**REFERENCES, **EXCEPTIONS}.items()},
-        "ensemble": hpcsgd.ensemble(2),
+        "ensemble": hpcsgd.ensemble_sync(2),
     }
 
 
@@ -216,12 +216,12 @@ def test_what_a_method_remembers_may_differ(run, n: int) -> None:
     """A method goes on with another optimizer once its own is gone; what it knows is of this rank alone."""
 
     def twice(world: Transport) -> float:
-        job, method = form(world, groups=n), hpcsgd.adacomm(2, 2)
+        topology, method = form(world, groups=n), hpcsgd.adacomm(2, 2)
         for _ in range(2):
             net = make_model()
-            optimizer = DistributedOptimizer(SGD(list(net.parameters())), net, job, method)
+            optimizer = DistributedOptimizer(SGD(list(net.parameters())), net, topology, method)
             optimizer.step(loss=1.0 + world.rank)
-            method.when.block_state.losses += world.rank  # type: ignore[attr-defined]
+            method.schedule.block_state.losses += world.rank  # type: ignore[attr-defined]
             del optimizer, net
         return 1.0
 
@@ -231,10 +231,10 @@ def test_what_a_method_remembers_may_differ(run, n: int) -> None:
 @pytest.mark.parametrize("n", [2])
 def test_alike_ranks_train(run, n: int) -> None:
     def train(world: Transport) -> torch.Tensor:
-        job, net = form(world), make_model()
+        topology, net = form(world), make_model()
         inner = optim.Adam(net.parameters(), lr=0.01, betas=(0.9, 0.99))
-        optimizer = DistributedOptimizer(inner, net, job, hpcsgd.diloco(2), bucket_mb=1)
-        return one_step(net, optimizer, job, 0)
+        optimizer = DistributedOptimizer(inner, net, topology, hpcsgd.diloco(2), bucket_cap_mb=1)
+        return one_step(net, optimizer, topology, 0)
 
     a, b = run(n, train)
     assert torch.equal(a, b)

@@ -64,15 +64,17 @@ SAME_TRAINING: dict[str, Callable[[nn.Module], object]] = {
 @pytest.mark.parametrize("n", [1, 2])
 def test_what_leaves_the_parameters_in_place_is_allowed(run, n: int, change: str) -> None:
     def train(world: Transport) -> list[torch.Tensor]:
-        job, found = form(world), []
+        topology, found = form(world), []
         for changes in (False, True):
             net = make_model()
-            optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1, momentum=0.9), net, job, bsp())
+            optimizer = DistributedOptimizer(
+                optim.SGD(net.parameters(), 0.1, momentum=0.9), net, topology, bsp()
+            )
             params = list(net.parameters())
             for t in range(4):
                 if t == 2 and changes:
                     SAME_TRAINING[change](net)
-                one_step(net, optimizer, job, t)
+                one_step(net, optimizer, topology, t)
             found.append(torch.cat([p.detach().flatten() for p in params]))
         return found
 
@@ -83,10 +85,10 @@ def test_what_leaves_the_parameters_in_place_is_allowed(run, n: int, change: str
 @pytest.mark.parametrize("n", [1, 2])
 def test_layers_that_start_anew_train_on(run, n: int) -> None:
     def train(world: Transport) -> tuple[torch.Tensor, torch.Tensor]:
-        job, net = form(world), make_model()
-        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, job, bsp())
+        topology, net = form(world), make_model()
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, topology, bsp())
         net[2].reset_parameters()
-        return vector(net), one_step(net, optimizer, job, 0)
+        return vector(net), one_step(net, optimizer, topology, 0)
 
     for before, after in run(n, train):
         assert not torch.equal(before, after)
@@ -95,12 +97,12 @@ def test_layers_that_start_anew_train_on(run, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_state_that_is_cleared_in_place_starts_anew(run, n: int) -> None:
     def train(world: Transport) -> tuple[torch.Tensor, torch.Tensor]:
-        job, found = form(world), []
+        topology, found = form(world), []
         for wrapped in (False, True):
             net = make_model()
             optimizer: optim.Optimizer = optim.SGD(net.parameters(), 0.1, momentum=0.9)
             if wrapped:
-                optimizer = DistributedOptimizer(optimizer, net, job, bsp())
+                optimizer = DistributedOptimizer(optimizer, net, topology, bsp())
             for t in range(3):
                 optimizer.zero_grad()
                 torch.stack([(p**2).sum() for p in net.parameters()]).sum().backward()

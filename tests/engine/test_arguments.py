@@ -15,18 +15,18 @@ from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
 from references import model as make_model
 
-CALL = "expected DistributedOptimizer(optimizer, model, job, method)"
+CALL = "expected DistributedOptimizer(optimizer, model, topology, method)"
 JOB = "expected what hpcsgd.init(groups=…) returns"
 MADE = "expected a Method, which a call makes: did you mean"
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "its name": (
         {"method": "hierarchical"},
-        f"method = 'hierarchical': {MADE} hpcsgd.hierarchical(every=…)?",
+        f"method = 'hierarchical': {MADE} hpcsgd.hierarchical(sync_every=…)?",
     ),
-    "near its name": ({"method": "diloko"}, f"method = 'diloko': {MADE} hpcsgd.diloco(every=…)?"),
+    "near its name": ({"method": "diloko"}, f"method = 'diloko': {MADE} hpcsgd.diloco(sync_every=…)?"),
     "no call": (
         {"method": hpcsgd.hierarchical},
-        f"method = hierarchical: {MADE} hpcsgd.hierarchical(every=…)?",
+        f"method = hierarchical: {MADE} hpcsgd.hierarchical(sync_every=…)?",
     ),
     "no call of bsp": ({"method": bsp}, f"method = bsp: {MADE} hpcsgd.bsp()?"),
     "no method": (
@@ -37,8 +37,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"method": hpcsgd.TopK(0.5)},
         "method = an object of type TopK: expected a Method, as hpcsgd.ad_psgd() makes it; allowed: ad_psgd",
     ),
-    "no job": ({"job": None}, f"job = None: {JOB}"),
-    "its number of groups": ({"job": 4}, f"job = 4: {JOB}"),
+    "no topology": ({"topology": None}, f"topology = None: {JOB}"),
+    "its number of groups": ({"topology": 4}, f"topology = 4: {JOB}"),
     "parameters": (
         {"model": [nn.Parameter(torch.zeros(1))]},
         "model = an object of type list: expected the torch.nn.Module itself",
@@ -60,7 +60,7 @@ def given() -> dict[str, Any]:
 def test_an_argument_of_another_kind_is_named(run, n: int, wrong: dict[str, Any], line: str) -> None:
     def refused(world: Transport) -> str:
         with pytest.raises(UserError) as error:
-            DistributedOptimizer(**{**given(), "job": form(world), **wrong})
+            DistributedOptimizer(**{**given(), "topology": form(world), **wrong})
         return str(error.value)
 
     for told in run(n, refused):
@@ -71,23 +71,26 @@ def test_an_argument_of_another_kind_is_named(run, n: int, wrong: dict[str, Any]
 @pytest.mark.ranks(2)
 def test_arguments_in_another_order_are_told(run) -> None:
     def refused(world: Transport) -> tuple[str, str]:
-        job, right = form(world), given()
+        topology, right = form(world), given()
         with pytest.raises(UserError) as optimizer_and_model:
-            DistributedOptimizer(right["model"], right["optimizer"], job, bsp())
+            DistributedOptimizer(right["model"], right["optimizer"], topology, bsp())
         with pytest.raises(UserError) as job_and_method:
-            DistributedOptimizer(right["optimizer"], right["model"], bsp(), job)  # pyright: ignore[reportArgumentType]
+            DistributedOptimizer(right["optimizer"], right["model"], bsp(), topology)  # pyright: ignore[reportArgumentType]
         return str(optimizer_and_model.value), str(job_and_method.value)
 
     for told in run(2, refused):
-        assert told == (f"optimizer and model are swapped: {CALL}", f"job and method are swapped: {CALL}")
+        assert told == (
+            f"optimizer and model are swapped: {CALL}",
+            f"topology and method are swapped: {CALL}",
+        )
 
 
 @pytest.mark.ranks(2)
 def test_the_first_of_two_optimizers_of_one_model_is_told_of_the_second(run) -> None:
     def refused(world: Transport) -> str:
-        job, net = form(world), make_model()
+        topology, net = form(world), make_model()
         first, second = (
-            DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, job, bsp()) for _ in range(2)
+            DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, topology, bsp()) for _ in range(2)
         )
         second.step()
         with pytest.raises(UserError) as error:
@@ -96,7 +99,7 @@ def test_the_first_of_two_optimizers_of_one_model_is_told_of_the_second(run) -> 
 
     for told in run(2, refused):
         assert told.startswith("another DistributedOptimizer, made after this one, trains parameter ")
-        assert told.endswith("wrap several optimizers of one model together, as hpcsgd.Joined")
+        assert told.endswith("wrap several optimizers of one model together, as hpcsgd.ChainedOptimizer")
 
 
 class Lines(IterableDataset[int]):
@@ -107,8 +110,13 @@ class Lines(IterableDataset[int]):
 @pytest.mark.ranks(2)
 def test_what_a_sampler_cannot_sample_from_is_named(run) -> None:
     def refused(world: Transport) -> list[str]:
-        job, found = form(world), []
-        wrong: list[tuple[Any, Any]] = [(Lines(), job), (iter([1]), job), ([1, 2], None), (job, [1, 2])]
+        topology, found = form(world), []
+        wrong: list[tuple[Any, Any]] = [
+            (Lines(), topology),
+            (iter([1]), topology),
+            ([1, 2], None),
+            (topology, [1, 2]),
+        ]
         for data, place in wrong:
             with pytest.raises(UserError) as error:
                 hpcsgd.Sampler(data, place)
@@ -118,5 +126,5 @@ def test_what_a_sampler_cannot_sample_from_is_named(run) -> None:
     for lines, iterator, no_job, swapped in run(2, refused):
         assert lines.startswith("Sampler: data = an object of type Lines: expected a dataset with a length")
         assert iterator.startswith("Sampler: data = an object of type list_iterator: expected a dataset with")
-        assert no_job == f"Sampler: job = None: {JOB}"
-        assert swapped == "data and job are swapped: expected Sampler(data, job)"
+        assert no_job == f"Sampler: topology = None: {JOB}"
+        assert swapped == "data and topology are swapped: expected Sampler(data, topology)"

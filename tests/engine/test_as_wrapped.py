@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from hpcsgd import DistributedOptimizer, Joined, UserError, bsp, hierarchical
+from hpcsgd import ChainedOptimizer, DistributedOptimizer, UserError, bsp, hierarchical
 from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
 from references import model as make_model
@@ -101,11 +101,11 @@ def test_changes_after_the_wrapping_are_refused(run, P: int, K: int, change: str
     apply, message = CHANGES[change]
 
     def train(world: Transport) -> None:
-        job, net = form(world, groups=P), make_model()
+        topology, net = form(world, groups=P), make_model()
         net[2].requires_grad_(False)
         inner = optim.SGD(net.parameters(), lr=0.1)
-        optimizer = DistributedOptimizer(inner, net, job, hierarchical(2))
-        one_step(net, optimizer, job, 0)
+        optimizer = DistributedOptimizer(inner, net, topology, hierarchical(2))
+        one_step(net, optimizer, topology, 0)
         with pytest.raises(UserError, match=message):
             apply(net, inner)
             optimizer.step()
@@ -117,7 +117,7 @@ def test_changes_after_the_wrapping_are_refused(run, P: int, K: int, change: str
 def test_groups_of_one_of_several_optimizers(run, n: int) -> None:
     def train(world: Transport) -> None:
         net = make_model()
-        inner = Joined(*(optim.SGD(layer.parameters(), lr=0.1) for layer in (net[0], net[3])))
+        inner = ChainedOptimizer(*(optim.SGD(layer.parameters(), lr=0.1) for layer in (net[0], net[3])))
         optimizer = DistributedOptimizer(inner, net, form(world), bsp())
         inner.parts[1].param_groups = [dict(inner.parts[1].param_groups[0])]
         with pytest.raises(UserError, match="param groups were added, removed or replaced"):
@@ -129,10 +129,10 @@ def test_groups_of_one_of_several_optimizers(run, n: int) -> None:
 @pytest.mark.parametrize("n", [2])
 def test_a_model_that_changed_has_no_mean(run, n: int) -> None:
     def changed(world: Transport) -> list[str]:
-        job, net, found = form(world, groups=n), make_model(), []
-        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, job, hierarchical(2))
+        topology, net, found = form(world, groups=n), make_model(), []
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, topology, hierarchical(2))
         assigned(net)
-        for use in (optimizer.averaged, optimizer.meet):
+        for use in (optimizer.averaged_model, optimizer.average_models):
             with pytest.raises(UserError) as error:
                 use()
             found.append(str(error.value))
@@ -145,16 +145,16 @@ def test_a_model_that_changed_has_no_mean(run, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_what_cannot_be_wrapped(run, n: int) -> None:
     def refusals(world: Transport) -> list[str]:
-        job = form(world)
+        topology = form(world)
 
         def message(net: nn.Module, optimizer: optim.Optimizer | None = None) -> str:
             with pytest.raises(UserError) as error:
-                DistributedOptimizer(optimizer or optim.SGD(net.parameters(), 0.1), net, job, bsp())
+                DistributedOptimizer(optimizer or optim.SGD(net.parameters(), 0.1), net, topology, bsp())
             return str(error.value)
 
         net = make_model()
         inner = optim.SGD(net.parameters(), 0.1)
-        DistributedOptimizer(inner, net, job, bsp())
+        DistributedOptimizer(inner, net, topology, bsp())
         return [message(net, inner), message(nn.LazyLinear(2))]
 
     for again, lazy in run(n, refusals):
@@ -182,13 +182,13 @@ def test_frozen_parameters_and_buffers_start_from_rank_0(run, n: int) -> None:
 @pytest.mark.parametrize("n", [2])
 def test_models_compiled_down_to_aten_train_alike(run, n: int) -> None:
     def train(world: Transport) -> float:
-        job, nets = form(world), [make_model(), make_model()]
+        topology, nets = form(world), [make_model(), make_model()]
         for net in nets:
-            optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, bsp())
+            optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, bsp())
             if net is nets[1]:
                 net.compile(backend="aot_eager")
             for t in range(3):
-                one_step(net, optimizer, job, t)
+                one_step(net, optimizer, topology, t)
         return (vector(nets[0]) - vector(nets[1])).abs().max().item()
 
     assert max(run(n, train)) < 1e-12

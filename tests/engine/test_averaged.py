@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, JobError, Method, bsp, hierarchical
 from hpcsgd.comm import Transport
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import Topology, form
 from references import batch, loss, one_step, vector
 from references import model as make_model
 
@@ -24,17 +24,17 @@ def with_statistics() -> nn.Module:
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)])
 def test_inside_the_mean_outside_as_before(run, P: int, K: int) -> None:
     def looked_at(world: Transport) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
-        job, net = form(world, groups=P), with_statistics()
+        topology, net = form(world, groups=P), with_statistics()
         inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        optimizer = DistributedOptimizer(inner, net, job, hierarchical(100))
+        optimizer = DistributedOptimizer(inner, net, topology, hierarchical(100))
         for t in range(3):
-            one_step(net, optimizer, job, t)
+            one_step(net, optimizer, topology, t)
         before, statistics = vector(net), net[2].running_mean.clone()
-        with optimizer.averaged() as D:
+        with optimizer.averaged_model() as D:
             inside, mean_statistics = vector(net), net[2].running_mean.clone()
         assert torch.equal(before, vector(net))
         assert torch.equal(statistics, net[2].running_mean)
-        expected = one_step(net, optimizer, job, 3)  # training goes on undisturbed
+        expected = one_step(net, optimizer, topology, 3)  # training goes on undisturbed
         assert not torch.equal(expected, before)
         return before, statistics, inside, mean_statistics, D
 
@@ -53,12 +53,12 @@ def test_what_the_block_writes_is_undone(run, P: int, K: int) -> None:
     """Also where there is one group, which has no mean to make."""
 
     def written(world: Transport) -> tuple[Tensor, Tensor]:
-        job, net = form(world, groups=P), with_statistics()
+        topology, net = form(world, groups=P), with_statistics()
         inner = optim.SGD(net.parameters(), lr=0.1)
-        optimizer = DistributedOptimizer(inner, net, job, hierarchical(100))
-        one_step(net, optimizer, job, 0)
+        optimizer = DistributedOptimizer(inner, net, topology, hierarchical(100))
+        one_step(net, optimizer, topology, 0)
         before = torch.cat([vector(net), net[2].running_mean])
-        with optimizer.averaged(), torch.no_grad():
+        with optimizer.averaged_model(), torch.no_grad():
             for x in [*net.parameters(), net[2].running_mean]:
                 x.clamp_(-0.01, 0.01)
         return before, torch.cat([vector(net), net[2].running_mean])
@@ -84,14 +84,14 @@ class Assigning(nn.Module):
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 1)])
 def test_buffers_that_are_assigned_anew(run, P: int, K: int) -> None:
     def looked_at(world: Transport) -> tuple[Tensor, Tensor]:
-        job, net = form(world, groups=P), Assigning()
-        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, job, hierarchical(100))
+        topology, net = form(world, groups=P), Assigning()
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, topology, hierarchical(100))
         for t in range(3):
-            one_step(net, optimizer, job, t)
+            one_step(net, optimizer, topology, t)
         own, before = net.running, net.running.clone()
-        with optimizer.averaged():
+        with optimizer.averaged_model():
             inside = net.running.clone()
-            net(batch(9, job.rank)[0])
+            net(batch(9, topology.rank)[0])
         assert net.running is own
         assert torch.equal(net.running, before)
         return before, inside
@@ -106,11 +106,11 @@ def test_buffers_that_are_assigned_anew(run, P: int, K: int) -> None:
 @pytest.mark.parametrize("n", [2])
 def test_a_buffer_that_one_rank_alone_has(run, n: int) -> None:
     def looked_at(world: Transport) -> str:
-        job, net = form(world, groups=n), make_model()
-        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, job, hierarchical(100))
+        topology, net = form(world, groups=n), make_model()
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, topology, hierarchical(100))
         if world.rank == 1:
             net.register_buffer("seen", torch.zeros(2))
-        with pytest.raises(JobError) as error, optimizer.averaged():
+        with pytest.raises(JobError) as error, optimizer.averaged_model():
             pass
         return str(error.value)
 
@@ -127,7 +127,7 @@ class Halves(nn.Module):
 
 
 def averaged(optimizer: DistributedOptimizer) -> None:
-    with optimizer.averaged():
+    with optimizer.averaged_model():
         pass
 
 
@@ -149,17 +149,19 @@ def test_while_gradients_travel(
     """On the same communicators: neither comes in the other's way, nor between the passes of a step."""
 
     def trained(world: Transport) -> list[Tensor]:
-        job = form(world, groups=P)
-        return [weights(job, between) for between in (lambda _: None, what)]
+        topology = form(world, groups=P)
+        return [weights(topology, between) for between in (lambda _: None, what)]
 
-    def weights(job: Job, between: Callable[[DistributedOptimizer], object]) -> Tensor:
+    def weights(topology: Topology, between: Callable[[DistributedOptimizer], object]) -> Tensor:
         net = Halves(parts)
         inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        optimizer = DistributedOptimizer(inner, net, job, method(), bucket_mb=1e-4, accumulate=2)
+        optimizer = DistributedOptimizer(
+            inner, net, topology, method(), bucket_cap_mb=1e-4, gradient_accumulation_steps=2
+        )
         for t in range(6):
             optimizer.zero_grad()
             for number in range(2):
-                loss(net.of[job.g % parts], *batch(2 * t + number, job.rank)).backward()
+                loss(net.of[topology.group_index % parts], *batch(2 * t + number, topology.rank)).backward()
                 between(optimizer)
             optimizer.step()
         return vector(net)

@@ -1,4 +1,4 @@
-"""What is refused inside `averaged()`, and after some of the backward passes of a step."""
+"""What is refused inside `averaged_model()`, and after some of the backward passes of a step."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class WithEval(optim.SGD):
 def made(world: Transport, P: int, of: type[optim.SGD] = optim.SGD, **options: Any) -> Optimizer:
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     inner = of(net.parameters(), lr=0.1, momentum=0.9)
-    return Optimizer(inner, net, form(world, P), hpcsgd.hierarchical(every=4), **options)
+    return Optimizer(inner, net, form(world, P), hpcsgd.hierarchical(sync_every=4), **options)
 
 
 def backward(optimizer: Optimizer, seed: int) -> None:
-    generator = torch.Generator().manual_seed(10 * seed + optimizer.job.rank)
+    generator = torch.Generator().manual_seed(10 * seed + optimizer.topology.rank)
     optimizer.model(torch.randn(4, 3, generator=generator)).square().sum().backward()
 
 
@@ -45,8 +45,8 @@ def weights(optimizer: Optimizer) -> Tensor:
 
 CALLS: dict[str, Callable[[Optimizer, Path], Any]] = {
     "step()": lambda optimizer, _: optimizer.step(),
-    "meet()": lambda optimizer, _: optimizer.meet(),
-    "averaged()": lambda optimizer, _: optimizer.averaged().__enter__(),
+    "average_models()": lambda optimizer, _: optimizer.average_models(),
+    "averaged_model()": lambda optimizer, _: optimizer.averaged_model().__enter__(),
     "save()": lambda optimizer, folder: hpcsgd.save(folder, optimizer),
     "load()": lambda optimizer, folder: hpcsgd.load(folder, optimizer),
     "eval()": lambda optimizer, _: optimizer.eval(),
@@ -61,13 +61,15 @@ def test_inside_averaged_it_is_refused(tmp_path: Path, P: int, K: int, call: str
         backward(optimizer, 1)
         optimizer.step()
         before = weights(optimizer)
-        with optimizer.averaged():
+        with optimizer.averaged_model():
             with pytest.raises(UserError) as told:
                 CALLS[call](optimizer, tmp_path)
-            assert f"{call} inside averaged(): the model is the mean of all groups there" in str(told.value)
+            assert f"{call} inside averaged_model(): the model is the mean of all groups there" in str(
+                told.value
+            )
         assert torch.equal(weights(optimizer), before)
         assert optimizer.t == 1
-        CALLS["meet()"](optimizer, tmp_path)
+        CALLS["average_models()"](optimizer, tmp_path)
 
     threads.run(P * K, body)
     assert not any(tmp_path.iterdir())
@@ -76,12 +78,16 @@ def test_inside_averaged_it_is_refused(tmp_path: Path, P: int, K: int, call: str
 def test_a_block_that_was_made_before_another_one_is_refused_in_it() -> None:
     def body(world: Transport) -> None:
         optimizer = made(world, 2)
-        block = optimizer.averaged()
-        with optimizer.averaged(), pytest.raises(UserError, match=r"averaged\(\) inside averaged\(\)"), block:
+        block = optimizer.averaged_model()
+        with (
+            optimizer.averaged_model(),
+            pytest.raises(UserError, match=r"averaged_model\(\) inside averaged_model\(\)"),
+            block,
+        ):
             pass
-        with pytest.raises(KeyError), optimizer.averaged():
+        with pytest.raises(KeyError), optimizer.averaged_model():
             raise KeyError
-        optimizer.meet()
+        optimizer.average_models()
 
     threads.run(2, body)
 
@@ -93,7 +99,7 @@ def test_after_some_of_the_backward_passes_it_is_refused(
     tmp_path: Path, P: int, K: int, call: str, overlap: bool
 ) -> None:
     def body(world: Transport) -> None:
-        optimizer = made(world, P, accumulate=3, overlap=overlap)
+        optimizer = made(world, P, gradient_accumulation_steps=3, overlap_grad_reduce=overlap)
         folder = tmp_path / "checkpoints"
         CALLS[call](optimizer, tmp_path / "other")
         for step in range(2):
@@ -120,7 +126,7 @@ def test_after_some_of_the_backward_passes_it_is_refused(
 @pytest.mark.parametrize("of", [optim.SGD, WithEval])
 def test_refused_by_one_rank_it_is_refused_by_all(tmp_path: Path, of: type[optim.SGD]) -> None:
     def body(world: Transport) -> None:
-        optimizer = made(world, 2, of, accumulate=2)
+        optimizer = made(world, 2, of, gradient_accumulation_steps=2)
         if world.rank == 1:
             backward(optimizer, 1)
         with pytest.raises(UserError, match=r"rank 1 of 2, save\(\): save\(\) after 1 of the 2"):

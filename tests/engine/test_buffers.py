@@ -119,7 +119,7 @@ def test_the_mean_inside_averaged_and_then_as_before(run, kind: str) -> None:
         net, optimizer = wrapped(world, 2, kind)
         become(net.b, kind, world.rank)
         before, mine = net.b, bits(net.b)
-        with optimizer.averaged():
+        with optimizer.averaged_model():
             inside = bits(net.b)
         assert net.b is before
         return mine, inside, bits(net.b)
@@ -225,7 +225,7 @@ def test_a_group_goes_on_from_the_buffers_of_its_first_rank(run, P: int, K: int,
         net = Quantizer()
         optimizer = hpcsgd.DistributedOptimizer(
             optim.SGD(net.parameters(), lr=0.1), net, form(world, P), hpcsgd.hierarchical(2),
-            broadcast_buffers=True, prefetch=prefetch,
+            broadcast_buffers=True, overlap_param_gather=prefetch,
         )  # fmt: skip
         for t in range(5):
             net(drawn(10 * t + world.rank, 4, 3)).sum().backward()

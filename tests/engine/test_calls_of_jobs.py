@@ -14,10 +14,10 @@ SCRIPT = """
 import torch
 import hpcsgd
 
-job = hpcsgd.init(groups={groups}, timeout=300)
+topology = hpcsgd.init(groups={groups}, timeout_s=300)
 model = torch.nn.Linear(3, 2)
 inner = torch.optim.SGD(model.parameters(), lr=0.1)
-optimizer = hpcsgd.DistributedOptimizer(inner, model, job, hpcsgd.{method})
+optimizer = hpcsgd.DistributedOptimizer(inner, model, topology, hpcsgd.{method})
 
 def train(steps):
     for _ in range(steps):
@@ -32,38 +32,38 @@ CASES = {  # groups, what follows three steps, and what is said
     "clips alone": (
         1,
         "model(torch.ones(4, 3)).sum().backward()\n"
-        "if job.rank == 0: optimizer.clip_grad_norm_(1.0)\n"
+        "if topology.rank == 0: optimizer.clip_grad_norm_(1.0)\n"
         "optimizer.step()",
         "rank 0 is in clip_grad_norm_() after 3 updates, but rank 1 is in step() after 3 updates",
     ),
     "evaluates alone": (
         1,
-        "if job.rank == 0:\n    with optimizer.averaged(): pass\ntrain(3)",
-        "rank 0 is in averaged() after 3 updates, but rank 1 is in step() after 3 updates",
+        "if topology.rank == 0:\n    with optimizer.averaged_model(): pass\ntrain(3)",
+        "rank 0 is in averaged_model() after 3 updates, but rank 1 is in step() after 3 updates",
     ),
     "saves alone": (
         1,
-        "if job.rank == 1: optimizer.state_dict()\ntrain(3)",
+        "if topology.rank == 1: optimizer.state_dict()\ntrain(3)",
         "rank 0 is in step() after 3 updates, but rank 1 is in state_dict() after 3 updates",
     ),
     "has fewer batches": (
         1,
-        "train(5 if job.rank == 0 else 3)",
+        "train(5 if topology.rank == 0 else 3)",
         "rank 1 has left after step() of step 6, and rank 0 waits for it in backward() of step 7",
     ),
     "half of four evaluates": (
         2,
-        "train(0 if job.j else 3)\nwith optimizer.averaged(): pass",
-        "rank 0 is in step() after 3 updates, but rank 1 is in averaged() after 3 updates",
+        "train(0 if topology.shard_index else 3)\nwith optimizer.averaged_model(): pass",
+        "rank 0 is in step() after 3 updates, but rank 1 is in averaged_model() after 3 updates",
     ),
     "group has fewer batches": (
         2,
-        "train(5 if job.rank == 0 else 3)",
+        "train(5 if topology.rank == 0 else 3)",
         "rank 1 has left after step() of step 6, and rank 0 waits for it in step() of step 8",
     ),
     "group leaves a batch out": (
         2,
-        "train(2 if job.rank else 3)\noptimizer.meet()\ntrain(9)",
+        "train(2 if topology.rank else 3)\noptimizer.average_models()\ntrain(9)",
         "rank 0 is in step() of step 6",
     ),
 }
@@ -74,7 +74,7 @@ CASES = {  # groups, what follows three steps, and what is said
 def test_one_line_and_the_end_of_all(case: str, tmp_path: Path) -> None:
     groups, body, line = CASES[case]
     script = tmp_path / "job.py"
-    n, method = (4, "bsp()") if "four" in case else (2, "hierarchical(every=2)")
+    n, method = (4, "bsp()") if "four" in case else (2, "hierarchical(sync_every=2)")
     script.write_text(SCRIPT.format(groups=groups, body=body, method=method))
     began = time.monotonic()
     done = programs.run([programs.mpiexec(), "-n", str(n), *python(str(script))], check=False, timeout=60)

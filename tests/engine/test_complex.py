@@ -129,7 +129,9 @@ def trained(
     net = Operator(pairs=False, dtype=dtype, seed=world.rank)
     net.lift.requires_grad_(not frozen)
     inner = make(in_groups(net) if by_groups else list(net.parameters()))
-    optimizer = DistributedOptimizer(inner, net, form(world, P), method(), accumulate=passes, **options)
+    optimizer = DistributedOptimizer(
+        inner, net, form(world, P), method(), gradient_accumulation_steps=passes, **options
+    )
     steps(net, optimizer, [world.rank], dtype, between, passes)
     assert {p.dtype for p in net.parameters()} == {dtype, dtype.to_complex()}
     return vector(net)
@@ -183,9 +185,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "overlap": {},
-    "no overlap": {"overlap": False},
-    "prefetch": {"prefetch": True},
-    "many buckets": {"bucket_mb": 1e-5},
+    "no overlap": {"overlap_grad_reduce": False},
+    "prefetch": {"overlap_param_gather": True},
+    "many buckets": {"bucket_cap_mb": 1e-5},
     "whole tensors": {"elementwise": False, "tensorwise": True},
     "whole models": {"elementwise": False},
 }
@@ -242,13 +244,13 @@ def test_a_gradient_on_some_ranks_alone(run, P: int, K: int, method: Callable[[]
 
     def one(world: Transport) -> tuple[list[Tensor], Tensor]:
         net = nn.ParameterList([torch.ones(3, dtype=torch.complex128) for _ in range(3)])
-        job = form(world, P)
-        optimizer = DistributedOptimizer(adamw(net.parameters()), net, job, method())
+        topology = form(world, P)
+        optimizer = DistributedOptimizer(adamw(net.parameters()), net, topology, method())
         everywhere, once, _ = net
         for t in range(4):
             optimizer.zero_grad()
             y = (everywhere * (2 + 1j)).real.sum()
-            y = y + (once * 1j).real.sum() if t > 0 and job.j == 0 else y
+            y = y + (once * 1j).real.sum() if t > 0 and topology.shard_index == 0 else y
             y.backward()
             optimizer.step()
         return [x.detach().clone() for x in net], optimizer.local.tensors().get("exp_avg", [torch.ones(0)])[0]

@@ -40,10 +40,10 @@ def test_a_state_dict_is_that_of_plain_torch_and_goes_on(run, optimizer: str, P:
     options: dict[str, Any] = {"elementwise": True} if optimizer == "Moduli" else {}
 
     def one(world: Transport) -> tuple[dict[Any, Any], list[Tensor]]:
-        job = form(world, P)
+        topology = form(world, P)
         nets = [Operator(pairs=False, seed=seed) for seed in (0, 1, 2)]
         whole, resumed = (
-            DistributedOptimizer(make(list(net.parameters())), net, job, hierarchical(100), **options)
+            DistributedOptimizer(make(list(net.parameters())), net, topology, hierarchical(100), **options)
             for net in nets[:2]
         )
         steps(nets[0], whole, [world.rank], torch.float64, None, 1)
@@ -55,7 +55,11 @@ def test_a_state_dict_is_that_of_plain_torch_and_goes_on(run, optimizer: str, P:
         alone = make(list(nets[2].parameters()))
         alone.load_state_dict({key: state[key] for key in ("state", "param_groups")})
         for net, each in zip(nets, (whole, resumed, alone), strict=True):
-            ranks = [world.rank] if each is not alone else range(job.g * K, (job.g + 1) * K)
+            ranks = (
+                [world.rank]
+                if each is not alone
+                else range(topology.group_index * K, (topology.group_index + 1) * K)
+            )
             steps_once(net, each, ranks)
         return shapes(state), [vector(net) for net in nets]
 
@@ -90,7 +94,7 @@ def test_an_element_is_a_complex_number_for_elementwise_optimizers(run, P: int, 
     """Chunks cut none, and nobody takes its two reals for elements."""
     make = lambda params: Moduli(params, 0.01)  # noqa: E731
     expected = plain(P * K, make)
-    for found in run(P * K, lambda world: trained(world, P, make, elementwise=True, bucket_mb=1e-9)):
+    for found in run(P * K, lambda world: trained(world, P, make, elementwise=True, bucket_cap_mb=1e-9)):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
@@ -103,7 +107,7 @@ def test_where_they_lie(run, P: int, K: int, dtype: torch.dtype) -> None:
     def one(world: Transport) -> None:
         net = Operator(pairs=False, dtype=dtype)
         inner = momentum(net.parameters())
-        optimizer = DistributedOptimizer(inner, net, form(world, P), bsp(), bucket_mb=1e-9)
+        optimizer = DistributedOptimizer(inner, net, form(world, P), bsp(), bucket_cap_mb=1e-9)
         steps(net, optimizer, [world.rank], dtype, None, 1)
         for p in net.parameters():
             assert p.grad is not None
@@ -113,7 +117,7 @@ def test_where_they_lie(run, P: int, K: int, dtype: torch.dtype) -> None:
         for b in optimizer.buckets:
             assert b.w.dtype == dtype
             assert not optimizer.exchanges or b.g.dtype == dtype
-            assert b.own.numel() % b.reals == 0
+            assert b.param_shard.numel() % b.reals == 0
         plain = Operator(pairs=False, dtype=dtype, seed=3)
         plain.load_state_dict(net.state_dict())
         assert torch.equal(vector(plain), vector(net))
@@ -128,7 +132,7 @@ def test_the_mean_model_and_back(run, P: int, K: int) -> None:
         optimizer = DistributedOptimizer(momentum(net.parameters()), net, form(world, P), hierarchical(100))
         steps(net, optimizer, [world.rank], torch.float64, None, 1)
         before = vector(net)
-        with optimizer.averaged() as D:
+        with optimizer.averaged_model() as D:
             mean = vector(net)
         return before, mean, vector(net), D
 
@@ -164,8 +168,10 @@ def test_masters_of_more_bits(run, P: int, K: int) -> None:
 
     def one(world: Transport) -> tuple[Tensor, dict[Any, Any]]:
         net = Operator(pairs=False, dtype=torch.float32)
-        job = form(world, P)
-        optimizer = DistributedOptimizer(adamw(net.parameters()), net, job, bsp(), master=torch.float64)
+        topology = form(world, P)
+        optimizer = DistributedOptimizer(
+            adamw(net.parameters()), net, topology, bsp(), master_dtype=torch.float64
+        )
         steps(net, optimizer, [world.rank], torch.float32, None, 1)
         return vector(net), {i: values["master"] for i, values in optimizer.state_dict()["state"].items()}
 
@@ -217,8 +223,8 @@ def test_refusals(run, n: int) -> None:
             return nn.ParameterDict({"w": torch.ones(2, 3, dtype=dtype)})
 
         layer = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2).to(torch.complex64))
-        job = form(world)
-        optimizer = DistributedOptimizer(momentum(layer.parameters()), layer, job, bsp())
+        topology = form(world)
+        optimizer = DistributedOptimizer(momentum(layer.parameters()), layer, topology, bsp())
         found = {"half": refused(net(torch.complex32), momentum, world)}
         for kind in ("Adafactor", "Muon"):
             if hasattr(optim, kind):
@@ -230,7 +236,7 @@ def test_refusals(run, n: int) -> None:
             in_buckets([("w", next(net().parameters()))], 2, 1e6)
         found["rows"] = str(error.value)
         with pytest.raises(hpcsgd.JobError) as error:
-            hpcsgd.shard(net(), job)
+            hpcsgd.fully_shard(net(), topology)
         found["shard"] = str(error.value)
         return found
 
@@ -284,7 +290,7 @@ def test_every_real_is_in_one_fragment(K: int, F: int) -> None:
             for f, part in enumerate(parts):
                 found[f] += sum(c.stop - c.start for cuts in part.cuts for c in cuts)
             for i, b in enumerate(buckets):
-                times = torch.zeros(b.own.numel())
+                times = torch.zeros(b.param_shard.numel())
                 for part in parts:
                     for c in part.cuts[i]:
                         times[c] += 1

@@ -22,22 +22,24 @@ from references import batch, loss, model, vector
 pytestmark = pytest.mark.usefixtures("far_device")
 
 BUCKETS = 3
-"""Of the model with `bucket_mb` as here."""
+"""Of the model with `bucket_cap_mb` as here."""
 
 
 class Training:
     """Of the small model in P groups, in several buckets, on a device or on the host."""
 
     def __init__(self, world: Transport, P: int, method: Method, device: torch.device | None) -> None:
-        self.job = form(world, P)
+        self.topology = form(world, P)
         self.device = device or torch.device("cpu")
         self.net = model(world.rank).to(self.device)
         inner = optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
-        self.optimizer = hpcsgd.DistributedOptimizer(inner, self.net, self.job, method, bucket_mb=1e-4)
+        self.optimizer = hpcsgd.DistributedOptimizer(
+            inner, self.net, self.topology, method, bucket_cap_mb=1e-4
+        )
         assert len(self.optimizer.buckets) == BUCKETS
 
     def batch(self, t: int) -> tuple[Tensor, Tensor]:
-        x, y = batch(t, self.job.rank)
+        x, y = batch(t, self.topology.rank)
         return x.to(self.device), y.to(self.device)
 
     def step(self, x: Tensor, y: Tensor) -> None:
@@ -48,7 +50,7 @@ class Training:
 
 def waits(world: Transport, P: int, device: torch.device) -> list[list[str]]:
     """Of each step, what the host waited for."""
-    training = Training(world, P, hierarchical(every=2), device)
+    training = Training(world, P, hierarchical(sync_every=2), device)
     found = []
     for t in range(4):
         x, y = training.batch(t)
@@ -81,8 +83,10 @@ def step_time(world: Transport, operation: float, copy: float, device: torch.dev
     """Milliseconds of the device for one step in which an operation and a copy take so many microseconds."""
     net = nn.Sequential(*(part for _ in range(LAYERS) for part in (nn.Linear(5, 5), nn.Tanh()))).to(device)
     inner = optim.SGD(net.parameters(), lr=0.1)
-    job = form(world, 1)
-    optimizer = hpcsgd.DistributedOptimizer(inner, net, job, bsp(exchange=AllReduce()), bucket_mb=1e-4)
+    topology = form(world, 1)
+    optimizer = hpcsgd.DistributedOptimizer(
+        inner, net, topology, bsp(grad_reduce=AllReduce()), bucket_cap_mb=1e-4
+    )
     assert len(optimizer.buckets) == LAYERS
     x = torch.ones(3, 5, device=device)
     first, last = (torch.Event(device, enable_timing=True) for _ in range(2))

@@ -15,15 +15,15 @@ import hpcsgd
 from engine.test_pipeline import in_many_parts, in_the_plain_order
 from hpcsgd import (
     DistributedOptimizer,
-    Packed,
+    Quantized,
     ReduceScatter,
     bsp,
     delayed,
     diloco,
     hierarchical,
+    quantizers,
     sgp,
-    streamed,
-    wires,
+    streaming,
 )
 from hpcsgd.comm import Transport
 from hpcsgd.core.layout import cut
@@ -32,9 +32,9 @@ from hpcsgd.core.traffic import Sizes
 from hpcsgd.engine.dividing import uncut, update_of
 from hpcsgd.engine.muon import hidden_matrices, muon
 from hpcsgd.engine.plan import StepPlan
-from hpcsgd.methods import Method, ensemble
+from hpcsgd.methods import Method, ensemble_sync
 from hpcsgd.models.gpt import gpt
-from hpcsgd.parts.exchanges import Gathered
+from hpcsgd.parts.exchanges import WithAllgather
 from references import vector
 
 STEPS = 4
@@ -69,14 +69,14 @@ def trained(
     world: Transport, P: int, method: Method, make: Callable[[nn.Module], optim.Optimizer], **options: Any
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
     """The model, the optimizer's state over whole parameters, and the elements of state on this rank."""
-    job, net = form(world, groups=P), Language().to(options.pop("dtype", torch.float32))
-    options = {"bucket_mb": 5e-3, **options}
-    optimizer = DistributedOptimizer(make(net), net, job, method, **options)
+    topology, net = form(world, groups=P), Language().to(options.pop("dtype", torch.float32))
+    options = {"bucket_cap_mb": 5e-3, **options}
+    optimizer = DistributedOptimizer(make(net), net, topology, method, **options)
     passes = options.get("accumulate", 1)
     for t in range(STEPS):
         optimizer.zero_grad()
         for i in range(passes):
-            loss = loss_of(net, passes * t + i, job.rank)
+            loss = loss_of(net, passes * t + i, topology.rank)
             loss.backward()
         optimizer.step(loss=loss)
     kept = sum(x.numel() for state in optimizer.state.values() for x in state.values() if x.dim())
@@ -92,7 +92,7 @@ def two_rates(net: nn.Module) -> optim.Optimizer:
     """Muon of two param groups, AdamW of two more."""
     hidden = hidden_matrices(net)
     rest = [p for p in net.parameters() if p not in set(hidden) and p.requires_grad]
-    return hpcsgd.Joined(
+    return hpcsgd.ChainedOptimizer(
         optim.Muon([{"params": hidden[::2], "lr": 0.05}, {"params": hidden[1::2]}], lr=0.02),
         optim.AdamW([{"params": rest[::2], "lr": 0.01}, {"params": rest[1::2]}], lr=0.005),
     )
@@ -115,19 +115,21 @@ def assert_same(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 METHODS: dict[str, Callable[[], Method]] = {
     "bsp": bsp,
-    "moments averaged": lambda: hierarchical(2, moments=hpcsgd.Averaged, exchange=ReduceScatter()),
-    "moments reset": lambda: hierarchical(2, moments=hpcsgd.Reset),
-    "diloco": lambda: diloco(every=2),
-    "streamed": lambda: streamed(diloco(every=2), 2, 1),
+    "moments averaged": lambda: hierarchical(
+        2, optimizer_state=hpcsgd.AverageState, grad_reduce=ReduceScatter()
+    ),
+    "moments reset": lambda: hierarchical(2, optimizer_state=hpcsgd.ResetState),
+    "diloco": lambda: diloco(sync_every=2),
+    "streaming": lambda: streaming(diloco(sync_every=2), 2, 1),
     "delayed": lambda: delayed(hierarchical(2), 1),
     "gossip": sgp,
 }
 OPTIONS: dict[str, dict[str, Any]] = {
-    "accumulated": {"accumulate": 2},
-    "late": {"prefetch": True},
-    "without overlap": {"overlap": False},
-    "in one bucket": {"bucket_mb": 4.0},
-    "with masters": {"dtype": torch.bfloat16, "master": torch.float32},
+    "accumulated": {"gradient_accumulation_steps": 2},
+    "late": {"overlap_param_gather": True},
+    "without overlap": {"overlap_grad_reduce": False},
+    "in one bucket": {"bucket_cap_mb": 4.0},
+    "with masters": {"dtype": torch.bfloat16, "master_dtype": torch.float32},
     "narrow": {"dtype": torch.bfloat16},
 }
 
@@ -177,12 +179,12 @@ def test_the_bits_are_those_of_the_plain_order(run) -> None:
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("wire", [wires.int8, wires.bf16])
+@pytest.mark.parametrize("wire", [quantizers.int8, quantizers.bf16])
 def test_narrow_wires_take_it(run, wire: Callable[[], Any]) -> None:
     """Also for parameters, which are known to their owners alone."""
 
     def both(world: Transport) -> list[dict[str, Tensor]]:
-        methods = [hierarchical(2, Packed(parameters=wire())), hierarchical(2)]
+        methods = [hierarchical(2, Quantized(parameters=wire())), hierarchical(2)]
         return [trained(world, 2, method, MAKERS["muon"])[0] for method in methods]
 
     ranks = run(4, both)
@@ -197,8 +199,8 @@ def test_the_state_dict_is_that_of_torch(run) -> None:
     """With the same keys and shapes, so that either takes the other's."""
 
     def of_rank(world: Transport) -> bool:
-        job, net, other = form(world), Language(), Language()
-        optimizer = DistributedOptimizer(muon(net, 0.02), net, job, bsp())
+        topology, net, other = form(world), Language(), Language()
+        optimizer = DistributedOptimizer(muon(net, 0.02), net, topology, bsp())
         plain = muon(other, 0.02)
         for t in range(2):
             loss_of(net, t, 0).backward()
@@ -206,7 +208,7 @@ def test_the_state_dict_is_that_of_torch(run) -> None:
             optimizer.zero_grad()
         plain.load_state_dict(optimizer.state_dict())
         assert_same(state_of(plain), state_of(optimizer))
-        again = DistributedOptimizer(muon(other, 0.02), other, job, bsp())
+        again = DistributedOptimizer(muon(other, 0.02), other, topology, bsp())
         again.load_state_dict(plain.state_dict())
         assert_same(state_of(again), state_of(optimizer))
         return set(again.state) != set(plain.state)
@@ -222,13 +224,13 @@ def test_clipping_leaves_the_padding_out(run) -> None:
         found = []
         settings: list[dict[str, Any]] = [{}, {"elementwise": False, "tensorwise": True}]
         for said in settings:
-            job, net = form(world), Language().double()
+            topology, net = form(world), Language().double()
             inner = optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
-            optimizer = DistributedOptimizer(inner, net, job, bsp(), bucket_mb=5e-3, **said)
+            optimizer = DistributedOptimizer(inner, net, topology, bsp(), bucket_cap_mb=5e-3, **said)
             norms = []
             for t in range(STEPS):
                 optimizer.zero_grad()
-                loss_of(net, t, job.rank).backward()
+                loss_of(net, t, topology.rank).backward()
                 norms += [optimizer.clip_grad_norm_(0.1, p) for p in (2.0, 1.0, float("inf"))]
                 optimizer.step()
             found.append((torch.stack(norms), vector(net)))
@@ -244,9 +246,9 @@ def test_clipping_leaves_the_padding_out(run) -> None:
 @pytest.mark.ranks(2)
 def test_what_is_not_finite_stays_out_of_the_padding(run) -> None:
     def padded(world: Transport) -> list[Tensor]:
-        job, net = form(world), Language()
-        optimizer = DistributedOptimizer(muon(net, 0.02), net, job, bsp(), bucket_mb=5e-3)
-        (loss_of(net, 0, job.rank) * float("inf")).backward()
+        topology, net = form(world), Language()
+        optimizer = DistributedOptimizer(muon(net, 0.02), net, topology, bsp(), bucket_cap_mb=5e-3)
+        (loss_of(net, 0, topology.rank) * float("inf")).backward()
         optimizer.clip_grad_norm_(1.0)
         optimizer.step()
         outside = []
@@ -285,15 +287,15 @@ def test_it_is_the_update_of_the_papers(run) -> None:
     lr, momentum, decay = 0.02, 0.95, 0.1
 
     def of_rank(world: Transport) -> list[tuple[Any, Any, Any]]:
-        job, net = form(world), Language()
-        optimizer = DistributedOptimizer(muon(net, lr), net, job, bsp(), bucket_mb=5e-3)
+        topology, net = form(world), Language()
+        optimizer = DistributedOptimizer(muon(net, lr), net, topology, bsp(), bucket_cap_mb=5e-3)
         found = []
         for t in range(3):
             before, copied = arrays(net), Language()
             copied.load_state_dict(net.state_dict())
             ((loss_of(copied, t, 0) + loss_of(copied, t, 1)) / 2).backward()
             optimizer.zero_grad()
-            loss_of(net, t, job.rank).backward()
+            loss_of(net, t, topology.rank).backward()
             optimizer.step()
             found.append((before, {n: p.grad for n, p in copied.named_parameters()}, arrays(net)))
         return found
@@ -334,11 +336,13 @@ def test_gradients_may_be_scaled(run) -> None:
     def both(world: Transport) -> list[Tensor]:
         found = []
         for scaler in (None, hpcsgd.GradScaler("cpu", init_scale=2.0**10)):
-            job, net = form(world), Language()
-            optimizer = DistributedOptimizer(muon(net, 0.02), net, job, hierarchical(2), bucket_mb=5e-3)
+            topology, net = form(world), Language()
+            optimizer = DistributedOptimizer(
+                muon(net, 0.02), net, topology, hierarchical(2), bucket_cap_mb=5e-3
+            )
             for t in range(STEPS):
                 optimizer.zero_grad()
-                loss = loss_of(net, t, job.rank)
+                loss = loss_of(net, t, topology.rank)
                 (loss if scaler is None else scaler.scale(loss)).backward()
                 optimizer.step() if scaler is None else scaler.step(optimizer)
                 if scaler is not None:
@@ -353,8 +357,8 @@ def test_gradients_may_be_scaled(run) -> None:
 @pytest.mark.ranks(3)
 def test_the_layout_is_foretold(run) -> None:
     def of_rank(world: Transport) -> Any:
-        job, net = form(world), Language()
-        optimizer = DistributedOptimizer(muon(net, 0.02), net, job, bsp(), bucket_mb=5e-3)
+        topology, net = form(world), Language()
+        optimizer = DistributedOptimizer(muon(net, 0.02), net, topology, bsp(), bucket_cap_mb=5e-3)
         sizes = [(sum(s.stop - s.start for s in b.slots), b.size) for b in optimizer.buckets]
         return sizes, sum(len(b.pieces) for b in optimizer.buckets)
 
@@ -371,9 +375,9 @@ def test_islands_own_no_tensors() -> None:
     """They may be of several K, and average models that are laid out alike."""
     net = Language()
     optimizer = muon(net, 0.02)
-    for method, gathered in ((bsp(), False), (ensemble(2), True)):
+    for method, gathered in ((bsp(), False), (ensemble_sync(2), True)):
         plan = StepPlan.of(method, update_of(optimizer))
-        assert isinstance(plan.exchange, Gathered) == gathered
+        assert isinstance(plan.grad_reduce, WithAllgather) == gathered
         assert set(uncut(plan, optimizer, K=2)) == (set() if gathered else set(hidden_matrices(net)))
 
 

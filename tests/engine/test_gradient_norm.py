@@ -43,16 +43,21 @@ def test_against_autograd(run: Callable[..., list[Any]], P: int, K: int, kind: s
     """In steps in which it is wanted. Nesterov's momentum writes into gradients."""
 
     def one(world: Transport) -> None:
-        model, job = net(), form(world, P)
+        model, topology = net(), form(world, P)
         inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True)
         optimizer = hpcsgd.DistributedOptimizer(
-            inner, model, job, hpcsgd.hierarchical(every=2), bucket_mb=4e-5, elementwise=kind == "Nesterov"
+            inner,
+            model,
+            topology,
+            hpcsgd.hierarchical(sync_every=2),
+            bucket_cap_mb=4e-5,
+            elementwise=kind == "Nesterov",
         )
         norm = optimizer.updating.norm
         for t in range(4):
             x, y = batch(world.rank, t)
             g = plain(model, x, y) / K
-            job.group.allreduce(g).wait()
+            topology.intra_group.allreduce(g).wait()
             optimizer.zero_grad()
             cross_entropy(model(x), y).backward()
             if t % 2:
@@ -62,7 +67,7 @@ def test_against_autograd(run: Callable[..., list[Any]], P: int, K: int, kind: s
             assert (found is not None) == (t % 2 == 1)
             if found is not None:
                 total = found.clone().reshape(1)
-                job.group.allreduce(total).wait()
+                topology.intra_group.allreduce(total).wait()
                 assert total.item() == pytest.approx(g.square().sum().item(), rel=1e-5)
 
     run(P * K, one)

@@ -332,7 +332,7 @@ def test_the_numbers_are_those_of_one_process(
 ) -> None:
     """Small buckets: some have been sent, and some have not."""
     expected, seen = plain(P * K, LOOPS[name], MAKE[kind])
-    options = {"method": method(), "overlap": overlap, "bucket_mb": 1e-4}
+    options = {"method": method(), "overlap_grad_reduce": overlap, "bucket_cap_mb": 1e-4}
 
     def train(world: Transport) -> tuple[Tensor, object]:
         return trained(world, P, LOOPS[name], MAKE[kind], **options | {"method": method()})
@@ -411,7 +411,7 @@ def test_gradients_that_were_added_to_those_of_an_earlier_step(use: str, overlap
     def body(world: Transport) -> None:
         net = make_model()
         inner = optim.SGD(net.parameters(), lr=0.1)
-        optimizer = DistributedOptimizer(inner, net, form(world), bsp(), overlap=overlap)
+        optimizer = DistributedOptimizer(inner, net, form(world), bsp(), overlap_grad_reduce=overlap)
         for t in range(2):
             loss(net, *batch(t, world.rank)).backward()
             if t:

@@ -46,7 +46,7 @@ def on_ranks(
     world: Transport, P: int, body: Body, inner: Callable[[nn.Module], optim.Optimizer] = sgd, **options: Any
 ) -> Tensor:
     net = make_model()
-    optimizer = DistributedOptimizer(inner(net), net, form(world, P), bsp(), bucket_mb=1e-4, **options)
+    optimizer = DistributedOptimizer(inner(net), net, form(world, P), bsp(), bucket_cap_mb=1e-4, **options)
     body(net, optimizer, lambda t: loss(net, *batch(t, world.rank)).backward())
     return vector(net)
 
@@ -108,7 +108,7 @@ def test_hooks_of_what_an_optimizer_has_inside_are_refused(run) -> None:
         net = make_model()
         params = list(net.parameters())
         parts = optim.SGD(params[:2], lr=0.1), optim.AdamW(params[2:], lr=0.1)
-        optimizer = DistributedOptimizer(hpcsgd.Joined(*parts), net, form(world), bsp())
+        optimizer = DistributedOptimizer(hpcsgd.ChainedOptimizer(*parts), net, form(world), bsp())
         parts[1].register_step_post_hook(to_norm_1)
         loss(net, *batch(0, world.rank)).backward()
         optimizer.step()
@@ -355,7 +355,9 @@ def test_a_layer_that_one_rank_does_not_use_is_clipped_everywhere(
 
     def train(world: Transport) -> Tensor:
         net = make_model()
-        made = DistributedOptimizer(sgd(net), net, form(world, P), bsp(), overlap=overlap, bucket_mb=1e-4)
+        made = DistributedOptimizer(
+            sgd(net), net, form(world, P), bsp(), overlap_grad_reduce=overlap, bucket_cap_mb=1e-4
+        )
         for t in range(STEPS):
             made.zero_grad()
             of(net, t, world.rank).backward()
@@ -376,7 +378,7 @@ def test_a_layer_is_clipped_everywhere_after_a_backward_pass_that_failed(run) ->
 
     def train(world: Transport) -> Tensor:
         net: Any = make_model()
-        optimizer = DistributedOptimizer(sgd(net), net, form(world, 2), bsp(), overlap=False)
+        optimizer = DistributedOptimizer(sgd(net), net, form(world, 2), bsp(), overlap_grad_reduce=False)
         x, y = batch(0, world.rank)
         hidden = net[:2](x)
         hidden.register_hook(out_of_memory)
@@ -437,7 +439,7 @@ def test_gradients_are_used_in_the_middle_of_a_window(run, P: int, K: int, chang
                     change(optimizer)
             optimizer.step()
 
-    assert_as_alone(run, P, K, body, accumulate=3)
+    assert_as_alone(run, P, K, body, gradient_accumulation_steps=3)
 
 
 @pytest.mark.ranks(2)
@@ -479,12 +481,17 @@ def test_a_backward_pass_after_clipping(run, overlap: bool) -> None:
             backward(t + 100)
             optimizer.step()
 
-    assert_as_alone(run, 1, 2, functools.partial(body, synchronized=True), overlap=overlap)
-    assert_as_alone(run, 2, 1, functools.partial(body, synchronized=False), overlap=overlap)
+    assert_as_alone(run, 1, 2, functools.partial(body, synchronized=True), overlap_grad_reduce=overlap)
+    assert_as_alone(run, 2, 1, functools.partial(body, synchronized=False), overlap_grad_reduce=overlap)
     with pytest.raises(
         UserError, match=r"averaged and clipped, .* optimizer.synchronize\(\) before a further"
     ):
-        run(2, lambda world: on_ranks(world, 1, functools.partial(body, synchronized=False), overlap=overlap))
+        run(
+            2,
+            lambda world: on_ranks(
+                world, 1, functools.partial(body, synchronized=False), overlap_grad_reduce=overlap
+            ),
+        )
 
 
 @pytest.mark.parametrize(("P", "K"), SHAPES)
@@ -538,13 +545,13 @@ def test_a_collective_of_the_loop_is_no_matter_of_the_gradients(run) -> None:
     """Rank 1 has no gradients of the first layers, and has sent less when it comes to the mean."""
 
     def train(world: Transport) -> tuple[Tensor, Tensor]:
-        job, net = form(world), make_model()
-        optimizer = DistributedOptimizer(sgd(net), net, job, bsp(), bucket_mb=1e-4)
+        topology, net = form(world), make_model()
+        optimizer = DistributedOptimizer(sgd(net), net, topology, bsp(), bucket_cap_mb=1e-4)
         x, y = batch(0, world.rank)
         nn.functional.cross_entropy(parts(net, x, world.rank), y).backward()
         mean = torch.tensor([float(world.rank)])
-        job.group.allreduce(mean, "mean").wait()
-        job.world.allreduce(mean, "sum").wait()
+        topology.intra_group.allreduce(mean, "mean").wait()
+        topology.world.allreduce(mean, "sum").wait()
         optimizer.step()
         return mean, vector(net)
 
@@ -558,9 +565,9 @@ def test_a_collective_of_the_loop_is_no_matter_of_the_gradients(run) -> None:
 
 
 METHODS: dict[str, Callable[[], Any]] = {
-    "sasgd": lambda: hpcsgd.sasgd(every=4),
+    "sasgd": lambda: hpcsgd.sasgd(sync_every=4),
     **{name: partial(make, 4) for name, make in OF_INTERVALS.items()},
-    "ssp": lambda: hpcsgd.ssp(staleness=2),
+    "ssp": lambda: hpcsgd.ssp(max_staleness=2),
 }
 
 
@@ -570,13 +577,13 @@ def test_groups_meet_before_the_first_step_and_alone(run, P: int, K: int, name: 
     def train(world: Transport) -> Tensor:
         net = make_model()
         made = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, form(world, P), METHODS[name]())
-        made.meet()
+        made.average_models()
         start = vector(net)
         for t in range(2):
             made.zero_grad()
             loss(net, *batch(t, world.rank)).backward()
             made.step()
-        made.meet()
+        made.average_models()
         return start
 
     for w in run(P * K, train):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd import DistributedOptimizer, Joined, UserError, bsp, muon
+from hpcsgd import ChainedOptimizer, DistributedOptimizer, UserError, bsp, muon
 from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
 from hpcsgd.engine.initial_state import like_new
@@ -35,7 +35,7 @@ def steps(net: nn.Module, step: Callable[[], object], first: int, last: int) -> 
 def test_it_does_what_its_parts_do() -> None:
     """With a scheduler, too."""
     apart, together = make_model(), make_model()
-    mine, joined = parts(apart), Joined(*parts(together))
+    mine, joined = parts(apart), ChainedOptimizer(*parts(together))
     schedulers = [optim.lr_scheduler.ExponentialLR(each, 0.5) for each in (*mine, joined)]
     for t in range(3):
         steps(apart, lambda: [each.step() for each in mine], t, t + 1)
@@ -49,13 +49,13 @@ def test_it_does_what_its_parts_do() -> None:
 @pytest.mark.parametrize("copied", [True, False])
 def test_its_state_goes_on(copied: bool) -> None:
     net = make_model()
-    joined = Joined(*parts(net))
+    joined = ChainedOptimizer(*parts(net))
     steps(net, joined.step, 0, 2)
     if copied:
         other, other_joined = copy.deepcopy((net, joined))
     else:
         other = make_model(seed=1)
-        other_joined = Joined(*parts(other))
+        other_joined = ChainedOptimizer(*parts(other))
         steps(other, other_joined.step, 0, 1)
         other.load_state_dict(net.state_dict())
         other_joined.load_state_dict(copy.deepcopy(joined.state_dict()))
@@ -73,7 +73,7 @@ def test_parts_with_a_past_keep_it() -> None:
     steps(nets[0], lambda: [each.step() for each in theirs], 0, 4)
     mine = parts(nets[1])
     steps(nets[1], lambda: [each.step() for each in mine], 0, 2)
-    steps(nets[1], Joined(*mine).step, 2, 4)
+    steps(nets[1], ChainedOptimizer(*mine).step, 2, 4)
     assert torch.equal(vector(nets[0]), vector(nets[1]))
 
 
@@ -86,17 +86,17 @@ def test_a_closure_is_called_once() -> None:
         value.backward()
         return value
 
-    assert Joined(*parts(net)).step(closure) > 0
+    assert ChainedOptimizer(*parts(net)).step(closure) > 0
     assert calls == [True]
 
 
 def test_a_new_one_has_new_parts() -> None:
     net = make_model()
-    joined = Joined(*parts(net))
+    joined = ChainedOptimizer(*parts(net))
     steps(net, joined.step, 0, 1)
     fresh = like_new(joined, [group["params"] for group in joined.param_groups])
     assert not fresh.state
-    assert isinstance(fresh, Joined)
+    assert isinstance(fresh, ChainedOptimizer)
     assert [type(part) for part in fresh.parts] == [optim.SGD, optim.AdamW]
     only = like_new(joined, [[], [], joined.param_groups[2]["params"]])
     assert [g["lr"] for g in only.param_groups] == [0.01]
@@ -109,22 +109,22 @@ def test_what_cannot_be_joined() -> None:
     for made, told in [
         ((), "one optimizer or more"),
         ((sgd, optim.AdamW(params[1:])), "in two of the optimizers"),
-        ((Joined(sgd), optim.AdamW(params[2:])), "all at once"),
+        ((ChainedOptimizer(sgd), optim.AdamW(params[2:])), "all at once"),
         ((optim.LBFGS(params),), "LBFGS"),
         ((sgd, net), "parts = an object of type Sequential: expected a torch optimizer"),
     ]:
         with pytest.raises(UserError, match=told):
-            Joined(*made)  # type: ignore[arg-type]
+            ChainedOptimizer(*made)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="before"):
-        Joined(sgd).add_param_group({"params": params[2:]})
+        ChainedOptimizer(sgd).add_param_group({"params": params[2:]})
 
 
 def test_it_goes_inside() -> None:
     def wrap(world: Transport) -> None:
         net = make_model()
         wrapped = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
-        with pytest.raises(UserError, match="Joined goes inside"):
-            Joined(wrapped)
+        with pytest.raises(UserError, match="ChainedOptimizer goes inside"):
+            ChainedOptimizer(wrapped)
 
     threads.run(1, wrap)
 

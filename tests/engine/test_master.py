@@ -47,7 +47,7 @@ def distributed(world: Transport, P: int, name: str, **options: Any) -> list[Hel
     net = narrow_model()
     optimizer = hpcsgd.DistributedOptimizer(
         OPTIMIZERS[name](list(net.parameters())), net, form(world, groups=P), hierarchical(EVERY),
-        bucket_mb=1e-4, master=torch.float32, **options,
+        bucket_cap_mb=1e-4, master_dtype=torch.float32, **options,
     )  # fmt: skip
     history = []
     for t in range(STEPS):
@@ -121,7 +121,7 @@ def test_updates_of_less_than_half_an_ulp_add_up(run, P: int) -> None:
         with torch.no_grad():
             net.weight.fill_(256.0)
         inner = optim.SGD(net.parameters(), lr=1.0)
-        optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, groups=P), bsp(), master=master)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, groups=P), bsp(), master_dtype=master)
         for _ in range(8):
             optimizer.zero_grad()
             (net(torch.ones(1, 1, dtype=NARROW)) * -0.5).sum().backward()
@@ -154,7 +154,7 @@ def test_what_it_costs(run) -> None:
         net = nn.Linear(32, 8, bias=False).to(NARROW)
         inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         optimizer = hpcsgd.DistributedOptimizer(
-            inner, net, form(world, groups=1), bsp(), master=torch.float32
+            inner, net, form(world, groups=1), bsp(), master_dtype=torch.float32
         )
         net(torch.ones(2, 32, dtype=NARROW)).float().sum().backward()
         optimizer.step()
@@ -183,7 +183,7 @@ def test_wide_parameters_need_none(run) -> None:
         net = nn.Sequential(nn.Linear(4, 4).to(NARROW), nn.Linear(4, 2))
         inner = optim.SGD(net.parameters(), lr=0.1)
         optimizer = hpcsgd.DistributedOptimizer(
-            inner, net, form(world, groups=1), bsp(), master=torch.float32
+            inner, net, form(world, groups=1), bsp(), master_dtype=torch.float32
         )
         narrow = set(net[0].parameters())
         assert all((held.master is not None) == (held.param in narrow) for held in optimizer.local.held)
@@ -198,12 +198,12 @@ def test_a_state_with_masters_needs_them(run) -> None:
         def made(master: torch.dtype | None) -> hpcsgd.DistributedOptimizer:
             net = narrow_model()
             inner = optim.SGD(net.parameters(), lr=0.1)
-            return hpcsgd.DistributedOptimizer(inner, net, form(world, groups=1), bsp(), master=master)
+            return hpcsgd.DistributedOptimizer(inner, net, form(world, groups=1), bsp(), master_dtype=master)
 
         state = made(torch.float32).state_dict()
         made(None).load_state_dict(state)
 
-    with pytest.raises(UserError, match=r"optimizer state with masters: give .*\(master="):
+    with pytest.raises(UserError, match=r"optimizer state with masters: give .*\(master_dtype="):
         run(2, taken)
 
 
@@ -213,7 +213,7 @@ def test_a_scaler_is_refused(P: int) -> None:
         net = narrow_model()
         inner = optim.SGD(net.parameters(), lr=0.1)
         optimizer = hpcsgd.DistributedOptimizer(
-            inner, net, form(world, groups=P), bsp(), master=torch.float32
+            inner, net, form(world, groups=P), bsp(), master_dtype=torch.float32
         )
         scaler = hpcsgd.GradScaler("cpu")
         x, y = batch(0, world.rank, torch.float32)
@@ -234,7 +234,7 @@ def test_clipped_and_sparse_gradients_arrive(run) -> None:
             net.weight.zero_()
         inner = optim.SGD(net.parameters(), lr=1.0)
         optimizer = hpcsgd.DistributedOptimizer(
-            inner, net, form(world, groups=1), method(), master=torch.float32
+            inner, net, form(world, groups=1), method(), master_dtype=torch.float32
         )
         net.weight.grad = None
         (net(torch.tensor([[3.0, 4.0]]).to(NARROW))[0, 0]).backward()

@@ -14,26 +14,26 @@ from references import model as make_model
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_method_is_of_one_optimizer_at_a_time(run, n: int) -> None:
     def reused(world: Transport) -> list[str]:
-        job, method, kept, found = form(world), diloco(2), [], []
+        topology, method, kept, found = form(world), diloco(2), [], []
         plain = hierarchical(8)
         sparse = Sparse(TopK(0.5))
 
         def wrap(method: Method) -> DistributedOptimizer:
             net = make_model()
-            return DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, job, method)
+            return DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, topology, method)
 
         def refused(method: Method) -> None:
             with pytest.raises(JobError) as error:
                 wrap(method)
             found.append(str(error.value))
 
-        kept += [wrap(plain), wrap(plain), wrap(method), wrap(hierarchical(2, exchange=sparse))]
+        kept += [wrap(plain), wrap(plain), wrap(method), wrap(hierarchical(2, grad_reduce=sparse))]
         refused(method)
-        refused(hierarchical(3, exchange=sparse))
+        refused(hierarchical(3, grad_reduce=sparse))
         kept.clear()
         for _ in range(2):
             wrap(method)
-            wrap(hierarchical(2, exchange=sparse))
+            wrap(hierarchical(2, grad_reduce=sparse))
         return found
 
     for of_method, of_part in run(n, reused):

@@ -129,7 +129,7 @@ def test_a_loss_is_kept_unread(method: Method) -> None:
 def scaled(world: Transport, device: torch.device = HOST) -> tuple[Tensor, float, int]:
     net = model(dtype=torch.float32).to(device)
     inner = optim.SGD(net.parameters(), lr=0.2, momentum=0.9)
-    optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, 2), hierarchical(2), bucket_mb=1e-4)
+    optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, 2), hierarchical(2), bucket_cap_mb=1e-4)
     scaler = hpcsgd.GradScaler(device.type, init_scale=2.0**10, growth_interval=2)
     for t in range(6):
         optimizer.zero_grad()

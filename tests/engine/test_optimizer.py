@@ -44,8 +44,8 @@ def test_clipping_is_exact(run, n: int, norm_type: float, P: int) -> None:
     """By bsp, whose update uses the gradient of all ranks, in one level and in two."""
 
     def clipped(world: Transport) -> tuple[Tensor, list[float]]:
-        job, net = form(world, groups=P), make_model()
-        optimizer = DistributedOptimizer(MOMENTUM(list(net.parameters())), net, job, bsp())
+        topology, net = form(world, groups=P), make_model()
+        optimizer = DistributedOptimizer(MOMENTUM(list(net.parameters())), net, topology, bsp())
         norms = []
         for t in range(STEPS):
             optimizer.zero_grad()
@@ -88,10 +88,15 @@ def test_clipping_where_elements_lie_in_another_order(run, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_accumulation_equals_the_larger_batch(run, n: int, overlap: bool) -> None:
     def accumulated(world: Transport) -> Tensor:
-        job, net = form(world), make_model()
+        topology, net = form(world), make_model()
         inner = MOMENTUM(list(net.parameters()))
         optimizer = DistributedOptimizer(
-            inner, net, job, bsp(), accumulate=2 if overlap else 1, overlap=overlap
+            inner,
+            net,
+            topology,
+            bsp(),
+            gradient_accumulation_steps=2 if overlap else 1,
+            overlap_grad_reduce=overlap,
         )
         for t in range(STEPS):
             optimizer.zero_grad()
@@ -144,14 +149,14 @@ def test_gradients_changed_by_way_of_an_older_tensor_are_refused(run, n: int) ->
 @pytest.mark.parametrize("made_before", [True, False])
 def test_schedulers_keep_working(run, n: int, schedule: Callable, made_before: bool) -> None:
     def scheduled(world: Transport) -> Tensor:
-        job, net = form(world), make_model()
+        topology, net = form(world), make_model()
         inner = MOMENTUM(list(net.parameters()))
         groups = inner.param_groups
         scheduler = schedule(inner) if made_before else None
-        optimizer = DistributedOptimizer(inner, net, job, bsp())
+        optimizer = DistributedOptimizer(inner, net, topology, bsp())
         scheduler = scheduler or schedule(optimizer)
         for t in range(STEPS):
-            one_step(net, optimizer, job, t)
+            one_step(net, optimizer, topology, t)
             scheduler.step()
         assert all(a is b for a, b in zip(groups, optimizer.param_groups, strict=True))
         return vector(net)
@@ -178,10 +183,10 @@ def two_groups(net: nn.Module) -> optim.Optimizer:
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_param_groups_keep_their_options(run, n: int) -> None:
     def grouped(world: Transport) -> Tensor:
-        job, net = form(world), make_model()
-        optimizer = DistributedOptimizer(two_groups(net), net, job, bsp())
+        topology, net = form(world), make_model()
+        optimizer = DistributedOptimizer(two_groups(net), net, topology, bsp())
         for t in range(STEPS):
-            one_step(net, optimizer, job, t)
+            one_step(net, optimizer, topology, t)
         return vector(net)
 
     net = make_model()
@@ -205,12 +210,12 @@ def test_frozen_and_tied_parameters(run, n: int) -> None:
         return net
 
     def trained(world: Transport) -> Tensor:
-        job, net = form(world), tied()
+        topology, net = form(world), tied()
         with torch.no_grad():
             net[0].weight.add_(world.rank)  # frozen, and yet the same on all ranks afterwards
-        optimizer = DistributedOptimizer(MOMENTUM(list(net.parameters())), net, job, bsp())
+        optimizer = DistributedOptimizer(MOMENTUM(list(net.parameters())), net, topology, bsp())
         for t in range(STEPS):
-            one_step(net, optimizer, job, t)
+            one_step(net, optimizer, topology, t)
         return vector(net)
 
     net = tied()
@@ -224,10 +229,10 @@ def test_frozen_and_tied_parameters(run, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_optimizer_state_is_divided_by_K(run, n: int) -> None:
     def elements(world: Transport) -> tuple[int, int]:
-        job, net = form(world), make_model()
+        topology, net = form(world), make_model()
         inner = optim.Adam(net.parameters())
-        optimizer = DistributedOptimizer(inner, net, job, bsp())
-        one_step(net, optimizer, job, 0)
+        optimizer = DistributedOptimizer(inner, net, topology, bsp())
+        one_step(net, optimizer, topology, 0)
         tensors = [x for state in inner.state.values() for x in state.values() if x.dim()]
         return sum(x.numel() for x in tensors), sum(p.numel() for p in net.parameters())
 
@@ -240,18 +245,18 @@ def test_optimizer_state_is_divided_by_K(run, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_state_goes_to_a_plain_optimizer_and_back(run, n: int) -> None:
     def through(world: Transport) -> tuple[Tensor, Tensor]:
-        job, net = form(world), make_model()
-        optimizer = DistributedOptimizer(optim.Adam(net.parameters()), net, job, bsp())
+        topology, net = form(world), make_model()
+        optimizer = DistributedOptimizer(optim.Adam(net.parameters()), net, topology, bsp())
         for t in range(3):
-            one_step(net, optimizer, job, t)
+            one_step(net, optimizer, topology, t)
         alone = copy.deepcopy(net)
         theirs = optim.Adam(alone.parameters())
         theirs.load_state_dict({k: v for k, v in optimizer.state_dict().items() if k != "hpcsgd"})
         back = copy.deepcopy(alone)
-        again = DistributedOptimizer(optim.Adam(back.parameters()), back, job, bsp())
+        again = DistributedOptimizer(optim.Adam(back.parameters()), back, topology, bsp())
         again.load_state_dict(theirs.state_dict())
         for t in range(3, STEPS):
-            one_step(back, again, job, t)
+            one_step(back, again, topology, t)
             gathered_step(alone, theirs, t, range(n))
         return vector(back), vector(alone)
 
@@ -264,13 +269,13 @@ def test_state_from_before_the_wrapping_is_kept(run, n: int) -> None:
     """Adagrad has state from the start; here it has made steps already."""
 
     def wrapped_late(world: Transport) -> Tensor:
-        job, net = form(world), make_model()
+        topology, net = form(world), make_model()
         inner = optim.Adagrad(net.parameters(), lr=0.1)
         for t in range(2):
             gathered_step(net, inner, t, range(n))
-        optimizer = DistributedOptimizer(inner, net, job, bsp())
+        optimizer = DistributedOptimizer(inner, net, topology, bsp())
         for t in range(2, STEPS):
-            one_step(net, optimizer, job, t)
+            one_step(net, optimizer, topology, t)
         return vector(net)
 
     for ours in run(n, wrapped_late):
@@ -280,11 +285,11 @@ def test_state_from_before_the_wrapping_is_kept(run, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_parameters_loaded_after_the_wrapping_count(run, n: int) -> None:
     def loaded(world: Transport) -> Tensor:
-        job, net = form(world), make_model(seed=5)
-        optimizer = DistributedOptimizer(MOMENTUM(list(net.parameters())), net, job, bsp())
+        topology, net = form(world), make_model(seed=5)
+        optimizer = DistributedOptimizer(MOMENTUM(list(net.parameters())), net, topology, bsp())
         net.load_state_dict(make_model().state_dict())
         for t in range(STEPS):
-            one_step(net, optimizer, job, t)
+            one_step(net, optimizer, topology, t)
         return vector(net)
 
     for ours in run(n, loaded):
@@ -294,7 +299,7 @@ def test_parameters_loaded_after_the_wrapping_count(run, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_what_cannot_be_distributed_is_refused(run, n: int) -> None:
     def refusals(world: Transport) -> list[str]:
-        job = form(world)
+        topology = form(world)
 
         def message(attempt: Callable[[], object]) -> str:
             with pytest.raises(UserError) as error:
@@ -303,18 +308,22 @@ def test_what_cannot_be_distributed_is_refused(run, n: int) -> None:
 
         net = make_model()
         inner = MOMENTUM(list(net.parameters()))
-        optimizer = DistributedOptimizer(inner, net, job, hierarchical(2))
+        optimizer = DistributedOptimizer(inner, net, topology, hierarchical(2))
         frozen = make_model().requires_grad_(False)
         return [
-            message(lambda: DistributedOptimizer(optimizer, net, job, bsp())),
-            message(lambda: DistributedOptimizer(optim.LBFGS(make_model().parameters()), net, job, bsp())),
-            message(lambda: DistributedOptimizer(MOMENTUM(list(frozen.parameters())), frozen, job, bsp())),
+            message(lambda: DistributedOptimizer(optimizer, net, topology, bsp())),
+            message(
+                lambda: DistributedOptimizer(optim.LBFGS(make_model().parameters()), net, topology, bsp())
+            ),
+            message(
+                lambda: DistributedOptimizer(MOMENTUM(list(frozen.parameters())), frozen, topology, bsp())
+            ),
             message(lambda: optimizer.add_param_group({"params": [torch.zeros(1)]})),
             message(inner.step),
             message(lambda: hierarchical(0)),
         ]
 
-    expected = ["already", "LBFGS", "no trainable", "add_param_group", "step", "every = 0"]
+    expected = ["already", "LBFGS", "no trainable", "add_param_group", "step", "sync_every = 0"]
     for messages in run(n, refusals):
         assert all(word in message for word, message in zip(expected, messages, strict=True))
 
@@ -335,8 +344,8 @@ def test_models_that_differ_between_ranks_end_all(run, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_closure(run, n: int) -> None:
     def closed(world: Transport) -> Tensor:
-        job, net = form(world), make_model()
-        optimizer = DistributedOptimizer(MOMENTUM(list(net.parameters())), net, job, bsp())
+        topology, net = form(world), make_model()
+        optimizer = DistributedOptimizer(MOMENTUM(list(net.parameters())), net, topology, bsp())
         for t in range(STEPS):
 
             def closure(t: int = t) -> Tensor:
@@ -358,9 +367,9 @@ def test_zero_grad_of_either_kind(run, n: int, set_to_none: bool) -> None:
     """Views that zero_grad cut silently once meant: no error, no learning."""
 
     def zeroed(world: Transport) -> Tensor:
-        job, net = form(world), make_model()
+        topology, net = form(world), make_model()
         inner = MOMENTUM(list(net.parameters()))
-        optimizer = DistributedOptimizer(inner, net, job, bsp())
+        optimizer = DistributedOptimizer(inner, net, topology, bsp())
         for t in range(STEPS):
             loss(net, *batch(t, world.rank)).backward()
             optimizer.step()

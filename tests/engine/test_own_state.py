@@ -21,7 +21,7 @@ METHODS: dict[str, Callable[[], hpcsgd.Method]] = {
     "hierarchical": lambda: hpcsgd.hierarchical(2),
     "diloco": lambda: hpcsgd.diloco(2),
     "nothing kept": lambda: hpcsgd.sasgd(2),  # by one group
-    "error feedback": lambda: hpcsgd.bsp(exchange=hpcsgd.Sparse(hpcsgd.TopK(0.25))),
+    "error feedback": lambda: hpcsgd.bsp(grad_reduce=hpcsgd.Sparse(hpcsgd.TopK(0.25))),
 }
 
 
@@ -69,8 +69,8 @@ def test_what_is_the_same_everywhere_one_rank_may_save_for_all(run, method: str,
     ("method", "P", "K", "has"),
     [
         ("hierarchical", 2, 1, "the optimizer of its group"),
-        ("diloco", 2, 2, r"how \(sharded\)"),
-        ("error feedback", 1, 2, r"exchange \(per_rank_params\)"),
+        ("diloco", 2, 2, r"averager \(sharded\)"),
+        ("error feedback", 1, 2, r"grad_reduce \(per_rank_params\)"),
     ],
 )
 def test_another_rank_s_own_state_is_refused(run, method: str, P: int, K: int, has: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, adacomm, bsp, hierarchical
 from hpcsgd.comm import Transport
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.errors import UserError
 from hpcsgd.parts.exchanges import Sparse
 from hpcsgd.parts.sparsifiers import TopK
@@ -52,10 +52,10 @@ WAYS = ["after a backward pass", "dropping gradients", "alone"]
 def by_ranks(
     world: Transport, P: int, make: Make, way: str, method: Callable[[], Any] = bsp, **options: Any
 ) -> Tensor:
-    job, net = form(world, P), model(world.rank)
-    optimizer = DistributedOptimizer(make(net.parameters()), net, job, method(), **options)
+    topology, net = form(world, P), model(world.rank)
+    optimizer = DistributedOptimizer(make(net.parameters()), net, topology, method(), **options)
     for t in range(STEPS):
-        step(optimizer, lambda t=t: loss(net, *batch(t, job.rank)), way)
+        step(optimizer, lambda t=t: loss(net, *batch(t, topology.rank)), way)
     return vector(net)
 
 
@@ -80,7 +80,7 @@ def test_an_optimizer_may_evaluate_again_at_other_weights(run, P: int, K: int, o
 
 
 def by_ranks_overlapping(overlap: bool) -> Callable[..., Tensor]:
-    return lambda *args: by_ranks(*args, overlap=overlap)
+    return lambda *args: by_ranks(*args, overlap_grad_reduce=overlap)
 
 
 @pytest.mark.parametrize("way", WAYS[1:])
@@ -97,7 +97,7 @@ def test_pieces_are_whole_parameters_while_a_closure_runs(run, n: int, overlap: 
     expected = by_one(n, LooksAhead, "alone")
 
     def cut(world: Transport) -> Tensor:
-        return by_ranks(world, 1, LooksAhead, "alone", elementwise=True, overlap=overlap)
+        return by_ranks(world, 1, LooksAhead, "alone", elementwise=True, overlap_grad_reduce=overlap)
 
     for found in run(n, cut):
         require_close(found, expected)
@@ -147,9 +147,9 @@ def test_masters_are_rounded_while_a_closure_runs(run, n: int, elementwise: bool
 
     def of_rank(world: Transport) -> Tensor:
         net, own = model(dtype=torch.float32), range(world.rank, world.rank + 1)
-        inner, job = LooksAhead(net.parameters()), form(world, 1)
+        inner, topology = LooksAhead(net.parameters()), form(world, 1)
         optimizer = DistributedOptimizer(
-            inner, net, job, bsp(), master=torch.float64, elementwise=elementwise
+            inner, net, topology, bsp(), master_dtype=torch.float64, elementwise=elementwise
         )
         for t in range(STEPS):
             step(optimizer, lambda t=t: batches(t, own, net), "alone")
@@ -163,7 +163,9 @@ def test_masters_are_rounded_while_a_closure_runs(run, n: int, elementwise: bool
 @pytest.mark.ranks(2)
 def test_methods_that_go_by_the_loss_know_it_before_the_update(run) -> None:
     """Also where gradients of the last step are still there, and nobody averages any."""
-    for found in run(2, by_ranks, 2, Polyak, "dropping gradients", lambda: adacomm(interval=1, block=2)):
+    for found in run(
+        2, by_ranks, 2, Polyak, "dropping gradients", lambda: adacomm(initial_sync_every=1, adapt_every=2)
+    ):
         assert found.isfinite().all()
 
 
@@ -177,10 +179,10 @@ def test_a_loss_that_an_optimizer_goes_by_is_the_mean(run, n: int) -> None:
 @pytest.mark.ranks(2)
 def test_what_the_optimizer_returns_is_returned(run) -> None:
     def returned(world: Transport) -> tuple[Tensor, Tensor]:
-        job, net = form(world, 1), model()
-        optimizer = DistributedOptimizer(Polyak(net.parameters()), net, job, bsp())
+        topology, net = form(world, 1), model()
+        optimizer = DistributedOptimizer(Polyak(net.parameters()), net, topology, bsp())
         expected = mean_loss(net, 0, range(2)).detach()
-        return step(optimizer, lambda: loss(net, *batch(0, job.rank)), WAYS[1]), expected
+        return step(optimizer, lambda: loss(net, *batch(0, topology.rank)), WAYS[1]), expected
 
     for found, expected in run(2, returned):
         torch.testing.assert_close(found, expected)
@@ -189,13 +191,13 @@ def test_what_the_optimizer_returns_is_returned(run) -> None:
 @pytest.mark.ranks(2)
 def test_a_closure_is_evaluated_once_where_nothing_has_moved(run) -> None:
     def evaluations(world: Transport) -> int:
-        job, net = form(world, 1), model()
-        optimizer = DistributedOptimizer(Polyak(net.parameters()), net, job, bsp())
+        topology, net = form(world, 1), model()
+        optimizer = DistributedOptimizer(Polyak(net.parameters()), net, topology, bsp())
         seen: list[int] = []
 
         def compute(t: int) -> Tensor:
             seen.append(t)
-            return loss(net, *batch(t, job.rank))
+            return loss(net, *batch(t, topology.rank))
 
         for t in range(STEPS):
             step(optimizer, lambda t=t: compute(t), WAYS[1])
@@ -226,18 +228,18 @@ def test_groups_meet(run, P: int, K: int) -> None:
 @pytest.mark.ranks(2)
 def test_an_exchange_with_a_memory_sees_one_gradient_a_step(run, way: str) -> None:
     with pytest.raises(UserError, match="several times in a step"):
-        run(2, by_ranks, 1, LooksAhead, way, lambda: bsp(exchange=Sparse(TopK(0.5))))
+        run(2, by_ranks, 1, LooksAhead, way, lambda: bsp(grad_reduce=Sparse(TopK(0.5))))
 
 
 @pytest.mark.ranks(2)
 def test_nothing_has_moved_where_that_is_known_before(run) -> None:
     def refused(world: Transport) -> Tensor:
-        job, net = form(world, 1), model()
+        topology, net = form(world, 1), model()
         optimizer = DistributedOptimizer(
-            LooksAhead(net.parameters()), net, job, bsp(exchange=Sparse(TopK(0.5)))
+            LooksAhead(net.parameters()), net, topology, bsp(grad_reduce=Sparse(TopK(0.5)))
         )
         with pytest.raises(UserError, match="several times in a step"):
-            step(optimizer, lambda: loss(net, *batch(0, job.rank)), WAYS[0])
+            step(optimizer, lambda: loss(net, *batch(0, topology.rank)), WAYS[0])
         return vector(net)
 
     for found in run(2, refused):
@@ -247,9 +249,9 @@ def test_nothing_has_moved_where_that_is_known_before(run) -> None:
 @pytest.mark.ranks(2)
 def test_a_closure_has_to_return_a_loss(run) -> None:
     def several(world: Transport) -> None:
-        job, net = form(world, 1), model()
-        optimizer = DistributedOptimizer(Polyak(net.parameters()), net, job, bsp())
-        optimizer.step(lambda: {"loss": loss(net, *batch(0, job.rank))})
+        topology, net = form(world, 1), model()
+        optimizer = DistributedOptimizer(Polyak(net.parameters()), net, topology, bsp())
+        optimizer.step(lambda: {"loss": loss(net, *batch(0, topology.rank))})
 
     with pytest.raises(UserError, match="returned a dict"):
         run(2, several)
@@ -281,11 +283,11 @@ def test_weights_for_an_evaluation_are_those_of_one_process(
     expected = schedule_free(model(), lambda inner: inner, range(P * K))
 
     def of_rank(world: Transport) -> list[Tensor]:
-        job, net = form(world, P), model(world.rank)
+        topology, net = form(world, P), model(world.rank)
         return schedule_free(
             net,
-            lambda inner: DistributedOptimizer(inner, net, job, bsp(), **options),
-            range(job.rank, job.rank + 1),
+            lambda inner: DistributedOptimizer(inner, net, topology, bsp(), **options),
+            range(topology.rank, topology.rank + 1),
         )
 
     for found in run(P * K, of_rank):
@@ -293,10 +295,10 @@ def test_weights_for_an_evaluation_are_those_of_one_process(
             require_close(ours, theirs)
 
 
-def sam_of(world: Transport, **options: Any) -> tuple[Job, nn.Module, Sam, DistributedOptimizer]:
-    job, net = form(world, 1), model()
+def sam_of(world: Transport, **options: Any) -> tuple[Topology, nn.Module, Sam, DistributedOptimizer]:
+    topology, net = form(world, 1), model()
     inner = Sam(net.parameters())
-    return job, net, inner, DistributedOptimizer(inner, net, job, bsp(), **options)
+    return topology, net, inner, DistributedOptimizer(inner, net, topology, bsp(), **options)
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -307,8 +309,8 @@ def test_other_methods_find_averaged_gradients(run, n: int) -> None:
     inner.first_step()
 
     def first_step(world: Transport) -> Tensor:
-        job, net, _, optimizer = sam_of(world)
-        loss(net, *batch(0, job.rank)).backward()
+        topology, net, _, optimizer = sam_of(world)
+        loss(net, *batch(0, topology.rank)).backward()
         optimizer.first_step()
         return vector(net)
 
@@ -352,11 +354,11 @@ def test_so_do_those_that_see_pieces(run, n: int, overlap: bool) -> None:
     inner.step()
 
     def nudged(world: Transport) -> Tensor:
-        job, net = form(world, 1), model()
+        topology, net = form(world, 1), model()
         optimizer: Any = DistributedOptimizer(
-            Nudging(net.parameters()), net, job, bsp(), elementwise=True, overlap=overlap
+            Nudging(net.parameters()), net, topology, bsp(), elementwise=True, overlap_grad_reduce=overlap
         )
-        loss(net, *batch(0, job.rank)).backward()
+        loss(net, *batch(0, topology.rank)).backward()
         optimizer.nudge(by=0.5)
         optimizer.step()
         return vector(net)
@@ -369,11 +371,11 @@ def test_so_do_those_that_see_pieces(run, n: int, overlap: bool) -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_an_update_by_another_method_is_refused(run, n: int, called_on: str) -> None:
     def two_steps(world: Transport) -> None:
-        job, net, inner, optimizer = sam_of(world)
+        topology, net, inner, optimizer = sam_of(world)
         called: Any = optimizer if called_on == "ours" else inner
-        loss(net, *batch(0, job.rank)).backward()
+        loss(net, *batch(0, topology.rank)).backward()
         called.first_step(zero_grad=True)
-        loss(net, *batch(0, job.rank)).backward()
+        loss(net, *batch(0, topology.rank)).backward()
         called.second_step(zero_grad=True)
 
     with pytest.raises(
@@ -395,9 +397,9 @@ def test_an_optimizer_inside_is_not_to_update_either(run) -> None:
 @pytest.mark.ranks(2)
 def test_ranks_are_in_the_same_method(run) -> None:
     def one_alone(world: Transport) -> None:
-        job, net = form(world, 1), model()
-        optimizer: Any = DistributedOptimizer(ScheduleFree(net.parameters()), net, job, bsp())
-        (optimizer.eval if job.rank else optimizer.train)()
+        topology, net = form(world, 1), model()
+        optimizer: Any = DistributedOptimizer(ScheduleFree(net.parameters()), net, topology, bsp())
+        (optimizer.eval if topology.rank else optimizer.train)()
 
     with pytest.raises(UserError, match=r"rank 0 is in train\(\) .* rank 1 is in eval\(\)"):
         run(2, one_alone)

@@ -23,17 +23,17 @@ import hpcsgd
 from hpcsgd.comm import Transport, Work, threads
 from hpcsgd.comm.threads import ThreadBackend
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.step import Departure
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.step import ReduceContext
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.engine import meeting, optimizer
 from hpcsgd.engine.meeting import Gathering
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.engine.sharding import ShardedOptimizer
-from hpcsgd.methods import Method, bsp, delayed, diloco, hierarchical, post_local, selsync, streamed, switch
+from hpcsgd.methods import Method, bsp, delayed, diloco, hierarchical, post_local, selsync, streaming, switch
 from hpcsgd.methods.hierarchical import allreduce_local_sgd
-from hpcsgd.parts import wires
+from hpcsgd.parts import quantizers
 from hpcsgd.parts.averagers import Mean, Measured
-from hpcsgd.parts.exchanges import AllToAll, Gathered, ReduceScatter, Sparse
+from hpcsgd.parts.exchanges import AllToAll, ReduceScatter, Sparse, WithAllgather
 from hpcsgd.parts.schedules import Every, never
 from hpcsgd.parts.sparsifiers import TopK
 from methods.table import REFERENCES, Case
@@ -50,24 +50,26 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
     "AdamW": lambda net: optim.AdamW(groups_of(net), lr=0.01, weight_decay=0.1, amsgrad=True),
 }
 METHODS: dict[str, Callable[[], Method]] = {
-    "hierarchical": lambda: hierarchical(every=2),
-    "moments averaged": lambda: hierarchical(every=2, moments=hpcsgd.Averaged),
-    "moments reset": lambda: hierarchical(every=2, moments=hpcsgd.Reset, exchange=ReduceScatter()),
+    "hierarchical": lambda: hierarchical(sync_every=2),
+    "moments averaged": lambda: hierarchical(sync_every=2, optimizer_state=hpcsgd.AverageState),
+    "moments reset": lambda: hierarchical(
+        sync_every=2, optimizer_state=hpcsgd.ResetState, grad_reduce=ReduceScatter()
+    ),
     "bsp": bsp,
-    "bsp with meetings": lambda: Method(bsp().exchange, Every(2), Measured(Mean())),
-    "diloco": lambda: diloco(every=2),
+    "bsp with meetings": lambda: Method(bsp().grad_reduce, Every(2), Measured(Mean())),
+    "diloco": lambda: diloco(sync_every=2),
     "selsync": lambda: selsync(delta=0.3),
-    "allreduce_local_sgd": lambda: allreduce_local_sgd(every=2),
-    "sparse": lambda: hierarchical(every=2, exchange=Sparse(TopK(0.2))),
-    "post_local": lambda: post_local(every=2),
-    "delayed": lambda: delayed(hierarchical(every=2), 1),
-    "delayed, one after the other": lambda: delayed(hierarchical(every=2), 2),
+    "allreduce_local_sgd": lambda: allreduce_local_sgd(sync_every=2),
+    "sparse": lambda: hierarchical(sync_every=2, grad_reduce=Sparse(TopK(0.2))),
+    "post_local": lambda: post_local(sync_every=2),
+    "delayed": lambda: delayed(hierarchical(sync_every=2), 1),
+    "delayed, one after the other": lambda: delayed(hierarchical(sync_every=2), 2),
     "delayed selsync": lambda: delayed(selsync(delta=0.3), 1),
-    "delayed by a narrow wire": lambda: delayed(hierarchical(every=2, average=wires.int8()), 1),
-    "delayed, gradients across": lambda: delayed(Method(bsp().exchange, Every(2), Measured(Mean())), 1),
-    "delayed, then bsp": lambda: switch(delayed(hierarchical(every=2), 2), bsp(), at=3),
-    "streamed": lambda: streamed(diloco(every=2), 2, 1),
-    "streamed without delay": lambda: streamed(hierarchical(every=2), 2, 0),
+    "delayed by a narrow wire": lambda: delayed(hierarchical(sync_every=2, quantize=quantizers.int8()), 1),
+    "delayed, gradients across": lambda: delayed(Method(bsp().grad_reduce, Every(2), Measured(Mean())), 1),
+    "delayed, then bsp": lambda: switch(delayed(hierarchical(sync_every=2), 2), bsp(), at=3),
+    "streaming": lambda: streaming(diloco(sync_every=2), 2, 1),
+    "streamed without delay": lambda: streaming(hierarchical(sync_every=2), 2, 0),
 }
 
 
@@ -87,7 +89,7 @@ def trained(
     P: int,
     method: Callable[[], Method],
     inner: str,
-    bucket_mb: float,
+    bucket_cap_mb: float,
     passes: int = 1,
     clip: float | None = None,
     dtype: torch.dtype = torch.float64,
@@ -96,10 +98,11 @@ def trained(
     """Parameters and the distance after each step."""
     net = make_model(world.rank, dtype)
     master = torch.float32 if dtype == torch.bfloat16 else None
-    job = form(world, P)
+    topology = form(world, P)
     made = hpcsgd.DistributedOptimizer(
-        OPTIMIZERS[inner](net), net, job, method(),
-        bucket_mb=bucket_mb, accumulate=passes, master=master, prefetch=prefetch,
+        OPTIMIZERS[inner](net), net, topology, method(),
+        bucket_cap_mb=bucket_cap_mb, gradient_accumulation_steps=passes, master_dtype=master,
+        overlap_param_gather=prefetch,
     )  # fmt: skip
     history = []
     for t in range(STEPS):
@@ -109,7 +112,7 @@ def trained(
         if clip is not None:
             made.clip_grad_norm_(clip)
         made.step()
-        history += [vector(net), torch.tensor(made.notes.get("distance", -1.0))]
+        history += [vector(net), torch.tensor(made.metrics.get("distance", -1.0))]
     return history
 
 
@@ -156,14 +159,14 @@ def same_bits(here: list[list[Tensor]], there: list[list[Tensor]]) -> bool:
 
 @pytest.mark.threads(unless={"P": 2, "K": 2, "inner": "momentum", "method": {"bsp", "hierarchical"}})
 @pytest.mark.parametrize(("P", "K"), some([(1, 4), (2, 2), (4, 1), (2, 4)], {(1, 4), (2, 2), (4, 1)}))
-@pytest.mark.parametrize(("bucket_mb", "passes", "clip"), SETTINGS)
+@pytest.mark.parametrize(("bucket_cap_mb", "passes", "clip"), SETTINGS)
 @pytest.mark.parametrize("inner", OPTIMIZERS)
 @pytest.mark.parametrize("method", ["hierarchical", "bsp"])
 def test_the_bits_are_those_of_the_plain_order(
-    run, method: str, inner: str, P: int, K: int, bucket_mb: float, passes: int, clip: float | None
+    run, method: str, inner: str, P: int, K: int, bucket_cap_mb: float, passes: int, clip: float | None
 ) -> None:
     """Whatever becomes of gradients between backward() and step(), and whatever the buckets."""
-    arguments = (P, METHODS[method], inner, bucket_mb, passes, clip)
+    arguments = (P, METHODS[method], inner, bucket_cap_mb, passes, clip)
     with in_the_plain_order():
         plain = run(P * K, trained, *arguments)
     with in_many_parts():
@@ -173,7 +176,7 @@ def test_the_bits_are_those_of_the_plain_order(
 
 
 @pytest.mark.threads(
-    unless={"P": 2, "method": {"bsp", "delayed", "diloco", "hierarchical", "selsync", "sparse", "streamed"}}
+    unless={"P": 2, "method": {"bsp", "delayed", "diloco", "hierarchical", "selsync", "sparse", "streaming"}}
 )
 @pytest.mark.parametrize(
     ("P", "K", "dtype"), [(2, 2, torch.float64), (3, 1, torch.float64), (2, 3, torch.bfloat16)]
@@ -195,9 +198,9 @@ def test_so_are_those_of_all_methods_of_the_table(run, label: str) -> None:
     case: Case = REFERENCES[label]
 
     def history(world: Transport) -> list[Tensor]:
-        job, net = case.form(world, 2), make_model()
+        topology, net = case.form(world, 2), make_model()
         made = hpcsgd.DistributedOptimizer(
-            optim.SGD(net.parameters(), lr=0.1), net, job, case.new(), bucket_mb=LAYER
+            optim.SGD(net.parameters(), lr=0.1), net, topology, case.new(), bucket_cap_mb=LAYER
         )
         found = []
         for t in range(STEPS):
@@ -217,7 +220,7 @@ def test_so_are_those_of_all_methods_of_the_table(run, label: str) -> None:
 def one_step(world: Transport, P: int, method: Method) -> None:
     net = make_model()
     inner = optim.SGD(net.parameters(), lr=0.1)
-    made = hpcsgd.DistributedOptimizer(inner, net, form(world, P), method, bucket_mb=FEW)
+    made = hpcsgd.DistributedOptimizer(inner, net, form(world, P), method, bucket_cap_mb=FEW)
     loss(net, *batch(0, world.rank)).backward()
     made.step()
 
@@ -238,11 +241,11 @@ class Until:
         self._become = become
         self._before: Tensor | None = None
 
-    def idle(self, job: Job) -> bool:
+    def idle(self, topology: Topology) -> bool:
         return False
 
-    def __call__(self, d: Departure, b: Bucket) -> None:
-        own = d.buckets[0].own
+    def __call__(self, d: ReduceContext, b: Bucket) -> None:
+        own = d.buckets[0].param_shard
         if self._before is None:
             self._before = own.clone()
         else:
@@ -297,7 +300,7 @@ def test_a_bucket_crosses_groups_while_the_next_one_is_in_its_group() -> None:
         threads.run(4, one_step, 2, bsp(), timeout=PATIENCE)
 
 
-@pytest.mark.parametrize("method", [bsp, lambda: hierarchical(every=1)], ids=["gradients", "models"])
+@pytest.mark.parametrize("method", [bsp, lambda: hierarchical(sync_every=1)], ids=["gradients", "models"])
 def test_a_bucket_is_gathered_while_the_next_one_crosses_groups(method: Callable[[], Method]) -> None:
     gathered: list[int] = []
     calls: Counter[ThreadBackend] = Counter()
@@ -326,7 +329,7 @@ def test_a_bucket_is_gathered_while_the_next_one_crosses_groups(method: Callable
         lambda: hierarchical(2),
         lambda: delayed(hierarchical(2), 1),
         lambda: delayed(hierarchical(1), 1),
-        lambda: streamed(hierarchical(2), 2, 1),
+        lambda: streaming(hierarchical(2), 2, 1),
     ],
     ids=["alone", "nothing due", "one begins", "a fragment begins"],
 )
@@ -357,11 +360,11 @@ def test_a_bucket_is_gathered_while_the_next_one_is_updated(method: Callable[[],
 
 def test_who_is_through_with_each_bucket_by_itself() -> None:
     """A sparse exchange selects when it has seen the last one."""
-    assert bsp().exchange.traits.per_bucket
-    assert bsp(ReduceScatter()).exchange.traits.per_bucket
-    assert Gathered(AllToAll()).traits.per_bucket
+    assert bsp().grad_reduce.traits.per_bucket
+    assert bsp(ReduceScatter()).grad_reduce.traits.per_bucket
+    assert WithAllgather(AllToAll()).traits.per_bucket
     assert not Sparse(TopK(0.1)).traits.per_bucket
-    assert not Gathered(Sparse(TopK(0.1))).traits.per_bucket
+    assert not WithAllgather(Sparse(TopK(0.1))).traits.per_bucket
 
 
 @pytest.mark.ranks(2)
@@ -371,7 +374,7 @@ def test_hooks_of_the_wrapped_optimizer_are_called_once_and_see_all(run) -> None
     def train(world: Transport) -> tuple[list[int], float, int]:
         net = make_model()
         inner = optim.SGD(net.parameters(), lr=0.1)
-        made = hpcsgd.DistributedOptimizer(inner, net, form(world), bsp(), bucket_mb=LAYER)
+        made = hpcsgd.DistributedOptimizer(inner, net, form(world), bsp(), bucket_cap_mb=LAYER)
         warm_up = hpcsgd.WarmUp(inner, steps=4, start=0.5)
         seen: list[int] = []
         inner.register_step_pre_hook(
@@ -408,7 +411,7 @@ def test_hooks_of_all_optimizers_are_called_once(run) -> None:
 def one_step_of_many_parts(world: Transport, kind: type[optim.SGD] = optim.SGD) -> Any:
     net = make_model()
     made = hpcsgd.DistributedOptimizer(
-        kind(net.parameters(), lr=0.1), net, form(world), bsp(), bucket_mb=LAYER, elementwise=True
+        kind(net.parameters(), lr=0.1), net, form(world), bsp(), bucket_cap_mb=LAYER, elementwise=True
     )
     loss(net, *batch(0, world.rank)).backward()
     made.step()
@@ -442,7 +445,7 @@ def test_in_parts_the_optimizer_and_its_groups_stay(run) -> None:
         inner = optim.AdamW(groups_of(net), lr=0.01)
         schedule = optim.lr_scheduler.StepLR(inner, step_size=1, gamma=0.5)
         groups = list(inner.param_groups)
-        made = hpcsgd.DistributedOptimizer(inner, net, form(world), bsp(), bucket_mb=LAYER)
+        made = hpcsgd.DistributedOptimizer(inner, net, form(world), bsp(), bucket_cap_mb=LAYER)
         params = [list(group["params"]) for group in groups]
         for t in range(2):
             made.zero_grad()
@@ -465,7 +468,7 @@ def test_lanes_end_with_what_was_never_used() -> None:
     def leave(world: Transport) -> None:
         net = make_model()
         inner = optim.SGD(net.parameters(), lr=0.1)
-        hpcsgd.DistributedOptimizer(inner, net, form(world, 2), bsp(), bucket_mb=LAYER)
+        hpcsgd.DistributedOptimizer(inner, net, form(world, 2), bsp(), bucket_cap_mb=LAYER)
         loss(net, *batch(0, world.rank)).backward()
 
     before = set(threading.enumerate())

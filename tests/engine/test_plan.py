@@ -38,27 +38,27 @@ from hpcsgd.methods import (
     bsp,
     d_psgd,
     delayed,
-    des_loco,
+    des_loc,
     diloco,
-    ensemble,
+    ensemble_sync,
     fedavg,
     hierarchical,
-    no_loco,
+    noloco,
     osgp,
     post_local,
     sasgd,
     selsync,
     sgp,
-    sparse_loco,
+    sparseloco,
     ssp,
-    streamed,
+    streaming,
     switch,
 )
 from hpcsgd.parts.averagers import Mean
-from hpcsgd.parts.exchanges import AllToAll, Gathered, Packed, Sparse
+from hpcsgd.parts.exchanges import AllToAll, Quantized, Sparse, WithAllgather
+from hpcsgd.parts.quantizers import int8
 from hpcsgd.parts.schedules import never
 from hpcsgd.parts.sparsifiers import TopK
-from hpcsgd.parts.wires import int8
 from hpcsgd.performance.simulation.rules import rule_of
 from methods.table import EXCEPTIONS, REFERENCES, Case, Exempt
 
@@ -73,10 +73,10 @@ TENSORS = Update("tensors")
         (lambda: hierarchical(2), TENSORS, "tensors", False, True, True),
         (lambda: hierarchical(2), WHOLE, "model", True, False, True),
         (lambda: hierarchical(2), Update("model"), "model", True, True, True),  # the user's word alone
-        (lambda: ensemble(2), TENSORS, "model", True, False, True),
+        (lambda: ensemble_sync(2), TENSORS, "model", True, False, True),
         (lambda: hierarchical(2, Sparse(TopK(0.1))), WHOLE, "model", False, False, True),
         (lambda: selsync(0.3), Update(), "elements", False, False, False),
-        (lambda: adacomm(2, block=4), Update(), "elements", False, True, False),
+        (lambda: adacomm(2, adapt_every=4), Update(), "elements", False, True, False),
         (sgp, Update(), "elements", False, False, True),
         (lambda: delayed(hierarchical(4), 2), Update(), "elements", False, True, True),
     ],
@@ -91,14 +91,14 @@ def test_what_a_plan_says(
 ) -> None:
     plan = StepPlan.of(method(), update)
     assert plan.sharding == sharding
-    assert isinstance(plan.exchange, Gathered) == gathered
+    assert isinstance(plan.grad_reduce, WithAllgather) == gathered
     assert plan.update_per_bucket == per_bucket
     assert plan.decided_before_update == decided
     assert plan.gather_per_bucket == (per_bucket and decided)
 
 
 def test_quantized_parameters_are_gathered_at_the_end() -> None:
-    plan = StepPlan.of(bsp(Packed(parameters=int8())))
+    plan = StepPlan.of(bsp(Quantized(parameters=int8())))
     assert plan.update_per_bucket
     assert not plan.gather_per_bucket
 
@@ -107,7 +107,7 @@ def test_how_often_groups_average() -> None:
     rates = {
         0.0: bsp(),
         0.25: hierarchical(4),
-        0.5: streamed(hierarchical(4), 2, 1),
+        0.5: streaming(hierarchical(4), 2, 1),
         0.4: fedavg(1.0, 2, steps_per_epoch=5),
     }
     for rate, method in rates.items():
@@ -121,26 +121,26 @@ def test_how_often_groups_average() -> None:
 GOSSIP = InNeighbors(Exponential(1), period=1)
 WAITS: dict[str, tuple[Callable[[], Method], Waits]] = {
     "ad_psgd": (lambda: ad_psgd(seed=3), RandomPartner(3, period=1)),
-    "adacomm": (lambda: adacomm(2, block=4), All()),
+    "adacomm": (lambda: adacomm(2, adapt_every=4), All()),
     "allreduce_local_sgd": (lambda: allreduce_local_sgd(4), All(period=4)),
     "async_sgd": (async_sgd, Slowest(None, period=1)),
     "bsp": (bsp, All(period=1)),
     "d_psgd": (d_psgd, InNeighbors(Ring(), period=1)),
-    "delayed": (lambda: delayed(no_loco(4), 2), Pairs(0, every=4, late=2, period=4)),
-    "des_loco": (lambda: des_loco(4, moments={"sums": 8}), All(period=4)),
-    "diloco": (lambda: diloco(4, moments=hpcsgd.Averaged), All(period=4)),
-    "ensemble": (lambda: ensemble(4), Living(period=4)),
+    "delayed": (lambda: delayed(noloco(4), 2), Pairs(0, every=4, late=2, period=4)),
+    "des_loc": (lambda: des_loc(4, optimizer_state={"sums": 8}), All(period=4)),
+    "diloco": (lambda: diloco(4, optimizer_state=hpcsgd.AverageState), All(period=4)),
+    "ensemble_sync": (lambda: ensemble_sync(4), Living(period=4)),
     "fedavg": (lambda: fedavg(0.5, 3, steps_per_epoch=8), All(period=Fraction(8, 3))),
-    "hierarchical": (lambda: hierarchical(4, average=int8()), All(period=4)),
-    "no_loco": (lambda: no_loco(4, seed=7), Pairs(7, every=4, period=4)),
+    "hierarchical": (lambda: hierarchical(4, quantize=int8()), All(period=4)),
+    "noloco": (lambda: noloco(4, seed=7), Pairs(7, every=4, period=4)),
     "osgp": (lambda: osgp(2), InNeighbors(Exponential(1), 2, period=1)),
     "post_local": (lambda: post_local(4), Then(All(period=1), All(period=4), None)),
     "sasgd": (lambda: sasgd(4), All(period=4)),
     "selsync": (lambda: selsync(0.3), All()),
     "sgp": (sgp, GOSSIP),
-    "sparse_loco": (lambda: sparse_loco(4), All(period=4)),
+    "sparseloco": (lambda: sparseloco(4), All(period=4)),
     "ssp": (lambda: ssp(2), Slowest(2, period=1)),
-    "streamed": (lambda: streamed(diloco(4), 3, 2), All(2, period=Fraction(4, 3))),
+    "streaming": (lambda: streaming(diloco(4), 3, 2), All(2, period=Fraction(4, 3))),
     "switch": (lambda: switch(sgp(), delayed(diloco(4), 1), 9), Then(GOSSIP, All(1, period=4), 9)),
 }
 
@@ -175,7 +175,7 @@ def test_who_waits_for_whom(method: str, update: Update) -> None:
 
 
 def test_moments_of_other_intervals_and_groups_that_never_average_are_not_known() -> None:
-    assert isinstance(StepPlan.of(des_loco(4, first=6)).waits, Unknown)
+    assert isinstance(StepPlan.of(des_loc(4, first_every=6)).waits, Unknown)
     assert StepPlan.of(Method(AllToAll(), never, Mean())).waits == Unknown("its groups never average")
 
 
@@ -185,7 +185,7 @@ def stages_of(method: Method, steps: int) -> list[tuple[type, int]]:
 
 def test_a_run_goes_by_the_stages_of_its_method() -> None:
     first, then, last = sgp, bsp, d_psgd
-    A, B, C = (type(new().how) for new in (first, then, last))
+    A, B, C = (type(new().averager) for new in (first, then, last))
     assert stages_of(first(), 10) == [(A, 10)]
     assert stages_of(switch(first(), then(), 4), 10) == [(A, 4), (B, 6)]
     assert stages_of(switch(first(), then(), 0), 10) == [(B, 10)]
@@ -216,7 +216,7 @@ def test_a_stage_is_carried_out_as_the_whole_is(update: Update) -> None:
     for _, stage in plan.stages:
         for name in ("sharding", "update_per_bucket", "decided_before_update", "divides_tensors"):
             assert getattr(stage, name) == getattr(plan, name)
-        assert isinstance(stage.exchange, Gathered) == isinstance(plan.exchange, Gathered)
+        assert isinstance(stage.grad_reduce, WithAllgather) == isinstance(plan.grad_reduce, WithAllgather)
 
 
 def test_rows_need_an_optimizer_that_updates_each_element_by_itself() -> None:

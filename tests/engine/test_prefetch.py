@@ -79,9 +79,11 @@ def entropy(net: nn.Module, t: int, rank: int) -> Tensor:
 
 def wrapped(world: Transport, net: nn.Module, *, prefetch: bool = True) -> Any:
     inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    method = hpcsgd.hierarchical(every=2)
-    job = form(world, max(world.size // 2, 1))
-    return hpcsgd.DistributedOptimizer(inner, net, job, method, bucket_mb=LAYER, prefetch=prefetch)
+    method = hpcsgd.hierarchical(sync_every=2)
+    topology = form(world, max(world.size // 2, 1))
+    return hpcsgd.DistributedOptimizer(
+        inner, net, topology, method, bucket_cap_mb=LAYER, overlap_param_gather=prefetch
+    )
 
 
 class Held:
@@ -90,9 +92,9 @@ class Held:
     def __init__(self, b: Bucket, work: Work, waits: list[Bucket]) -> None:
         work.wait()
         self._bucket, self._whole, self._waits = b, b.w.clone(), waits
-        own = b.own.clone()
+        own = b.param_shard.clone()
         b.w.fill_(torch.nan)
-        b.own.copy_(own)
+        b.param_shard.copy_(own)
 
     def wait(self) -> None:
         self._waits.append(self._bucket)
@@ -140,7 +142,7 @@ def test_every_hazard_is_right(waits: list[Bucket]) -> None:
 
 def a_step(net: nn.Module, made: Any, t: int = 0) -> None:
     made.zero_grad()
-    loss(net, *batch(t, made.job.rank)).backward()
+    loss(net, *batch(t, made.topology.rank)).backward()
     made.step()
 
 
@@ -149,8 +151,8 @@ READERS: dict[str, Callable[[nn.Module, Any], object]] = {
     "the optimizer's state": lambda net, made: made.state_dict(),
     "a checkpoint": lambda net, made: capture(made, shared={}, own={}),
     "the buckets": lambda net, made: made.buckets,
-    "a meeting": lambda net, made: made.meet(),
-    "the mean model": lambda net, made: made.averaged().__enter__(),
+    "a meeting": lambda net, made: made.average_models(),
+    "the mean model": lambda net, made: made.averaged_model().__enter__(),
     "a copy": lambda net, made: copy.deepcopy(net),
     "a file": lambda net, made: torch.save(net, io.BytesIO()),
     "a norm": lambda net, made: nn.utils.get_total_norm(list(net.parameters()), foreach=True),
@@ -226,7 +228,7 @@ def test_who_needs_no_values_does_not_wait(waits: list[Bucket]) -> None:
         made.zero_grad(set_to_none=False)
         assert sum(param.shape.numel() for param in net.parameters() if param.requires_grad) > 0
         assert all(param.grad is None or param.dtype == torch.float64 for param in net.parameters())
-        assert made.notes is not None
+        assert made.metrics is not None
         mine = {id(b) for b in made._step.buckets}
         assert not any(id(b) in mine for b in waits)
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn, optim
 import hpcsgd
 from hpcsgd.comm import Transport, threads
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.step import Departure, Step
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.step import ReduceContext, StepContext
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.engine.lr import WarmUp
 from hpcsgd.methods import Method, bsp, sasgd
-from hpcsgd.parts.exchanges import AllToAll, RateInside, Sparse
+from hpcsgd.parts.exchanges import AllToAll, LrInErrorFeedback, Sparse
 from hpcsgd.parts.sparsifiers import Accumulated, Share, TopK
 from local_methods import accumulating, gradients_of
 from references import big_batch, model, one_step, same
@@ -35,7 +35,7 @@ def warmed_up(
     inner = optim.SGD(net.parameters(), lr=LR)
     if around == WHERE[0]:
         WarmUp(inner, CLIMBING, START)
-    wrapped = hpcsgd.DistributedOptimizer(inner, net, form(world, groups=P), method, bucket_mb=1e-4)
+    wrapped = hpcsgd.DistributedOptimizer(inner, net, form(world, groups=P), method, bucket_cap_mb=1e-4)
     if around != WHERE[0]:
         WarmUp(inner if around == WHERE[1] else wrapped, CLIMBING, START)
     return net, wrapped
@@ -68,10 +68,10 @@ def test_the_rate_inside_is_fixed_when_gradients_leave(run, n: int, around: str)
 
     def trained(world: Transport) -> list[Tensor]:
         begun = threading.Event()
-        exchange = Sparse(Late(TopK(1.0), begun), feedback=RateInside())
+        exchange = Sparse(Late(TopK(1.0), begun), feedback=LrInErrorFeedback())
         net, wrapped = warmed_up(world, 1, bsp(exchange), around)
         wrapped.register_step_pre_hook(lambda *_: begun.set())
-        return [one_step(net, wrapped, wrapped.job, t) for t in range(STEPS)]
+        return [one_step(net, wrapped, wrapped.topology, t) for t in range(STEPS)]
 
     def make(params: list[nn.Parameter]) -> optim.Optimizer:
         made = optim.SGD(params, lr=LR)
@@ -86,7 +86,7 @@ def test_the_rate_inside_is_fixed_when_gradients_leave(run, n: int, around: str)
 def test_sasgd_meets_at_the_rate_of_the_step(run, P: int, K: int, around: str) -> None:
     def trained(world: Transport) -> list[Tensor]:
         net, wrapped = warmed_up(world, P, sasgd(3), around)
-        return [one_step(net, wrapped, wrapped.job, t) for t in range(STEPS)]
+        return [one_step(net, wrapped, wrapped.topology, t) for t in range(STEPS)]
 
     same(run(P * K, trained), accumulating(P, 3, RATES, gradients_of(K)), K)
 
@@ -98,7 +98,7 @@ class Never:
     asked: list[float]
     traits = ScheduleTraits()
 
-    def __call__(self, s: Step) -> bool:
+    def __call__(self, s: StepContext) -> bool:
         self.asked.append(s.lr)
         return False
 
@@ -110,10 +110,10 @@ class Noting:
     seen: list[float]
     traits = replace(AllToAll.traits, per_bucket=False)
 
-    def idle(self, job: Job) -> bool:
-        return AllToAll().idle(job)
+    def idle(self, topology: Topology) -> bool:
+        return AllToAll().idle(topology)
 
-    def __call__(self, d: Departure, b: Bucket) -> None:
+    def __call__(self, d: ReduceContext, b: Bucket) -> None:
         self.seen.append(d.rates[0])
         AllToAll()(d, b)
 
@@ -124,12 +124,12 @@ def test_schedules_and_exchanges_see_it(run, around: str) -> None:
     def seen(world: Transport) -> tuple[list[float], list[float], list[float]]:
         asked: list[float] = []
         exchange = Noting([])
-        method = Method(exchange, Never(asked), sasgd(3).how)
+        method = Method(exchange, Never(asked), sasgd(3).averager)
         net, wrapped = warmed_up(world, 2, method, around)
         due = []
         for t in range(STEPS):
             due.append(wrapped.rates[0])
-            one_step(net, wrapped, wrapped.job, t)
+            one_step(net, wrapped, wrapped.topology, t)
         buckets = len(wrapped.buckets)
         assert all(len(set(exchange.seen[i : i + buckets])) == 1 for i in range(0, STEPS * buckets, buckets))
         return asked, exchange.seen[::buckets], due

@@ -15,8 +15,8 @@ from hpcsgd import DistributedOptimizer, Method, UserError, bsp
 from hpcsgd.comm import Transport
 from hpcsgd.comm.recording import activity
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.step import Departure
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.step import ReduceContext
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.parts.averagers import Mean
 from hpcsgd.parts.exchanges import AllReduce
 from hpcsgd.parts.schedules import never
@@ -35,10 +35,10 @@ class Watched:
     seen: list[tuple[int, bool]] = field(default_factory=list)
     traits = AllReduce.traits
 
-    def idle(self, job: Job) -> bool:
+    def idle(self, topology: Topology) -> bool:
         return False
 
-    def __call__(self, d: Departure, b: Bucket) -> None:
+    def __call__(self, d: ReduceContext, b: Bucket) -> None:
         self.seen.append((list(d.buckets).index(b), self.backward_over[0]))
         AllReduce()(d, b)
 
@@ -47,11 +47,11 @@ def momentum(net: nn.Module) -> optim.Optimizer:
     return optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 
 
-def watched(net: nn.Module, job: Job, **options: object) -> tuple[DistributedOptimizer, Watched]:
+def watched(net: nn.Module, topology: Topology, **options: object) -> tuple[DistributedOptimizer, Watched]:
     exchange = Watched()
     method = Method(exchange, never, Mean())
-    options = {"bucket_mb": SMALL} | options
-    return DistributedOptimizer(momentum(net), net, job, method, **options), exchange  # type: ignore[arg-type]
+    options = {"bucket_cap_mb": SMALL} | options
+    return DistributedOptimizer(momentum(net), net, topology, method, **options), exchange  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
@@ -59,9 +59,9 @@ def watched(net: nn.Module, job: Job, **options: object) -> tuple[DistributedOpt
 def test_buckets_leave_in_order_and_during_the_backward_pass(run, n: int, overlap: bool) -> None:
     def train(world: Transport) -> list[tuple[int, bool]]:
         net = make_model()
-        optimizer, exchange = watched(net, form(world), overlap=overlap)
+        optimizer, exchange = watched(net, form(world), overlap_grad_reduce=overlap)
         loss(net, *batch(0, world.rank)).backward()
-        optimizer.job.world.run(lambda: None, "all that was sent").wait()
+        optimizer.topology.world.run(lambda: None, "all that was sent").wait()
         exchange.backward_over[0] = True
         optimizer.step()
         return exchange.seen
@@ -74,18 +74,18 @@ def test_what_is_sent_in_the_backward_pass_belongs_to_it(run) -> None:
     """As ranks that wait for each other are told."""
 
     def train(world: Transport) -> set[str]:
-        job, net = form(world), make_model()
+        topology, net = form(world), make_model()
         found = set[str]()
 
         class Told(Watched):
-            def __call__(self, d: Departure, b: Bucket) -> None:
+            def __call__(self, d: ReduceContext, b: Bucket) -> None:
                 found.add(activity()[0])
                 super().__call__(d, b)
 
         method = Method(Told(), never, Mean())
-        optimizer = DistributedOptimizer(momentum(net), net, job, method, bucket_mb=SMALL)
+        optimizer = DistributedOptimizer(momentum(net), net, topology, method, bucket_cap_mb=SMALL)
         for t in range(2):
-            one_step(net, optimizer, job, t)
+            one_step(net, optimizer, topology, t)
         return found
 
     assert run(2, train) == [{"backward() of step 1", "backward() of step 2"}] * 2
@@ -141,7 +141,7 @@ def test_a_step_may_be_left_out_after_clipping(run, n: int, set_to_none: bool) -
 
     def train(world: Transport) -> Tensor:
         net = make_model()
-        optimizer = DistributedOptimizer(momentum(net), net, form(world), bsp(), bucket_mb=SMALL)
+        optimizer = DistributedOptimizer(momentum(net), net, form(world), bsp(), bucket_cap_mb=SMALL)
         for t in range(5):
             optimizer.zero_grad(set_to_none)
             loss(net, *batch(t, world.rank)).backward()
@@ -164,11 +164,11 @@ def test_a_model_may_be_wrapped_anew(run, n: int) -> None:
     """The hooks of the first time must not send."""
 
     def train(world: Transport) -> Tensor:
-        job, net = form(world), make_model()
+        topology, net = form(world), make_model()
         for start in (0, 3):
-            optimizer = DistributedOptimizer(momentum(net), net, job, bsp())
+            optimizer = DistributedOptimizer(momentum(net), net, topology, bsp())
             for t in range(start, start + 3):
-                one_step(net, optimizer, job, t)
+                one_step(net, optimizer, topology, t)
         return vector(net)
 
     net = make_model()
@@ -182,16 +182,16 @@ def test_a_model_may_be_wrapped_anew(run, n: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2])
-@pytest.mark.parametrize("options", [{}, {"prefetch": True}, {"accumulate": 2}])
+@pytest.mark.parametrize("options", [{}, {"overlap_param_gather": True}, {"gradient_accumulation_steps": 2}])
 def test_nothing_stays_of_a_model_that_is_dropped(run, n: int, options: dict[str, Any]) -> None:
     """Or one training after the other in a process, as in a search, would need the memory of all."""
 
     def train(world: Transport) -> list[bool]:
-        job, net = form(world), make_model()
-        optimizer = DistributedOptimizer(momentum(net), net, job, bsp(), **options)
+        topology, net = form(world), make_model()
+        optimizer = DistributedOptimizer(momentum(net), net, topology, bsp(), **options)
         for t in range(2):
             optimizer.zero_grad()
-            for _ in range(options.get("accumulate", 1)):
+            for _ in range(options.get("gradient_accumulation_steps", 1)):
                 loss(net, *batch(t, world.rank)).backward()
             optimizer.step()
         kept = [weakref.ref(each) for each in (optimizer, net, next(net.parameters()))]
@@ -210,8 +210,8 @@ def test_nothing_stays_of_a_model_that_is_dropped(run, n: int, options: dict[str
 @pytest.mark.parametrize("n", [1, 2])
 def test_gradients_with_a_graph_of_their_own(run, n: int) -> None:
     def train(world: Transport) -> Tensor:
-        job, net = form(world), make_model()
-        optimizer = DistributedOptimizer(momentum(net), net, job, bsp())
+        topology, net = form(world), make_model()
+        optimizer = DistributedOptimizer(momentum(net), net, topology, bsp())
         for t in range(3):
             optimizer.zero_grad()
             loss(net, *batch(t, world.rank)).backward(create_graph=True)

@@ -13,7 +13,7 @@ import hpcsgd
 from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import Absent, form
 from hpcsgd.errors import UserError
-from hpcsgd.methods import Method, adacomm, bsp, ensemble, hierarchical, selsync, sgp
+from hpcsgd.methods import Method, adacomm, bsp, ensemble_sync, hierarchical, selsync, sgp
 from hpcsgd.parts.exchanges import Sparse
 from hpcsgd.parts.sparsifiers import TopK
 from references import average, batch, gathered_gradient, loss, model, vector
@@ -33,7 +33,7 @@ def distributed(
 ) -> tuple[list[Tensor], list[float], int]:
     """Parameters and scale after every step, and the number of updates."""
     net = model(dtype=torch.float32)
-    optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, form(world, groups=P), method, bucket_mb=1e-4)
+    optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, form(world, groups=P), method, bucket_cap_mb=1e-4)
     scaler = hpcsgd.GradScaler("cpu", init_scale=2.0**10, growth_interval=GROWTH)
     history, scales = [], []
     for t in range(STEPS):
@@ -173,11 +173,11 @@ def test_one_that_is_switched_off_is_nothing(run) -> None:
 
 def test_refusals() -> None:
     def scaled(world: Transport, case: str) -> None:
-        net, job = model(dtype=torch.float32), form(world)
+        net, topology = model(dtype=torch.float32), form(world)
         method = bsp(Sparse(TopK(0.5))) if case == "sparse" else bsp()
         if case == "islands":
-            job, method = replace(job, peers=Absent(count=2)), ensemble(every=2)
-        optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, job, method)
+            topology, method = replace(topology, replica_groups=Absent(count=2)), ensemble_sync(sync_every=2)
+        optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, topology, method)
         scaler = hpcsgd.GradScaler("cpu")
         scaler.scale(loss(net, *batch(0, world.rank, torch.float32))).backward()
         scaler.step(optimizer)
@@ -246,7 +246,7 @@ def test_who_has_no_batch_after_a_skipped_step(run) -> None:
 
     def trained(world: Transport) -> tuple[int, float]:
         net = model(dtype=torch.float32)
-        optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, form(world), bsp(), bucket_mb=1e-4)
+        optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, form(world), bsp(), bucket_cap_mb=1e-4)
         scaler = hpcsgd.GradScaler("cpu", init_scale=4.0)
         for t in range(3):
             optimizer.zero_grad()
@@ -262,8 +262,8 @@ def test_who_has_no_batch_after_a_skipped_step(run) -> None:
 
 def heard(world: Transport, natural: bool, scaled: bool) -> list[bool]:
     """Whether the method had the loss of the step, as it was before it was `scaled`, step by step."""
-    net, job = model(dtype=torch.float32), form(world, groups=2)
-    wrapped = hpcsgd.DistributedOptimizer(sgd(net), net, job, adacomm(2, block=2))
+    net, topology = model(dtype=torch.float32), form(world, groups=2)
+    wrapped = hpcsgd.DistributedOptimizer(sgd(net), net, topology, adacomm(2, adapt_every=2))
     optimizer: Any = hpcsgd.NaturalGradient(wrapped, net, rank=2) if natural else wrapped
     scaler = hpcsgd.GradScaler("cpu", init_scale=2.0**4, enabled=scaled)
     seen = []

@@ -75,8 +75,8 @@ States = tuple[dict[str, Any], dict[str, Any]]
 
 def continued(world: Transport, P: int, make: Make, start: States | None, first: int, last: int) -> States:
     """Train steps first … last; return what model and optimizer call their state."""
-    job, net = form(world, groups=P), Strange()
-    optimizer = DistributedOptimizer(make(net), net, job, hierarchical(2), bucket_mb=1e-4)
+    topology, net = form(world, groups=P), Strange()
+    optimizer = DistributedOptimizer(make(net), net, topology, hierarchical(2), bucket_cap_mb=1e-4)
     if start is not None:
         net.load_state_dict(start[0])
         optimizer.load_state_dict(start[1])

@@ -17,13 +17,13 @@ import hpcsgd
 from checkpoint.test_snapshot import load, save
 from hpcsgd.comm import Transport
 from hpcsgd.core.shards import is_sharded, local
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.engine.natural_gradient import NaturalGradient
 from hpcsgd.errors import JobError
 from hpcsgd.methods import Method, bsp, hierarchical, selsync
-from hpcsgd.parts.exchanges import Packed, Sparse
+from hpcsgd.parts.exchanges import Quantized, Sparse
+from hpcsgd.parts.quantizers import int4
 from hpcsgd.parts.sparsifiers import TopK
-from hpcsgd.parts.wires import int4
 from methods.table import RATES, REFERENCES, STEPS
 from methods.test_battery import OPTIMIZERS
 from references import batch, follow, loss
@@ -32,18 +32,18 @@ from trainings import Training
 
 pytestmark = pytest.mark.processes
 
-BY_CHUNKS = {"sparse_loco", "sparse_loco over positions"}
+BY_CHUNKS = {"sparseloco", "sparseloco over positions"}
 """What they send goes by the chunks, and these are others."""
-REFUSED = {"bsp in few bits", "hierarchical in few bits", "hierarchical with DEFT", "ensemble"}
+REFUSED = {"bsp in few bits", "hierarchical in few bits", "hierarchical with DEFT", "ensemble_sync"}
 EQUAL = [label for label in REFERENCES if label not in BY_CHUNKS | REFUSED]
 OFTEN = {"bsp", "hierarchical", "selsync", "sgp"}
 """On all shapes; `make test-all` has the others as 2 × 2."""
 SHAPES = [(1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4)]
 
 
-def shard(net: nn.Module, job: Job, **options: Any) -> nn.Module:
+def shard(net: nn.Module, topology: Topology, **options: Any) -> nn.Module:
     """Every module with parameters of its own, and the rest with the net."""
-    mesh = job.mesh()["group"]
+    mesh = topology.mesh()["group"]
     for module in net.modules():
         if module is not net and next(module.parameters(recurse=False), None) is not None:
             fully_shard(module, mesh=mesh, **options)
@@ -64,21 +64,21 @@ def trained(
     P: int,
     method: Method,
     make: Callable[[list[nn.Parameter]], optim.Optimizer],
-    form: Callable[[Transport, int], Job] = form,
+    form: Callable[[Transport, int], Topology] = form,
     **options: Any,
 ) -> Tensor:
-    job = form(world, P)
-    net = shard(make_model(seed=job.g), job)  # all but group 0's start is thrown away
-    optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, job, method, **options)
+    topology = form(world, P)
+    net = shard(make_model(seed=topology.group_index), topology)  # all but group 0's start is thrown away
+    optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, topology, method, **options)
     set_rate = follow(optimizer, RATES)
     for t in range(STEPS):
         set_rate(t)
         optimizer.zero_grad()
-        value = loss(net, *batch(t, job.rank))
+        value = loss(net, *batch(t, topology.rank))
         value.backward()
         optimizer.step(loss=value)
     w, owned = vector(net), sum(b.w.numel() for b in optimizer.buckets)
-    assert owned <= w.numel() / job.K + 2 * 7, "it is not sharded"  # rows of padding
+    assert owned <= w.numel() / topology.group_size + 2 * 7, "it is not sharded"  # rows of padding
     return w
 
 
@@ -101,7 +101,11 @@ def test_equals_plain_torch(run, method: str, P: int, K: int) -> None:
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("method", ["hierarchical", "bsp"])
-@pytest.mark.parametrize("options", [{"bucket_mb": 1e-4}, {"overlap": False}, {"accumulate": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"bucket_cap_mb": 1e-4}, {"overlap_grad_reduce": False}, {"gradient_accumulation_steps": 2}],
+    ids=str,
+)
 def test_however_gradients_travel(run, method: str, options: dict[str, Any]) -> None:
     make, case = OPTIMIZERS["momentum"], REFERENCES[method]
 
@@ -121,91 +125,99 @@ def twice(world: Transport, method: Method, make: Any) -> list[Tensor]:
     """Two backward passes before each step, torch exchanging after each, or after the second alone."""
     found = []
     for synced in (True, False):
-        job = form(world, 2)
-        net = shard(make_model(), job)
+        topology = form(world, 2)
+        net = shard(make_model(), topology)
         assert isinstance(net, FSDPModule)
-        optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, job, method, accumulate=2)
+        optimizer = hpcsgd.DistributedOptimizer(
+            make(list(net.parameters())), net, topology, method, gradient_accumulation_steps=2
+        )
         for t in range(4):
             optimizer.zero_grad()
             for i in range(2):
                 net.set_requires_gradient_sync(synced or i == 1)
-                loss(net, *batch(2 * t + i, job.rank)).backward()
+                loss(net, *batch(2 * t + i, topology.rank)).backward()
             optimizer.step()
         found.append(vector(net))
     return found
 
 
-REFUSALS: dict[str, tuple[Callable[[nn.Module, Job], Any], str]] = {
+REFUSALS: dict[str, tuple[Callable[[nn.Module, Topology], Any], str]] = {
     "exchanges that change gradients": (
-        lambda net, job: wrapped(shard(net, job), job, hierarchical(2, exchange=Sparse(TopK(0.1)))),
+        lambda net, topology: wrapped(
+            shard(net, topology), topology, hierarchical(2, grad_reduce=Sparse(TopK(0.1)))
+        ),
         "Sparse: parameters are sharded by torch, which exchanges the gradients of a group itself",
     ),
     "narrow ones": (
-        lambda net, job: wrapped(shard(net, job), job, bsp(Packed(gradients=int4()))),
-        "Packed: parameters are sharded by torch",
+        lambda net, topology: wrapped(shard(net, topology), topology, bsp(Quantized(gradients=int4()))),
+        "Quantized: parameters are sharded by torch",
     ),
     "some parameters that are whole": (
-        lambda net, job: wrapped(sharded_in_part(net, job), job, bsp()),
+        lambda net, topology: wrapped(sharded_in_part(net, topology), topology, bsp()),
         "2.weight is whole, and 0.weight is sharded by torch: call fully_shard(model, ...)",
     ),
     "a mesh of other ranks": (
-        lambda net, job: wrapped(over_all(net, job), job, bsp()),
-        'this group is ranks [0, 1]: fully_shard(module, mesh=job.mesh()["group"])',
+        lambda net, topology: wrapped(over_all(net, topology), topology, bsp()),
+        'this group is ranks [0, 1]: fully_shard(module, mesh=topology.mesh()["group"])',
     ),
     "optimizers of whole tensors": (
-        lambda net, job: hpcsgd.DistributedOptimizer(
-            optim.Adafactor(shard(net, job).parameters(), lr=0.1), net, job, bsp()
+        lambda net, topology: hpcsgd.DistributedOptimizer(
+            optim.Adafactor(shard(net, topology).parameters(), lr=0.1), net, topology, bsp()
         ),
         "Adafactor is not known to update every element by itself",
     ),
     "an optimizer of what there was before": (
-        lambda net, job: hpcsgd.DistributedOptimizer(
-            optim.SGD(list(net.parameters()), lr=0.1), shard(net, job), job, bsp()
+        lambda net, topology: hpcsgd.DistributedOptimizer(
+            optim.SGD(list(net.parameters()), lr=0.1), shard(net, topology), topology, bsp()
         ),
         "parameter 0 of the optimizer is none of the model's, which torch has sharded: make the optimizer",
     ),
     "an optimizer of what a forward pass left": (
-        lambda net, job: wrapped(gathered_for_a_forward_pass(net, job), job, bsp()),
+        lambda net, topology: wrapped(gathered_for_a_forward_pass(net, topology), topology, bsp()),
         "parameter 0 of the optimizer is none of the model's",
     ),
     "weights that arrive later": (
-        lambda net, job: hpcsgd.DistributedOptimizer(
-            optim.SGD(shard(net, job).parameters(), lr=0.1), net, job, bsp(), prefetch=True
+        lambda net, topology: hpcsgd.DistributedOptimizer(
+            optim.SGD(shard(net, topology).parameters(), lr=0.1),
+            net,
+            topology,
+            bsp(),
+            overlap_param_gather=True,
         ),
         "prefetch: torch has sharded the model",
     ),
     "natural gradients": (
-        lambda net, job: NaturalGradient(wrapped(shard(net, job), job, bsp()), net),
+        lambda net, topology: NaturalGradient(wrapped(shard(net, topology), topology, bsp()), net),
         "NaturalGradient: torch has sharded 0",
     ),
     "parameters without values": (
-        lambda net, job: wrapped(shard(net.to("meta"), job), job, bsp()),
+        lambda net, topology: wrapped(shard(net.to("meta"), topology), topology, bsp()),
         "parameter 0.weight is on the meta device",
     ),
     "a whole model without values": (
-        lambda net, job: wrapped(net.to("meta"), job, bsp()),
+        lambda net, topology: wrapped(net.to("meta"), topology, bsp()),
         "parameter 0.weight is on the meta device",
     ),
 }
 
 
-def wrapped(net: nn.Module, job: Job, method: Method) -> hpcsgd.DistributedOptimizer:
-    return hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, method)
+def wrapped(net: nn.Module, topology: Topology, method: Method) -> hpcsgd.DistributedOptimizer:
+    return hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, method)
 
 
-def sharded_in_part(net: nn.Module, job: Job) -> nn.Module:
-    fully_shard(net[0], mesh=job.mesh()["group"])  # pyright: ignore[reportIndexIssue, reportCallIssue, reportArgumentType]
+def sharded_in_part(net: nn.Module, topology: Topology) -> nn.Module:
+    fully_shard(net[0], mesh=topology.mesh()["group"])  # pyright: ignore[reportIndexIssue, reportCallIssue, reportArgumentType]
     return net
 
 
-def gathered_for_a_forward_pass(net: nn.Module, job: Job) -> nn.Module:
-    fully_shard(net, mesh=job.mesh()["group"])
+def gathered_for_a_forward_pass(net: nn.Module, topology: Topology) -> nn.Module:
+    fully_shard(net, mesh=topology.mesh()["group"])
     loss(net, *batch(0, 0))
     return net
 
 
-def over_all(net: nn.Module, job: Job) -> nn.Module:
-    fully_shard(net, mesh=form(job.world, 1).mesh()["group"])
+def over_all(net: nn.Module, topology: Topology) -> nn.Module:
+    fully_shard(net, mesh=form(topology.world, 1).mesh()["group"])
     return net
 
 
@@ -242,8 +254,8 @@ class Net(nn.Module):
         return self.head(self.decode(self.encode(self.frozen(x)).tanh()).double())
 
 
-def of_two_dtypes(net: nn.Module, job: Job) -> None:
-    mesh = job.mesh()["group"]
+def of_two_dtypes(net: nn.Module, topology: Topology) -> None:
+    mesh = topology.mesh()["group"]
     for name in ("conv", "head"):
         fully_shard(net.get_submodule(name), mesh=mesh)
     fully_shard(net, mesh=mesh)
@@ -340,16 +352,16 @@ def compare(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("method", ["hierarchical", "bsp"])
 def test_clipping_by_the_norm_of_all_rows(run, method: str) -> None:
     def norms(world: Transport, sharded: bool) -> tuple[list[float], Tensor]:
-        job = form(world, 2)
+        topology = form(world, 2)
         net = make_model()
-        net = shard(net, job) if sharded else net
+        net = shard(net, topology) if sharded else net
         optimizer = hpcsgd.DistributedOptimizer(
-            optim.SGD(net.parameters(), lr=0.5), net, job, REFERENCES[method].new()
+            optim.SGD(net.parameters(), lr=0.5), net, topology, REFERENCES[method].new()
         )
         found = []
         for t in range(4):
             optimizer.zero_grad()
-            loss(net, *batch(t, job.rank)).backward()
+            loss(net, *batch(t, topology.rank)).backward()
             found.append(optimizer.clip_grad_norm_(0.1).item())
             optimizer.step()
         return found, vector(net)
@@ -368,10 +380,10 @@ def test_gradients_that_are_dropped_are_nobodys(run, method: Method) -> None:
     """Or there would be two sets of them in the next backward pass."""
 
     def kept(world: Transport) -> int:
-        job = form(world, 2)
-        net = shard(make_model(), job)
-        optimizer = wrapped(net, job, method)
-        loss(net, *batch(0, job.rank)).backward()
+        topology = form(world, 2)
+        net = shard(make_model(), topology)
+        optimizer = wrapped(net, topology, method)
+        loss(net, *batch(0, topology.rank)).backward()
         optimizer.step()
         optimizer.zero_grad()
         return sum(held.tensor.grad is not None for held in optimizer.local.held)
@@ -396,14 +408,14 @@ class Branches(nn.Module):
 @pytest.mark.parametrize("method", ["bsp", "diloco", "hierarchical"])
 def test_groups_of_which_each_uses_other_parts(run, method: str) -> None:
     def final(world: Transport, sharded: bool) -> Tensor:
-        job, net = form(world, 2), Branches()
-        net = shard(net, job) if sharded else net
+        topology, net = form(world, 2), Branches()
+        net = shard(net, topology) if sharded else net
         inner = OPTIMIZERS["momentum"](list(net.parameters()))
-        optimizer = hpcsgd.DistributedOptimizer(inner, net, job, REFERENCES[method].new())
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, REFERENCES[method].new())
         for t in range(5):
             optimizer.zero_grad()
-            net.turn = job.g + t // 2  # pyright: ignore[reportArgumentType]
-            loss(net, *batch(t, job.rank)).backward()
+            net.turn = topology.group_index + t // 2  # pyright: ignore[reportArgumentType]
+            loss(net, *batch(t, topology.rank)).backward()
             optimizer.step()
         return vector(net)
 
@@ -416,15 +428,15 @@ def test_groups_of_which_each_uses_other_parts(run, method: str) -> None:
 @pytest.mark.ranks(4)
 def test_selsync_goes_by_the_norm_of_the_group(run) -> None:
     def deltas(world: Transport, sharded: bool) -> list[float]:
-        job = form(world, 2)
-        net = shard(make_model(), job) if sharded else make_model()
-        optimizer = wrapped(net, job, selsync(0.05))
+        topology = form(world, 2)
+        net = shard(make_model(), topology) if sharded else make_model()
+        optimizer = wrapped(net, topology, selsync(0.05))
         found = []
         for t in range(5):
             optimizer.zero_grad()
-            loss(net, *batch(t, job.rank)).backward()
+            loss(net, *batch(t, topology.rank)).backward()
             optimizer.step()
-            found += [optimizer.notes["delta"], optimizer.notes["met"]]
+            found += [optimizer.metrics["delta"], optimizer.metrics["met"]]
         assert 0 < sum(found[1::2]) < 5, "it always meets, or never"
         return found
 
@@ -439,21 +451,21 @@ def test_inside_the_mean_outside_as_before(run) -> None:
     """Also where a forward pass of an evaluation leaves the weights of the outermost module gathered."""
 
     def looked_at(world: Transport) -> None:
-        job = form(world, 2)
+        topology = form(world, 2)
         found = []
         for sharded in (True, False):
             net = make_model()
             if sharded:
-                fully_shard(net, mesh=job.mesh()["group"])
-            optimizer = wrapped(net, job, hierarchical(100))
+                fully_shard(net, mesh=topology.mesh()["group"])
+            optimizer = wrapped(net, topology, hierarchical(100))
             values: list[Tensor] = []
             for t in range(4):
                 optimizer.zero_grad()
-                loss(net, *batch(t, job.rank)).backward()
+                loss(net, *batch(t, topology.rank)).backward()
                 optimizer.step()
                 with torch.no_grad():
                     values.append(loss(net, *batch(50, 0)))
-                with optimizer.averaged() as D, torch.no_grad():
+                with optimizer.averaged_model() as D, torch.no_grad():
                     values += [torch.tensor(D).double(), loss(net, *batch(50, 0))]
                     values.append(vector(net))
                 values.append(vector(net))
@@ -481,7 +493,7 @@ def test_beside_what_else_torch_does(run, what: str) -> None:
     """Sharded and whole to what the arithmetic allows."""
 
     def final(world: Transport, sharded: bool) -> Tensor:
-        job = form(world, 2)
+        topology = form(world, 2)
         dtype = torch.float64 if what in ("recomputing", "compiled") else torch.float32
         net = make_model(dtype=torch.bfloat16 if what == "master" else dtype)
         if what == "recomputing":
@@ -495,15 +507,15 @@ def test_beside_what_else_torch_does(run, what: str) -> None:
                 },
                 "offload": {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
             }
-            shard(net, job, **policies.get(what, {}))
-        options: dict[str, Any] = {"master": torch.float32} if what == "master" else {}
+            shard(net, topology, **policies.get(what, {}))
+        options: dict[str, Any] = {"master_dtype": torch.float32} if what == "master" else {}
         optimizer = hpcsgd.DistributedOptimizer(
-            optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net, job, hierarchical(2), **options
+            optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net, topology, hierarchical(2), **options
         )
         scaler = hpcsgd.GradScaler("cpu", init_scale=8.0, enabled=what == "GradScaler")
         for t in range(4):
             optimizer.zero_grad()
-            x, y = batch(t, job.rank)
+            x, y = batch(t, topology.rank)
             x = x.to(next(net.parameters()).dtype)
             scaler.scale(
                 cross_entropy(net(x).float() if what == "master" else net(x).to(x.dtype), y)
@@ -524,9 +536,9 @@ def test_beside_what_else_torch_does(run, what: str) -> None:
 @pytest.mark.ranks(4)
 def test_weights_that_have_been_moved_are_noticed(run) -> None:
     def moved(world: Transport) -> None:
-        job = form(world, 2)
-        net = shard(make_model(), job)
-        optimizer = wrapped(net, job, bsp())
+        topology = form(world, 2)
+        net = shard(make_model(), topology)
+        optimizer = wrapped(net, topology, bsp())
         net.to(torch.float32)
         with pytest.raises(hpcsgd.UserError, match="was moved after DistributedOptimizer was made"):
             optimizer.step()
@@ -537,17 +549,17 @@ def test_weights_that_have_been_moved_are_noticed(run) -> None:
 @pytest.mark.ranks(4)
 def test_weights_that_a_forward_pass_has_gathered_are_the_models_own(run) -> None:
     def evaluated(world: Transport) -> None:
-        job = form(world, 2)
-        net = shard(make_model(), job, reshard_after_forward=False)
-        optimizer = wrapped(net, job, hierarchical(2))
-        x, y = batch(0, job.rank)
+        topology = form(world, 2)
+        net = shard(make_model(), topology, reshard_after_forward=False)
+        optimizer = wrapped(net, topology, hierarchical(2))
+        x, y = batch(0, topology.rank)
         with torch.no_grad():
             cross_entropy(net(x), y)
         assert not all(is_sharded(p) for p in net.parameters())
-        with optimizer.averaged() as D:
+        with optimizer.averaged_model() as D:
             assert D == 0
         with torch.no_grad():
             cross_entropy(net(x), y)
-        optimizer.meet()
+        optimizer.average_models()
 
     run(4, evaluated)

@@ -75,7 +75,7 @@ def test_methods_that_look_at_the_gradient_train(run, method: Method) -> None:
         optimizer = hpcsgd.DistributedOptimizer(optimizer, model, form(world, 2), copy.deepcopy(method))
         optimizer.updating.norm.want()
         trained(model, optimizer, world.rank, lambda *_: 0.0)
-        with optimizer.averaged():
+        with optimizer.averaged_model():
             return copy.deepcopy(model.state_dict())
 
     first, second = run(2, body)

@@ -14,10 +14,10 @@ from torch import Tensor, nn, optim
 from hpcsgd import DistributedOptimizer, bsp, hierarchical
 from hpcsgd.checkpoint import Checkpoints, capture, restore
 from hpcsgd.comm import Transport, threads
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.engine.inside import state_of, take_state
 from hpcsgd.errors import UserError
-from hpcsgd.parts.averagers import Reset
+from hpcsgd.parts.averagers import ResetState
 from references import batch, loss, model, vector
 from special_optimizers import Adaptive, Counting, Lookahead, Sam, ScheduleFree
 
@@ -53,15 +53,15 @@ def train(net: nn.Module, optimizer: Any, steps: range, ranks: range) -> None:
 
 
 def wrapped(
-    job: Job, make: Callable[..., optim.Optimizer], **options: Any
+    topology: Topology, make: Callable[..., optim.Optimizer], **options: Any
 ) -> tuple[nn.Module, DistributedOptimizer]:
     net = model()
     method = options.pop("method", None) or bsp()
-    return net, DistributedOptimizer(make(net.parameters()), net, job, method, **options)
+    return net, DistributedOptimizer(make(net.parameters()), net, topology, method, **options)
 
 
-def of_rank(job: Job) -> range:
-    return range(job.rank, job.rank + 1)
+def of_rank(topology: Topology) -> range:
+    return range(topology.rank, topology.rank + 1)
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -71,13 +71,13 @@ def test_a_state_dict_goes_on(run, n: int, name: str) -> None:
     train(expected, MAKERS[name](expected.parameters()), range(STEPS), range(n))
 
     def resumed(world: Transport) -> Tensor:
-        job = form(world, 1)
-        first, optimizer = wrapped(job, MAKERS[name])
-        train(first, optimizer, range(HALF), of_rank(job))
-        second, other = wrapped(job, MAKERS[name])
+        topology = form(world, 1)
+        first, optimizer = wrapped(topology, MAKERS[name])
+        train(first, optimizer, range(HALF), of_rank(topology))
+        second, other = wrapped(topology, MAKERS[name])
         second.load_state_dict(first.state_dict())
         other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        train(second, other, range(HALF, STEPS), of_rank(job))
+        train(second, other, range(HALF, STEPS), of_rank(topology))
         return vector(second)
 
     for found in run(n, resumed):
@@ -87,9 +87,9 @@ def test_a_state_dict_goes_on(run, n: int, name: str) -> None:
 @pytest.mark.ranks(2)
 def test_it_is_laid_out_as_torchs_own(run) -> None:
     def both(world: Transport) -> tuple[Any, Any]:
-        job = form(world, 1)
-        net, optimizer = wrapped(job, Counting)
-        train(net, optimizer, range(HALF), of_rank(job))
+        topology = form(world, 1)
+        net, optimizer = wrapped(topology, Counting)
+        train(net, optimizer, range(HALF), of_rank(topology))
         plain = Counting(model().parameters())
         plain.load_state_dict(optimizer.state_dict())
         return optimizer.state_dict()["state"], plain.state_dict()["state"]
@@ -106,18 +106,18 @@ def test_a_checkpoint_goes_on_in_every_shape(run, tmp_path: Path, now: tuple[int
     everyone = range(1)  # all ranks see the same, so that their number does not matter
 
     def saving(world: Transport) -> None:
-        job = form(world, 1)
-        net, optimizer = wrapped(job, MAKERS[name])
+        topology = form(world, 1)
+        net, optimizer = wrapped(topology, MAKERS[name])
         train(net, optimizer, range(HALF), everyone)
-        Checkpoints(tmp_path, job).write(HALF, capture(optimizer, shared={}, own={}))
+        Checkpoints(tmp_path, topology).write(HALF, capture(optimizer, shared={}, own={}))
 
     def going_on(world: Transport) -> Tensor:
         if world.rank == 0:
             threads.run(2, saving)
         world.barrier()
-        job = form(world, now[0])
-        net, optimizer = wrapped(job, MAKERS[name])
-        saved = Checkpoints(tmp_path, job).newest()
+        topology = form(world, now[0])
+        net, optimizer = wrapped(topology, MAKERS[name])
+        saved = Checkpoints(tmp_path, topology).newest()
         assert saved is not None
         restore(saved, optimizer)
         train(net, optimizer, range(HALF, STEPS), everyone)
@@ -133,8 +133,8 @@ def test_reset_is_a_new_optimizer(run, P: int, K: int, make: Callable[..., optim
     """But for what a user, or a scheduler, has set."""
 
     def late_meeting(world: Transport) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        job = form(world, P)
-        net, optimizer = wrapped(job, make, method=hierarchical(HALF, moments=Reset))
+        topology = form(world, P)
+        net, optimizer = wrapped(topology, make, method=hierarchical(HALF, optimizer_state=ResetState))
         optimizer.param_groups[0] |= {"lr": 0.02, "initial_lr": 0.3, "whose": 7}
         train(net, optimizer, range(HALF), range(1))
         anew = model()
@@ -154,10 +154,12 @@ def test_reset_is_a_new_optimizer(run, P: int, K: int, make: Callable[..., optim
 @pytest.mark.ranks(2)
 def test_reset_leaves_an_optimizer_in_its_mode(run) -> None:
     def in_training(world: Transport) -> dict[str, Any]:
-        job = form(world, 2)
-        net, optimizer = wrapped(job, ScheduleFree, method=hierarchical(HALF, moments=Reset))
+        topology = form(world, 2)
+        net, optimizer = wrapped(
+            topology, ScheduleFree, method=hierarchical(HALF, optimizer_state=ResetState)
+        )
         optimizer.train()
-        train(net, optimizer, range(STEPS - 1), of_rank(job))
+        train(net, optimizer, range(STEPS - 1), of_rank(topology))
         return optimizer.param_groups[0]
 
     for group in run(2, in_training):
@@ -183,19 +185,19 @@ def test_slow_weights_around_ours(run, n: int, prefetch: bool) -> None:
     expected = around(plain, sgd(plain.parameters()), range(n))
 
     def ours(world: Transport) -> Tensor:
-        job = form(world, 1)
-        net, optimizer = wrapped(job, sgd, prefetch=prefetch)
-        return around(net, optimizer, of_rank(job))
+        topology = form(world, 1)
+        net, optimizer = wrapped(topology, sgd, overlap_param_gather=prefetch)
+        return around(net, optimizer, of_rank(topology))
 
     for found in run(n, ours):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def slow_weights(world: Transport, **options: Any) -> tuple[Any, DistributedOptimizer]:
-    job = form(world, 1)
-    net, optimizer = wrapped(job, sgd, **options)
+    topology = form(world, 1)
+    net, optimizer = wrapped(topology, sgd, **options)
     outer = Lookahead(optimizer, k=1)
-    loss(net, *batch(0, job.rank)).backward()
+    loss(net, *batch(0, topology.rank)).backward()
     outer.step()
     return outer, optimizer
 
@@ -214,11 +216,11 @@ def test_state_that_the_optimizer_would_not_find_is_refused(run) -> None:
     """As slow weights around ours may reset its momentum."""
 
     def replace_momentum(world: Transport) -> None:
-        job = form(world, 1)
-        net, optimizer = wrapped(job, sgd)
+        topology = form(world, 1)
+        net, optimizer = wrapped(topology, sgd)
         for param in net.parameters():
             optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
-        train(net, optimizer, range(2), of_rank(job))
+        train(net, optimizer, range(2), of_rank(topology))
 
     with pytest.raises(UserError, match="momentum_buffer of a whole parameter was put"):
         run(2, replace_momentum)

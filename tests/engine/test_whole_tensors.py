@@ -72,11 +72,11 @@ def test_mixed_dtypes(run, n: int) -> None:
             return self.narrow(self.wide(x).bfloat16()).double()
 
     def train(world: Transport) -> tuple[Tensor, Tensor, Tensor]:
-        job, net = form(world), Mixed()
-        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, bsp())
+        topology, net = form(world), Mixed()
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, bsp())
         before = net.narrow.weight.detach().clone()
         for t in range(STEPS):
-            one_step(net, optimizer, job, t)
+            one_step(net, optimizer, topology, t)
         return before, net.narrow.weight.detach().clone(), vector(net.wide)
 
     ranks = run(n, train)
@@ -90,8 +90,8 @@ def test_mixed_dtypes(run, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_autocast_trains(run, n: int) -> None:
     def train(world: Transport) -> tuple[float, float]:
-        job, net = form(world), make_model(dtype=torch.float32)
-        optimizer = DistributedOptimizer(optim.Adam(net.parameters(), lr=0.02), net, job, bsp())
+        topology, net = form(world), make_model(dtype=torch.float32)
+        optimizer = DistributedOptimizer(optim.Adam(net.parameters(), lr=0.02), net, topology, bsp())
         generator = torch.Generator().manual_seed(world.rank)
         x = torch.randn(64, 5, generator=generator)
         y = (x[:, 0] > 0).long()
@@ -112,14 +112,14 @@ def test_autocast_trains(run, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_compiled_models_train_alike(run, n: int) -> None:
     def train(world: Transport) -> tuple[Tensor, Tensor]:
-        job = form(world)
+        topology = form(world)
         results = []
         for wrap in (lambda net: net, lambda net: torch.compile(net, backend="eager")):
             net = make_model()
-            optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, bsp())
+            optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, bsp())
             compiled: Any = wrap(net)
             for t in range(STEPS):
-                one_step(compiled, optimizer, job, t)
+                one_step(compiled, optimizer, topology, t)
             results.append(vector(net))
         return results[0], results[1]
 
@@ -130,12 +130,12 @@ def test_compiled_models_train_alike(run, n: int) -> None:
 @pytest.mark.parametrize("n", [2])
 def test_unused_parameters_stay_as_they_are(run, n: int) -> None:
     def train(world: Transport) -> tuple[Tensor, Tensor]:
-        job, net = form(world), make_model()
+        topology, net = form(world), make_model()
         net.register_parameter("unused", nn.Parameter(torch.ones(3, dtype=torch.float64)))
         inner = optim.SGD(net.parameters(), lr=0.1, weight_decay=0.5)
-        optimizer = DistributedOptimizer(inner, net, job, bsp(), bucket_mb=1e-4)
+        optimizer = DistributedOptimizer(inner, net, topology, bsp(), bucket_cap_mb=1e-4)
         for t in range(2):
-            one_step(net, optimizer, job, t)
+            one_step(net, optimizer, topology, t)
         return net.unused.detach().clone(), vector(net)
 
     ranks = run(n, train)

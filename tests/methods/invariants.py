@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd.comm import Transport
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.methods import Method
 from references import model, vector
@@ -37,10 +37,10 @@ class Tally(nn.Module):
         self.cells.grad[g, t] = -len(self.cells)
 
 
-def tallying(job: Job, method: Method, steps: int) -> tuple[Tally, DistributedOptimizer]:
-    net = Tally(job.P, steps)
+def tallying(topology: Topology, method: Method, steps: int) -> tuple[Tally, DistributedOptimizer]:
+    net = Tally(topology.num_groups, steps)
     inner = optim.SGD(net.parameters(), lr=1.0)
-    return net, hpcsgd.DistributedOptimizer(inner, net, job, method, overlap=False)
+    return net, hpcsgd.DistributedOptimizer(inner, net, topology, method, overlap_grad_reduce=False)
 
 
 class Tallied(NamedTuple):
@@ -56,18 +56,18 @@ class Tallied(NamedTuple):
 
 def tallied(world: Transport, new: NewMethod, P: int) -> Tallied:
     """Groups at a pace of their own, the last one slow; positions of a group do the same."""
-    job = form(world, groups=P)
-    net, optimizer = tallying(job, new(), STEPS)
-    pace = random.Random(job.g)
+    topology = form(world, groups=P)
+    net, optimizer = tallying(topology, new(), STEPS)
+    pace = random.Random(topology.group_index)
     seen, ahead = [], []
     for t in range(STEPS):
         seen.append(net.cells.detach().clone())
-        time.sleep(pace.choice([0, 0, 0.001, 0.005]) if job.g < P - 1 else 0.01)
-        net.mark(job.g, t)
+        time.sleep(pace.choice([0, 0, 0.001, 0.005]) if topology.group_index < P - 1 else 0.01)
+        net.mark(topology.group_index, t)
         optimizer.step()
-        ahead.append(optimizer.notes.get("ahead", 0))
+        ahead.append(optimizer.metrics.get("ahead", 0))
     seen.append(net.cells.detach().clone())
-    with optimizer.averaged():
+    with optimizer.averaged_model():
         return Tallied(torch.stack(seen), ahead, net.cells.detach().clone())
 
 
@@ -96,23 +96,23 @@ def reads_within(s: int) -> Invariant:
 def meeting(world: Transport, new: NewMethod, P: int, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """From starting points of their own, with gradients of zero: of this group before and after, of all
     before and after."""
-    job, net = form(world, groups=P), model()
+    topology, net = form(world, groups=P), model()
     inner = optim.SGD(net.parameters(), lr=0.1)
-    optimizer = hpcsgd.DistributedOptimizer(inner, net, job, new(), overlap=False)
-    chance = torch.Generator().manual_seed(job.g)
+    optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, new(), overlap_grad_reduce=False)
+    chance = torch.Generator().manual_seed(topology.group_index)
     with torch.no_grad():
         for p in net.parameters():
             p.copy_(torch.randn(p.shape, generator=chance, dtype=p.dtype, device="cpu"))
     start = vector(net)
     mean = start.clone()
-    job.cross.allreduce(mean, "mean").wait()
+    topology.inter_group.allreduce(mean, "mean").wait()
     for _ in range(steps):
         for p in net.parameters():
             p.grad = torch.zeros_like(p)
-        time.sleep(0.001 * (job.g % 3))
+        time.sleep(0.001 * (topology.group_index % 3))
         optimizer.step(loss=1.0)
     end = vector(net)
-    with optimizer.averaged():
+    with optimizer.averaged_model():
         return start, end, mean, vector(net)
 
 

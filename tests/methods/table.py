@@ -16,14 +16,14 @@ from torch import Tensor, optim
 from hpcsgd.comm import Transport
 from hpcsgd.core.graphs import Exponential, Graph, Ring
 from hpcsgd.core.mixing import push_matrix, symmetric_matrix
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.methods import METHODS, Method, bsp, diloco, hierarchical, sgp
 from hpcsgd.methods.registry import DELAYABLE
 from hpcsgd.methods.selsync import gradients
-from hpcsgd.parts.averagers import OverPositions, PerRun
-from hpcsgd.parts.exchanges import Packed, ReduceScatter, Sparse
+from hpcsgd.parts.averagers import AcrossShards, PerBlock
+from hpcsgd.parts.exchanges import Quantized, ReduceScatter, Sparse
+from hpcsgd.parts.quantizers import fp16, int4, int8
 from hpcsgd.parts.sparsifiers import Deft
-from hpcsgd.parts.wires import fp16, int4, int8
 from local_methods import (
     NESTEROV,
     accumulating,
@@ -80,7 +80,7 @@ class Case:
     """Whether it refuses all other optimizers."""
     same_bits: bool = True
     """Whether two runs have them; otherwise they differ by rounding."""
-    form: Callable[[Transport, int], Job] = form
+    form: Callable[[Transport, int], Topology] = form
     invariants: tuple[Invariant, ...] = ()
     """What holds besides."""
     still: Mapping[str, Any] | None = None
@@ -102,7 +102,7 @@ class Exempt:
     reason: str
     invariants: tuple[Invariant, ...]
     """What is tested in its stead."""
-    form: Callable[[Transport, int], Job] = form
+    form: Callable[[Transport, int], Topology] = form
 
     def new(self) -> Method:
         return METHODS[self.method](**self.arguments())
@@ -169,10 +169,15 @@ class AllAlive:
         """Nobody is told."""
 
 
-def islands(world: Transport, P: int) -> Job:
+def islands(world: Transport, P: int) -> Topology:
     """Every group a job of its own, which the others are peers of."""
-    job = form(world, P)
-    return replace(job, cross=world.split(world.rank, 0), P=1, peers=AllAlive(job.cross))
+    topology = form(world, P)
+    return replace(
+        topology,
+        inter_group=world.split(world.rank, 0),
+        num_groups=1,
+        replica_groups=AllAlive(topology.inter_group),
+    )
 
 
 def adam_outside(params: Sequence[Tensor]) -> optim.Optimizer:
@@ -186,18 +191,18 @@ IN_FEW_BITS = Wires(half, by_blocks(8, 8), by_blocks(4, 16))
 REFERENCES: Mapping[str, Case] = {
     "adacomm": Case(
         "adacomm",
-        lambda: {"interval": EVERY, "block": 2},
+        lambda: {"initial_sync_every": EVERY, "adapt_every": 2},
         local(lambda P: adaptive(EVERY, block=2, rates=RATES)),
         invariants=(the_mean_is_kept,),
     ),
     "allreduce_local_sgd": Case(
-        "allreduce_local_sgd", lambda: {"every": EVERY}, averaging, invariants=(the_mean_is_kept,)
+        "allreduce_local_sgd", lambda: {"sync_every": EVERY}, averaging, invariants=(the_mean_is_kept,)
     ),
     "bsp": Case("bsp", dict, synchronous),
-    "bsp by reduce-scatter": Case("bsp", lambda: {"exchange": ReduceScatter()}, synchronous),
+    "bsp by reduce-scatter": Case("bsp", lambda: {"grad_reduce": ReduceScatter()}, synchronous),
     "bsp in few bits": Case(
         "bsp",
-        lambda: {"exchange": Packed(gradients=int8(block=8))},
+        lambda: {"grad_reduce": Quantized(gradients=int8(block=8))},
         lambda P, K, make: packed(P, K, Wires(gradients=by_blocks(8, 8)), make, STEPS, None),
     ),
     "d_psgd": Case(
@@ -208,57 +213,65 @@ REFERENCES: Mapping[str, Case] = {
     ),
     "delayed": Case(
         "delayed",
-        lambda: {"method": hierarchical(EVERY), "steps": 2},
+        lambda: {"method": hierarchical(EVERY), "sync_delay": 2},
         local(lambda P: in_turn(EVERY, 1, 2, carried)),
         invariants=(the_mean_is_kept,),
     ),
-    "des_loco": Case(
-        "des_loco",
-        lambda: {"every": EVERY, "first": 4, "second": 6},
+    "des_loc": Case(
+        "des_loc",
+        lambda: {"sync_every": EVERY, "first_every": 4, "second_every": 6},
         lambda P, K, make: desynced(P, K, EVERY, APART, make, STEPS),
         invariants=(the_mean_is_kept,),
     ),
-    "diloco": Case("diloco", lambda: {"every": EVERY}, local(lambda P: with_outer(EVERY, NESTEROV))),
+    "diloco": Case("diloco", lambda: {"sync_every": EVERY}, local(lambda P: with_outer(EVERY, NESTEROV))),
     "diloco with Adam outside": Case(
         "diloco",
-        lambda: {"every": EVERY, "outer": adam_outside},
+        lambda: {"sync_every": EVERY, "outer": adam_outside},
         local(lambda P: with_outer(EVERY, adam_outside)),
     ),
-    "ensemble": Case("ensemble", lambda: {"every": EVERY}, averaging, form=islands),
+    "ensemble_sync": Case("ensemble_sync", lambda: {"sync_every": EVERY}, averaging, form=islands),
     "fedavg": Case(
         "fedavg",
         lambda: {"fraction": 0.5, "per_epoch": 2, "steps_per_epoch": 5},
         local(lambda P: fed_averaging(P, 0.5, {3, 5, 8, 10}.__contains__)),
     ),
-    "hierarchical": Case("hierarchical", lambda: {"every": EVERY}, averaging, invariants=(the_mean_is_kept,)),
+    "hierarchical": Case(
+        "hierarchical", lambda: {"sync_every": EVERY}, averaging, invariants=(the_mean_is_kept,)
+    ),
     "hierarchical by reduce-scatter": Case(
-        "hierarchical", lambda: {"every": EVERY, "exchange": ReduceScatter()}, averaging
+        "hierarchical", lambda: {"sync_every": EVERY, "grad_reduce": ReduceScatter()}, averaging
     ),
     "hierarchical in few bits": Case(
         "hierarchical",
-        lambda: {"every": 2, "exchange": Packed(fp16(), int8(block=8)), "average": int4(block=16)},
+        lambda: {
+            "sync_every": 2,
+            "grad_reduce": Quantized(fp16(), int8(block=8)),
+            "quantize": int4(block=16),
+        },
         lambda P, K, make: packed(P, K, IN_FEW_BITS, make, STEPS, 2),
     ),
     "hierarchical with DEFT": Case(
         "hierarchical",
-        lambda: {"every": EVERY, "exchange": Sparse(Deft(DENSITY))},
+        lambda: {"sync_every": EVERY, "grad_reduce": Sparse(Deft(DENSITY))},
         lambda P, K, make: sparsified(P, K, deft(DENSITY), make, STEPS, meet_every(EVERY)),
     ),
-    "no_loco": Case(
-        "no_loco",
-        lambda: {"every": EVERY, "seed": 3},
+    "noloco": Case(
+        "noloco",
+        lambda: {"sync_every": EVERY, "seed": 3},
         local(lambda P: paired(EVERY, 0.5, 0.7, 0.75, seed=3)),
         invariants=(the_mean_is_kept,),
-        still={"every": 1, "alpha": 0.0, "beta": 0.1, "gamma": 0.5},
+        still={"sync_every": 1, "alpha": 0.0, "beta": 0.1, "gamma": 0.5},
     ),
-    "osgp": Case("osgp", lambda: {"staleness": 2}, pushing(Exponential(), staleness=2)),
-    "osgp on a ring": Case("osgp", lambda: {"staleness": 1, "graph": Ring()}, pushing(Ring(), staleness=1)),
+    "osgp": Case("osgp", lambda: {"overlap_steps": 2}, pushing(Exponential(), staleness=2)),
+    "osgp on a ring": Case(
+        "osgp", lambda: {"overlap_steps": 1, "graph": Ring()}, pushing(Ring(), staleness=1)
+    ),
     "post_local": Case(
         "post_local",
-        lambda: {"every": EVERY},
+        lambda: {"sync_every": EVERY},
         lambda P, K, make: averaging(P, K, make, together=DECAYED),
     ),
-    "sasgd": Case("sasgd", lambda: {"every": EVERY}, accumulated, plain_sgd=True),
+    "sasgd": Case("sasgd", lambda: {"sync_every": EVERY}, accumulated, plain_sgd=True),
     "selsync": Case(
         "selsync",
         lambda: {"delta": 0.3, "window": 4, "smoothing": 0.5},
@@ -271,31 +284,31 @@ REFERENCES: Mapping[str, Case] = {
         selected("gradients"),
     ),
     "sgp": Case("sgp", dict, pushing(Exponential()), invariants=(the_mean_is_kept,)),
-    "sparse_loco": Case(
-        "sparse_loco",
-        lambda: {"every": EVERY, "density": DENSITY, "beta": 0.8, "lr": 0.75, "select": PerRun(16)},
+    "sparseloco": Case(
+        "sparseloco",
+        lambda: {"sync_every": EVERY, "density": DENSITY, "beta": 0.8, "lr": 0.75, "selection": PerBlock(16)},
         lambda P, K, make: alone(
             P, K, make, STEPS, sparse_meetings(EVERY, K, per_run(16, DENSITY, K), 2, 0.8, 0.75)
         ),
-        still={"every": 1, "density": 1.0, "bits": 32, "lr": 0.1, "beta": 0.0},
+        still={"sync_every": 1, "density": 1.0, "bits": 32, "lr": 0.1, "beta": 0.0},
     ),
-    "sparse_loco over positions": Case(
-        "sparse_loco",
-        lambda: {"every": EVERY, "density": DENSITY, "bits": 4, "select": OverPositions(6)},
+    "sparseloco over positions": Case(
+        "sparseloco",
+        lambda: {"sync_every": EVERY, "density": DENSITY, "bits": 4, "selection": AcrossShards(6)},
         lambda P, K, make: alone(
             P, K, make, STEPS, sparse_meetings(EVERY, K, over_positions(6, DENSITY, K), 4)
         ),
     ),
     "ssp without staleness": Case(
         "ssp",
-        lambda: {"staleness": 0},
+        lambda: {"max_staleness": 0},
         lambda P, K, make: [[w] * P for w in pushed(P, K, make, STEPS)],
         same_bits=False,
         invariants=(every_update_counts_once, reads_within(0)),
     ),
-    "streamed": Case(
-        "streamed",
-        lambda: {"method": diloco(EVERY), "fragments": 2, "delay": 2},
+    "streaming": Case(
+        "streaming",
+        lambda: {"method": diloco(EVERY), "num_fragments": 2, "sync_delay": 2},
         local(lambda P: in_turn(EVERY, 2, 2, blended(0.5), NESTEROV)),
     ),
     "switch from bsp to hierarchical": Case(
@@ -324,6 +337,8 @@ EXCEPTIONS: Mapping[str, Exempt] = {
         (every_update_counts_once, the_mean_is_kept),
     ),
     "async_sgd": Exempt("async_sgd", dict, WHO_IS_FAST, (every_update_counts_once,)),
-    "ssp": Exempt("ssp", lambda: {"staleness": 2}, WHO_IS_FAST, (every_update_counts_once, reads_within(2))),
-    "ssp, nearly in step": Exempt("ssp", lambda: {"staleness": 1}, WHO_IS_FAST, (reads_within(1),)),
+    "ssp": Exempt(
+        "ssp", lambda: {"max_staleness": 2}, WHO_IS_FAST, (every_update_counts_once, reads_within(2))
+    ),
+    "ssp, nearly in step": Exempt("ssp", lambda: {"max_staleness": 1}, WHO_IS_FAST, (reads_within(1),)),
 }

@@ -39,7 +39,7 @@ def at(t: int, lr: float, loss: float) -> Any:
     """A step as schedules see it, on this rank alone."""
     world = SimpleNamespace(allreduce=lambda *_: SimpleNamespace(wait=lambda: None))
     job = SimpleNamespace(world=world, size=1)
-    return SimpleNamespace(t=t, lr=lr, loss=loss, job=job, notes={})
+    return SimpleNamespace(t=t, lr=lr, loss=loss, topology=job, metrics={})
 
 
 def intervals_of(when: Adaptive, steps: list[tuple[float, float]]) -> list[int]:
@@ -48,7 +48,7 @@ def intervals_of(when: Adaptive, steps: list[tuple[float, float]]) -> list[int]:
     for t, (lr, F) in enumerate(steps, 1):
         s = at(t, lr, F)
         when(s)
-        notes.append(s.notes["interval"])
+        notes.append(s.metrics["interval"])
     return notes
 
 
@@ -97,12 +97,14 @@ def test_all_ranks_have_the_interval_of_all_losses(run, P: int, K: int) -> None:
     """Though each sees a loss of its own; with one group there is none."""
 
     def noted(world: Transport) -> list[float | None]:
-        job, net = form(world, groups=P), model()
-        optimizer = hpcsgd.DistributedOptimizer(SGD(list(net.parameters())), net, job, adacomm(6, block=2))
+        topology, net = form(world, groups=P), model()
+        optimizer = hpcsgd.DistributedOptimizer(
+            SGD(list(net.parameters())), net, topology, adacomm(6, adapt_every=2)
+        )
         found = []
         for t in range(24):
-            one_step(net, optimizer, job, t)
-            found.append(optimizer.notes.get("interval"))
+            one_step(net, optimizer, topology, t)
+            found.append(optimizer.metrics.get("interval"))
         return found
 
     expected: list[int] = []
@@ -120,12 +122,14 @@ def test_no_rank_goes_by_its_own_loss(run, P: int, K: int) -> None:
         return 1.0 / (1.0 + 4 * rank * t)
 
     def noted(world: Transport) -> list[float | None]:
-        job, net = form(world, groups=P), model()
-        optimizer = hpcsgd.DistributedOptimizer(SGD(list(net.parameters())), net, job, adacomm(16, block=8))
+        topology, net = form(world, groups=P), model()
+        optimizer = hpcsgd.DistributedOptimizer(
+            SGD(list(net.parameters())), net, topology, adacomm(16, adapt_every=8)
+        )
         found = []
         for t in range(steps):
             optimizer.step(loss=loss_of(world.rank, t))
-            found.append(optimizer.notes.get("interval"))
+            found.append(optimizer.metrics.get("interval"))
         return found
 
     def by(ranks: Sequence[int]) -> list[int]:
@@ -144,20 +148,22 @@ def test_the_state_of_any_rank_has_the_losses_of_all(run, P: int) -> None:
     """On another P × K, and where one rank has saved for all."""
 
     def means(world: Transport) -> tuple[list[float], list[float]]:
-        job, net = form(world, groups=2), model()
-        optimizer = hpcsgd.DistributedOptimizer(SGD(list(net.parameters())), net, job, adacomm(4, block=4))
+        topology, net = form(world, groups=2), model()
+        optimizer = hpcsgd.DistributedOptimizer(
+            SGD(list(net.parameters())), net, topology, adacomm(4, adapt_every=4)
+        )
         found = [one_loss(net, optimizer, t) for t in range(6)]
         (first,) = world.gather_objects(optimizer.state_dict())[:1]
-        resumed = adacomm(4, block=4)
+        resumed = adacomm(4, adapt_every=4)
         again = model()
         inner = SGD(list(again.parameters()))
         hpcsgd.DistributedOptimizer(inner, again, form(world, groups=P), resumed).load_state_dict(first)
-        state = resumed.when.block_state  # type: ignore[attr-defined]
+        state = resumed.schedule.block_state  # type: ignore[attr-defined]
         return [found[0], sum(found[4:])], [state.first_loss, state.losses]
 
     def one_loss(net: Any, optimizer: hpcsgd.DistributedOptimizer, t: int) -> float:
         optimizer.zero_grad()
-        value = loss(net, *batch(t, optimizer.job.rank))
+        value = loss(net, *batch(t, optimizer.topology.rank))
         value.backward()
         optimizer.step(loss=value)
         return value.item()
@@ -171,12 +177,14 @@ def test_the_state_of_any_rank_has_the_losses_of_all(run, P: int) -> None:
 @pytest.mark.ranks(2)
 def test_a_closure_gives_the_loss_too(run) -> None:
     def trained(world: Transport, closing: bool, giving: bool) -> Tensor:
-        job, net = form(world, groups=2), model()
-        optimizer = hpcsgd.DistributedOptimizer(SGD(list(net.parameters())), net, job, adacomm(2, block=2))
+        topology, net = form(world, groups=2), model()
+        optimizer = hpcsgd.DistributedOptimizer(
+            SGD(list(net.parameters())), net, topology, adacomm(2, adapt_every=2)
+        )
 
         def closure() -> Tensor:
             optimizer.zero_grad()
-            value = loss(net, *batch(0, job.rank))
+            value = loss(net, *batch(0, topology.rank))
             value.backward()
             return value
 

@@ -27,7 +27,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "AdamW": lambda params: optim.AdamW(params, lr=0.01, weight_decay=0.1),
 }
 SHAPES = [(P, K) for P in (1, 2, 4) for K in (1, 2, 4)] + [(3, 2)]
-REMEMBERING = {"delayed", "osgp", "sasgd", "selsync", "sparse_loco"}
+REMEMBERING = {"delayed", "osgp", "sasgd", "selsync", "sparseloco"}
 """Each in another way. On disk all of them are restored by processes: tests/checkpoint/test_snapshot.py."""
 ENTRIES: Mapping[str, Case | Exempt] = {**REFERENCES, **EXCEPTIONS}
 
@@ -90,7 +90,7 @@ def test_equals_plain_torch(run, method: str, P: int, K: int, optimizer: str) ->
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize(
     "method",
-    [label for label in REFERENCES if not label.startswith("sparse_loco") and "in few bits" not in label],
+    [label for label in REFERENCES if not label.startswith("sparseloco") and "in few bits" not in label],
 )
 def test_so_where_no_chunk_cuts_a_tensor(run, method: str) -> None:
     """As for Muon: padding is wherever tensors leave a chunk unfilled, and nobody may notice. Wires of few
@@ -142,7 +142,12 @@ def test_positions_of_a_group_hold_the_same_bits(run, method: str, P: int, K: in
 
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 2), (4, 1)])
 @pytest.mark.parametrize(
-    "options", [{"bucket_mb": 1e-4}, {"overlap": False}, {"bucket_mb": 1e-4, "overlap": False}]
+    "options",
+    [
+        {"bucket_cap_mb": 1e-4},
+        {"overlap_grad_reduce": False},
+        {"bucket_cap_mb": 1e-4, "overlap_grad_reduce": False},
+    ],
 )
 def test_buckets_and_overlap_change_nothing(run, P: int, K: int, options: dict[str, Any]) -> None:
     make = OPTIMIZERS["momentum"]
@@ -165,17 +170,17 @@ def test_state_survives_a_round_trip(run, method: str, P: int, K: int, optimizer
     case, make = REFERENCES[method], OPTIMIZERS[optimizer]
 
     def whole_and_resumed(world: Transport) -> tuple[Tensor, Tensor]:
-        job = case.form(world, P)
+        topology = case.form(world, P)
 
         def new() -> tuple[nn.Module, hpcsgd.DistributedOptimizer, Callable[[range], None]]:
             net = make_model()
-            optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, job, case.new())
+            optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, topology, case.new())
             set_rate = follow(optimizer, RATES)
 
             def train(steps: range) -> None:
                 for t in steps:
                     set_rate(t)
-                    one_step(net, optimizer, job, t)
+                    one_step(net, optimizer, topology, t)
 
             return net, optimizer, train
 

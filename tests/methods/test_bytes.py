@@ -13,7 +13,7 @@ import hpcsgd
 from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
 from hpcsgd.methods import Method, adacomm, allreduce_local_sgd, bsp, diloco, fedavg, hierarchical, sasgd
-from hpcsgd.parts.averagers import Averaged
+from hpcsgd.parts.averagers import AverageState
 from hpcsgd.parts.exchanges import ReduceScatter
 
 SHAPES = [(1, 2), (2, 2), (4, 1), (2, 4), (4, 2), (1, 4), (2, 1)]
@@ -26,10 +26,10 @@ def recorded(
     world: Transport, P: int, method: Method, momentum: float = 0.9, lr: float = 0.1
 ) -> dict[str, float]:
     """Bytes by phase of STEPS steps, set-up left out."""
-    job = form(world, groups=P)
+    topology = form(world, groups=P)
     net = nn.Linear(24, 16, bias=False)
     inner = optim.SGD(net.parameters(), lr=lr, momentum=momentum)
-    optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method)
+    optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method)
     before = world.ledger.totals()
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -109,7 +109,7 @@ def test_adacomm(run, P: int, K: int) -> None:
     )
 
     def stagnating(world: Transport) -> dict[str, float]:
-        return recorded(world, P, adacomm(2, block=1), lr=0.0)
+        return recorded(world, P, adacomm(2, adapt_every=1), lr=0.0)
 
     for counted in run(P * K, stagnating):
         assert counted == expected
@@ -141,7 +141,7 @@ def test_bsp(run, P: int, K: int) -> None:
 def test_averaged_moments_are_counted_apart(run, P: int, K: int) -> None:
     """And 16 bytes, to know that all join the same."""
     meetings = STEPS // EVERY
-    for counted in run(P * K, recorded, P, hierarchical(EVERY, moments=Averaged)):
+    for counted in run(P * K, recorded, P, hierarchical(EVERY, optimizer_state=AverageState)):
         assert counted["average"] == float(meetings * T1(P, K))
         assert counted["moments"] == float(meetings * (T1(P, K) + allreduce(P, 4)))
 
@@ -151,12 +151,14 @@ def test_padding_adds_itself_and_no_more(run, P: int, K: int) -> None:
     """21 elements travel as 24 among 4 positions: chunks are ⌈M/K⌉."""
 
     def padded(world: Transport) -> dict[str, float]:
-        job = form(world, groups=P)
+        topology = form(world, groups=P)
         net = nn.Linear(7, 3)  # 24 elements in all, 3 of them biases, in one bucket: no padding
         odd = nn.Linear(6, 3)  # 21 elements: 3 of padding
         counts = []
         for model in (net, odd):
-            optimizer = hpcsgd.DistributedOptimizer(optim.SGD(model.parameters(), 0.1), model, job, bsp())
+            optimizer = hpcsgd.DistributedOptimizer(
+                optim.SGD(model.parameters(), 0.1), model, topology, bsp()
+            )
             before = world.ledger.totals()
             model(torch.ones(1, model.in_features)).sum().backward()
             optimizer.step()

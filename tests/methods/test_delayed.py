@@ -15,8 +15,8 @@ from torch import Tensor, optim
 import hpcsgd
 from hpcsgd.comm import PeerLost, Transport, threads
 from hpcsgd.core.averager import Averager, Traits, run_averager
-from hpcsgd.core.step import Step
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.step import StepContext
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.core.waits import All
 from hpcsgd.errors import UserError
 from hpcsgd.methods import (
@@ -27,19 +27,19 @@ from hpcsgd.methods import (
     d_psgd,
     delayed,
     diloco,
-    ensemble,
+    ensemble_sync,
     fedavg,
     hierarchical,
     sasgd,
     selsync,
     sgp,
     ssp,
-    streamed,
+    streaming,
     switch,
 )
 from hpcsgd.methods.selsync import gradients
-from hpcsgd.parts import wires
-from hpcsgd.parts.averagers import Averaged, Mean, Reset
+from hpcsgd.parts import quantizers
+from hpcsgd.parts.averagers import AverageState, Mean, ResetState
 from hpcsgd.parts.averagers.under_way import apart, apart_step
 from hpcsgd.parts.exchanges import AllToAll, Sparse
 from hpcsgd.parts.schedules import Every
@@ -56,12 +56,12 @@ MADE: dict[str, tuple[Callable[[], Method], MakeOptimizer | None]] = {
     "diloco": (lambda: diloco(EVERY), NESTEROV),
 }
 OF_CHUNKS: dict[str, Callable[[], Method]] = {
-    "adacomm": lambda: adacomm(2, block=2),
+    "adacomm": lambda: adacomm(2, adapt_every=2),
     "d_psgd": d_psgd,
     "fedavg": lambda: fedavg(0.5, per_epoch=2, steps_per_epoch=5),
     **{name: partial(make, EVERY) for name, make in OF_INTERVALS.items()},
-    "packed": lambda: hierarchical(EVERY, average=wires.int4()),
-    "packed diloco": lambda: diloco(EVERY, average=wires.int8()),
+    "packed": lambda: hierarchical(EVERY, quantize=quantizers.int4()),
+    "packed diloco": lambda: diloco(EVERY, quantize=quantizers.int8()),
     "selsync": lambda: selsync(0.3, window=4, smoothing=0.5),
 }
 
@@ -73,7 +73,7 @@ OF_CHUNKS: dict[str, Callable[[], Method]] = {
 def test_what_was_learned_meanwhile_stays(run, method: str, d: int, P: int, K: int) -> None:
     """With d = I each meeting begins in the step in which the one before arrives, after that."""
     make, (new, outer) = OPTIMIZERS["momentum"], MADE[method]
-    ranks = run(P * K, lambda w: distributed(w, P, delayed(new(), d), make, STEPS, bucket_mb=1e-4))
+    ranks = run(P * K, lambda w: distributed(w, P, delayed(new(), d), make, STEPS, bucket_cap_mb=1e-4))
     same(ranks, alone(P, K, make, STEPS, in_turn(EVERY, 1, d, carried, outer)), K)
 
 
@@ -84,10 +84,10 @@ class OnCopies:
 
     def __init__(self, inner: Averager) -> None:
         self.inner = inner
-        self._apart: Job | None = None
+        self._apart: Topology | None = None
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
-        self._apart = self._apart or apart(s.job)
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
+        self._apart = self._apart or apart(s.topology)
         found = list(vectors)
         copies = [own.clone() for own in found]
         run_averager(self.inner, copies, apart_step(s, self._apart))
@@ -102,7 +102,7 @@ class OnCopies:
 def test_whose_meetings_go_by_chunks_may_be_given_copies(run, method: str, P: int, K: int) -> None:
     def with_copies() -> Method:
         made = OF_CHUNKS[method]()
-        return Method(made.exchange, made.when, OnCopies(made.how))
+        return Method(made.grad_reduce, made.schedule, OnCopies(made.averager))
 
     plain = run(P * K, distributed_by, P, OF_CHUNKS[method])
     copied = run(P * K, distributed_by, P, with_copies)
@@ -117,7 +117,7 @@ def test_without_delay_it_is_the_method_itself() -> None:
 
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 @pytest.mark.parametrize(
-    "new", [lambda: delayed(diloco(EVERY), 2), lambda: streamed(diloco(EVERY), 2, 2)], ids=["whole", "parts"]
+    "new", [lambda: delayed(diloco(EVERY), 2), lambda: streaming(diloco(EVERY), 2, 2)], ids=["whole", "parts"]
 )
 def test_an_evaluation_is_of_the_mean_of_what_groups_train_on(
     run, new: Callable[[], Method], P: int, K: int
@@ -127,10 +127,10 @@ def test_an_evaluation_is_of_the_mean_of_what_groups_train_on(
     def evaluated(world: Transport) -> tuple[Tensor, Tensor, float, list[Any]]:
         optimizer, _, now = trained(world, new(), EVERY + 1, P)
         mine = now()
-        with optimizer.averaged() as D:
+        with optimizer.averaged_model() as D:
             inside = now()
         assert torch.equal(now(), mine)
-        return mine, inside, D, optimizer.method.state_dict()["how"].replicated["due"]
+        return mine, inside, D, optimizer.method.state_dict()["averager"].replicated["due"]
 
     found = run(P * K, evaluated)
     groups = torch.stack([mine for mine, *_ in found[::K]]).numpy()
@@ -158,13 +158,13 @@ def trained(
     world: Transport, method: Method, steps: int, P: int = 2
 ) -> tuple[hpcsgd.DistributedOptimizer, list[dict[str, float]], Callable[[], Tensor]]:
     """After so many steps; what was noted in each; the parameters."""
-    job, net = form(world, P), model()
+    topology, net = form(world, P), model()
     inner = optim.SGD(net.parameters(), lr=0.1)
-    optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method)
+    optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method)
     notes = []
     for t in range(steps):
-        one_step(net, optimizer, job, t)
-        notes.append(optimizer.notes)
+        one_step(net, optimizer, topology, t)
+        notes.append(optimizer.metrics)
     return optimizer, notes, lambda: vector(net)
 
 
@@ -190,9 +190,9 @@ def test_meeting_now_takes_in_what_is_under_way(run, P: int, K: int) -> None:
     def ends(world: Transport) -> tuple[Tensor, Tensor]:
         optimizer, _, now = trained(world, delayed(hierarchical(EVERY), 2), 4, P)
         mean = now()
-        optimizer.job.cross.allreduce(mean, "mean").wait()
-        optimizer.meet()
-        assert optimizer.method.state_dict()["how"].replicated["due"] is None
+        optimizer.topology.inter_group.allreduce(mean, "mean").wait()
+        optimizer.average_models()
+        assert optimizer.method.state_dict()["averager"].replicated["due"] is None
         return mean, now()
 
     found = run(P * K, ends)
@@ -219,7 +219,7 @@ class Held:
     def __init__(self, may: threading.Event) -> None:
         self.may = may
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterable[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
         assert self.may.wait(60)
         return Mean().average(vectors, s)
 
@@ -230,12 +230,14 @@ def test_gradients_do_not_wait_for_a_meeting(run) -> None:
 
     def trained_meanwhile(world: Transport) -> list[Tensor]:
         may = threading.Event()
-        job, net = form(world, 2), model()
+        topology, net = form(world, 2), model()
         method = delayed(Method(AllToAll(), Every(4), Held(may)), 3)
-        optimizer = hpcsgd.DistributedOptimizer(OPTIMIZERS["SGD"](list(net.parameters())), net, job, method)
-        history = [one_step(net, optimizer, job, t) for t in range(6)]
+        optimizer = hpcsgd.DistributedOptimizer(
+            OPTIMIZERS["SGD"](list(net.parameters())), net, topology, method
+        )
+        history = [one_step(net, optimizer, topology, t) for t in range(6)]
         may.set()
-        return [*history, one_step(net, optimizer, job, 6)]
+        return [*history, one_step(net, optimizer, topology, 6)]
 
     expected = alone(2, 2, OPTIMIZERS["SGD"], 7, in_turn(4, 1, 3, carried))
     same(run(4, trained_meanwhile), expected, 2)
@@ -249,9 +251,9 @@ class Broken:
     def __init__(self, rank: int) -> None:
         self.rank, self.met = rank, 0
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterable[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
         self.met += 1
-        if self.met == 2 and s.job.rank == self.rank:
+        if self.met == 2 and s.topology.rank == self.rank:
             raise OSError("the link is down")
         return Mean().average(vectors, s)
 
@@ -282,7 +284,7 @@ def test_a_rank_that_dies_while_a_meeting_is_under_way_ends_all() -> None:
         if world.rank == 1:
             raise OSError("out of memory")
         try:
-            optimizer.averaged().__enter__()
+            optimizer.averaged_model().__enter__()
         except PeerLost:
             reached.append(world.rank)
             raise
@@ -293,22 +295,22 @@ def test_a_rank_that_dies_while_a_meeting_is_under_way_ends_all() -> None:
 
 
 NOT_OF_CHUNKS: list[Callable[[], Method]] = [
-    lambda: hierarchical(2, moments=Averaged),
-    lambda: hierarchical(2, moments=Reset),
+    lambda: hierarchical(2, optimizer_state=AverageState),
+    lambda: hierarchical(2, optimizer_state=ResetState),
     lambda: allreduce_local_sgd(2),
-    lambda: ensemble(2),
+    lambda: ensemble_sync(2),
     lambda: sasgd(2),
     sgp,
     lambda: ssp(1),
     lambda: selsync(0.3, gradients),
     lambda: switch(bsp(), hierarchical(2), at=3),
     lambda: delayed(hierarchical(2), 1),
-    lambda: streamed(hierarchical(2), 1, 1),
+    lambda: streaming(hierarchical(2), 1, 1),
 ]
 
 
 @pytest.mark.parametrize("new", NOT_OF_CHUNKS)
-@pytest.mark.parametrize("wrap", [lambda m: delayed(m, 1), lambda m: streamed(m, 1, 1)])
+@pytest.mark.parametrize("wrap", [lambda m: delayed(m, 1), lambda m: streaming(m, 1, 1)])
 def test_what_meetings_need_more_than_chunks(new: Callable[[], Method], wrap: Any) -> None:
     with pytest.raises(UserError, match="meetings of this method need more than the chunks"):
         wrap(new())
@@ -317,16 +319,16 @@ def test_what_meetings_need_more_than_chunks(new: Callable[[], Method], wrap: An
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: delayed(hierarchical(2), -1), "steps = -1: a meeting arrives 0 or more steps after"),
-        (lambda: delayed(hierarchical(2), 1.5), "steps = 1.5: expected a whole number"),  # type: ignore[arg-type]
-        (lambda: delayed(hierarchical(2), 3), "steps = 3: expected 0 to 2, the steps from one meeting"),
+        (lambda: delayed(hierarchical(2), -1), "sync_delay = -1: a meeting arrives 0 or more steps after"),
+        (lambda: delayed(hierarchical(2), 1.5), "sync_delay = 1.5: expected a whole number"),  # type: ignore[arg-type]
+        (lambda: delayed(hierarchical(2), 3), "sync_delay = 3: expected 0 to 2, the steps from one meeting"),
         (lambda: delayed(bsp(), 1), "delayed: groups of this method never meet"),
-        (lambda: streamed(bsp(), 1, 1), "streamed: groups of this method never meet"),
-        (lambda: streamed(selsync(0.3), 1, 1), "streamed: fragments take turns"),
-        (lambda: streamed(hierarchical(2), 3, 1), "fragments = 3: expected 1 to 2"),
-        (lambda: streamed(hierarchical(2), 0, 1), "fragments = 0: expected 1 to 2"),
-        (lambda: streamed(hierarchical(2), 2, 3), "delay = 3: expected 0 to 2"),
-        (lambda: streamed(hierarchical(2), 2, 1, 1.0), "blend = 1.0: expected a number ≥ 0 and < 1"),
+        (lambda: streaming(bsp(), 1, 1), "streaming: groups of this method never meet"),
+        (lambda: streaming(selsync(0.3), 1, 1), "streaming: fragments take turns"),
+        (lambda: streaming(hierarchical(2), 3, 1), "num_fragments = 3: expected 1 to 2"),
+        (lambda: streaming(hierarchical(2), 0, 1), "num_fragments = 0: expected 1 to 2"),
+        (lambda: streaming(hierarchical(2), 2, 3), "sync_delay = 3: expected 0 to 2"),
+        (lambda: streaming(hierarchical(2), 2, 1, 1.0), "update_alpha = 1.0: expected a number ≥ 0 and < 1"),
     ],
 )
 def test_refusals(make: Callable[[], Method], message: str) -> None:

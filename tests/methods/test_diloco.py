@@ -23,7 +23,7 @@ from hpcsgd.methods import (
 from hpcsgd.methods.diloco import NESTEROV, Outer
 from hpcsgd.methods.fedavg import MeanOfSome
 from hpcsgd.methods.sgp import PushSum
-from hpcsgd.parts.averagers import Averaged, Mean, MeanOfAll, Reset
+from hpcsgd.parts.averagers import AverageState, Mean, MeanOfAll, ResetState
 from hpcsgd.parts.exchanges import AllReduce, AllToAll
 from hpcsgd.parts.schedules import Every
 from local_methods import with_outer
@@ -64,7 +64,7 @@ def test_an_outer_optimizer_on_chunks_and_on_all_of_w(
 ) -> None:
     def models(world: Transport) -> list[Tensor]:
         method = Method(exchange, Every(2), Outer(inner, outer, lambda _: None))
-        return distributed(world, P, method, OPTIMIZERS["AdamW"], STEPS, bucket_mb=1e-4)
+        return distributed(world, P, method, OPTIMIZERS["AdamW"], STEPS, bucket_cap_mb=1e-4)
 
     expected = alone(P, K, OPTIMIZERS["AdamW"], STEPS, with_outer(2, outer))
     same(run(P * K, models), expected, K)
@@ -75,7 +75,7 @@ def test_the_outer_state_is_of_the_own_chunk(run, P: int, K: int) -> None:
     def held(world: Transport) -> tuple[int, int]:
         method = diloco(1)
         distributed(world, P, method, SGD, 1)
-        chunks = method.state_dict()["how"].sharded
+        chunks = method.state_dict()["averager"].sharded
         theta, momentum = chunks["theta"], chunks["outer momentum_buffer"]
         return sum(x.numel() for x in theta), sum(x.numel() for x in momentum)
 
@@ -128,13 +128,13 @@ def test_outer_around_the_mean_of_some(run) -> None:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("moments", [Averaged, Reset])
+@pytest.mark.parametrize("moments", [AverageState, ResetState])
 def test_moments_go_around_the_outer_step(run, moments: Any) -> None:
     """With a whole outer step they are as in local SGD."""
     outer = lambda params: optim.SGD(params, lr=1.0)  # noqa: E731
     make = OPTIMIZERS["AdamW"]
-    ranks = run(2, lambda w: distributed(w, 2, diloco(EVERY, outer, moments=moments), make, STEPS))
-    plain = run(2, lambda w: distributed(w, 2, hierarchical(EVERY, moments=moments), make, STEPS))
+    ranks = run(2, lambda w: distributed(w, 2, diloco(EVERY, outer, optimizer_state=moments), make, STEPS))
+    plain = run(2, lambda w: distributed(w, 2, hierarchical(EVERY, optimizer_state=moments), make, STEPS))
     same(ranks, list(zip(*plain, strict=True)), 1)
 
 

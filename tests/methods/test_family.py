@@ -22,23 +22,23 @@ from hpcsgd.methods import (
     Method,
     adacomm,
     delayed,
-    des_loco,
+    des_loc,
     diloco,
     fedavg,
     hierarchical,
     post_local,
     sasgd,
     sgp,
-    sparse_loco,
-    streamed,
+    sparseloco,
+    streaming,
     switch,
 )
 from hpcsgd.methods.diloco import NESTEROV, Outer
 from hpcsgd.methods.fedavg import MeanOfSome, PerEpoch
 from hpcsgd.methods.sgp import PushSum
-from hpcsgd.parts import wires
-from hpcsgd.parts.averagers import Averaged, OverPositions, PerRun
-from hpcsgd.parts.exchanges import AllToAll, Packed
+from hpcsgd.parts import quantizers
+from hpcsgd.parts.averagers import AcrossShards, AverageState, PerBlock
+from hpcsgd.parts.exchanges import AllToAll, Quantized
 from hpcsgd.parts.schedules import Every
 from local_methods import fed_averaging
 from methods.table import OF_INTERVALS
@@ -126,32 +126,34 @@ def _late(make: Callable[[int], Method]) -> Method:
 
 
 def _in_turn(make: Callable[[int], Method]) -> Method:
-    return streamed(make(EVERY), 2, 2)
+    return streaming(make(EVERY), 2, 2)
 
 
 FAMILY: dict[str, Callable[[], Method]] = {
     "fedavg": lambda: fedavg(0.5, per_epoch=2, steps_per_epoch=5),
     "post_local": lambda: post_local(EVERY),
     "sasgd": lambda: sasgd(EVERY),
-    "adacomm": lambda: adacomm(3, block=4),
+    "adacomm": lambda: adacomm(3, adapt_every=4),
     "diloco around push-sum": lambda: Method(
         AllToAll(), Every(1), Outer(PushSum(Exponential(), 1), NESTEROV, lambda _: None)
     ),
-    "diloco with momentum averaged": lambda: diloco(EVERY, moments=Averaged),
-    "packed, delayed": lambda: delayed(hierarchical(2, average=wires.int4()), 2),
-    "packed diloco, streamed": lambda: streamed(diloco(EVERY, average=wires.int8()), 3, 2),
-    "sparse_loco": lambda: sparse_loco(EVERY, density=0.1),
-    "sparse_loco, delayed": lambda: delayed(sparse_loco(EVERY, density=0.1, bits=4), 2),
-    "sparse_loco, streamed": lambda: streamed(sparse_loco(EVERY, density=0.1, select=OverPositions(7)), 3, 2),
-    "diloco of 2 bits": lambda: diloco(2, average=wires.int2(block=8)),
+    "diloco with momentum averaged": lambda: diloco(EVERY, optimizer_state=AverageState),
+    "packed, delayed": lambda: delayed(hierarchical(2, quantize=quantizers.int4()), 2),
+    "packed diloco, streamed": lambda: streaming(diloco(EVERY, quantize=quantizers.int8()), 3, 2),
+    "sparseloco": lambda: sparseloco(EVERY, density=0.1),
+    "sparseloco, delayed": lambda: delayed(sparseloco(EVERY, density=0.1, bits=4), 2),
+    "sparseloco, streamed": lambda: streaming(
+        sparseloco(EVERY, density=0.1, selection=AcrossShards(7)), 3, 2
+    ),
+    "diloco of 2 bits": lambda: diloco(2, quantize=quantizers.int2(block=8)),
     "2 bits everywhere": lambda: hierarchical(
-        2, Packed(wires.int2(block=8), wires.int2(block=8)), average=wires.int2(block=16)
+        2, Quantized(quantizers.int2(block=8), quantizers.int2(block=8)), quantize=quantizers.int2(block=16)
     ),
     **{name: partial(make, 2) for name, make in OF_INTERVALS.items()},
     **{f"{name} delayed": partial(_late, make) for name, make in OF_INTERVALS.items()},
     **{f"{name} streamed": partial(_in_turn, make) for name, make in OF_INTERVALS.items()},
-    "des_loco": lambda: des_loco(3, 1, 2, average=wires.int4()),
-    "adacomm, then sasgd": lambda: switch(adacomm(2, block=1), sasgd(EVERY), at=5),
+    "des_loc": lambda: des_loc(3, 1, 2, quantize=quantizers.int4()),
+    "adacomm, then sasgd": lambda: switch(adacomm(2, adapt_every=1), sasgd(EVERY), at=5),
     "diloco, then gossip": lambda: switch(diloco(2), sgp(), at=5),
 }
 
@@ -165,11 +167,13 @@ def test_goes_on_to_the_same_bits(run, P: int, K: int, method: str) -> None:
 
     def ends(world: Transport) -> list[Tensor]:
         """Of a training that is left alone, of one that is saved all the time, and of those resumed."""
-        job = form(world, groups=P)
+        topology = form(world, groups=P)
 
         def new() -> tuple[nn.Module, hpcsgd.DistributedOptimizer]:
             net = model()
-            return net, hpcsgd.DistributedOptimizer(SGD(list(net.parameters())), net, job, FAMILY[method]())
+            return net, hpcsgd.DistributedOptimizer(
+                SGD(list(net.parameters())), net, topology, FAMILY[method]()
+            )
 
         saved = []
 
@@ -178,7 +182,7 @@ def test_goes_on_to_the_same_bits(run, P: int, K: int, method: str) -> None:
             for t in range(STEPS):
                 if save:
                     saved.append((vector(net), copy.deepcopy(optimizer.state_dict())))
-                one_step(net, optimizer, job, t)
+                one_step(net, optimizer, topology, t)
             return vector(net)
 
         found = [trained(save=False), trained(save=True)]
@@ -188,7 +192,7 @@ def test_goes_on_to_the_same_bits(run, P: int, K: int, method: str) -> None:
                 set_vector_in_place(net, weights)
                 optimizer.load_state_dict(state)
                 for t in range(saved_at, last):
-                    one_step(net, optimizer, job, t)
+                    one_step(net, optimizer, topology, t)
             found.append(vector(net))
         return found
 
@@ -214,22 +218,22 @@ def set_vector_in_place(net: nn.Module, values: Tensor) -> None:
         (lambda: fedavg(per_epoch=0, steps_per_epoch=9), "per_epoch = 0: expected 1 to 9 meetings"),
         (lambda: fedavg(per_epoch=10, steps_per_epoch=9), "per_epoch = 10: expected 1 to 9 meetings"),
         (lambda: fedavg(per_epoch=0.5, steps_per_epoch=9), "per_epoch = 0.5: expected a whole number"),  # type: ignore[arg-type]
-        (lambda: post_local(0), "every = 0: groups meet after at least 1 step"),
-        (lambda: sasgd(0), "every = 0: groups meet after at least 1 step"),
-        (lambda: adacomm(0, 5), "interval = 0: expected a number of steps ≥ 1"),
-        (lambda: adacomm(5, 0), "block = 0: expected a number of steps ≥ 1"),
-        (lambda: adacomm(5, 1.5), "block = 1.5: expected a whole number"),  # type: ignore[arg-type]
-        (lambda: diloco(0), "every = 0: groups meet after at least 1 step"),
-        (lambda: sparse_loco(0), "every = 0: groups meet after at least 1 step"),
-        (lambda: sparse_loco(2, bits=3), "bits = 3: expected 2, 4, 8, 16, 32"),
-        (lambda: sparse_loco(2, density=0), "density = 0: the share of elements to send, > 0 and ≤ 1"),
-        (lambda: sparse_loco(2, density=math.nan), "density = nan: expected a number"),
-        (lambda: sparse_loco(2, beta=1.5), "beta = 1.5: what is left of the feedback, ≥ 0 and ≤ 1"),
-        (lambda: sparse_loco(2, beta=math.nan), "beta = nan: expected a number"),
-        (lambda: sparse_loco(2, lr=0), "lr = 0: an outer learning rate, > 0"),
-        (lambda: sparse_loco(2, lr=math.inf), "lr = inf: an outer learning rate"),
-        (lambda: sparse_loco(2, select=PerRun(0)), "size = 0: a number of elements, ≥ 1"),
-        (lambda: sparse_loco(2, select=OverPositions(0.5)), "run = 0.5: expected a whole number"),  # type: ignore[arg-type]
+        (lambda: post_local(0), "sync_every = 0: groups meet after at least 1 step"),
+        (lambda: sasgd(0), "sync_every = 0: groups meet after at least 1 step"),
+        (lambda: adacomm(0, 5), "initial_sync_every = 0: expected a number of steps ≥ 1"),
+        (lambda: adacomm(5, 0), "adapt_every = 0: expected a number of steps ≥ 1"),
+        (lambda: adacomm(5, 1.5), "adapt_every = 1.5: expected a whole number"),  # type: ignore[arg-type]
+        (lambda: diloco(0), "sync_every = 0: groups meet after at least 1 step"),
+        (lambda: sparseloco(0), "sync_every = 0: groups meet after at least 1 step"),
+        (lambda: sparseloco(2, bits=3), "bits = 3: expected 2, 4, 8, 16, 32"),
+        (lambda: sparseloco(2, density=0), "density = 0: the share of elements to send, > 0 and ≤ 1"),
+        (lambda: sparseloco(2, density=math.nan), "density = nan: expected a number"),
+        (lambda: sparseloco(2, beta=1.5), "beta = 1.5: what is left of the feedback, ≥ 0 and ≤ 1"),
+        (lambda: sparseloco(2, beta=math.nan), "beta = nan: expected a number"),
+        (lambda: sparseloco(2, lr=0), "lr = 0: an outer learning rate, > 0"),
+        (lambda: sparseloco(2, lr=math.inf), "lr = inf: an outer learning rate"),
+        (lambda: sparseloco(2, selection=PerBlock(0)), "size = 0: a number of elements, ≥ 1"),
+        (lambda: sparseloco(2, selection=AcrossShards(0.5)), "run = 0.5: expected a whole number"),  # type: ignore[arg-type]
         (lambda: diloco(2, "SGD"), "outer = 'SGD': expected a function that returns an Optimizer"),  # type: ignore[arg-type]
         (lambda: diloco(2, lambda params: params), "outer: it makes a list, expected a torch optimizer"),  # type: ignore[arg-type, return-value]
     ],

@@ -69,21 +69,25 @@ def unequal_start(world: Transport, P: int, graph: Graph, steps: int) -> tuple[T
 
     Returns what z should come to, z, Σ w, and how far Σ x moved.
     """
-    job = form(world, groups=P)
+    topology = form(world, groups=P)
     net = model().requires_grad_()
     how = PushSum(graph)
     optimizer = hpcsgd.DistributedOptimizer(
-        optim.SGD(net.parameters(), lr=0.0), net, job, Method(sgp().exchange, sgp().when, how)
+        optim.SGD(net.parameters(), lr=0.0), net, topology, Method(sgp().grad_reduce, sgp().schedule, how)
     )
-    how.weight = 1.0 + job.g
+    how.weight = 1.0 + topology.group_index
     with torch.no_grad():
         for p in net.parameters():
-            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(job.g), dtype=p.dtype))
+            p.add_(
+                torch.randn(
+                    p.shape, generator=torch.Generator().manual_seed(topology.group_index), dtype=p.dtype
+                )
+            )
 
     def totals() -> tuple[Tensor, Tensor]:
         x, w = vector(net) * how.weight, torch.tensor([how.weight], dtype=torch.float64)
-        job.cross.allreduce(x).wait()
-        job.cross.allreduce(w).wait()
+        topology.inter_group.allreduce(x).wait()
+        topology.inter_group.allreduce(w).wait()
         return x, w
 
     x, w = totals()
@@ -119,7 +123,7 @@ def test_exactly_after_log2_P_steps(run, P: int, K: int) -> None:
 @pytest.mark.parametrize(("P", "K", "steps"), [(3, 1, 1), (3, 2, 1), (6, 1, 2), (9, 1, 2)])
 def test_two_peers_have_the_mean_after_log3_P_steps(run, P: int, K: int, steps: int) -> None:
     """Of unequal weights, too: groups that gave more count more."""
-    how = sgp(peers=2).how
+    how = sgp(peers=2).averager
     assert isinstance(how, PushSum)
     for expected, z, _, _ in run(P * K, lambda world: unequal_start(world, P, how.graph, steps)):
         torch.testing.assert_close(z, expected, rtol=0, atol=1e-13)
@@ -136,14 +140,14 @@ def test_on_time_it_is_the_same_bits(run, P: int, K: int) -> None:
 
 def slow_start(world: Transport, staleness: int, folder: Path) -> int:
     """How many steps the other rank makes while the last one waits before its second."""
-    job = form(world, groups=world.size)
+    topology = form(world, groups=world.size)
     net = model()
     optimizer = hpcsgd.DistributedOptimizer(
-        optim.SGD(net.parameters(), lr=0.1), net, job, osgp(staleness, graph=Ring())
+        optim.SGD(net.parameters(), lr=0.1), net, topology, osgp(staleness, graph=Ring())
     )
-    one_step(net, optimizer, job, 0)
+    one_step(net, optimizer, topology, 0)
     world.barrier()
-    return others_made(world, folder, partial(one_step, net, optimizer, job), range(1, 5), staleness)
+    return others_made(world, folder, partial(one_step, net, optimizer, topology), range(1, 5), staleness)
 
 
 @pytest.mark.slow
@@ -163,9 +167,11 @@ def test_bytes_of_a_step(run, P: int, K: int, peers: int) -> None:
     """A chunk and a weight to every peer, of whom there are P − 1."""
 
     def recorded(world: Transport) -> tuple[float, int]:
-        job = form(world, groups=P)
+        topology = form(world, groups=P)
         net = nn.Linear(24, 16, bias=False)
-        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, sgp(peers))
+        optimizer = hpcsgd.DistributedOptimizer(
+            optim.SGD(net.parameters(), lr=0.1), net, topology, sgp(peers)
+        )
         before = world.ledger.totals()
         net(torch.ones(2, 24)).sum().backward()
         optimizer.step()
@@ -180,15 +186,15 @@ def test_optimizers_that_look_at_whole_tensors(run, P: int, K: int) -> None:
     """Their steps depend on the norm of x_i: the weight has to reach all of it, not the own chunk alone."""
 
     def trained(world: Transport, each: int) -> list[Tensor]:
-        job = form(world, groups=P)
+        topology = form(world, groups=P)
         net, how = model(), PushSum(Ring())
         inner = Rows(list(net.parameters()), lr=0.1)
-        method = Method(sgp().exchange, sgp().when, how)
-        optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method)
-        how.weight = 1.0 + job.g
+        method = Method(sgp().grad_reduce, sgp().schedule, how)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method)
+        how.weight = 1.0 + topology.group_index
         history = []
         for t in range(STEPS):
-            gathered_step(net, optimizer, t, range(job.rank * each, (job.rank + 1) * each))
+            gathered_step(net, optimizer, t, range(topology.rank * each, (topology.rank + 1) * each))
             history.append(vector(net))
         return history
 
@@ -204,5 +210,5 @@ def test_refusals() -> None:
         d_psgd(Exponential())
     with pytest.raises(UserError, match="peers = 0"):
         sgp(peers=0)
-    with pytest.raises(UserError, match="staleness = -1"):
+    with pytest.raises(UserError, match="overlap_steps = -1"):
         osgp(-1)

@@ -15,7 +15,7 @@ import hpcsgd
 from hpcsgd.comm import Transport, threads
 from hpcsgd.core.averager import run_averager
 from hpcsgd.core.graphs import Complete
-from hpcsgd.core.step import Exchange, Fixed, Step
+from hpcsgd.core.step import GradReduce, StepContext, TrainingContext
 from hpcsgd.core.topology import form
 from hpcsgd.elastic.ring import TcpRing
 from hpcsgd.elastic.rings import Rings
@@ -49,7 +49,7 @@ MORE: dict[str, Callable[[], Method]] = {
 }
 ALL: dict[str, Callable[[], Method]] = {label: case.new for label, case in REFERENCES.items()} | MORE
 PLAIN_SGD = {label for label, case in REFERENCES.items() if case.plain_sgd}
-DECIDING = {label for label, case in REFERENCES.items() if case.method == "sparse_loco"} | {
+DECIDING = {label for label, case in REFERENCES.items() if case.method == "sparseloco"} | {
     "hierarchical in few bits"
 }
 """Where a rounding may decide which elements a meeting sends at all, or which level of a wire they become."""
@@ -71,8 +71,8 @@ def trained(
     """Parameters after some steps, from the same start whatever the dtype."""
     net = model(dtype=torch.float32).to(narrow).to(dtype)
     inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.0 if method in PLAIN_SGD else 0.9)
-    job = FORMS.get(method, form)(world, P)
-    optimizer = hpcsgd.DistributedOptimizer(inner, net, job, ALL[method](), master=master)
+    topology = FORMS.get(method, form)(world, P)
+    optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, ALL[method](), master_dtype=master)
     for t in range(STEPS):
         x, y = batch(t, world.rank, torch.float32)
         optimizer.zero_grad()
@@ -97,7 +97,7 @@ def test_follows_the_float32_run(run, method: str, P: int, K: int, narrow: torch
     wide = run(P * K, trained, P, method, narrow, torch.float32)
     for mine, theirs in zip(found, wide, strict=True):
         room = ULPS * torch.finfo(narrow).eps * theirs.abs().max().item()
-        if method in DECIDING or (isinstance(ALL[method]().exchange, Sparse) and narrow == torch.float16):
+        if method in DECIDING or (isinstance(ALL[method]().grad_reduce, Sparse) and narrow == torch.float16):
             room *= 8  # another element was selected
         torch.testing.assert_close(mine, theirs, rtol=0, atol=room)
 
@@ -125,18 +125,18 @@ def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, excha
     """In the group and across groups, of gradients and of models."""
 
     def means(world: Transport) -> list[float]:
-        job = form(world, groups=P)
+        topology = form(world, groups=P)
         g = torch.full((4,), LARGE, dtype=torch.float16)
-        bucket: Any = SimpleNamespace(g=g, received=None, w=g.clone(), own=g.clone())
-        bucket.g_own = bucket.g.view(K, -1)[job.j]
-        s: Any = Step(Fixed(job, [bucket], moments=None), t=1)  # type: ignore[arg-type]
-        across: Exchange = exchange.across_groups()
+        bucket: Any = SimpleNamespace(g=g, received=None, w=g.clone(), param_shard=g.clone())
+        bucket.grad_shard = bucket.g.view(K, -1)[topology.shard_index]
+        s: Any = StepContext(TrainingContext(topology, [bucket], optimizer_state=None), t=1)  # type: ignore[arg-type]
+        across: GradReduce = exchange.across_groups()
         across(s, bucket)
-        run_averager(Mean(), [bucket.own], s)
+        run_averager(Mean(), [bucket.param_shard], s)
         run_averager(MeanOfAll(), [bucket.w], s)
-        result = bucket.g_own if exchange.traits.shards else bucket.g
-        run_averager(MeanOfSome(1.0, seed=0), [bucket.own], s)
-        return [*result.tolist(), *bucket.w.tolist(), *bucket.own.tolist()]
+        result = bucket.grad_shard if exchange.traits.shards else bucket.g
+        run_averager(MeanOfSome(1.0, seed=0), [bucket.param_shard], s)
+        return [*result.tolist(), *bucket.w.tolist(), *bucket.param_shard.tolist()]
 
     for found in run(P * K, means):
         assert all(value == pytest.approx(LARGE, rel=1e-3) for value in found)
@@ -153,7 +153,7 @@ def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, excha
         lambda: sgp(graph=Complete()),
         lambda: fedavg(1.0, 1, steps_per_epoch=1),
         lambda: fedavg(0.6, 1, steps_per_epoch=1),
-        *(partial(make, 1) for name, make in OF_INTERVALS.items() if name != "sparse_loco"),
+        *(partial(make, 1) for name, make in OF_INTERVALS.items() if name != "sparseloco"),
     ],
 )
 @pytest.mark.parametrize("narrow", NARROW)
@@ -188,7 +188,7 @@ def test_a_server_loses_nothing_that_is_less_than_an_ulp(run, make: Callable[[],
         for _ in range(8):
             net.weight.grad = torch.full_like(net.weight, -2.0)
             optimizer.step()
-        with optimizer.averaged():
+        with optimizer.averaged_model():
             return net.weight.item()
 
     assert run(P, moved) == [256.0 + 2 * 8] * P
@@ -203,7 +203,7 @@ def test_a_partner_keeps_halves_of_an_ulp() -> None:
         optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, groups=2), ad_psgd())
         net(torch.ones(1, 2).bfloat16()).sum().backward()
         optimizer.step()
-        return optimizer.method.state_dict()["how"].sharded["x"][0].dtype
+        return optimizer.method.state_dict()["averager"].sharded["x"][0].dtype
 
     assert threads.run(2, kept) == [torch.float32] * 2
 

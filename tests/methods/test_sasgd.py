@@ -40,12 +40,12 @@ SGD = OPTIMIZERS["SGD"]
 
 def plainly(world: Transport, P: int, method: Method, rates: list[float]) -> list[Tensor]:
     """Plain SGD, with a rate for every step."""
-    job, net = form(world, groups=P), model(seed=world.rank)
-    optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, job, method)
+    topology, net = form(world, groups=P), model(seed=world.rank)
+    optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, topology, method)
     history = []
     for t, lr in enumerate(rates):
         optimizer.param_groups[0]["lr"] = lr
-        history.append(one_step(net, optimizer, job, t))
+        history.append(one_step(net, optimizer, topology, t))
     return history
 
 

@@ -17,12 +17,12 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd.comm import Transport
-from hpcsgd.core.step import Fixed, Step
+from hpcsgd.core.step import StepContext, TrainingContext
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, hierarchical, selsync
 from hpcsgd.methods.selsync import LARGEST, RelativeChange, Significance, gradients, parameters
-from hpcsgd.parts.averagers import Averaged
+from hpcsgd.parts.averagers import AverageState
 from local_methods import changes, selective
 from references import (
     MakeOptimizer,
@@ -65,10 +65,10 @@ def noted(
     world: Transport, P: int, method: Method, make: MakeOptimizer
 ) -> list[tuple[Tensor, dict[str, float]]]:
     """Parameters and notes of each step on this rank."""
-    job = form(world, groups=P)
+    topology = form(world, groups=P)
     net = model(seed=world.rank)
-    optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, job, method)
-    return [(one_step(net, optimizer, job, t), dict(optimizer.notes)) for t in range(STEPS)]
+    optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, topology, method)
+    return [(one_step(net, optimizer, topology, t), dict(optimizer.metrics)) for t in range(STEPS)]
 
 
 BY = {"parameters": parameters, "gradients": gradients}
@@ -136,10 +136,14 @@ def test_with_delta_infinity_nobody_meets(run, P: int, K: int, by: str) -> None:
 @pytest.mark.ranks(2)
 def test_no_change_at_all_is_as_much_as_delta_0(run) -> None:
     def met(world: Transport) -> list[float]:
-        job = form(world, groups=2)
+        topology = form(world, groups=2)
         net = model()
-        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.0), net, job, selsync(0))
-        return [optimizer.notes["met"] for _ in range(4) if one_step(net, optimizer, job, 0) is not None]
+        optimizer = hpcsgd.DistributedOptimizer(
+            optim.SGD(net.parameters(), lr=0.0), net, topology, selsync(0)
+        )
+        return [
+            optimizer.metrics["met"] for _ in range(4) if one_step(net, optimizer, topology, 0) is not None
+        ]
 
     assert run(2, met) == [[1.0] * 4] * 2
 
@@ -150,8 +154,8 @@ def test_moments_may_be_averaged_too(run) -> None:
     same = lambda world: all(  # noqa: E731
         map(
             torch.equal,
-            distributed(world, 2, selsync(0, moments=Averaged), make, STEPS),
-            distributed(world, 2, hierarchical(1, moments=Averaged), make, STEPS),
+            distributed(world, 2, selsync(0, optimizer_state=AverageState), make, STEPS),
+            distributed(world, 2, hierarchical(1, optimizer_state=AverageState), make, STEPS),
         )
     )
     assert all(run(2, same))
@@ -177,8 +181,8 @@ def test_numbers_travel_while_the_update_is_made(run) -> None:
 
         def make(params: list[nn.Parameter]) -> optim.Optimizer:
             optimizer = Patient(params, lr=0.1)
-            assert isinstance(method.when, Significance)
-            optimizer.significance = method.when
+            assert isinstance(method.schedule, Significance)
+            optimizer.significance = method.schedule
             return optimizer
 
         return distributed(world, 2, method, make, 3, elementwise=True)
@@ -217,13 +221,13 @@ def test_a_resumed_run_votes_as_the_uninterrupted_one(run, P: int, K: int, by: s
     """Wherever it was saved: with its moving average, without which it would have no Δ, and meet."""
 
     def history(world: Transport, saved_at: int) -> list[tuple[Tensor, dict[str, float]]]:
-        job = form(world, groups=P)
+        topology = form(world, groups=P)
 
         def new() -> tuple[nn.Module, hpcsgd.DistributedOptimizer]:
             net = model()
             inner = OPTIMIZERS["momentum"](list(net.parameters()))
             method = selsync(0.3, BY[by], WINDOW, SMOOTHING)
-            return net, hpcsgd.DistributedOptimizer(inner, net, job, method)
+            return net, hpcsgd.DistributedOptimizer(inner, net, topology, method)
 
         net, optimizer = new()
         rows = []
@@ -235,7 +239,7 @@ def test_a_resumed_run_votes_as_the_uninterrupted_one(run, P: int, K: int, by: s
                     net.load_state_dict(weights)
                     optimizer.load_state_dict(state)
                     state = copy.deepcopy(optimizer.state_dict())
-            rows.append((one_step(net, optimizer, job, t), dict(optimizer.notes)))
+            rows.append((one_step(net, optimizer, topology, t), dict(optimizer.metrics)))
         return rows
 
     whole = run(P * K, history, STEPS)
@@ -256,7 +260,7 @@ def test_a_resumed_run_votes_as_the_uninterrupted_one(run, P: int, K: int, by: s
         (lambda: selsync(0.1, window=0), "window = 0: the average is of 1 step or more"),
         (lambda: selsync(0.1, smoothing=0), "smoothing = 0: expected a number > 0 and ≤ 1"),
         (lambda: selsync(0.1, smoothing=1.5), "smoothing = 1.5"),
-        (lambda: selsync(0.1, gradients, moments=Averaged), "moments can only be kept"),
+        (lambda: selsync(0.1, gradients, optimizer_state=AverageState), "moments can only be kept"),
     ],
 )
 def test_mistakes(make: Callable[[], Method], message: str) -> None:
@@ -271,8 +275,9 @@ def test_the_norm_is_summed_in_more_than_the_gradients_type(dtype: torch.dtype, 
     g = (torch.rand(1 << 20, generator=torch.Generator().manual_seed(1)) * 300).to(dtype)
     param = nn.Parameter(torch.zeros_like(g))
     param.grad = g
-    bucket = SimpleNamespace(g_own=g, found=lambda: [param.grad])
-    s = Step(Fixed(job=None, buckets=[bucket], moments=None, exchanged=exchanged))  # type: ignore[arg-type]
+    bucket = SimpleNamespace(grad_shard=g, found=lambda: [param.grad])
+    fixed: Any = {"topology": None, "buckets": [bucket], "optimizer_state": None, "exchanged": exchanged}
+    s = StepContext(TrainingContext(**fixed))
     expected = float(np.square(g.double().numpy()).sum())
     assert s.squared_norm().item() == pytest.approx(expected, rel=2e-5)
 
@@ -296,13 +301,15 @@ def test_what_is_no_number_means_meet(broken: float) -> None:
 @pytest.mark.parametrize(("delta", "met"), [(0.0, True), (1e300, True), (INFINITY, False)])
 def test_a_gradient_that_is_no_number_makes_groups_meet(run, delta: float, met: bool) -> None:
     def last(world: Transport) -> float:
-        net, job = nn.Linear(2, 1), form(world, groups=2)
+        net, topology = nn.Linear(2, 1), form(world, groups=2)
         inner = optim.SGD(net.parameters(), lr=0.1)
-        optimizer = hpcsgd.DistributedOptimizer(inner, net, job, selsync(delta))
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, selsync(delta))
         for t in range(3):
             optimizer.zero_grad()
-            net(torch.full((1, 2), float("nan") if t == 2 and job.g == 1 else 1.0)).sum().backward()
+            net(
+                torch.full((1, 2), float("nan") if t == 2 and topology.group_index == 1 else 1.0)
+            ).sum().backward()
             optimizer.step()
-        return optimizer.notes["met"]
+        return optimizer.metrics["met"]
 
     assert run(2, last) == [met, met]

@@ -14,17 +14,17 @@ import hpcsgd
 from hpcsgd.comm import Transport
 from hpcsgd.core.averager import run_averager
 from hpcsgd.core.flat import flatten
-from hpcsgd.core.step import Fixed, Step
-from hpcsgd.core.topology import Job, form
-from hpcsgd.methods import Method, sparse_loco, streamed
-from hpcsgd.parts.averagers import OverPositions, PerRun
+from hpcsgd.core.step import StepContext, TrainingContext
+from hpcsgd.core.topology import Topology, form
+from hpcsgd.methods import Method, sparseloco, streaming
+from hpcsgd.parts.averagers import AcrossShards, PerBlock
 
 EVERY, STEPS = 2, 12
 WAYS: dict[str, Any] = {
-    "all in 2 bits": lambda: sparse_loco(EVERY, density=1.0),
-    "a part in 2 bits": lambda: sparse_loco(EVERY, density=0.3, select=PerRun(11)),
-    "over positions": lambda: sparse_loco(EVERY, density=0.3, select=OverPositions(11)),
-    "in 4 bits": lambda: sparse_loco(EVERY, density=1.0, bits=4),
+    "all in 2 bits": lambda: sparseloco(EVERY, density=1.0),
+    "a part in 2 bits": lambda: sparseloco(EVERY, density=0.3, selection=PerBlock(11)),
+    "over positions": lambda: sparseloco(EVERY, density=0.3, selection=AcrossShards(11)),
+    "in 4 bits": lambda: sparseloco(EVERY, density=1.0, bits=4),
 }
 
 
@@ -42,14 +42,14 @@ class Weights(nn.Module):
         return ((self.w - goal)[: self._used] ** 2).sum() / 2
 
 
-def wrapped(net: nn.Module, job: Job, method: Method) -> hpcsgd.DistributedOptimizer:
-    return hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, method)
+def wrapped(net: nn.Module, topology: Topology, method: Method) -> hpcsgd.DistributedOptimizer:
+    return hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, method)
 
 
 def train(net: Weights, optimizer: hpcsgd.DistributedOptimizer, steps: range) -> None:
     for t in steps:
         optimizer.zero_grad()
-        net(t, optimizer.job.rank).backward()
+        net(t, optimizer.topology.rank).backward()
         optimizer.step()
 
 
@@ -61,19 +61,19 @@ def test_padding_is_never_sent(run, way: str) -> None:
     resumed run, whose padding is new, is the same."""
 
     def one(world: Transport) -> tuple[Tensor, Tensor]:
-        job, net, method = form(world, 2), Weights(67), WAYS[way]()
-        optimizer = wrapped(net, job, method)
+        topology, net, method = form(world, 2), Weights(67), WAYS[way]()
+        optimizer = wrapped(net, topology, method)
         train(net, optimizer, range(STEPS // 2))
         saved, w = copy.deepcopy(optimizer.state_dict()), net.w.detach().clone()
         train(net, optimizer, range(STEPS // 2, STEPS))
         (bucket,) = optimizer.buckets
         behind = [bucket.w[67:]]
-        if job.j == 1:
-            chunks = method.state_dict()["how.inner"].sharded
+        if topology.shard_index == 1:
+            chunks = method.state_dict()["averager.inner"].sharded
             behind += [x[33:] for vectors in chunks.values() for x in vectors]
         assert all(x.numel() == 1 and not x.any() for x in behind)
         again = Weights(67)
-        resumed = wrapped(again, job, WAYS[way]())
+        resumed = wrapped(again, topology, WAYS[way]())
         with torch.no_grad():
             again.w.copy_(w)
         resumed.load_state_dict(saved)
@@ -90,7 +90,7 @@ def test_padding_costs_no_bytes_and_no_choice(run) -> None:
 
     def one(world: Transport) -> float:
         net = Weights(5)
-        optimizer = wrapped(net, form(world, 2), sparse_loco(1, density=1.0, bits=32))
+        optimizer = wrapped(net, form(world, 2), sparseloco(1, density=1.0, bits=32))
         before = world.ledger.totals()
         train(net, optimizer, range(1))
         return world.ledger.since(before)["average"].bytes
@@ -102,13 +102,15 @@ def test_padding_costs_no_bytes_and_no_choice(run) -> None:
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("bits", [2, 4, 32])
-@pytest.mark.parametrize("wrap", [lambda method: method, lambda method: streamed(method, 1, 1, blend=0.0)])
+@pytest.mark.parametrize(
+    "wrap", [lambda method: method, lambda method: streaming(method, 1, 1, update_alpha=0.0)]
+)
 def test_a_weight_with_nothing_to_send_stays(run, bits: int, wrap: Any) -> None:
     """More are chosen than have moved: three of a run of 10 have a gradient, and none of the next ones."""
 
     def one(world: Transport) -> Tensor:
         net = Weights(40, used=13)
-        method = wrap(sparse_loco(EVERY, density=0.5, bits=bits, select=PerRun(10)))
+        method = wrap(sparseloco(EVERY, density=0.5, bits=bits, selection=PerBlock(10)))
         optimizer = wrapped(net, form(world, 2), method)
         start = net.w.detach().clone()
         train(net, optimizer, range(9))
@@ -120,16 +122,16 @@ def test_a_weight_with_nothing_to_send_stays(run, bits: int, wrap: Any) -> None:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("select", [PerRun(2), OverPositions(2)], ids=repr)
+@pytest.mark.parametrize("select", [PerBlock(2), AcrossShards(2)], ids=repr)
 def test_padding_between_parameters(run, select: Any) -> None:
     """As where torch shards the model: what stands there is neither sent nor written to."""
 
     def one(world: Transport) -> list[float]:
         own = torch.zeros(9)
         own[3:5] = 7
-        bucket = SimpleNamespace(own=own, filled=[slice(0, 3), slice(5, 9)])
-        s = Step(Fixed(form(world, 2), [bucket], moments=None), t=1)  # type: ignore[arg-type, list-item]
-        how = sparse_loco(1, density=1.0, bits=32, select=select).how.inner  # type: ignore[attr-defined]
+        bucket = SimpleNamespace(param_shard=own, filled=[slice(0, 3), slice(5, 9)])
+        s = StepContext(TrainingContext(form(world, 2), [bucket], optimizer_state=None), t=1)  # type: ignore[arg-type, list-item]
+        how = sparseloco(1, density=1.0, bits=32, selection=select).averager.inner  # type: ignore[attr-defined]
         how.prepare([own], s)
         own += torch.arange(9) * (1 + world.rank)
         run_averager(how, [own], s)
@@ -146,4 +148,4 @@ def test_where_there_is_no_padding() -> None:
     for j, expected in enumerate(([slice(0, 5)], [slice(0, 6)])):
         (bucket,) = flatten(named, 2, j, 1e9, whole)
         assert bucket.filled == expected
-        assert sum(part.stop - part.start for part in bucket.filled) == int(bucket.own.sum())
+        assert sum(part.stop - part.start for part in bucket.filled) == int(bucket.param_shard.sum())

@@ -9,7 +9,7 @@ from torch import Tensor, optim
 import hpcsgd
 from hpcsgd.comm import Transport
 from hpcsgd.core.optional import Late, finish
-from hpcsgd.core.step import GroupExchange, publisher
+from hpcsgd.core.step import GroupGradReduce, publisher
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import (
@@ -35,7 +35,7 @@ STEPS = 6
 
 def takes_turns(method: Method) -> bool:
     """Whether it updates chunks, as `hierarchical` does: both methods of a switch have to."""
-    return method.exchange.traits.shards and not method.how.traits.whole_model
+    return method.grad_reduce.traits.shards and not method.averager.traits.whole_model
 
 
 @pytest.mark.threads(unless={"P": 2, "K": 2, "method": {"delayed", "diloco", "osgp"}})
@@ -72,23 +72,23 @@ def test_groups_start_the_second_method_from_their_mean(run, P: int, K: int) -> 
 
 def at_the_end(world: Transport, method: Method, make: MakeOptimizer, steps: int, *, mean: bool) -> Tensor:
     """The model after so many steps: the groups' mean model, or this group's."""
-    job, net = form(world, 2), model()
-    optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, job, method)
+    topology, net = form(world, 2), model()
+    optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, topology, method)
     set_rate = follow(optimizer, RATES)
     for t in range(steps):
         set_rate(t)
-        if mean and t == steps - 1 and isinstance(method.how, Late):
-            method.how.begin = lambda *_: None  # type: ignore[method-assign]
-        one_step(net, optimizer, job, t)
+        if mean and t == steps - 1 and isinstance(method.averager, Late):
+            method.averager.begin = lambda *_: None  # type: ignore[method-assign]
+        one_step(net, optimizer, topology, t)
     if not mean:
         return vector(net)
     with torch.no_grad():
-        finish(method.how, optimizer._vectors, optimizer._step, due=False)
-    with optimizer.averaged():
+        finish(method.averager, optimizer._vectors, optimizer._step, due=False)
+    with optimizer.averaged_model():
         return vector(net)
 
 
-@pytest.mark.threads(unless={"method": {"diloco", "sparse_loco", "streamed", "sgp"}, "at": 4})
+@pytest.mark.threads(unless={"method": {"diloco", "sparseloco", "streaming", "sgp"}, "at": 4})
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("at", [3, 4, 5])
 @pytest.mark.parametrize("method", [label for label, entry in ENTRIES.items() if entry.form is form])
@@ -99,27 +99,27 @@ def test_the_first_hands_over_the_mean_that_it_has(run, method: str, at: int) ->
     both = lambda: switch(entry.new(), entry.new(), at)  # noqa: E731
     found = run(4, lambda world: at_the_end(world, both(), make, at, mean=False))
     assert all(torch.equal(w, found[0]) for w in found)
-    if isinstance(entry, Case) and publisher(entry.new().exchange) is None:  # or an owner knows more
+    if isinstance(entry, Case) and publisher(entry.new().grad_reduce) is None:  # or an owner knows more
         (expected, *_) = run(4, lambda world: at_the_end(world, entry.new(), make, at, mean=True))
         torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-13)
 
 
 def trained(world: Transport, method: Method, rates: list[float], again: Method | None) -> list[bool]:
     """In which steps of these learning rates groups met; in the middle the state goes over to `again`."""
-    job = form(world, groups=world.size)
+    topology = form(world, groups=world.size)
     net = model()
-    optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, job, method)
+    optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, topology, method)
     met = []
     for t, lr in enumerate(rates):
         if again is not None and t == len(rates) // 2:
             state, weights = optimizer.state_dict(), {k: v.clone() for k, v in net.state_dict().items()}
             net = model()
-            optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, job, again)
+            optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, topology, again)
             net.load_state_dict(weights)
             optimizer.load_state_dict(state)
         optimizer.param_groups[0]["lr"] = lr
         before = world.ledger.totals()
-        one_step(net, optimizer, job, t)
+        one_step(net, optimizer, topology, t)
         met.append("average" in world.ledger.since(before))
     return met
 
@@ -144,9 +144,9 @@ def test_when_the_groups_begin_to_meet(run, at: int | str, expected: list[int], 
 @pytest.mark.ranks(2)
 def test_a_state_of_other_methods_is_refused(run) -> None:
     def loaded(world: Transport) -> None:
-        job = form(world, groups=2)
+        topology = form(world, groups=2)
         first, second = (
-            hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, job, method)
+            hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, topology, method)
             for net, method in (
                 (model(), switch(bsp(), sgp(), 3)),
                 (model(), switch(bsp(), d_psgd(), 3)),
@@ -156,7 +156,7 @@ def test_a_state_of_other_methods_is_refused(run) -> None:
 
     with pytest.raises(
         UserError,
-        match=r"state of another method: it is of how, how\.then\.how, and this one needs",
+        match=r"state of another method: it is of averager, averager\.then\.averager, and this one needs",
     ):
         run(2, loaded)
 
@@ -175,7 +175,7 @@ def test_what_a_sparse_exchange_has_kept_is_dropped_aloud(caplog: pytest.LogCapt
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (1, 4)])
 @pytest.mark.parametrize("order", [(AllToAll(), ReduceScatter()), (ReduceScatter(), AllToAll())], ids=repr)
 def test_exchanges_that_need_rooms_of_unlike_size_take_turns(
-    run, order: tuple[GroupExchange, GroupExchange], P: int, K: int
+    run, order: tuple[GroupGradReduce, GroupGradReduce], P: int, K: int
 ) -> None:
     def models(world: Transport, method: Method) -> list[Tensor]:
         return distributed(world, P, method, OPTIMIZERS["momentum"], STEPS)

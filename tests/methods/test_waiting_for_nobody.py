@@ -40,12 +40,12 @@ def test_ssp_that_may_not_be_stale_is_bsp(run, P: int, K: int, optimizer: str) -
 
 def kept(optimizer: DistributedOptimizer) -> Tensor:
     """A keeper's part, or the x that others average with."""
-    how = optimizer.method.how
+    how = optimizer.method.averager
     if isinstance(how, Server):
         how.model()  # waits until all is taken in
         assert how.keeper is not None
         return how.keeper.part[0].view(-1)
-    return optimizer.method.state_dict()["how"].sharded["x"][0].view(-1)
+    return optimizer.method.state_dict()["averager"].sharded["x"][0].view(-1)
 
 
 @pytest.mark.parametrize("n", [2, 4])
@@ -54,11 +54,11 @@ def test_another_method_starts_from_what_the_server_has(run, n: int) -> None:
     steps = 4
 
     def cells(world: Transport) -> Tensor:
-        job = form(world, groups=world.size)
-        net, optimizer = tallying(job, switch(async_sgd(), hierarchical(100), at=steps), steps)
+        topology = form(world, groups=world.size)
+        net, optimizer = tallying(topology, switch(async_sgd(), hierarchical(100), at=steps), steps)
         for t in range(steps):
-            time.sleep(0.02 * job.g)
-            net.mark(job.g, t)
+            time.sleep(0.02 * topology.group_index)
+            net.mark(topology.group_index, t)
             optimizer.step()
         return net.cells.detach().clone()
 
@@ -71,15 +71,15 @@ def test_the_servers_model_counts_also_inside_a_switch(run) -> None:
     """What a group has read is old: the updates of the slow one are in the model all the same."""
 
     def cells(world: Transport) -> Tensor:
-        job = form(world, groups=2)
-        net, optimizer = tallying(job, switch(bsp(), async_sgd(), at=1), 3)
-        net.mark(job.g, 0)
+        topology = form(world, groups=2)
+        net, optimizer = tallying(topology, switch(bsp(), async_sgd(), at=1), 3)
+        net.mark(topology.group_index, 0)
         optimizer.step()
         for t in (1, 2):
-            time.sleep(0.05 * job.g)
-            net.mark(job.g, t)
+            time.sleep(0.05 * topology.group_index)
+            net.mark(topology.group_index, t)
             optimizer.step()
-        with optimizer.averaged():
+        with optimizer.averaged_model():
             return net.cells.detach().clone()[:, 1:]
 
     for seen in run(2, cells):
@@ -100,15 +100,15 @@ class Clocks:
 
 def adversary(world: Transport, clocks: Clocks, method: Method, schedules: int) -> Tensor:
     """In every schedule of 4 steps another rank is slow, and others now and then. Returns what it has."""
-    job = form(world, groups=world.size)
-    net, optimizer = tallying(job, method, 1)
+    topology = form(world, groups=world.size)
+    net, optimizer = tallying(topology, method, 1)
     for seed in range(schedules):
         pace = random.Random(f"{seed} {world.rank}")
         slowest = random.Random(seed).randrange(world.size)
         for _ in range(4):
             if world.rank == slowest or pace.random() < 0.2:
                 time.sleep(pace.choice([0, 1e-4, 5e-4]))
-            net.mark(job.g, 0)
+            net.mark(topology.group_index, 0)
             optimizer.step()
             clocks.tick(world.rank)
     return kept(optimizer)
@@ -142,11 +142,11 @@ def test_a_slow_group_lets_the_others_go_on(
     """One more than s: the push after the last read that was allowed is not waited for by anybody."""
 
     def trained(world: Transport) -> int:
-        job = form(world, groups=world.size)
-        net, optimizer = tallying(job, method(), 5)
+        topology = form(world, groups=world.size)
+        net, optimizer = tallying(topology, method(), 5)
 
         def step(t: int) -> None:
-            net.mark(job.g, t)
+            net.mark(topology.group_index, t)
             optimizer.step()
 
         step(0)
@@ -158,13 +158,13 @@ def test_a_slow_group_lets_the_others_go_on(
 
 def gossiping(world: Transport, P: int, steps: int) -> tuple[Tensor, Tensor]:
     """From starting points of their own and with the rate 0: the mean of all, and where this group ends."""
-    job = form(world, groups=P)
+    topology = form(world, groups=P)
     net = nn.Linear(5, 3, bias=False).double()
-    optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.0), net, job, ad_psgd())
+    optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.0), net, topology, ad_psgd())
     with torch.no_grad():
-        net.weight.fill_(float(job.g))
+        net.weight.fill_(float(topology.group_index))
     mean = vector(net)
-    job.cross.allreduce(mean).wait()
+    topology.inter_group.allreduce(mean).wait()
     for _ in range(steps):
         optimizer.zero_grad()
         net(torch.ones(1, 5, dtype=torch.float64)).sum().backward()
@@ -184,17 +184,17 @@ def test_what_is_noted(run) -> None:
     """A slow group's gradient misses what the fast one did meanwhile."""
 
     def noted(world: Transport, method: Callable[[], Method]) -> list[dict[str, float]]:
-        job = form(world, groups=world.size)
-        net, optimizer = tallying(job, method(), 3)
+        topology = form(world, groups=world.size)
+        net, optimizer = tallying(topology, method(), 3)
         notes = []
         for t in range(3):
             if t == 1:
                 world.barrier()
                 if world.rank == 1:  # until the other one is through
                     world.recv(torch.zeros(1), 0).wait()
-            net.mark(job.g, t)
+            net.mark(topology.group_index, t)
             optimizer.step()
-            notes.append(dict(optimizer.notes))
+            notes.append(dict(optimizer.metrics))
         if world.rank == 0:
             world.send(torch.zeros(1), 1).wait()
         return notes
@@ -216,22 +216,22 @@ def test_goes_on_from_its_state(run, P: int, fresh: bool, method: Callable[[], M
     """No update is lost between the two halves, nor counted twice; also where some came in between."""
 
     def halves(world: Transport) -> Tensor:
-        job = form(world, groups=P)
-        net, optimizer = tallying(job, method(), 6)
+        topology = form(world, groups=P)
+        net, optimizer = tallying(topology, method(), 6)
         for t in range(3):
-            net.mark(job.g, t)
+            net.mark(topology.group_index, t)
             optimizer.step()
         weights, state = net.cells.detach().clone(), optimizer.state_dict()
         state = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, state)
-        again, resumed = tallying(job, method(), 6) if fresh else (net, optimizer)
+        again, resumed = tallying(topology, method(), 6) if fresh else (net, optimizer)
         if not fresh:
-            net.mark(job.g, 5)
+            net.mark(topology.group_index, 5)
             optimizer.step()
         with torch.no_grad():
             again.cells.copy_(weights)
         resumed.load_state_dict(state)
         for t in range(3, 6):
-            again.mark(job.g, t)
+            again.mark(topology.group_index, t)
             resumed.step()
         return kept(resumed)
 
@@ -246,9 +246,11 @@ def test_bytes_of_a_step(run, P: int, K: int) -> None:
     since somebody's answers may be still on their way."""
 
     def recorded(world: Transport) -> dict[str, float]:
-        job = form(world, groups=P)
+        topology = form(world, groups=P)
         net = nn.Linear(24, 16, bias=False)
-        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, async_sgd())
+        optimizer = hpcsgd.DistributedOptimizer(
+            optim.SGD(net.parameters(), lr=0.1), net, topology, async_sgd()
+        )
         before = world.ledger.totals()
         for _ in range(3):
             optimizer.zero_grad()
@@ -264,5 +266,5 @@ def test_bytes_of_a_step(run, P: int, K: int) -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(UserError, match="staleness = -1"):
+    with pytest.raises(UserError, match="max_staleness = -1"):
         ssp(-1)

@@ -53,7 +53,7 @@ def idle(world: Transport, P: int, method: str, write: Callable[[nn.Module], Non
         optimizer.step()
         if t == 2:
             write(net)
-    with optimizer.averaged():
+    with optimizer.averaged_model():
         return start, vector(net)
 
 

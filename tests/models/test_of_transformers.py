@@ -73,7 +73,7 @@ def test_its_regions_are_its_layers(model_type: str, kind: str) -> None:
         (
             "transformers:AutoModelForCausallM",
             {},
-            r"\[model\] build: no model 'AutoModelForCausallM' in transformers; "
+            r"\[model\] name: no model 'AutoModelForCausallM' in transformers; "
             "did you mean 'AutoModelForCausalLM'",
         ),
         ("transformers:pipeline", {}, "no model 'pipeline' in transformers"),

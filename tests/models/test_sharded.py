@@ -17,7 +17,7 @@ from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.models import build, gpt
 from hpcsgd.models.gpt import GPT
-from hpcsgd.models.sharded import shard, without_values
+from hpcsgd.models.sharded import fully_shard, without_values
 from hpcsgd.models.weights import whole_state
 
 pytestmark = pytest.mark.processes
@@ -65,11 +65,11 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_starts_from_the_same_bits_for_every_K(run, name: str, n: int) -> None:
     def full(world: Transport) -> dict[str, Tensor]:
-        job = form(world, 1)
+        topology = form(world, 1)
         with META if name == "gpt" else without_values():
             model = MODELS[name]()
         assert all(p.device == META for p in model.parameters())
-        assert shard(model, job, seed=5) is model
+        assert fully_shard(model, topology, seed=5) is model
         assert all(is_sharded(p) for p in model.parameters())
         return whole_state(model, keeps=True)
 
@@ -83,11 +83,11 @@ def test_starts_from_the_same_bits_for_every_K(run, name: str, n: int) -> None:
 @pytest.mark.ranks(4)
 def test_one_that_has_values_is_rank_0s(run) -> None:
     def full(world: Transport) -> dict[str, Tensor]:
-        job = form(world, 2)
+        topology = form(world, 2)
         torch.manual_seed(world.rank)
         model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
         mine = model[0].weight.detach().clone()
-        shard(model, job, blocks=["0", "2"])
+        fully_shard(model, topology, blocks=["0", "2"])
         found = whole_state(model, keeps=True)
         return {"mine": mine, "found": found["0.weight"]}
 
@@ -100,12 +100,12 @@ def test_one_that_has_values_is_rank_0s(run) -> None:
 @pytest.mark.ranks(4)
 def test_each_block_is_gathered_by_itself(run) -> None:
     def units(world: Transport) -> list[list[str]]:
-        job = form(world, 2)
+        topology = form(world, 2)
         found = []
         for blocks in (None, ["blocks.*.attention", "scores"], []):
             with META:
                 model = gpt(37, width=12, layers=2, heads=2, tied=False)
-            shard(model, job, blocks)
+            fully_shard(model, topology, blocks)
             found.append([n for n, m in model.named_modules() if type(m).__name__.startswith("FSDP")])
         return found
 
@@ -122,7 +122,7 @@ def test_models_of_transformers(run) -> None:
     def losses(world: Transport) -> tuple[float, float]:
         with without_values():
             model = build("transformers:AutoModelForCausalLM", {"model_type": "llama", **sizes, **heads})
-        shard(model, form(world, 1))
+        fully_shard(model, form(world, 1))
         x = torch.arange(20).view(2, 10) % 32
         scores = model(x)
         spread = gathered(next(p for n, p in model.named_parameters() if "q_proj" in n)).std().item()
@@ -141,7 +141,7 @@ def test_gradients_of_16_bits_are_added_up_in_more(run) -> None:
     def mean(world: Transport) -> Tensor:
         with META:
             model = nn.Linear(64, 8, bias=False, dtype=torch.bfloat16)
-        shard(model, form(world, 1))
+        fully_shard(model, form(world, 1))
         model(xs[world.rank]).sum().backward()
         assert model.weight.grad is not None
         return gathered(model.weight.grad).float()
@@ -205,7 +205,7 @@ def test_refused(run, what: str) -> None:
         with META:
             model = make()
         with pytest.raises(JobError) as caught:
-            shard(model, form(world, 1), blocks)
+            fully_shard(model, form(world, 1), blocks)
         assert message in str(caught.value), caught.value
         assert "\n" not in str(caught.value)
         return True
@@ -230,7 +230,7 @@ def test_rank_0_alone_need_have_values(run) -> None:
         with META if world.rank else nullcontext():
             model = deepcopy(mine) if world.rank == 0 else Marked()
         assert world.rank == 0 or all(x.device == META for x in model.state_dict().values())
-        shard(model, form(world, 2), blocks=["conv", "frozen"])
+        fully_shard(model, form(world, 2), blocks=["conv", "frozen"])
         found = whole_state(model, keeps=True)
         assert model.scores.weight is model.embedding.weight
         assert not model.frozen.weight.requires_grad
@@ -266,7 +266,7 @@ def test_ranks_of_other_models_are_told(run, what: str) -> None:
 
     def refused(world: Transport) -> bool:
         with pytest.raises(JobError) as caught:
-            shard(make(world.rank), form(world, 2), blocks(world.rank))
+            fully_shard(make(world.rank), form(world, 2), blocks(world.rank))
         assert message in str(caught.value), caught.value
         return True
 
@@ -279,15 +279,15 @@ def test_refused_before_torch_does(run, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
 
     def refused(world: Transport) -> bool:
-        job = form(world, 1)
+        topology = form(world, 1)
         with pytest.raises(JobError, match="torch has sharded FSDPLinear already: call"):
-            shard(shard(nn.Linear(2, 3), job), job)
+            fully_shard(fully_shard(nn.Linear(2, 3), topology), topology)
         of_two = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3, dtype=torch.bfloat16))
         with pytest.raises(JobError, match=r"Sequential: its parameters are of torch.bfloat16, torch"):
-            shard(of_two, job)
-        assert shard(of_two, job, ["1"]) is of_two
+            fully_shard(of_two, topology)
+        assert fully_shard(of_two, topology, ["1"]) is of_two
         with pytest.raises(JobError, match=r"device = 'cuda:1': torch shards onto the current device"):
-            shard(nn.Linear(2, 3), job, device="cuda:1")
+            fully_shard(nn.Linear(2, 3), topology, device="cuda:1")
         return True
 
     assert run(2, refused) == [True] * 2
@@ -302,7 +302,7 @@ def test_chance_on_devices_is_left_alone(run, monkeypatch: pytest.MonkeyPatch) -
     def seeded(world: Transport) -> bool:
         with META:
             model = nn.Linear(2, 3)
-        shard(model, form(world, 1))
+        fully_shard(model, form(world, 1))
         return bool(seeds)
 
     assert run(2, seeded) == [False] * 2

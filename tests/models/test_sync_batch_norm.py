@@ -134,10 +134,10 @@ def test_a_group_trains_as_one_process_with_its_batch(run, P: int, K: int) -> No
         return {name: x.clone() for name, x in net.state_dict().items()}
 
     def body(world: Transport) -> dict[str, Tensor]:
-        job = form(world, P)
-        net = sync_batch_norm(made(), job)
+        topology = form(world, P)
+        net = sync_batch_norm(made(), topology)
         inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        optimizer = hpcsgd.DistributedOptimizer(inner, net, job, hpcsgd.hierarchical(100))
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, hpcsgd.hierarchical(100))
         return trained(net, optimizer, [[drawn(10 * t + world.rank, 4, 3)] for t in range(4)])
 
     for rank, mine in enumerate(run(P * K, body)):
@@ -171,11 +171,11 @@ def test_every_layer_is_replaced_once_and_nothing_else() -> None:
 def test_torchs_own_is_refused_where_it_would_know_no_group() -> None:
     def body(world: Transport) -> None:
         net = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
-        inner, job = optim.SGD(net.parameters(), lr=0.1), form(world, 1)
+        inner, topology = optim.SGD(net.parameters(), lr=0.1), form(world, 1)
         with pytest.raises(hpcsgd.JobError, match=r"1 is torch's SyncBatchNorm.* hpcsgd\.sync_batch_norm"):
-            hpcsgd.DistributedOptimizer(inner, net, job, hpcsgd.bsp())
-        copied = sync_batch_norm(copy.deepcopy(net), job)
-        hpcsgd.DistributedOptimizer(optim.SGD(copied.parameters(), lr=0.1), copied, job, hpcsgd.bsp())
+            hpcsgd.DistributedOptimizer(inner, net, topology, hpcsgd.bsp())
+        copied = sync_batch_norm(copy.deepcopy(net), topology)
+        hpcsgd.DistributedOptimizer(optim.SGD(copied.parameters(), lr=0.1), copied, topology, hpcsgd.bsp())
 
     threads.run(2, body)
 

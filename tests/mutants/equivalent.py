@@ -7,8 +7,8 @@ from collections.abc import Mapping
 EQUIVALENT: Mapping[tuple[str, str, str], str] = {
     (
         "hpcsgd/engine/with_state.py",
-        "def ready_for(self, call: str, *, across: bool = True) -> Step:",
-        "def ready_for(self, call: str, *, across: bool = False) -> Step:",
+        "def ready_for(self, call: str, *, across: bool = True) -> StepContext:",
+        "def ready_for(self, call: str, *, across: bool = False) -> StepContext:",
     ): "an abstract method's default is that of nobody",
     (
         "hpcsgd/elastic/meetings.py",

@@ -18,8 +18,8 @@ from hpcsgd.performance import comparing
 from train.interruptions import assert_same_outcome, outcome, without_pictures
 from train.launches import JOB, launch, make_store
 
-STEADY = ("--model.build", "train.small:steady", "--model.arguments", "{ inputs = 36, norm = false }")
-TWO_GROUPS = ("--job.groups", "2", "--training.epochs", "2", *STEADY)
+STEADY = ("--model.name", "train.small:steady", "--model.arguments", "{ inputs = 36, norm = false }")
+TWO_GROUPS = ("--parallel.groups", "2", "--training.epochs", "2", *STEADY)
 PER_VARIANT = 4  # steps
 
 
@@ -79,7 +79,7 @@ def compare(
     before = frozenset(threading.enumerate())
 
     def one(world: Transport) -> tuple[str | None, int]:
-        words = [*options, "--run.folder", str(folder)]
+        words = [*options, "--run.output_dir", str(folder)]
         chosen = configs(job_file, words, methods)
         reasons: Any = After(after, before)
         return comparing.compare(world, job_file, chosen, reasons, resume=resume), reasons.servers
@@ -107,7 +107,7 @@ def files(folder: Path) -> dict[Path, tuple[bytes, int]]:
 
 def test_alike_under_two_labels(job_file: Path, tmp_path: Path) -> None:
     """The same bits, also where another variant was between them."""
-    method = 'method = { name = "hierarchical", every = 2 }'
+    method = 'method = { name = "hierarchical", sync_every = 2 }'
     text = f"[one]\n{method}\n[between]\nmethod.name = 'bsp'\n[other]\n{method}\n"
     (tmp_path / "methods.toml").write_text(text)
     ended = compare(job_file, tmp_path / "run", "methods.toml", *TWO_GROUPS)
@@ -121,7 +121,7 @@ def test_alike_under_two_labels(job_file: Path, tmp_path: Path) -> None:
 
 def test_all_begin_with_the_same_weights_and_see_the_same_samples(job_file: Path, tmp_path: Path) -> None:
     """At a rate at which no weight moves losses are alike in every step, at another one in the first."""
-    methods, labels = "bsp, ssp staleness=1, async_sgd", ("bsp", "ssp-staleness=1", "async_sgd")
+    methods, labels = "bsp, ssp max_staleness=1, async_sgd", ("bsp", "ssp-max_staleness=1", "async_sgd")
     _, servers = compare(job_file, tmp_path / "still", methods, *TWO_GROUPS, "--optimizer.lr", "1e-30")
     first, *others = (losses(tmp_path / "still", label) for label in labels)
     assert len(set(first)) == len(first) == PER_VARIANT
@@ -138,14 +138,14 @@ def test_all_begin_with_the_same_weights_and_see_the_same_samples(job_file: Path
 def test_it_goes_on(job_file: Path, tmp_path: Path) -> None:
     """Stopped in the first variant, then in the second; what is complete is left alone, also where another
     one comes to it."""
-    methods = "bsp, hierarchical every=3"
+    methods = "bsp, hierarchical sync_every=3"
     whole, other = tmp_path / "whole", tmp_path / "other"
     compare(job_file, whole, methods, *TWO_GROUPS)
     assert compare(job_file, other, methods, *TWO_GROUPS, after=PER_VARIANT - 1)[0] == {"enough"}
     assert [row["complete"] for row in told(other)["variants"]] == [False]
     assert compare(job_file, other, methods, *TWO_GROUPS, after=4, resume=True)[0] == {"enough"}
     assert [(row["complete"], row["steps"]) for row in told(other)["variants"]] == [(True, 4), (False, 3)]
-    bsp, hierarchical = variant(other, "bsp"), variant(other, "hierarchical-every=3")
+    bsp, hierarchical = variant(other, "bsp"), variant(other, "hierarchical-sync_every=3")
     before = files(bsp)
     assert compare(job_file, other, methods, *TWO_GROUPS, resume=True)[0] == {None}
     assert files(bsp) == before
@@ -159,12 +159,12 @@ def test_it_goes_on(job_file: Path, tmp_path: Path) -> None:
 
 def test_groups_of_a_variant_and_samples_of_all(job_file: Path, tmp_path: Path) -> None:
     """48 samples an epoch, in the same order, for two groups with halves of a batch and for one."""
-    methods = "bsp job.groups=1 data.batch_size=32, bsp, bsp job.groups=1"
+    methods = "bsp parallel.groups=1 data.group_batch_size=32, bsp, bsp parallel.groups=1"
     still = ("--training.samples", "80", "--optimizer.lr", "1e-30")
     compare(job_file, tmp_path / "run", methods, *TWO_GROUPS, *still)
     found = [(row["P"], row["K"], row["steps"], row["samples"]) for row in told(tmp_path / "run")["variants"]]
     assert found == [(1, 2, 3, 80), (2, 1, 3, 80), (1, 2, 5, 80)]
-    one = losses(tmp_path / "run", "bsp-job.groups=1-data.batch_size=32")
+    one = losses(tmp_path / "run", "bsp-parallel.groups=1-data.group_batch_size=32")
     assert losses(tmp_path / "run", "bsp") == pytest.approx(one, rel=1e-6)
 
 
@@ -172,9 +172,21 @@ def test_groups_of_a_variant_and_samples_of_all(job_file: Path, tmp_path: Path) 
     ("methods", "options", "line"),
     [
         ("bsp, hierachical", (), r"^variant 'hierachical': .*job.toml: .*did you mean 'hierarchical'"),
-        ("bsp, hierarchical evry=8", (), r"^variant 'hierarchical evry=8': .*\[method\].* 'every'"),
-        ("bsp, ensemble every=8", (), r"^variant 'ensemble every=8': method ensemble is for groups that are"),
-        ("bsp, bsp job.groups=2", (), r"^variant 'bsp job.groups=2': .*\[job\]: groups = 2 is more than"),
+        (
+            "bsp, hierarchical sync_evry=8",
+            (),
+            r"^variant 'hierarchical sync_evry=8': .*\[method\].* 'sync_every'",
+        ),
+        (
+            "bsp, ensemble_sync sync_every=8",
+            (),
+            r"^variant 'ensemble_sync sync_every=8': method ensemble_sync is for groups that are",
+        ),
+        (
+            "bsp, bsp parallel.groups=2",
+            (),
+            r"^variant 'bsp parallel.groups=2': .*\[parallel\]: groups = 2 is more than",
+        ),
         ("bsp, bsp", (), "is there already"),
         ("bsp", ("--training.steps", "1", "--training.samples", "2"), "give one of them, not both"),
     ],
@@ -202,20 +214,20 @@ def test_what_goes_on_has_to_be_the_same(job_file: Path, tmp_path: Path) -> None
         compare(job_file, run, "bsp", *STEADY, "--training.epochs", "2", n=1, resume=True)
     with pytest.raises(JobError, match="was begun on 1 rank, and here are 2"):
         compare(job_file, run, "bsp", *STEADY, n=2, resume=True)
-    compare(job_file, run.absolute(), "bsp", *STEADY, "--training.time_limit", "9", n=1, resume=True)
+    compare(job_file, run.absolute(), "bsp", *STEADY, "--training.time_limit_s", "9", n=1, resume=True)
 
 
 @pytest.mark.slow
 def test_what_a_variant_chose_is_no_other_beginning(job_file: Path, tmp_path: Path) -> None:
     """Its exchange stands in its job file, and not in that of all."""
-    said = ("--training.bucket_mb", "1", "--training.overlap", "true", *STEADY)
-    words = ("--job.groups", "1", "--training.tune", "1", *said)
+    said = ("--training.bucket_cap_mb", "1", "--training.overlap_grad_reduce", "true", *STEADY)
+    words = ("--parallel.groups", "1", "--training.autotune_steps", "1", *said)
     compare(job_file, tmp_path / "run", "bsp", *words)
     before = (variant(tmp_path / "run", "bsp") / "job.toml").read_text()
-    assert "exchange" in before
+    assert "grad_reduce" in before
     assert compare(job_file, tmp_path / "run", "bsp", *words, resume=True)[0] == {None}
-    with pytest.raises(JobError, match=r"was begun otherwise: method.exchange"):
-        compare(job_file, tmp_path / "run", "bsp", "--job.groups", "1", *said, resume=True)
+    with pytest.raises(JobError, match=r"was begun otherwise: method.grad_reduce"):
+        compare(job_file, tmp_path / "run", "bsp", "--parallel.groups", "1", *said, resume=True)
 
 
 def test_ranks_count_before_anything_is_complete(job_file: Path, tmp_path: Path) -> None:
@@ -237,11 +249,18 @@ def test_as_users_start_it(tmp_path: Path) -> None:
     """Stopped by its time limit with the code of a run that can go on, and resumed to the end."""
     make_store(tmp_path / "small.h5")
     (tmp_path / "job.toml").write_text(JOB)
-    words = ("compare", "job.toml", "--methods", "ssp staleness=1, hierarchical every=2", "--job.groups", "2")
-    stopped = launch(tmp_path, *words, "--training.time_limit", "0.001", n=2)
+    words = (
+        "compare",
+        "job.toml",
+        "--methods",
+        "ssp max_staleness=1, hierarchical sync_every=2",
+        "--parallel.groups",
+        "2",
+    )
+    stopped = launch(tmp_path, *words, "--training.time_limit_s", "0.001", n=2)
     assert (stopped.code, stopped.messages) == (75, [])
     assert "time limit reached: saved step 2, go on with --resume" in stopped.out
-    assert "ssp staleness=1 (unfinished)  2 × 1      2" in stopped.out
+    assert "ssp max_staleness=1 (unfinished)  2 × 1      2" in stopped.out
     done = launch(tmp_path, *words, "--target", "0.01", "--resume", n=2)
     assert (done.code, done.err) == (0, "")
     assert "resuming at step 2 from a checkpoint" in done.out
@@ -251,4 +270,4 @@ def test_as_users_start_it(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "job-compare"
     found = {path.name for path in folder.iterdir()}
     pictures = {"compare.json", "compare.csv", "compare.png"}
-    assert found == {*pictures, "ssp-staleness=1", "hierarchical-every=2"}
+    assert found == {*pictures, "ssp-max_staleness=1", "hierarchical-sync_every=2"}

@@ -21,10 +21,10 @@ from hpcsgd.report.run_folder import (
 )
 
 JOB = """\
-data = {store = "x.h5", batch_size = 4}
-model = {build = "mlp"}
+data = {path = "x.h5", group_batch_size = 4}
+model = {name = "mlp"}
 optimizer = {lr = 0.1}
-method = {name = "hierarchical", every = 8}
+method = {name = "hierarchical", sync_every = 8}
 training = {epochs = 2}
 """
 
@@ -39,9 +39,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 @pytest.fixture
 def folder(config: Config) -> Path:
     """A run folder with its configuration."""
-    open_run_folder(config.run.folder, resume=False)
-    write_config(config.run.folder, config)
-    return config.run.folder
+    open_run_folder(config.run.output_dir, resume=False)
+    write_config(config.run.output_dir, config)
+    return config.run.output_dir
 
 
 def test_the_resolved_configuration_is_kept_and_starts_the_same_run(config: Config, folder: Path) -> None:
@@ -51,7 +51,7 @@ def test_the_resolved_configuration_is_kept_and_starts_the_same_run(config: Conf
 
 def test_a_folder_in_use_is_refused_unless_resuming(folder: Path) -> None:
     with pytest.raises(
-        UserError, match=r"^runs/first: holds a run: pass --resume .* another \[run\] folder$"
+        UserError, match=r"^runs/first: holds a run: pass --resume .* another \[run\] output_dir$"
     ):
         open_run_folder(folder, resume=False)
     open_run_folder(folder, resume=True)
@@ -60,8 +60,8 @@ def test_a_folder_in_use_is_refused_unless_resuming(folder: Path) -> None:
 
 def test_a_folder_that_cannot_be_is_a_user_error(config: Config) -> None:
     Path("runs").write_text("a file")
-    with pytest.raises(UserError, match=r"^runs/first: cannot be used as \[run\] folder: "):
-        open_run_folder(config.run.folder, resume=False)
+    with pytest.raises(UserError, match=r"^runs/first: cannot be used as \[run\] output_dir: "):
+        open_run_folder(config.run.output_dir, resume=False)
 
 
 def test_resuming_unchanged_says_nothing(
@@ -74,14 +74,14 @@ def test_resuming_unchanged_says_nothing(
 def test_resuming_changed_names_the_keys_in_one_warning(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    overrides = ["--training.epochs=3", "--method.every=4", "--training.checkpoint_every=5"]
+    overrides = ["--training.epochs=3", "--method.sync_every=4", "--training.checkpoint_every_steps=5"]
     changed = load(Path("first.toml"), overrides)
     write_config(folder, changed)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.message == (
         "resuming with another configuration than before: "
-        "method.every 8 → 4, training.epochs 2 → 3, training.checkpoint_every default → 5"
+        "method.sync_every 8 → 4, training.epochs 2 → 3, training.checkpoint_every_steps default → 5"
     )
     assert load(folder / "job.toml") == changed
 
@@ -91,12 +91,12 @@ def test_versions_hold_every_start_and_the_state_of_the_repository(folder: Path)
     git = "git -c user.name=n -c user.email=e"
     for command in ("git init -q", "git add first.toml", f"{git} commit -qm first"):
         programs.run(command.split())
-    ways = {"group": "nccl 2.27.3", "cross": "mpi"}
+    ways = {"intra_group": "nccl 2.27.3", "inter_group": "mpi"}
     devices = {"cuda:0": 8, "cuda:1": 4}
-    write_versions(folder, mpi="MPICH 5", groups=4, group_size=3, devices=devices, transport=ways)
+    write_versions(folder, mpi="MPICH 5", groups=4, group_size=3, devices=devices, device_backend=ways)
     first, second = json.loads((folder / "versions.json").read_text())
     assert (first["P"], first["K"], first["mpi"], first["git"]) == (2, 3, None, None)
-    assert (second["P"], second["mpi"], second["transport"]) == (4, "MPICH 5", ways)
+    assert (second["P"], second["mpi"], second["device_backend"]) == (4, "MPICH 5", ways)
     assert (first["devices"], second["devices"]) == ({}, devices)
     assert len(second["git"]["commit"]) == 40
     assert second["git"]["dirty"] is True  # the run folder itself is not committed
@@ -129,7 +129,7 @@ def test_damaged_versions_are_one_line(folder: Path, text: str) -> None:
 
 
 def test_the_folder_is_one_process_s_and_what_killed_ones_left_is_gone(config: Config) -> None:
-    folder = config.run.folder
+    folder = config.run.output_dir
     folder.mkdir(parents=True)
     (folder / "run.lock").touch()  # of a start that was killed at once
     (folder / ".x.another.1.01234567.part").touch()
@@ -147,6 +147,6 @@ def test_a_folder_that_cannot_be_written_is_one_line(config: Config, monkeypatch
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(Path, "open", refused)
-    line = r"^runs/first: cannot be used as \[run\] folder: Read-only file system$"
-    with pytest.raises(UserError, match=line), owned(config.run.folder, resume=False):
+    line = r"^runs/first: cannot be used as \[run\] output_dir: Read-only file system$"
+    with pytest.raises(UserError, match=line), owned(config.run.output_dir, resume=False):
         pass

@@ -243,14 +243,14 @@ def test_numbers_have_places() -> None:
     [
         (
             "tensorbord",
-            r"\[run\] sinks: no 'tensorbord'; did you mean 'tensorboard'\? Allowed: mlflow, ",
+            r"\[run\] loggers: no 'tensorbord'; did you mean 'tensorboard'\? Allowed: mlflow, ",
         ),
         (
             {"name": "wandb", "projekt": "x"},
-            r"\[run\] sinks: wandb has no argument 'projekt'; did you mean 'project'\?",
+            r"\[run\] loggers: wandb has no argument 'projekt'; did you mean 'project'\?",
         ),
-        ({"name": "mlflow", "experiment": 3}, r"\[run\] sinks: mlflow: experiment = 3: expected str"),
-        ({"project": "x"}, r"\[run\] sinks = .*: expected a name, or a table with it"),
+        ({"name": "mlflow", "experiment": 3}, r"\[run\] loggers: mlflow: experiment = 3: expected str"),
+        ({"project": "x"}, r"\[run\] loggers = .*: expected a name, or a table with it"),
         ("user:Sink", r"no 'Sink' in user; did you mean 'MySink'\?"),
     ],
 )
@@ -265,7 +265,7 @@ def test_a_missing_library_is_told_before(folder: Path, monkeypatch: pytest.Monk
     (folder / name).mkdir()  # as W&B leaves one, which is no library
     monkeypatch.setattr(sys, "path", [str(folder)])
     monkeypatch.delitem(sys.modules, name, raising=False)
-    message = rf'^\[run\] sinks {name}: needs the library `{name}`: pip install "hpcsgd\[{name}\]"$'
+    message = rf'^\[run\] loggers {name}: needs the library `{name}`: pip install "hpcsgd\[{name}\]"$'
     with pytest.raises(UserError, match=message):
         make_sink_of(name)
 

@@ -27,15 +27,16 @@ from soak.mutations import mutated, typed
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {
     "digits": "",
-    "cifar10_resnet20": "--data.batch_size 8",
+    "cifar10_resnet20": "--data.group_batch_size 8",
     "gpt_wikitext2": "--model.arguments {types=256,width=8,layers=1,heads=2} --data.arguments.bptt 16 "
-    "--data.batch_size 4",
-    "images_resnet10": "--model.arguments.classes 2 --data.batch_size 4",
-    "movielens_ncf": "--model.arguments {users=40,items=120,factors=4,hidden=[8,4]} --data.batch_size 32",
+    "--data.group_batch_size 4",
+    "images_resnet10": "--model.arguments.classes 2 --data.group_batch_size 4",
+    "movielens_ncf": "--model.arguments {users=40,items=120,factors=4,hidden=[8,4]} "
+    "--data.group_batch_size 32",
     "pairs_edsr": "--model.arguments {scale=2,blocks=1,width=8,residual=1.0} "
     "--data.arguments {patch=6,patches=4}",
     "wikitext2_lstm": "--model.arguments {types=14,embedding=8,hidden=8} --data.arguments.bptt 7 "
-    "--data.batch_size 4",
+    "--data.group_batch_size 4",
 }
 """With what makes them small."""
 SIMULATION = "--job.groups 4 --job.steps 20 --failures.work_hours 1"
@@ -149,5 +150,5 @@ def typed_for(command: str, text: str) -> str:
     if command != "job ensemble":
         return text
     tables = tomllib.loads(text)
-    tables["method"] = {"name": "ensemble", "every": 4}
+    tables["method"] = {"name": "ensemble_sync", "sync_every": 4}
     return tomli_w.dumps(tables)

@@ -25,7 +25,7 @@ NUMBERS = (
     float("-inf"), float("nan"),
 )  # fmt: skip
 OTHERS = (
-    True, False, [], [[]], [1, "a"], {}, {"a": 1}, {"name": "bsp"}, {"epoch": 1}, {"build": 3}, {"": {}},
+    True, False, [], [[]], [1, "a"], {}, {"a": 1}, {"name": "bsp"}, {"epoch": 1}, {"name": 3}, {"": {}},
     datetime.date(2020, 2, 29), datetime.datetime(2020, 2, 29, 1, 2, 3), datetime.time(1, 2, 3),
 )  # fmt: skip
 LETTERS = "aeznr_-. \t\"'[]{}=,#\n\r0159éß\u200b\ufeff\\\x07"
@@ -170,11 +170,12 @@ def _nest(tables: Tables, chance: random.Random) -> None:
 
 
 KEYS = (
-    "graph", "exchange", "outer", "average", "moments", "staleness", "delta", "method", "then", "first",
-    "at", "device", "partition", "injection", "share", "shard", "groups", "group_size", "precision",
-    "compile", "trace", "sinks", "tune", "blocks", "start", "unit", "total", "natural_gradient", "steps",
-    "samples", "tokens", "bucket_mb", "transform", "arguments", "per", "scaling_follows", "channels_last",
-    "activation_checkpointing", "prefetch",
+    "graph", "grad_reduce", "outer", "quantize", "optimizer_state", "overlap_steps", "delta", "method",
+    "then", "first",
+    "at", "device", "partition", "injection", "overlap_share", "fsdp", "groups", "group_size", "precision",
+    "compile", "trace_steps", "loggers", "autotune_steps", "fsdp_units", "init_from", "resource",
+    "total", "natural_gradient", "steps", "samples", "tokens", "bucket_cap_mb", "transform", "arguments",
+    "interval", "scale_with", "channels_last", "activation_checkpointing", "overlap_param_gather",
 )  # fmt: skip
 VALUES: tuple[Callable[[Tables, random.Random], None], ...] = (
     _replace, _replace, _replace, _spoil, _spoil, _lose, _rename, _add, _add, _move, _nest,

@@ -27,10 +27,10 @@ from soak.job_files import told as typed
 from soak.test_checkpoints import cut_off, flipped, overwritten, prolonged
 from train.launches import JOB, make_store
 
-JOB_OF_TWO = JOB.replace("[data]", "[job]\ngroups = 2\n[data]")
+JOB_OF_TWO = JOB.replace("[data]", "[parallel]\ngroups = 2\n[data]")
 NEVER: Any = SimpleNamespace(now=lambda: 0)
 """In place of `Reasons`, which takes signals and so only the main thread."""
-METHODS = "bsp, hierarchical every=2"
+METHODS = "bsp, hierarchical sync_every=2"
 Damage = Callable[[bytes, random.Random], bytes]
 DAMAGES: tuple[Damage, ...] = (
     cut_off, flipped, flipped, flipped, overwritten, prolonged, lambda *_: b"",
@@ -40,7 +40,7 @@ A_FOLDER = "a folder"
 
 
 def train(*words: str) -> None:
-    config = load(Path("job.toml"), ["--run.trace", "2-3", *words])
+    config = load(Path("job.toml"), ["--run.trace_steps", "2-3", *words])
     run: Any = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
     threads.run(2, lambda world: run.train(config, form(world, 2), "job.toml", NEVER, True))
 
@@ -86,10 +86,10 @@ READERS: dict[str, tuple[Callable[[], Told], ...]] = {
     ),
     "runs/job-compare/": (lambda: ended(compare), command("report runs/job-compare --to page.html")),
     "islands-run/": (command("report islands-run --to page.html"),),
-    "small.h5": (lambda: ended(train), command("job train job.toml --ranks-per-node 2 --run.folder new")),
+    "small.h5": (lambda: ended(train), command("job train job.toml --ranks-per-node 2 --run.output_dir new")),
     "machine.toml": (command(PLAN),),
     "probe.json": (command(PLAN), lambda: ended(with_probe)),
-    "plan.json": (command("job train planned.toml --plan plan.json --run.folder new"),),
+    "plan.json": (command("job train planned.toml --plan plan.json --run.output_dir new"),),
 }
 """Which commands read it, by the beginning of its name."""
 NOT_READ = {".png", ".html", ".csv"}
@@ -98,11 +98,11 @@ NOT_READ = {".png", ".html", ".csv"}
 def prepared(folder: Path) -> None:
     """`folder` is the working directory."""
     make_store(folder / "small.h5")
-    (folder / "job.toml").write_text(f'{JOB_OF_TWO}[run]\nfolder = "run"\n')
+    (folder / "job.toml").write_text(f'{JOB_OF_TWO}[run]\noutput_dir = "run"\n')
     train()
     (folder / "job.toml").write_text(JOB_OF_TWO)
     compare()
-    (folder / "job.toml").write_text(f'{JOB_OF_TWO}[run]\nfolder = "run"\n')
+    (folder / "job.toml").write_text(f'{JOB_OF_TWO}[run]\noutput_dir = "run"\n')
     (folder / "machine.toml").write_text(MACHINE)
     shutil.copytree("run", "islands-run", ignore=shutil.ignore_patterns("checkpoints", "metrics.jsonl"))
     for island in range(2):

@@ -55,7 +55,7 @@ def trained(world: Transport, label: str, steps: int, leaks: bool, looks: bool) 
     net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     plain = isinstance(entry, Case) and entry.plain_sgd
     inner = optim.SGD(net.parameters(), lr=0.01) if plain else optim.AdamW(net.parameters(), lr=1e-3)
-    optimizer = hpcsgd.DistributedOptimizer(inner, net, job, entry.new(), bucket_mb=1e-3)
+    optimizer = hpcsgd.DistributedOptimizer(inner, net, job, entry.new(), bucket_cap_mb=1e-3)
     drawn = torch.Generator().manual_seed(world.rank)
     between = max(PERIOD, round(steps * (1 - WARM_UP) / SAMPLES / PERIOD) * PERIOD)
     samples: list[Sample] = []

@@ -23,7 +23,7 @@ from soak.conftest import Seeds
 from soak.sizes import cases
 from trainings import Training
 
-METHODS = ("hierarchical", "osgp", "sparse_loco", "ad_psgd")
+METHODS = ("hierarchical", "osgp", "sparseloco", "ad_psgd")
 """Which remember things of each kind."""
 SAVED = (2, 3)
 SHAPES = [(2, 2), (2, 2), (1, 2), (4, 1)]

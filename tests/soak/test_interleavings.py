@@ -94,13 +94,13 @@ def weights_sum_up(run: Run, label: str, P: int, K: int) -> None:
 
 
 def weight_after(world: Transport, P: int, entry: Case | Exempt, steps: int) -> float:
-    job, net, method = form(world, P), model(), entry.new()
+    topology, net, method = form(world, P), model(), entry.new()
     inner = torch.optim.SGD(net.parameters(), lr=0.1)
-    optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method)
+    optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method)
     for t in range(steps):
-        one_step(net, optimizer, job, t)
-    assert isinstance(optimizer.method.how, PushSum)
-    own = optimizer.method.how.state_dict().per_rank
+        one_step(net, optimizer, topology, t)
+    assert isinstance(optimizer.method.averager, PushSum)
+    own = optimizer.method.averager.state_dict().per_rank
     under_way = [Parcel.restored(parcel).number for sent in own["under_way"] for parcel in sent]
     return own["weight"] + sum(under_way)
 

@@ -29,14 +29,14 @@ RANKS = 4
 DEFT = '{ name = "sparse", sparsifier = { name = "deft", density = 0.1 } }'
 FAMILIES = {
     "bsp": '{ name = "bsp" }',
-    "hierarchical": '{ name = "hierarchical", every = 4 }',
+    "hierarchical": '{ name = "hierarchical", sync_every = 4 }',
     "selsync": '{ name = "selsync", delta = 0.3 }',
-    "diloco": '{ name = "diloco", every = 4 }',
-    "delayed": '{ name = "delayed", steps = 2, method = { name = "diloco", every = 4 } }',
+    "diloco": '{ name = "diloco", sync_every = 4 }',
+    "delayed": '{ name = "delayed", sync_delay = 2, method = { name = "diloco", sync_every = 4 } }',
     "sgp": '{ name = "sgp" }',
-    "osgp": '{ name = "osgp", staleness = 1 }',
-    "deft": f'{{ name = "hierarchical", every = 4, exchange = {DEFT} }}',
-    "adacomm": '{ name = "adacomm", interval = 4, block = 8 }',
+    "osgp": '{ name = "osgp", overlap_steps = 1 }',
+    "deft": f'{{ name = "hierarchical", sync_every = 4, grad_reduce = {DEFT} }}',
+    "adacomm": '{ name = "adacomm", initial_sync_every = 4, adapt_every = 8 }',
 }
 SCRIPT = """
 import os
@@ -48,16 +48,16 @@ from torch.utils.data import TensorDataset
 
 import hpcsgd
 
-job = hpcsgd.init(groups=2)
-Path(f"pid-{job.rank}").write_text(str(os.getpid()))
+topology = hpcsgd.init(groups=2)
+Path(f"pid-{topology.rank}").write_text(str(os.getpid()))
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(203, 8), torch.randint(0, 3, (203,)))
-torch.manual_seed(job.rank)
-loader = hpcsgd.Loader(data, 8, hpcsgd.Sampler(data, job))
+torch.manual_seed(topology.rank)
+loader = hpcsgd.Loader(data, 8, hpcsgd.Sampler(data, topology))
 model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Dropout(0.2), nn.Linear(32, 3))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
-optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.diloco(every=3))
+optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.diloco(sync_every=3))
 given = {"loader": loader, "scheduler": scheduler}
 state = hpcsgd.load("checkpoints", optimizer, **given, losses=[])
 losses = state["losses"]
@@ -73,8 +73,8 @@ for epoch in range(loader.epoch, 6):
     scheduler.step()
     hpcsgd.save("checkpoints", optimizer, **given, losses=losses)
 assert len(losses) == optimizer.t
-with optimizer.averaged():
-    if job.rank == 0:
+with optimizer.averaged_model():
+    if topology.rank == 0:
         torch.save({**model.state_dict(), "losses": torch.tensor(losses)}, "model.pt")
 """
 
@@ -129,7 +129,16 @@ class Job:
 def of_run(folder: Path, family: str) -> Job:
     (folder / "net.py").write_text(MODEL)
     (folder / "job.toml").write_text(JOB)
-    train = ["-m", "hpcsgd", "train", "job.toml", "--run.folder", "run", "--training.checkpoint_every", "3"]
+    train = [
+        "-m",
+        "hpcsgd",
+        "train",
+        "job.toml",
+        "--run.output_dir",
+        "run",
+        "--training.checkpoint_every_steps",
+        "3",
+    ]
     method = ["--method", FAMILIES[family]]
     return Job(folder, lambda resumed: [*train, *method, *["--resume"][:resumed]], folder / "run")
 

@@ -53,7 +53,7 @@ class Cluster:
 
     def job_train(self, run: str, *options: str, command: str = "train", **environment: str) -> str:
         """`hpcsgd job train --submit`, or another `command`; the job's number."""
-        words = ["job", command, "job.toml", "--run.folder", f"runs/{run}", "--submit", *options]
+        words = ["job", command, "job.toml", "--run.output_dir", f"runs/{run}", "--submit", *options]
         said = self.do(sys.executable, "-m", "hpcsgd", *words, environment=environment)
         return said.split()[-1]
 
@@ -130,7 +130,7 @@ def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
 )
 def test_a_node_for_each_group(groups: int, ranks: int, said: str, cluster: Cluster) -> None:
     run = f"groups-{groups}-of-{ranks}"
-    options = ("--nodes", str(groups), "--ranks-per-node", str(ranks), "--job.groups", str(groups))
+    options = ("--nodes", str(groups), "--ranks-per-node", str(ranks), "--parallel.groups", str(groups))
     job = cluster.job_train(run, *options, "--training.epochs", "1")
     state, log = cluster.ended(run, job)
     assert state == "COMPLETED", log
@@ -142,10 +142,17 @@ def test_a_node_for_each_group(groups: int, ranks: int, said: str, cluster: Clus
 @pytest.mark.long
 def test_a_comparison_comes_back(cluster: Cluster, whole: dict[str, torch.Tensor]) -> None:
     """Stopped in its second variant, it goes on there and comes to the bits of a plain job."""
-    methods = ("--methods", "bsp, hierarchical every=4", "--training.epochs", "3", "--job.groups", "2")
+    methods = (
+        "--methods",
+        "bsp, hierarchical sync_every=4",
+        "--training.epochs",
+        "3",
+        "--parallel.groups",
+        "2",
+    )
     job = cluster.job_train("two", *FOUR, *methods, command="compare", **SLOWLY)
     log = lambda: cluster.log("two", job)  # noqa: E731
-    second = "two-compare/hierarchical-every=4"
+    second = "two-compare/hierarchical-sync_every=4"
     cluster.wait(lambda: cluster.runs.step(f"runs/{second}") >= 3, log)
     cluster.do("scancel", "--signal=USR1", job)
     cluster.comes_back("two", job, 1)
@@ -161,7 +168,7 @@ def test_a_comparison_comes_back(cluster: Cluster, whole: dict[str, torch.Tensor
 @pytest.mark.long
 def test_everything_that_happens_to_a_job(cluster: Cluster, whole: dict[str, torch.Tensor]) -> None:
     """One after the other, and the model has the bits of the job that was left alone."""
-    options = ("--training.checkpoint_every", "2", "--training.epochs", "3")
+    options = ("--training.checkpoint_every_steps", "2", "--training.epochs", "3")
     job = cluster.job_train("eventful", *FOUR, *options, **SLOWLY)
     log = lambda: cluster.log("eventful", job)  # noqa: E731
 
@@ -225,15 +232,15 @@ def test_a_cancelled_job_does_not_come_back(cluster: Cluster) -> None:
 
 
 def test_a_mistake_is_told_before_anything_is_asked_for(cluster: Cluster) -> None:
-    words = ["job", "train", "job.toml", "--run.folder", "runs/mistaken", "--submit", *FOUR]
-    said = cluster.do(sys.executable, "-m", "hpcsgd", *words, "--method.evry", "3", code=1)
+    words = ["job", "train", "job.toml", "--run.output_dir", "runs/mistaken", "--submit", *FOUR]
+    said = cluster.do(sys.executable, "-m", "hpcsgd", *words, "--method.sync_evry", "3", code=1)
     assert said.startswith("hpcsgd: job.toml: [method]: ")
-    assert "did you mean 'every'?" in said
+    assert "did you mean 'sync_every'?" in said
     assert not (cluster.folder / "runs" / "mistaken-train.sbatch").exists()
 
 
 def test_a_job_that_the_cluster_cannot_run(cluster: Cluster) -> None:
-    words = ["job", "train", "job.toml", "--run.folder", "runs/large", "--nodes", "8", "--submit"]
+    words = ["job", "train", "job.toml", "--run.output_dir", "runs/large", "--nodes", "8", "--submit"]
     said = cluster.do(sys.executable, "-m", "hpcsgd", *words, code=1)
     assert "sbatch --test-only runs/large-train.sbatch: allocation failure" in said
     assert "submitted" not in said
@@ -242,13 +249,13 @@ def test_a_job_that_the_cluster_cannot_run(cluster: Cluster) -> None:
 def test_a_mistake_forced_past_the_check_fails_once(cluster: Cluster) -> None:
     (cluster.folder / "train.sbatch").write_text(template("train.sbatch"))
     (cluster.folder / "runs").mkdir(exist_ok=True)  # or Slurm cannot write the log
-    words = ["train.sbatch", "job.toml", "--method.evry", "3", "--run.folder", "runs/forced"]
+    words = ["train.sbatch", "job.toml", "--method.sync_evry", "3", "--run.output_dir", "runs/forced"]
     python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     said = cluster.do("sbatch", "--parsable", "--output=runs/forced-train-%j.log", *words, environment=python)
     job = said.strip()
     state, log = cluster.ended("forced", job)
     assert state == "FAILED"
-    assert log.count("did you mean 'every'?") == 2, log  # said, and repeated as the reason
+    assert log.count("did you mean 'sync_every'?") == 2, log  # said, and repeated as the reason
     assert "train.sbatch: failed, not restarted: hpcsgd: job.toml: [method]: " in log
     time.sleep(8)
     assert (cluster.state(job), cluster.restarts(job)) == ("FAILED", 0)
@@ -257,7 +264,14 @@ def test_a_mistake_forced_past_the_check_fails_once(cluster: Cluster) -> None:
 @pytest.mark.long
 def test_a_loss_that_is_not_finite_fails_once(cluster: Cluster) -> None:
     """On all ranks, soon and with one message, though there are checkpoints to go back to."""
-    options = ("--optimizer.lr", "1e30", "--training.checkpoint_every", "1", "--schedule.warmup_epochs", "0")
+    options = (
+        "--optimizer.lr",
+        "1e30",
+        "--training.checkpoint_every_steps",
+        "1",
+        "--lr_schedule.warmup_epochs",
+        "0",
+    )
     job = cluster.job_train("diverged", *FOUR, *options)
     state, log = cluster.ended("diverged", job)
     assert (state, cluster.restarts(job)) == ("FAILED", 0), log
@@ -271,7 +285,7 @@ def test_probe_then_train(cluster: Cluster) -> None:
     """The templates as they stand, chained."""
     python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     script = JOBS / "probe-then-train.sh"
-    said = cluster.do(script, "job.toml", "--data.batch_size", "16", environment=python)
+    said = cluster.do(script, "job.toml", "--data.group_batch_size", "16", environment=python)
     job = said.split()[-1]
     cluster.wait(lambda: cluster.state(job) in {"COMPLETED", "FAILED", "CANCELLED"}, lambda: said)
     log = (cluster.folder / f"train-{job}.log").read_text()
@@ -284,8 +298,8 @@ def test_probe_then_train(cluster: Cluster) -> None:
 
 @pytest.mark.long
 def test_the_bench(cluster: Cluster) -> None:
-    words = ["job", "bench", "job.toml", "--run.folder", "runs/fast", *FOUR, "--training.epochs", "1"]
-    said = cluster.do(sys.executable, "-m", "hpcsgd", *words, "--job.groups", "4", "--submit")
+    words = ["job", "bench", "job.toml", "--run.output_dir", "runs/fast", *FOUR, "--training.epochs", "1"]
+    said = cluster.do(sys.executable, "-m", "hpcsgd", *words, "--parallel.groups", "4", "--submit")
     state, log = cluster.ended("fast", said.split()[-1])
     assert state == "COMPLETED", log
     assert "node1" in log
@@ -294,7 +308,7 @@ def test_the_bench(cluster: Cluster) -> None:
 
 @pytest.mark.long
 def test_the_measurement(cluster: Cluster) -> None:
-    words = ["job", "measure", "job.toml", "--run.folder", "runs/here", *FOUR, "--quick", "--submit"]
+    words = ["job", "measure", "job.toml", "--run.output_dir", "runs/here", *FOUR, "--quick", "--submit"]
     state, log = cluster.ended("here", cluster.do(sys.executable, "-m", "hpcsgd", *words).split()[-1])
     assert state == "COMPLETED", log
     machine = load_machine(cluster.folder / "runs" / "here-machine.toml")
@@ -305,7 +319,7 @@ def test_the_measurement(cluster: Cluster) -> None:
 
 def test_there_is_no_slurm(cluster: Cluster) -> None:
     """As on a laptop, where scripts can be made all the same."""
-    words = ["job", "train", "job.toml", "--run.folder", "runs/laptop", *FOUR]
+    words = ["job", "train", "job.toml", "--run.output_dir", "runs/laptop", *FOUR]
     assert shutil.which("sbatch", path=str(Path(sys.executable).parent)) is None
     here = {"PATH": str(Path(sys.executable).parent)}
     said = cluster.do(sys.executable, "-m", "hpcsgd", *words, environment=here)

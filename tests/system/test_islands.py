@@ -27,8 +27,8 @@ class Array:
         self.cluster, self.run = cluster, cluster.folder / RUN
         self._slowly = cluster.folder / "slowly"
         self._slowly.write_text("1.0")
-        words = ["job", "ensemble", "job.toml", "--independent", "--run.folder", str(RUN), "--time", "10"]
-        shape = ["--job.groups", "3", "--ranks-per-node", "2", "--submit"]
+        words = ["job", "ensemble", "job.toml", "--independent", "--run.output_dir", str(RUN), "--time", "10"]
+        shape = ["--parallel.groups", "3", "--ranks-per-node", "2", "--submit"]
         said = cluster.do(sys.executable, "-m", "hpcsgd", *words, *shape)
         assert "asks for  3 × 1 node for 10: 0.5 node hours a start" in said
         self.number = said.split()[-1]

@@ -48,7 +48,7 @@ def test_nodes_unpack_it_and_train_to_the_same_bits(cluster: Cluster, whole: dic
     # The launcher of groups runs on one node, and starts ranks on others, which have not unpacked it yet.
     for unpacked_there in disks.glob("node*/hpcsgd-*"):
         shutil.rmtree(unpacked_there)
-    how = ("--site", "packed.toml", "--method.name", "ensemble", "--training.epochs", "1")
+    how = ("--site", "packed.toml", "--method.name", "ensemble_sync", "--training.epochs", "1")
     job = cluster.job_train("groups", *FOUR, *how, command="ensemble")
     state, log = cluster.ended("groups", job)
     assert state == "COMPLETED", log

@@ -14,18 +14,19 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 WORLD = """
 import json, hpcsgd
-job = hpcsgd.init(groups=2)
-print(json.dumps([job.world.rank, job.world.size, job.P, job.K]), flush=True)
+topology = hpcsgd.init(groups=2)
+print(json.dumps([topology.world.rank, topology.world.size, topology.num_groups, topology.group_size]),
+flush=True)
 """
 
 ONE_RANK_FAILS = """
 import time, torch, hpcsgd
-job = hpcsgd.init(groups=2)
-job.world.barrier()
-if job.world.rank == 2:
+topology = hpcsgd.init(groups=2)
+topology.world.barrier()
+if topology.world.rank == 2:
     print(time.time(), flush=True)
     raise RuntimeError("only rank 2 knows")
-job.world.allreduce(torch.ones(1)).wait()
+topology.world.allreduce(torch.ones(1)).wait()
 """
 
 

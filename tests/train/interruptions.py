@@ -67,11 +67,11 @@ def train(
     """As the command does it, on `n` threads."""
 
     def one(world: Transport) -> str | None:
-        config = load(job_file, [*options, "--run.folder", str(folder)])
-        parts = assemble(config, form(world, config.job.groups), job_file.name)
+        config = load(job_file, [*options, "--run.output_dir", str(folder)])
+        parts = assemble(config, form(world, config.parallel.groups), job_file.name)
         interruption: Any = Interruption(parts, at, what)
         with ExitStack() as files:
-            setting, aside = World(config, parts.optimizer.job), world.apart()
+            setting, aside = World(config, parts.optimizer.topology), world.apart()
             try:
                 return _run._train(setting, parts, interruption, aside, resume, files)
             except Killed:

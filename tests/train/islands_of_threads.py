@@ -18,7 +18,7 @@ from elastic.conftest import SILENCE, TOKEN
 from hpcsgd.checkpoint import Checkpoints, Writer, restore
 from hpcsgd.comm import Transport, threads
 from hpcsgd.config.schema import load
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.event_log import Event
 from hpcsgd.elastic.meetings import Meetings, Over
@@ -28,15 +28,15 @@ from hpcsgd.train.ensemble import EnsembleLoop, living_of
 
 TRAIN = 96
 WORDS = [
-    *("--model.build", "train.small:steady", "--model.arguments", "{inputs=36}"),
+    *("--model.name", "train.small:steady", "--model.arguments", "{inputs=36}"),
     *[
-        "--data.batch_size",
+        "--data.group_batch_size",
         "4",
         "--method.name",
-        "ensemble",
+        "ensemble_sync",
         "--training.epochs",
         "3",
-        "--method.every",
+        "--method.sync_every",
         "3",
         "--seed",
         "2",
@@ -139,14 +139,14 @@ class World:
                 life = Life()
                 if went is not None:
                     went.append(life)
-                job = replace(form(group), peers=meetings)
-                return self._train(job, meetings, life, before_step, stops_at, prepare)
+                topology = replace(form(group), replica_groups=meetings)
+                return self._train(topology, meetings, life, before_step, stops_at, prepare)
 
         return threads.run(ranks, rank)
 
     def _train(
         self,
-        job: Job,
+        topology: Topology,
         meetings: Meetings,
         life: Life,
         before_step: Callable[[int], None],
@@ -154,21 +154,21 @@ class World:
         prepare: Callable[[Assembly], None],
     ) -> Life:
         config = load(self.job_file, [*WORDS, *self.words])
-        parts = assemble(config, job, "job.toml")
+        parts = assemble(config, topology, "job.toml")
         parts.transform = lambda x, _: x
         watch(parts, life, before_step)
         prepare(parts)
-        aside, unit = job.world.apart(), config.reallocation.unit
-        writer, stops = Writer(self.folder, job), Stops(stops_at)
+        aside, unit = topology.world.apart(), config.rebalance.resource
+        writer, stops = Writer(self.folder, topology), Stops(stops_at)
         loop = EnsembleLoop(
             config, parts, writer, stops, aside,
-            meetings=meetings, reallocated=unit, living=living_of(config.schedule, parts),
+            meetings=meetings, reallocated=unit, living=living_of(config.lr_schedule, parts),
         )  # fmt: skip
-        if (saved := Checkpoints(self.folder, job).newest()) is not None:
+        if (saved := Checkpoints(self.folder, topology).newest()) is not None:
             shared, _ = restore(saved, parts.optimizer)
             loop.take_up(shared, None)
         self.folder.mkdir(exist_ok=True)
-        path = self.folder / f"metrics-{meetings.number}-{job.rank}.jsonl"
+        path = self.folder / f"metrics-{meetings.index}-{topology.rank}.jsonl"
         with Metrics(path, resumed_step=parts.optimizer.t) as loop.metrics:
             self._live(loop, life)
             writer.finish()

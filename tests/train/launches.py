@@ -23,16 +23,16 @@ LAUNCHERS = ("PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "SLURM_", "HYDRA_", "PALS_",
 
 JOB = """\
 [data]
-store = "small.h5"
-batch_size = 16
+path = "small.h5"
+group_batch_size = 16
 [model]
-build = "mlp"
+name = "mlp"
 arguments = { inputs = 36, hidden = [8] }
 [optimizer]
 lr = 0.1
 [method]
 name = "hierarchical"
-every = 2
+sync_every = 2
 [training]
 epochs = 1
 log_every = 1

@@ -17,9 +17,9 @@ from hpcsgd.core.layout import bucket_bytes, nbytes
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost.memory import kept
 from hpcsgd.engine.plan import StepPlan
-from hpcsgd.methods import Method, bsp, delayed, diloco, hierarchical, streamed
-from hpcsgd.parts import wires
-from hpcsgd.parts.exchanges import Packed
+from hpcsgd.methods import Method, bsp, delayed, diloco, hierarchical, streaming
+from hpcsgd.parts import quantizers
+from hpcsgd.parts.exchanges import Quantized
 from train import watched
 
 EVERY = 8
@@ -28,20 +28,22 @@ FIRST, LAST = 25 * EVERY, 150 * EVERY
 METHODS: dict[str, Callable[[], Method]] = {
     "bsp": bsp,
     "hierarchical": lambda: hierarchical(EVERY),
-    "packed": lambda: hierarchical(EVERY, Packed(wires.int8(), wires.bf16()), average=wires.int4()),
-    "delayed": lambda: delayed(hierarchical(EVERY, average=wires.int4()), 2),
-    "streamed": lambda: streamed(diloco(EVERY), 4, 4),
+    "packed": lambda: hierarchical(
+        EVERY, Quantized(quantizers.int8(), quantizers.bf16()), quantize=quantizers.int4()
+    ),
+    "delayed": lambda: delayed(hierarchical(EVERY, quantize=quantizers.int4()), 2),
+    "streaming": lambda: streaming(diloco(EVERY), 4, 4),
 }
 
 
 def trained(
-    job: hpcsgd.Job, method: Method, width: int, depth: int
+    topology: hpcsgd.Topology, method: Method, width: int, depth: int
 ) -> tuple[nn.Module, Callable[[int], None]]:
     """A model, and what makes so many steps of it."""
     net = nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
     inner = optim.AdamW(net.parameters(), lr=1e-3)
-    optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method)
-    generator = torch.Generator().manual_seed(job.rank)
+    optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method)
+    generator = torch.Generator().manual_seed(topology.rank)
 
     def train(steps: int) -> None:
         for _ in range(steps):
@@ -54,8 +56,8 @@ def trained(
 
 
 def main(name: str) -> None:
-    job = hpcsgd.init(groups=2)
-    _, train = trained(job, METHODS[name](), width=16, depth=3)
+    topology = hpcsgd.init(groups=2)
+    _, train = trained(topology, METHODS[name](), width=16, depth=3)
     train(FIRST)
     time.sleep(1)  # until a meeting that is under way has come to its end
     first = watched.now()
@@ -63,14 +65,19 @@ def main(name: str) -> None:
     time.sleep(1)
     last = watched.now()
     method = METHODS[name]()
-    net, train = trained(job, method, width=512, depth=16)
-    m = Sizes.of(net.named_parameters(), job.P, job.K, bucket_bytes(nbytes(net.parameters())))
+    net, train = trained(topology, method, width=512, depth=16)
+    m = Sizes.of(
+        net.named_parameters(),
+        topology.num_groups,
+        topology.group_size,
+        bucket_bytes(nbytes(net.parameters())),
+    )
     train(2 * EVERY)
     time.sleep(1)
     grown = watched.now()["bytes"] - last["bytes"]
     formula = {"expected": kept(StepPlan.of(method), m, moments=2), "model": m.K * m.owned()}
     told = {"first": first, "last": last, "grown": grown, **formula}
-    Path(f"seen-{job.rank}").write_text(json.dumps(told))
+    Path(f"seen-{topology.rank}").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":

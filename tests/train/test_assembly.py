@@ -76,8 +76,8 @@ HERE = "train.test_assembly"
 
 def test_functions_of_the_user_take_part(job_file: Path) -> None:
     words = (
-        f"--model.build {HERE}:net --model.arguments {{start=0.25}} --optimizer.build {HERE}:half_rate "
-        f"--schedule.build {HERE}:slowing --schedule.arguments.by 0.75 --data.transform {HERE}:brighter"
+        f"--model.name {HERE}:net --model.arguments {{start=0.25}} --optimizer.name {HERE}:half_rate "
+        f"--lr_schedule.name {HERE}:slowing --lr_schedule.arguments.by 0.75 --data.transform {HERE}:brighter"
     )
 
     def check(parts: Assembly) -> None:
@@ -97,7 +97,7 @@ def hidden() -> nn.Module:
 
 def test_muon_is_made_of_the_model(job_file: Path) -> None:
     words = (
-        f"--model.build {HERE}:hidden --model.arguments {{}} --optimizer.build Muon --optimizer.lr 0.02 "
+        f"--model.name {HERE}:hidden --model.arguments {{}} --optimizer.name Muon --optimizer.lr 0.02 "
         "--optimizer.arguments {momentum=0.9,rest={lr=0.001,betas=[0.8,0.9]}}"
     )
 
@@ -114,7 +114,7 @@ def test_muon_is_made_of_the_model(job_file: Path) -> None:
 
 
 def test_optimizers_of_the_user_may_take_the_model(job_file: Path) -> None:
-    words = f"--optimizer.build {HERE}:of_the_model"
+    words = f"--optimizer.name {HERE}:of_the_model"
     assert on_ranks(job_file, words, lambda parts: parts.optimizer.param_groups[0]["lr"]) == [0.025]
 
 
@@ -131,7 +131,7 @@ def test_short_names(job_file: Path, words: str) -> None:
 @pytest.mark.parametrize("words", ["", "--training.broadcast_buffers true"])
 def test_buffers_are_broadcast_where_the_job_file_says_so(job_file: Path, words: str) -> None:
     def taken(parts: Assembly) -> list[int]:
-        parts.model.register_buffer("at", torch.tensor(parts.optimizer.job.rank))
+        parts.model.register_buffer("at", torch.tensor(parts.optimizer.topology.rank))
         for batch in parts.loader:
             parts.optimizer.zero_grad()
             parts.model(batch[0].float()).sum().backward()
@@ -143,9 +143,9 @@ def test_buffers_are_broadcast_where_the_job_file_says_so(job_file: Path, words:
 
 
 PARTS = [
-    ("", Dense, hierarchical(every=2)),
-    ("--method.exchange reduce_scatter", ReduceScatter, hierarchical(2, exchange=ReduceScatter())),
-    ("--method.every 5", Dense, hierarchical(every=5)),
+    ("", Dense, hierarchical(sync_every=2)),
+    ("--method.grad_reduce reduce_scatter", ReduceScatter, hierarchical(2, grad_reduce=ReduceScatter())),
+    ("--method.sync_every 5", Dense, hierarchical(sync_every=5)),
 ]
 
 
@@ -153,45 +153,45 @@ PARTS = [
 def test_a_method_and_its_parts(job_file: Path, words: str, exchange: type, method: Any) -> None:
     (made,) = on_ranks(job_file, words, lambda parts: parts.optimizer.method)
     assert made == method
-    assert isinstance(made.exchange, exchange)
+    assert isinstance(made.grad_reduce, exchange)
 
 
 def with_method(job_file: Path, name: str, method: str) -> Path:
-    text = JOB.replace('name = "hierarchical"\nevery = 2\n', method)
+    text = JOB.replace('name = "hierarchical"\nsync_every = 2\n', method)
     assert text != JOB
     job_file.with_name(name).write_text(text)
     return job_file.with_name(name)
 
 
 @pytest.mark.parametrize(
-    ("words", "S"), [("", 4), ("--data.batch_size 5", 10), ("--method.steps_per_epoch 7", 7)]
+    ("words", "S"), [("", 4), ("--data.group_batch_size 5", 10), ("--method.steps_per_epoch 7", 7)]
 )
 def test_the_steps_of_an_epoch_come_by_themselves(job_file: Path, words: str, S: int) -> None:
     """To whatever method asks for them, unless the job file says otherwise."""
     file = with_method(job_file, "fedavg.toml", 'name = "fedavg"\nper_epoch = 3\n')
     (made,) = on_ranks(file, words, lambda parts: parts.optimizer.method)
-    assert made.when == PerEpoch(3, S)
+    assert made.schedule == PerEpoch(3, S)
     switched = 'name = "switch"\nfirst = { name = "bsp" }\nthen = { name = "fedavg" }\nat = 7\n'
     (made,) = on_ranks(with_method(job_file, "then.toml", switched), "", lambda parts: parts.optimizer.method)
-    assert made.how._turn.then.when == PerEpoch(4, 4)
+    assert made.averager._turn.then.schedule == PerEpoch(4, 4)
 
 
 def test_a_block_may_be_an_epoch(job_file: Path) -> None:
-    text = 'name = "adacomm"\ninterval = 9\nblock = { epoch = 2 }\n'
+    text = 'name = "adacomm"\ninitial_sync_every = 9\nadapt_every = { epoch = 2 }\n'
     (made,) = on_ranks(with_method(job_file, "adacomm.toml", text), "", lambda parts: parts.optimizer.method)
-    assert (made.when.I_0, made.when.block) == (9, 8)
+    assert (made.schedule.I_0, made.schedule.block) == (9, 8)
 
 
 @pytest.fixture(scope="module")
 def diloco(job_file: Path) -> Path:
-    outer = 'outer = { build = "SGD", lr = 0.7, momentum = 0.9, nesterov = true }\n'
-    return with_method(job_file, "diloco.toml", 'name = "diloco"\nevery = 4\n' + outer)
+    outer = 'outer = { name = "SGD", lr = 0.7, momentum = 0.9, nesterov = true }\n'
+    return with_method(job_file, "diloco.toml", 'name = "diloco"\nsync_every = 4\n' + outer)
 
 
 def test_an_optimizer_of_the_method_itself(diloco: Path) -> None:
     def outer(parts: Assembly) -> optim.Optimizer:
-        assert isinstance(parts.optimizer.method.how, Outer)
-        return parts.optimizer.method.how.make_optimizer([torch.ones(2)])
+        assert isinstance(parts.optimizer.method.averager, Outer)
+        return parts.optimizer.method.averager.make_optimizer([torch.ones(2)])
 
     (made,) = on_ranks(diloco, "", outer)
     assert isinstance(made, optim.SGD)
@@ -201,19 +201,19 @@ def test_an_optimizer_of_the_method_itself(diloco: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--method.outer.build SDG", r"\[method\] outer build: no 'SDG'; did you mean 'SGD'"),
+        ("--method.outer.name SDG", r"\[method\] outer name: no 'SDG'; did you mean 'SGD'"),
         (
             "--method.outer.momentun 1",
             r"\[method\] outer: SGD has no argument 'momentun'; did you mean 'momentum'",
         ),
         ("--method.outer.lr -1.0", r"\[method\]: outer: SGD: Invalid learning rate: -1.0"),
-        ("--method.outer {build='LBFGS'}", r"\[method\]: diloco: .*closure"),
+        ("--method.outer {name='LBFGS'}", r"\[method\]: diloco: .*closure"),
         ("--method.outer 3", r"\[method\] outer = 3: expected a name, or a table with it; Allowed: ASGD, "),
         (
-            f"--method.outer {{build='{HERE}:net',start=0.5}}",
+            f"--method.outer {{name='{HERE}:net',start=0.5}}",
             r"\[method\] outer: net has no argument 'start'",
         ),
-        (f"--method.outer {{build='{HERE}:flat',lr=1}}", r"\[method\] outer: flat takes fewer than"),
+        (f"--method.outer {{name='{HERE}:flat',lr=1}}", r"\[method\] outer: flat takes fewer than"),
     ],
 )
 def test_outer_optimizers_that_are_refused(diloco: Path, words: str, message: str) -> None:
@@ -231,7 +231,7 @@ def switching(job_file: Path) -> Path:
 @pytest.mark.parametrize(("words", "steps"), [("", 7), ("--method.at {epoch=3}", 12)])
 def test_a_method_and_then_another(switching: Path, words: str, steps: int) -> None:
     (made,) = on_ranks(switching, words, lambda parts: parts.optimizer.method)
-    assert (made.how._turn.at, made.how._turn.then.how.graph) == (steps, Ring())
+    assert (made.averager._turn.at, made.averager._turn.then.averager.graph) == (steps, Ring())
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_who_gossips_with_whom(job_file: Path, given: str, graph: Graph) -> None
     """Both readings of two peers have a name; the default one needs none."""
     file = with_method(job_file, "gossip.toml", f'name = "sgp"\n{given}\n')
     (made,) = on_ranks(file, "", lambda parts: parts.optimizer.method)
-    assert made.how.graph == graph
+    assert made.averager.graph == graph
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_who_gossips_with_whom(job_file: Path, given: str, graph: Graph) -> None
         ("--method.first.name bps", r"\[method\] first name: no 'bps'; did you mean 'bsp'"),
         ("--method.at {epoch=1.5}", r"\[method\]: switch: at = {'epoch': 1.5}: expected a whole number"),
         ("--method.then.graph rings", r"\[method\] then graph: no 'rings'; did you mean 'ring'"),
-        ("--method.then.every 3", r"\[method\] then: sgp has no argument 'every'"),
+        ("--method.then.sync_every 3", r"\[method\] then: sgp has no argument 'sync_every'"),
     ],
 )
 def test_switches_that_are_refused(switching: Path, words: str, message: str) -> None:
@@ -296,7 +296,7 @@ def test_the_learning_rate_grows_with_the_groups(
     job_file: Path, rule: str, P: int, K: int, factor: float
 ) -> None:
     """Not with the ranks, K of which share a batch; and the warm-up begins at that of one group."""
-    words = f"--schedule.scaling {rule} --schedule.warmup_epochs 3"
+    words = f"--lr_schedule.scaling {rule} --lr_schedule.warmup_epochs 3"
 
     def rates(parts: Assembly) -> tuple[float, float, int]:
         lr = parts.optimizer.param_groups[0]["lr"]
@@ -336,7 +336,7 @@ def test_trying_the_model_leaves_no_trace(job_file: Path) -> None:
         norm = next(m for m in parts.model.modules() if isinstance(m, nn.BatchNorm1d))
         return int(norm.num_batches_tracked or 0), parts.model.training, torch.rand(()).item()
 
-    words = f"--model.build {HERE}:normalizing --model.arguments {{}}"
+    words = f"--model.name {HERE}:normalizing --model.arguments {{}}"
     (batches, training, chance), = on_ranks(job_file, words, found)  # fmt: skip
     assert (batches, training) == (0, True)
     assert chance == torch.rand((), generator=Generator().manual_seed(2)).item()
@@ -366,19 +366,19 @@ def flat() -> nn.Module:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (f"--model.build {HERE}:pair --model.arguments {{}}", "pair gives a tuple, expected a tensor"),
-        (f"--model.build {HERE}:flat --model.arguments {{}}", r"scores of shape \[2, 1, 6, 10\] for 2"),
-        (f"--optimizer.build {HERE}:rate", r"\[optimizer\] build: .* returned float, expected Optimizer"),
-        (f"--schedule.build {HERE}:rate", r"\[schedule.arguments\]: rate needs 'lr'; given: none"),
-        ("--schedule.build ReduceLROnPlateau", "ReduceLROnPlateau goes by results"),
-        ("--optimizer.build LBFGS", "LBFGS evaluates the loss several times a step"),
+        (f"--model.name {HERE}:pair --model.arguments {{}}", "pair gives a tuple, expected a tensor"),
+        (f"--model.name {HERE}:flat --model.arguments {{}}", r"scores of shape \[2, 1, 6, 10\] for 2"),
+        (f"--optimizer.name {HERE}:rate", r"\[optimizer\] name: .* returned float, expected Optimizer"),
+        (f"--lr_schedule.name {HERE}:rate", r"\[lr_schedule.arguments\]: rate needs 'lr'; given: none"),
+        ("--lr_schedule.name ReduceLROnPlateau", "ReduceLROnPlateau goes by results"),
+        ("--optimizer.name LBFGS", "LBFGS evaluates the loss several times a step"),
         (
-            "--method.moments forgotten",
-            r"\[method\] moments: no 'forgotten'; Allowed: averaged, kept, reset",
+            "--method.optimizer_state forgotten",
+            r"\[method\] optimizer_state: no 'forgotten'; Allowed: average, keep, reset",
         ),
         (
-            "--method.exchange [1]",
-            r"exchange = \[1\]: expected a name, .* Allowed: alltoall, ",
+            "--method.grad_reduce [1]",
+            r"grad_reduce = \[1\]: expected a name, .* Allowed: alltoall, ",
         ),
     ],
 )

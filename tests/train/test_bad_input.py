@@ -79,14 +79,15 @@ CASES = {
     ),
     "unknown key": Case(
         "job.toml:13: [training] epoch = 1: unknown key: did you mean 'epochs'? Allowed: "
-        "activation_checkpointing, broadcast_buffers, bucket_mb, channels_last, checkpoint_every, compile, "
-        "deterministic, device, epochs, evaluate_every, evaluation_tokens, log_every, machine, overlap, "
-        "peak_tflops, precision, prefetch, samples, steps, stop_ahead, threads, time_limit, tokens, tune",
+        "activation_checkpointing, autotune_steps, broadcast_buffers, bucket_cap_mb, channels_last, "
+        "checkpoint_every_steps, compile, deterministic, device, epochs, eval_every_epochs, eval_tokens, "
+        "log_every, machine, overlap_grad_reduce, overlap_param_gather, peak_tflops, precision, samples, "
+        "steps, stop_before_end_s, threads, time_limit_s, tokens",
         changed=("epochs", "epoch"),
     ),
     "unknown section": Case(
-        "job.toml:12: [trainings]: unknown section: did you mean 'training'? Allowed: data, job, method, "
-        "model, optimizer, reallocation, run, schedule, seed, training",
+        "job.toml:12: [trainings]: unknown section: did you mean 'training'? Allowed: data, "
+        "lr_schedule, method, model, optimizer, parallel, rebalance, run, seed, training",
         changed=("[training]", "[trainings]"),
     ),
     "wrong type": Case(
@@ -103,20 +104,22 @@ CASES = {
     ),
     # the ranks
     "two shapes": Case(
-        "--job.groups 2: groups = 2 and group_size = 2: give one of them, not both",
-        "--job.groups 2 --job.group_size 2",
+        "--parallel.groups 2: groups = 2 and group_size = 2: give one of them, not both",
+        "--parallel.groups 2 --parallel.group_size 2",
     ),
     "groups do not divide": Case(
-        "job.toml: [job]: groups = 3 does not divide the 4 ranks of the job; allowed: 1, 2, 4",
-        "--job.groups 3",
+        "job.toml: [parallel]: groups = 3 does not divide the 4 ranks of the job; allowed: 1, 2, 4",
+        "--parallel.groups 3",
         n=4,
     ),
     "more groups than ranks": Case(
-        "job.toml: [job]: group_size = 3 is more than the 2 ranks of the job", "--job.group_size 3", n=2
+        "job.toml: [parallel]: group_size = 3 is more than the 2 ranks of the job",
+        "--parallel.group_size 3",
+        n=2,
     ),
     "batch does not divide": Case(
-        "job.toml: [data] batch_size = 5 is the batch of a group of 2 ranks: give a multiple of 2",
-        "--data.batch_size 5",
+        "job.toml: [data] group_batch_size = 5 is the batch of a group of 2 ranks: give a multiple of 2",
+        "--data.group_batch_size 5",
         n=2,
     ),
     "foreign launcher": Case(
@@ -130,44 +133,44 @@ CASES = {
         "--method.name hierachical",
     ),
     "unknown argument of a method": Case(
-        "job.toml: [method]: hierarchical has no argument 'evry'; did you mean 'every'? Allowed: "
-        "average, every, exchange, moments",
-        "--method.evry 2",
+        "job.toml: [method]: hierarchical has no argument 'sync_evry'; did you mean 'sync_every'? Allowed: "
+        "grad_reduce, optimizer_state, quantize, sync_every",
+        "--method.sync_evry 2",
     ),
     "method out of range": Case(
-        "job.toml: [method]: every = 0: groups meet after at least 1 step", "--method.every 0"
+        "job.toml: [method]: sync_every = 0: groups meet after at least 1 step", "--method.sync_every 0"
     ),
     "fraction for a method": Case(
-        "job.toml: [method]: hierarchical: every = 2.5: expected int", "--method.every 2.5"
+        "job.toml: [method]: hierarchical: sync_every = 2.5: expected int", "--method.sync_every 2.5"
     ),
     "unknown sink": Case(
-        "job.toml: [run] sinks: no 'tensorbord'; did you mean 'tensorboard'? Allowed: mlflow, tensorboard, "
+        "job.toml: [run] loggers: no 'tensorbord'; did you mean 'tensorboard'? Allowed: mlflow, tensorboard, "
         'wandb, or "package.module:function"',
-        '--run.sinks ["tensorbord"]',
+        '--run.loggers ["tensorbord"]',
         n=2,
     ),
     "sinks that are no list": Case(
-        "--run.sinks tensorboard: expected a list of strings or tables", "--run.sinks tensorboard"
+        "--run.loggers tensorboard: expected a list of strings or tables", "--run.loggers tensorboard"
     ),
     "unknown part": Case(
-        "job.toml: [method] exchange: no 'all2all'; did you mean 'alltoall'? "
-        + NAMES.format("alltoall, dense, packed, reduce_scatter, sparse"),
-        "--method.exchange all2all",
+        "job.toml: [method] grad_reduce: no 'all2all'; did you mean 'alltoall'? "
+        + NAMES.format("alltoall, dense, quantized, reduce_scatter, sparse"),
+        "--method.grad_reduce all2all",
     ),
     "unknown model": Case(
-        f"job.toml: [model] build: no 'mpl'; did you mean 'mlp'? {NAMES.format(MODELS)}", "--model.build mpl"
+        f"job.toml: [model] name: no 'mpl'; did you mean 'mlp'? {NAMES.format(MODELS)}", "--model.name mpl"
     ),
     "unknown module": Case(
-        "job.toml: [model] build: 'usr:few': no module 'usr', neither installed nor in {folder}",
-        "--model.build usr:few",
+        "job.toml: [model] name: 'usr:few': no module 'usr', neither installed nor in {folder}",
+        "--model.name usr:few",
     ),
     "unknown function": Case(
-        "job.toml: [model] build: 'user:feww': no 'feww' in user; did you mean 'few'? Allowed: few, number",
-        "--model.build user:feww",
+        "job.toml: [model] name: 'user:feww': no 'feww' in user; did you mean 'few'? Allowed: few, number",
+        "--model.name user:feww",
     ),
     "no model": Case(
-        "job.toml: [model] build: 'user:number' returned int, expected Module",
-        "--model.build user:number --model.arguments {}",
+        "job.toml: [model] name: 'user:number' returned int, expected Module",
+        "--model.name user:number --model.arguments {}",
     ),
     "unknown argument of a model": Case(
         "job.toml: [model.arguments]: mlp has no argument 'input'; did you mean 'inputs'? Allowed: classes, "
@@ -176,7 +179,7 @@ CASES = {
     ),
     "unknown argument of a library's model": Case(
         "job.toml: [model.arguments]: GPT2Config has no argument 'n_layers'; did you mean 'n_layer'? ...",
-        "--model.build transformers:AutoModelForCausalLM --model.arguments {model_type='gpt2',n_layers=2}",
+        "--model.name transformers:AutoModelForCausalLM --model.arguments {model_type='gpt2',n_layers=2}",
     ),
     "tokens of images": Case(
         "job.toml: [training] tokens: the samples of this store are not made of tokens",
@@ -191,7 +194,7 @@ CASES = {
         changed=("epochs = 1", ""),
     ),
     "unknown optimizer": Case(
-        "job.toml: [optimizer] build: no 'Sgd'; did you mean 'SGD'? Allowed: ...", "--optimizer.build Sgd"
+        "job.toml: [optimizer] name: no 'Sgd'; did you mean 'SGD'? Allowed: ...", "--optimizer.name Sgd"
     ),
     "optimizer out of range": Case(
         "job.toml: [optimizer.arguments]: SGD: Invalid momentum value: -3",
@@ -202,37 +205,39 @@ CASES = {
         "--optimizer.arguments.lr 3",
     ),
     "unknown scheduler": Case(
-        "job.toml: [schedule] build: no 'Step'; did you mean 'StepLR'? Allowed: ...", "--schedule.build Step"
+        "job.toml: [lr_schedule] name: no 'Step'; did you mean 'StepLR'? Allowed: ...",
+        "--lr_schedule.name Step",
     ),
     "scheduler incomplete": Case(
-        "job.toml: [schedule.arguments]: StepLR needs 'step_size'; given: none", "--schedule.build StepLR"
+        "job.toml: [lr_schedule.arguments]: StepLR needs 'step_size'; given: none",
+        "--lr_schedule.name StepLR",
     ),
     "unknown transform": Case(
         f"job.toml: [data] transform: no 'crop'; {NAMES.format('crop_and_flip')}", "--data.transform crop"
     ),
     # the data
     "no store": Case(
-        "job.toml: [data] store: {folder}/none.h5: no such file; `hpcsgd data convert` makes a store",
-        "--data.store none.h5",
+        "job.toml: [data] path: {folder}/none.h5: no such file; `hpcsgd data convert` makes a store",
+        "--data.path none.h5",
     ),
     "other file": Case(
-        "job.toml: [data] store: {folder}/job.toml: not a store, or damaged (...", "--data.store job.toml"
+        "job.toml: [data] path: {folder}/job.toml: not a store, or damaged (...", "--data.path job.toml"
     ),
     "no scores for some classes": Case(
         "job.toml: [model]: user:few gives scores of shape [2, 4] for 2 samples, but {folder}/small.h5 has "
         "10 classes: expected [2, 10]",
-        "--model.build user:few --model.arguments {}",
+        "--model.name user:few --model.arguments {}",
     ),
     "other shape of samples": Case(
         "job.toml: [model]: mlp does not take samples of shape [1, 6, 6]: mat1 and mat2 ...",
         "--model.arguments.inputs 35",
     ),
     "more workers than any use": Case(
-        "job.toml: [data]: workers = 1000000: expected at most ...", "--data.workers 1000000"
+        "job.toml: [data]: num_workers = 1000000: expected at most ...", "--data.num_workers 1000000"
     ),
     # what is written
     "folder below a file": Case(
-        "user.py/run: cannot be used as [run] folder: Not a directory", "--run.folder user.py/run"
+        "user.py/run: cannot be used as [run] output_dir: Not a directory", "--run.output_dir user.py/run"
     ),
 }
 
@@ -258,9 +263,9 @@ def test_a_mistake_is_one_line(folder: Path, name: str) -> None:
 def test_every_rank_ends_with_an_error(folder: Path) -> None:
     """Not only the launcher: each writes down its own exit code."""
     noting = ["sh", "-c", '"$@"; code=$?; echo $code > code-$PMI_RANK; exit $code', "sh"]
-    command = [programs.mpiexec(), "-n", "2", *noting, *hpcsgd("train", "job.toml", "--model.build", "mpl")]
+    command = [programs.mpiexec(), "-n", "2", *noting, *hpcsgd("train", "job.toml", "--model.name", "mpl")]
     done = ended(start(folder, command))
-    assert_one_line(done, "job.toml: [model] build: no 'mpl'; did you mean 'mlp'? ...")
+    assert_one_line(done, "job.toml: [model] name: no 'mpl'; did you mean 'mlp'? ...")
     assert [(folder / f"code-{rank}").read_text() for rank in range(2)] == ["1\n", "1\n"]
 
 
@@ -277,8 +282,8 @@ def test_of_silent_worlds_the_first_speaks(folder: Path) -> None:
 @pytest.mark.slow
 def test_fewer_samples_than_ranks(folder: Path) -> None:
     make_store(folder / "three.h5", train=3)
-    done = launch(folder, "train", "job.toml", "--data.store", "three.h5", n=4)
-    line = "job.toml: [data] store: 3 samples cannot be dealt to 4 ranks: each needs at least one"
+    done = launch(folder, "train", "job.toml", "--data.path", "three.h5", n=4)
+    line = "job.toml: [data] path: 3 samples cannot be dealt to 4 ranks: each needs at least one"
     assert_one_line(done, line)
 
 
@@ -287,7 +292,7 @@ def test_a_store_that_was_cut_off(folder: Path) -> None:
     whole = (folder / "small.h5").read_bytes()
     (folder / "small.h5").write_bytes(whole[:-1])
     done = launch(folder, "train", "job.toml")
-    assert_one_line(done, f"job.toml:2: [data] store: {folder}/small.h5: not a store, or damaged (...")
+    assert_one_line(done, f"job.toml:2: [data] path: {folder}/small.h5: not a store, or damaged (...")
 
 
 @pytest.mark.slow
@@ -300,7 +305,7 @@ def test_a_store_with_a_damaged_image(folder: Path) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
-    done = launch(folder, "train", "job.toml", "--run.folder", "run")
+    done = launch(folder, "train", "job.toml", "--run.output_dir", "run")
     line = f"{path}: split 'train' is damaged: rows 7 do not match their checksums; convert it again"
     assert_one_line(done, line)
     assert not (folder / "run" / "summary.json").exists()
@@ -310,23 +315,23 @@ def test_a_store_with_a_damaged_image(folder: Path) -> None:
 def test_another_kind_of_hdf5_file(folder: Path) -> None:
     with h5py.File(folder / "other.h5", "w") as file:
         file["x"] = [1]
-    done = launch(folder, "train", "job.toml", "--data.store", "other.h5")
+    done = launch(folder, "train", "job.toml", "--data.path", "other.h5")
     line = f"{folder}/other.h5: an HDF5 file, but not a store made by `hpcsgd data convert`"
-    assert_one_line(done, f"job.toml: [data] store: {line}")
+    assert_one_line(done, f"job.toml: [data] path: {line}")
 
 
 def test_a_folder_that_holds_a_run(folder: Path) -> None:
     (folder / "run").mkdir()
     (folder / "run" / "metrics.jsonl").touch()
     before = files(folder)
-    done = launch(folder, "train", "job.toml", "--run.folder", "run")
-    line = "run: holds a run: pass --resume to go on with it, or choose another [run] folder"
+    done = launch(folder, "train", "job.toml", "--run.output_dir", "run")
+    line = "run: holds a run: pass --resume to go on with it, or choose another [run] output_dir"
     assert_one_line(done, line)
     assert files(folder) == before
 
 
 def test_a_learning_rate_that_breaks_the_model(folder: Path) -> None:
-    done = launch(folder, "train", "job.toml", "--optimizer.lr", "1e30", "--run.folder", "run")
+    done = launch(folder, "train", "job.toml", "--optimizer.lr", "1e30", "--run.output_dir", "run")
     assert_one_line(done, "the loss is nan at step 2: try a lower learning rate or a longer warm-up")
     assert not {"summary.json", "model.pt"} & {path.name for path in files(folder)}
     assert not list(folder.glob("run/checkpoints/*"))

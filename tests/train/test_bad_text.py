@@ -91,7 +91,7 @@ def test_launched_it_is_one_line_and_nothing_stays(
     """A flag may have to do with what is wrong with a section as a whole, of which no line is told then."""
     line = f"hpcsgd: job.toml{at}: " + mistake(folder).replace("{folder}", str(folder))
     before = set(folder.rglob("*"))
-    done = launch(folder, "train", "job.toml", "--job.groups", "2", n=2)
+    done = launch(folder, "train", "job.toml", "--parallel.groups", "2", n=2)
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
     assert done.err == line + "\n" or (line.endswith("...") and done.err.startswith(line[:-3]))
     assert set(folder.rglob("*")) == before

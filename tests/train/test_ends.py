@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 RANKS = 2
 """Of most jobs, in as many groups: every rank costs five seconds of start-up."""
-JOB_OF_TWO = JOB.replace("[data]", "[job]\ngroups = 2\n[data]").replace("epochs = 1", "epochs = 10000")
+JOB_OF_TWO = JOB.replace("[data]", "[parallel]\ngroups = 2\n[data]").replace("epochs = 1", "epochs = 10000")
 
 FAULTS = '''\
 """Models and a transform that go wrong on some ranks, in their third call: two steps have gone well."""
@@ -132,7 +132,7 @@ def launch(folder: Path, *options: str, n: int = RANKS) -> programs.Running:
 
 
 def train(folder: Path, model: str, arguments: str = "{}", *options: str, n: int = RANKS) -> Ended:
-    words = ("--model.build", f"faults:{model}", "--model.arguments", arguments, *options)
+    words = ("--model.name", f"faults:{model}", "--model.arguments", arguments, *options)
     return ended(launch(folder, *words, n=n))
 
 
@@ -198,7 +198,7 @@ def test_what_is_expected_is_one_line(folder: Path, arguments: str, line: str) -
     [
         (ONE % "raising", [], "hpcsgd: rank 1: ValueError", "ValueError: boom"),
         long(ALL % "raising", [], "hpcsgd: rank 0: ValueError", "ValueError: boom"),
-        (ONE % "raising", ["--data.workers", "1"], "hpcsgd: rank 1: ValueError", "ValueError: boom"),
+        (ONE % "raising", ["--data.num_workers", "1"], "hpcsgd: rank 1: ValueError", "ValueError: boom"),
         long(
             "{}", ["--data.transform", "faults:transform"], "hpcsgd: rank 1: ValueError", "ValueError: boom"
         ),
@@ -253,13 +253,13 @@ def test_a_store_that_one_rank_does_not_find(folder: Path) -> None:
         command += ["-n", "1", "-wdir", str(place), *hpcsgd("train", "job.toml"), ":"]
     done = ended(start(folder, command[:-1]))
     assert done.code == 1
-    place = f"rank 1 of 2, preparing the run: job.toml: [data] store: {elsewhere}/small.h5"
+    place = f"rank 1 of 2, preparing the run: job.toml: [data] path: {elsewhere}/small.h5"
     assert done.err == f"hpcsgd: {place}: no such file; `hpcsgd data convert` makes a store\n"
     assert not (folder / "runs").exists()
 
 
 def test_a_rank_that_freezes(folder: Path) -> None:
-    done = train(folder, "net", ONE % "freezing", "--job.timeout", "5", n=4)
+    done = train(folder, "net", ONE % "freezing", "--parallel.timeout_s", "5", n=4)
     assert_ended(folder, done)
     assert len(done.messages) == 1
     assert "no answer within 5 s" in done.messages[0]
@@ -283,7 +283,7 @@ def interrupt(folder: Path, process: programs.Running, by: Callable[[], None]) -
 
 
 def test_an_interrupt_from_the_keyboard(folder: Path) -> None:
-    process = launch(folder, "--model.build", "faults:net", "--model.arguments", "{}")
+    process = launch(folder, "--model.name", "faults:net", "--model.arguments", "{}")
     done = interrupt(folder, process, lambda: process.send_signal(signal.SIGINT))
     assert_ended(folder, done)
     assert done.messages in ([f"hpcsgd: rank {rank}: interrupted"] for rank in range(2))  # the first to hear
@@ -291,7 +291,7 @@ def test_an_interrupt_from_the_keyboard(folder: Path) -> None:
 
 
 def test_a_rank_that_is_killed(folder: Path) -> None:
-    process = launch(folder, "--model.build", "faults:net", "--model.arguments", "{}", n=4)
+    process = launch(folder, "--model.name", "faults:net", "--model.arguments", "{}", n=4)
     done = interrupt(folder, process, lambda: os.kill(int((folder / "pid-2").read_text()), signal.SIGKILL))
     assert_ended(folder, done)
     assert done.messages == []

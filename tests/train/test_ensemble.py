@@ -16,14 +16,14 @@ from elastic.conftest import Desk, desk, wait_for
 from hpcsgd.checkpoint import Writer
 from hpcsgd.comm import Transport, threads
 from hpcsgd.config.schema import load
-from hpcsgd.core.topology import NOBODY, Absent, Peers, form
+from hpcsgd.core.topology import NO_REPLICA_GROUPS, Absent, ReplicaGroups, form
 from hpcsgd.elastic.allotment import Allotment
 from hpcsgd.elastic.event_log import Event
 from hpcsgd.elastic.meetings import Meetings
 from hpcsgd.elastic.reallocation import Reallocation
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError
-from hpcsgd.methods import ensemble, hierarchical
+from hpcsgd.methods import ensemble_sync, hierarchical
 from hpcsgd.report.summary import of_kind, summary
 from hpcsgd.train.assembly import Assembly, assemble
 from hpcsgd.train.ensemble import Moved
@@ -62,7 +62,7 @@ def lost(desk: Desk) -> list[Event]:
 @pytest.mark.parametrize("momentum", ["0.0", "0.9"])
 def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, momentum: str) -> None:
     """The same as `hierarchical`, bit for bit, where an epoch ends with a meeting."""
-    words = ["--optimizer.arguments.momentum", momentum, "--schedule.warmup_epochs", "1"]
+    words = ["--optimizer.arguments.momentum", momentum, "--lr_schedule.warmup_epochs", "1"]
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words)
         (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2))
@@ -73,9 +73,9 @@ def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, momentum: str) 
         assert sorted(one.seen[epoch] + other.seen[epoch]) == list(range(TRAIN))
 
     def plain(world: Transport) -> dict[str, Tensor]:
-        config = load(job_file, [*WORDS, *words, "--method.name", "hierarchical", "--job.groups", "2"])
+        config = load(job_file, [*WORDS, *words, "--method.name", "hierarchical", "--parallel.groups", "2"])
         parts = assemble(config, form(world, 2), "job.toml")
-        checkpoints, stopping = Writer(tmp_path / "plain", parts.optimizer.job), cast(Any, Stops())
+        checkpoints, stopping = Writer(tmp_path / "plain", parts.optimizer.topology), cast(Any, Stops())
         WorldLoop(config, parts, checkpoints, stopping, world.apart()).train()
         return parts.model.state_dict()
 
@@ -124,7 +124,7 @@ def test_one_that_dies_leaves_its_samples_to_the_others(job_file: Path, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "three", "two"), [("linear", 3.0, 2.0), ("root", 3**0.5, 2**0.5)])
-@pytest.mark.parametrize("follows", ["started", "living"])
+@pytest.mark.parametrize("follows", ["started", "alive"])
 def test_the_rate_follows_the_living_from_where_samples_are_dealt(
     job_file: Path, tmp_path: Path, desk: Desk, follows: str, rule: str, three: float, two: float
 ) -> None:
@@ -140,11 +140,11 @@ def test_the_rate_follows_the_living_from_where_samples_are_dealt(
         parts.optimizer.register_step_pre_hook(lambda *_: rates.append(parts.optimizer.rates[0]))
 
     rates: list[float] = []
-    words = ["--schedule.scaling", rule, "--schedule.scaling_follows", follows, "--optimizer.lr", "0.01"]
+    words = ["--lr_schedule.scaling", rule, "--lr_schedule.scale_with", follows, "--optimizer.lr", "0.01"]
     with desk.coordinator(3) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words)
         together(lambda: world.live(0, 3, prepare=read), dying, lambda: world.live(2, 3))
-    later = two if follows == "living" else three
+    later = two if follows == "alive" else three
     assert rates == pytest.approx([0.01 * three] * 8 + [0.01 * later] * 24)
 
 
@@ -160,8 +160,8 @@ def test_the_rate_climbs_from_that_of_one_group_to_that_of_the_living(
         made.append(optimizer)
 
     rates, made = list[tuple[int, float]](), list[DistributedOptimizer]()
-    words = ["--schedule.scaling_follows", "living", "--optimizer.lr", "0.01"]
-    words += ["--schedule.warmup_epochs", "10", "--method.every", "8"]
+    words = ["--lr_schedule.scale_with", "alive", "--optimizer.lr", "0.01"]
+    words += ["--lr_schedule.warmup_epochs", "10", "--method.sync_every", "8"]
     with desk.coordinator(1) as at:
         World(at, job_file, tmp_path / "checkpoints", words).live(0, 4, prepare=read, stops_at=30)
     assert rates == [(t, pytest.approx(0.01)) for t in range(32)], "one is alive: there is nothing to climb"
@@ -197,7 +197,7 @@ def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk) -> None:
             wait_for(lambda: 1 in at.membership.expected)
 
     with desk.coordinator(2) as at:
-        world = World(at, job_file, tmp_path / "checkpoints", ["--method.every", "1"])
+        world = World(at, job_file, tmp_path / "checkpoints", ["--method.sync_every", "1"])
         (stayed,), returned = together(lambda: world.live(0, 2, before_step=wait), dies_and_returns)
     assert_same(stayed.model, returned.model)
     first = stayed.seen[0] + returned.seen[0]
@@ -221,7 +221,7 @@ def test_who_comes_new_looks_on_until_samples_are_dealt(job_file: Path, tmp_path
 
     with desk.coordinator(1) as at:
         world = World(
-            at, job_file, tmp_path / "checkpoints", ["--method.every", "1", "--training.epochs", "2"]
+            at, job_file, tmp_path / "checkpoints", ["--method.sync_every", "1", "--training.epochs", "2"]
         )
         (first,), second = together(lambda: world.live(0, 2, before_step=wait), late)
     assert_same(first.model, second.model)
@@ -235,7 +235,14 @@ def test_all_stop_where_one_has_to_and_go_on_later(
     job_file: Path, tmp_path: Path, desk: Desk, per: str
 ) -> None:
     """As another number of islands; what was seen is not seen again."""
-    schedule = ["--schedule.build", "StepLR", "--schedule.arguments.step_size", "1", "--schedule.per", per]
+    schedule = [
+        "--lr_schedule.name",
+        "StepLR",
+        "--lr_schedule.arguments.step_size",
+        "1",
+        "--lr_schedule.interval",
+        per,
+    ]
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", schedule)
         (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2, stops_at=15))
@@ -253,7 +260,7 @@ def test_all_stop_where_one_has_to_and_go_on_later(
 def test_meetings_at_the_ends_of_epochs_are_recorded(job_file: Path, tmp_path: Path, desk: Desk) -> None:
     """Of 12 steps each; in the second one they meet by schedule, too."""
     with desk.coordinator(2) as at:
-        world = World(at, job_file, tmp_path / "checkpoints", ["--method.every", "8"])
+        world = World(at, job_file, tmp_path / "checkpoints", ["--method.sync_every", "8"])
         (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2))
     for life in (one, other):
         assert met_after(life) == [8, 12, 16, 24, 32, 36]
@@ -267,21 +274,21 @@ def met_after(life: Life) -> list[int]:
 
 
 def test_islands_meet_by_ensemble_alone() -> None:
-    def wrap(world: Transport, method: Any, peers: Peers) -> None:
+    def wrap(world: Transport, method: Any, peers: ReplicaGroups) -> None:
         net = torch.nn.Linear(2, 1)
         DistributedOptimizer(
-            torch.optim.SGD(net.parameters(), lr=0.1), net, replace(form(world), peers=peers), method
+            torch.optim.SGD(net.parameters(), lr=0.1), net, replace(form(world), replica_groups=peers), method
         )
 
     with pytest.raises(UserError, match="start it with `hpcsgd launch`"):
-        threads.run(1, lambda world: wrap(world, ensemble(every=2), NOBODY))
-    with pytest.raises(UserError, match="meet by method ensemble alone"):
-        threads.run(1, lambda world: wrap(world, hierarchical(every=2), Absent(count=2)))
+        threads.run(1, lambda world: wrap(world, ensemble_sync(sync_every=2), NO_REPLICA_GROUPS))
+    with pytest.raises(UserError, match="meet by method ensemble_sync alone"):
+        threads.run(1, lambda world: wrap(world, hierarchical(sync_every=2), Absent(count=2)))
 
 
 def test_an_island_does_not_train_as_if_it_were_alone(job_file: Path) -> None:
     def one(world: Transport) -> None:
-        setting_of(load(job_file), replace(form(world), peers=Absent(count=2)), None)
+        setting_of(load(job_file), replace(form(world), replica_groups=Absent(count=2)), None)
 
     with pytest.raises(AssertionError):
         threads.run(1, one)
@@ -317,7 +324,7 @@ def test_the_slow_island_is_given_more(
 
         return prepare
 
-    words = ["--reallocation.unit", "samples", "--reallocation.total", "8", "--data.batch_size", "24"]
+    words = ["--rebalance.resource", "samples", "--rebalance.total", "8", "--data.group_batch_size", "24"]
     words += ["--training.epochs", "4", *NO_NORM]
     allots = Allotment("samples", 8, margin=0.1, cost=0, epochs=4)
     with desk.coordinator(2, allotment=allots) as at:
@@ -346,7 +353,7 @@ def test_an_island_that_is_given_other_ranks_comes_back_with_them(
     job_file: Path, tmp_path: Path, desk: Desk
 ) -> None:
     """The others wait for it, and nothing of its share is lost."""
-    words = ["--reallocation.unit", "ranks", "--training.epochs", "2", *NO_NORM]
+    words = ["--rebalance.resource", "ranks", "--training.epochs", "2", *NO_NORM]
 
     def lives(island: int, ranks: int, work: float) -> list[Life]:
         went: list[Life] = []

@@ -69,9 +69,9 @@ def fill_buffers(model: nn.Module, seed: int) -> None:
 
 def parts_of(world: Transport, job_file: Path, P: int) -> Assembly:
     """After training, in effect: groups differ in parameters and all ranks in batch-norm statistics."""
-    words = ("--model.build", "train.test_evaluation:net", "--model.arguments", "{}")
+    words = ("--model.name", "train.test_evaluation:net", "--model.arguments", "{}")
     parts = assemble(load(job_file, words), form(world, P), "job.toml")
-    fill(parts.model, parts.optimizer.job.g)
+    fill(parts.model, parts.optimizer.topology.group_index)
     fill_buffers(parts.model, world.rank)
     parts.model[0].seen.clear()  # type: ignore[index]
     return parts

@@ -21,16 +21,17 @@ from train.interruptions import (
 LAST = 8
 
 JOB = """
-data = { store = "digits.h5", batch_size = 400, transform = "train.small:noisy" }
-model = { build = "train.small:chancy" }
-optimizer = { build = "AdamW", lr = 0.01 }
-schedule = { warmup_epochs = 1.5, build = "MultiStepLR", arguments = { milestones = [3, 6] }, per = "step" }
-method = { name = "hierarchical", every = 3 }
+data = { path = "digits.h5", group_batch_size = 400, transform = "train.small:noisy" }
+model = { name = "train.small:chancy" }
+optimizer = { name = "AdamW", lr = 0.01 }
+lr_schedule = { warmup_epochs = 1.5, name = "MultiStepLR", arguments = { milestones = [3, 6] }, \
+interval = "step" }
+method = { name = "hierarchical", sync_every = 3 }
 training = { epochs = 2, log_every = 1 }
 """
 ON_4_RANKS = (
-    *("--job.groups", "2", "--data.batch_size", "200", "--data.transform", "crop_and_flip"),
-    *("--model.build", "train.small:steady"),
+    *("--parallel.groups", "2", "--data.group_batch_size", "200", "--data.transform", "crop_and_flip"),
+    *("--model.name", "train.small:steady"),
 )
 
 
@@ -69,7 +70,7 @@ def test_stopped_after_any_step(job_file: Path, whole: Path, tmp_path: Path, ste
 def test_killed_after_any_step(
     job_file: Path, whole: Path, tmp_path: Path, step: int, every: int | None
 ) -> None:
-    options = [] if every is None else ["--training.checkpoint_every", str(every)]
+    options = [] if every is None else ["--training.checkpoint_every_steps", str(every)]
     with pytest.raises(Killed):
         train(job_file, tmp_path, *options, at=step, what=killed)
     assert train(job_file, tmp_path, *options, resume=True) == [None]
@@ -81,7 +82,7 @@ def test_killed_in_an_evaluation(
     job_file: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str
 ) -> None:
     """What was told of the epoch before is not told twice."""
-    options = ("--training.checkpoint_every", every)
+    options = ("--training.checkpoint_every_steps", every)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr("hpcsgd.train.loop.evaluate", killed)
         train(job_file, tmp_path, *options)
@@ -109,8 +110,9 @@ def test_four_ranks(job_file: Path, tmp_path: Path) -> None:
 
 
 LATE: dict[str, str] = {
-    "delayed": '{ name = "delayed", steps = 2, method = { name = "diloco", every = 3 } }',
-    "streamed": '{ name = "streamed", fragments = 2, delay = 2, method = { name = "diloco", every = 3 } }',
+    "delayed": '{ name = "delayed", sync_delay = 2, method = { name = "diloco", sync_every = 3 } }',
+    "streaming": '{ name = "streaming", num_fragments = 2, sync_delay = 2, '
+    'method = { name = "diloco", sync_every = 3 } }',
 }
 
 
@@ -119,9 +121,9 @@ LATE: dict[str, str] = {
 def test_stopped_while_a_meeting_is_under_way(job_file: Path, tmp_path: Path, method: str) -> None:
     """Begun after step 3, and of the second fragment after 2, 5 and 8: nothing of it is lost."""
     late = tmp_path / "job.toml"
-    store = f'store = "{job_file.parent / "digits.h5"}"'
-    plain = 'method = { name = "hierarchical", every = 3 }'
-    late.write_text(JOB.replace('store = "digits.h5"', store).replace(plain, f"method = {LATE[method]}"))
+    store = f'path = "{job_file.parent / "digits.h5"}"'
+    plain = 'method = { name = "hierarchical", sync_every = 3 }'
+    late.write_text(JOB.replace('path = "digits.h5"', store).replace(plain, f"method = {LATE[method]}"))
     train(late, tmp_path / "whole", *ON_4_RANKS, n=4)
     train(late, tmp_path / "parts", *ON_4_RANKS, n=4, at=4)
     train(late, tmp_path / "parts", *ON_4_RANKS, n=4, resume=True)
@@ -154,8 +156,8 @@ SCHEDULES: dict[str, str] = {
     ("schedule", "per"), [*((name, "step") for name in SCHEDULES), ("CosineAnnealingLR", "epoch")]
 )
 def test_the_learning_rate_goes_on(job_file: Path, tmp_path: Path, schedule: str, per: str) -> None:
-    arguments = ("--schedule.arguments", SCHEDULES[schedule])
-    options = ("--schedule.build", schedule, "--schedule.per", per, *arguments)
+    arguments = ("--lr_schedule.arguments", SCHEDULES[schedule])
+    options = ("--lr_schedule.name", schedule, "--lr_schedule.interval", per, *arguments)
     train(job_file, tmp_path / "whole", *options)
     for step in (3, 5):
         train(job_file, tmp_path / "parts", *options, at=step, resume=True)
@@ -167,12 +169,12 @@ def test_the_learning_rate_goes_on(job_file: Path, tmp_path: Path, schedule: str
 
 def test_another_schedule_is_refused(job_file: Path, tmp_path: Path) -> None:
     train(job_file, tmp_path, at=3)
-    options = ("--schedule.build", "CosineAnnealingLR", "--schedule.arguments", "{ T_max = 6 }")
+    options = ("--lr_schedule.name", "CosineAnnealingLR", "--lr_schedule.arguments", "{ T_max = 6 }")
     with pytest.raises(JobError, match="MultiStepLR in the checkpoint, CosineAnnealingLR in this job"):
         train(job_file, tmp_path, *options, resume=True)
 
 
 def test_a_schedule_by_results_is_refused(job_file: Path, tmp_path: Path) -> None:
-    options = ("--schedule.build", "ReduceLROnPlateau", "--schedule.arguments", "{}")
+    options = ("--lr_schedule.name", "ReduceLROnPlateau", "--lr_schedule.arguments", "{}")
     with pytest.raises(JobError, match="ReduceLROnPlateau"):
         train(job_file, tmp_path, *options)

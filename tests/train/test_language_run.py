@@ -31,11 +31,12 @@ from train.launches import launch, make_store
 from train.workloads import fill
 
 JOB = """
-data = { store = "text.h5", batch_size = 6, arguments = { bptt = 7 } }
-model = { build = "train.test_language_run:own" }
-optimizer = { build = "SGD", lr = 0.1 }
-schedule = { scaling = "none", build = "CosineAnnealingLR", arguments = { T_max = "length" }, per = "step" }
-method = { name = "hierarchical", every = 2 }
+data = { path = "text.h5", group_batch_size = 6, arguments = { bptt = 7 } }
+model = { name = "train.test_language_run:own" }
+optimizer = { name = "SGD", lr = 0.1 }
+lr_schedule = { scaling = "none", name = "CosineAnnealingLR", arguments = { T_max = "length" }, \
+interval = "step" }
+method = { name = "hierarchical", sync_every = 2 }
 training = { tokens = 252, log_every = 2, peak_tflops = 0.001 }
 """
 TOKENS = 7
@@ -69,7 +70,7 @@ def kind(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 def test_the_figures_of_a_run(job_file: Path, tmp_path: Path) -> None:
     """252 tokens are 36 windows, 6 a step for each of two groups of one: 3 steps, of which one is told by
     itself."""
-    train(job_file, tmp_path, "--job.groups", "2", n=2)
+    train(job_file, tmp_path, "--parallel.groups", "2", n=2)
     records = read(tmp_path / "metrics.jsonl")
     first, last = kind(records, "step")
     assert [(r["step"], r["samples"], r["tokens"]) for r in (first, last)] == [(2, 24, 168), (3, 12, 84)]
@@ -101,8 +102,8 @@ def test_the_figures_of_a_run(job_file: Path, tmp_path: Path) -> None:
 
 def test_the_norm_of_the_gradient(job_file: Path, tmp_path: Path) -> None:
     """Of one rank without a schedule: that of its batch."""
-    schedule = 'build = "CosineAnnealingLR", arguments = { T_max = "length" }, per = "step"'
-    job_file.write_text(JOB.replace(schedule, 'build = "ConstantLR", arguments = { factor = 1.0 }'))
+    schedule = 'name = "CosineAnnealingLR", arguments = { T_max = "length" }, interval = "step"'
+    job_file.write_text(JOB.replace(schedule, 'name = "ConstantLR", arguments = { factor = 1.0 }'))
     train(job_file, tmp_path, "--training.log_every", "1")
     found = [record["gradient_norm"] for record in kind(read(tmp_path / "metrics.jsonl"), "step")]
     data, model = Windows(job_file.parent / "text.h5", "train", bptt=TOKENS), own()
@@ -117,8 +118,8 @@ def test_the_norm_of_the_gradient(job_file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_interruptions_change_nothing(job_file: Path, tmp_path: Path) -> None:
-    words = ("--job.groups", "2", "--training.tokens", "600", "--training.log_every", "1")
-    assert_interruptions_change_nothing(job_file, tmp_path, *words, "--training.checkpoint_every", "3")
+    words = ("--parallel.groups", "2", "--training.tokens", "600", "--training.log_every", "1")
+    assert_interruptions_change_nothing(job_file, tmp_path, *words, "--training.checkpoint_every_steps", "3")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_an_evaluation_of_a_part(run: Callable[..., list[Any]], job_file: Path, 
     """Windows all over the test data, the same on any P × K."""
 
     def one(world: Transport) -> float:
-        words = ["--training.evaluation_tokens", "64", "--data.batch_size", "12"]
+        words = ["--training.eval_tokens", "64", "--data.group_batch_size", "12"]
         parts = assemble(load(job_file, words), form(world, P), "job.toml")
         return evaluate(parts).loss
 
@@ -158,7 +159,7 @@ def test_an_evaluation_of_a_part(run: Callable[..., list[Any]], job_file: Path, 
 @pytest.mark.parametrize("bits", ["bf16", "bf16_master"])
 def test_it_learns_in_16_bits(job_file: Path, tmp_path: Path, bits: str) -> None:
     words = ("--training.tokens", "8000", "--training.precision", bits, "--optimizer.lr", "0.5")
-    train(job_file, tmp_path, "--job.groups", "2", *words, n=2)
+    train(job_file, tmp_path, "--parallel.groups", "2", *words, n=2)
     records = read(tmp_path / "metrics.jsonl")
     losses = [record["loss"] for record in kind(records, "step")]
     assert losses[-1] < losses[0] - 1.0
@@ -170,14 +171,14 @@ def test_the_meter(run: Callable[..., list[Any]], n: int) -> None:
     """Squares of all ranks, over as many groups."""
 
     def measured(world: Transport) -> None:
-        job = form(world, groups=max(n // 2, 1))
+        topology = form(world, groups=max(n // 2, 1))
         sample = Sample(tokens=5, flops=1e6, peak=0.5)
-        meter = Meter(job, world.apart(), sample=sample, by_torch=7.0)
+        meter = Meter(topology, world.apart(), sample=sample, by_torch=7.0)
         meter.passes(3)
         meter.step(torch.tensor(1.0), 3, 0.0, {})
         meter.gradient(torch.tensor(1.0 + world.rank))
         found, nothing = meter.read().wait(), meter.read().wait()
-        assert found.gradient_norm == pytest.approx((sum(range(1, n + 1)) / job.P) ** 0.5)
+        assert found.gradient_norm == pytest.approx((sum(range(1, n + 1)) / topology.num_groups) ** 0.5)
         assert found.tokens == 15 * n
         assert found.tokens_per_s == pytest.approx(5 * found.samples_per_s)
         assert found.utilization == pytest.approx(found.samples_per_s * 1e6 / (n * 0.5e12))
@@ -195,7 +196,7 @@ def test_the_meter(run: Callable[..., list[Any]], n: int) -> None:
             "samples = 4 and tokens = 3: give one of them, not both",
         ),
         ("--training.tokens 0", "--training.tokens 0: expected int ≥ 1"),
-        ("--training.evaluation_tokens 0", "--training.evaluation_tokens 0: expected int ≥ 1"),
+        ("--training.eval_tokens 0", "--training.eval_tokens 0: expected int ≥ 1"),
         ("--training.peak_tflops 0", "--training.peak_tflops 0: expected number > 0"),
         ("--training.activation_checkpointing 1", "expected true or false"),
     ],
@@ -211,7 +212,7 @@ def test_no_length(job_file: Path) -> None:
         load(job_file)
 
 
-@pytest.mark.parametrize("key", ["tokens", "evaluation_tokens"])
+@pytest.mark.parametrize("key", ["tokens", "eval_tokens"])
 def test_of_what_is_not_made_of_tokens(tmp_path: Path, key: str) -> None:
     make_store(tmp_path / "small.h5")
     (tmp_path / "job.toml").write_text(IMAGES)
@@ -227,7 +228,7 @@ def test_of_what_is_not_made_of_tokens(tmp_path: Path, key: str) -> None:
 def test_as_it_is_started(job_file: Path) -> None:
     """The lines say tokens and the part of the peak, and where it was."""
     model = "{ types = 256, width = 8, layers = 1, heads = 2 }"
-    words = ("--model.build", "gpt", "--model.arguments", model, "--job.groups", "2")
+    words = ("--model.name", "gpt", "--model.arguments", model, "--parallel.groups", "2")
     done = launch(job_file.parent, "train", job_file.name, *words, n=2)
     assert done.code == 0, done.err
     (line,) = [line for line in done.out.splitlines() if "step 2/3" in line]

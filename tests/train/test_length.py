@@ -45,7 +45,7 @@ def length_of(job_file: Path, *options: str, n: int = 1) -> Length:
 
     def one(world: Transport) -> Length:
         config = load(job_file, options)
-        return assemble(config, form(world, config.job.groups), job_file.name).length
+        return assemble(config, form(world, config.parallel.groups), job_file.name).length
 
     found = threads.run(n, one)
     assert len(set(found)) == 1
@@ -57,7 +57,7 @@ def test_more_samples_a_step_than_there_are(
     caplog: pytest.LogCaptureFixture, samples: int, warned: bool
 ) -> None:
     warn_of_few(samples, 16)
-    assert ("batch_size = 16: a group has 15 samples an epoch" in caplog.text) == warned
+    assert ("[data] group_batch_size = 16: a group has 15 samples an epoch" in caplog.text) == warned
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_more_samples_a_step_than_there_are(
 )
 def test_steps_of_so_many_samples(job_file: Path, samples: int, groups: int, epochs: int, steps: int) -> None:
     """Of 48, in batches of 16 a group: 3 steps an epoch, or 2, of which the second is of half a batch."""
-    options = ("--training.samples", str(samples), "--job.groups", str(groups))
+    options = ("--training.samples", str(samples), "--parallel.groups", str(groups))
     found = length_of(job_file, *options, n=groups)
     assert (found.epochs, found.expected) == (epochs, steps)
 
@@ -80,7 +80,7 @@ def test_it_ends_in_the_middle_of_an_epoch(
 ) -> None:
     """Evaluated, saved and complete; stopped or killed at an epoch's end or after the last step, it ends as
     if it had not been."""
-    options = (f"--training.{what}", str(number), "--training.checkpoint_every", "1")
+    options = (f"--training.{what}", str(number), "--training.checkpoint_every_steps", "1")
     whole = tmp_path / "whole"
     train(job_file, whole, *options)
     records = outcome(whole)[1]
@@ -106,11 +106,11 @@ def test_a_longer_run_goes_on_within_the_epoch(
 ) -> None:
     """As if it had been so long from the start, but for the results where it was to end first."""
     schedule = (
-        "--schedule.build",
+        "--lr_schedule.name",
         "ExponentialLR",
-        "--schedule.arguments.gamma",
+        "--lr_schedule.arguments.gamma",
         "0.5",
-        "--schedule.per",
+        "--lr_schedule.interval",
         per,
     )
     whole, longer = tmp_path / "whole", tmp_path / "longer"
@@ -127,10 +127,10 @@ def test_a_longer_run_goes_on_within_the_epoch(
 
 def test_steps_count_on_other_ranks_too(job_file: Path, tmp_path: Path) -> None:
     """Begun by one group of 3 steps an epoch, ended by two of 2."""
-    options = ("--training.steps", "8", "--model.build", "train.small:steady")
+    options = ("--training.steps", "8", "--model.name", "train.small:steady")
     model = ("--model.arguments", "{ inputs = 36, norm = false }")
     train(job_file, tmp_path, *options, *model, at=4)
-    train(job_file, tmp_path, *options, *model, "--job.groups", "2", n=2, resume=True)
+    train(job_file, tmp_path, *options, *model, "--parallel.groups", "2", n=2, resume=True)
     assert max(record["step"] for record in outcome(tmp_path)[1]) == 8
 
 
@@ -141,8 +141,8 @@ def test_not_both(job_file: Path) -> None:
 
 def test_not_of_islands(job_file: Path) -> None:
     def one(world: Transport) -> None:
-        config = load(job_file, ["--training.steps", "2", "--method.name", "ensemble"])
-        assemble(config, replace(form(world), peers=Absent(count=2)), job_file.name)
+        config = load(job_file, ["--training.steps", "2", "--method.name", "ensemble_sync"])
+        assemble(config, replace(form(world), replica_groups=Absent(count=2)), job_file.name)
 
     with pytest.raises(JobError, match="go by epochs, not by steps"):
         threads.run(1, one)

@@ -58,7 +58,7 @@ def parts_of(job_file: Path, words: str, n: int, groups: int) -> list[Assembly]:
 
 PARTITIONS: dict[str, Partition | None] = {
     "": None,
-    "--data.share 0.75": Overlapping(0.75),
+    "--data.overlap_share 0.75": Overlapping(0.75),
     '--data.partition {name="overlapping",share=0.75}': Overlapping(0.75),
     '--data.partition {name="seldp"}': SelDP(),
     "--data.partition.name defdp": DefDP(),
@@ -79,7 +79,7 @@ def test_names_of_a_job_file(job_file: Path, words: str, partition: Partition | 
     made = parts_of(job_file, f"{words} --seed 5", 4, 2)
     labels = torch.arange(TRAIN) % 10
     for rank, parts in enumerate(made):
-        seat = AsRank(rank, 4, K=2)
+        seat = AsRank(rank, 4, group_size=2)
         expected = Sampler(TRAIN, seat, seed=5, partition=partition, labels=labels.tolist())
         assert list(parts.sampler) == list(expected)
         assert parts.steps_per_epoch == -(-len(expected) // 8)
@@ -106,14 +106,18 @@ REFUSED = {
     '--data.partition {name="dirichlet",alphas=1}': "has no argument 'alphas'; did you mean 'alpha'",
     '--data.partition {name="dirichlet",alpha="x"}': "Dirichlet: alpha = 'x': expected float",
     '--data.partition {name="dirichlet",alpha=0}': "[data] partition: alpha = 0: must be a number > 0",
-    '--data.partition {name="seldp"} --data.share 1': "[data] share = 1.0 beside partition: give one of them",
-    "--data.share 0.4": "[data] partition: share 0.4 of the samples: each of 2 groups needs 1/P to 1",
+    '--data.partition {name="seldp"} --data.overlap_share 1': (
+        "[data] overlap_share = 1.0 beside partition: give one of them"
+    ),
+    "--data.overlap_share 0.4": "[data] partition: share 0.4 of the samples: each of 2 groups needs 1/P to 1",
     "--data.partition.name train.test_loading:nothing": "returned NoneType, expected a Partition",
     "--data.injection {alpha=0.5}": "[data] injection: Injection needs 'beta'; given: alpha",
     "--data.injection {alpha=0.5,beta=1.5}": "[data] injection: beta = 1.5: must be",
     "--data.injection {alpha=0.5,bata=1}": "Injection has no argument 'bata'; did you mean 'beta'",
-    "--data.injection {alpha=1,beta=1} --data.batch_size 2": "leaves none of the 2 samples of a rank's batch",
-    "--data.injection {alpha=0.5,beta=1} --data.batch_size 80": "a rank has 48 samples an epoch",
+    "--data.injection {alpha=1,beta=1} --data.group_batch_size 2": (
+        "leaves none of the 2 samples of a rank's batch"
+    ),
+    "--data.injection {alpha=0.5,beta=1} --data.group_batch_size 80": "a rank has 48 samples an epoch",
 }
 
 
@@ -123,27 +127,28 @@ def test_what_is_refused_and_why(job_file: Path, words: str, message: str) -> No
     with pytest.raises(JobError) as caught:
         parts_of(job_file, words, 2, 2)
     with pytest.raises(UserError) as checked:
-        check_training(job_file, [*words.split(), "--job.groups", "2"], Allocation(ranks_per_node=2))
+        check_training(job_file, [*words.split(), "--parallel.groups", "2"], Allocation(ranks_per_node=2))
     for error in (caught, checked):
         assert message in str(error.value)
         assert "\n" not in str(error.value)
 
 
 def test_what_fits_two_groups_is_checked_as_that(job_file: Path) -> None:
-    for words in ("--data.share 0.75", "--data.partition.name by_label", INJECTION):
-        check_training(job_file, [*words.split(), "--job.groups", "2"], Allocation(ranks_per_node=2))
+    for words in ("--data.overlap_share 0.75", "--data.partition.name by_label", INJECTION):
+        check_training(job_file, [*words.split(), "--parallel.groups", "2"], Allocation(ranks_per_node=2))
 
 
-@pytest.mark.parametrize("key", ["--data.share 0.75", "--data.partition.name seldp", INJECTION])
+@pytest.mark.parametrize("key", ["--data.overlap_share 0.75", "--data.partition.name seldp", INJECTION])
 def test_the_probe_has_virtual_groups_that_share_alike(job_file: Path, key: str) -> None:
-    with pytest.raises(UserError, match=r"\[data\] (share|partition|injection): the probe deals all samples"):
+    message = r"\[data\] (overlap_share|partition|injection): the probe deals all samples"
+    with pytest.raises(UserError, match=message):
         plan_of(load(job_file, key.split()), job_file, None, 1)
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--data.share 0.75", None),
+        ("--data.overlap_share 0.75", None),
         (
             "--data.partition.name seldp",
             r"\[data\] partition: groups that .* may leave and return, and SelDP\(\) divides .* overlapping$",
@@ -155,9 +160,9 @@ def test_the_probe_has_virtual_groups_that_share_alike(job_file: Path, key: str)
 def test_islands_know_shares_alone(job_file: Path, words: str, told: str | None) -> None:
 
     def one(world: Transport) -> Sampler:
-        job = replace(form(world), peers=Absent(1, 3))
+        topology = replace(form(world), replica_groups=Absent(1, 3))
         return assemble(
-            load(job_file, [*words.split(), "--method.name", "ensemble"]), job, "job.toml"
+            load(job_file, [*words.split(), "--method.name", "ensemble_sync"]), topology, "job.toml"
         ).sampler
 
     if told is not None:
@@ -170,7 +175,7 @@ def test_islands_know_shares_alone(job_file: Path, words: str, told: str | None)
 
 def test_groups_share_samples_in_training(job_file: Path, tmp_path: Path) -> None:
     small.seen.clear()
-    words = f"{INJECTION} --job.groups 4 --data.batch_size 8 --data.transform train.small:noted"
+    words = f"{INJECTION} --parallel.groups 4 --data.group_batch_size 8 --data.transform train.small:noted"
     train(job_file, tmp_path, *words.split(), n=4)
     own, s, S = Injection(0.5, 0.5).portions(8, 4)
     assert (own, s, S) == (4, 2, 2)
@@ -201,8 +206,9 @@ def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
     job_file: Path, tmp_path: Path, words: str
 ) -> None:
     options = (
-        f"{words} --job.groups 2 --data.batch_size 8 --training.epochs 2 --training.checkpoint_every 2 "
-        "--model.build train.small:steady --model.arguments {inputs=36} --data.workers 0"
+        f"{words} --parallel.groups 2 --data.group_batch_size 8 --training.epochs 2 "
+        "--training.checkpoint_every_steps 2 --model.name train.small:steady "
+        "--model.arguments {inputs=36} --data.num_workers 0"
     ).split()
     assert_interruptions_change_nothing(job_file, tmp_path, *options)
 
@@ -211,11 +217,11 @@ def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
 @pytest.mark.parametrize(("n", "groups"), [(2, 2), (4, 4), (3, 1)])
 def test_resumed_on_other_numbers_of_ranks(job_file: Path, tmp_path: Path, n: int, groups: int) -> None:
     words = (
-        f"--data.partition.name seldp {INJECTION} --data.batch_size 12 --training.checkpoint_every 2 "
-        "--model.build train.small:steady --model.arguments {inputs=36}"
+        f"--data.partition.name seldp {INJECTION} --data.group_batch_size 12 "
+        "--training.checkpoint_every_steps 2 --model.name train.small:steady --model.arguments {inputs=36}"
     )
-    train(job_file, tmp_path, *words.split(), "--job.groups", "2", n=4, at=5)
-    train(job_file, tmp_path, *words.split(), "--job.groups", str(groups), n=n, resume=True)
+    train(job_file, tmp_path, *words.split(), "--parallel.groups", "2", n=4, at=5)
+    train(job_file, tmp_path, *words.split(), "--parallel.groups", str(groups), n=n, resume=True)
     assert (tmp_path / "model.pt").exists()
 
 
@@ -230,8 +236,8 @@ def test_one_group_has_nobody_to_share_with(job_file: Path, caplog: pytest.LogCa
 
 @pytest.mark.slow
 def test_by_processes_with_workers(job_file: Path) -> None:
-    words = f"--data.partition.name by_label {INJECTION} --job.groups 2 --data.workers 1".split()
-    done = launch(job_file.parent, "train", "job.toml", *words, "--run.folder", "by-processes", n=2)
+    words = f"--data.partition.name by_label {INJECTION} --parallel.groups 2 --data.num_workers 1".split()
+    done = launch(job_file.parent, "train", "job.toml", *words, "--run.output_dir", "by-processes", n=2)
     assert (done.code, done.err) == (0, "")
     checked = launch(job_file.parent, "train", "job.toml", "--data.partition.name", "bylabel")
     assert checked.messages == [

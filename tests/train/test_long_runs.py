@@ -33,7 +33,7 @@ def require_no_growth(first: dict[str, int], last: dict[str, int]) -> None:
 def test_a_rank_has_what_the_formula_says_and_does_not_grow(method: str, tmp_path: Path) -> None:
     """Beside it, in less than three models: what is made and dropped within a step, as gradients of a layer,
     an optimizer's terms, codes and copies for D, and kept for the next by who allocates."""
-    program = [sys.executable, str(HERE / "training" / "long_run.py"), method]
+    program = [sys.executable, str(HERE / "train" / "long_run.py"), method]
     end = ended(start(tmp_path, [programs.mpiexec(), "-n", "4", *program], PYTHONPATH=str(HERE)))
     assert end.code == 0, end.err
     for rank in range(4):
@@ -47,11 +47,11 @@ def test_a_run_does_not_grow(tmp_path: Path) -> None:
     """With all that a run has beside its steps: loaders, metrics, evaluations, checkpoints, none of which is
     being written then."""
     make_store(tmp_path / "small.h5")
-    shutil.copy(HERE / "training" / "watched.py", tmp_path)
+    shutil.copy(HERE / "train" / "watched.py", tmp_path)
     model = '"watched:Watched"\narguments = { inputs = 36, passes = [249, 1249] }'
     job = JOB.replace('"mlp"\narguments = { inputs = 36, hidden = [8] }', model)
     (tmp_path / "job.toml").write_text(job.replace("epochs = 1\nlog_every = 1", EVERYTHING))
-    end = launch(tmp_path, "train", "job.toml", "--job.groups", "2", n=2)
+    end = launch(tmp_path, "train", "job.toml", "--parallel.groups", "2", n=2)
     assert end.code == 0, end.err
     seen = [file.read_text().splitlines() for file in tmp_path.glob("seen-*")]
     assert len(seen) == 2
@@ -64,6 +64,6 @@ def test_a_run_does_not_grow(tmp_path: Path) -> None:
 EVERYTHING = """\
 epochs = 1300
 steps = 1255
-evaluate_every = 100
-checkpoint_every = 50
+eval_every_epochs = 100
+checkpoint_every_steps = 50
 """

@@ -51,11 +51,13 @@ def train(job_file: Path, folder: Path, words: str, *, n: int = 1) -> list[dict[
     """The metrics of a run on `n` threads, by step."""
 
     def one(world: Transport) -> None:
-        config = load(job_file, [*words.split(), "--run.folder", str(folder)])
-        parts = assemble(config, form(world, config.job.groups), "job.toml")
+        config = load(job_file, [*words.split(), "--run.output_dir", str(folder)])
+        parts = assemble(config, form(world, config.parallel.groups), "job.toml")
         stopping: Any = NoStop()
         with ExitStack() as files:
-            a_run._train(World(config, parts.optimizer.job), parts, stopping, world.apart(), False, files)
+            a_run._train(
+                World(config, parts.optimizer.topology), parts, stopping, world.apart(), False, files
+            )
 
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -94,7 +96,7 @@ def test_one_rank_is_the_plain_loop(job_file: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_recorded_when(job_file: Path, tmp_path: Path) -> None:
-    words = "--job.groups 2 --data.batch_size 4 --training.epochs 2 --training.log_every 4"
+    words = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 2 --training.log_every 4"
     records = train(job_file, tmp_path, words, n=2)
     places = [(record["kind"], record["step"], record.get("epoch")) for record in records]
     first = [("meeting", 2, None), ("meeting", 4, None), ("step", 4, 1), ("meeting", 6, None), ("step", 6, 1)]
@@ -113,7 +115,7 @@ def test_what_is_recorded_when(job_file: Path, tmp_path: Path) -> None:
 
 
 def test_meetings_tell_distance_and_bytes(job_file: Path, tmp_path: Path) -> None:
-    words = "--job.groups 2 --data.batch_size 4 --training.log_every 4"
+    words = "--parallel.groups 2 --data.group_batch_size 4 --training.log_every 4"
     records = train(job_file, tmp_path, words, n=2)
     assert all(0 < record["distance"] < 1 for record in kind(records, "meeting"))
     first, last = kind(records, "step")
@@ -124,9 +126,9 @@ def test_meetings_tell_distance_and_bytes(job_file: Path, tmp_path: Path) -> Non
 
 def test_meetings_tell_a_changing_interval(job_file: Path, tmp_path: Path) -> None:
     adaptive = job_file.with_name("adacomm.toml")
-    method = 'name = "adacomm"\ninterval = 4\nblock = 4'
-    adaptive.write_text(JOB.replace('name = "hierarchical"\nevery = 2', method))
-    words = "--job.groups 2 --data.batch_size 4 --training.epochs 2 --optimizer.lr 1e-6"
+    method = 'name = "adacomm"\ninitial_sync_every = 4\nadapt_every = 4'
+    adaptive.write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', method))
+    words = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 2 --optimizer.lr 1e-6"
     records = train(adaptive, tmp_path, words, n=2)
     meetings = kind(records, "meeting")
     noted = {record["step"]: record["interval"] for record in kind(records, "notes")}
@@ -146,7 +148,7 @@ def test_one_group_never_meets(job_file: Path, tmp_path: Path) -> None:
 
 
 def test_how_often_to_evaluate(job_file: Path, tmp_path: Path) -> None:
-    records = train(job_file, tmp_path, "--training.epochs 5 --training.evaluate_every 2")
+    records = train(job_file, tmp_path, "--training.epochs 5 --training.eval_every_epochs 2")
     assert [record["epoch"] for record in kind(records, "evaluation")] == [2, 4, 5]
 
 
@@ -157,9 +159,9 @@ STEPS = 3  # of an epoch: 48 samples, batches of 16
     ("words", "rates"),
     [
         ("", [0.1] * 6),
-        ("--schedule.build StepLR --schedule.arguments.step_size 1", [0.1] * 3 + [0.01] * 3),
+        ("--lr_schedule.name StepLR --lr_schedule.arguments.step_size 1", [0.1] * 3 + [0.01] * 3),
         (
-            "--schedule.build ExponentialLR --schedule.arguments.gamma 0.5 --schedule.per step",
+            "--lr_schedule.name ExponentialLR --lr_schedule.arguments.gamma 0.5 --lr_schedule.interval step",
             [0.1 * 0.5**t for t in range(6)],
         ),
     ],
@@ -172,7 +174,7 @@ def test_the_learning_rate_is_that_of_the_step(
 
 
 def test_the_warm_up_climbs_to_the_rate_of_all_groups(job_file: Path, tmp_path: Path) -> None:
-    words = "--job.groups 2 --data.batch_size 8 --schedule.warmup_epochs 1"
+    words = "--parallel.groups 2 --data.group_batch_size 8 --lr_schedule.warmup_epochs 1"
     records = train(job_file, tmp_path, f"{words} --training.epochs 2", n=2)
     rates = [record["lr"] for record in kind(records, "step")]
     assert rates == pytest.approx([0.1, 0.1 + 0.1 / 3, 0.1 + 0.2 / 3, 0.2, 0.2, 0.2])
@@ -189,7 +191,7 @@ poison_calls: dict[int, int] = {}
 
 def test_a_loss_that_is_no_number_ends_training(job_file: Path, tmp_path: Path) -> None:
     poison_calls.clear()
-    words = "--job.groups 2 --data.batch_size 4 --data.transform train.test_loop:poison"
+    words = "--parallel.groups 2 --data.group_batch_size 4 --data.transform train.test_loop:poison"
     with pytest.raises(UserError, match="the loss is nan at step 3: try a lower learning rate"):
         train(job_file, tmp_path, words, n=2)
     assert not (tmp_path / "model.pt").exists()
@@ -197,7 +199,7 @@ def test_a_loss_that_is_no_number_ends_training(job_file: Path, tmp_path: Path) 
 
 def test_a_last_update_that_breaks_the_model(job_file: Path, tmp_path: Path) -> None:
     """No further loss of training would tell."""
-    words = "--data.batch_size 48 --optimizer.lr 1e38"
+    words = "--data.group_batch_size 48 --optimizer.lr 1e38"
     with pytest.raises(JobError, match="the test loss is nan at step 1: try a lower learning rate"):
         train(job_file, tmp_path, words)
     assert not (tmp_path / "model.pt").exists()
@@ -250,13 +252,16 @@ def test_the_loss_is_the_mean_over_all_samples(run: Callable[..., list[Any]], n:
 @pytest.mark.parametrize("n", [2, 4])
 def test_messages_are_counted_by_where_they_went(run: Callable[..., list[Any]], n: int) -> None:
     def measured(world: Transport) -> list[dict[int, float]]:
-        job = form(world, groups=n)
-        right, left = (job.g + 1) % n, (job.g - 1) % n
-        meter = Meter(job, world.apart())
+        topology = form(world, groups=n)
+        right, left = (topology.group_index + 1) % n, (topology.group_index - 1) % n
+        meter = Meter(topology, world.apart())
         found = []
         for size in (3, 5):
             sent, received = torch.zeros(size), torch.zeros(size)
-            job.cross.exchange({right: sent, job.g: sent}, {left: received, job.g: received.clone()}).wait()
+            topology.inter_group.exchange(
+                {right: sent, topology.group_index: sent},
+                {left: received, topology.group_index: received.clone()},
+            ).wait()
             found.append(meter.read().wait().link_bytes)
         return found
 
@@ -281,8 +286,10 @@ def test_groups_that_wait_for_nobody_do_not_wait_for_metrics(job_file: Path, tmp
     a_group_is_done.clear()
     batches.clear()
     asynchronous = job_file.parent / "asynchronous.toml"
-    asynchronous.write_text(JOB.replace('"hierarchical"\nevery = 2', '"async_sgd"'))
-    words = "--job.groups 2 --data.batch_size 4 --data.transform train.test_loop:hold_the_second_group"
+    asynchronous.write_text(JOB.replace('"hierarchical"\nsync_every = 2', '"async_sgd"'))
+    words = (
+        "--parallel.groups 2 --data.group_batch_size 4 --data.transform train.test_loop:hold_the_second_group"
+    )
     records = train(asynchronous, tmp_path, words, n=2)
     steps = kind(records, "step")
     assert [record["step"] for record in steps] == list(range(1, TRAIN // 2 // 4 + 1))

@@ -11,33 +11,37 @@ from train.launches import JOB, make_store
 from train.test_loop import TEST, TRAIN, train
 
 STEPS = 12
-DECAY = "--schedule.build MultiStepLR --schedule.arguments {milestones=[5],gamma=0.5} --schedule.per step "
+DECAY = (
+    "--lr_schedule.name MultiStepLR --lr_schedule.arguments {milestones=[5],gamma=0.5} "
+    "--lr_schedule.interval step "
+)
 ALONE = {
-    "--method.name hierarchical --method.every 2": 6,
-    "--method.name hierarchical --method.every 5": 10,
-    "--method.name bsp --method.every!": 0,
-    DECAY + "--method.name post_local --method.every 2": 3,  # 1 to 6 are synchronous; 8, 10, 12 meet
-    '--method.name switch --method.first {name="bsp"} --method.then {name="hierarchical",every=3}'
-    " --method.at 4 --method.every!": 5,
-    '--method.name delayed --method.method {name="hierarchical",every=2} --method.steps 1 --method.every!': 7,
-    '--method.name streamed --method.method {name="hierarchical",every=4} --method.fragments 2'
-    " --method.delay 1 --method.every!": 7,  # 3, 5, … 11 arrive; what begins after 12 does not
-    "--method.name sgp --method.every!": 0,
-    "--method.name ssp --method.staleness 1 --method.every!": 0,
-    "--method.name selsync --method.delta 1e300 --method.every!": 11,
-    "--method.name selsync --method.delta 1e300 --method.aggregate gradients --method.every!": 11,
-    "--method.name selsync --method.delta 0 --method.aggregate gradients --method.every!": 0,
+    "--method.name hierarchical --method.sync_every 2": 6,
+    "--method.name hierarchical --method.sync_every 5": 10,
+    "--method.name bsp --method.sync_every!": 0,
+    DECAY + "--method.name post_local --method.sync_every 2": 3,  # 1 to 6 are synchronous; 8, 10, 12 meet
+    '--method.name switch --method.first {name="bsp"} --method.then {name="hierarchical",sync_every=3}'
+    " --method.at 4 --method.sync_every!": 5,
+    '--method.name delayed --method.method {name="hierarchical",sync_every=2} --method.sync_delay 1'
+    " --method.sync_every!": 7,
+    '--method.name streaming --method.method {name="hierarchical",sync_every=4} --method.num_fragments 2'
+    " --method.sync_delay 1 --method.sync_every!": 7,  # 3, 5, … 11 arrive; what begins after 12 does not
+    "--method.name sgp --method.sync_every!": 0,
+    "--method.name ssp --method.max_staleness 1 --method.sync_every!": 0,
+    "--method.name selsync --method.delta 1e300 --method.sync_every!": 11,
+    "--method.name selsync --method.delta 1e300 --method.aggregate gradients --method.sync_every!": 11,
+    "--method.name selsync --method.delta 0 --method.aggregate gradients --method.sync_every!": 0,
 }
 
 
 @pytest.mark.parametrize("words", ALONE)
 def test_steps_made_alone(tmp_path: Path, words: str) -> None:
     make_store(tmp_path / "small.h5", TRAIN, TEST)
-    job = JOB.replace("every = 2\n", "") if "every!" in words else JOB
+    job = JOB.replace("sync_every = 2\n", "") if "every!" in words else JOB
     (tmp_path / "job.toml").write_text(job)
-    usual = "--job.groups 2 --data.batch_size 4 --training.epochs 2 --training.log_every 5"
+    usual = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 2 --training.log_every 5"
     records = train(
-        tmp_path / "job.toml", tmp_path / "run", f"{usual} {words.replace('--method.every!', '')}", n=2
+        tmp_path / "job.toml", tmp_path / "run", f"{usual} {words.replace('--method.sync_every!', '')}", n=2
     )
     assert summary(records)["steps"] == STEPS
     assert summary(records)["lssr"] == pytest.approx(ALONE[words] / STEPS)

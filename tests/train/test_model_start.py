@@ -1,4 +1,5 @@
-"""`[model] start`: a training goes on from what another one gave away; the checkpoint of a run goes first."""
+"""`[model] init_from`: a training goes on from what another one gave away; the checkpoint of a run goes
+first."""
 
 from __future__ import annotations
 
@@ -45,9 +46,9 @@ def evaluations(run: Path) -> list[float]:
 @pytest.mark.parametrize("kind", ["safetensors", "dcp"])
 def test_it_begins_where_the_other_ended(job_file: Path, kind: str) -> None:
     folder = job_file.parent
-    run = trained(job_file, folder / "run", "--job.groups", "2", n=2)
+    run = trained(job_file, folder / "run", "--parallel.groups", "2", n=2)
     export(run, kind, folder / "out")
-    job_file.write_text(GPT.replace('build = "gpt"', 'start = "out", build = "gpt"'))
+    job_file.write_text(GPT.replace('name = "gpt"', 'init_from = "out", name = "gpt"'))
 
     def loss(world: Transport) -> float:
         return evaluate(assemble(load(job_file), form(world, 2), "job.toml")).loss
@@ -61,7 +62,7 @@ def test_only_one_rank_reads(job_file: Path) -> None:
     torch.save(theirs, job_file.parent / "of-0.pt")
 
     def started(world: Transport) -> dict[str, Any]:
-        config = load(job_file, ["--model.start", str(job_file.parent / f"of-{world.rank}.pt")])
+        config = load(job_file, ["--model.init_from", str(job_file.parent / f"of-{world.rank}.pt")])
         return dict(assemble(config, form(world, 2), "job.toml").model.state_dict())
 
     for found in threads.run(4, started):
@@ -70,7 +71,7 @@ def test_only_one_rank_reads(job_file: Path) -> None:
 
 def test_the_probe_begins_there_too(job_file: Path) -> None:
     run = trained(job_file, job_file.parent / "run")
-    config = load(job_file, ["--model.start", str(run), "--method.name", "hierarchical"])
+    config = load(job_file, ["--model.init_from", str(run), "--method.name", "hierarchical"])
     groups = threads.run(1, lambda world: virtual_groups(config, 2, 1, world))[0]
     expected = torch.load(run / "model.pt")
     for trainee in groups.trainees:
@@ -78,29 +79,29 @@ def test_the_probe_begins_there_too(job_file: Path) -> None:
 
 
 def test_where_the_file_is_meant_from(job_file: Path) -> None:
-    job_file.write_text(GPT.replace('build = "gpt"', 'start = "a/b.safetensors", build = "gpt"'))
+    job_file.write_text(GPT.replace('name = "gpt"', 'init_from = "a/b.safetensors", name = "gpt"'))
     config = load(job_file)
-    assert config.model.start == job_file.parent / "a" / "b.safetensors"
-    assert load(job_file, ["--model.start", "b"]).model.start == Path.cwd() / "b"
+    assert config.model.init_from == job_file.parent / "a" / "b.safetensors"
+    assert load(job_file, ["--model.init_from", "b"]).model.init_from == Path.cwd() / "b"
     (job_file.parent / "again.toml").write_text(dump(config))
-    assert load(job_file.parent / "again.toml").model.start == config.model.start
+    assert load(job_file.parent / "again.toml").model.init_from == config.model.init_from
 
 
 def test_only_a_checkpoint_goes_first(job_file: Path) -> None:
-    config = load(job_file, ["--model.start", "x.pt", "--run.folder", str(job_file.parent / "run")])
+    config = load(job_file, ["--model.init_from", "x.pt", "--run.output_dir", str(job_file.parent / "run")])
     checkpoints = job_file.parent / "run" / "checkpoints"
     for name in ("step-00000100.bak", "step-0000010"):
         (checkpoints / name).mkdir(parents=True)
     assert to_begin(config, goes_on=True) == config
     (checkpoints / "step-00000100").mkdir()
     (checkpoints / "step-00000100" / "manifest.json").touch()
-    assert to_begin(config, goes_on=True).model.start is None
+    assert to_begin(config, goes_on=True).model.init_from is None
     assert to_begin(config, goes_on=False) == config
 
 
 def test_what_does_not_fit_is_told_by_all(job_file: Path, caplog: pytest.LogCaptureFixture) -> None:
     torch.save({"x": torch.ones(1)}, job_file.parent / "x.pt")
-    config = load(job_file, ["--model.start", str(job_file.parent / "x.pt")])
+    config = load(job_file, ["--model.init_from", str(job_file.parent / "x.pt")])
 
     def refused(world: Transport) -> str:
         with pytest.raises(JobError) as caught:
@@ -111,7 +112,8 @@ def test_what_does_not_fit_is_told_by_all(job_file: Path, caplog: pytest.LogCapt
         lines = threads.run(2, refused)
     assert lines[0] == lines[1]
     assert lines[0].startswith(
-        f"rank 0 of 2, preparing the run: job.toml: [model] start: {job_file.parent}/x.pt: lacks blocks.0."
+        f"rank 0 of 2, preparing the run: job.toml: [model] init_from: {job_file.parent}/x.pt: "
+        "lacks blocks.0."
     )
 
 
@@ -120,13 +122,16 @@ def test_launched(job_file: Path) -> None:
     """Train, export, start from there: the same evaluation and the same weights; with --resume the file is
     not missed."""
     folder = job_file.parent
-    assert launch(folder, "train", "job.toml", "--job.groups", "2", "--run.folder", "one", n=2).code == 0
+    assert (
+        launch(folder, "train", "job.toml", "--parallel.groups", "2", "--run.output_dir", "one", n=2).code
+        == 0
+    )
     done = launch(folder, "export", "one", "--to", "model.safetensors")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("model.safetensors: 9 tensors, 2,840 numbers, from one/model.pt after step 5")
-    again = ("train", "job.toml", "--model.start", "model.safetensors", "--run.folder", "two", *STILL)
-    words = ("--job.groups", "2", "--method.name", "bsp")
-    job_file.write_text(GPT.replace(", every = 2", ""))
+    again = ("train", "job.toml", "--model.init_from", "model.safetensors", "--run.output_dir", "two", *STILL)
+    words = ("--parallel.groups", "2", "--method.name", "bsp")
+    job_file.write_text(GPT.replace(", sync_every = 2", ""))
     done = launch(folder, *again, *words, n=2)
     assert done.code == 0, done.err
     assert f"the model starts from {folder}/model.safetensors\n" in (folder / "two/run.log").read_text()
@@ -138,6 +143,6 @@ def test_launched(job_file: Path) -> None:
     assert done.code == 0, done.err
     assert "resuming at step 5" in done.out
     assert "the model starts" not in done.out
-    done = launch(folder, *again, *words, "--run.folder", "three", n=2)
-    line = f"job.toml: [model] start: {folder}/model.safetensors: no such file"
+    done = launch(folder, *again, *words, "--run.output_dir", "three", n=2)
+    line = f"job.toml: [model] init_from: {folder}/model.safetensors: no such file"
     assert done.messages == [f"hpcsgd: rank 0 of 2, preparing the run: {line}"]

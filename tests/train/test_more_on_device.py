@@ -26,8 +26,8 @@ from train.launches import JOB, make_store
 __all__ = ["desk"]
 
 pytestmark = pytest.mark.usefixtures("far_device")
-STEADY = ["--model.build", "train.small:steady", "--model.arguments", "{ inputs = 36, norm = false }"]
-TWO = ["--job.groups", "2", "--data.batch_size", "8", *STEADY]
+STEADY = ["--model.name", "train.small:steady", "--model.arguments", "{ inputs = 36, norm = false }"]
+TWO = ["--parallel.groups", "2", "--data.group_batch_size", "8", *STEADY]
 WHERE = ("cpu", "auto")
 
 
@@ -56,7 +56,7 @@ def test_methods_are_compared(job_file: Path, tmp_path: Path, monkeypatch: pytes
         folder = tmp_path / on
 
         def one(world: Transport, on: str = on, folder: Path = folder) -> str | None:
-            words = [*TWO, "--training.device", on, "--run.folder", str(folder)]
+            words = [*TWO, "--training.device", on, "--run.output_dir", str(folder)]
             reasons: Any = None
             return comparing.compare(
                 world, job_file, configs(job_file, words, "bsp, sgp"), reasons, resume=False
@@ -72,7 +72,7 @@ def test_methods_are_compared(job_file: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_steps_for_a_delta(job_file: Path) -> None:
     file = job_file.with_name("selsync.toml")
-    file.write_text(JOB.replace('name = "hierarchical"\nevery = 2', 'name = "selsync"\ndelta = 0.3'))
+    file.write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', 'name = "selsync"\ndelta = 0.3'))
 
     def one(world: Transport, on: str) -> dict[str, Any]:
         config = delta.always_meeting(load(file, [*TWO, "--training.device", on]), file)

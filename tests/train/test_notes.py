@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hpcsgd.core.averager import Averager, Traits
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.parts.averagers import Mean, Measured
 from hpcsgd.parts.exchanges import AllToAll
 from hpcsgd.parts.schedules import Every
@@ -34,28 +34,28 @@ class Tasted:
     def traits(self) -> Traits:
         return replace(self.inner.traits, histograms=("spoons",))
 
-    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
-        s.notes["flavour"] = 1 / s.t
-        s.notes["spoons"] = s.t % 3
+    def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
+        s.metrics["flavour"] = 1 / s.t
+        s.metrics["spoons"] = s.t % 3
         if s.t % 2:
-            s.notes["salt"] = 2
+            s.metrics["salt"] = 2
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterable[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
         return self.inner.average(vectors, s)
 
 
-def tasted(every: int) -> Method:
-    return Method(exchange=AllToAll(), when=Every(every), how=Tasted(Measured(Mean())))
+def tasted(sync_every: int) -> Method:
+    return Method(grad_reduce=AllToAll(), schedule=Every(sync_every), averager=Tasted(Measured(Mean())))
 
 
-def plain(every: int) -> Method:
-    return Method(exchange=AllToAll(), when=Every(every), how=Measured(Mean()))
+def plain(sync_every: int) -> Method:
+    return Method(grad_reduce=AllToAll(), schedule=Every(sync_every), averager=Measured(Mean()))
 
 
 def test_notes_that_nobody_has_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_store(tmp_path / "small.h5", TRAIN, TEST)
     (tmp_path / "job.toml").write_text(JOB.replace('"hierarchical"', f'"{__name__}:tasted"'))
-    words = "--job.groups 2 --data.batch_size 4 --training.epochs 1 --training.log_every 4"
+    words = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 1 --training.log_every 4"
     records = train(tmp_path / "job.toml", tmp_path / "run", words, n=2)
     expected = [{"flavour": 1 / t, **({"salt": 2.0} if t % 2 else {})} for t in range(1, 7)]
     assert of_kind(records, "notes") == [
@@ -83,19 +83,19 @@ def test_a_method_without_notes_leaves_no_record(tmp_path: Path) -> None:
     for name in (f"{__name__}:plain", "bsp"):
         (tmp_path / "job.toml").write_text(JOB.replace('"hierarchical"', f'"{name}"'))
         job = (tmp_path / "job.toml").read_text()
-        (tmp_path / "job.toml").write_text(job.replace("every = 2\n", "") if name == "bsp" else job)
-        words = "--job.groups 2 --data.batch_size 4 --training.epochs 1"
+        (tmp_path / "job.toml").write_text(job.replace("sync_every = 2\n", "") if name == "bsp" else job)
+        words = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 1"
         records = train(tmp_path / "job.toml", tmp_path / name.rpartition(":")[2], words, n=2)
         assert {record["kind"] for record in records} <= {"meeting", "step", "epoch", "evaluation"}
 
 
 @pytest.mark.parametrize(
-    ("method", "names"), [('"ssp"\nstaleness = 1', {"staleness", "ahead"}), ('"ad_psgd"', {"staleness"})]
+    ("method", "names"), [('"ssp"\nmax_staleness = 1', {"staleness", "ahead"}), ('"ad_psgd"', {"staleness"})]
 )
 def test_what_is_counted(tmp_path: Path, method: str, names: set[str]) -> None:
     make_store(tmp_path / "small.h5", TRAIN, TEST)
-    (tmp_path / "job.toml").write_text(JOB.replace('"hierarchical"\nevery = 2', method))
-    words = "--job.groups 2 --data.batch_size 4 --training.epochs 1"
+    (tmp_path / "job.toml").write_text(JOB.replace('"hierarchical"\nsync_every = 2', method))
+    words = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 1"
     records = train(tmp_path / "job.toml", tmp_path / "run", words, n=2)
     assert {
         name: sum(counts.values()) for name, counts in Totals.of(records).counts.items()

@@ -33,7 +33,7 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     without_pictures(monkeypatch)
     convert("wikitext", write_wikitext(tmp_path / "words"), tmp_path / "store.h5")
     sizes = ", ".join(f"{name} = {value}" for name, value in SIZES.items())
-    model = f'build = "transformers:AutoModelForCausalLM", arguments = {{ model_type = "gpt2", {sizes} }}'
+    model = f'name = "transformers:AutoModelForCausalLM", arguments = {{ model_type = "gpt2", {sizes} }}'
     kept = [line for line in WORDS.splitlines() if not line.startswith("model")]
     (tmp_path / "job.toml").write_text("\n".join([*kept, f"model = {{ {model} }}", ""]))
     return tmp_path / "job.toml"
@@ -41,15 +41,15 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_interruptions_change_nothing(job_file: Path, tmp_path: Path) -> None:
-    own = ("--model.build", "train.test_of_transformers:calm", "--model.arguments", "{}")
-    words = ("--job.groups", "2", "--training.checkpoint_every", "3")
+    own = ("--model.name", "train.test_of_transformers:calm", "--model.arguments", "{}")
+    words = ("--parallel.groups", "2", "--training.checkpoint_every_steps", "3")
     assert_interruptions_change_nothing(job_file, tmp_path, *own, *words)
 
 
 @pytest.mark.slow
 def test_as_it_is_started(job_file: Path, tmp_path: Path) -> None:
     """On two ranks it learns, and goes on on one; what is left is the library's own model."""
-    words = ("--training.epochs", "3", "--run.folder", "run")
+    words = ("--training.epochs", "3", "--run.output_dir", "run")
     done = launch(tmp_path, "train", job_file.name, *words, "--training.epochs", "2", n=2)
     assert done.code == 0, done.err
     done = launch(tmp_path, "train", job_file.name, *words, "--resume")

@@ -26,7 +26,7 @@ from train.test_on_device import StopsAfter
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("any_device")]
 
 a_run = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
-FOUR = ["--job.groups", "2", "--data.batch_size", "8", "--training.epochs", "2"]
+FOUR = ["--parallel.groups", "2", "--data.group_batch_size", "8", "--training.epochs", "2"]
 FLOAT32, FLOAT16 = 1e-4, 5e-2
 """By so much models may differ that were trained on different devices for a dozen steps."""
 
@@ -36,14 +36,14 @@ def sparse(**sparsifier: object) -> list[str]:
         f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
         for key, value in sparsifier.items()
     )
-    return ["--method.exchange", f'{{name="sparse",sparsifier={{{pairs}}}}}']
+    return ["--method.grad_reduce", f'{{name="sparse",sparsifier={{{pairs}}}}}']
 
 
 def packed(wire: str) -> list[str]:
     return [
-        "--method.exchange",
-        f'{{name="packed",gradients="{wire}",parameters="{wire}"}}',
-        "--method.average",
+        "--method.grad_reduce",
+        f'{{name="quantized",gradients="{wire}",parameters="{wire}"}}',
+        "--method.quantize",
         wire,
     ]
 
@@ -54,7 +54,7 @@ RUNS: dict[str, tuple[list[str], float]] = {
     "fp16": (["--training.precision", "fp16"], FLOAT16),
     "bf16_master": (["--training.precision", "bf16_master"], FLOAT16),
     "natural gradient": (["--optimizer.natural_gradient.rank", "2"], FLOAT32),
-    "Muon": (["--optimizer.build", "Muon"], FLOAT16),
+    "Muon": (["--optimizer.name", "Muon"], FLOAT16),
     "Top-k": (sparse(name="topk", density=0.1), FLOAT32),
     "DEFT": (sparse(name="deft", density=0.1), FLOAT32),
     "CLT-k": (sparse(name="clt_k", density=0.1), FLOAT32),
@@ -98,9 +98,9 @@ def trained(
     resume: bool = False,
 ) -> dict[str, Tensor]:
     """The model after a run; of one that stopped, none."""
-    config = load(job_file, [*FOUR, *words, "--training.device", on, "--run.folder", str(folder)])
+    config = load(job_file, [*FOUR, *words, "--training.device", on, "--run.output_dir", str(folder)])
     reasons: Any = None
-    a_run.train(config, form(world, config.job.groups), "job.toml", reasons, resume)
+    a_run.train(config, form(world, config.parallel.groups), "job.toml", reasons, resume)
     world.barrier()
     return torch.load(folder / "model.pt") if stop is None else {}
 

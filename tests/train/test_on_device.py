@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("far_device")
 
 a_run = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
 TRAIN, TEST = 48, 20
-FOUR = "--job.groups 2 --data.batch_size 8 --training.epochs 2"
+FOUR = "--parallel.groups 2 --data.group_batch_size 8 --training.epochs 2"
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +68,10 @@ def train(
     """The model after a run on `n` threads; of one that stopped, none."""
 
     def one(world: Transport) -> None:
-        config = load(job_file, [*words.split(), "--training.device", on, "--run.folder", str(folder)])
+        config = load(job_file, [*words.split(), "--training.device", on, "--run.output_dir", str(folder)])
         reasons: Any = None
         with slowed(torch.device("far", world.rank), PATTERNS[slow]):
-            a_run.train(config, form(world, config.job.groups), "job.toml", reasons, resume)
+            a_run.train(config, form(world, config.parallel.groups), "job.toml", reasons, resume)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(a_run, "Stopping", lambda *_: StopsAfter(stop))
@@ -96,7 +96,7 @@ RUNS = {
     "hierarchical": "--optimizer.arguments.momentum 0.9",
     "groups that give each other samples": "--data.injection.alpha 0.5 --data.injection.beta 0.5",
     "natural gradient": NATURAL,
-    "a loader that works ahead": "--data.workers 1",
+    "a loader that works ahead": "--data.num_workers 1",
 }
 
 
@@ -132,7 +132,7 @@ def test_a_run_that_was_stopped_goes_on(saved: str, resumed: str, job_file: Path
 
 def test_a_device_goes_on_with_the_random_numbers_that_were_next(job_file: Path, tmp_path: Path) -> None:
     """On one rank: threads share the seed that they give to all devices."""
-    words = "--model.build train.small:dropping --training.epochs 2"
+    words = "--model.name train.small:dropping --training.epochs 2"
     expected = train(job_file, tmp_path / "whole", words, n=1)
     train(job_file, tmp_path / "stopped", words, n=1, stop=4)
     assert_same(train(job_file, tmp_path / "stopped", words, n=1, resume=True), expected)
@@ -147,7 +147,11 @@ def test_a_loss_that_is_no_number_ends_the_run_at_the_next_reading(job_file: Pat
 
 @pytest.mark.parametrize(
     ("words", "n", "waited"),
-    [("", 1, 0), (NATURAL, 1, 1), ("--job.groups 2 --data.batch_size 8 --method.every 99", 4, 2)],
+    [
+        ("", 1, 0),
+        (NATURAL, 1, 1),
+        ("--parallel.groups 2 --data.group_batch_size 8 --method.sync_every 99", 4, 2),
+    ],
 )
 def test_in_a_step_the_host_waits_for_staging_alone(
     words: str, n: int, waited: int, job_file: Path, tmp_path: Path
@@ -156,7 +160,7 @@ def test_in_a_step_the_host_waits_for_staging_alone(
     gradient of all layers together waits for what the device was asked for in the step before."""
     waits: list[Counter[str]] = []
     for epochs in (1, 2):
-        seldom = "--training.log_every 99 --training.evaluate_every 2 --training.checkpoint_every 99"
+        seldom = "--training.log_every 99 --training.eval_every_epochs 2 --training.checkpoint_every_steps 99"
         torch.ops.far.forget_waits()
         train(job_file, tmp_path / f"{epochs}", f"{words} {seldom} --training.epochs {epochs}", n=n)
         waits.append(Counter(torch.ops.far.waits(n - 1)))

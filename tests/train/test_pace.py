@@ -15,8 +15,8 @@ from hpcsgd.cluster.batch import Allocation, check_training
 from hpcsgd.comm import Transport, threads
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import MethodSection, load
-from hpcsgd.core.step import GroupExchange
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.step import GroupGradReduce
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp
@@ -30,7 +30,7 @@ from train.interruptions import Never, without_pictures
 from train.launches import JOB, launch, make_store
 
 a_run = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
-TWO = ("--job.groups", "1", "--model.build", "train.small:steady", "--model.arguments", "{ inputs = 36 }")
+TWO = ("--parallel.groups", "1", "--model.name", "train.small:steady", "--model.arguments", "{ inputs = 36 }")
 
 
 @pytest.fixture
@@ -48,17 +48,17 @@ def paces(monkeypatch: pytest.MonkeyPatch) -> dict[Sending, float]:
     told: dict[Sending, float] = {}
     tried: dict[int, Any] = {}
 
-    def assembled(config: Any, job: Job, source: str) -> Assembly:
-        tried[job.rank] = config
-        return assemble(config, job, source)
+    def assembled(config: Any, topology: Topology, source: str) -> Assembly:
+        tried[topology.rank] = config
+        return assemble(config, topology, source)
 
     def times(parts: Assembly, batch_size: int, steps: int) -> list[float]:
-        config = tried[parts.optimizer.job.rank]
-        assert batch_size == config.data.batch_size
-        exchange = config.method.arguments.get("exchange")
-        seconds = told[Sending(config.training.bucket_mb, config.training.overlap, exchange)]
-        parts.optimizer.job.world.barrier()
-        return [99.0] + [seconds + 0.01 * parts.optimizer.job.rank] * (steps - 1)
+        config = tried[parts.optimizer.topology.rank]
+        assert batch_size == config.data.group_batch_size
+        exchange = config.method.arguments.get("grad_reduce")
+        seconds = told[Sending(config.training.bucket_cap_mb, config.training.overlap_grad_reduce, exchange)]
+        parts.optimizer.topology.world.barrier()
+        return [99.0] + [seconds + 0.01 * parts.optimizer.topology.rank] * (steps - 1)
 
     monkeypatch.setattr(pace, "assemble", assembled)
     monkeypatch.setattr(pace, "_times", times)
@@ -67,7 +67,7 @@ def paces(monkeypatch: pytest.MonkeyPatch) -> dict[Sending, float]:
 
 def chosen(job_file: Path, *words: str, resume: bool = False) -> Any:
     def one(world: Transport) -> Any:
-        config = load(job_file, [*TWO, "--run.folder", str(job_file.parent / "run"), *words])
+        config = load(job_file, [*TWO, "--run.output_dir", str(job_file.parent / "run"), *words])
         return pace.tuned(config, form(world, 1), str(job_file), resume)
 
     first, second = threads.run(2, one)
@@ -80,46 +80,48 @@ def test_the_fastest_is_taken(job_file: Path, paces: dict[Sending, float], caplo
     usual, other = DENSE
     paces |= {Sending(size, True, usual): 1.0 for size in BUCKETS_MB} | {Sending(4.0, True, usual): 0.5}
     paces |= {Sending(4.0, True, other): 0.7, Sending(4.0, False, usual): 0.6}
-    config = chosen(job_file, "--training.tune", "3")
+    config = chosen(job_file, "--training.autotune_steps", "3")
     training = config.training
-    assert (training.bucket_mb, training.overlap, training.tune) == (4.0, True, None)
-    assert config.method.arguments == {"every": 2, "exchange": usual}
+    assert (training.bucket_cap_mb, training.overlap_grad_reduce) == (4.0, True)
+    assert training.autotune_steps is None
+    assert config.method.arguments == {"sync_every": 2, "grad_reduce": usual}
     paces |= {Sending(4.0, True, other): 0.45, Sending(4.0, False, other): 0.4}
-    config = chosen(job_file, "--training.tune", "3")
-    assert (config.training.bucket_mb, config.training.overlap) == (4.0, False)
-    assert config.method.arguments == {"every": 2, "exchange": other}
+    config = chosen(job_file, "--training.autotune_steps", "3")
+    assert (config.training.bucket_cap_mb, config.training.overlap_grad_reduce) == (4.0, False)
+    assert config.method.arguments == {"sync_every": 2, "grad_reduce": other}
     told = [record.getMessage() for record in caplog.records if record.name == pace.log.name]
-    assert told[-2] == "0.41 s a step with bucket_mb = 4, overlap = false, exchange = reduce_scatter: taken"
+    taken = "bucket_cap_mb = 4, overlap_grad_reduce = false, grad_reduce = reduce_scatter"
+    assert told[-2] == f"0.41 s a step with {taken}: taken"
     assert "to other bits: job.toml keeps these" in told[-1]
 
 
 def test_what_is_said_is_not_tried(job_file: Path, paces: dict[Sending, float]) -> None:
-    said = ("--training.tune", "1", "--method.exchange", "packed")
-    paces |= {Sending(7.0, overlap, "packed"): 1.0 + overlap for overlap in (True, False)}
-    config = chosen(job_file, *said, "--training.bucket_mb", "7")
-    assert (config.training.bucket_mb, config.training.overlap) == (7.0, False)
-    assert config.method.arguments["exchange"] == "packed"
-    paces |= {Sending(size, False, "packed"): size for size in BUCKETS_MB}
-    training = chosen(job_file, *said, "--training.overlap", "false").training
-    assert (training.bucket_mb, training.overlap) == (1.0, False)
+    said = ("--training.autotune_steps", "1", "--method.grad_reduce", "quantized")
+    paces |= {Sending(7.0, overlap, "quantized"): 1.0 + overlap for overlap in (True, False)}
+    config = chosen(job_file, *said, "--training.bucket_cap_mb", "7")
+    assert (config.training.bucket_cap_mb, config.training.overlap_grad_reduce) == (7.0, False)
+    assert config.method.arguments["grad_reduce"] == "quantized"
+    paces |= {Sending(size, False, "quantized"): size for size in BUCKETS_MB}
+    training = chosen(job_file, *said, "--training.overlap_grad_reduce", "false").training
+    assert (training.bucket_cap_mb, training.overlap_grad_reduce) == (1.0, False)
 
 
-def scattered(exchange: GroupExchange = ReduceScatter()) -> Method:  # noqa: B008 - frozen
-    return bsp(exchange)
+def scattered(grad_reduce: GroupGradReduce = ReduceScatter()) -> Method:  # noqa: B008 - frozen
+    return bsp(grad_reduce)
 
 
-INSIDE = {"name": "hierarchical", "every": 2}
-SCATTERED = {"exchange": "reduce_scatter"}
+INSIDE = {"name": "hierarchical", "sync_every": 2}
+SCATTERED = {"grad_reduce": "reduce_scatter"}
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "expected"),
     [
         ("bsp", {}, SCATTERED),
-        ("bsp", {"exchange": {"name": "alltoall"}}, None),
-        ("allreduce_local_sgd", {"every": 2}, None),
+        ("bsp", {"grad_reduce": {"name": "alltoall"}}, None),
+        ("allreduce_local_sgd", {"sync_every": 2}, None),
         ("train.test_pace:scattered", {}, None),
-        ("delayed", {"method": INSIDE, "steps": 1}, {"method": INSIDE | SCATTERED, "steps": 1}),
+        ("delayed", {"method": INSIDE, "sync_delay": 1}, {"method": INSIDE | SCATTERED, "sync_delay": 1}),
         (
             "switch",
             {"first": "bsp", "then": INSIDE, "at": 1},
@@ -145,22 +147,32 @@ def test_real_steps_leave_nothing_behind(job_file: Path, monkeypatch: pytest.Mon
     folder = job_file.parent
 
     def one(world: Transport, name: str, *words: str) -> None:
-        config = load(job_file, [*TWO, "--run.folder", str(folder / name), *words])
+        config = load(job_file, [*TWO, "--run.output_dir", str(folder / name), *words])
         reasons: Any = None
         a_run.train(config, form(world, 1), "job.toml", reasons, resume=False)
 
-    threads.run(2, one, "tuned", "--training.tune", "1")
+    threads.run(2, one, "tuned", "--training.autotune_steps", "1")
     table = read_toml(folder / "tuned" / "job.toml")
-    training, exchange = table["training"], table["method"]["exchange"]
-    assert training["bucket_mb"] in BUCKETS_MB
-    overlap = str(training["overlap"]).lower()
-    told = ("--training.bucket_mb", str(training["bucket_mb"]), "--training.overlap", overlap)
-    threads.run(2, one, "told", *told, "--method.exchange", exchange)
+    training, exchange = table["training"], table["method"]["grad_reduce"]
+    assert training["bucket_cap_mb"] in BUCKETS_MB
+    overlap = str(training["overlap_grad_reduce"]).lower()
+    told = (
+        "--training.bucket_cap_mb",
+        str(training["bucket_cap_mb"]),
+        "--training.overlap_grad_reduce",
+        overlap,
+    )
+    threads.run(2, one, "told", *told, "--method.grad_reduce", exchange)
     tuned, plain = (torch.load(folder / name / "model.pt") for name in ("tuned", "told"))
     assert all(torch.equal(value, plain[name]) for name, value in tuned.items())
-    kept = chosen(job_file, "--training.tune", "1", "--run.folder", str(folder / "tuned"), resume=True)
-    assert (kept.training.bucket_mb, kept.training.overlap) == (training["bucket_mb"], training["overlap"])
-    assert kept.method.arguments["exchange"] == exchange
+    kept = chosen(
+        job_file, "--training.autotune_steps", "1", "--run.output_dir", str(folder / "tuned"), resume=True
+    )
+    assert (kept.training.bucket_cap_mb, kept.training.overlap_grad_reduce) == (
+        training["bucket_cap_mb"],
+        training["overlap_grad_reduce"],
+    )
+    assert kept.method.arguments["grad_reduce"] == exchange
 
 
 MACHINE = """\
@@ -187,14 +199,14 @@ kind = "inside"
 alpha_seconds = [1e-6]
 beta_seconds_per_byte = [{scatter}]
 """
-MLP = ("--model.build", "mlp", "--model.arguments", "{ inputs = 36, hidden = [8] }")
+MLP = ("--model.name", "mlp", "--model.arguments", "{ inputs = 36, hidden = [8] }")
 NUMEL = 36 * 8 + 8 + 8 * 10 + 10
 
 
 def by_machine(job_file: Path, numel: int = NUMEL, busy: float = 1.0, scatter: float = 1e-9) -> Any:
     """What it has an mlp train with, of which a bucket is all."""
     (job_file.parent / "machine.toml").write_text(MACHINE.format(numel=numel, busy=busy, scatter=scatter))
-    job_file.write_text(JOB + 'machine = "machine.toml"\nbucket_mb = 1\n')
+    job_file.write_text(JOB + 'machine = "machine.toml"\nbucket_cap_mb = 1\n')
     return chosen(job_file, *MLP)
 
 
@@ -203,19 +215,19 @@ def test_a_machine_file_tells_it_without_a_step(job_file: Path, monkeypatch: pyt
     than it hides, nothing leaves early."""
     monkeypatch.setattr(pace, "assemble", None)
     config = by_machine(job_file)
-    assert (config.training.bucket_mb, config.training.overlap) == (1.0, True)
-    assert (config.method.arguments["exchange"], config.training.machine) == ("reduce_scatter", None)
-    assert by_machine(job_file, scatter=1e-7).method.arguments["exchange"] == "alltoall"
-    assert by_machine(job_file, busy=9.0).training.overlap is False
+    assert (config.training.bucket_cap_mb, config.training.overlap_grad_reduce) == (1.0, True)
+    assert (config.method.arguments["grad_reduce"], config.training.machine) == ("reduce_scatter", None)
+    assert by_machine(job_file, scatter=1e-7).method.arguments["grad_reduce"] == "alltoall"
+    assert by_machine(job_file, busy=9.0).training.overlap_grad_reduce is False
 
 
 def test_parameters_that_come_late_are_foretold(job_file: Path) -> None:
     """Less of their way is waited for, whatever else is chosen: what is used first is not all."""
     by_machine(job_file)
-    words = ("--job.groups", "1", "--training.bucket_mb", "1e-4", *MLP)
+    words = ("--parallel.groups", "1", "--training.bucket_cap_mb", "1e-4", *MLP)
     at_once, late = (
         foretold(load(job_file, [*words, *more]), 1, 2, job_file.parent / "machine.toml", 2)
-        for more in ([], ["--training.prefetch", "true"])
+        for more in ([], ["--training.overlap_param_gather", "true"])
     )
     assert late.keys() == at_once.keys()
     assert all(late[sending] < seconds for sending, seconds in at_once.items())
@@ -227,11 +239,18 @@ def test_both_methods_of_a_switch_are_foretold(job_file: Path) -> None:
     machine.write_text(machine.read_text().replace("e-3]", "e-6]"))  # a message takes as long as a pass
 
     def seconds(method: str) -> float:
-        given = ["--training.epochs", "4", "--training.bucket_mb", "1", "--training.overlap", "false"]
+        given = [
+            "--training.epochs",
+            "4",
+            "--training.bucket_cap_mb",
+            "1",
+            "--training.overlap_grad_reduce",
+            "false",
+        ]
         config = load(job_file, [*given, *MLP, "--method", method])
         return min(foretold(config, 2, 1, machine, 2).values())
 
-    first, then = '{ name = "bsp" }', '{ name = "hierarchical", every = 2 }'
+    first, then = '{ name = "bsp" }', '{ name = "hierarchical", sync_every = 2 }'
     both = f'{{ name = "switch", first = {first}, then = {then}, at = {{ epoch = 1 }} }}'
     mean = 0.25 * seconds(first) + 0.75 * seconds(then)
     assert seconds(both) == pytest.approx(mean, rel=0.02)
@@ -247,7 +266,7 @@ def test_a_machine_file_of_another_model(job_file: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "choices"),
     [
-        ("--training.tune 1 --training.bucket_mb 1 --training.overlap true", 2),
+        ("--training.autotune_steps 1 --training.bucket_cap_mb 1 --training.overlap_grad_reduce true", 2),
         ("--training.machine machine.toml", 12),
     ],
 )
@@ -255,15 +274,18 @@ def test_processes_choose_the_same(tmp_path: Path, asked: str, choices: int) -> 
     make_store(tmp_path / "small.h5")
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "machine.toml").write_text(MACHINE.format(numel=NUMEL, busy=1.0, scatter=1e-9))
-    end = launch(tmp_path, "train", "job.toml", "--job.groups", "1", *asked.split(), n=2)
+    end = launch(tmp_path, "train", "job.toml", "--parallel.groups", "1", *asked.split(), n=2)
     assert end.code == 0, end.err
-    told = [line for line in end.out.splitlines() if " s a step with bucket_mb" in line]
+    told = [line for line in end.out.splitlines() if " s a step with bucket_cap_mb" in line]
     (taken,) = (line for line in told if line.endswith(": taken"))
     assert len(told) == choices
     table = read_toml(tmp_path / "runs" / "job" / "job.toml")
-    way = Sending(*(table["training"][key] for key in ("bucket_mb", "overlap")), table["method"]["exchange"])
+    way = Sending(
+        *(table["training"][key] for key in ("bucket_cap_mb", "overlap_grad_reduce")),
+        table["method"]["grad_reduce"],
+    )
     assert f" s a step with {way}: taken" in taken
-    assert not {"tune", "machine"} & table["training"].keys()
+    assert not {"autotune_steps", "machine"} & table["training"].keys()
 
 
 def test_a_batch_job_is_refused_a_machine_file_of_another_model(job_file: Path) -> None:
@@ -271,12 +293,12 @@ def test_a_batch_job_is_refused_a_machine_file_of_another_model(job_file: Path) 
     (job_file.parent / "machine.toml").write_text(text)
     job_file.write_text(JOB + 'machine = "machine.toml"\n')
     with pytest.raises(UserError, match=r"\[training\] machine: .*numel = 7"):
-        check_training(job_file, ["--job.groups", "1"], Allocation(ranks_per_node=2))
+        check_training(job_file, ["--parallel.groups", "1"], Allocation(ranks_per_node=2))
 
 
 def test_one_of_both(job_file: Path) -> None:
-    with pytest.raises(UserError, match=r"tune = 1 and machine = .*give one of them, not both"):
-        load(job_file, ["--training.tune", "1", "--training.machine", "machine.toml"])
+    with pytest.raises(UserError, match=r"autotune_steps = 1 and machine = .*give one of them, not both"):
+        load(job_file, ["--training.autotune_steps", "1", "--training.machine", "machine.toml"])
 
 
 def test_the_optimizer_is_told(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,8 +307,8 @@ def test_the_optimizer_is_told(job_file: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(DistributedOptimizer, "__init__", lambda *a, **k: given.append(k) or real(*a, **k))
 
     def one(world: Transport) -> None:
-        words = ["--training.bucket_mb", "0.5", "--training.overlap", "false"]
+        words = ["--training.bucket_cap_mb", "0.5", "--training.overlap_grad_reduce", "false"]
         assemble(load(job_file, [*TWO, *words]), form(world, 1), "job.toml")
 
     threads.run(2, one)
-    assert [(each["bucket_mb"], each["overlap"]) for each in given] == [(0.5, False)] * 2
+    assert [(each["bucket_cap_mb"], each["overlap_grad_reduce"]) for each in given] == [(0.5, False)] * 2

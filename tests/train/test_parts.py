@@ -15,19 +15,19 @@ from hpcsgd.config.schema import load
 from hpcsgd.core.averager import Averager
 from hpcsgd.core.graphs import GRAPHS, PowersOfTwo
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Exchange
+from hpcsgd.core.step import GradReduce
 from hpcsgd.errors import UserError
 from hpcsgd.methods import METHODS, hierarchical
 from hpcsgd.methods.selsync import AGGREGATES, parameters
-from hpcsgd.parts.averagers import MOMENTS, SELECTIONS, Averaged, PerRun
+from hpcsgd.parts.averagers import MOMENTS, SELECTIONS, AverageState, PerBlock
 from hpcsgd.parts.exchanges import EXCHANGES, AllToAll, Dense, ErrorFeedback, Plain, everyones
 from hpcsgd.parts.exchanges.codecs import CODECS
 from hpcsgd.parts.exchanges.combining import COMBINING
 from hpcsgd.parts.exchanges.feedback import FEEDBACKS
+from hpcsgd.parts.quantizers import QUANTIZERS, ROUNDINGS, Nearest, int2
+from hpcsgd.parts.quantizers.halves import Halves
 from hpcsgd.parts.schedules import Every
 from hpcsgd.parts.sparsifiers import SPARSIFIERS, TopK
-from hpcsgd.parts.wires import ROUNDINGS, WIRES, Nearest, int2
-from hpcsgd.parts.wires.halves import Halves
 from hpcsgd.train.families import FAMILIES, OPTIMIZERS
 from hpcsgd.train.parts import make_method
 from train.launches import JOB
@@ -65,7 +65,7 @@ class ARounding(Nearest):
     pass
 
 
-class ASelection(PerRun):
+class ASelection(PerBlock):
     pass
 
 
@@ -74,109 +74,112 @@ class AnOptimizer(optim.SGD):
 
 
 def moments(inner: Averager) -> Averager:
-    return Averaged(inner)
+    return AverageState(inner)
 
 
 def aggregate(*of: Any) -> Averager:
-    return Averaged(parameters(*of))
+    return AverageState(parameters(*of))
 
 
 def combine(*of: Any) -> Any:
     return everyones(*of)
 
 
-def method(every: int, exchange: Exchange = Dense(), label="") -> Method:  # noqa: B008
+def method(sync_every: int, grad_reduce: GradReduce = Dense(), label="") -> Method:  # noqa: B008
     assert label in ("", "topk"), "what is said of it was taken for something"
-    return hierarchical(every, exchange)
+    return hierarchical(sync_every, grad_reduce)
 
 
 def made(tmp_path: Path, text: str) -> Any:
     """By a job file that has this as its section."""
-    job = JOB.replace('name = "hierarchical"\nevery = 2\n', text)
+    job = JOB.replace('name = "hierarchical"\nsync_every = 2\n', text)
     assert job != JOB
     (tmp_path / "job.toml").write_text(job)
     return make_method(load(tmp_path / "job.toml").method, STEPS_PER_EPOCH)
 
 
-LOCAL = 'name = "hierarchical"\nevery = 2\n'
-SPARSE = LOCAL + 'exchange = {{ name = "sparse", sparsifier = {{ name = "topk", density = 0.5 }}, {} }}\n'
+LOCAL = 'name = "hierarchical"\nsync_every = 2\n'
+SPARSE = LOCAL + 'grad_reduce = {{ name = "sparse", sparsifier = {{ name = "topk", density = 0.5 }}, {} }}\n'
 Case = tuple[Any, Any, str, Callable[[Any], Any]]
 NEW: dict[str, Case] = {
-    "a codec": (CODECS, ACodec, SPARSE.format('indices = "NEW"'), lambda m: type(m.exchange.indices)),
-    "combining": (COMBINING, combine, SPARSE.format('combine = "NEW"'), lambda m: m.exchange.combine),
+    "a codec": (CODECS, ACodec, SPARSE.format('indices = "NEW"'), lambda m: type(m.grad_reduce.indices)),
+    "combining": (COMBINING, combine, SPARSE.format('combine = "NEW"'), lambda m: m.grad_reduce.combine),
     "feedback": (
         FEEDBACKS,
         AFeedback,
         SPARSE.format('feedback = "NEW"'),
-        lambda m: type(m.exchange.feedback),
+        lambda m: type(m.grad_reduce.feedback),
     ),
     "a sparsifier": (
         SPARSIFIERS,
         ASparsifier,
-        LOCAL + 'exchange = { name = "sparse", sparsifier = { name = "NEW", density = 0.5 } }\n',
-        lambda m: type(m.exchange.sparsifier),
+        LOCAL + 'grad_reduce = { name = "sparse", sparsifier = { name = "NEW", density = 0.5 } }\n',
+        lambda m: type(m.grad_reduce.sparsifier),
     ),
-    "an exchange": (EXCHANGES, AnExchange, LOCAL + 'exchange = "NEW"\n', lambda m: type(m.exchange)),
+    "an exchange": (EXCHANGES, AnExchange, LOCAL + 'grad_reduce = "NEW"\n', lambda m: type(m.grad_reduce)),
     "one of groups": (
         EXCHANGES,
         AnExchange,
-        'name = "bsp"\nexchange = { name = "NEW", rounds = { epoch = 2 } }\n',
-        lambda m: type(m.exchange.inner) if m.exchange.inner.rounds == 2 * STEPS_PER_EPOCH else None,
+        'name = "bsp"\ngrad_reduce = { name = "NEW", rounds = { epoch = 2 } }\n',
+        lambda m: type(m.grad_reduce.inner) if m.grad_reduce.inner.rounds == 2 * STEPS_PER_EPOCH else None,
     ),
-    "a wire": (WIRES, AWire, LOCAL + 'average = "NEW"\n', lambda m: type(m.how.inner.wire)),
+    "a wire": (QUANTIZERS, AWire, LOCAL + 'quantize = "NEW"\n', lambda m: type(m.averager.inner.wire)),
     "a rounding": (
         ROUNDINGS,
         ARounding,
-        LOCAL + 'exchange = { name = "packed", parameters = { name = "int4", rounding = "NEW" } }\n',
-        lambda m: type(m.exchange.parameters.rounding),
+        LOCAL + 'grad_reduce = { name = "quantized", parameters = { name = "int4", rounding = "NEW" } }\n',
+        lambda m: type(m.grad_reduce.parameters.rounding),
     ),
     "a graph": (
         GRAPHS,
         AGraph,
         'name = "sgp"\ngraph = { name = "NEW", per_step = 2 }\n',
-        lambda m: type(m.how.graph),
+        lambda m: type(m.averager.graph),
     ),
     "moments": (
         MOMENTS,
         moments,
-        LOCAL + 'moments = "NEW"\n',
-        lambda m: type(m.how) is Averaged and moments,
+        LOCAL + 'optimizer_state = "NEW"\n',
+        lambda m: type(m.averager) is AverageState and moments,
     ),
     "an aggregate": (
         AGGREGATES,
         aggregate,
         'name = "selsync"\ndelta = 1\naggregate = "NEW"\n',
-        lambda m: type(m.how) is Averaged and aggregate,
+        lambda m: type(m.averager) is AverageState and aggregate,
     ),
     "a selection": (
         SELECTIONS,
         ASelection,
-        'name = "sparse_loco"\nevery = 2\nselect = { name = "NEW", size = 7 }\n',
-        lambda m: type(m.how.inner.select),
+        'name = "sparseloco"\nsync_every = 2\nselection = { name = "NEW", size = 7 }\n',
+        lambda m: type(m.averager.inner.select),
     ),
     "an optimizer": (
         OPTIMIZERS,
         AnOptimizer,
-        'name = "diloco"\nevery = 2\nouter = { build = "NEW", lr = 0.1 }\n',
-        lambda m: type(m.how.make_optimizer([torch.zeros(1)])),
+        'name = "diloco"\nsync_every = 2\nouter = { name = "NEW", lr = 0.1 }\n',
+        lambda m: type(m.averager.make_optimizer([torch.zeros(1)])),
     ),
     "a method": (
         METHODS,
         method,
-        'name = "switch"\nat = { epoch = 1 }\nfirst = { name = "bsp" }\nthen = { name = "NEW", every = 3 }\n',
-        lambda m: method if m.how._turn.then == hierarchical(3) and m.how._turn.at == 10 else None,
+        'name = "switch"\nat = { epoch = 1 }\nfirst = { name = "bsp" }\n'
+        'then = { name = "NEW", sync_every = 3 }\n',
+        lambda m: method if m.averager._turn.then == hierarchical(3) and m.averager._turn.at == 10 else None,
     ),
 }
 
 
 def test_methods_around_methods(tmp_path: Path) -> None:
-    inner = 'method = { name = "diloco", every = 4, outer = { build = "SGD", lr = 0.5 } }\n'
-    late = made(tmp_path, f'name = "delayed"\nsteps = 3\n{inner}')
-    assert late.how.steps == 3
-    assert late.when == Every(4)
-    in_turn = made(tmp_path, f'name = "streamed"\nfragments = 2\ndelay = 1\nblend = 0.25\n{inner}')
-    assert (in_turn.when.offsets, in_turn.how.delay, in_turn.how.blend) == ([0, 2], 1, 0.25)
-    for how in (late.how.inner, in_turn.how.how):
+    inner = 'method = { name = "diloco", sync_every = 4, outer = { name = "SGD", lr = 0.5 } }\n'
+    late = made(tmp_path, f'name = "delayed"\nsync_delay = 3\n{inner}')
+    assert late.averager.steps == 3
+    assert late.schedule == Every(4)
+    in_turn = made(
+        tmp_path, f'name = "streaming"\nnum_fragments = 2\nsync_delay = 1\nupdate_alpha = 0.25\n{inner}'
+    )
+    assert (in_turn.schedule.offsets, in_turn.averager.delay, in_turn.averager.blend) == ([0, 2], 1, 0.25)
+    for how in (late.averager.inner, in_turn.averager.how):
         assert how.make_optimizer([torch.zeros(1)]).param_groups[0]["lr"] == 0.5
 
 
@@ -185,18 +188,19 @@ def test_methods_around_methods(tmp_path: Path) -> None:
     [
         ("bits = 3", r"\[method\]: bits = 3: expected 2, 4, 8, 16, 32"),
         ("density = 0", r"\[method\]: density = 0: the share of elements to send, > 0 and ≤ 1"),
-        ('select = { name = "per_run", size = 0 }', "size = 0: a number of elements, ≥ 1"),
+        ('selection = { name = "per_block", size = 0 }', "size = 0: a number of elements, ≥ 1"),
     ],
 )
 def test_sparse_meetings_that_cannot_be(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        made(tmp_path, f'name = "sparse_loco"\nevery = 2\n{line}\n')
+        made(tmp_path, f'name = "sparseloco"\nsync_every = 2\n{line}\n')
     assert "\n" not in str(caught.value)
 
 
 def test_intervals_of_moments(tmp_path: Path) -> None:
-    text = 'name = "des_loco"\nevery = 4\nfirst = { epoch = 1 }\nmoments = { exp_avg_sq = 40 }\n'
-    how = made(tmp_path, f'{text}average = "int2"\n').how
+    text = 'name = "des_loc"\nsync_every = 4\nfirst_every = { epoch = 1 }\n'
+    text += "optimizer_state = { exp_avg_sq = 40 }\n"
+    how = made(tmp_path, f'{text}quantize = "int2"\n').averager
     found = [how.periods.of(name) for name in ("exp_avg", "max_exp_avg_sq", "exp_avg_sq", "sums")]
     assert found == [10, 24, 40, None]
     assert how.inner.inner.wire == int2()
@@ -222,6 +226,7 @@ def test_every_family_is_tried() -> None:
 def test_a_method_of_the_user_with_parts(tmp_path: Path) -> None:
     """What has no annotation is given what the job file says, whatever else has that name."""
     text = (
-        f'name = "{__name__}:method"\nevery = {{ epoch = 2 }}\nexchange = "reduce_scatter"\nlabel = "topk"\n'
+        f'name = "{__name__}:method"\nsync_every = {{ epoch = 2 }}\ngrad_reduce = "reduce_scatter"\n'
+        'label = "topk"\n'
     )
     assert made(tmp_path, text) == hierarchical(20, EXCHANGES["reduce_scatter"]())

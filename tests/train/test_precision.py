@@ -30,7 +30,7 @@ from train.launches import JOB, launch, make_store
 
 BITS = ["bf16", "fp16", "bf16_master"]
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
-ON_4 = ("--job.groups", "2", "--data.batch_size", "8", "--model.build", "train.small:steady")
+ON_4 = ("--parallel.groups", "2", "--data.group_batch_size", "8", "--model.name", "train.small:steady")
 SPARSE = '{name="sparse",sparsifier={name="topk",density=0.5}}'
 ARGUMENTS = ("--model.arguments", "{inputs = 36}")
 
@@ -66,7 +66,12 @@ def test_one_rank_is_the_plain_loop(
 ) -> None:
     """By torch's own autocast and scaler; evaluations, too. The first scales are too large."""
     scaled_from(2.0**28, monkeypatch)
-    words = ("--schedule.build=StepLR", "--schedule.arguments", "{step_size = 3}", "--schedule.per=step")
+    words = (
+        "--lr_schedule.name=StepLR",
+        "--lr_schedule.arguments",
+        "{step_size = 3}",
+        "--lr_schedule.interval=step",
+    )
     train(job_file, tmp_path, "--training.precision", name, "--training.epochs", "8", *words)
     net, sampler = start_of(job_file)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -111,7 +116,14 @@ def test_interruptions_change_nothing(
 ) -> None:
     """The scale, and masters of groups that have just met, go on where they were."""
     scaled_from(2.0**24, monkeypatch)
-    options = ("--training.epochs", "4", "--training.precision", name, "--training.checkpoint_every", "3")
+    options = (
+        "--training.epochs",
+        "4",
+        "--training.precision",
+        name,
+        "--training.checkpoint_every_steps",
+        "3",
+    )
     assert_interruptions_change_nothing(job_file, tmp_path, *ON_4, *ARGUMENTS, *options)
 
 
@@ -120,7 +132,7 @@ def test_masters_are_of_a_model_in_bfloat16(job_file: Path, tmp_path: Path) -> N
     sent = {}
     for name in ("fp32", "bf16_master"):
         (tmp_path / name).mkdir()
-        words = ("--training.precision", name, "--job.groups", "1", "--data.batch_size", "8")
+        words = ("--training.precision", name, "--parallel.groups", "1", "--data.group_batch_size", "8")
         train(job_file, tmp_path / name, *words, *ON_4[4:], *ARGUMENTS, n=2)
         model, records = outcome(tmp_path / name)
         dtypes = {key: value.dtype for key, value in model.items() if value.is_floating_point()}
@@ -139,7 +151,7 @@ def test_masters_are_of_a_model_in_bfloat16(job_file: Path, tmp_path: Path) -> N
         (
             [
                 "--training.precision=fp16",
-                "--method.exchange",
+                "--method.grad_reduce",
                 SPARSE,
             ],
             r"\[training\] precision: GradScaler with an exchange that keeps gradients",
@@ -152,7 +164,7 @@ def test_what_does_not_go_together_is_refused_before_anything_trains(
     job_file: Path, words: list[str], message: str
 ) -> None:
     def one(world: Transport) -> None:
-        assemble(load(job_file, ["--data.batch_size", "8", *words]), form(world, 1), "job.toml")
+        assemble(load(job_file, ["--data.group_batch_size", "8", *words]), form(world, 1), "job.toml")
 
     with pytest.raises(UserError, match=message):
         threads.run(2, one)
@@ -160,8 +172,8 @@ def test_what_does_not_go_together_is_refused_before_anything_trains(
 
 def test_groups_that_may_die_would_skip_other_steps(job_file: Path) -> None:
     def one(world: Transport) -> None:
-        config = load(job_file, ["--training.precision", "fp16", "--method.name", "ensemble"])
-        assemble(config, dataclasses.replace(form(world), peers=Absent(count=2)), "job.toml")
+        config = load(job_file, ["--training.precision", "fp16", "--method.name", "ensemble_sync"])
+        assemble(config, dataclasses.replace(form(world), replica_groups=Absent(count=2)), "job.toml")
 
     with pytest.raises(UserError, match=r"\[training\] precision: GradScaler among groups that may die"):
         threads.run(1, one)
@@ -182,7 +194,7 @@ def test_a_probe_trains_in_the_same_precision(
 
     monkeypatch.setattr(nn.Linear, "forward", watched)
     for name in BITS:
-        config = load(job_file, ["--training.precision", name, "--data.batch_size", "2"])
+        config = load(job_file, ["--training.precision", name, "--data.group_batch_size", "2"])
         plan = plan_of(config, job_file, [2, 4], 1)
         seen.clear()
         with caplog.at_level(logging.WARNING):
@@ -243,7 +255,7 @@ def test_two_deterministic_runs_are_equal(tmp_path: Path) -> None:
     )
     models = []
     for run in ("one", "other"):
-        words = ("--data.transform", "net:asked", "--run.folder", run, "--training.precision", "bf16")
+        words = ("--data.transform", "net:asked", "--run.output_dir", run, "--training.precision", "bf16")
         ended = launch(tmp_path, "train", "job.toml", *words, n=2)
         assert ended.code == 0, ended.err
         models.append(torch.load(tmp_path / run / "model.pt"))

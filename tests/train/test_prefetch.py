@@ -14,10 +14,12 @@ from train.interruptions import (
 )
 from train.launches import JOB, make_store
 
-WORDS = "--job.groups 2 --data.batch_size 8 --training.epochs 2 --training.checkpoint_every 2"
-SMALL = ("--model.build", "train.small:steady", "--model.arguments", "{ inputs = 36 }")
-OPTIONS = (*WORDS.split(), *SMALL, "--training.bucket_mb", "1e-5")
-PLAIN = 'name = "hierarchical"\nevery = 2'
+WORDS = (
+    "--parallel.groups 2 --data.group_batch_size 8 --training.epochs 2 --training.checkpoint_every_steps 2"
+)
+SMALL = ("--model.name", "train.small:steady", "--model.arguments", "{ inputs = 36 }")
+OPTIONS = (*WORDS.split(), *SMALL, "--training.bucket_cap_mb", "1e-5")
+PLAIN = 'name = "hierarchical"\nsync_every = 2'
 
 
 @pytest.mark.slow
@@ -30,5 +32,5 @@ def test_a_run_has_the_bits_of_one_without(
     (tmp_path / "job.toml").write_text(JOB.replace(PLAIN, method))
     job, plain = tmp_path / "job.toml", tmp_path / "plain"
     train(job, plain, *OPTIONS, n=4)
-    assert_interruptions_change_nothing(job, tmp_path, *OPTIONS, "--training.prefetch", "true")
+    assert_interruptions_change_nothing(job, tmp_path, *OPTIONS, "--training.overlap_param_gather", "true")
     assert_same_outcome(plain, tmp_path / "whole")

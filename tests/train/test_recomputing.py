@@ -140,16 +140,16 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "job.toml"
 
 
-OWN = ("--model.build", "train.test_recomputing:own", "--model.arguments", "{}", "--job.groups", "2")
+OWN = ("--model.name", "train.test_recomputing:own", "--model.arguments", "{}", "--parallel.groups", "2")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
-        ("--training.bucket_mb", "0.001"),
-        ("--training.prefetch", "true", "--training.bucket_mb", "0.001"),
-        ("--training.overlap", "false", "--training.precision", "bf16"),
+        ("--training.bucket_cap_mb", "0.001"),
+        ("--training.overlap_param_gather", "true", "--training.bucket_cap_mb", "0.001"),
+        ("--training.overlap_grad_reduce", "false", "--training.precision", "bf16"),
     ],
 )
 def test_whole_runs_end_the_same(job_file: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
@@ -165,7 +165,9 @@ def test_whole_runs_end_the_same(job_file: Path, tmp_path: Path, words: tuple[st
 
 @pytest.mark.slow
 def test_interruptions_change_nothing(job_file: Path, tmp_path: Path) -> None:
-    assert_interruptions_change_nothing(job_file, tmp_path, *OWN, *ON, "--training.checkpoint_every", "3")
+    assert_interruptions_change_nothing(
+        job_file, tmp_path, *OWN, *ON, "--training.checkpoint_every_steps", "3"
+    )
 
 
 @pytest.mark.slow
@@ -174,8 +176,8 @@ def test_as_it_is_started(job_file: Path, tmp_path: Path) -> None:
     text = "{ types = 14, width = 8, layers = 2, heads = 2, dropout = 0.2 }"
     models = []
     for run, more in (("plain", ()), ("again", ON)):
-        words = ("--model.build", "gpt", "--model.arguments", text, "--training.precision", "bf16")
-        done = launch(tmp_path, "train", job_file.name, *words, *more, "--run.folder", run, n=2)
+        words = ("--model.name", "gpt", "--model.arguments", text, "--training.precision", "bf16")
+        done = launch(tmp_path, "train", job_file.name, *words, *more, "--run.output_dir", run, n=2)
         assert done.code == 0, done.err
         models.append(torch.load(tmp_path / run / "model.pt"))
     assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
@@ -186,7 +188,7 @@ def test_as_it_is_started(job_file: Path, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--training.compile", "true"), "activation_checkpointing and compile: .* give one of them"),
-        (("--model.build", "lstm"), r"\[training\] activation_checkpointing: the model has no blocks"),
+        (("--model.name", "lstm"), r"\[training\] activation_checkpointing: the model has no blocks"),
         (
             ("--optimizer.natural_gradient.rank", "2"),
             r"\[optimizer\] natural_gradient: activation_checkpointing: layers would be seen twice",
@@ -196,7 +198,7 @@ def test_as_it_is_started(job_file: Path, tmp_path: Path) -> None:
 def test_what_does_not_go_together(job_file: Path, words: tuple[str, ...], message: str) -> None:
     def one(world: Transport) -> None:
         types = ("--model.arguments", "{ types = 14 }")
-        assemble(load(job_file, ["--model.build", "gpt", *types, *ON, *words]), form(world, 1), "job.toml")
+        assemble(load(job_file, ["--model.name", "gpt", *types, *ON, *words]), form(world, 1), "job.toml")
 
     with pytest.raises(UserError, match=message):
         threads.run(1, one)

@@ -20,7 +20,7 @@ from jobs import Runs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LAST = 36  # 12 steps an epoch
-MID_EPOCH = ("--training.checkpoint_every", "5")
+MID_EPOCH = ("--training.checkpoint_every_steps", "5")
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_stopped_again_and_again(runs: Runs, stopped: str) -> None:
     run = runs.copy(stopped, "again and again")
     output = runs.interrupted(run, "--resume", after=16, by=terminate_all, code=75, pace=0.4)
     assert "SIGTERM received: saved step" in output
-    limit = ("--training.time_limit", "0.5")
+    limit = ("--training.time_limit_s", "0.5")
     output = runs.train(run, "--resume", *limit, code=75, SECONDS_PER_STEP="0.1")
     assert "time limit reached: saved step" in output
     assert runs.step(run) < LAST
@@ -126,7 +126,7 @@ def test_goes_on_with_other_ranks(runs: Runs, stopped: str, P: int, K: int) -> N
     """To the end, and no sample of the epoch that was under way comes twice or is forgotten."""
     run = runs.copy(stopped, f"{P} × {K}")
     cut = f"cut anew for {P} × {K}; the learning rate stays that of 2 groups\n"
-    options = ("--training.epochs", "1", "--job.groups", str(P), "--resume")
+    options = ("--training.epochs", "1", "--parallel.groups", str(P), "--resume")
     runs.train(run, *options, n=P * K, expect=f"from a checkpoint of 2 × 2 ranks, {cut}")
     assert (runs.folder / run / "model.pt").exists()
     data = Store(runs.folder / "digits.h5", "train")

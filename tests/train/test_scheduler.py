@@ -93,14 +93,18 @@ def test_the_length_of_a_run_that_goes_on(
     without_pictures(monkeypatch)
     make_store(tmp_path / "small.h5")
     job_file, run = tmp_path / "job.toml", tmp_path / "run"
-    schedule = {"build": "CosineAnnealingLR", "arguments": '{ T_max = "length" }', "per": "step"}
-    words = ["--schedule.scaling", "none", *(f"--schedule.{key}={value}" for key, value in schedule.items())]
+    schedule = {"name": "CosineAnnealingLR", "arguments": '{ T_max = "length" }', "interval": "step"}
+    words = [
+        "--lr_schedule.scaling",
+        "none",
+        *(f"--lr_schedule.{key}={value}" for key, value in schedule.items()),
+    ]
     job_file.write_text(JOB)
 
     def go(groups: int, budget: str, **how: Any) -> None:
         key, count = budget.split()
         none = [] if key == "epochs" else ["--training.epochs", "none"]
-        options = [*words, "--job.groups", str(groups), *none, f"--training.{key}", count]
+        options = [*words, "--parallel.groups", str(groups), *none, f"--training.{key}", count]
         train(job_file, run, *options, n=groups, **how)
 
     go(first, "epochs 4" if "epochs" in budget else budget, at=at)

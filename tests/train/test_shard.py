@@ -1,4 +1,4 @@
-"""`[job] shard`: runs whose groups share everything are those of groups that do not."""
+"""`[parallel] fsdp`: runs whose groups share everything are those of groups that do not."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.slow
 
 JOB = """
 seed = 4
-job = { groups = 2 }
-data = { store = "text.h5", batch_size = 8, arguments = { bptt = 7 } }
-model = { build = "gpt", arguments = { types = 256, width = 12, layers = 2, heads = 2 } }
+parallel = { groups = 2 }
+data = { path = "text.h5", group_batch_size = 8, arguments = { bptt = 7 } }
+model = { name = "gpt", arguments = { types = 256, width = 12, layers = 2, heads = 2 } }
 optimizer = { lr = 0.1, arguments = { momentum = 0.9 } }
-method = { name = "hierarchical", every = 2 }
-training = { steps = 8, log_every = 1, checkpoint_every = 4 }
+method = { name = "hierarchical", sync_every = 2 }
+training = { steps = 8, log_every = 1, checkpoint_every_steps = 4 }
 """
-SHARDED = ("--job.shard", "true")
+SHARDED = ("--parallel.fsdp", "true")
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def train(folder: Path, run: str, *words: str) -> None:
-    done = launch(folder, "train", "job.toml", "--run.folder", run, *words, n=4)
+    done = launch(folder, "train", "job.toml", "--run.output_dir", run, *words, n=4)
     assert done.code == 0, done.err
 
 
@@ -73,9 +73,9 @@ def told(run: Path) -> list[float]:
 
 def test_the_run_of_groups_that_share_nothing_but_the_update(folder: Path) -> None:
     """From one start, and on from each other's checkpoints."""
-    start = ("--model.start", "start.pt")
+    start = ("--model.init_from", "start.pt")
     train(folder, "whole", *start)
-    train(folder, "sharded", *start, *SHARDED, "--model.blocks", '["blocks.*"]')
+    train(folder, "sharded", *start, *SHARDED, "--model.fsdp_units", '["blocks.*"]')
     assert_same(folder, "sharded", "whole")
     train(folder, "whole", "--training.steps", "12", "--resume", *SHARDED)
     train(folder, "sharded", "--training.steps", "12", "--resume")
@@ -96,13 +96,13 @@ def bytes_of_a_pass() -> float:
 @pytest.mark.long
 def test_islands(folder: Path) -> None:
     """Two of two ranks each, which average the rows of each position; as if they shared nothing."""
-    words = ("--model.start", "start.pt", "--method.every", "3", "--method.name", "ensemble")
+    words = ("--model.init_from", "start.pt", "--method.sync_every", "3", "--method.name", "ensemble_sync")
     for run, shares in (("whole", ()), ("sharded", SHARDED)):
         start = ("launch", "job.toml", "--groups", "2", "--group-size", "2")
         done = launch(
             folder,
             *start,
-            "--job.groups",
+            "--parallel.groups",
             "1",
             "--training.steps",
             "none",
@@ -110,7 +110,7 @@ def test_islands(folder: Path) -> None:
             *shares,
             "--training.epochs",
             "1",
-            "--run.folder",
+            "--run.output_dir",
             run,
         )
         assert done.code == 0, done.err
@@ -149,11 +149,17 @@ def test_one_parameter_of_two_modules_stays_one() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--model.blocks", '["a"]'], "[model] blocks without [job] shard = true"),
-        ([*SHARDED, "--training.prefetch", "true"], "[job] shard = true and [training] prefetch: leave one"),
+        (["--model.fsdp_units", '["a"]'], "[model] fsdp_units without [parallel] fsdp = true"),
+        (
+            [*SHARDED, "--training.overlap_param_gather", "true"],
+            "[parallel] fsdp = true and [training] overlap_param_gather: leave one",
+        ),
         ([*SHARDED, "--training.channels_last", "true"], "[training] channels_last: leave one of them out"),
         ([*SHARDED, "--optimizer.natural_gradient", "{}"], "[optimizer] natural_gradient: leave one"),
-        ([*SHARDED, "--reallocation.unit", "ranks"], '[reallocation] unit = "ranks": leave one of them out'),
+        (
+            [*SHARDED, "--rebalance.resource", "ranks"],
+            '[rebalance] resource = "ranks": leave one of them out',
+        ),
     ],
 )
 def test_keys_that_do_not_go_together(folder: Path, words: list[str], line: str) -> None:
@@ -164,7 +170,7 @@ def test_keys_that_do_not_go_together(folder: Path, words: list[str], line: str)
 
 
 def test_blocks_that_are_not_there(folder: Path) -> None:
-    done = launch(folder, "train", "job.toml", *SHARDED, "--model.blocks", '["block.*"]', n=2)
+    done = launch(folder, "train", "job.toml", *SHARDED, "--model.fsdp_units", '["block.*"]', n=2)
     assert done.code == 1
     (line,) = done.messages
     assert line.startswith("hpcsgd: job.toml: blocks: no module 'block.*'"), line
@@ -178,9 +184,9 @@ ON_NODES = ("job", "train", "job.toml", *SHARDED, "--ranks-per-node", "4")
     ("words", "line"),
     [
         (["--model.arguments.types", "200"], "expected [2, 7, 256]"),
-        (["--optimizer.build", "Muon"], "is not known to update every element by itself"),
+        (["--optimizer.name", "Muon"], "is not known to update every element by itself"),
         (
-            ["--method.exchange", '{ name = "sparse", sparsifier = { name = "topk", density = 0.1 } }'],
+            ["--method.grad_reduce", '{ name = "sparse", sparsifier = { name = "topk", density = 0.1 } }'],
             "sharded by torch, which exchanges",
         ),
     ],

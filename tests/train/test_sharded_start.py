@@ -1,4 +1,4 @@
-"""Where trainings of `[job] shard` begin: with the same values, whoever builds the model."""
+"""Where trainings of `[parallel] fsdp` begin: with the same values, whoever builds the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.ranks(4)]
 def config(tmp_path: Path) -> Config:
     folder = tmp_path / str(os.getpid())
     folder.mkdir()
-    return load(write_text(folder, "bytes"), ["--job.shard", "true", "--method.name", "hierarchical"])
+    return load(write_text(folder, "bytes"), ["--parallel.fsdp", "true", "--method.name", "hierarchical"])
 
 
 @pytest.mark.parametrize("P", [1, 2])
@@ -50,7 +50,7 @@ def test_what_torch_sends_is_told_of_the_sharded_model_as_of_the_plain_one(run, 
     """Weights twice, gradients once; what is outside of blocks is gathered once."""
 
     def told(world: Transport) -> float:
-        return bytes_by_torch(assemble(config, form(world, 2), "job.toml").model, config.model.blocks, 2)
+        return bytes_by_torch(assemble(config, form(world, 2), "job.toml").model, config.model.fsdp_units, 2)
 
     plain = make_model(config)
     (block,) = plain.get_submodule("blocks").children()

@@ -12,7 +12,7 @@ from hpcsgd.report.run_folder import island_folder
 from report.test_sinks import USER, drawn_by_tensorboard
 from train.launches import JOB, launch, make_store
 
-SINKS = 'sinks = ["tensorboard", { name = "user:MySink" }, "user:Refuses", "user:Stubborn"]\n'
+SINKS = 'loggers = ["tensorboard", { name = "user:MySink" }, "user:Refuses", "user:Stubborn"]\n'
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def told(run: Path) -> list[Record]:
 def test_a_run_that_goes_on_is_one_run_of_its_sinks(folder: Path) -> None:
     """One that fails is told of, and that is all that it does."""
     run = folder / "runs" / "job"
-    words = ["--run.sinks", '["tensorboard", "user:MySink", "user:Refuses"]']
+    words = ["--run.loggers", '["tensorboard", "user:MySink", "user:Refuses"]']
     done = launch(folder, "train", "job.toml", *words, n=2)
     assert done.code == 0, done.err
     assert done.out.count("sink Refuses: gets no more of this run: OSError: no route to the server") == 1
@@ -52,7 +52,7 @@ def test_a_run_that_goes_on_is_one_run_of_its_sinks(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_dies_takes_its_sinks_along(folder: Path) -> None:
-    words = ["--run.sinks", '["user:MySink", "user:Sleeps"]', "--optimizer.lr", "1e30"]
+    words = ["--run.loggers", '["user:MySink", "user:Sleeps"]', "--optimizer.lr", "1e30"]
     done = launch(folder, "train", "job.toml", *words, n=2)
     assert done.code == 1
     (message,) = done.messages
@@ -62,8 +62,8 @@ def test_a_run_that_dies_takes_its_sinks_along(folder: Path) -> None:
 
 @pytest.mark.long
 def test_each_island_has_its_own(folder: Path) -> None:
-    job = (folder / "job.toml").read_text().replace("hierarchical", "ensemble")
-    (folder / "job.toml").write_text(job.replace(SINKS, 'sinks = ["user:MySink"]\n'))
+    job = (folder / "job.toml").read_text().replace("hierarchical", "ensemble_sync")
+    (folder / "job.toml").write_text(job.replace(SINKS, 'loggers = ["user:MySink"]\n'))
     done = launch(folder, "launch", "job.toml", "--groups", "2")
     assert done.code == 0, done.err
     runs = [island_folder(folder / "runs" / "job", island) for island in range(2)]
@@ -77,12 +77,12 @@ def test_each_island_has_its_own(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_wrong_is_told_before_islands_are_started(folder: Path) -> None:
-    job = (folder / "job.toml").read_text().replace("hierarchical", "ensemble")
+    job = (folder / "job.toml").read_text().replace("hierarchical", "ensemble_sync")
     (folder / "job.toml").write_text(job)
-    done = launch(folder, "launch", "job.toml", "--groups", "2", "--run.sinks", '["wandbb"]')
+    done = launch(folder, "launch", "job.toml", "--groups", "2", "--run.loggers", '["wandbb"]')
     assert done.code == 1
     assert done.err == (
-        "hpcsgd: job.toml: [run] sinks: no 'wandbb'; did you mean 'wandb'? Allowed: mlflow, tensorboard, "
+        "hpcsgd: job.toml: [run] loggers: no 'wandbb'; did you mean 'wandb'? Allowed: mlflow, tensorboard, "
         'wandb, or "package.module:function"\n'
     )
     assert not (folder / "runs").exists()

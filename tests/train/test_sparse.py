@@ -15,9 +15,9 @@ from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.parts.exchanges import (
     ErrorFeedback,
+    LrInErrorFeedback,
     MomentumCorrection,
     Plain,
-    RateInside,
     Sparse,
     everyones,
     own,
@@ -47,7 +47,7 @@ def method_of(job_file: Path, words: Sequence[str]) -> Method:
 
 def exchange(**keys: str) -> list[str]:
     inside = ",".join(f"{key}={value}" for key, value in keys.items())
-    return ["--method.exchange", f'{{name="sparse",{inside}}}']
+    return ["--method.grad_reduce", f'{{name="sparse",{inside}}}']
 
 
 MADE = {
@@ -57,8 +57,8 @@ MADE = {
         (TopK(0.1), own, ErrorFeedback(), Plain()),
     ),
     "rate inside": (
-        {"sparsifier": '{name="clt_k",density=0.1}', "feedback": '"rate_inside"'},
-        (CLTk(0.1), everyones, RateInside(), None),
+        {"sparsifier": '{name="clt_k",density=0.1}', "feedback": '"lr_in_error_feedback"'},
+        (CLTk(0.1), everyones, LrInErrorFeedback(), None),
     ),
     "momentum correction": (
         {
@@ -73,30 +73,30 @@ MADE = {
 @pytest.mark.parametrize("name", MADE)
 def test_parts_of_parts(job_file: Path, name: str) -> None:
     keys, (sparsifier, combine, feedback, indices) = MADE[name]
-    made = method_of(job_file, exchange(**keys)).exchange
+    made = method_of(job_file, exchange(**keys)).grad_reduce
     assert isinstance(made, Sparse)
     assert (made.sparsifier, made.combine, made.feedback) == (sparsifier, combine, feedback)
     assert indices is None or made.indices == indices
 
 
 WRONG = {
-    "no sparsifier": ({}, r"\[method\] exchange: Sparse needs 'sparsifier'"),
+    "no sparsifier": ({}, r"\[method\] grad_reduce: Sparse needs 'sparsifier'"),
     "a misspelt one": (
         {"sparsifier": '{name="deaft",density=0.1}'},
-        r"\[method\] exchange sparsifier name: no 'deaft'; did you mean 'deft'\? Allowed: clt_k, deft, ",
+        r"\[method\] grad_reduce sparsifier name: no 'deaft'; did you mean 'deft'\? Allowed: clt_k, deft, ",
     ),
-    "no density": ({"sparsifier": '"topk"'}, r"\[method\] exchange sparsifier: TopK needs 'density'"),
+    "no density": ({"sparsifier": '"topk"'}, r"\[method\] grad_reduce sparsifier: TopK needs 'density'"),
     "too much": (
         {"sparsifier": '{name="deft",density=2}'},
-        r"\[method\] exchange sparsifier: density = 2: the share of elements to send, > 0 and ≤ 1",
+        r"\[method\] grad_reduce sparsifier: density = 2: the share of elements to send, > 0 and ≤ 1",
     ),
     "an argument too many": (
         {"sparsifier": DEFT, "indices": '{name="gaps",bits=3}'},
-        r"\[method\] exchange indices: Gaps has no argument 'bits'; it takes none",
+        r"\[method\] grad_reduce indices: Gaps has no argument 'bits'; it takes none",
     ),
     "another part": (
         {"sparsifier": DEFT, "codec": '"gaps"'},
-        r"exchange: Sparse has no argument 'codec'",
+        r"grad_reduce: Sparse has no argument 'codec'",
     ),
     "not together": (
         {"sparsifier": DEFT, "combine": '"own"'},
@@ -108,7 +108,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_mistakes_are_one_line(job_file: Path, name: str) -> None:
     keys, message = WRONG[name]
-    words = exchange(**keys) if keys else ["--method.exchange", "sparse"]
+    words = exchange(**keys) if keys else ["--method.grad_reduce", "sparse"]
     with pytest.raises(JobError, match=message) as caught:
         method_of(job_file, words)
     assert "\n" not in str(caught.value)
@@ -119,8 +119,10 @@ def test_mistakes_are_one_line(job_file: Path, name: str) -> None:
 def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sparsifier: str
 ) -> None:
-    words = "--job.groups 2 --data.batch_size 8 --training.epochs 2 --training.checkpoint_every 2"
-    model = "--model.build train.small:steady --model.arguments {inputs=36}"
+    words = "--parallel.groups 2 --data.group_batch_size 8 --training.epochs 2"
+    model = (
+        "--training.checkpoint_every_steps 2 --model.name train.small:steady --model.arguments {inputs=36}"
+    )
     options = [*exchange(sparsifier=sparsifier), *words.split(), *model.split()]
     without_pictures(monkeypatch)
     assert_interruptions_change_nothing(job_file, tmp_path, *options)
@@ -128,7 +130,7 @@ def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
 
 @pytest.mark.slow
 def test_what_is_recorded(job_file: Path, tmp_path: Path) -> None:
-    words = "--job.groups 1 --data.batch_size 8 --training.epochs 1"
+    words = "--parallel.groups 1 --data.group_batch_size 8 --training.epochs 1"
     options = [*exchange(sparsifier=DEFT), *words.split()]
     train(job_file, tmp_path / "run", *options, n=2)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

@@ -27,11 +27,11 @@ from train.interruptions import train, without_pictures
 B = 24
 """Windows of a step, of all groups together."""
 JOB = """
-data = { store = "text.h5", batch_size = 24, arguments = { bptt = 6 } }
-model = { build = "gpt", arguments = { types = 256, width = 8, layers = 1, heads = 2 } }
-optimizer = { build = "Adam", lr = 0.02 }
-schedule = { scaling = "none" }
-method = { name = "hierarchical", every = 2 }
+data = { path = "text.h5", group_batch_size = 24, arguments = { bptt = 6 } }
+model = { name = "gpt", arguments = { types = 256, width = 8, layers = 1, heads = 2 } }
+optimizer = { name = "Adam", lr = 0.02 }
+lr_schedule = { scaling = "none" }
+method = { name = "hierarchical", sync_every = 2 }
 training = { epochs = 2, log_every = 1 }
 """
 SHAPES = [(1, 1), (2, 1), (3, 3), (4, 2), (8, 4)]
@@ -61,7 +61,7 @@ def expected(job_file: Path, epochs: int) -> list[str]:
 
 
 def shape(P: int) -> tuple[str, ...]:
-    return ("--job.groups", str(P), "--data.batch_size", str(B // P))
+    return ("--parallel.groups", str(P), "--data.group_batch_size", str(B // P))
 
 
 @pytest.mark.parametrize(("n", "groups"), [(1, 1), (2, 2), (2, 1), (4, 2), (8, 4)])
@@ -117,8 +117,8 @@ def test_bad_input_is_one_line_before_anything_begins(
     assert other.startswith(f"job.toml: [data] arguments: tokenizer {given} is not the one that made ")
     (few,) = run(1, line, "--model.arguments.types", "255")
     assert "[model]: gpt does not take samples of shape [6]" in few
-    (large,) = run(1, line, "--data.batch_size", "9999")
-    assert "[data] batch_size: an epoch has " in large
+    (large,) = run(1, line, "--data.group_batch_size", "9999")
+    assert "[data] group_batch_size: an epoch has " in large
     whole = store.read_bytes()
     store.write_bytes(whole[:-20])
     (short,) = run(1, line)

@@ -23,7 +23,8 @@ from traces import Viewed, seconds_by_phase, view
 from train.launches import JOB, launch, make_store
 from train.test_loop import TEST, TRAIN, M, kind, train
 
-WORDS = "--job.groups 2 --data.batch_size 4 --training.epochs 1"  # 6 steps, of which every second one meets
+WORDS = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 1"
+"""6 steps, of which every second one meets."""
 K = 2
 
 
@@ -45,7 +46,7 @@ def named(seen: Viewed, pattern: str, rank: int, tid: int | None = None) -> list
 
 
 def test_what_each_rank_did_in_some_steps(job_file: Path, tmp_path: Path) -> None:
-    records = train(job_file, tmp_path, f"{WORDS} --run.trace 2-4,6", n=4)
+    records = train(job_file, tmp_path, f"{WORDS} --run.trace_steps 2-4,6", n=4)
     seen = view(tmp_path / NAME)
     assert seen.processes == {rank: f"rank {rank}" for rank in range(4)}
     steps = ["step 2", "step 3", "step 4", "step 6"]
@@ -71,7 +72,7 @@ def test_what_each_rank_did_in_some_steps(job_file: Path, tmp_path: Path) -> Non
 
 
 def test_the_summary_is_what_is_in_the_trace(job_file: Path, tmp_path: Path) -> None:
-    train(job_file, tmp_path, f"{WORDS} --run.trace 2-6", n=4)
+    train(job_file, tmp_path, f"{WORDS} --run.trace_steps 2-6", n=4)
     numbers = per_step(tmp_path / NAME)
     seen = seconds_by_phase(view(tmp_path / NAME))
     assert numbers["steps"] == 5
@@ -171,7 +172,7 @@ def test_where_it_cannot_be_written_the_training_goes_on(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tracing, "append", full)
-    train(job_file, tmp_path, f"{WORDS} --run.trace 3-4", n=2)
+    train(job_file, tmp_path, f"{WORDS} --run.trace_steps 3-4", n=2)
     assert not (tmp_path / NAME).exists()
     assert (tmp_path / "model.pt").exists()
     assert f"{tmp_path / NAME}: cannot be written: No space left on device" in caplog.text
@@ -184,7 +185,7 @@ def test_without_it_there_is_none(job_file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_as_users_start_it(job_file: Path, tmp_path: Path) -> None:
-    words = ["train", str(job_file), "--trace", *WORDS.split(), "--run.folder", "run"]
+    words = ["train", str(job_file), "--trace", *WORDS.split(), "--run.output_dir", "run"]
     ended = launch(tmp_path, *words, n=4)
     assert ended.code == 0, ended.err
     assert re.search(r"traced    4 steps, of one .*gradients \S+ s exposed, \S+ s hidden", ended.out)

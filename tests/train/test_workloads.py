@@ -49,7 +49,7 @@ def everything(data: Split) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_the_score_is_that_of_one_process(run: Callable[..., list[Any]], job_file: Path, n: int) -> None:
     name = name_of(job_file)
-    own = ("--model.build", f"train.workloads:{MODELS[name].__name__}", "--model.arguments", "{}")
+    own = ("--model.name", f"train.workloads:{MODELS[name].__name__}", "--model.arguments", "{}")
 
     def score(world: Transport) -> tuple[float, dict[str, float]]:
         found = evaluate(assemble(load(job_file, own), form(world, n), "job.toml"))
@@ -69,7 +69,7 @@ def test_the_score_is_that_of_one_process(run: Callable[..., list[Any]], job_fil
 @pytest.mark.slow
 def test_it_learns(job_file: Path) -> None:
     """Entropy of the little grammar: perplexity 1.8; an item by chance is among the first ten in 10 %."""
-    done = launch(job_file.parent, "train", "job.toml", "--training.epochs", "15", "--run.folder", "run")
+    done = launch(job_file.parent, "train", "job.toml", "--training.epochs", "15", "--run.output_dir", "run")
     assert done.code == 0, done.err
     summary = json.loads((job_file.parent / "run" / "summary.json").read_text())
     assert (job_file.parent / "run" / "curves.png").exists()
@@ -111,8 +111,8 @@ def test_interrupted_or_not_the_bits_are_the_same(
     assert train(job_file, tmp_path / "stopped", resume=True) == [None]
     assert_same_outcome(tmp_path / "stopped", tmp_path / "whole")
     with pytest.raises(Killed):
-        train(job_file, tmp_path / "killed", "--training.checkpoint_every", "2", at=step, what=killed)
-    train(job_file, tmp_path / "killed", "--training.checkpoint_every", "2", resume=True)
+        train(job_file, tmp_path / "killed", "--training.checkpoint_every_steps", "2", at=step, what=killed)
+    train(job_file, tmp_path / "killed", "--training.checkpoint_every_steps", "2", resume=True)
     assert_same_outcome(tmp_path / "killed", tmp_path / "whole")
 
 
@@ -152,13 +152,13 @@ def test_on_two_processes_the_bits_are_the_same(job_file: Path, groups: str) -> 
     folder = job_file.parent
 
     def trained(run: str, *words: str, code: int = 0) -> dict[str, torch.Tensor] | None:
-        options = ("--job.groups", groups, "--run.folder", run, *words)
+        options = ("--parallel.groups", groups, "--run.output_dir", run, *words)
         done = launch(folder, "train", "job.toml", *options, n=2)
         assert done.code == code, done.err
         return None if code else torch.load(folder / run / "model.pt")
 
     whole = trained("whole")
-    trained("cut", "--training.time_limit", "1e-6", code=75)
+    trained("cut", "--training.time_limit_s", "1e-6", code=75)
     steps = [record["step"] for record in read(folder / "cut" / "metrics.jsonl")]
     assert 0 < max(steps) < max(record["step"] for record in read(folder / "whole" / "metrics.jsonl"))
     resumed = trained("cut", "--resume")
@@ -196,7 +196,7 @@ def test_a_model_of_other_sizes_is_one_line(run: Callable[..., list[Any]], job_f
     [
         (["--data.arguments.bpt", "3"], r"\[data\] arguments: [A-Z]\w+ has no argument 'bpt'"),
         (["--data.partition.name", "by_labe"], r"\[data\] partition: "),
-        (["--model.build", "mlp", "--model.arguments", "{inputs=3}"], r"\[model\]: mlp does not take"),
+        (["--model.name", "mlp", "--model.arguments", "{inputs=3}"], r"\[model\]: mlp does not take"),
     ],
 )
 def test_mistakes(run: Callable[..., list[Any]], job_file: Path, words: list[str], message: str) -> None:
@@ -229,7 +229,7 @@ def test_samples_are_dealt_and_shared_as_images_are(
     run: Callable[..., list[Any]], job_file: Path, options: list[str]
 ) -> None:
     def first(world: Transport) -> tuple[list[int], list[int], bool]:
-        parts = assemble(load(job_file, ["--job.groups", "2", *options]), form(world, 2), "job.toml")
+        parts = assemble(load(job_file, ["--parallel.groups", "2", *options]), form(world, 2), "job.toml")
         batch = next(iter(parts.loader))
         x, y = batch if parts.injected is None else parts.injected.complete(batch)
         varied, targets = parts.vary(x, y)
@@ -239,7 +239,7 @@ def test_samples_are_dealt_and_shared_as_images_are(
             bool(parts.task.loss(parts.model(varied), targets) > 0),
         )
 
-    b = load(job_file).data.batch_size
+    b = load(job_file).data.group_batch_size
     shapes = {
         "words": ([b, 7], [b, 7]),
         "ratings": ([b, 4, 2], [b, 4]),

@@ -15,35 +15,35 @@ from hpcsgd.models import cnn, edsr, lstm, ncf
 
 USERS, ITEMS = 40, 120
 WORDS = """
-data = { store = "store.h5", batch_size = 16, arguments = { bptt = 7 } }
-model = { build = "lstm", arguments = { types = 14, embedding = 8, hidden = 8, dropout = 0.2 } }
-optimizer = { build = "Adam", lr = 0.02 }
-schedule = { scaling = "none" }
-method = { name = "hierarchical", every = 2 }
+data = { path = "store.h5", group_batch_size = 16, arguments = { bptt = 7 } }
+model = { name = "lstm", arguments = { types = 14, embedding = 8, hidden = 8, dropout = 0.2 } }
+optimizer = { name = "Adam", lr = 0.02 }
+lr_schedule = { scaling = "none" }
+method = { name = "hierarchical", sync_every = 2 }
 training = { epochs = 2, log_every = 1 }
 """
 RATINGS = """
-data = { store = "store.h5", batch_size = 32, arguments = { negatives = 3 } }
-model = { build = "ncf", arguments = { users = 40, items = 120, factors = 4, hidden = [8, 4] } }
-optimizer = { build = "Adam", lr = 0.02 }
-schedule = { scaling = "none" }
-method = { name = "hierarchical", every = 2 }
+data = { path = "store.h5", group_batch_size = 32, arguments = { negatives = 3 } }
+model = { name = "ncf", arguments = { users = 40, items = 120, factors = 4, hidden = [8, 4] } }
+optimizer = { name = "Adam", lr = 0.02 }
+lr_schedule = { scaling = "none" }
+method = { name = "hierarchical", sync_every = 2 }
 training = { epochs = 2, log_every = 1 }
 """
 IMAGES = """
-data = { store = "store.h5", batch_size = 4, arguments = { size = 12 } }
-model = { build = "cnn", arguments = { shape = [3, 12, 12], classes = 2, widths = [4] } }
-optimizer = { build = "Adam", lr = 0.02 }
-schedule = { scaling = "none" }
-method = { name = "hierarchical", every = 2 }
+data = { path = "store.h5", group_batch_size = 4, arguments = { size = 12 } }
+model = { name = "cnn", arguments = { shape = [3, 12, 12], classes = 2, widths = [4] } }
+optimizer = { name = "Adam", lr = 0.02 }
+lr_schedule = { scaling = "none" }
+method = { name = "hierarchical", sync_every = 2 }
 training = { epochs = 2, log_every = 1 }
 """
 PAIRS = """
-data = { store = "store.h5", batch_size = 2, arguments = { patch = 6, patches = 4 } }
-model = { build = "edsr", arguments = { blocks = 1, width = 8, residual = 1.0 } }
-optimizer = { build = "Adam", lr = 0.01 }
-schedule = { scaling = "none" }
-method = { name = "hierarchical", every = 2 }
+data = { path = "store.h5", group_batch_size = 2, arguments = { patch = 6, patches = 4 } }
+model = { name = "edsr", arguments = { blocks = 1, width = 8, residual = 1.0 } }
+optimizer = { name = "Adam", lr = 0.01 }
+lr_schedule = { scaling = "none" }
+method = { name = "hierarchical", sync_every = 2 }
 training = { epochs = 2, log_every = 1 }
 """
 

@@ -29,8 +29,8 @@ def test_names_stand_where_they_belong() -> None:
     names = public_names.public()
     found = {name: api.page_of(name, x) for name, x in names.items()}
     expected = {
-        "sgp": "methods", "Method": "training", "Deft": "gradients", "Packed": "gradients",
-        "kept": "meetings", "graphs.Ring": "graphs", "wires.int4": "wires", "SelDP": "data",
+        "sgp": "methods", "Method": "training", "Deft": "gradients", "Quantized": "gradients",
+        "keep_state": "meetings", "graphs.Ring": "graphs", "quantizers.int4": "quantizers", "SelDP": "data",
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected
     assert set(found.values()) == set(api.TITLES)

@@ -19,10 +19,10 @@ from hpcsgd.errors import UserError
 ROW = re.compile(r"^\| `(\w+)` \| .+ \| .* \| .+ \|$", re.MULTILINE)
 LEAST = """
 [data]
-store = "x.h5"
-batch_size = 8
+path = "x.h5"
+group_batch_size = 8
 [model]
-build = "cnn"
+name = "cnn"
 [optimizer]
 lr = 0.1
 [method]
@@ -67,7 +67,7 @@ def written(path: Path, table: dict[str, Any]) -> Path:
 
 def test_what_is_to_be_given_is_just_that(tmp_path: Path) -> None:
     table = tomllib.loads(LEAST)
-    assert load(written(tmp_path / "job.toml", table)).run.folder == Path("runs/job")
+    assert load(written(tmp_path / "job.toml", table)).run.output_dir == Path("runs/job")
     needed = [
         (name, key.name.strip("`"))
         for name, kind in job_file.sections(Config)
@@ -116,6 +116,14 @@ def test_a_key_without_a_meaning_is_refused() -> None:
 def test_every_argument_that_is_a_part_has_its_names() -> None:
     found = {name: set(known) for arguments, known in names.families_of_arguments() for name in arguments}
     assert found["aggregate"] == {"gradients", "parameters"}
-    assert found["average"] == {"bf16", "fp16", "int2", "int4", "int8"}
-    assert found.keys() >= {"exchange", "first", "graph", "moments", "outer", "select", "sparsifier"}
+    assert found["quantize"] == {"bf16", "fp16", "int2", "int4", "int8"}
+    assert found.keys() >= {
+        "grad_reduce",
+        "first",
+        "graph",
+        "optimizer_state",
+        "outer",
+        "selection",
+        "sparsifier",
+    }
     assert "| `[method] name` | `ad_psgd`, " in names.table()

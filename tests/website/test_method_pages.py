@@ -76,7 +76,7 @@ def test_no_picture_is_of_a_method_that_is_gone() -> None:
 def test_what_is_drawn_can_be_trained(name: str, tmp_path: Path) -> None:
     config = checked(pictures.job(name, tmp_path / "digits.h5"), tmp_path / "job.toml")
     assert isinstance(make_method(config.method, steps_per_epoch=20), Method)
-    assert (config.job.groups, config.method.name) == (4, name)
+    assert (config.parallel.groups, config.method.name) == (4, name)
 
 
 def test_a_picture_is_of_its_records(tmp_path: Path) -> None:
@@ -111,4 +111,4 @@ def test_pages_that_say_more_are_there_and_of_methods() -> None:
 def test_the_example_is_told_as_it_is_typed() -> None:
     assert method_pages.called("sgp", METHODS["sgp"]) == "sgp()"
     told = method_pages.called("switch", METHODS["switch"])
-    assert told == "switch(first=bsp(), then=hierarchical(every=8), at=1000)"
+    assert told == "switch(first=bsp(), then=hierarchical(sync_every=8), at=1000)"

@@ -30,8 +30,8 @@ def folder(tmp_path: Path) -> Path:
 
 def write_job(folder: Path, method: dict[str, Any], groups: int) -> None:
     table = tomllib.loads((folder / "examples/digits.toml").read_text())
-    table["data"]["store"] = "examples/digits.h5"
-    table["job"]["groups"] = groups
+    table["data"]["path"] = "examples/digits.h5"
+    table["parallel"]["groups"] = groups
     table["training"]["epochs"] = 2
     (folder / "job.toml").write_text(tomli_w.dumps(table | {"method": method}))
 

@@ -89,9 +89,9 @@ def test_every_public_name_is_rendered(site: Path) -> None:
 def test_what_is_not_rendered_is_found(site: Path, tmp_path: Path) -> None:
     text = "".join(path.read_text() for path in sorted(site.rglob("*.html")))
     (tmp_path / "a.html").write_text(
-        text.replace('id="hpcsgd.wires.int8"', "").replace("hpcsgd.sgp", "hpcsgd.sg")
+        text.replace('id="hpcsgd.quantizers.int8"', "").replace("hpcsgd.sgp", "hpcsgd.sg")
     )
-    assert unrendered(tmp_path) == ["sgp", "wires.int8"]
+    assert unrendered(tmp_path) == ["sgp", "quantizers.int8"]
 
 
 @pytest.mark.parametrize("link", ["[a](lost.md)", "[a](index.md#lost)", "![a](lost.png)", "[a](/index.md)"])

@@ -65,11 +65,10 @@ def _script(folder: Path) -> Path:
     loop, end = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     example = (ROOT / "examples/train.py").read_text()
     begin, rest = example.split("    for epoch in range(10):\n")
-    rest, main = rest[rest.index("    with optimizer.averaged()") :].split("\n\nif __name__")
+    rest, main = rest[rest.index("    with optimizer.averaged_model()") :].split("\n\nif __name__")
     assert loop.count("    scheduler.step()\n") == 1
-    dies = (
-        "    if epoch == 3 and job.rank == 2 and os.path.exists('stop'):\n        os.kill(os.getpid(), 9)\n"
-    )
+    dies = "    if epoch == 3 and topology.rank == 2 and os.path.exists('stop'):\n"
+    dies += "        os.kill(os.getpid(), 9)\n"
     loop = loop.replace("    scheduler.step()\n", f"    scheduler.step()\n{dies}")
     folder.mkdir()
     loop, end = (textwrap.indent(text, "    ") for text in (loop, end))

@@ -98,7 +98,7 @@ def completed(block: Block) -> dict[str, Any]:
     """The digits' job file with what a block says in the place of its own."""
     table = tomllib.loads((ROOT / "examples/digits.toml").read_text())
     for name, section in tomllib.loads(block.text).items():
-        whole = name in ("job", "schedule") or not section.keys().isdisjoint(("name", "build"))
+        whole = name in ("parallel", "lr_schedule") or "name" in section
         table[name] = section if whole else {**table.get(name, {}), **section}
     table["optimizer"].setdefault("lr", 0.1)
     if not table["training"].keys().isdisjoint(("steps", "samples", "tokens")):
@@ -175,7 +175,7 @@ def test_blocks_of_a_page(tmp_path: Path) -> None:
     page.write_text(
         "a\n\n    hpcsgd report runs/a \\\n      --to b.html   # so\n\n"
         "b\n\n```sh\nmpiexec -n 2 hpcsgd doctor\n```\n\n"
-        "    [model]\n    build = 'cnn'\n\nc `hpcsgd report runs/b`, `hpcsgd report RUN…`\n"
+        "    [model]\n    name = 'cnn'\n\nc `hpcsgd report runs/b`, `hpcsgd report RUN…`\n"
     )
     assert [(x.language, x.is_toml) for x in blocks(page)] == [("sh", False), ("", False), ("", True)]
     assert list(map(of_hpcsgd, typed(page))) == [

@@ -11,24 +11,24 @@ from papers.at_scale import Job
 
 MODELS: Mapping[str, dict[str, Any]] = {
     "resnet18": {
-        "data": {"store": "cifar10.h5", "batch_size": 25, "transform": "crop_and_flip"},
-        "model": {"build": "resnet18"},
+        "data": {"path": "cifar10.h5", "group_batch_size": 25, "transform": "crop_and_flip"},
+        "model": {"name": "resnet18"},
         "optimizer": {"lr": 0.1, "arguments": {"momentum": 0.9, "weight_decay": 5e-4}},
-        "schedule": {"scaling": "none", "build": "MultiStepLR", "arguments": {"milestones": [100, 150]}},
+        "lr_schedule": {"scaling": "none", "name": "MultiStepLR", "arguments": {"milestones": [100, 150]}},
         "training": {"epochs": 200},
     },
     "lstm": {
-        "data": {"store": "wikitext2.h5", "batch_size": 20, "arguments": {"bptt": 35}},
-        "model": {"build": "lstm", "arguments": {"types": 33_278}},
+        "data": {"path": "wikitext2.h5", "group_batch_size": 20, "arguments": {"bptt": 35}},
+        "model": {"name": "lstm", "arguments": {"types": 33_278}},
         "optimizer": {"lr": 20.0},
-        "schedule": {"scaling": "none"},
+        "lr_schedule": {"scaling": "none"},
         "training": {"epochs": 90},
     },
     "ncf": {
-        "data": {"store": "movielens20m.h5", "batch_size": 65_536},
-        "model": {"build": "ncf", "arguments": {"users": 138_493, "items": 26_744}},
-        "optimizer": {"build": "Adam", "lr": 1e-3},
-        "schedule": {"scaling": "none"},
+        "data": {"path": "movielens20m.h5", "group_batch_size": 65_536},
+        "model": {"name": "ncf", "arguments": {"users": 138_493, "items": 26_744}},
+        "optimizer": {"name": "Adam", "lr": 1e-3},
+        "lr_schedule": {"scaling": "none"},
         "training": {"epochs": 30},
     },
 }
@@ -42,13 +42,13 @@ def job(model: str, name: str, exchange: dict[str, Any] | None, workers: int) ->
     """One group of `workers`, four a node."""
     each = min(workers, 4)
     place = Allocation(nodes=workers // each, ranks_per_node=each, gpus_per_node=each, time="1-00:00:00")
-    table = MODELS[model] | {"job": {"groups": 1}, "method": {"name": "bsp"} | (exchange or {})}
-    data = {**table["data"], "batch_size": workers * table["data"]["batch_size"]}
+    table = MODELS[model] | {"parallel": {"groups": 1}, "method": {"name": "bsp"} | (exchange or {})}
+    data = {**table["data"], "group_batch_size": workers * table["data"]["group_batch_size"]}
     return Job(f"deft-{model}-{name}-{workers}", {**table, "data": data}, place)
 
 
 def sparse(name: str, density: float) -> dict[str, Any]:
-    return {"exchange": {"name": "sparse", "sparsifier": {"name": name, "density": density}}}
+    return {"grad_reduce": {"name": "sparse", "sparsifier": {"name": name, "density": density}}}
 
 
 def rival_jobs() -> list[Job]:

@@ -18,11 +18,16 @@ ISLANDS = {"ISLANDS": str(WORKERS)}
 def table(method: dict[str, Any], **changed: Any) -> dict[str, Any]:
     """A worker has three quarters of the samples, half of all in common. Rates are not in the paper."""
     common: dict[str, Any] = {
-        "job": {"groups": WORKERS},
-        "data": {"store": "cifar10.h5", "batch_size": 128, "transform": "crop_and_flip", "share": 0.75},
-        "model": {"build": "resnet10"},
+        "parallel": {"groups": WORKERS},
+        "data": {
+            "path": "cifar10.h5",
+            "group_batch_size": 128,
+            "transform": "crop_and_flip",
+            "overlap_share": 0.75,
+        },
+        "model": {"name": "resnet10"},
         "optimizer": {"lr": 0.1, "arguments": {"momentum": 0.9, "weight_decay": 5e-4}},
-        "schedule": {"scaling": "none", "build": "CosineAnnealingLR", "arguments": {"T_max": 100}},
+        "lr_schedule": {"scaling": "none", "name": "CosineAnnealingLR", "arguments": {"T_max": 100}},
         "method": method,
         "training": {"epochs": 100},
     }
@@ -31,7 +36,11 @@ def table(method: dict[str, Any], **changed: Any) -> dict[str, Any]:
 
 def ensemble(name: str, **changed: Any) -> Job:
     return Job(
-        name, table({"name": "ensemble", "every": PER_EPOCH // 10}, **changed), PLACE, "ensemble", ISLANDS
+        name,
+        table({"name": "ensemble_sync", "sync_every": PER_EPOCH // 10}, **changed),
+        PLACE,
+        "ensemble",
+        ISLANDS,
     )
 
 
@@ -47,4 +56,4 @@ def normal_jobs() -> list[Job]:
 
 def faulty_jobs() -> list[Job]:
     """Section 4.3: kill worker 1 for 240 s at epoch 26 by hand, and slow down worker 2 in epochs 5 to 15."""
-    return [ensemble("ensemblesync-faulty", reallocation={"unit": "samples", "total": BUDGET})]
+    return [ensemble("ensemblesync-faulty", rebalance={"resource": "samples", "total": BUDGET})]

@@ -16,12 +16,12 @@ def cifar(P: int, every: int = 8, epochs: int = 200, **changed: dict[str, Any]) 
     """Section IV-B; the paper does not say when the rate falls: as in the ResNet paper it goes by."""
     milestones = {"milestones": [epochs // 2, epochs * 3 // 4]}
     table = {
-        "job": {"groups": P},
-        "data": {"store": "cifar10.h5", "batch_size": 128, "transform": "crop_and_flip"},
-        "model": {"build": "resnet20"},
+        "parallel": {"groups": P},
+        "data": {"path": "cifar10.h5", "group_batch_size": 128, "transform": "crop_and_flip"},
+        "model": {"name": "resnet20"},
         "optimizer": {"lr": 0.1, "arguments": {"momentum": 0.9, "weight_decay": 1e-4}},
-        "schedule": {"warmup_epochs": 5 if P > 1 else 0, "build": "MultiStepLR", "arguments": milestones},
-        "method": {"name": "hierarchical", "every": every},
+        "lr_schedule": {"warmup_epochs": 5 if P > 1 else 0, "name": "MultiStepLR", "arguments": milestones},
+        "method": {"name": "hierarchical", "sync_every": every},
         "training": {"epochs": epochs},
     }
     return table | changed
@@ -30,12 +30,12 @@ def cifar(P: int, every: int = 8, epochs: int = 200, **changed: dict[str, Any]) 
 def edsr(P: int, **changed: dict[str, Any]) -> dict[str, Any]:
     """Section IV-C: Adam, 1200 epochs, rate times √P; 20 patches an image make an epoch of 16,000."""
     table = {
-        "job": {"groups": P},
-        "data": {"store": "div2k_x2.h5", "batch_size": 16, "arguments": {"patch": 48, "patches": 20}},
-        "model": {"build": "edsr", "arguments": {"scale": 2}},
-        "optimizer": {"build": "Adam", "lr": 1e-4},
-        "schedule": {"scaling": "root", "warmup_epochs": 5 if P > 1 else 0},
-        "method": {"name": "hierarchical", "every": 4},
+        "parallel": {"groups": P},
+        "data": {"path": "div2k_x2.h5", "group_batch_size": 16, "arguments": {"patch": 48, "patches": 20}},
+        "model": {"name": "edsr", "arguments": {"scale": 2}},
+        "optimizer": {"name": "Adam", "lr": 1e-4},
+        "lr_schedule": {"scaling": "root", "warmup_epochs": 5 if P > 1 else 0},
+        "method": {"name": "hierarchical", "sync_every": 4},
         "training": {"epochs": 1200},
     }
     return table | changed
@@ -52,7 +52,7 @@ def trainings(name: str, table: Table, groups: Sequence[int], time: str) -> list
 def fixed_jobs() -> list[Job]:
     found = []
     for every in INTERVALS:
-        table = partial(cifar, every=every, epochs=10, schedule={"scaling": "none"})
+        table = partial(cifar, every=every, epochs=10, lr_schedule={"scaling": "none"})
         found += trainings(f"hierarchical-fixed-I{every}", table, (2, 4, 8, 16, 32), "4:00:00")
     return found
 
@@ -62,11 +62,11 @@ def scaling_jobs(name: str, table: Table, P: int, batch: int, most: int) -> list
     found = []
     for N in (2**i for i in range(most.bit_length())):
         together = table(1) | {"method": {"name": "bsp"}, "training": {"epochs": 1}}
-        together["data"] = {**together["data"], "batch_size": batch}
+        together["data"] = {**together["data"], "group_batch_size": batch}
         rivals: dict[str, dict[str, Any]] = {"sync": together}
         if N >= P:
             local = table(P) | {"training": {"epochs": 1}}
-            every = {"every": local["method"]["every"]}
+            every = {"sync_every": local["method"]["sync_every"]}
             rivals["allreduce"] = local | {"method": {"name": "allreduce_local_sgd", **every}}
             rivals["hierarchical"] = local
         nodes = Allocation(nodes=N, cpus_per_rank=68)

@@ -21,31 +21,31 @@ def sgd(lr: float, decay: float) -> dict[str, Any]:
 
 
 def falling(*milestones: int) -> dict[str, Any]:
-    return {"scaling": "none", "build": "MultiStepLR", "arguments": {"milestones": list(milestones)}}
+    return {"scaling": "none", "name": "MultiStepLR", "arguments": {"milestones": list(milestones)}}
 
 
 MODELS: Mapping[str, dict[str, Any]] = {
     "resnet101": {
-        "data": {"store": "cifar10.h5", "batch_size": 32, "transform": "crop_and_flip"},
-        "model": {"build": "resnet101", "arguments": {"classes": 10, "stem": 3}},
-        "optimizer": sgd(0.1, 4e-4), "schedule": falling(110, 150), "training": {"epochs": 170},
+        "data": {"path": "cifar10.h5", "group_batch_size": 32, "transform": "crop_and_flip"},
+        "model": {"name": "resnet101", "arguments": {"classes": 10, "stem": 3}},
+        "optimizer": sgd(0.1, 4e-4), "lr_schedule": falling(110, 150), "training": {"epochs": 170},
     },
     "vgg11": {
-        "data": {"store": "cifar100.h5", "batch_size": 32, "transform": "crop_and_flip"},
-        "model": {"build": "vgg11", "arguments": {"classes": 100}},
-        "optimizer": sgd(0.01, 5e-4), "schedule": falling(50, 75), "training": {"epochs": 90},
+        "data": {"path": "cifar100.h5", "group_batch_size": 32, "transform": "crop_and_flip"},
+        "model": {"name": "vgg11", "arguments": {"classes": 100}},
+        "optimizer": sgd(0.01, 5e-4), "lr_schedule": falling(50, 75), "training": {"epochs": 90},
     },
     "alexnet": {
-        "data": {"store": "imagenet.h5", "batch_size": 128},
-        "model": {"build": "alexnet"},
-        "optimizer": {"build": "Adam", "lr": 1e-4}, "schedule": {"scaling": "none"},
+        "data": {"path": "imagenet.h5", "group_batch_size": 128},
+        "model": {"name": "alexnet"},
+        "optimizer": {"name": "Adam", "lr": 1e-4}, "lr_schedule": {"scaling": "none"},
         "training": {"epochs": 25},
     },
     "transformer": {
-        "data": {"store": "wikitext103.h5", "batch_size": 20, "arguments": {"bptt": 35}},
-        "model": {"build": "transformer", "arguments": {"types": 267_735}},
+        "data": {"path": "wikitext103.h5", "group_batch_size": 20, "arguments": {"bptt": 35}},
+        "model": {"name": "transformer", "arguments": {"types": 267_735}},
         "optimizer": {"lr": 2.0},
-        "schedule": {"scaling": "none", "build": "StepLR", "per": "step",
+        "lr_schedule": {"scaling": "none", "name": "StepLR", "interval": "step",
                      "arguments": {"step_size": 2000, "gamma": 0.8}},
         "training": {"epochs": 4},
     },
@@ -55,7 +55,7 @@ SELDP, DEFDP = {"name": "seldp"}, {"name": "defdp"}
 RIVALS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{f"fedavg-{C:g}-{E:g}": ({"name": "fedavg", "fraction": C, "per_epoch": int(1 / E)}, DEFDP)
        for C in (1.0, 0.5) for E in (0.25, 0.125)},
-    **{f"ssp-{s}": ({"name": "ssp", "staleness": s}, DEFDP) for s in (100, 200)},
+    **{f"ssp-{s}": ({"name": "ssp", "max_staleness": s}, DEFDP) for s in (100, 200)},
     **{f"selsync-{d:g}": ({"name": "selsync", "delta": d}, SELDP) for d in (0.3, 0.5)},
 }  # fmt: skip
 """Method and partition."""
@@ -63,15 +63,15 @@ RIVALS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def job(model: str, who: str, method: dict[str, Any], **data: Any) -> Job:
     """A training of 16 workers, a group each."""
-    table = MODELS[model] | {"job": {"groups": WORKERS}, "method": method}
+    table = MODELS[model] | {"parallel": {"groups": WORKERS}, "method": method}
     return Job(f"selsync-{model}-{who}", {**table, "data": {**table["data"], **data}}, NODES)
 
 
 def synchronous(model: str) -> Job:
     """BSP: one group of all."""
-    table = MODELS[model] | {"job": {"groups": 1}, "method": {"name": "bsp"}}
-    batch = WORKERS * table["data"]["batch_size"]
-    return Job(f"selsync-{model}-bsp", {**table, "data": {**table["data"], "batch_size": batch}}, NODES)
+    table = MODELS[model] | {"parallel": {"groups": 1}, "method": {"name": "bsp"}}
+    batch = WORKERS * table["data"]["group_batch_size"]
+    return Job(f"selsync-{model}-bsp", {**table, "data": {**table["data"], "group_batch_size": batch}}, NODES)
 
 
 def table_1_jobs() -> list[Job]:
@@ -96,7 +96,7 @@ figure_10_jobs = partial(partition_jobs, ("parameters", "gradients"), ("seldp",)
 
 def labelled(model: str, who: str, method: dict[str, Any], **data: Any) -> Job:
     """Ten workers with one label each (CIFAR-10), or ten (CIFAR-100)."""
-    table = MODELS[model] | {"job": {"groups": 10}, "method": method}
+    table = MODELS[model] | {"parallel": {"groups": 10}, "method": method}
     shared = {**table["data"], "partition": {"name": "by_label"}, **data}
     return Job(f"selsync-{model}-label-{who}", {**table, "data": shared}, LABELLED)
 
@@ -116,9 +116,9 @@ def figure_1_jobs() -> list[Job]:
     found = []
     for model in MODELS:
         for nodes, each in ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4)):
-            table = MODELS[model] | {"job": {"groups": 1}, "method": {"name": "bsp"}}
+            table = MODELS[model] | {"parallel": {"groups": 1}, "method": {"name": "bsp"}}
             n = nodes * each
-            table["data"] = {**table["data"], "batch_size": n * table["data"]["batch_size"]}
+            table["data"] = {**table["data"], "group_batch_size": n * table["data"]["group_batch_size"]}
             place = Allocation(nodes=nodes, ranks_per_node=each, cpus_per_rank=8, gpus_per_node=each)
             found.append(Job(f"selsync-throughput-{model}-{n}", table, place, "bench"))
     for model in ("resnet101", "vgg11"):
@@ -133,8 +133,8 @@ def figure_2_jobs() -> list[Job]:
     found = []
     for model in MODELS:
         for times in (1, 2, 4, 8, 16):
-            table = MODELS[model] | {"job": {"groups": 1}, "method": {"name": "bsp"}}
-            table["data"] = {**table["data"], "batch_size": times * table["data"]["batch_size"]}
+            table = MODELS[model] | {"parallel": {"groups": 1}, "method": {"name": "bsp"}}
+            table["data"] = {**table["data"], "group_batch_size": times * table["data"]["group_batch_size"]}
             found.append(Job(f"selsync-batch-{model}-{times}", table, place, "bench"))
     return found
 

@@ -19,7 +19,7 @@ METHODS: Mapping[str, dict[str, Any]] = {
     "d-psgd": {"name": "d_psgd"},
     "ad-psgd": {"name": "ad_psgd"},
     "sgp": ONE,
-    "1-osgp": {"name": "osgp", "staleness": 1},
+    "1-osgp": {"name": "osgp", "overlap_steps": 1},
     "2p-sgp": TWO,
     "ar-1p-sgp": {"name": "switch", "first": {"name": "bsp"}, "then": ONE, "at": {"epoch": 30}},
     "2p-1p-sgp": {"name": "switch", "first": TWO, "then": ONE, "at": {"epoch": 30}},
@@ -30,14 +30,14 @@ def job(who: str, nodes: int, epochs: int = 90) -> Job:
     """The rate of Goyal et al.: 0.1 for 256 samples, times the nodes after 5 epochs, a tenth thrice."""
     falls = [epochs * part // 9 for part in (3, 6, 8)]
     table = {
-        "job": {"groups": nodes},
-        "data": {"store": "imagenet.h5", "batch_size": BATCH},
-        "model": {"build": "resnet50"},
+        "parallel": {"groups": nodes},
+        "data": {"path": "imagenet.h5", "group_batch_size": BATCH},
+        "model": {"name": "resnet50"},
         "optimizer": {"lr": 0.1, "arguments": {"momentum": 0.9, "weight_decay": 1e-4, "nesterov": True}},
-        "schedule": {
+        "lr_schedule": {
             "scaling": "linear",
             "warmup_epochs": 5,
-            "build": "MultiStepLR",
+            "name": "MultiStepLR",
             "arguments": {"milestones": falls},
         },
         "method": METHODS[who],

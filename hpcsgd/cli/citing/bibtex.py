@@ -70,15 +70,15 @@ def _of_the_rest(config: Config) -> Iterator[str]:
     data = config.data
     if data.partition is not None:
         yield from papers_of(PARTITIONS, str(data.partition.get("name")))
-    yield from papers_of(OF_A_MODEL, config.optimizer.build)
-    yield from papers_of(MODELS, config.model.build)
+    yield from papers_of(OF_A_MODEL, config.optimizer.name)
+    yield from papers_of(MODELS, config.model.name)
     yield from PRECISIONS.get(config.training.precision, ())
     asked = {
-        "share": data.share,
+        "overlap_share": data.overlap_share,
         "injection": data.injection,
         "natural_gradient": config.optimizer.natural_gradient,
         "activation_checkpointing": config.training.activation_checkpointing,
-        "shard": config.job.shard,
+        "fsdp": config.parallel.fsdp,
     }
     for key, value in asked.items():
         if value is not None and value is not False:

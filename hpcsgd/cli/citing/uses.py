@@ -22,8 +22,8 @@ from hpcsgd.parts.exchanges import EXCHANGES
 from hpcsgd.parts.exchanges.codecs import CODECS
 from hpcsgd.parts.exchanges.combining import COMBINING
 from hpcsgd.parts.exchanges.feedback import FEEDBACKS
+from hpcsgd.parts.quantizers import QUANTIZERS, ROUNDINGS
 from hpcsgd.parts.sparsifiers import SPARSIFIERS
-from hpcsgd.parts.wires import ROUNDINGS, WIRES
 from hpcsgd.train.families import OPTIMIZERS
 from hpcsgd.train.parts import OF_A_MODEL
 
@@ -62,7 +62,7 @@ USES: Sequence[tuple[Table, Papers]] = [
         {
             "alltoall": [LEE],
             "dense": [LEE],
-            "packed": ["wang2023zeropp", EF],
+            "quantized": ["wang2023zeropp", EF],
             "reduce_scatter": [LEE],
             "sparse": [],
         },
@@ -82,11 +82,11 @@ USES: Sequence[tuple[Table, Papers]] = [
         {
             "error_feedback": [EF],
             "momentum_correction": ["lin2018dgc"],
-            "rate_inside": ["yoon2023deft"],
+            "lr_in_error_feedback": ["yoon2023deft"],
         },
     ),
     (
-        WIRES,
+        QUANTIZERS,
         {
             "bf16": ["kalamkar2019bfloat16"],
             "fp16": ["micikevicius2018mixed"],
@@ -107,7 +107,7 @@ USES: Sequence[tuple[Table, Papers]] = [
             "undirected_exponential": [SGP],
         },
     ),
-    (SELECTIONS, {"over_positions": ["sarfi2025sparseloco"], "per_run": ["sarfi2025sparseloco"]}),
+    (SELECTIONS, {"across_shards": ["sarfi2025sparseloco"], "per_block": ["sarfi2025sparseloco"]}),
     (AGGREGATES, _all(AGGREGATES, SELSYNC)),
     (MOMENTS, _all(MOMENTS)),
     (CODECS, _all(CODECS)),
@@ -149,8 +149,8 @@ OTHERS: Papers = {
     "activation_checkpointing": ["chen2016sublinear"],
     "injection": [SELSYNC],
     "natural_gradient": ["povey2014natural"],
-    "shard": ["rajbhandari2020zero", "zhao2023fsdp"],
-    "share": [LEE],
+    "fsdp": ["rajbhandari2020zero", "zhao2023fsdp"],
+    "overlap_share": [LEE],
 }
 """By the key that asks for it."""
 

@@ -62,9 +62,10 @@ def prepare(
 ) -> BatchJob:
     """The template `kind`, filled for the command line `words` of a checked job, beside the run folder.
 
-    `own`: values that this template alone has. `tasks`: of an array, each of which has such an allocation.
+    `own`: values that this template alone has. `tasks`: of an array, each of which has such an
+    allocation.
     """
-    scheduler, run = scheduler_of(site), checked.config.run.folder
+    scheduler, run = scheduler_of(site), checked.config.run.output_dir
     text = template(scheduler.template(kind))
     script = run.with_name(f"{run.name}-{kind}{scheduler.suffix}")
     order = Order(

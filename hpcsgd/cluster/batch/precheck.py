@@ -15,7 +15,7 @@ from hpcsgd.cluster.launch.supervisor import sizes
 from hpcsgd.comm import Transport, threads
 from hpcsgd.config.schema import Config, load
 from hpcsgd.config.variants import configs
-from hpcsgd.core.topology import NOBODY, Absent, Peers, form, groups_across_nodes, shape
+from hpcsgd.core.topology import NO_REPLICA_GROUPS, Absent, ReplicaGroups, form, groups_across_nodes, shape
 from hpcsgd.elastic.journal import FOLDER as COORDINATORS
 from hpcsgd.errors import count_text, in_file, in_section, located
 from hpcsgd.performance.comparing import folder_of
@@ -51,7 +51,7 @@ def check_training(
     """
     config = load(path, overrides)
     if fresh:
-        require_unused(config.run.folder)
+        require_unused(config.run.output_dir)
     _require_buildable(config, path)
     if probe is not None:
         if awaited and not probe.exists():
@@ -84,11 +84,11 @@ def check_ensemble(
     """As `check_training`, of groups that may die; ``groups`` of the configuration is then how many."""
     config = load(path, overrides)
     if fresh:
-        require_unused(config.run.folder)
+        require_unused(config.run.output_dir)
     K = group_sizes(path, config, allocation.ranks)
     P = len(K)
     _assemble_alone(config, path, Absent(count=P))
-    config = dataclasses.replace(config, job=dataclasses.replace(config.job, groups=P))
+    config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, groups=P))
     return Checked(config, f"{_placement(allocation, P, K[0])}, which the others survive")
 
 
@@ -98,12 +98,12 @@ def check_islands(
     """As `check_ensemble`, of groups that are jobs of their own, each with such an allocation; more of them
     may join those of a run."""
     config = load(path, overrides)
-    if fresh and not (config.run.folder / COORDINATORS).exists():
-        require_unused(config.run.folder)
-    (K,) = sizes(1, config.job.group_size, allocation.ranks)
+    if fresh and not (config.run.output_dir / COORDINATORS).exists():
+        require_unused(config.run.output_dir)
+    (K,) = sizes(1, config.parallel.group_size, allocation.ranks)
     P = len(group_sizes(path, config, 0, None, K))
     _assemble_alone(config, path, Absent(count=P))
-    config = dataclasses.replace(config, job=dataclasses.replace(config.job, groups=P))
+    config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, groups=P))
     return Checked(config, f"a group, one of {P} that start when there are nodes for them")
 
 
@@ -130,8 +130,8 @@ def _require_buildable(config: Config, path: Path) -> None:
 
 
 def _placed(config: Config, path: Path, allocation: Allocation) -> str:
-    with in_file(path), in_section("job"):
-        P, K = shape(allocation.ranks, config.job.groups, config.job.group_size)
+    with in_file(path), in_section("parallel"):
+        P, K = shape(allocation.ranks, config.parallel.groups, config.parallel.group_size)
     with in_file(path):
         require_divisible(config, P, K)
     if (machine := config.training.machine) is not None:
@@ -143,15 +143,15 @@ def _placed(config: Config, path: Path, allocation: Allocation) -> str:
 def _undivided(config: Config) -> Config:
     """One rank has nobody to divide samples with."""
     return dataclasses.replace(
-        config, data=dataclasses.replace(config.data, partition=None, share=None, injection=None)
+        config, data=dataclasses.replace(config.data, partition=None, overlap_share=None, injection=None)
     )
 
 
-def _assemble_alone(config: Config, path: Path, peers: Peers = NOBODY) -> None:
+def _assemble_alone(config: Config, path: Path, peers: ReplicaGroups = NO_REPLICA_GROUPS) -> None:
     def one_rank(world: Transport) -> None:
-        assemble(alone, dataclasses.replace(form(world), peers=peers), str(path), values=False)
+        assemble(alone, dataclasses.replace(form(world), replica_groups=peers), str(path), values=False)
 
-    alone = dataclasses.replace(config, data=dataclasses.replace(config.data, workers=0))
+    alone = dataclasses.replace(config, data=dataclasses.replace(config.data, num_workers=0))
     with contextlib.redirect_stdout(io.StringIO()):  # what a model prints while it is made
         threads.run(1, one_rank)
 

@@ -57,7 +57,8 @@ def require_writable(word: str) -> None:
     if any(unicodedata.category(letter) in _CONTROL for letter in word):
         raise UserError(
             f"{word!r} has a line break, another control character, or bytes that are not UTF-8, and cannot "
-            "stand in a batch script: change the name of the job file, [run] folder, or the option that it is"
+            "stand in a batch script: change the name of the job file, [run] output_dir, or the option "
+            "that has it"
         )
 
 

@@ -13,7 +13,7 @@ from hpcsgd.cluster.doctor.finding import Finding, Level
 from hpcsgd.cluster.doctor.rank_info import examine, table
 from hpcsgd.cluster.doctor.stores import open_everywhere
 from hpcsgd.comm import joining, leave_together
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.start import form_as_launched
 
 __all__ = ["Finding", "Level", "run"]
@@ -27,19 +27,19 @@ def run(groups: int | None = None, group_size: int | None = None, store: Path | 
     Ends with exit code 1 where something is wrong; warnings are none of it.
     """
     logging.getLogger("hpcsgd").setLevel(logging.ERROR)  # the findings say what the groups would warn of
-    job = form_as_launched(joining.world(TIMEOUT), groups, group_size).job
-    ranks = job.world.gather_objects(examine(job, job.world.backend.thread_level))
-    _tell(job, table(ranks, grouped=groups is not None or group_size is not None))
-    found = check(ranks, job.K, os.environ)
+    topology = form_as_launched(joining.world(TIMEOUT), groups, group_size).topology
+    ranks = topology.world.gather_objects(examine(topology, topology.world.backend.thread_level))
+    _tell(topology, table(ranks, grouped=groups is not None or group_size is not None))
+    found = check(ranks, topology.group_size, os.environ)
     if store is not None:
-        found.append(open_everywhere(job.world, store))
-    found += look_at_accelerators(job)
-    found += exercise(job.world)
-    _tell(job, "\n".join(map(str, found)))
+        found.append(open_everywhere(topology.world, store))
+    found += look_at_accelerators(topology)
+    found += exercise(topology.world)
+    _tell(topology, "\n".join(map(str, found)))
     if any(finding.level is Level.ERROR for finding in found):
         leave_together(1)
 
 
-def _tell(job: Job, text: str) -> None:
-    if job.rank == 0:
+def _tell(topology: Topology, text: str) -> None:
+    if topology.rank == 0:
         print(text, flush=True)

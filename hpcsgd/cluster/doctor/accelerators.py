@@ -14,23 +14,25 @@ from hpcsgd.cluster.doctor.finding import Finding, ok, warning
 from hpcsgd.comm import Transport
 from hpcsgd.comm.choice import Device, Wish, chosen, own_device
 from hpcsgd.comm.streams import DRIVERS, all_visible, on_accelerator, reaches, why_none
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError, count_text
 
 WAYS: tuple[Wish, ...] = ("mpi", "nccl", "gpu_mpi")
 SIZE = 64 << 20  # bytes in a measurement
 
 
-def look_at_accelerators(job: Job) -> list[Finding]:
+def look_at_accelerators(topology: Topology) -> list[Finding]:
     """The same findings on every rank; collective."""
-    own = own_device(job.world)
-    having = job.world.gather_objects(own.device is not None)
+    own = own_device(topology.world)
+    having = topology.world.gather_objects(own.device is not None)
     if own.device is None or not all(having):
         return [_without(having)]
-    found = [driver(job.world, DRIVERS), links(job.world), copies(job.world, own.device)]
-    if job.size > 1:
-        found += [travel(job.world, way, own) for way in WAYS]
-        found.append(ok(f"transport: {job.group.way} in groups, {job.cross.way} across them"))
+    found = [driver(topology.world, DRIVERS), links(topology.world), copies(topology.world, own.device)]
+    if topology.world_size > 1:
+        found += [travel(topology.world, way, own) for way in WAYS]
+        found.append(
+            ok(f"transport: {topology.intra_group.way} in groups, {topology.inter_group.way} across them")
+        )
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 
 from hpcsgd.cluster.doctor.finding import numbers
 from hpcsgd.comm.streams import identity, of_place, properties
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 
 PACKAGES = ("hpcsgd", "torch", "h5py", "mpi4py", "numpy")
 
@@ -39,21 +39,21 @@ class RankInfo:
     versions: str
 
 
-def examine(job: Job, thread_level: str) -> RankInfo:
+def examine(topology: Topology, thread_level: str) -> RankInfo:
     """This rank of `job`; collective."""
-    nodes = job.world.gather_objects(job.world.backend.node)
-    gpu, gpu_id = _gpu(nodes[: job.rank].count(nodes[job.rank]))
+    nodes = topology.world.gather_objects(topology.world.backend.node)
+    gpu, gpu_id = _gpu(nodes[: topology.rank].count(nodes[topology.rank]))
     return RankInfo(
-        rank=job.rank,
-        node=job.world.backend.node,
+        rank=topology.rank,
+        node=topology.world.backend.node,
         host=_host(),
-        group=job.g,
-        position=job.j,
+        group=topology.group_index,
+        position=topology.shard_index,
         cpus=tuple(sorted(os.sched_getaffinity(0))),
         threads=torch.get_num_threads(),
         gpu=gpu,
         gpu_id=gpu_id,
-        mpi=job.world.backend.name.split(",")[0],
+        mpi=topology.world.backend.name.split(",")[0],
         thread_level=thread_level,
         versions=_versions(),
     )

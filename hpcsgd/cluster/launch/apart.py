@@ -1,4 +1,5 @@
-"""`hpcsgd launch --island`: one island of a run whose others are started elsewhere, and at other times.
+"""`hpcsgd launch --replica-group`: one island of a run whose others are started elsewhere, and at other
+times.
 
 They find each other by the run's folder: the first one makes it, and one of their launchers has the
 coordinator at any time. Who comes later goes on where the others are.
@@ -31,7 +32,14 @@ from hpcsgd.files.atomic import new_folder
 from hpcsgd.report import run_folder
 from hpcsgd.report.sinks import require_sinks
 
-ITS_OWN = ("job.", "run.folder", "data.store", "training.threads", "training.device", "training.time_limit")
+ITS_OWN = (
+    "parallel.",
+    "run.output_dir",
+    "data.path",
+    "training.threads",
+    "training.device",
+    "training.time_limit_s",
+)
 """Keys, or their beginnings, in which the job files of islands may differ: where they are, and on what."""
 
 
@@ -51,23 +59,26 @@ def launch_island(
 ) -> int:
     """Train as the job file says, as one of its islands; the exit code. Raises `UserError`."""
     config = load(path, overrides)
-    require_sense(groups=groups, group_size=group_size, silence=silence, timeout=timeout)
+    require_sense(groups=groups, group_size=group_size, heartbeat_timeout=silence, timeout=timeout)
     by = starter(srun)
-    (K,) = sizes(1, group_size or config.job.group_size, by.ranks)
+    (K,) = sizes(1, group_size or config.parallel.group_size, by.ranks)
     count = len(group_sizes(path, config, 0, groups, K))
     if not 0 <= island < count:
-        raise UserError(f"--island {island}: of {count_text(count, 'group')}, they are 0 to {count - 1}")
-    if config.reallocation.unit == "ranks":
         raise UserError(
-            "[reallocation] unit = ranks: groups that are started apart keep theirs",
-            key=("reallocation", "unit"),
+            f"--replica-group {island}: of {count_text(count, 'group')}, they are 0 to {count - 1}"
+        )
+    if config.rebalance.resource == "ranks":
+        raise UserError(
+            "[rebalance] resource = ranks: groups that are started apart keep theirs",
+            key=("rebalance", "resource"),
             file=path,
         )
     with in_file(path):
-        require_sinks(config.run.sinks or ())
+        require_sinks(config.run.loggers or ())
     host = host or by.host
     require_own(host)
-    folder, config = config.run.folder, replace(config, job=replace(config.job, groups=count))
+    folder = config.run.output_dir
+    config = replace(config, parallel=replace(config.parallel, groups=count))
     made = _made_or_joined(path, folder, config, K, resume=resume)
     if newest(folder / FOLDER).phase is Phase.FINISHED:
         print(f"hpcsgd: {folder}: the training is complete", file=sys.stderr)
@@ -99,7 +110,7 @@ def _made_or_joined(path: Path, folder: Path, config: Config, K: int, *, resume:
         try:
             with new_folder(folder) as part:
                 run_folder.write_config(part, config)
-                run_folder.write_versions(part, mpi=None, groups=config.job.groups or 1, group_size=K)
+                run_folder.write_versions(part, mpi=None, groups=config.parallel.groups or 1, group_size=K)
                 (part / FOLDER).mkdir()
         except OSError:
             if not (folder / FOLDER).exists():

@@ -38,22 +38,23 @@ def launch(
 ) -> int:
     """Train as the job file says with groups that may die; the exit code. Raises `UserError`."""
     config = load(path, overrides)
-    require_sense(groups=groups, group_size=group_size, silence=silence, timeout=timeout)
+    require_sense(groups=groups, group_size=group_size, heartbeat_timeout=silence, timeout=timeout)
     by = starter(srun)
     K = group_sizes(path, config, by.ranks, groups, group_size)
     with in_file(path):
-        require_sinks(config.run.sinks or ())
-    folder = config.run.folder
+        require_sinks(config.run.loggers or ())
+    folder = config.run.output_dir
     if (folder / FOLDER).exists():
         raise UserError(
-            f"{folder}: the groups of this run are started apart: give --island, or another [run] folder"
+            f"{folder}: the groups of this run are started apart: give --replica-group, or another [run] "
+            "output_dir"
         )
     fresh = not folder.exists()
     with run_folder.owned(folder, resume=resume):
         with run_folder.usable(folder):
             remove_unfinished(folder / run_folder.CHECKPOINTS)
-            job = replace(config.job, groups=len(K), group_size=None)
-            run_folder.write_config(folder, replace(config, job=job))
+            parallel = replace(config.parallel, groups=len(K), group_size=None)
+            run_folder.write_config(folder, replace(config, parallel=parallel))
             run_folder.write_versions(folder, mpi=None, groups=len(K), group_size=K[0])
             (folder / REGISTER).unlink(missing_ok=True)  # of an earlier start, whose islands are gone
             event_log.of_run(folder)  # or the coordinator finds that it is damaged
@@ -82,18 +83,18 @@ def group_sizes(
     """The ranks of each group; `ranks`: of the allocation, 0 where there is none. Raises `UserError` for a
     job file that is not of groups that may die."""
     with in_file(path):
-        if not make_method(config.method, steps_per_epoch=1).how.traits.elastic:
+        if not make_method(config.method, steps_per_epoch=1).averager.traits.elastic:
             raise UserError(
-                f"[method] name = {config.method.name}: groups that may die meet by ensemble",
+                f"[method] name = {config.method.name}: groups that may die meet by ensemble_sync",
                 key=("method", "name"),
                 value=config.method.name,
             )
-    K = sizes(groups or config.job.groups, group_size or config.job.group_size, ranks)
-    B = config.data.batch_size
+    K = sizes(groups or config.parallel.groups, group_size or config.parallel.group_size, ranks)
+    B = config.data.group_batch_size
     if max(K) > B:
         raise UserError(
-            f"[data] batch_size = {B}: too few samples for a group of {count_text(max(K), 'rank')}",
-            key=("data", "batch_size"),
+            f"[data] group_batch_size = {B}: too few samples for a group of {count_text(max(K), 'rank')}",
+            key=("data", "group_batch_size"),
             value=B,
             file=path,
         )
@@ -107,11 +108,13 @@ def require_sense(**given: float | None) -> None:
 
 
 def allotment_of(config: Config) -> Allotment | None:
-    section = config.reallocation
-    if section.unit == "none":
+    section = config.rebalance
+    if section.resource == "none":
         return None
-    cost = section.cost if section.cost is not None else (20.0 if section.unit == "ranks" else 0.0)
-    return Allotment(section.unit, section.total or 1, section.margin, cost, config.training.epochs or 1)
+    cost = section.cost_s if section.cost_s is not None else (20.0 if section.resource == "ranks" else 0.0)
+    return Allotment(
+        section.resource, section.total or 1, section.min_gain, cost, config.training.epochs or 1
+    )
 
 
 def report(folder: Path) -> None:

@@ -282,7 +282,7 @@ class Supervisor:
 def sizes(groups: int | None, group_size: int | None, ranks: int) -> list[int]:
     """The ranks of each group; raises `UserError` where that cannot be said."""
     if groups is None:
-        raise UserError("how many groups? give --groups, or groups in the [job] section")
+        raise UserError("how many groups? give --groups, or groups in the [parallel] section")
     if group_size is None:
         if ranks and ranks % groups:
             raise UserError(

@@ -25,7 +25,7 @@ class Kind:
     """That batches are made of."""
 
 
-SGD = {"build": "SGD", "lr": 0.05, "arguments": {"momentum": 0.9, "weight_decay": 1e-4}}
+SGD = {"name": "SGD", "lr": 0.05, "arguments": {"momentum": 0.9, "weight_decay": 1e-4}}
 RESNETS = ("resnet18", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110")
 WARMED_UP = {"scaling": "linear", "warmup_epochs": 1}
 FORMS: Mapping[str, Kind] = {
@@ -43,21 +43,21 @@ FORMS: Mapping[str, Kind] = {
     ),
     "pairs": Kind(
         {"edsr": ("scale",)},
-        {"build": "Adam", "lr": 1e-4},
+        {"name": "Adam", "lr": 1e-4},
         {"scaling": "root", "warmup_epochs": 1},
         {"patch": 48, "patches": 20},
         "patches",
     ),
     "tokens": Kind(
         {"gpt": ("types",), "lstm": ("types",)},
-        {"build": "AdamW", "lr": 1e-3},
+        {"name": "AdamW", "lr": 1e-3},
         {"scaling": "none", "warmup_epochs": 0.1},
         {"bptt": 128},
         "windows",
     ),
     "ratings": Kind(
         {"ncf": ("users", "items")},
-        {"build": "Adam", "lr": 1e-3},
+        {"name": "Adam", "lr": 1e-3},
         {"scaling": "none"},
         {"negatives": 4},
         "ratings",
@@ -119,8 +119,8 @@ AFTER_STORE = {"text": " --tokenizer bytes"}
 
 METHODS: Mapping[str, tuple[Values, str]] = {
     "bsp": ({}, "gradients are averaged over all ranks in every step"),
-    "hierarchical": ({"every": 8}, "groups average their models every so many steps"),
-    "diloco": ({"every": 16}, "as hierarchical, with an outer optimizer"),
+    "hierarchical": ({"sync_every": 8}, "groups average their models every so many steps"),
+    "diloco": ({"sync_every": 16}, "as hierarchical, with an outer optimizer"),
     "selsync": ({"delta": 0.3}, "groups meet in steps in which a gradient changes by delta or more"),
     "sgp": ({}, "each group sends its model to another one after every step"),
 }

@@ -78,34 +78,38 @@ def _lines(wanted: Wanted, data: Data, file: Path) -> Iterator[str]:
         yield f"#   {command}"
     yield "# Every key can be another for one run: hpcsgd train FILE --training.epochs 3"
     yield from ("seed = 1", "")
-    yield from ("[job]", f"groups = {P} # divides the number of ranks; the ranks of one share each batch", "")
+    yield from (
+        "[parallel]",
+        f"groups = {P} # divides the number of ranks; the ranks of one share each batch",
+        "",
+    )
     store = os.path.relpath(wanted.store, file.parent)
-    yield from ("[data]", f"{_pair('store', store)} # as seen from this file")
-    yield f"batch_size = {batch} # {kind.unit} of a group and step: {batch // K} on each rank"
+    yield from ("[data]", f"{_pair('path', store)} # as seen from this file")
+    yield f"group_batch_size = {batch} # {kind.unit} of a group and step: {batch // K} on each rank"
     if data.transform is not None:
         yield f"{_pair('transform', data.transform)} # of each training sample"
     own = {**kind.arguments, **data.arguments}
     if own:
         yield from ("", "[data.arguments]", *_pairs(own))
-    yield from ("", "[model]", f'{_pair("build", wanted.model)} # or your own: "package.module:function"')
+    yield from ("", "[model]", f'{_pair("name", wanted.model)} # or your own: "package.module:function"')
     yield from ("", "[model.arguments]", *_arguments(wanted.model, data))
     optimizer = dict(kind.optimizer)
     more = optimizer.pop("arguments", {})
-    yield from ("", "[optimizer]", f"{_pair('build', optimizer['build'])} # of torch.optim, or your own")
+    yield from ("", "[optimizer]", f"{_pair('name', optimizer['name'])} # of torch.optim, or your own")
     yield f"{_pair('lr', optimizer['lr'])} # of one group"
     if more:
         yield from ("", "[optimizer.arguments]", *_pairs(more))
-    yield from ("", "[schedule]", f"{_pair('scaling', kind.schedule['scaling'])} # of lr with the groups")
+    yield from ("", "[lr_schedule]", f"{_pair('scaling', kind.schedule['scaling'])} # of lr with the groups")
     yield from _pairs({name: value for name, value in kind.schedule.items() if name != "scaling"})
-    yield from ('build = "CosineAnnealingLR" # of torch.optim.lr_scheduler, or your own',)
-    yield from ('arguments = { T_max = "length" } # of the run, in steps', 'per = "step"')
+    yield from ('name = "CosineAnnealingLR" # of torch.optim.lr_scheduler, or your own',)
+    yield from ('arguments = { T_max = "length" } # of the run, in steps', 'interval = "step"')
     yield from ("", "[method]", f"{_pair('name', wanted.method)} # {does}", *_pairs(arguments))
     yield from ("", "[training]", f"epochs = {wanted.epochs or data.epochs}")
     yield "log_every = 20 # steps"
-    yield "# checkpoint_every = 500 # steps; otherwise at the end of every epoch"
-    yield "# time_limit = 3600 # seconds; saves, stops, and --resume goes on"
-    yield from ("", "[run]", _pair("folder", f"runs/{file.stem}"))
-    yield '# sinks = ["tensorboard"] # or wandb, mlflow: who is told the metrics, too'
+    yield "# checkpoint_every_steps = 500 # steps; otherwise at the end of every epoch"
+    yield "# time_limit_s = 3600 # seconds; saves, stops, and --resume goes on"
+    yield from ("", "[run]", _pair("output_dir", f"runs/{file.stem}"))
+    yield '# loggers = ["tensorboard"] # or wandb, mlflow: who is told the metrics, too'
 
 
 def _arguments(model: str, data: Data) -> Iterator[str]:

@@ -61,7 +61,8 @@ class NaturalGradient(torch_private.AskedByScaler, Outermost):
             would happen twice.
 
     Example:
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=8))
+        >>> method = hpcsgd.hierarchical(sync_every=8)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> optimizer = hpcsgd.NaturalGradient(optimizer, model, rank=2)
         >>> train(optimizer, steps=2)
         >>> optimizer.t, len(optimizer.layers)

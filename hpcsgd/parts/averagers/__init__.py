@@ -4,25 +4,25 @@ from hpcsgd.parts.averagers.distance import Measured
 from hpcsgd.parts.averagers.ensemble import Ensemble
 from hpcsgd.parts.averagers.joined import average_joined
 from hpcsgd.parts.averagers.mean import Mean, MeanOfAll, agree
-from hpcsgd.parts.averagers.moments import MOMENTS, AroundMoments, Averaged, Reset, kept
+from hpcsgd.parts.averagers.moments import MOMENTS, AroundMoments, AverageState, ResetState, keep_state
 from hpcsgd.parts.averagers.packed import PackedMean, mean_by
-from hpcsgd.parts.averagers.selection import SELECTIONS, OverPositions, PerRun
+from hpcsgd.parts.averagers.selection import SELECTIONS, AcrossShards, PerBlock
 
 __all__ = [
     "MOMENTS",
     "SELECTIONS",
+    "AcrossShards",
     "AroundMoments",
-    "Averaged",
+    "AverageState",
     "Ensemble",
     "Mean",
     "MeanOfAll",
     "Measured",
-    "OverPositions",
     "PackedMean",
-    "PerRun",
-    "Reset",
+    "PerBlock",
+    "ResetState",
     "agree",
     "average_joined",
-    "kept",
+    "keep_state",
     "mean_by",
 ]

@@ -17,11 +17,11 @@ from hpcsgd.comm import phase
 from hpcsgd.core.averager import Averager, Traits
 from hpcsgd.core.norm import squared_norm, sum_on_host
 from hpcsgd.core.optional import sends
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce
 
 
-def distance(s: Step, mine: Sequence[Tensor], mean: Sequence[Tensor], shards: bool) -> float:
+def distance(s: StepContext, mine: Sequence[Tensor], mean: Sequence[Tensor], shards: bool) -> float:
     """D, of this group's vectors and the means of all groups'; `shards`: they are this position's chunks.
 
     Collective; 8 bytes over the group, 8 over the groups.
@@ -30,13 +30,13 @@ def distance(s: Step, mine: Sequence[Tensor], mean: Sequence[Tensor], shards: bo
     return _of_squared(s, squared, shards)
 
 
-def _of_squared(s: Step, squared: Tensor, shards: bool) -> float:
+def _of_squared(s: StepContext, squared: Tensor, shards: bool) -> float:
     with phase("distance"):
         if shards:
-            s.job.group.allreduce(squared).wait()
+            s.topology.intra_group.allreduce(squared).wait()
         D = squared.sqrt()
-        s.job.cross.allreduce(D).wait()
-    return D.item() / s.job.P
+        s.topology.inter_group.allreduce(D).wait()
+    return D.item() / s.topology.num_groups
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Measured:
     def traits(self) -> Traits:
         return self.inner.traits
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterator[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterator[Tensor]:
         brought: deque[Tensor] = deque()
         apart: list[Tensor] = []
 
@@ -63,7 +63,7 @@ class Measured:
             apart.append(squared_norm(brought.popleft().sub_(w)))  # while others are on their way
         squared = sum_on_host(apart)
         s.squared_distance = squared.item()
-        s.notes["distance"] = _of_squared(s, squared.add_(s.squared_elsewhere), self._of_chunks(s.sharded))
+        s.metrics["distance"] = _of_squared(s, squared.add_(s.squared_elsewhere), self._of_chunks(s.sharded))
 
     def _of_chunks(self, sharded: bool) -> bool:
         """Whether a rank has a part of its group's model, or the whole of it."""

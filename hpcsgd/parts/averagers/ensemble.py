@@ -3,7 +3,7 @@
     W ← (1/M) Σ_i W_i   over the M islands that the register counts in this round
 
 Float buffers are averaged with the parameters, over all ranks: who returns has none of its own. How
-all or none take the mean, whatever dies, is the business of `Peers`: see `hpcsgd.elastic.meetings`.
+all or none take the mean, whatever dies, is the business of `ReplicaGroups`: see `hpcsgd.elastic.meetings`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from hpcsgd.comm import phase
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.norm import squared_norm, sum_on_host
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import Message, Sizes, allreduce
 from hpcsgd.core.waits import Living
 from hpcsgd.parts.averagers.joined import average_joined, require_same_layout
@@ -24,27 +24,27 @@ from hpcsgd.parts.averagers.joined import average_joined, require_same_layout
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Averages with `job.peers`. Notes ‖W_i − W̄‖₂ of this island as the `distance`."""
+    """Averages with `topology.replica_groups`. Notes ‖W_i − W̄‖₂ of this island as the `distance`."""
 
     traits = Traits(Living(), whole_model=True, elastic=True)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
         model = [b.parameters for b in s.buckets]
         brought = [w.clone() for w in model]
         buffers = s.buffers
         with phase("buffers"):
-            require_same_layout({"float buffers": buffers}, s.job.group, "models", "rank")
+            require_same_layout({"float buffers": buffers}, s.topology.intra_group, "models", "rank")
         average_joined(
             buffers,
-            s.job.group,
-            lambda joined: s.job.peers.mean([*model, *joined], s.t, alike=not s.sharded),
+            s.topology.intra_group,
+            lambda joined: s.topology.replica_groups.mean([*model, *joined], s.t, alike=not s.sharded),
         )
         apart = (before.sub_(w) for w, before in zip(model, brought, strict=True))
         squared = sum_on_host(squared_norm(x) for x in apart)
         if s.sharded:
-            s.job.group.allreduce(squared).wait()
-        s.notes["distance"] = squared.sqrt().item()
+            s.topology.intra_group.allreduce(squared).wait()
+        s.metrics["distance"] = squared.sqrt().item()
         return found
 
     def sends(self, m: Sizes) -> Iterator[Message]:

@@ -23,12 +23,13 @@ Share = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Fragment:
-    """For every bucket, where in `own` its elements are."""
+    """For every bucket, where in `param_shard` its elements are."""
 
     cuts: Sequence[Sequence[slice]]
 
     def of(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies of its part of vectors that are like `own`, of those where it has any; never none at all."""
+        """Copies of its part of vectors that are like `param_shard`, of those where it has any; never none at
+        all."""
         pairs = zip(vectors, self.cuts, strict=True)
         return [torch.cat([x[c] for c in cuts]) for x, cuts in pairs if cuts] or [vectors[0][:0].clone()]
 
@@ -99,7 +100,7 @@ def _within(slots: Sequence[Slot], low: int, high: int) -> Iterator[tuple[Slot, 
 
 
 def _cuts(bucket: Bucket, shares: Mapping[str, Sequence[Share]], p: int) -> list[slice]:
-    """Where in `own` of a bucket fragment `p` is; neighbours are one."""
+    """Where in `param_shard` of a bucket fragment `p` is; neighbours are one."""
     found: list[slice] = []
     for piece in bucket.pieces:
         first, last = piece.start * bucket.reals, piece.stop * bucket.reals

@@ -11,7 +11,7 @@ from torch import Tensor
 from hpcsgd.comm import Work
 from hpcsgd.core.averager import Traits, run_averager
 from hpcsgd.core.method import Central
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import Message, Sizes, allreduce
 from hpcsgd.core.waits import All
 
@@ -26,8 +26,8 @@ class Mean:
 
     traits = Traits(All(), reads_gradients=False, leaves_mean=True, vectors_only=True)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterator[Tensor]:
-        return pipelined(vectors, s, lambda w: s.job.cross.allreduce(w, "mean"))
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterator[Tensor]:
+        return pipelined(vectors, s, lambda w: s.topology.inter_group.allreduce(w, "mean"))
 
     def refer_to(self, common: Sequence[Tensor]) -> None:
         """Do nothing: chunks travel as they are, and not how they moved."""
@@ -44,10 +44,10 @@ class MeanOfAll:
 
     traits = Traits(All(), whole_model=True, reads_gradients=False, leaves_mean=True)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
         s.agreement().wait()
-        for work in [s.job.cross.allreduce(w, "mean") for w in found]:
+        for work in [s.topology.inter_group.allreduce(w, "mean") for w in found]:
             work.wait()
         return found
 
@@ -56,7 +56,7 @@ class MeanOfAll:
         return (allreduce("cross", m.here(b)) for b in m.buckets)
 
 
-def pipelined(vectors: Iterable[Tensor], s: Step, start: Callable[[Tensor], Work]) -> Iterator[Tensor]:
+def pipelined(vectors: Iterable[Tensor], s: StepContext, start: Callable[[Tensor], Work]) -> Iterator[Tensor]:
     """Start an operation over the groups on each vector, `AT_ONCE` of them at a time; yield each vector once
     its operation is done.
 
@@ -82,7 +82,7 @@ def pipelined(vectors: Iterable[Tensor], s: Step, start: Callable[[Tensor], Work
         yield arrived()
 
 
-def agree(vectors: Sequence[Tensor], s: Step, central: Central | None) -> None:
+def agree(vectors: Sequence[Tensor], s: StepContext, central: Central | None) -> None:
     """The own chunks become those of the model that all groups train: what `central` keeps, or their mean."""
     model = None if central is None else central.model()
     if model is None:

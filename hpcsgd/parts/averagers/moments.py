@@ -19,7 +19,7 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import phase
 from hpcsgd.core.averager import Averager, Traits
 from hpcsgd.core.optional import sends
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import Message, Sizes, allreduce
 from hpcsgd.parts.averagers.joined import average_joined, require_same_layout
 
@@ -28,30 +28,31 @@ AroundMoments = Callable[[Averager], Averager]
 
 
 @checked
-def kept(inner: Averager) -> Averager:
-    """At a meeting every group goes on with its own momentum: nothing is sent. For `moments`, and the
+def keep_state(inner: Averager) -> Averager:
+    """At a meeting every group goes on with its own momentum: nothing is sent. For `optimizer_state`, and the
     default.
 
-    Not to be confused with `Averaged`, which sends M/K more for every state tensor, nor with `Reset`.
+    Not to be confused with `AverageState`, which sends M/K more for every state tensor, nor with
+    `ResetState`.
 
     Args:
         inner: the averager of models, which it returns as it is.
 
     Example:
-        >>> method = hpcsgd.hierarchical(every=8, moments=hpcsgd.kept)     # as without saying so
-        >>> hpcsgd.kept(method.how) is method.how
+        >>> method = hpcsgd.hierarchical(sync_every=8, optimizer_state=hpcsgd.keep_state)     # the default
+        >>> hpcsgd.keep_state(method.averager) is method.averager
         True
     """
     return inner
 
 
-def average_states(named: Mapping[str, Sequence[Tensor]], s: Step) -> None:
+def average_states(named: Mapping[str, Sequence[Tensor]], s: StepContext) -> None:
     """The optimizer's state tensors of these names become their means over the groups. Collective; raises
     `UserError` where groups have others."""
     with phase("moments"):
-        require_same_layout(named, s.job.cross, "the optimizers' state tensors")
+        require_same_layout(named, s.topology.inter_group, "the optimizers' state tensors")
         for tensors in named.values():
-            average_joined(tensors, s.job.cross)
+            average_joined(tensors, s.topology.inter_group)
 
 
 def comparison() -> Message:
@@ -72,7 +73,7 @@ def sent_by_number(m: Sizes, layers: Collection[int], shards: bool) -> Message:
 
 @checked
 @dataclass(frozen=True)
-class Averaged:
+class AverageState:
     """At a meeting the optimizer's state is averaged, too: every state tensor, and every number that is a
     tensor.
 
@@ -88,11 +89,11 @@ class Averaged:
         UserError: at a meeting where groups have state tensors of unlike sizes.
 
     Example:
-        >>> method = hpcsgd.hierarchical(every=2, moments=hpcsgd.Averaged)
+        >>> method = hpcsgd.hierarchical(sync_every=2, optimizer_state=hpcsgd.AverageState)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> job.world.ledger.totals()["moments"].bytes > 0
+        >>> topology.world.ledger.totals()["moments"].bytes > 0
         True
     """
 
@@ -103,9 +104,9 @@ class Averaged:
         traits = replace(self.inner.traits, leaves_mean=False, vectors_only=False)
         object.__setattr__(self, "traits", traits)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterator[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterator[Tensor]:
         yield from self.inner.average(vectors, s)
-        average_states(s.moments.tensors(), s)
+        average_states(s.optimizer_state.tensors(), s)
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         yield from sends(self.inner, m)
@@ -118,12 +119,12 @@ class Averaged:
 
 @checked
 @dataclass(frozen=True)
-class Reset:
-    """At a meeting the optimizer gets the state of a new one: nothing is sent. For `moments`.
+class ResetState:
+    """At a meeting the optimizer gets the state of a new one: nothing is sent. For `optimizer_state`.
 
     That is not always zeros: Rprop, for one, starts from step sizes.
 
-    Not to be confused with `Averaged`, which keeps what all groups have gathered.
+    Not to be confused with `AverageState`, which keeps what all groups have gathered.
 
     Args:
         inner: the averager of models, which acts before it. A method gives it.
@@ -132,9 +133,9 @@ class Reset:
         UserError: at a meeting where the optimizer's class needs more than its defaults to be made.
 
     Example:
-        >>> method = hpcsgd.hierarchical(every=2, moments=hpcsgd.Reset)
+        >>> method = hpcsgd.hierarchical(sync_every=2, optimizer_state=hpcsgd.ResetState)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
         >>> len(optimizer.state)
         0
@@ -147,13 +148,13 @@ class Reset:
         traits = replace(self.inner.traits, leaves_mean=False, vectors_only=False)
         object.__setattr__(self, "traits", traits)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterator[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterator[Tensor]:
         yield from self.inner.average(vectors, s)
-        s.moments.reset()
+        s.optimizer_state.reset()
 
     def sends(self, m: Sizes) -> list[Message]:
         return sends(self.inner, m)
 
 
-MOMENTS: Mapping[str, AroundMoments] = {"averaged": Averaged, "kept": kept, "reset": Reset}
+MOMENTS: Mapping[str, AroundMoments] = {"average": AverageState, "keep": keep_state, "reset": ResetState}
 """As job files call them."""

@@ -7,7 +7,7 @@ group i had to say, position by position and chunk by chunk,
     θ ← θ + unpacked, packed mean over the groups of unpacked, packed x_i
     w_i ← θ
 
-and e_i is what rounding lost this time (see `hpcsgd.parts.wires.mean`), where the wire keeps it. Weights
+and e_i is what rounding lost this time (see `hpcsgd.parts.quantizers.mean`), where the wire keeps it. Weights
 themselves would lose far more: a block of them is of one size, while what moved is as small as it is.
 """
 
@@ -21,12 +21,12 @@ from torch import Tensor
 from hpcsgd.comm import wide
 from hpcsgd.core.averager import Traits, run_averager
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.core.waits import All
 from hpcsgd.parts.averagers.mean import Mean
-from hpcsgd.parts.wires.base import Wire, throw
-from hpcsgd.parts.wires.mean import mean_on_all, padded, sent_by_mean
+from hpcsgd.parts.quantizers.base import Quantizer, throw
+from hpcsgd.parts.quantizers.mean import mean_on_all, padded, sent_by_mean
 
 
 class PackedMean:
@@ -39,17 +39,17 @@ class PackedMean:
 
     traits = Traits(All(), reads_gradients=False, leaves_mean=True, vectors_only=True)
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Quantizer) -> None:
         self.wire = wire
         self._meetings = 0
         self._theta: list[Tensor] = []
         self._kept: list[Tensor] = []
 
-    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
-        if s.t == 1 and s.job.P > 1 and not self._theta:  # all groups begin with the same model
+    def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
+        if s.t == 1 and s.topology.num_groups > 1 and not self._theta:  # all groups begin with the same model
             self._begin(vectors)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         if not self._theta:
             found = run_averager(Mean(), vectors, s)
             self._begin(found)
@@ -90,17 +90,19 @@ class PackedMean:
         self._theta = [x.to(wide(x.dtype), copy=True) for x in common]
         self._kept = [x.new_zeros(x.shape) for x in self._theta] if self.wire.keeps else []
 
-    def _mean(self, s: Step, i: int, own: Tensor) -> Tensor:
+    def _mean(self, s: StepContext, i: int, own: Tensor) -> Tensor:
         theta, n = self._theta[i], own.numel()
-        x = padded(own.to(theta.dtype) - theta, s.job.P)
+        x = padded(own.to(theta.dtype) - theta, s.topology.num_groups)
         if self._kept:
             x[:n] += self._kept[i]
-        moved = mean_on_all(x, s.job.cross, self.wire, partial(throw, s.job.rank, self._meetings, i, 3))
+        moved = mean_on_all(
+            x, s.topology.inter_group, self.wire, partial(throw, s.topology.rank, self._meetings, i, 3)
+        )
         if self._kept:
             self._kept[i].copy_(x[:n])
         return theta + moved[:n]
 
 
-def mean_by(wire: Wire | None) -> Mean | PackedMean:
+def mean_by(wire: Quantizer | None) -> Mean | PackedMean:
     """The mean of the groups' chunks, which travel so; None: as they are."""
     return Mean() if wire is None else PackedMean(wire)

@@ -17,7 +17,7 @@ from torch import Tensor
 from hpcsgd.arguments import checked
 from hpcsgd.comm import phase
 from hpcsgd.core.norm import as_vector, squared_norm
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce
 from hpcsgd.errors import UserError
 from hpcsgd.parts.sparsifiers.base import Share, wanted
@@ -31,7 +31,7 @@ ALLOCATION = "allocation"
 class Selection(Protocol):
     """How many elements of which segments a position sends."""
 
-    def shares(self, e: Sequence[Tensor], density: float, job: Job) -> list[Share]:
+    def shares(self, e: Sequence[Tensor], density: float, topology: Topology) -> list[Share]:
         """Of each of these vectors, the same in all groups. Collective over group and cross."""
         ...
 
@@ -46,11 +46,11 @@ class Selection(Protocol):
 
 @checked
 @dataclass(frozen=True)
-class PerRun:
+class PerBlock:
     """Of every `size` consecutive elements of a position's chunks as many: k = density · size, rounded, at
-    least 1. Nothing has to be agreed on. For `select`, and the default.
+    least 1. Nothing has to be agreed on. For `selection`, and the default.
 
-    Not to be confused with `OverPositions`, which takes more where more has gathered, nor with `TopK`, which
+    Not to be confused with `AcrossShards`, which takes more where more has gathered, nor with `TopK`, which
     selects gradients.
 
     Args:
@@ -61,7 +61,7 @@ class PerRun:
         UserError: for a `size` below 1.
 
     Example:
-        >>> hpcsgd.sparse_loco(every=30, select=hpcsgd.PerRun(size=1024)).when
+        >>> hpcsgd.sparseloco(sync_every=30, selection=hpcsgd.PerBlock(size=1024)).schedule
         Every(I=30)
 
     Source:
@@ -73,7 +73,7 @@ class PerRun:
     def __post_init__(self) -> None:
         _require_run("size", self.size)
 
-    def shares(self, e: Sequence[Tensor], density: float, job: Job) -> list[Share]:
+    def shares(self, e: Sequence[Tensor], density: float, topology: Topology) -> list[Share]:
         return [self.expected(x.numel(), density) for x in e]
 
     def expected(self, n: int, density: float) -> Share:
@@ -85,13 +85,13 @@ class PerRun:
 
 @checked
 @dataclass(frozen=True)
-class OverPositions:
+class AcrossShards:
     """As many elements in all, divided over the runs of all K positions by what has gathered there, as DEFT
-    divides them over layers: k of a run in proportion to its norm over all groups. For `select`.
+    divides them over layers: k of a run in proportion to its norm over all groups. For `selection`.
 
     Costs 8 bytes a run across the groups and 16 inside a group at a meeting.
 
-    Not to be confused with `PerRun`, the paper's way, nor with `Deft`, which selects gradients.
+    Not to be confused with `PerBlock`, the paper's way, nor with `Deft`, which selects gradients.
 
     Args:
         run: consecutive elements of a position's chunks that share a k; the last one of a chunk may be
@@ -101,10 +101,10 @@ class OverPositions:
         UserError: for a `run` below 1.
 
     Example:
-        >>> method = hpcsgd.sparse_loco(every=2, density=0.1, select=hpcsgd.OverPositions(run=16))
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> method = hpcsgd.sparseloco(sync_every=2, density=0.1, selection=hpcsgd.AcrossShards(run=16))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> job.world.ledger.totals()["allocation"].bytes > 0
+        >>> topology.world.ledger.totals()["allocation"].bytes > 0
         True
 
     Source:
@@ -117,10 +117,10 @@ class OverPositions:
     def __post_init__(self) -> None:
         _require_run("run", self.run)
 
-    def shares(self, e: Sequence[Tensor], density: float, job: Job) -> list[Share]:
+    def shares(self, e: Sequence[Tensor], density: float, topology: Topology) -> list[Share]:
         runs = [part for x in e for part in x.split(self.run) if x.numel()]
         with phase(ALLOCATION):
-            norms, sizes, mine = _of_all(runs, e[0].device, job)
+            norms, sizes, mine = _of_all(runs, e[0].device, topology)
         by = norms if any(norms) else [float(n) for n in sizes]  # where nothing has gathered, evenly
         k = assign(by, sizes, wanted(density, sum(sizes)))[mine]
         counts, shares = iter(k), []
@@ -143,23 +143,25 @@ class OverPositions:
         yield Message("allgather", "group", 2 * FLOAT64 * runs * m.K, ALLOCATION)
 
 
-def _of_all(runs: Sequence[Tensor], device: torch.device, job: Job) -> tuple[list[float], list[int], slice]:
+def _of_all(
+    runs: Sequence[Tensor], device: torch.device, topology: Topology
+) -> tuple[list[float], list[int], slice]:
     """Norms over all groups and sizes of the runs of all positions, and which of them are this one's."""
     norms = as_vector([squared_norm(run) for run in runs]) if runs else torch.zeros(0, dtype=torch.float64)
     norms = norms.to(device)
     if runs:
-        job.cross.allreduce(norms).wait()
-    counts = torch.empty(job.K, dtype=torch.float64, device=device)
-    job.group.allgather(counts, counts.new_tensor([len(runs)])).wait()
+        topology.inter_group.allreduce(norms).wait()
+    counts = torch.empty(topology.group_size, dtype=torch.float64, device=device)
+    topology.intra_group.allgather(counts, counts.new_tensor([len(runs)])).wait()
     most = int(counts.max())
     mine = norms.new_zeros((most, 2))
     mine[: len(runs), 0] = norms.sqrt()
     mine[: len(runs), 1] = norms.new_tensor([float(run.numel()) for run in runs])
-    rows = norms.new_empty((job.K, most, 2))
-    job.group.allgather(rows.view(-1), mine.view(-1)).wait()
+    rows = norms.new_empty((topology.group_size, most, 2))
+    topology.intra_group.allgather(rows.view(-1), mine.view(-1)).wait()
     lengths = [int(count) for count in counts.tolist()]
     found = [pair for row, length in zip(rows.tolist(), lengths, strict=True) for pair in row[:length]]
-    first = sum(lengths[: job.j])
+    first = sum(lengths[: topology.shard_index])
     return [norm for norm, _ in found], [int(n) for _, n in found], slice(first, first + len(runs))
 
 
@@ -180,5 +182,5 @@ def _require_run(name: str, size: int) -> None:
         raise UserError(f"{name} = {size!r}: a number of elements, ≥ 1", key=name, value=size)
 
 
-SELECTIONS: Mapping[str, Callable[..., Selection]] = {"over_positions": OverPositions, "per_run": PerRun}
+SELECTIONS: Mapping[str, Callable[..., Selection]] = {"across_shards": AcrossShards, "per_block": PerBlock}
 """As job files call them."""

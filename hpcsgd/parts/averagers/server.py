@@ -17,7 +17,7 @@ from hpcsgd.comm.on_host import on_host, room_for
 from hpcsgd.comm.streams import HOST
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.core.waits import Slowest
 from hpcsgd.errors import UserError
@@ -129,8 +129,8 @@ class Server:
     def __init__(self, staleness: int | None) -> None:
         if staleness is not None and staleness < 0:
             raise UserError(
-                f"staleness = {staleness}: a group may be 0 or more steps ahead of the slowest",
-                key="staleness",
+                f"max_staleness = {staleness}: a group may be 0 or more steps ahead of the slowest",
+                key="max_staleness",
                 value=staleness,
             )
         self.staleness = staleness
@@ -149,29 +149,29 @@ class Server:
         """Of the part that this rank keeps, from the first step on."""
         return None if self._link is None else self._link.keeper
 
-    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
+    def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         """The first time, while all groups have the same parameters, the keepers take their parts."""
-        if s.job.P > 1 and self._anew:
+        if s.topology.num_groups > 1 and self._anew:
             self._owned = vectors
             if self._link is None:
-                self._link = Link(vectors, self._saved or vectors, s.job.cross, self.staleness)
+                self._link = Link(vectors, self._saved or vectors, s.topology.inter_group, self.staleness)
                 self._saved = None
-            for part, read in zip(parts_of(vectors, s.job.P), self._link.read, strict=True):
+            for part, read in zip(parts_of(vectors, s.topology.num_groups), self._link.read, strict=True):
                 read.pack(part)
             self._anew = False
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         assert self._link is not None
         found, link = list(vectors), self._link
-        parts = parts_of(found, s.job.P)
+        parts = parts_of(found, s.topology.num_groups)
         for part, pushed, read in zip(parts, link.pushed, link.read, strict=True):
             read.add_to(part, -1.0)
             pushed.pack(part)
         link.exchange()
         for part, read in zip(parts, link.read, strict=True):
             read.unpack(part)
-        s.notes["staleness"] = link.keeper.missed[s.job.g]
-        s.notes["ahead"] = link.keeper.ahead(s.job.g)
+        s.metrics["staleness"] = link.keeper.missed[s.topology.group_index]
+        s.metrics["ahead"] = link.keeper.ahead(s.topology.group_index)
         return found
 
     def sends(self, m: Sizes) -> list[Message]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from hpcsgd.core.averager import Averager, run_averager
 from hpcsgd.core.method import remembering
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.parts.averagers.fragments import Fragment
 from hpcsgd.parts.averagers.under_way import Meeting
 
@@ -29,16 +29,16 @@ class Stream:
     """The one under way."""
 
     distance: float | None = None
-    """At this position, as it last met, where its averager measures D: `Step.squared_distance`."""
+    """At this position, as it last met, where its averager measures D: `StepContext.squared_distance`."""
 
-    def meet(self, vectors: list[Tensor], mine: Step, others: Sequence[Stream]) -> None:
+    def meet(self, vectors: list[Tensor], mine: StepContext, others: Sequence[Stream]) -> None:
         """The D that is noted is that of all fragments as they last met; none before all have."""
         distances = [other.distance for other in others]
         mine.squared_elsewhere = sum(x for x in distances if x is not None)
         run_averager(self.how, vectors, mine)
         self.distance = mine.squared_distance
         if None in distances:
-            mine.notes.pop("distance", None)
+            mine.metrics.pop("distance", None)
 
     def saved(self) -> tuple[dict[str, list[Tensor]], dict[str, Any]]:
         """What belongs to elements, of the meeting, once it is over, and of the averager's memory; and the

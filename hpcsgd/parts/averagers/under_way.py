@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from hpcsgd.comm import Work, phase
-from hpcsgd.core.step import Step
-from hpcsgd.core.topology import Job
+from hpcsgd.core.step import StepContext
+from hpcsgd.core.topology import Topology
 
-Average = Callable[[list[Tensor], Step], object]
+Average = Callable[[list[Tensor], StepContext], object]
 """Averages vectors in place."""
 
 
@@ -39,21 +39,25 @@ class Meeting:
             self.work = None
 
 
-def apart(job: Job) -> Job:
+def apart(topology: Topology) -> Topology:
     """The same ranks on communicators of their own, which share a lane; collective."""
-    world = job.world.apart()
-    group, cross = (ranks.split(0, ranks.rank).on(world.lane) for ranks in (job.group, job.cross))
-    return replace(job, world=world, group=group, cross=cross)
+    world = topology.world.apart()
+    group, cross = (
+        ranks.split(0, ranks.rank).on(world.lane) for ranks in (topology.intra_group, topology.inter_group)
+    )
+    return replace(topology, world=world, intra_group=group, inter_group=cross)
 
 
-def apart_step(s: Step, job: Job) -> Step:
+def apart_step(s: StepContext, topology: Topology) -> StepContext:
     """`s` as it is seen by an averager of copies, or of parts of vectors, on the ranks of `job`."""
-    return replace(s, fixed=replace(s.fixed, job=job), notes={}, squared_distance=None)
+    return replace(s, fixed=replace(s.fixed, topology=topology), metrics={}, squared_distance=None)
 
 
-def under_way(average: Average, s: Step, job: Job, vectors: list[Tensor], due: int) -> Meeting:
+def under_way(
+    average: Average, s: StepContext, topology: Topology, vectors: list[Tensor], due: int
+) -> Meeting:
     """Hand `vectors`, copies of what this group has after the update, to `average` on the lane of `job`."""
-    mine = apart_step(s, job)
+    mine = apart_step(s, topology)
     with phase("average"):
-        work = job.cross.run(lambda: average(vectors, mine), "a meeting under way", *vectors)
-    return Meeting(due, vectors, mine.notes, work)
+        work = topology.inter_group.run(lambda: average(vectors, mine), "a meeting under way", *vectors)
+    return Meeting(due, vectors, mine.metrics, work)

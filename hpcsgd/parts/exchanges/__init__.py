@@ -2,18 +2,25 @@
 
 from collections.abc import Callable, Mapping
 
-from hpcsgd.core.step import Exchange
+from hpcsgd.core.step import GradReduce
 from hpcsgd.parts.exchanges.codecs import Gaps, Plain
 from hpcsgd.parts.exchanges.combining import everyones, own
-from hpcsgd.parts.exchanges.dense import AcrossGroups, AllReduce, AllToAll, Dense, Gathered, ReduceScatter
-from hpcsgd.parts.exchanges.feedback import ErrorFeedback, MomentumCorrection, RateInside
-from hpcsgd.parts.exchanges.packed import Packed
+from hpcsgd.parts.exchanges.dense import (
+    AcrossGroups,
+    AllReduce,
+    AllToAll,
+    Dense,
+    ReduceScatter,
+    WithAllgather,
+)
+from hpcsgd.parts.exchanges.feedback import ErrorFeedback, LrInErrorFeedback, MomentumCorrection
+from hpcsgd.parts.exchanges.packed import Quantized
 from hpcsgd.parts.exchanges.sparse import Sparse
 
-EXCHANGES: Mapping[str, Callable[..., Exchange]] = {
+EXCHANGES: Mapping[str, Callable[..., GradReduce]] = {
     "alltoall": AllToAll,
     "dense": Dense,
-    "packed": Packed,
+    "quantized": Quantized,
     "reduce_scatter": ReduceScatter,
     "sparse": Sparse,
 }
@@ -27,13 +34,13 @@ __all__ = [
     "Dense",
     "ErrorFeedback",
     "Gaps",
-    "Gathered",
+    "LrInErrorFeedback",
     "MomentumCorrection",
-    "Packed",
     "Plain",
-    "RateInside",
+    "Quantized",
     "ReduceScatter",
     "Sparse",
+    "WithAllgather",
     "everyones",
     "own",
 ]

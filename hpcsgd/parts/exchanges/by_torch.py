@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.step import Departure, Exchange
-from hpcsgd.core.topology import Job
-from hpcsgd.core.traits import ExchangeTraits
+from hpcsgd.core.step import GradReduce, ReduceContext
+from hpcsgd.core.topology import Topology
+from hpcsgd.core.traits import GradReduceTraits
 from hpcsgd.errors import UserError
 
 
@@ -16,12 +16,12 @@ from hpcsgd.errors import UserError
 class ByTorch:
     """Nothing is left to do: the backward pass ends with the mean of the K gradients, of the own rows."""
 
-    traits = ExchangeTraits(shards=True, per_bucket=True, keeps_gradients=False)
+    traits = GradReduceTraits(shards=True, per_bucket=True, keeps_gradients=False)
 
-    def idle(self, job: Job) -> bool:
+    def idle(self, topology: Topology) -> bool:
         return True
 
-    def __call__(self, d: Departure, b: Bucket) -> None:
+    def __call__(self, d: ReduceContext, b: Bucket) -> None:
         pass
 
 
@@ -29,12 +29,12 @@ class ByTorch:
 class Separable(Protocol):
     """An exchange of which torch may do what is inside a group."""
 
-    def left_to_torch(self) -> Exchange:
+    def left_to_torch(self) -> GradReduce:
         """What there is to do beside that."""
         ...
 
 
-def left_to_torch(exchange: Exchange) -> Exchange:
+def left_to_torch(exchange: GradReduce) -> GradReduce:
     """Raises `UserError` where gradients would have to pass through it inside a group."""
     if isinstance(exchange, Separable):
         return exchange.left_to_torch()

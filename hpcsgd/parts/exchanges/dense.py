@@ -19,29 +19,29 @@ from hpcsgd.comm import Work, wide
 from hpcsgd.comm.by_node import levels
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.optional import sends
-from hpcsgd.core.step import Departure, Exchange
-from hpcsgd.core.topology import Job
+from hpcsgd.core.step import GradReduce, ReduceContext
+from hpcsgd.core.topology import Topology
 from hpcsgd.core.traffic import Message, Sizes, Vector
-from hpcsgd.core.traits import ExchangeTraits
+from hpcsgd.core.traits import GradReduceTraits
 from hpcsgd.parts.exchanges.by_torch import ByTorch, left_to_torch
 
 
 class InGroup(ABC):
     """What dense exchanges of a group have in common."""
 
-    traits = ExchangeTraits(shards=True, per_bucket=True, keeps_gradients=False)
+    traits = GradReduceTraits(shards=True, per_bucket=True, keeps_gradients=False)
 
-    def across_groups(self) -> Exchange:
+    def across_groups(self) -> GradReduce:
         return AcrossGroups(self)
 
-    def left_to_torch(self) -> Exchange:
+    def left_to_torch(self) -> GradReduce:
         return ByTorch()
 
-    def idle(self, job: Job) -> bool:
-        return job.K == 1
+    def idle(self, topology: Topology) -> bool:
+        return topology.group_size == 1
 
     @abstractmethod
-    def __call__(self, d: Departure, b: Bucket) -> None: ...
+    def __call__(self, d: ReduceContext, b: Bucket) -> None: ...
 
 
 @checked
@@ -55,22 +55,22 @@ class AllToAll(InGroup):
     Not to be confused with `ReduceScatter`, which leaves the sum to the library and needs room for one chunk.
 
     Example:
-        >>> method = hpcsgd.hierarchical(every=8, exchange=hpcsgd.AllToAll())
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.AllToAll())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> round(job.world.ledger.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
+        >>> round(topology.world.ledger.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
         272
 
     Source:
         S. Lee et al., IEEE Big Data 2020, section III-B, steps one and two.
     """
 
-    def __call__(self, d: Departure, b: Bucket) -> None:
-        if self.idle(d.job):
+    def __call__(self, d: ReduceContext, b: Bucket) -> None:
+        if self.idle(d.topology):
             return
         received = _room(b, b.g)
-        d.job.group.alltoall(received, b.g).wait()
-        torch.mean(received.view(d.job.K, -1), 0, out=b.g_own)
+        d.topology.intra_group.alltoall(received, b.g).wait()
+        torch.mean(received.view(d.topology.group_size, -1), 0, out=b.grad_shard)
 
     def holds(self, m: Sizes) -> float:
         return m.K * m.owned() if m.K > 1 else 0
@@ -92,22 +92,22 @@ class ReduceScatter(InGroup):
     Not to be confused with `AllToAll`, the same bytes in other messages, with room for K chunks.
 
     Example:
-        >>> method = hpcsgd.hierarchical(every=8, exchange=hpcsgd.ReduceScatter())
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.ReduceScatter())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> round(job.world.ledger.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
+        >>> round(topology.world.ledger.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
         272
 
     Source:
         S. Lee et al., IEEE Big Data 2020, section III-B, steps one and two, with other messages.
     """
 
-    def __call__(self, d: Departure, b: Bucket) -> None:
-        if self.idle(d.job):
+    def __call__(self, d: ReduceContext, b: Bucket) -> None:
+        if self.idle(d.topology):
             return
-        received = _room(b, b.g_own)
-        d.job.group.reduce_scatter(received, b.g, "mean").wait()
-        b.g_own.copy_(received)
+        received = _room(b, b.grad_shard)
+        d.topology.intra_group.reduce_scatter(received, b.g, "mean").wait()
+        b.grad_shard.copy_(received)
 
     def holds(self, m: Sizes) -> float:
         return m.owned() if m.K > 1 else 0
@@ -130,18 +130,18 @@ class Dense(InGroup):
     Not to be confused with `Sparse`, which sends a part of the gradient.
 
     Example:
-        >>> method = hpcsgd.hierarchical(every=8, exchange=hpcsgd.Dense())     # as without saying so
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.Dense())     # as without saying so
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> round(job.world.ledger.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
+        >>> round(topology.world.ledger.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
         272
 
     Source:
         S. Lee et al., IEEE Big Data 2020, section III-B, steps one and two; the choice is ours.
     """
 
-    def __call__(self, d: Departure, b: Bucket) -> None:
-        by_node = d.job.shares_nodes and wide(b.g.dtype) == b.g.dtype
+    def __call__(self, d: ReduceContext, b: Bucket) -> None:
+        by_node = d.topology.shares_nodes and wide(b.g.dtype) == b.g.dtype
         (ReduceScatter if by_node else AllToAll)()(d, b)
 
     def holds(self, m: Sizes) -> float:
@@ -166,10 +166,10 @@ class AllReduce(InGroup):
 
     traits = replace(InGroup.traits, shards=False)
 
-    def __call__(self, d: Departure, b: Bucket) -> None:
-        if self.idle(d.job):
+    def __call__(self, d: ReduceContext, b: Bucket) -> None:
+        if self.idle(d.topology):
             return
-        d.job.group.allreduce(b.g, "mean").wait()
+        d.topology.intra_group.allreduce(b.g, "mean").wait()
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         """The first term of eq. 5."""
@@ -185,21 +185,25 @@ class AcrossGroups:
     on them while the next one is in its group.
     """
 
-    inner: Exchange
-    traits: ExchangeTraits = field(init=False, repr=False)
+    inner: GradReduce
+    traits: GradReduceTraits = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "traits", replace(self.inner.traits, across=True))
 
-    def left_to_torch(self) -> Exchange:
+    def left_to_torch(self) -> GradReduce:
         return AcrossGroups(left_to_torch(self.inner))
 
-    def idle(self, job: Job) -> bool:
-        return job.P == 1 and self.inner.idle(job)
+    def idle(self, topology: Topology) -> bool:
+        return topology.num_groups == 1 and self.inner.idle(topology)
 
-    def __call__(self, d: Departure, b: Bucket) -> Work | None:
+    def __call__(self, d: ReduceContext, b: Bucket) -> Work | None:
         complete(self.inner, d, b)
-        return d.job.cross.allreduce(b.g_own if self.traits.shards else b.g, "mean") if d.job.P > 1 else None
+        return (
+            d.topology.inter_group.allreduce(b.grad_shard if self.traits.shards else b.g, "mean")
+            if d.topology.num_groups > 1
+            else None
+        )
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         yield from sends(self.inner, m)
@@ -210,32 +214,32 @@ class AcrossGroups:
 
 @checked
 @dataclass(frozen=True)
-class Gathered:
+class WithAllgather:
     """`inner`, then all chunks of the averaged gradient to every position: (K−1)/K·M more sent.
 
     For optimizers that may look at more than one tensor: every position does the whole update.
     """
 
-    inner: Exchange
-    traits: ExchangeTraits = field(init=False, repr=False)
+    inner: GradReduce
+    traits: GradReduceTraits = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "traits", replace(self.inner.traits, shards=False))
 
-    def idle(self, job: Job) -> bool:
-        return self.inner.idle(job)
+    def idle(self, topology: Topology) -> bool:
+        return self.inner.idle(topology)
 
-    def __call__(self, d: Departure, b: Bucket) -> None:
+    def __call__(self, d: ReduceContext, b: Bucket) -> None:
         complete(self.inner, d, b)
-        if d.job.K > 1:
-            d.job.group.allgather(b.g, b.g_own).wait()
+        if d.topology.group_size > 1:
+            d.topology.intra_group.allgather(b.g, b.grad_shard).wait()
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         yield from sends(self.inner, m)
         yield from _of_buckets("allgather", m)
 
 
-def complete(exchange: Exchange, d: Departure, b: Bucket) -> None:
+def complete(exchange: GradReduce, d: ReduceContext, b: Bucket) -> None:
     """All of it, here and now: for what goes on with its result."""
     under_way = exchange(d, b)
     if under_way is not None:

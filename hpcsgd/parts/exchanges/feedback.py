@@ -17,7 +17,7 @@ from torch import Tensor, optim
 from hpcsgd import kernels
 from hpcsgd.arguments import checked
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.step import Departure
+from hpcsgd.core.step import ReduceContext
 from hpcsgd.errors import UserError
 
 
@@ -29,11 +29,11 @@ class Feedback(Protocol):
         """Raise `UserError` for an optimizer with which the update would be wrong."""
         ...
 
-    def before(self, d: Departure, g: Tensor, velocity: Tensor | None) -> None:
+    def before(self, d: ReduceContext, g: Tensor, velocity: Tensor | None) -> None:
         """Change the gradient, in place, that is about to go into acc."""
         ...
 
-    def after(self, d: Departure, mean: Tensor) -> None:
+    def after(self, d: ReduceContext, mean: Tensor) -> None:
         """Change the mean of what was sent, in place, that is about to go to the optimizer."""
         ...
 
@@ -55,16 +55,16 @@ class ErrorFeedback:
     def require_optimizer(self, optimizer: optim.Optimizer) -> None:
         pass
 
-    def before(self, d: Departure, g: Tensor, velocity: Tensor | None) -> None:
+    def before(self, d: ReduceContext, g: Tensor, velocity: Tensor | None) -> None:
         pass
 
-    def after(self, d: Departure, mean: Tensor) -> None:
+    def after(self, d: ReduceContext, mean: Tensor) -> None:
         pass
 
 
 @checked
 @dataclass(frozen=True)
-class RateInside:
+class LrInErrorFeedback:
     """The rate acts before the selection: acc = e + η·g, and w −= mean of what was sent. For plain SGD alone.
 
     η is the rate of the step, warm-up included, as it is when the gradients leave. Who sets another one
@@ -78,10 +78,10 @@ class RateInside:
             maximize; in a step with several rates or a rate of 0.
 
     Example:
-        >>> exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1), feedback=hpcsgd.RateInside())
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp(exchange))
+        >>> exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1), feedback=hpcsgd.LrInErrorFeedback())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(exchange))
         >>> train(optimizer, steps=2)
-        >>> optimizer.notes["error"] > 0
+        >>> optimizer.metrics["error"] > 0
         True
 
     Source:
@@ -91,19 +91,23 @@ class RateInside:
     velocity = False
 
     def require_optimizer(self, optimizer: optim.Optimizer) -> None:
-        _require_plain_sgd("rate_inside", optimizer, ("momentum", "weight_decay", "maximize"))
+        _require_plain_sgd("lr_in_error_feedback", optimizer, ("momentum", "weight_decay", "maximize"))
 
-    def before(self, d: Departure, g: Tensor, velocity: Tensor | None) -> None:
+    def before(self, d: ReduceContext, g: Tensor, velocity: Tensor | None) -> None:
         g.mul_(self._rate(d))
 
-    def after(self, d: Departure, mean: Tensor) -> None:
+    def after(self, d: ReduceContext, mean: Tensor) -> None:
         mean.div_(self._rate(d))
 
-    def _rate(self, d: Departure) -> float:
+    def _rate(self, d: ReduceContext) -> float:
         if len(set(d.rates)) > 1:
-            raise UserError(f"feedback rate_inside: one learning rate for all, not {sorted(set(d.rates))}")
+            raise UserError(
+                f"feedback lr_in_error_feedback: one learning rate for all, not {sorted(set(d.rates))}"
+            )
         if d.rates[0] == 0:
-            raise UserError("feedback rate_inside: what is sent at a learning rate of 0 would be lost")
+            raise UserError(
+                "feedback lr_in_error_feedback: what is sent at a learning rate of 0 would be lost"
+            )
         return d.rates[0]
 
 
@@ -128,9 +132,9 @@ class MomentumCorrection:
     Example:
         >>> feedback = hpcsgd.MomentumCorrection(momentum=0.9)
         >>> exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1), feedback=feedback)
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp(exchange))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(exchange))
         >>> train(optimizer, steps=2)
-        >>> optimizer.notes["error"] > 0
+        >>> optimizer.metrics["error"] > 0
         True
 
     Source:
@@ -152,18 +156,18 @@ class MomentumCorrection:
     def require_optimizer(self, optimizer: optim.Optimizer) -> None:
         _require_plain_sgd("momentum_correction", optimizer, ("momentum",))
 
-    def before(self, d: Departure, g: Tensor, velocity: Tensor | None) -> None:
+    def before(self, d: ReduceContext, g: Tensor, velocity: Tensor | None) -> None:
         assert velocity is not None
         g.copy_(velocity.mul_(self.momentum).add_(g))
 
-    def after(self, d: Departure, mean: Tensor) -> None:
+    def after(self, d: ReduceContext, mean: Tensor) -> None:
         pass
 
 
 FEEDBACKS: Mapping[str, Callable[..., Feedback]] = {
     "error_feedback": ErrorFeedback,
     "momentum_correction": MomentumCorrection,
-    "rate_inside": RateInside,
+    "lr_in_error_feedback": LrInErrorFeedback,
 }
 """As job files call them."""
 

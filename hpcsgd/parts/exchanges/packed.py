@@ -15,20 +15,20 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import parts_of
 from hpcsgd.core.optional import held, sends
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Departure, Exchange, Step
-from hpcsgd.core.topology import Job
+from hpcsgd.core.step import GradReduce, ReduceContext, StepContext
+from hpcsgd.core.topology import Topology
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.parts.exchanges.dense import AllToAll
 from hpcsgd.parts.exchanges.published import PARAMETERS, Published
-from hpcsgd.parts.wires.base import Wire, throw
-from hpcsgd.parts.wires.mean import mean_of_own, mean_on_all, padded, sent_by_mean
+from hpcsgd.parts.quantizers.base import Quantizer, throw
+from hpcsgd.parts.quantizers.mean import mean_of_own, mean_on_all, padded, sent_by_mean
 
 IN_GROUP, ACROSS = "group", "across"
 """Where what was kept was lost; the latter among the chunks of a state."""
 
 
 @checked
-class Packed:
+class Quantized:
     """`AllToAll` with gradients, and the chunks of the model that positions give each other, in fewer bits.
 
     Means are made in float32, in rank order. What a wire that rounds to the nearest number loses of a
@@ -41,15 +41,17 @@ class Packed:
     themselves, nor with `Sparse`, which leaves elements out.
 
     Args:
-        gradients: how they travel: `wires.bf16()`, `wires.fp16()`, `wires.int8()`, …. In a job
+        gradients: how they travel: `quantizers.bf16()`, `quantizers.fp16()`, `quantizers.int8()`, …. In a job
             file ``gradients = "int8"`` or ``{ name = "int8", block = 128 }``. Default None: as they are.
         parameters: how updated chunks travel in the group, likewise. Default None: as they are.
 
     Example:
-        >>> exchange = hpcsgd.Packed(gradients=hpcsgd.wires.bf16(), parameters=hpcsgd.wires.int8())
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(8, exchange))
+        >>> formats = hpcsgd.quantizers
+        >>> exchange = hpcsgd.Quantized(gradients=formats.bf16(), parameters=formats.int8())
+        >>> method = hpcsgd.hierarchical(8, exchange)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> sent = job.world.ledger.totals()
+        >>> sent = topology.world.ledger.totals()
         >>> round(sent["gradients"].bytes), round(sent["parameters"].bytes)     # of AllToAll: 272 each
         (136, 80)
 
@@ -58,26 +60,26 @@ class Packed:
         bits; with error feedback (S. P. Karimireddy et al., ICML 2019) and, of parameters, differences.
     """
 
-    def __init__(self, gradients: Wire | None = None, parameters: Wire | None = None) -> None:
+    def __init__(self, gradients: Quantizer | None = None, parameters: Quantizer | None = None) -> None:
         self.gradients, self.parameters = gradients, parameters
         self._t = 0
-        self._plain: Exchange = AllToAll()
+        self._plain: GradReduce = AllToAll()
         self.traits = replace(AllToAll.traits, keeps_gradients=gradients is not None and gradients.keeps)
         self._kept: Kept | None = None
         self._saved = State()
         self._published = None if parameters is None else Published(parameters)
 
-    def across_groups(self) -> Packed:
+    def across_groups(self) -> Quantized:
         """The mean of the chunk over the groups follows, packed likewise."""
-        made = Packed(self.gradients, self.parameters)
+        made = Quantized(self.gradients, self.parameters)
         made.traits, made._plain = replace(self.traits, across=True), AllToAll().across_groups()
         return made
 
-    def idle(self, job: Job) -> bool:
-        return self._plain.idle(job)
+    def idle(self, topology: Topology) -> bool:
+        return self._plain.idle(topology)
 
-    def __call__(self, d: Departure, b: Bucket) -> Work | None:
-        if self.idle(d.job):
+    def __call__(self, d: ReduceContext, b: Bucket) -> Work | None:
+        if self.idle(d.topology):
             return None
         if self.gradients is None:
             return self._plain(d, b)
@@ -85,25 +87,29 @@ class Packed:
             self._kept = Kept(d, self.traits.across, self._saved)
             self._saved = State()
         i = next(i for i, each in enumerate(d.buckets) if each is b)
-        mean = b.g_own
-        if d.job.K > 1:
+        mean = b.grad_shard
+        if d.topology.group_size > 1:
             x = b.g.to(wide(b.g.dtype), copy=True) if self._kept is None else self._kept.add(IN_GROUP, i, b.g)
-            mean = mean_of_own(x, d.job.group, self.gradients, partial(throw, d.job.rank, self._t, i, 0))
+            mean = mean_of_own(
+                x, d.topology.intra_group, self.gradients, partial(throw, d.topology.rank, self._t, i, 0)
+            )
         t = self._t
         self._t += i + 1 == len(d.buckets)
-        if self.traits.across and d.job.P > 1:
-            return d.job.cross.run(
+        if self.traits.across and d.topology.num_groups > 1:
+            return d.topology.inter_group.run(
                 partial(self._across, d, b, mean, i, t), "mean of packed gradients", b.g, mean
             )
-        b.g_own.copy_(mean)
+        b.grad_shard.copy_(mean)
         return None
 
-    def _across(self, d: Departure, b: Bucket, mean: Tensor, i: int, t: int) -> None:
+    def _across(self, d: ReduceContext, b: Bucket, mean: Tensor, i: int, t: int) -> None:
         """The mean of `mean` over the groups, while the next bucket is in its group."""
         assert self.gradients is not None
-        x = padded(mean, d.job.P) if self._kept is None else self._kept.add(ACROSS, i, mean)
-        dice = partial(throw, d.job.rank, t, i, 1)
-        b.g_own.copy_(mean_on_all(x, d.job.cross, self.gradients, dice)[: b.g_own.numel()])
+        x = padded(mean, d.topology.num_groups) if self._kept is None else self._kept.add(ACROSS, i, mean)
+        dice = partial(throw, d.topology.rank, t, i, 1)
+        b.grad_shard.copy_(
+            mean_on_all(x, d.topology.inter_group, self.gradients, dice)[: b.grad_shard.numel()]
+        )
 
     def holds(self, m: Sizes) -> float:
         published = m.owned(wide=True) if self.publishes and m.K > 1 else 0
@@ -128,11 +134,11 @@ class Packed:
     def publishes(self) -> bool:
         return self._published is not None
 
-    def take_back(self, s: Step) -> None:
+    def take_back(self, s: StepContext) -> None:
         assert self._published is not None
         self._published.take_back(s)
 
-    def publish(self, s: Step) -> None:
+    def publish(self, s: StepContext) -> None:
         assert self._published is not None
         self._published.publish(s)
 
@@ -159,16 +165,19 @@ class Packed:
 
 
 class Kept:
-    """What rounding has lost of gradients, bucket by bucket: of g in the group, of g_own across groups."""
+    """What rounding has lost of gradients, bucket by bucket: of g in the group, of grad_shard between
+    groups."""
 
-    def __init__(self, d: Departure, across: bool, saved: State) -> None:
+    def __init__(self, d: ReduceContext, across: bool, saved: State) -> None:
         self._slots = [b.slots for b in d.buckets]
-        self._sizes = [b.g_own.numel() for b in d.buckets]
+        self._sizes = [b.grad_shard.numel() for b in d.buckets]
         self._room: dict[str, list[Tensor]] = {}
-        if d.job.K > 1:
+        if d.topology.group_size > 1:
             self._room[IN_GROUP] = [torch.zeros_like(b.g, dtype=wide(b.g.dtype)) for b in d.buckets]
-        if across and d.job.P > 1:
-            self._room[ACROSS] = [padded(torch.zeros_like(b.g_own), d.job.P) for b in d.buckets]
+        if across and d.topology.num_groups > 1:
+            self._room[ACROSS] = [
+                padded(torch.zeros_like(b.grad_shard), d.topology.num_groups) for b in d.buckets
+            ]
         self._load(saved)
 
     def add(self, where: str, i: int, x: Tensor) -> Tensor:

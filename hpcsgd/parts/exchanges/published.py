@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from hpcsgd.comm import wide
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import Message, Sizes
-from hpcsgd.parts.wires.base import Wire, throw
-from hpcsgd.parts.wires.mean import gathered
+from hpcsgd.parts.quantizers.base import Quantizer, throw
+from hpcsgd.parts.quantizers.mean import gathered
 
 PARAMETERS = "parameters"
 """As the state of a method calls e."""
@@ -33,39 +33,43 @@ PARAMETERS = "parameters"
 class Published:
     """For every bucket a vector like the own chunk: e between two steps, p within one."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Quantizer) -> None:
         self.wire = wire
         self._beside: list[Tensor] = []
         self._saved: Sequence[Tensor] = []
 
-    def take_back(self, s: Step) -> None:
-        """`own` of every bucket: from p to x."""
-        if s.job.K == 1:  # nobody else has p: what was kept elsewhere comes home
+    def take_back(self, s: StepContext) -> None:
+        """`param_shard` of every bucket: from p to x."""
+        if s.topology.group_size == 1:  # nobody else has p: what was kept elsewhere comes home
             for b, e in zip(s.buckets, self._saved, strict=False):
-                b.own.add_(e)
+                b.param_shard.add_(e)
             self._saved = []
             return
         if not self._beside:
-            self._beside = [torch.zeros_like(b.own, dtype=wide(b.own.dtype)) for b in s.buckets]
+            self._beside = [
+                torch.zeros_like(b.param_shard, dtype=wide(b.param_shard.dtype)) for b in s.buckets
+            ]
             for e, saved in zip(self._beside, self._saved, strict=False):
                 e.copy_(saved)
             self._saved = []
         for b, beside in zip(s.buckets, self._beside, strict=True):
-            p = b.own.to(beside.dtype, copy=True)
-            b.own.copy_(beside.add_(p))
+            p = b.param_shard.to(beside.dtype, copy=True)
+            b.param_shard.copy_(beside.add_(p))
             beside.copy_(p)
 
-    def publish(self, s: Step) -> None:
+    def publish(self, s: StepContext) -> None:
         """`w` of every bucket: the p of all positions. Collective over the group."""
-        if s.job.K == 1:
+        if s.topology.group_size == 1:
             return
         for i, (b, p) in enumerate(zip(s.buckets, self._beside, strict=True)):
-            x = b.own.to(p.dtype, copy=True)
-            b.own.copy_(p)
+            x = b.param_shard.to(p.dtype, copy=True)
+            b.param_shard.copy_(p)
             # By the position: groups with one model (`bsp`) keep it.
-            moved = gathered(x - p, s.job.group, self.wire, throw(s.job.j, s.t, i, 2))
+            moved = gathered(
+                x - p, s.topology.intra_group, self.wire, throw(s.topology.shard_index, s.t, i, 2)
+            )
             b.w.copy_(b.w.to(p.dtype).add_(moved))
-            p.copy_(x.sub_(b.own.to(p.dtype)))
+            p.copy_(x.sub_(b.param_shard.to(p.dtype)))
 
     def forget(self) -> None:
         """Everybody knows all: chunks have been gathered as they are."""

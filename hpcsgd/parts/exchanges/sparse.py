@@ -32,10 +32,10 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import Transport
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Departure
-from hpcsgd.core.topology import Job
+from hpcsgd.core.step import ReduceContext
+from hpcsgd.core.topology import Topology
 from hpcsgd.core.traffic import Message, Sizes
-from hpcsgd.core.traits import ExchangeTraits
+from hpcsgd.core.traits import GradReduceTraits
 from hpcsgd.errors import UserError
 from hpcsgd.parts.exchanges import foreseen
 from hpcsgd.parts.exchanges.codecs import Codec, Gaps
@@ -61,25 +61,26 @@ class Sparse:
 
     Args:
         sparsifier: what selects, such as `Deft(density=0.01)`.
-        combine: whose values count at the selected indices: `everyones`, or each worker's `own` alone, half
-            as much to send for `TopK`; both of `hpcsgd.parts.exchanges`. Default everyones, DEFT's lines 7 to
-            9.
+        combine: whose values count at the selected indices: `everyones`, or each worker's `own`
+            alone, half as much to send for `TopK`; both of `hpcsgd.parts.exchanges`. Default everyones,
+            DEFT's lines 7 to 9.
         feedback: what becomes of the rest: `ErrorFeedback()`, of `hpcsgd.parts.exchanges`,
-            `MomentumCorrection(m)` or `RateInside()`. Default ErrorFeedback(): rate, momentum and weight
-            decay act on what was sent.
+            `MomentumCorrection(m)` or `LrInErrorFeedback()`. Default ErrorFeedback(): rate, momentum and
+            weight decay act on what was sent.
         indices: how they travel, `Gaps()` in one or two bytes or `Plain()` in four, of
             `hpcsgd.parts.exchanges`.
             Default Gaps().
 
     Raises:
-        UserError: for `own` with a sparsifier whose workers select disjoint elements; at the first exchange
-            where optimizer and feedback do not go together.
+        UserError: for `own` with a sparsifier whose workers select disjoint elements; at the first
+            exchange where optimizer and feedback do not go together.
 
     Example:
         >>> exchange = hpcsgd.Sparse(hpcsgd.Deft(density=0.1), feedback=hpcsgd.MomentumCorrection(0.9))
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(4, exchange))
+        >>> method = hpcsgd.hierarchical(4, exchange)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=4)
-        >>> optimizer.notes["error"] > 0     # what is still to be sent
+        >>> optimizer.metrics["error"] > 0     # what is still to be sent
         True
 
     Source:
@@ -102,7 +103,7 @@ class Sparse:
         self.combine, self.feedback, self.indices = combine, feedback, indices
         self.t = 0
         """Exchanges so far: less than steps, where this takes turns with others."""
-        self.traits = ExchangeTraits(shards=False)
+        self.traits = GradReduceTraits(shards=False)
         self._residual: Residual | None = None
         self._saved: dict[str, dict[str, Tensor]] = {}
         self._norms: list[Tensor] = []
@@ -113,11 +114,11 @@ class Sparse:
         made.traits = replace(self.traits, across=True)
         return made
 
-    def idle(self, job: Job) -> bool:
-        return self._workers(job).size == 1
+    def idle(self, topology: Topology) -> bool:
+        return self._workers(topology).size == 1
 
-    def __call__(self, d: Departure, b: Bucket) -> None:
-        if self.idle(d.job):
+    def __call__(self, d: ReduceContext, b: Bucket) -> None:
+        if self.idle(d.topology):
             return
         if self._residual is None:
             self._residual = self._begin(d)
@@ -154,18 +155,18 @@ class Sparse:
         if self._residual is not None:
             self._residual.load_state_dict(self._saved)
 
-    def _workers(self, job: Job) -> Transport:
-        return job.world if self.traits.across else job.group
+    def _workers(self, topology: Topology) -> Transport:
+        return topology.world if self.traits.across else topology.intra_group
 
-    def _begin(self, d: Departure) -> Residual:
-        self.feedback.require_optimizer(d.fixed.moments.optimizer)
+    def _begin(self, d: ReduceContext) -> Residual:
+        self.feedback.require_optimizer(d.fixed.optimizer_state.optimizer)
         residual = Residual(d.buckets, self.feedback.velocity)
         residual.load_state_dict(self._saved)
         self._saved = {}
-        self._bounds = self.sparsifier.cut(residual.layers, self._workers(d.job).size)
+        self._bounds = self.sparsifier.cut(residual.layers, self._workers(d.topology).size)
         return residual
 
-    def _take_in(self, d: Departure, b: Bucket, i: int) -> None:
+    def _take_in(self, d: ReduceContext, b: Bucket, i: int) -> None:
         """Line 5, for one bucket."""
         residual = self._residual
         assert residual is not None
@@ -173,13 +174,13 @@ class Sparse:
         self.feedback.before(d, g, None if velocity is None else velocity[residual.spans[i]])
         self._norms.append(residual.take_in(g, i, self._bounds))
 
-    def _send(self, d: Departure) -> None:
+    def _send(self, d: ReduceContext) -> None:
         """Lines 6 to 12."""
-        residual, workers = self._residual, self._workers(d.job)
+        residual, workers = self._residual, self._workers(d.topology)
         assert residual is not None
         squared_norms = torch.cat(self._norms)
         self._norms.clear()
-        seconds = Seconds(d.notes)
+        seconds = Seconds(d.metrics)
         accumulated = Accumulated(residual.acc, self._bounds, squared_norms)
         with seconds.of("share"):
             share = self.sparsifier.share(accumulated, self.t, workers)
@@ -197,10 +198,10 @@ class Sparse:
             errors = combined.errors.tolist()  # waits for the stream, so before more is put there
             residual.put_into(d.buckets, combined.joint, combined.mean)
         self.t += 1
-        d.notes["density"] = combined.joint.numel() / residual.acc.numel()
-        d.notes["error"] = sum(errors) / len(errors)
+        d.metrics["density"] = combined.joint.numel() / residual.acc.numel()
+        d.metrics["error"] = sum(errors) / len(errors)
         if not self.sparsifier.disjoint:
-            d.notes["growth"] = combined.growth
+            d.metrics["growth"] = combined.growth
 
 
 class Seconds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.errors import UserError
 
@@ -17,13 +17,15 @@ class Every:
 
     def __post_init__(self) -> None:
         if self.I < 1:
-            raise UserError(f"every = {self.I}: groups meet after at least 1 step", key="every", value=self.I)
+            raise UserError(
+                f"sync_every = {self.I}: groups meet after at least 1 step", key="sync_every", value=self.I
+            )
 
     @property
     def traits(self) -> ScheduleTraits:
         return ScheduleTraits(known_before_update=True, period=self.I)
 
-    def __call__(self, s: Step) -> bool:
+    def __call__(self, s: StepContext) -> bool:
         return s.t % self.I == 0
 
 
@@ -33,7 +35,7 @@ class Never:
 
     traits = ScheduleTraits(known_before_update=True, rate=0.0)
 
-    def __call__(self, s: Step) -> bool:
+    def __call__(self, s: StepContext) -> bool:
         return False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.core.traits import ScheduleTraits
 
 
@@ -29,5 +29,5 @@ class InTurn:
         """Return the fragments whose turn it is after update t."""
         return [p for p, offset in enumerate(self.offsets) if (t + offset) % self.I == 0]
 
-    def __call__(self, s: Step) -> bool:
+    def __call__(self, s: StepContext) -> bool:
         return bool(self.at(s.t))

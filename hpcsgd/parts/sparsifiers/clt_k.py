@@ -35,9 +35,9 @@ class CLTk:
 
     Example:
         >>> exchange = hpcsgd.Sparse(hpcsgd.CLTk(density=0.1))
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp(exchange))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(exchange))
         >>> train(optimizer, steps=1)
-        >>> round(optimizer.notes["density"] * 67)     # the model has 67 parameters
+        >>> round(optimizer.metrics["density"] * 67)     # the model has 67 parameters
         7
 
     Source:

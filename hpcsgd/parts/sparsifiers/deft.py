@@ -69,9 +69,9 @@ class Deft:
 
     Example:
         >>> exchange = hpcsgd.Sparse(hpcsgd.Deft(density=0.1, exact=True))
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp(exchange))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(exchange))
         >>> train(optimizer, steps=1)
-        >>> round(optimizer.notes["density"] * 67)     # the model has 67 parameters
+        >>> round(optimizer.metrics["density"] * 67)     # the model has 67 parameters
         7
 
     Source:

@@ -35,9 +35,9 @@ class HardThreshold:
 
     Example:
         >>> exchange = hpcsgd.Sparse(hpcsgd.HardThreshold(threshold=0.01))
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp(exchange))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(exchange))
         >>> train(optimizer, steps=1)
-        >>> 0 < optimizer.notes["density"] <= 1
+        >>> 0 < optimizer.metrics["density"] <= 1
         True
 
     Source:

@@ -51,9 +51,9 @@ class SIDCo:
 
     Example:
         >>> exchange = hpcsgd.Sparse(hpcsgd.SIDCo(density=0.1))
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp(exchange))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(exchange))
         >>> train(optimizer, steps=1)
-        >>> 0 < optimizer.notes["density"] <= 1
+        >>> 0 < optimizer.metrics["density"] <= 1
         True
 
     Source:

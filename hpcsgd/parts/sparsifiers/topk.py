@@ -37,9 +37,9 @@ class TopK:
 
     Example:
         >>> exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1))
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp(exchange))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(exchange))
         >>> train(optimizer, steps=1)
-        >>> optimizer.notes["density"] >= 0.1
+        >>> optimizer.metrics["density"] >= 0.1
         True
 
     Source:

@@ -36,8 +36,8 @@ class Course:
         """This rank's communicator; collective. Ranks beside a pair have one of others like them."""
         if self.part == "pair":
             return world.split(int(world.rank in self.members), world.rank)
-        job = form(world, group_size=self.K)
-        return job.group if self.part == "group" else job.cross
+        topology = form(world, group_size=self.K)
+        return topology.intra_group if self.part == "group" else topology.inter_group
 
 
 def courses(nodes: Sequence[int]) -> list[Course]:

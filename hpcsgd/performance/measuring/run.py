@@ -12,7 +12,7 @@ from hpcsgd.comm import Transport, joining
 from hpcsgd.comm.choice import place_on_node
 from hpcsgd.comm.streams import device_for
 from hpcsgd.config.schema import Config, load
-from hpcsgd.core.topology import form, together
+from hpcsgd.core.topology import form, raise_on_all_ranks
 from hpcsgd.cost.machine import About, Machine, dump, versions
 from hpcsgd.errors import UserError
 from hpcsgd.files.atomic import replacing
@@ -54,7 +54,7 @@ def run(
     """Measure, write `out` and the picture beside it, and print what was found. On every rank."""
     logging.getLogger("hpcsgd").setLevel(logging.ERROR)  # groups are formed of all sizes, good or bad
     world = joining.world()
-    with together(world, "reading what to measure"):
+    with raise_on_all_ranks(world, "reading what to measure"):
         config = load(path, overrides) if path is not None else None
         extent = _extent(quick, max_bytes, seconds)
         _require_company(world.size)
@@ -79,7 +79,7 @@ def measure(
     backend = world.backend
     world = form(world).world
     nodes = world.gather_objects(backend.node)
-    with together(world, "preparing the model"):
+    with raise_on_all_ranks(world, "preparing the model"):
         workload = None if config is None else Workload(config, source, world)
     place, found = place_on_node(world), courses(nodes)
     measured = messages.measure(world, found, extent.max_bytes, FOR_MESSAGES * extent.seconds)

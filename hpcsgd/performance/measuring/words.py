@@ -37,7 +37,7 @@ def answers(machine: Machine, measured: Sequence[Series]) -> Iterator[str]:
         yield from _exchange(machine, way)
         bucket = _bucket(machine, way) / 1e6
         share = f"{ASYMPTOTIC:.0%} of the speed of the largest"
-        yield f"{told(way)}: bucket_mb = {bucket:.2g} or more reaches {share}"
+        yield f"{told(way)}: bucket_cap_mb = {bucket:.2g} or more reaches {share}"
     lanes = [p.seconds[0] - p.bare_seconds[0] for p in machine.points]
     if lanes:
         yield f"a lane adds {1e6 * median(lanes):.0f} µs to a small message; computing goes on meanwhile"

@@ -26,7 +26,7 @@ class Workload:
     """
 
     def __init__(self, config: Config, source: str, world: Transport) -> None:
-        self.batch_sizes = _batch_sizes(config.data.batch_size, world.size)
+        self.batch_sizes = _batch_sizes(config.data.group_batch_size, world.size)
         alone = form(world.split(world.rank, 0))
         self._parts: Assembly = assemble(_by_itself(config, self.batch_sizes[0]), alone, source)
         self.device = self._parts.device
@@ -63,7 +63,12 @@ def _batch_sizes(B: int, N: int) -> list[int]:
 def _by_itself(config: Config, batch: int) -> Config:
     """One rank, which has nobody to divide samples or a model with, and a rate at which nothing diverges."""
     data = dataclasses.replace(
-        config.data, batch_size=batch, partition=None, share=None, injection=None, workers=0
+        config.data,
+        group_batch_size=batch,
+        partition=None,
+        overlap_share=None,
+        injection=None,
+        num_workers=0,
     )
     optimizer = dataclasses.replace(config.optimizer, lr=1e-9)
     return dataclasses.replace(

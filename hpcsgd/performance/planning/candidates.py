@@ -34,22 +34,22 @@ class Option:
 
 
 def options(own: Mapping[str, Any], names: Sequence[str] | None, every: Sequence[int]) -> list[Option]:
-    """The job file's `own` method and others, each with every interval to try. Raises `UserError` for a
-    method that there is not."""
+    """The job file's own method and others, each with every interval to try. Raises `UserError` for
+    a method that there is not."""
     wanted = names or list(dict.fromkeys((own["name"], *USUAL)))
     found: list[Option] = []
     for name in wanted:
         if name not in METHODS:
             raise UserError(f"--methods {name}: {near_miss(name, METHODS)}")
         table = dict(own) if name == own["name"] else {"name": name, **_arguments(name, own)}
-        intervals = every if "every" in table and every else [table.get("every")]
-        found += [Option(table if i is None else {**table, "every": i}) for i in intervals]
+        intervals = every if "sync_every" in table and every else [table.get("sync_every")]
+        found += [Option(table if i is None else {**table, "sync_every": i}) for i in intervals]
     return found
 
 
 def _arguments(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
     """Those that a method must have."""
-    known = {"every": own.get("every", EVERY), "staleness": STALENESS}
+    known = {"sync_every": own.get("sync_every", EVERY), "overlap_steps": STALENESS}
     parameters = inspect.signature(METHODS[name]).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty]
     missing = [key for key in needed if key not in known and key != "steps_per_epoch"]

@@ -38,8 +38,8 @@ def ranked(estimates: Sequence[Estimate], wishes: Wishes, own: str = "") -> tupl
     """All of them, the best first, and why it is the best.
 
     With a deadline that is the cheapest one in time, else with a budget the fastest one within it, else the
-    fastest one whose nodes are worth it; the job file's `own` method where others gain next to nothing.
-    Raises `UserError` where none will do.
+    fastest one whose nodes are worth it; the job file's own method where others gain next to
+    nothing. Raises `UserError` where none will do.
     """
     fit = [e for e in estimates if wishes.met_by(e)]
     if not fit:

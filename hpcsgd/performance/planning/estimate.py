@@ -95,7 +95,8 @@ def estimate(
     def cost(stage: StepPlan) -> StepCost:
         return price(
             stage, m, machine, computed(stage, m, compute, subject.B / K), meets=meets,
-            overlap=training.overlap is not False, prefetch=training.prefetch, broadcast=subject.broadcast,
+            overlap=training.overlap_grad_reduce is not False, prefetch=training.overlap_param_gather,
+            broadcast=subject.broadcast,
         )  # fmt: skip
 
     stages = tuple(Stage(each, count, cost(each)) for each, count in plan.of_run(subject.steps(P)))

@@ -1,4 +1,4 @@
-"""The choice put into the job file: [job] and [method] are written anew, all else stays to the letter."""
+"""The choice put into the job file: [parallel] and [method] are written anew, all else stays as it is."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ def write_choice(path: Path, groups: int, method: Mapping[str, Any]) -> None:
     """
     before = read_text(path)
     wanted = tomllib.loads(before)
-    job = {key: value for key, value in wanted.get("job", {}).items() if key not in ("groups", "group_size")}
-    wanted |= {"job": {"groups": groups, **job}, "method": dict(method)}
+    kept = wanted.get("parallel", {})
+    parallel = {key: value for key, value in kept.items() if key not in ("groups", "group_size")}
+    wanted |= {"parallel": {"groups": groups, **parallel}, "method": dict(method)}
     text = before
-    for section in ("job", "method"):
+    for section in ("parallel", "method"):
         text = _with_section(text, section, wanted[section])
     try:
         same = tomllib.loads(text) == wanted
@@ -36,8 +37,8 @@ def write_choice(path: Path, groups: int, method: Mapping[str, Any]) -> None:
         same = False
     if not same:
         raise UserError(
-            f"{path}: [job] and [method] are not written as sections of their own: put groups = {groups} and "
-            f"{method['name']} there by hand"
+            f"{path}: [parallel] and [method] are not written as sections of their own: put "
+            f"groups = {groups} and {method['name']} there by hand"
         )
     with replacing(path) as part:
         part.write_text(text)
@@ -55,7 +56,7 @@ def nodes_of(plan: Path, path: Path, overrides: Sequence[str]) -> tuple[int, int
         raise UserError(f"{plan}: not the plan.json of hpcsgd plan: {error}") from error
     config = load(path, overrides)
     job = {"name": config.method.name, **config.method.arguments}
-    if (config.job.groups, job) != (groups, method):
+    if (config.parallel.groups, job) != (groups, method):
         raise UserError(
             f"{path}: the plan is for {count_text(groups, 'group')} and {choice['label']}: put it there "
             "with hpcsgd plan "

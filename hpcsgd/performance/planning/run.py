@@ -47,12 +47,12 @@ def run(
     """Print the plan and write ``plan.json`` and ``plan.png`` beside the run folder. Raises `UserError`, one
     line, for what was asked in vain."""
     if meets is not None and not 0 <= meets <= 1:
-        raise UserError(f"--meets {meets:g}: the share of steps after which groups meet, 0 to 1")
+        raise UserError(f"--sync-rate {meets:g}: the share of steps after which groups meet, 0 to 1")
     config, machine = load(path, overrides), machines.load(machine_file)
     with in_file(path):
         subject = subject_of(config, samples)
     require_same_model(subject, machine, machine_file)
-    limit = config.job.groups if probe is None else groups_of(probe)
+    limit = config.parallel.groups if probe is None else groups_of(probe)
     wanted = _ranks(ranks, machine)
     asked = None if methods is None else [name.strip() for name in methods.split(",")]
     own = {"name": config.method.name, **config.method.arguments}
@@ -63,8 +63,10 @@ def run(
     done = [measured_run(folder, subject) for folder in runs]
     _tell(ordered, why, left_out)
     if limit is None:
-        log.warning("neither --probe nor [job] groups: nobody says how many groups the training can stand")
-    folder = config.run.folder.with_name(f"{config.run.folder.name}-plan")
+        log.warning(
+            "neither --probe nor [parallel] groups: nobody says how many groups the training can stand"
+        )
+    folder = config.run.output_dir.with_name(f"{config.run.output_dir.name}-plan")
     _write(folder, ordered, why, done, {"job": str(path), "machine": str(machine_file), "measured": done})
     if scenario is not None:
         with replacing(scenario) as part:
@@ -146,9 +148,9 @@ def _numbers(text: str | None) -> list[int]:
     try:
         numbers = [] if text is None else [int(word) for word in text.split(",")]
     except ValueError:
-        raise UserError(f"--every {text}: expected steps, as 4,8,16") from None
+        raise UserError(f"--sync-every {text}: expected steps, as 4,8,16") from None
     if any(number < 1 for number in numbers):
-        raise UserError(f"--every {text}: at least 1 step")
+        raise UserError(f"--sync-every {text}: at least 1 step")
     return numbers
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hpcsgd.config.schema import Config, load
-from hpcsgd.core.topology import Job, together
+from hpcsgd.core.topology import Topology, raise_on_all_ranks
 from hpcsgd.errors import JobError, UserError, count_text, in_file, in_section
 from hpcsgd.files.atomic import replacing
 from hpcsgd.methods import METHODS
@@ -28,16 +28,16 @@ def run(path: Path, overrides: Sequence[str], steps: int) -> None:
     """Train some steps in which all groups meet, and print what each δ would have made of them; write
     ``delta.json`` and ``delta.png``. On every rank."""
     world = world_for(path, overrides)
-    with together(world, "reading the job file"):
+    with raise_on_all_ranks(world, "reading the job file"):
         if steps < 2:
             raise UserError(f"--steps {steps}: at least 2 are needed, the first one has no Δ")
         config = always_meeting(load(path, overrides), path)
-    world.timeout = config.job.timeout
+    world.timeout = config.parallel.timeout_s
     use_threads(config.training.threads)
     compute_alike(config.training.deterministic)
     keep_freed_memory()
-    job = form_job(world, config).job
-    changes = measure(config, job, path, steps)
+    topology = form_job(world, config).topology
+    changes = measure(config, topology, path, steps)
     if world.rank == 0:
         print(
             f"{count_text(len(changes.deltas), 'step')} of "
@@ -55,7 +55,7 @@ def always_meeting(config: Config, path: Path) -> Config:
     with in_file(path):
         with in_section("method", "name"):
             has_delta = "delta" in annotations_of(resolve(name, METHODS))
-        if not has_delta or make_method(always.method, steps_per_epoch=1).when.traits.threshold is None:
+        if not has_delta or make_method(always.method, steps_per_epoch=1).schedule.traits.threshold is None:
             raise UserError(
                 f"[method] name = {name!r}: it has no delta to probe, as selsync has",
                 key=("method", "name"),
@@ -64,16 +64,16 @@ def always_meeting(config: Config, path: Path) -> Config:
     return always
 
 
-def measure(config: Config, job: Job, path: Path, steps: int) -> Changes:
+def measure(config: Config, topology: Topology, path: Path, steps: int) -> Changes:
     """Collective; the same on every rank."""
-    with job.together("forming groups"):
-        if job.P == 1:
+    with topology.raise_on_all_ranks("forming groups"):
+        if topology.num_groups == 1:
             raise UserError(
                 "one group has nobody to meet: start as many ranks as the job has, and say groups"
             )
-    parts = assemble(config, job, str(path))
+    parts = assemble(config, topology, str(path))
     mine: list[float] = []
-    for loaded in itertools.islice(_batches(parts, config.schedule.per), steps):
+    for loaded in itertools.islice(_batches(parts, config.lr_schedule.interval), steps):
         x, y = parts.vary(*loaded)
         with parts.precision.computing():
             loss = parts.task.loss(parts.model(x), y)
@@ -86,17 +86,17 @@ def measure(config: Config, job: Job, path: Path, steps: int) -> Changes:
         parts.batches.advance()
         if not parts.precision.step(parts.optimizer, loss=loss):
             continue
-        if parts.scheduler is not None and config.schedule.per == "step":
+        if parts.scheduler is not None and config.lr_schedule.interval == "step":
             parts.scheduler.step()
-        mine.append(_noted(parts.optimizer.notes))
-    rows: Iterator[tuple[float, ...]] = zip(*job.cross.gather_objects(mine), strict=True)
+        mine.append(_noted(parts.optimizer.metrics))
+    rows: Iterator[tuple[float, ...]] = zip(*topology.inter_group.gather_objects(mine), strict=True)
     return changes_of([list(row) for row in rows])
 
 
 def _noted(notes: Mapping[str, float]) -> float:
     """Δ of the own group in the last step."""
     if "delta" not in notes:
-        told = '[method] name: its schedule has a threshold, and so has to note s.notes["delta"]'
+        told = '[method] name: its schedule has a threshold, and so has to note s.metrics["delta"]'
         raise UserError(told, key=("method", "name"))
     return notes["delta"]
 
@@ -112,7 +112,7 @@ def _batches(parts: Assembly, scheduled_per: str) -> Iterator[tuple[Tensor, Tens
 
 
 def _write(changes: Changes, config: Config) -> None:
-    folder = config.run.folder.with_name(f"{config.run.folder.name}-delta")
+    folder = config.run.output_dir.with_name(f"{config.run.output_dir.name}-delta")
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "delta.json") as part:
         part.write_text(json.dumps(to_json(changes, setting(config)), indent=1) + "\n")

@@ -14,7 +14,7 @@ from hpcsgd.comm import Transport
 from hpcsgd.comm.choice import place_on_node
 from hpcsgd.comm.streams import HOST
 from hpcsgd.config.schema import Config, DataSection, load
-from hpcsgd.core.topology import together
+from hpcsgd.core.topology import raise_on_all_ranks
 from hpcsgd.errors import UserError, count_text, in_file
 from hpcsgd.files.atomic import replacing
 from hpcsgd.performance.probing.idle import IN_MEMORY, Idle, OnDisk
@@ -44,20 +44,20 @@ def run(
     `groups` is as typed: ``2,4,8``. `idle` is a folder for models while others train.
     """
     world = world_for(path, overrides)
-    with together(world, "reading the job file"):
+    with raise_on_all_ranks(world, "reading the job file"):
         config = load(path, overrides)
         plan = plan_of(config, path, _numbers(groups), repeats)
         if ranks is not None and ranks < 1:
             raise UserError(f"--ranks {ranks}: at least 1 is needed")
-        folder = config.run.folder.with_name(f"{config.run.folder.name}-probe")
-    world.timeout = config.job.timeout
+        folder = config.run.output_dir.with_name(f"{config.run.output_dir.name}-probe")
+    world.timeout = config.parallel.timeout_s
     use_threads(config.training.threads)
     compute_alike(config.training.deterministic)
     keep_freed_memory()
-    with together(world, "making room for idle models"):
+    with raise_on_all_ranks(world, "making room for idle models"):
         room = IN_MEMORY if idle is None else OnDisk(idle)
     place = place_on_node(world)
-    with together(world, "choosing a device"), in_file(path):
+    with raise_on_all_ranks(world, "choosing a device"), in_file(path):
         device = device_of(config.training, place)
     result = probe_config(config, plan, world, room, device)
     if world.rank == 0:
@@ -82,28 +82,28 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, repeats: i
     with in_file(path):
         _require_plain(config.data)
         method = make_method(config.method, steps_per_epoch=10**9)  # what goes by epochs is refused below
-        every = method.when.traits.period
-        if every is None or not method.how.traits.leaves_mean:
+        every = method.schedule.traits.period
+        if every is None or not method.averager.traits.leaves_mean:
             raise UserError(
                 f"[method] name = {config.method.name!r}: the probe is of groups that meet every so many "
                 "steps, average their models and keep their momentum: hierarchical, allreduce_local_sgd",
                 key=("method", "name"),
                 value=config.method.name,
             )
-    if method.exchange.traits.keeps_gradients:
-        log.warning("[method] exchange: the probe's groups exchange whole gradients; it answers for these")
+    if method.grad_reduce.traits.keeps_gradients:
+        log.warning("[method] grad_reduce: the probe's groups exchange whole gradients; it answers for these")
     return Plan(
         groups=tuple(groups or GROUPS),
         every=every,
-        batch_size=config.data.batch_size,
+        batch_size=config.data.group_batch_size,
         lr=config.optimizer.lr,
-        rule=config.schedule.scaling,
+        rule=config.lr_schedule.scaling,
         seeds=tuple(range(config.seed, config.seed + repeats)),
     )
 
 
 def _require_plain(data: DataSection) -> None:
-    for key in ("partition", "share", "injection"):
+    for key in ("partition", "overlap_share", "injection"):
         if getattr(data, key) is not None:
             raise UserError(
                 f"[data] {key}: the probe deals all samples to its virtual groups, none twice: "
@@ -116,7 +116,7 @@ def probe_config(
     config: Config, plan: Plan, world: Transport, idle: Idle = IN_MEMORY, device: torch.device = HOST
 ) -> Probe:
     """Collective; rank 0 prints a table row for every P."""
-    K = config.job.group_size or 1
+    K = config.parallel.group_size or 1
     config = _without_masters(config)
 
     def start(P: int, seed: int, hosts: Transport) -> VirtualGroups:

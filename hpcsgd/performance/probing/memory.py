@@ -26,7 +26,7 @@ def require_room(each: int, Ps: Sequence[int], free: int, world: Transport) -> N
             f"{too_many[0]} models of {each / 2**20:.0f} MiB, with gradients and the optimizer's state, do "
             f"not fit into {world.size} times {room / 2**30:.1f} GiB: up to "
             f"{count_text(fitting, 'group')} do; or give "
-            "more ranks, or keep idle models elsewhere (--idle FOLDER; idle= in Python)"
+            "more ranks, or keep idle models elsewhere (--offload-dir FOLDER; idle= in Python)"
         )
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from hpcsgd.comm import Transport
 from hpcsgd.comm.streams import HOST
-from hpcsgd.core.topology import together
+from hpcsgd.core.topology import raise_on_all_ranks
 from hpcsgd.engine.lr import lr_scale
 from hpcsgd.errors import UserError, count_text
 from hpcsgd.performance.probing.idle import IN_MEMORY, Idle
@@ -213,11 +213,11 @@ def settle(
     hosts = world.split(int(world.rank == 0), world.rank)
     alone: VirtualGroups | None = None
     state: dict[str, Tensor] | None = None
-    with together(world, "starting one model alone"):
+    with raise_on_all_ranks(world, "starting one model alone"):
         if world.rank == 0:
             alone = start(1, seed, hosts)
     for done in range(0, plan.settle, plan.every):
-        with together(world, "training one model alone"):
+        with raise_on_all_ranks(world, "training one model alone"):
             if alone is not None:
                 alone.train(min(plan.every, plan.settle - done))
     if alone is not None:

@@ -55,7 +55,7 @@ def virtual_groups(
     model = make_model(config)
     give_values(model, model, config.seed)  # of a sharded training, which begins without
     model.to(device)
-    require_model_fits(model, train, task, config.model.build, device)
+    require_model_fits(model, train, task, config.model.name, device)
     lay_out(model, config.training, _precision(config.training, model))
     hosted = range(world.rank, P, world.size)
     trainees = [_trainee(config, train, copy.deepcopy(model), g, P, K, warm_up_steps) for g in hosted]
@@ -70,15 +70,15 @@ def _trainee(
 ) -> Trainee:
     optimizer = make_optimizer(config, model, P)
     make_natural_gradient(config, optimizer, model)  # its estimates are the group's, not of each member
-    batch = batch_of_rank(config.data.batch_size, K)
+    batch = batch_of_rank(config.data.group_batch_size, K)
     batches = Batches(Sampler(train, AsRank(g * K, P * K)), batch)
     steps_per_epoch = len(batches)
     if warm_up_steps is None:
-        warm_up_steps = round(config.schedule.warmup_epochs * steps_per_epoch)
-    WarmUp(optimizer, warm_up_steps, 1 / lr_scale(config.schedule.scaling, P))
+        warm_up_steps = round(config.lr_schedule.warmup_epochs * steps_per_epoch)
+    WarmUp(optimizer, warm_up_steps, 1 / lr_scale(config.lr_schedule.scaling, P))
     how_long = length(config.training, batches, P * K, task_of(train).tokens)
-    scheduler = make_scheduler(config.schedule, optimizer, how_long)
-    every = 1 if config.schedule.per == "step" else steps_per_epoch
+    scheduler = make_scheduler(config.lr_schedule, optimizer, how_long)
+    every = 1 if config.lr_schedule.interval == "step" else steps_per_epoch
     t = 0
 
     def after_update() -> None:

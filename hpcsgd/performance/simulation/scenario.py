@@ -62,8 +62,8 @@ class FailuresSection:
     restart_seconds: Seconds = 0.0
     work_hours: Time = 24.0  # of the whole training without failures
     checkpoint_every_seconds: Time | None = None  # none: as often as is best
-    silence_seconds: Seconds = 10.0  # of `ensemble`: so long the others wait for a group that has died
-    meetings_per_epoch: Count = 1  # of `ensemble`: groups come back after so many synchronizations
+    silence_seconds: Seconds = 10.0  # of `ensemble_sync`: so long the others wait for a group that has died
+    meetings_per_epoch: Count = 1  # of `ensemble_sync`: groups come back after so many synchronizations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

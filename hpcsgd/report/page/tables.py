@@ -99,7 +99,7 @@ def environment(runs: Sequence[Run]) -> list[Row]:
 
 def configuration(runs: Sequence[Run]) -> list[Row]:
     """The folder is always another."""
-    return differences([run.config for run in runs], but=("run.folder",))
+    return differences([run.config for run in runs], but=("run.output_dir",))
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Where else a run's metrics go: whoever draws them, or keeps them for many runs. By ``[run] sinks``."""
+"""Where else a run's metrics go: whoever draws them, or keeps them for many runs. By ``[run] loggers``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcsgd.report.sinks.tensorboard import tensorboard
 from hpcsgd.report.sinks.wandb import wandb
 
 MakeSink = Callable[[SinkRun], Sink]
-PLACE = ("run", "sinks")
+PLACE = ("run", "loggers")
 """The key of a job file that names them."""
 SINKS: Mapping[str, MakeSink] = {"mlflow": mlflow, "tensorboard": tensorboard, "wandb": wandb}
 """Each needs the library of its name, which the extra of that name brings."""
@@ -42,7 +42,7 @@ def require_sinks(said: Sequence[str | Mapping[str, Any]]) -> None:
 
 def name_of(said: str | Mapping[str, Any]) -> str:
     """As the job file has it, once `make_sink_of` has found nothing wrong."""
-    return said if isinstance(said, str) else str(said.get("name", said.get("build")))
+    return said if isinstance(said, str) else str(said["name"])
 
 
 def _is_installed(library: str) -> bool:

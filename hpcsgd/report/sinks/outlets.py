@@ -73,7 +73,7 @@ def sink_run(folder: Path, config: Config, resumed_step: int) -> SinkRun:
     """The run, or the island, whose metrics are in `folder`: by the id that it was given when it began."""
     place = folder.absolute() / FOLDER
     place.mkdir(exist_ok=True)
-    whole, file = config.run.folder, place / "id"
+    whole, file = config.run.output_dir, place / "id"
     if not file.exists():
         with replacing(file) as part:
             part.write_text(f"{os.urandom(6).hex()}\n")

@@ -56,7 +56,7 @@ def write_hf(left: Left, target: Path) -> None:
     model = pretrained(left.model())
     if model is None:
         raise UserError(
-            f"{left.run}: [model] build = {left.config.model.build!r} is no model of the library "
+            f"{left.run}: [model] name = {left.config.model.name!r} is no model of the library "
             "`transformers`: it goes by --format safetensors or dcp"
         )
     safetensors_library()
@@ -101,7 +101,7 @@ def _readable(left: Left, *files: Path) -> None:
 def _tokenizer(left: Left) -> Tokenizer | None:
     """What the data were made with, where they are still there."""
     try:
-        return tokenizer_of_store(left.config.data.store)
+        return tokenizer_of_store(left.config.data.path)
     except UserError as error:
         log.warning("no tokenizer beside the model: %s", error)
         return None

@@ -75,7 +75,7 @@ def left_by(run: Path) -> Left:
 
 def built(config: Config) -> nn.Module:
     """The model as the run laid it out in memory."""
-    model = models.build(config.model.build, config.model.arguments)
+    model = models.build(config.model.name, config.model.arguments)
     if config.training.channels_last:
         model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch has no type for it
     return model

@@ -82,16 +82,16 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "job.toml"
 
 
-LOCAL = 'name = "hierarchical"\nevery = 2\n'
+LOCAL = 'name = "hierarchical"\nsync_every = 2\n'
 SPARSE = """
-exchange.name = "sparse"
-exchange.sparsifier = { name = "deft", density = 0.1 }
-exchange.feedback = { name = "momentum_correction", momentum = 0.9 }
+grad_reduce.name = "sparse"
+grad_reduce.sparsifier = { name = "deft", density = 0.1 }
+grad_reduce.feedback = { name = "momentum_correction", momentum = 0.9 }
 """
 LATE = """
 name = "delayed"
-steps = 2
-method = { name = "diloco", every = 4, outer = { build = "Adam", lr = 1 } }
+sync_delay = 2
+method = { name = "diloco", sync_every = 4, outer = { name = "Adam", lr = 1 } }
 """
 
 
@@ -104,8 +104,8 @@ method = { name = "diloco", every = 4, outer = { build = "Adam", lr = 1 } }
         (LATE, "", ["douillard2023diloco", "kingma2015adam", "zhou2020dasgd"]),
         ('name = "sgp"\ngraph = "ring"', "", ["assran2019sgp", "lian2017dpsgd"]),
         (
-            LOCAL + 'average = "int8"',
-            "--model.build resnet20 --optimizer.build Muon",
+            LOCAL + 'quantize = "int8"',
+            "--model.name resnet20 --optimizer.name Muon",
             [
                 *("dettmers2016eightbit", "he2016resnet", "jordan2024muon", "lee2020hierarchical"),
                 *("liu2025muon", "wang2023zeropp"),
@@ -117,7 +117,7 @@ method = { name = "diloco", every = 4, outer = { build = "Adam", lr = 1 } }
             "--training.activation_checkpointing true --optimizer.natural_gradient {rank=4}",
             ["chen2016sublinear", "micikevicius2018mixed", "povey2014natural", "tyagi2023selsync"],
         ),
-        ('name = "bsp"', "--job.shard true", ["rajbhandari2020zero", "zhao2023fsdp"]),
+        ('name = "bsp"', "--parallel.fsdp true", ["rajbhandari2020zero", "zhao2023fsdp"]),
     ],
 )
 def test_what_a_job_uses(job: Path, method: str, words: str, found: list[str]) -> None:
@@ -143,7 +143,7 @@ def test_a_mistake_is_told(job: Path) -> None:
 
 
 def test_a_model_of_ones_own_has_none(job: Path) -> None:
-    assert keys(cite(job, ["--model.build", "mine:net"])) == ["hpcsgd", "lee2020hierarchical"]
+    assert keys(cite(job, ["--model.name", "mine:net"])) == ["hpcsgd", "lee2020hierarchical"]
 
 
 def test_the_citation_file() -> None:

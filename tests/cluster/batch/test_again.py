@@ -135,12 +135,14 @@ def test_flux_gets_it_again_from_inside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pbs", "flux"])
-@pytest.mark.parametrize("words", [["--run.folder", "runs/mine"], ["--seed", "2", "--run.folder=runs/mine"]])
+@pytest.mark.parametrize(
+    "words", [["--run.output_dir", "runs/mine"], ["--seed", "2", "--run.output_dir=runs/mine"]]
+)
 def test_the_run_folder_of_the_command_line_is_that_of_the_script(
     kind: str, words: list[str], tmp_path: Path
 ) -> None:
     ended = run(tmp_path, kind, fill(template(f"train.{kind}"), {}, {"JOB": ["job.toml", *words]}))
-    assert ended.words.rstrip().endswith("--run.folder runs/mine")
+    assert ended.words.rstrip().endswith("--run.output_dir runs/mine")
     assert "run folder runs/mine" in ended.said
 
 
@@ -151,7 +153,7 @@ def test_starts_are_counted_in_a_file(kind: str, tmp_path: Path) -> None:
     text = fill(text, {}, {"JOB": ["job.toml"]})
     assert "--resume" not in run(tmp_path, kind, text, CODE="75").words
     ended = run(tmp_path, kind, text, CODE="75")
-    assert ended.words.endswith("--run.folder runs/job --resume\n")
+    assert ended.words.endswith("--run.output_dir runs/job --resume\n")
     assert "restarts: 1, MAX_RESTARTS=1: not again" in ended.said
     assert ended.said.count("start 2, job 7: 4 ranks") == 1
 
@@ -178,7 +180,7 @@ def test_ranks_have_the_variables_wherever_they_are(tmp_path: Path) -> None:
     assert words.startswith(
         "--ppn 2 -n 4 env A=b c OMP_NUM_THREADS=6 HPCSGD_FAILURE=runs/my job-7-0.failure HPCSGD_PBS_END="
     )
-    assert words.endswith("python -m hpcsgd train my job.toml --run.folder runs/my job\n")
+    assert words.endswith("python -m hpcsgd train my job.toml --run.output_dir runs/my job\n")
 
 
 def test_flux_is_told_the_size(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def make(*overrides: str, allocation: Allocation = EIGHT, site: Site | None = No
 
 def test_the_script(folder: Path) -> None:
     site = Site(partition="long", mpi="pmix", modules=("mpi",), srun=("--exclusive",))
-    order = make("--job.groups", "2", "--training.epochs", "3", site=site)
+    order = make("--parallel.groups", "2", "--training.epochs", "3", site=site)
     assert order.script == Path("runs/job-train.sbatch")
     text = order.script.read_text()
     for line in (
@@ -58,7 +58,7 @@ def test_the_script(folder: Path) -> None:
     ):
         assert f"{line}\n" in text
     for value in (
-        "JOB=(job.toml --job.groups 2 --training.epochs 3) ",
+        "JOB=(job.toml --parallel.groups 2 --training.epochs 3) ",
         f"PYTHON={sys.executable} ",
         "MODULES=(mpi) ",
         "MPI=pmix ",
@@ -103,7 +103,7 @@ def test_a_packed_environment_starts_the_ranks(folder: Path) -> None:
 
 
 def test_what_it_asks_for(folder: Path) -> None:
-    assert str(make("--job.groups", "2")).splitlines() == [
+    assert str(make("--parallel.groups", "2")).splitlines() == [
         "script    runs/job-train.sbatch",
         "ranks     8 on 2 nodes: 2 groups of 4, each on one node",
         "asks for  2 nodes for 2:00:00: 4 node hours a start, and may start 21 times",
@@ -111,7 +111,7 @@ def test_what_it_asks_for(folder: Path) -> None:
 
 
 def test_groups_that_do_not_fit_a_node(folder: Path) -> None:
-    order = make("--job.groups", "2", allocation=Allocation(nodes=4, ranks_per_node=2))
+    order = make("--parallel.groups", "2", allocation=Allocation(nodes=4, ranks_per_node=2))
     assert "2 of them on more than one node" in order.placement
 
 
@@ -131,15 +131,18 @@ def test_to_be_resumed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["--job.groups", "3"], "groups = 3 does not divide the 8 ranks of the job; allowed: 1, 2, 4, 8"),
         (
-            ["--data.batch_size", "12"],
-            "batch_size = 12 is the batch of a group of 8 ranks: give a multiple of 8",
+            ["--parallel.groups", "3"],
+            "groups = 3 does not divide the 8 ranks of the job; allowed: 1, 2, 4, 8",
         ),
-        (["--data.store", "none.h5"], r"\[data\] store: .*none.h5"),
+        (
+            ["--data.group_batch_size", "12"],
+            "group_batch_size = 12 is the batch of a group of 8 ranks: give a multiple of 8",
+        ),
+        (["--data.path", "none.h5"], r"\[data\] path: .*none.h5"),
         (["--method.name", "hierachical"], "did you mean 'hierarchical'"),
-        (["--optimizer.build", "SDG"], "did you mean 'SGD'"),
-        (["--model.build", "no.module:net"], "no.module"),
+        (["--optimizer.name", "SDG"], "did you mean 'SGD'"),
+        (["--model.name", "no.module:net"], "no.module"),
     ],
 )
 def test_mistakes(folder: Path, overrides: list[str], message: str) -> None:
@@ -189,17 +192,17 @@ def test_the_script_of_a_probe(folder: Path) -> None:
 
 
 def test_the_script_of_a_measurement(folder: Path) -> None:
-    checked = check_measure(Path("job.toml"), ("--data.batch_size", "4"))
+    checked = check_measure(Path("job.toml"), ("--data.group_batch_size", "4"))
     order = prepare("measure", ["job.toml"], checked, EIGHT, Site())
     assert order.script == Path("runs/job-measure.sbatch")
     assert "may start" not in str(order)
     programs.run(["bash", "-n", order.script])
     with pytest.raises(UserError, match="did you mean 'mlp'"):
-        check_measure(Path("job.toml"), ("--model.build", "mpl"))
+        check_measure(Path("job.toml"), ("--model.name", "mpl"))
 
 
 def test_the_script_of_a_comparison(folder: Path) -> None:
-    methods = "bsp, hierarchical every=8 job.groups=4, sgp job.groups=4"
+    methods = "bsp, hierarchical sync_every=8 parallel.groups=4, sgp parallel.groups=4"
     checked = check_comparison(Path("job.toml"), (), methods, EIGHT, fresh=True)
     order = prepare(
         "compare", ["job.toml", "--methods", methods], checked, EIGHT, Site(), own={"COMMAND": "compare"}
@@ -224,10 +227,13 @@ def test_the_script_of_a_comparison(folder: Path) -> None:
     ("methods", "message"),
     [
         ("bsp, hierachical", "variant 'hierachical': job.toml: .*did you mean 'hierarchical'"),
-        ("bsp, ensemble every=8", "variant 'ensemble every=8': method ensemble is for groups that are jobs"),
         (
-            "bsp, bsp job.groups=3",
-            r"variant 'bsp job.groups=3': job.toml: \[job\]: groups = 3 does not divide",
+            "bsp, ensemble_sync sync_every=8",
+            "variant 'ensemble_sync sync_every=8': method ensemble_sync is for groups that are jobs",
+        ),
+        (
+            "bsp, bsp parallel.groups=3",
+            r"variant 'bsp parallel.groups=3': job.toml: \[parallel\]: groups = 3 does not divide",
         ),
     ],
 )
@@ -238,7 +244,7 @@ def test_mistakes_of_a_comparison(folder: Path, methods: str, message: str) -> N
 
 
 def test_groups_that_may_die(folder: Path) -> None:
-    words = ["--method.name", "ensemble", "--job.groups", "4"]
+    words = ["--method.name", "ensemble_sync", "--parallel.groups", "4"]
     checked = check_ensemble(Path("job.toml"), words, EIGHT, fresh=True)
     order = prepare("ensemble", ["job.toml", *words], checked, EIGHT, Site(), own={"ISLANDS": "4"})
     assert str(order).splitlines()[:2] == [
@@ -258,21 +264,21 @@ def test_groups_that_may_die(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["--method.name", "hierarchical"], "name = hierarchical: groups that may die meet by ensemble"),
+        (["--method.name", "hierarchical"], "name = hierarchical: groups that may die meet by ensemble_sync"),
         ([], "how many groups"),
-        (["--job.groups", "3"], "3 groups of 8 tasks: give a group size, or fitting tasks"),
-        (["--job.groups", "4", "--method.evry", "4"], "did you mean 'every'"),
-        (["--job.groups", "4", "--model.build", "no.module:net"], "no.module"),
+        (["--parallel.groups", "3"], "3 groups of 8 tasks: give a group size, or fitting tasks"),
+        (["--parallel.groups", "4", "--method.sync_evry", "4"], "did you mean 'sync_every'"),
+        (["--parallel.groups", "4", "--model.name", "no.module:net"], "no.module"),
     ],
 )
 def test_mistakes_with_groups_that_may_die(folder: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check_ensemble(Path("job.toml"), ["--method.name", "ensemble", *overrides], EIGHT)
+        check_ensemble(Path("job.toml"), ["--method.name", "ensemble_sync", *overrides], EIGHT)
     with pytest.raises(UserError, match="in a batch job with `hpcsgd job ensemble`"):
-        make("--method.name", "ensemble")
+        make("--method.name", "ensemble_sync")
 
 
 def test_a_probe_of_what_it_cannot_judge(folder: Path) -> None:
-    (folder / "job.toml").write_text(JOB.replace('name = "hierarchical"\nevery = 2', 'name = "bsp"'))
+    (folder / "job.toml").write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', 'name = "bsp"'))
     with pytest.raises(UserError, match="the probe is of groups that meet every so many steps"):
         check_probe(Path("job.toml"), ())

@@ -82,7 +82,7 @@ def test_after_the_training(name: str, tmp_path: Path) -> None:
     assert said in ended.said
     assert ended.code == given["code"]
     assert ended.again == ("requeue 7_1\n" if "back to the queue" in said else "")
-    assert " --groups 2 --island 1 " in ended.words
+    assert " --groups 2 --replica-group 1 " in ended.words
 
 
 def test_slurm_brings_it_back_without_counting(tmp_path: Path) -> None:
@@ -91,6 +91,6 @@ def test_slurm_brings_it_back_without_counting(tmp_path: Path) -> None:
     assert "restarts: 21, MAX_RESTARTS=20: giving up" in ended.said
 
 
-@pytest.mark.parametrize("words", [["--run.folder", "runs/mine"], ["--run.folder=runs/mine"]])
+@pytest.mark.parametrize("words", [["--run.output_dir", "runs/mine"], ["--run.output_dir=runs/mine"]])
 def test_the_run_folder_of_the_command_line_is_that_of_the_script(words: list[str], tmp_path: Path) -> None:
-    assert " --run.folder runs/mine --groups 2" in run(tmp_path, "job.toml", *words, code=0).words
+    assert " --run.output_dir runs/mine --groups 2" in run(tmp_path, "job.toml", *words, code=0).words

@@ -37,7 +37,7 @@ class User:
 
     def submits(self, run: str) -> str:
         """The job's number."""
-        words = ["job", "train", "job.toml", "--run.folder", f"runs/{run}", *SHORT]
+        words = ["job", "train", "job.toml", "--run.output_dir", f"runs/{run}", *SHORT]
         size = ["--nodes", "1", "--ranks-per-node", "2", "--submit"]
         done = ended(start(self.folder, [*HPCSGD, *words, *size], **self.environ))
         assert done.code == 0, done.err

@@ -86,12 +86,14 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("words", [("--run.folder", "runs/mine"), ("--seed", "2", "--run.folder=runs/mine")])
+@pytest.mark.parametrize(
+    "words", [("--run.output_dir", "runs/mine"), ("--seed", "2", "--run.output_dir=runs/mine")]
+)
 def test_the_run_folder_of_the_command_line_is_that_of_the_script(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     ended = run(tmp_path, "", "job.toml", *words, CODE="137", FOLDER="runs/mine", **PROGRESS)
-    assert ended.words.rstrip().endswith("--run.folder runs/mine")
+    assert ended.words.rstrip().endswith("--run.output_dir runs/mine")
     assert "run folder runs/mine" in ended.said
     assert ended.requeued, "its new checkpoint was not seen"
 
@@ -108,7 +110,7 @@ def test_after_the_training(name: str, tmp_path: Path) -> None:
 
 def test_the_first_start_does_not_resume(tmp_path: Path) -> None:
     ended = run(tmp_path, "", "job.toml", "--training.epochs", "3", SLURM_CPUS_PER_TASK="6")
-    assert ended.words.endswith("hpcsgd train job.toml --training.epochs 3 --run.folder runs/job\n")
+    assert ended.words.endswith("hpcsgd train job.toml --training.epochs 3 --run.output_dir runs/job\n")
     assert "threads 6\n" in ended.said
 
 
@@ -122,7 +124,7 @@ def test_a_comparison_goes_on_by_the_same_rules(tmp_path: Path) -> None:
     text = fill(template("train.sbatch"), {}, values)
     ended = run(tmp_path, text, CODE="137", FOLDER="runs/job-compare/bsp", **PROGRESS)
     assert "a rank was killed (exit code 137); back" in ended.said
-    assert "hpcsgd compare job.toml --methods bsp, sgp --run.folder runs/job\n" in ended.words
+    assert "hpcsgd compare job.toml --methods bsp, sgp --run.output_dir runs/job\n" in ended.words
 
 
 def test_a_job_file_is_needed(tmp_path: Path) -> None:
@@ -133,7 +135,7 @@ def test_a_job_file_is_needed(tmp_path: Path) -> None:
 
 def test_values_with_spaces_arrive(tmp_path: Path) -> None:
     values = {
-        "JOB": ["my job.toml", "--model.build", "a'b"],
+        "JOB": ["my job.toml", "--model.name", "a'b"],
         "SETUP": str(tmp_path / "set up.sh"),
         "SRUN": ["--constraint=a&b"],
         "RUN": "runs/my job",
@@ -141,7 +143,9 @@ def test_values_with_spaces_arrive(tmp_path: Path) -> None:
     (tmp_path / "set up.sh").write_text("echo setting up\n")
     ended = run(tmp_path, fill(template("train.sbatch"), {}, values))
     assert "setting up" in ended.said
-    assert "--constraint=a&b python -m hpcsgd train my job.toml --model.build a'b --run.folder" in ended.words
+    assert (
+        "--constraint=a&b python -m hpcsgd train my job.toml --model.name a'b --run.output_dir" in ended.words
+    )
     assert ended.words.endswith("runs/my job\n")
 
 

@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make(allocation: Allocation = EIGHT, after: str | None = None, **site: Any) -> BatchJob:
     checked = check_training(Path("job.toml"), (), allocation)
-    return prepare("train", ["job.toml", "--job.groups", "2"], checked, allocation, Site(**site), after)
+    return prepare("train", ["job.toml", "--parallel.groups", "2"], checked, allocation, Site(**site), after)
 
 
 def lines(order: BatchJob) -> list[str]:
@@ -59,7 +59,7 @@ def test_the_words_of_pbs() -> None:
         assert said.count(line) == 1, line
     values = [line.partition(" #")[0].rstrip() for line in said]
     for value in (
-        "JOB=(job.toml --job.groups 2)",
+        "JOB=(job.toml --parallel.groups 2)",
         "SCRIPT=runs/job-train.pbs",
         "RANKS=8",
         "CORES=3",

@@ -29,7 +29,7 @@ def there(world: Transport) -> Device:
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="here is one")
 def test_without_any_it_is_one_line() -> None:
     def look(world: Transport) -> list[Finding]:
-        return look_at_accelerators(form_as_launched(world, 2, None).job)
+        return look_at_accelerators(form_as_launched(world, 2, None).topology)
 
     (found,) = {tuple(each) for each in threads.run(2, look)}
     assert found == (Finding(Level.OK, f"GPUs: none that torch {torch.__version__} can use"),)

@@ -37,7 +37,7 @@ def counted(folder: Path, *words: str) -> list[dict[str, Any]]:
     """Of two ranks, with all of the package compiled, as it is where it was installed."""
     compileall.compile_dir(hpcsgd.__path__[0], quiet=1)
     command = [programs.mpiexec(), "-n", "2", sys.executable, str(SCRIPT), str(folder), *words]
-    done = ended(start(folder, command, PYTHONPATH=str(Path(hpcsgd.__file__).parents[2])))
+    done = ended(start(folder, command, PYTHONPATH=str(Path(hpcsgd.__file__).parents[1])))
     assert done.code == 0, done.err
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
@@ -117,7 +117,7 @@ def test_a_training_from_a_pack_leaves_the_shared_file_system_alone(folder: Path
     if not (prefix / "pyvenv.cfg").exists():
         pytest.skip("these tests do not run in a virtual environment")
     file = pack(ask(prefix), folder / "env.pack", str(folder)).file
-    train = ["-m", "hpcsgd", "train", "job.toml", "--job.groups", "1", "--run.folder"]
+    train = ["-m", "hpcsgd", "train", "job.toml", "--parallel.groups", "1", "--run.output_dir"]
     programs.run([file, "-c", ""], env=os.environ | {"PYTHONPATH": ""}, timeout=PATIENCE)
     found = traced(folder, [file, *train, "packed"], PATIENCE)
     sources = str(Path(hpcsgd.__file__).parents[2])

@@ -40,10 +40,10 @@ def watched(x, generator):
 '''
 
 JOB = f"""
-data = {{ store = "small.h5", batch_size = 8, transform = "net:watched" }}
-model = {{ build = "net:Net" }}
+data = {{ path = "small.h5", group_batch_size = 8, transform = "net:watched" }}
+model = {{ name = "net:Net" }}
 optimizer = {{ lr = 0.1 }}
-method = {{ name = "ensemble", every = 3 }}
+method = {{ name = "ensemble_sync", sync_every = 3 }}
 training = {{ epochs = {EPOCHS}, log_every = 1 }}
 """
 

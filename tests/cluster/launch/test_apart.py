@@ -1,4 +1,5 @@
-"""`hpcsgd launch --island`: islands that are started one by one, and coordinators that move between them."""
+"""`hpcsgd launch --replica-group`: islands that are started one by one, and coordinators that move between
+them."""
 
 from __future__ import annotations
 
@@ -42,10 +43,11 @@ class Islands:
 
     def start(self, island: int, *options: str, ranks: int = 2, on: Sequence[str] = ()) -> None:
         """`on`: what takes a command to another host."""
-        words = ["launch", "job.toml", "--groups", "3", "--island", str(island), "--group-size", str(ranks)]
+        words = ["launch", "job.toml", "--groups", "3", "--replica-group", str(island)]
+        words += ["--group-size", str(ranks), "--run.output_dir", str(self.run)]
         with self.printed_by(island).open("ab") as printed:
             self.launchers[island] = programs.start(
-                [*on, *HPCSGD, *words, "--run.folder", str(self.run), "--silence", "20", *options],
+                [*on, *HPCSGD, *words, "--heartbeat-timeout", "20", *options],
                 cwd=self.folder, env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdout=printed, stderr=printed,
             )  # fmt: skip
@@ -262,7 +264,7 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
 
 def test_another_job_file_after_all_have_found_the_first_one_at_fault(islands: Islands) -> None:
     def comes(lr: str) -> bool:
-        words = ["--run.folder", str(islands.run), "--optimizer.lr", lr]
+        words = ["--run.output_dir", str(islands.run), "--optimizer.lr", lr]
         path = islands.folder / "job.toml"
         return _made_or_joined(path, islands.run, load(path, words), 2, resume=False)
 
@@ -283,7 +285,7 @@ def test_another_job_file_after_all_have_found_the_first_one_at_fault(islands: I
 
 
 def told_by(islands: Islands, *words: str) -> str:
-    ended = launches.launch(islands.folder, "launch", "job.toml", "--run.folder", "run", *words)
+    ended = launches.launch(islands.folder, "launch", "job.toml", "--run.output_dir", "run", *words)
     assert ended.code == 1, ended
     assert (ended.out, ended.err.count("\n")) == ("", 1), ended
     return ended.err
@@ -293,15 +295,21 @@ def told_by(islands: Islands, *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--island", "2"], "--island 2: of 2 groups, they are 0 to 1"),
-        (["--host", "127.0.0.1"], "--host 127.0.0.1: only with --island"),
-        (["--island", "0", "--host", "192.0.2.1"], "--host 192.0.2.1: nobody can listen there: "),
-        (["--island", "0", "--reallocation.unit", "ranks"], "job.toml: [reallocation] unit = ranks: groups "),
+        (["--replica-group", "2"], "--replica-group 2: of 2 groups, they are 0 to 1"),
+        (["--host", "127.0.0.1"], "--host 127.0.0.1: only with --replica-group"),
+        (["--replica-group", "0", "--host", "192.0.2.1"], "--host 192.0.2.1: nobody can listen there: "),
         (
-            ["--island", "0", "--method.name", "hierarchical"],
+            ["--replica-group", "0", "--rebalance.resource", "ranks"],
+            "job.toml: [rebalance] resource = ranks: groups ",
+        ),
+        (
+            ["--replica-group", "0", "--method.name", "hierarchical"],
             "job.toml: [method] name = hierarchical: groups ",
         ),
-        (["--island", "0", "--run.folder", "used"], "used: holds a run: pass --resume to go on with it, or "),
+        (
+            ["--replica-group", "0", "--run.output_dir", "used"],
+            "used: holds a run: pass --resume to go on with it, or ",
+        ),
     ],
     ids=["number", "host", "address", "ranks", "method", "folder"],
 )
@@ -318,7 +326,7 @@ def test_a_mistake_that_all_find_at_once(islands: Islands) -> None:
     """As the tasks of an array do. Each tells it and ends; the next ones begin in the same folder."""
     programs.mpiexec()
     for island in range(3):
-        islands.start(island, "--model.build", "net:Nett", ranks=1)
+        islands.start(island, "--model.name", "net:Nett", ranks=1)
     for island in range(3):
         assert islands.ended(island) == 1
         assert "no 'Nett' in net; did you mean 'Net'" in islands.printed_by(island).read_text()
@@ -332,20 +340,21 @@ def test_a_mistake_that_all_find_at_once(islands: Islands) -> None:
 def test_islands_of_one_run_train_by_one_job_file(islands: Islands) -> None:
     """A mistake that its ranks see leaves no folder; other job files, or ways to start, are refused."""
     programs.mpiexec()
-    islands.start(0, "--model.build", "net:Nett")
+    islands.start(0, "--model.name", "net:Nett")
     assert islands.ended(0) == 1
     assert "no 'Nett' in net; did you mean 'Net'" in islands.told()
     assert not islands.run.exists()
     islands.start(0)
     islands.wait_for_a_round_of(0)
-    told = told_by(islands, "--groups", "3", "--island", "1", "--optimizer.lr", "0.2")
+    told = told_by(islands, "--groups", "3", "--replica-group", "1", "--optimizer.lr", "0.2")
     assert (
         told
         == "hpcsgd: job.toml: the other groups of run train by another job file: optimizer.lr 0.1 → 0.2\n"
     )
     told = told_by(islands, "--groups", "3")
     assert told == (
-        "hpcsgd: run: the groups of this run are started apart: give --island, or another [run] folder\n"
+        "hpcsgd: run: the groups of this run are started apart: give --replica-group, or another [run] "
+        "output_dir\n"
     )
     islands.launchers[0].send_signal(signal.SIGINT)
     assert islands.ended(0) == 130

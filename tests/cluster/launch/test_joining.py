@@ -41,7 +41,7 @@ def test_a_folder_that_was_made_by_hand(job: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(run_folder, "write_config", meanwhile)
     run.mkdir()
-    config = load(job, ["--run.folder", str(run)])
+    config = load(job, ["--run.output_dir", str(run)])
     assert not _made_or_joined(job, run, config, 2, resume=False)
     assert terms.is_dir()
     assert read_toml(run / "job.toml")["optimizer"]["lr"] == 0.1
@@ -67,7 +67,7 @@ class Recorded:
         return 1 if self.fault else 75
 
     def launch(self, island: int, *overrides: str) -> int:
-        words = ["--run.folder", "run", *overrides]
+        words = ["--run.output_dir", "run", *overrides]
         return apart.launch_island(Path("job.toml"), island, words, groups=2, group_size=2, host="127.0.0.1")
 
 
@@ -85,7 +85,7 @@ def recorded(job: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
 def test_what_the_coordinator_is_told(recorded: Recorded) -> None:
     assert recorded.launch(1) == 75
     assert (recorded.told["islands"], recorded.told["allotment"]) == (2, None)
-    moves = ("--reallocation.unit", "samples", "--reallocation.total", "64", "--run.folder", "another")
+    moves = ("--rebalance.resource", "samples", "--rebalance.total", "64", "--run.output_dir", "another")
     assert recorded.launch(1, *moves) == 75
     assert recorded.told["allotment"]["unit"] == "samples"
     assert recorded.reported == [], "nobody has met"

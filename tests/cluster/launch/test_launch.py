@@ -38,7 +38,7 @@ class Launch:
     def start(self, *options: str) -> None:
         """Returns once both groups have trained and met."""
         programs.mpiexec()
-        words = ["launch", "job.toml", "--run.folder", str(self.run), *TWO, "--group-size", "2"]
+        words = ["launch", "job.toml", "--run.output_dir", str(self.run), *TWO, "--group-size", "2"]
         before = len(self.events("commit"))
         with (self.folder / "printed").open("ab") as printed:
             self.process = programs.start(
@@ -176,7 +176,7 @@ def test_control_c(launch: Launch) -> None:
 def test_the_launcher_is_killed(launch: Launch) -> None:
     """The coordinator leaves with it, and the islands when they have missed it for long enough."""
     timeout = 15.0
-    launch.start("--silence", "5", "--timeout", str(timeout))
+    launch.start("--heartbeat-timeout", "5", "--timeout", str(timeout))
     launch.process.send_signal(signal.SIGKILL)
     launch.end()
     launch.wait(lambda: len(launch.processes(0) + launch.processes(1)) == len(launch.processes()), ends=True)
@@ -186,7 +186,7 @@ def test_the_launcher_is_killed(launch: Launch) -> None:
 @pytest.mark.long
 def test_an_island_freezes(launch: Launch) -> None:
     """The other goes on without it until it moves again."""
-    launch.start("--silence", "4")
+    launch.start("--heartbeat-timeout", "4")
     frozen = launch.processes(1)
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
@@ -209,7 +209,7 @@ def test_an_island_freezes(launch: Launch) -> None:
 def test_a_mistake_that_the_islands_see(launch: Launch) -> None:
     """It is told, and the next start finds no folder in its way."""
     programs.mpiexec()
-    words = ["launch", "job.toml", "--run.folder", "run", *TWO, "--model.build", "net:Nett"]
+    words = ["launch", "job.toml", "--run.output_dir", "run", *TWO, "--model.name", "net:Nett"]
     ended = programs.run([*HPCSGD, *words], cwd=launch.folder, timeout=PATIENCE, check=False)
     assert ended.returncode == 1, ended
     assert "no 'Nett' in net; did you mean 'Net'" in ended.stdout + ended.stderr
@@ -224,7 +224,7 @@ def test_islands_start_from_weights_of_others(launch: Launch) -> None:
     weights = {"inner.1.weight": torch.randn(10, 36), "inner.1.bias": torch.randn(10)}
     torch.save(weights, launch.folder / "there.pt")
     words = ("launch", "job.toml", *TWO, "--training.epochs", "1", "--optimizer.lr", "1e-30")
-    done = launches.launch(launch.folder, *words, "--run.folder", "run", "--model.start", "there.pt")
+    done = launches.launch(launch.folder, *words, "--run.output_dir", "run", "--model.init_from", "there.pt")
     assert done.code == 0, done
     found = torch.load(launch.run / "model.pt")
     assert all(torch.equal(found[name], x) for name, x in weights.items())
@@ -232,9 +232,9 @@ def test_islands_start_from_weights_of_others(launch: Launch) -> None:
         said = (island_folder(launch.run, island) / "output.log").read_text()
         assert f"the model starts from {launch.folder}/there.pt\n" in said
 
-    done = launches.launch(launch.folder, *words, "--run.folder", "no", "--model.start", "nowhere.pt")
+    done = launches.launch(launch.folder, *words, "--run.output_dir", "no", "--model.init_from", "nowhere.pt")
     assert done.code == 1
-    assert f"job.toml: [model] start: {launch.folder}/nowhere.pt: no such file" in done.out + done.err
+    assert f"job.toml: [model] init_from: {launch.folder}/nowhere.pt: no such file" in done.out + done.err
     assert "Traceback" not in done.out + done.err
     assert not (launch.folder / "no").exists()
 
@@ -243,11 +243,14 @@ def test_islands_start_from_weights_of_others(launch: Launch) -> None:
     ("words", "told"),
     [
         ([*TWO, "--method.name", "hierarchical"], "job.toml: [method] name = hierarchical: groups that may"),
-        ([], "how many groups? give --groups, or groups in the [job] section"),
-        ([*TWO, "--run.folder", "used"], "used: holds a run: pass --resume to go on with it, or choose"),
-        ([*TWO, "--group-size", "9"], "job.toml:2: [data] batch_size = 8: too few samples for a group of 9"),
+        ([], "how many groups? give --groups, or groups in the [parallel] section"),
+        ([*TWO, "--run.output_dir", "used"], "used: holds a run: pass --resume to go on with it, or choose"),
+        (
+            [*TWO, "--group-size", "9"],
+            "job.toml:2: [data] group_batch_size = 8: too few samples for a group of 9",
+        ),
         ([*TWO, "--srun=--mpi=pmi2"], "--srun --mpi=pmi2: not inside a Slurm job"),
-        ([*TWO, "--silence", "0"], "--silence 0: must be more than 0"),
+        ([*TWO, "--heartbeat-timeout", "0"], "--heartbeat-timeout 0: must be more than 0"),
         ([*TWO, "--training.epoch", "3"], "--training.epoch 3: unknown key: did you mean --training.epochs?"),
     ],
     ids=["method", "groups", "folder", "batch", "srun", "silence", "key"],
@@ -257,7 +260,7 @@ def test_a_mistake_is_told_in_one_line(launch: Launch, words: list[str], told: s
     (launch.folder / "used").mkdir()
     (launch.folder / "used" / "metrics.jsonl").touch()
     before = sorted(launch.folder.rglob("*"))
-    ended = launches.launch(launch.folder, "launch", "job.toml", "--run.folder", "run", *words)
+    ended = launches.launch(launch.folder, "launch", "job.toml", "--run.output_dir", "run", *words)
     assert ended.code == 1, ended
     assert (ended.out, ended.err.count("\n")) == ("", 1), ended
     assert ended.err.startswith(f"hpcsgd: {told}")

@@ -28,10 +28,10 @@ if "HPCSGD_ISLAND" in os.environ:
 """
 """What every Python does first: one of a rank has the device."""
 JOB = """
-data = { store = "small.h5", batch_size = 8 }
-model = { build = "mlp", arguments = { inputs = 36, hidden = [8] } }
+data = { path = "small.h5", group_batch_size = 8 }
+model = { name = "mlp", arguments = { inputs = 36, hidden = [8] } }
 optimizer = { lr = 0.1, arguments = { momentum = 0.9 } }
-method = { name = "ensemble", every = 3 }
+method = { name = "ensemble_sync", sync_every = 3 }
 training = { epochs = 2, log_every = 1 }
 """
 
@@ -44,7 +44,7 @@ def test_groups_that_may_die(tmp_path: Path) -> None:
     models = []
     for on in ("cpu", "auto"):
         shape = ["--groups", "2", "--group-size", "2"]
-        words = ["launch", "job.toml", *shape, "--run.folder", on, "--training.device", on]
+        words = ["launch", "job.toml", *shape, "--run.output_dir", on, "--training.device", on]
         path = os.pathsep.join((str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])))
         run = ended(start(tmp_path, [*HPCSGD, *words], PYTHONPATH=path))
         assert run.code == 0, run

@@ -48,10 +48,10 @@ def test_there_is_every_collection() -> None:
 def test_every_choice_is_a_job_file(data: str, model: str) -> None:
     begin(Path("job.toml"), data=data, model=model, ranks=6, groups=2)
     config = load(Path("job.toml"))
-    assert config.model.build == model
-    assert (config.job.groups, config.data.store.name) == (2, f"{data}.h5")
-    assert config.data.batch_size % 3 == 0
-    models.build(config.model.build, config.model.arguments)
+    assert config.model.name == model
+    assert (config.parallel.groups, config.data.path.name) == (2, f"{data}.h5")
+    assert config.data.group_batch_size % 3 == 0
+    models.build(config.model.name, config.model.arguments)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -100,7 +100,7 @@ def test_a_store_of_ones_own_gives_its_sizes(folder: Path, form: str) -> None:
     sizes, model = STORES[form]
     begin(Path("job.toml"), data=str(make_store_of(form, folder).relative_to(folder)))
     config = load(Path("job.toml"))
-    assert (config.model.build, config.model.arguments) == (model, sizes)
+    assert (config.model.name, config.model.arguments) == (model, sizes)
     models.build(model, sizes)
 
 
@@ -190,7 +190,7 @@ def test_answers_are_asked_for_until_they_can_be_used(folder: Path) -> None:
     begin(Path("job.toml"), ask=ask)
     assert asked == ["data"] * 3 + ["model"] + ["ranks"] * 2 + ["groups", "method"]
     config = load(Path("job.toml"))
-    assert (config.model.build, config.job.groups, config.method.name) == ("mlp", 4, "hierarchical")
+    assert (config.model.name, config.parallel.groups, config.method.name) == ("mlp", 4, "hierarchical")
 
 
 @pytest.mark.slow
@@ -204,8 +204,8 @@ def test_in_a_terminal_it_asks(folder: Path) -> None:
     os.close(ours)
     assert done.returncode == 0, done
     assert "model (cnn, mlp, " in done.stdout
-    assert load(Path("job.toml")).model.build == "mlp"
-    assert load(Path("job.toml")).job.groups == 1
+    assert load(Path("job.toml")).model.name == "mlp"
+    assert load(Path("job.toml")).parallel.groups == 1
 
 
 def commands(folder: Path, **scripts: str) -> str:

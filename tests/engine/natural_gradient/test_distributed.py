@@ -31,10 +31,10 @@ def momentum(net: nn.Module) -> optim.Optimizer:
 
 
 def trained(world: Transport, P: int, method: Method, **options: Any) -> list[Tensor]:
-    job, net = form(world, groups=P), model(seed=world.rank)
-    distributed = DistributedOptimizer(momentum(net), net, job, copy.deepcopy(method), **options)
+    topology, net = form(world, groups=P), model(seed=world.rank)
+    distributed = DistributedOptimizer(momentum(net), net, topology, copy.deepcopy(method), **options)
     optimizer = NaturalGradient(distributed, net, **OPTIONS)
-    return [one_step(net, optimizer, job, t) for t in range(STEPS)]
+    return [one_step(net, optimizer, topology, t) for t in range(STEPS)]
 
 
 def expected(P: int, K: int, every: int) -> list[list[Tensor]]:
@@ -67,7 +67,7 @@ def expected(P: int, K: int, every: int) -> list[list[Tensor]]:
 
 
 @pytest.mark.threads(unless={"P": 2, "K": 2})
-@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"bucket_mb": 1e-4}])
+@pytest.mark.parametrize("options", [{}, {"overlap_grad_reduce": False}, {"bucket_cap_mb": 1e-4}])
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 1), (2, 2)])
 @pytest.mark.parametrize("method", METHODS)
 def test_equals_plain_torch(run, method: str, P: int, K: int, options: dict[str, Any]) -> None:
@@ -82,18 +82,18 @@ def test_equals_plain_torch(run, method: str, P: int, K: int, options: dict[str,
 @pytest.mark.parametrize("n", [2])
 def test_what_else_the_distributed_optimizer_has(run, n: int) -> None:
     def used(world: Transport) -> tuple[float, int, list[str]]:
-        job, net = form(world, groups=n), model()
-        optimizer = NaturalGradient(DistributedOptimizer(momentum(net), net, job, hierarchical(2)), net)
+        topology, net = form(world, groups=n), model()
+        optimizer = NaturalGradient(DistributedOptimizer(momentum(net), net, topology, hierarchical(2)), net)
         optimizer.zero_grad()
-        loss(net, *batch(0, job.rank)).backward()
+        loss(net, *batch(0, topology.rank)).backward()
         norm = optimizer.clip_grad_norm_(1e-3)
         assert norm > 1e-3
         optimizer.step()
-        with optimizer.averaged() as distance:
+        with optimizer.averaged_model() as distance:
             assert distance > 0
-        loss(net, *batch(1, job.rank)).backward()
+        loss(net, *batch(1, topology.rank)).backward()
         optimizer.step()
-        return optimizer.notes["distance"], optimizer.t, sorted(optimizer.state_dict())
+        return optimizer.metrics["distance"], optimizer.t, sorted(optimizer.state_dict())
 
     for distance, t, keys in run(n, used):
         assert distance > 0
@@ -103,24 +103,24 @@ def test_what_else_the_distributed_optimizer_has(run, n: int) -> None:
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (2, 1), (1, 2)])
 def test_state_survives_a_round_trip(run, P: int, K: int) -> None:
     def whole_and_resumed(world: Transport) -> tuple[Tensor, Tensor]:
-        job = form(world, groups=P)
+        topology = form(world, groups=P)
 
         def new() -> tuple[nn.Module, NaturalGradient]:
             net = model()
-            distributed = DistributedOptimizer(momentum(net), net, job, hierarchical(EVERY))
+            distributed = DistributedOptimizer(momentum(net), net, topology, hierarchical(EVERY))
             return net, NaturalGradient(distributed, net, **OPTIONS)
 
         net, optimizer = new()
         for t in range(4):
-            one_step(net, optimizer, job, t)
+            one_step(net, optimizer, topology, t)
         weights, state = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
         for t in range(4, STEPS):
-            one_step(net, optimizer, job, t)
+            one_step(net, optimizer, topology, t)
         again, resumed = new()
         again.load_state_dict(weights)
         resumed.load_state_dict(state)
         for t in range(4, STEPS):
-            one_step(again, resumed, job, t)
+            one_step(again, resumed, topology, t)
         return vector(net), vector(again)
 
     for whole, resumed in run(P * K, whole_and_resumed):

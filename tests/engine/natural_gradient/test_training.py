@@ -21,7 +21,7 @@ from hpcsgd.train.world import World
 from train.launches import JOB, make_store
 
 a_run = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
-STEADY = "--model.build engine.natural_gradient.test_training:steady --model.arguments {}"
+STEADY = "--model.name engine.natural_gradient.test_training:steady --model.arguments {}"
 NATURAL = "--optimizer.natural_gradient.rank 5 --optimizer.natural_gradient.every 2"
 
 
@@ -62,13 +62,13 @@ def train(
     """The model at the end, or None where the run was stopped `at` a step."""
 
     def one(world: Transport) -> str | None:
-        options = f"{words} --training.epochs 2 --job.groups {n} --run.folder {folder}"
+        options = f"{words} --training.epochs 2 --parallel.groups {n} --run.output_dir {folder}"
         config = load(job_file, options.split())
-        parts = assemble(config, form(world, config.job.groups), "job.toml")
+        parts = assemble(config, form(world, config.parallel.groups), "job.toml")
         stopping: Any = StopAt(parts, at)
         with ExitStack() as files:
             return a_run._train(
-                World(config, parts.optimizer.job), parts, stopping, world.apart(), resume, files
+                World(config, parts.optimizer.topology), parts, stopping, world.apart(), resume, files
             )
 
     folder.mkdir(exist_ok=True)

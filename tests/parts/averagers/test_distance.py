@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 from hpcsgd import DistributedOptimizer, Method, allreduce_local_sgd, hierarchical
 from hpcsgd.comm import Transport
 from hpcsgd.core.averager import Traits
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import form
 from hpcsgd.core.waits import All
 from hpcsgd.parts.averagers import Mean, Measured
@@ -42,13 +42,13 @@ def expected(P: int, K: int) -> list[float]:
 @pytest.mark.parametrize("method", [hierarchical, allreduce_local_sgd])
 def test_distance(run, P: int, K: int, method: Callable[[int], Method]) -> None:
     def noted(world: Transport) -> list[float]:
-        job, net = form(world, groups=P), make_model()
-        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.2), net, job, method(EVERY))
+        topology, net = form(world, groups=P), make_model()
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.2), net, topology, method(EVERY))
         found = []
         for t in range(STEPS):
-            one_step(net, optimizer, job, t)
-            assert ("distance" in optimizer.notes) == ((t + 1) % EVERY == 0)
-            found += optimizer.notes.values()
+            one_step(net, optimizer, topology, t)
+            assert ("distance" in optimizer.metrics) == ((t + 1) % EVERY == 0)
+            found += optimizer.metrics.values()
         return found
 
     plain = expected(P, K)
@@ -64,7 +64,7 @@ class Watched:
     def __init__(self) -> None:
         self.begun = self.arrived = self.most = 0
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterator[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterator[Tensor]:
         for w in Mean().average(map(self._count, vectors), s):
             self.arrived += 1
             yield w
@@ -82,7 +82,7 @@ def test_copies_are_kept_of_few_buckets(run) -> None:
         watched = Watched()
         method = Method(AllToAll(), Every(1), Measured(watched))
         optimizer = DistributedOptimizer(
-            optim.SGD(net.parameters(), lr=0.1), net, form(world, groups=2), method, bucket_mb=1e-6
+            optim.SGD(net.parameters(), lr=0.1), net, form(world, groups=2), method, bucket_cap_mb=1e-6
         )
         net(torch.ones(1, 3)).sum().backward()
         optimizer.step()

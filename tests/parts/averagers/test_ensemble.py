@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, optim
 
-from hpcsgd import DistributedOptimizer, UserError, ensemble
+from hpcsgd import DistributedOptimizer, UserError, ensemble_sync
 from hpcsgd.comm import Transport
 from hpcsgd.core.topology import Absent, form
 from references import model as make_model
@@ -27,16 +27,16 @@ class Alone(Absent):
 @pytest.mark.parametrize("n", [2])
 def test_buffers_that_appear_on_one_rank_alone(run, n: int) -> None:
     def train(world: Transport) -> tuple[float, str]:
-        job, net = dataclasses.replace(form(world), peers=Alone()), make_model()
+        topology, net = dataclasses.replace(form(world), replica_groups=Alone()), make_model()
         net.register_buffer("seen", torch.full((2,), float(world.rank)))
-        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, job, ensemble(1))
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, topology, ensemble_sync(1))
         net.seen = torch.full((2,), 1.0 + world.rank)  # in place of the one that it had
-        one_step(net, optimizer, job, 0)
+        one_step(net, optimizer, topology, 0)
         met = net.seen[0].item()
         if world.rank == 1:
             net.register_buffer("more", torch.zeros(3))
         with pytest.raises(UserError) as error:
-            one_step(net, optimizer, job, 1)
+            one_step(net, optimizer, topology, 1)
         return met, str(error.value)
 
     told = (

@@ -13,11 +13,11 @@ def test_vectors_are_joined_as_wide_as_they_are() -> None:
     """What an averager knows of 16-bit parameters is float32."""
     layers = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3)).bfloat16()
     (bucket,) = flatten(layers.named_parameters(), 1, 0, 1e9)
-    known = torch.randn(bucket.own.numel(), dtype=torch.float32)
+    known = torch.randn(bucket.param_shard.numel(), dtype=torch.float32)
     pieces = [(fragment, fragment.of([known])) for fragment in fragments([bucket], 2)]
     assert all(len(mine) == 1 for _, mine in pieces)
-    (joined,) = put_together([bucket.own], pieces)
+    (joined,) = put_together([bucket.param_shard], pieces)
     assert joined.dtype == torch.float32
     assert torch.equal(joined, known)
-    (nothing,) = put_together([bucket.own], [])
+    (nothing,) = put_together([bucket.param_shard], [])
     assert nothing.dtype == torch.bfloat16

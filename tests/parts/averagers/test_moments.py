@@ -14,7 +14,7 @@ from hpcsgd import Method, allreduce_local_sgd, hierarchical
 from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
-from hpcsgd.parts.averagers import Averaged, Reset, kept
+from hpcsgd.parts.averagers import AverageState, ResetState, keep_state
 from references import MakeOptimizer, average, distributed, gathered_step, set_vector, vector
 from references import model as make_model
 
@@ -42,7 +42,9 @@ def forget(optimizers: Optimizers) -> None:
 
 
 @pytest.mark.threads(unless={"P": 2, "K": 2})
-@pytest.mark.parametrize(("moments", "reference"), [(kept, leave), (Averaged, mean), (Reset, forget)])
+@pytest.mark.parametrize(
+    ("moments", "reference"), [(keep_state, leave), (AverageState, mean), (ResetState, forget)]
+)
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1), (2, 4)])
 @pytest.mark.parametrize("method", [hierarchical, allreduce_local_sgd])
 def test_moments(
@@ -63,7 +65,7 @@ def test_moments(
             reference(optimizers)
 
     def train(world: Transport) -> torch.Tensor:
-        made = method(EVERY, moments=moments)
+        made = method(EVERY, optimizer_state=moments)
         return distributed(world, P, made, lambda params: optim.Adam(params, lr=0.05), STEPS)[-1]
 
     for rank, ours in enumerate(run(P * K, train)):
@@ -124,13 +126,13 @@ def test_groups_that_used_other_parts_average_alike(run, name: str, P: int) -> N
     """What a group never updated counts as what the optimizer would start from; nothing is mixed up."""
 
     def train(world: Transport) -> list[Tensor]:
-        net, job = Two(), form(world, groups=P)
-        method = hierarchical(2, moments=Averaged)
+        net, topology = Two(), form(world, groups=P)
+        method = hierarchical(2, optimizer_state=AverageState)
         inner = ADAPTIVE[name](list(net.parameters()))
-        optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method)
         for t in range(6):
             optimizer.zero_grad()
-            net(t, job.g).backward()
+            net(t, topology.group_index).backward()
             optimizer.step()
         return [p.detach().clone() for p in net.parameters()]
 
@@ -153,12 +155,14 @@ def test_unlike_states_are_refused_on_all_ranks(run) -> None:
     """As where a state is loaded after the wrapping and in one group alone."""
 
     def train(world: Transport) -> str:
-        net, job = Two(), form(world, groups=2)
+        net, topology = Two(), form(world, groups=2)
         inner = optim.Adam(net.parameters(), lr=0.1)
-        optimizer = hpcsgd.DistributedOptimizer(inner, net, job, hierarchical(1, moments=Averaged))
+        optimizer = hpcsgd.DistributedOptimizer(
+            inner, net, topology, hierarchical(1, optimizer_state=AverageState)
+        )
         net(0, 1).backward()
         optimizer.step()
-        for state in optimizer.state.values() if job.g == 1 else ():
+        for state in optimizer.state.values() if topology.group_index == 1 else ():
             state["max_exp_avg_sq"] = torch.zeros_like(state["exp_avg"])
         optimizer.zero_grad()
         net(0, 1).backward()
@@ -177,7 +181,7 @@ def test_reset_is_the_state_of_a_new_optimizer(run, name: str, P: int, K: int) -
     """After a late meeting the next updates are those of an optimizer that was just made."""
 
     def train(world: Transport) -> tuple[list[Tensor], list[Tensor]]:
-        job = form(world, groups=P)
+        topology = form(world, groups=P)
 
         def step(net: nn.Module, optimizer: Any, t: int) -> None:
             optimizer.zero_grad()
@@ -185,8 +189,8 @@ def test_reset_is_the_state_of_a_new_optimizer(run, name: str, P: int, K: int) -
             optimizer.step()
 
         net = Two()
-        method = hierarchical(5, moments=Reset)
-        optimizer = hpcsgd.DistributedOptimizer(ADAPTIVE[name](list(net.parameters())), net, job, method)
+        method = hierarchical(5, optimizer_state=ResetState)
+        optimizer = hpcsgd.DistributedOptimizer(ADAPTIVE[name](list(net.parameters())), net, topology, method)
         for t in range(5):
             step(net, optimizer, t)
         anew = Two()
@@ -217,7 +221,10 @@ def test_an_optimizer_that_cannot_be_made_anew_is_refused() -> None:
     def train(world: Transport) -> None:
         net = Two()
         optimizer = hpcsgd.DistributedOptimizer(
-            Asking(net.parameters(), "?"), net, form(world, groups=2), hierarchical(1, moments=Reset)
+            Asking(net.parameters(), "?"),
+            net,
+            form(world, groups=2),
+            hierarchical(1, optimizer_state=ResetState),
         )
         net(0, 1).backward()
         optimizer.step()

@@ -13,31 +13,31 @@ import hpcsgd
 from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
 from hpcsgd.methods import Method, diloco, hierarchical
-from hpcsgd.parts import wires
+from hpcsgd.parts import quantizers
 from hpcsgd.parts.averagers import PackedMean
+from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.schedules import never
-from hpcsgd.parts.wires.base import Wire
 from references import batch, loss, model, vector
 
 EVERY = 2
-WIRES: dict[str, Wire] = {
-    "bf16": wires.bf16(),
-    "int8": wires.int8(block=8),
-    "int4": wires.int4(block=8),
-    "int2": wires.int2(block=8),
-    "dice": wires.int4(block=8, rounding=wires.Stochastic()),
+QUANTIZERS: dict[str, Quantizer] = {
+    "bf16": quantizers.bf16(),
+    "int8": quantizers.int8(block=8),
+    "int4": quantizers.int4(block=8),
+    "int2": quantizers.int2(block=8),
+    "dice": quantizers.int4(block=8, rounding=quantizers.Stochastic()),
 }
-MAKERS: dict[str, Callable[[Wire | None], Method]] = {
-    "hierarchical": lambda wire: hierarchical(EVERY, average=wire),
-    "diloco": lambda wire: diloco(EVERY, average=wire),
-    "averaged moments": lambda wire: hierarchical(EVERY, moments=hpcsgd.Averaged, average=wire),
+MAKERS: dict[str, Callable[[Quantizer | None], Method]] = {
+    "hierarchical": lambda wire: hierarchical(EVERY, quantize=wire),
+    "diloco": lambda wire: diloco(EVERY, quantize=wire),
+    "averaged moments": lambda wire: hierarchical(EVERY, optimizer_state=hpcsgd.AverageState, quantize=wire),
 }
 
 
 def trained(world: Transport, P: int, method: Method, dtype: torch.dtype, steps: int = 8) -> list[Tensor]:
-    net, job = model(dtype=dtype), form(world, P)
+    net, topology = model(dtype=dtype), form(world, P)
     optimizer = hpcsgd.DistributedOptimizer(
-        optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net, job, method, bucket_mb=1e-4
+        optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net, topology, method, bucket_cap_mb=1e-4
     )
     history = []
     for t in range(steps):
@@ -51,12 +51,12 @@ def trained(world: Transport, P: int, method: Method, dtype: torch.dtype, steps:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 @pytest.mark.parametrize("method", MAKERS)
-@pytest.mark.parametrize("name", WIRES)
+@pytest.mark.parametrize("name", QUANTIZERS)
 def test_all_groups_leave_with_the_same_bits(
     run, name: str, method: str, P: int, K: int, dtype: torch.dtype
 ) -> None:
     """Also those that an outer optimizer moves on; and they are near to what they would leave with."""
-    found = run(P * K, lambda world: trained(world, P, MAKERS[method](WIRES[name]), dtype))
+    found = run(P * K, lambda world: trained(world, P, MAKERS[method](QUANTIZERS[name]), dtype))
     plain = run(P * K, lambda world: trained(world, P, MAKERS[method](None), dtype))
     for t in range(EVERY - 1, len(found[0]), EVERY):
         assert all(torch.equal(each[t], found[0][t]) for each in found)
@@ -70,16 +70,16 @@ def test_all_groups_leave_with_the_same_bits(
 def test_groups_that_have_trained_apart_first_meet_as_they_are(run, late: bool) -> None:
     """From the beginning of a training they have something in common."""
 
-    def one(world: Transport, wire: Wire | None) -> tuple[Tensor, float]:
+    def one(world: Transport, wire: Quantizer | None) -> tuple[Tensor, float]:
         before = world.ledger.totals()
-        method = hierarchical(EVERY, average=wire)
+        method = hierarchical(EVERY, quantize=wire)
         if late:
             method = hpcsgd.switch(hierarchical(99), method, at=1)
         end = trained(world, 3, method, torch.float32, EVERY)[-1]
         assert "average" not in before
         return end, world.ledger.totals()["average"].bytes
 
-    found, plain = (run(3, one, wire) for wire in (wires.int4(), None))
+    found, plain = (run(3, one, wire) for wire in (quantizers.int4(), None))
     for (mine, few), (theirs, many) in zip(found, plain, strict=True):
         assert torch.equal(mine, theirs) == late
         assert (few < 0.5 * many) == (not late)
@@ -91,19 +91,19 @@ def test_what_was_said_and_what_is_kept_is_how_groups_moved(run, wire: str) -> N
     """At every meeting: θ + mean of e is what plain means of all that groups moved would have led to."""
 
     def one(world: Transport) -> list[tuple[Tensor, Tensor, Tensor]]:
-        job = form(world, 3)
+        topology = form(world, 3)
         net = model(dtype=torch.float64)
-        how = PackedMean(WIRES[wire])
+        how = PackedMean(QUANTIZERS[wire])
         method = Method(hpcsgd.AllToAll(), never, how)
-        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, method)
+        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, method)
         generator, found = torch.Generator().manual_seed(world.rank), []
         (bucket,) = optimizer.buckets
         for _ in range(6):
-            moved = torch.randn(bucket.own.numel(), generator=generator, dtype=torch.float64)
-            bucket.own.add_(moved)
-            optimizer.meet()
+            moved = torch.randn(bucket.param_shard.numel(), generator=generator, dtype=torch.float64)
+            bucket.param_shard.add_(moved)
+            optimizer.average_models()
             kept = how.state_dict().sharded["kept"][0].clone()
-            found.append((moved, bucket.own.clone(), kept))
+            found.append((moved, bucket.param_shard.clone(), kept))
         return found
 
     ranks = run(3, one)
@@ -139,9 +139,9 @@ def test_an_outer_optimizer_does_not_have_to_be_told_of(run) -> None:
 
     def one(world: Transport) -> list[list[Tensor]]:
         """What was said in each step."""
-        job, net, wire = form(world, 2), model(dtype=torch.float32), Silent()
-        method = diloco(1, outer=lambda params: optim.SGD(params, lr=0.7, momentum=0.9), average=wire)
-        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, method)
+        topology, net, wire = form(world, 2), model(dtype=torch.float32), Silent()
+        method = diloco(1, outer=lambda params: optim.SGD(params, lr=0.7, momentum=0.9), quantize=wire)
+        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, method)
         steps: list[list[Tensor]] = []
         for t in range(3):
             if t == 2:
@@ -163,16 +163,16 @@ def test_an_outer_optimizer_does_not_have_to_be_told_of(run) -> None:
 @pytest.mark.ranks(2)
 def test_the_distance_is_to_what_groups_end_with(run) -> None:
     def one(world: Transport) -> tuple[float, float]:
-        job, net = form(world, 2), model(dtype=torch.float64)
-        method = hierarchical(1, average=wires.int4(block=8))
-        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.5), net, job, method)
+        topology, net = form(world, 2), model(dtype=torch.float64)
+        method = hierarchical(1, quantize=quantizers.int4(block=8))
+        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.5), net, topology, method)
         for t in range(3):
             optimizer.zero_grad()
             loss(net, *batch(t, world.rank)).backward()
             gradients: Any = [p.grad for p in net.parameters()]
             brought = vector(net) - 0.5 * torch.cat([g.reshape(-1) for g in gradients])
             optimizer.step()
-        return (brought - vector(net)).norm().item(), optimizer.notes["distance"]
+        return (brought - vector(net)).norm().item(), optimizer.metrics["distance"]
 
     found = run(2, one)
     D = sum(mine for mine, _ in found) / 2

@@ -1,31 +1,38 @@
-"""Dense exchanges alone: what is in `g` and `g_own` afterwards, and how often it was rounded."""
+"""Dense exchanges alone: what is in `g` and `grad_shard` afterwards, and how often it was rounded."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hpcsgd.comm import Transport, threads
-from hpcsgd.core.flat import flatten
+from hpcsgd.core.flat import Bucket, flatten
 from hpcsgd.core.optional import sends
-from hpcsgd.core.step import Departure, Exchange, Fixed
-from hpcsgd.core.topology import form
+from hpcsgd.core.step import GradReduce, ReduceContext, TrainingContext
+from hpcsgd.core.topology import Topology, form
 from hpcsgd.core.traffic import Sizes
-from hpcsgd.parts.exchanges import AcrossGroups, AllReduce, AllToAll, Dense, Gathered, ReduceScatter
+from hpcsgd.parts.exchanges import AcrossGroups, AllReduce, AllToAll, Dense, ReduceScatter, WithAllgather
 from hpcsgd.parts.exchanges.dense import complete
 
-EXCHANGES: dict[str, Exchange] = {
+EXCHANGES: dict[str, GradReduce] = {
     "all-to-all": AllToAll(),
     "reduce-scatter": ReduceScatter(),
     "dense": Dense(),
     "allreduce": AllReduce(),
-    "gathered all-to-all": Gathered(AllToAll()),
-    "gathered reduce-scatter": Gathered(ReduceScatter()),
+    "gathered all-to-all": WithAllgather(AllToAll()),
+    "gathered reduce-scatter": WithAllgather(ReduceScatter()),
     "all-to-all across groups": AcrossGroups(AllToAll()),
     "allreduce across groups": AcrossGroups(AllReduce()),
 }
 SIZE = 7  # elements, which no K divides
+
+
+def context(topology: Topology, bucket: Bucket) -> ReduceContext:
+    fixed: Any = {"topology": topology, "buckets": [bucket], "optimizer_state": None}
+    return ReduceContext(TrainingContext(**fixed), rates=(0.0,))
 
 
 def gradient(rank: int, round_: int, dtype: torch.dtype) -> Tensor:
@@ -33,17 +40,17 @@ def gradient(rank: int, round_: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(SIZE, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def exchanged(world: Transport, P: int, exchange: Exchange, dtype: torch.dtype) -> list[Tensor]:
+def exchanged(world: Transport, P: int, exchange: GradReduce, dtype: torch.dtype) -> list[Tensor]:
     """Of two rounds, what each rank may use: its own chunk, or all."""
-    job = form(world, groups=P)
+    topology = form(world, groups=P)
     param = nn.Parameter(torch.zeros(SIZE, dtype=dtype))
-    (bucket,) = flatten([("p", param)], job.K, job.j, 1e9)
+    (bucket,) = flatten([("p", param)], topology.group_size, topology.shard_index, 1e9)
     found = []
     for round_ in range(2):
-        param.grad = gradient(job.rank, round_, dtype)
+        param.grad = gradient(topology.rank, round_, dtype)
         bucket.gather()
-        complete(exchange, Departure(Fixed(job, [bucket], moments=None), rates=(0.0,)), bucket)  # type: ignore[arg-type]
-        found.append((bucket.g_own if exchange.traits.shards else bucket.g).clone())
+        complete(exchange, context(topology, bucket), bucket)
+        found.append((bucket.grad_shard if exchange.traits.shards else bucket.g).clone())
     return found
 
 
@@ -84,12 +91,12 @@ def test_the_all_to_all_mean_of_narrow_gradients_is_rounded_once(run, K: int, dt
         ([0, 0, 0, 3], torch.float32, AllToAll()),
     ],
 )
-def test_what_fits_where_the_ranks_are(nodes: list[int], dtype: torch.dtype, fitting: Exchange) -> None:
-    def room(world: Transport, exchange: Exchange) -> int:
-        job, param = form(world, groups=1), nn.Parameter(torch.zeros(8, dtype=dtype))
-        (bucket,) = flatten([("p", param)], job.K, job.j, 1e9)
+def test_what_fits_where_the_ranks_are(nodes: list[int], dtype: torch.dtype, fitting: GradReduce) -> None:
+    def room(world: Transport, exchange: GradReduce) -> int:
+        topology, param = form(world, groups=1), nn.Parameter(torch.zeros(8, dtype=dtype))
+        (bucket,) = flatten([("p", param)], topology.group_size, topology.shard_index, 1e9)
         bucket.gather()
-        exchange(Departure(Fixed(job, [bucket], moments=None), rates=(0.0,)), bucket)  # type: ignore[arg-type]
+        exchange(context(topology, bucket), bucket)
         assert bucket.received is not None
         return bucket.received.numel()
 
@@ -104,7 +111,7 @@ def test_what_fits_where_the_ranks_are(nodes: list[int], dtype: torch.dtype, fit
         (2, torch.float16, AllToAll()),
     ],
 )
-def test_what_fits_is_foretold(ranks_per_host: int | None, dtype: torch.dtype, fitting: Exchange) -> None:
+def test_what_fits_is_foretold(ranks_per_host: int | None, dtype: torch.dtype, fitting: GradReduce) -> None:
     named = [("p", nn.Parameter(torch.zeros(9, dtype=dtype)))]
     m = Sizes.of(named, P=2, K=4, bucket_bytes=1e6, ranks_per_host=ranks_per_host)
     assert list(sends(Dense(), m)) == list(sends(fitting, m))
@@ -114,8 +121,8 @@ def test_what_fits_is_foretold(ranks_per_host: int | None, dtype: torch.dtype, f
 @pytest.mark.parametrize(("P", "K", "busy"), [(1, 1, set()), (1, 2, set(EXCHANGES)), (2, 1, {"across"})])
 def test_idle_where_there_is_nobody_to_talk_to(run, P: int, K: int, busy: set[str]) -> None:
     def idle(world: Transport) -> dict[str, bool]:
-        job = form(world, groups=P)
-        return {name: exchange.idle(job) for name, exchange in EXCHANGES.items()}
+        topology = form(world, groups=P)
+        return {name: exchange.idle(topology) for name, exchange in EXCHANGES.items()}
 
     for found in run(P * K, idle):
         assert found == {name: not any(word in name for word in busy) for name in EXCHANGES}

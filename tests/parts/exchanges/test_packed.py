@@ -18,16 +18,16 @@ from hpcsgd.core.state import State
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, hierarchical, osgp, switch
-from hpcsgd.parts import wires
+from hpcsgd.parts import quantizers
 from hpcsgd.parts.averagers import MeanOfAll
-from hpcsgd.parts.exchanges import AllToAll, Packed
+from hpcsgd.parts.exchanges import AllToAll, Quantized
+from hpcsgd.parts.quantizers.base import Quantizer
+from hpcsgd.parts.quantizers.whole import Whole
 from hpcsgd.parts.schedules import Every
-from hpcsgd.parts.wires.base import Wire
-from hpcsgd.parts.wires.whole import Whole
 from references import batch, loss, model, vector
 
 SHAPES = [(1, 3), (2, 2), (3, 2)]
-DICE = wires.int4(block=8, rounding=wires.Stochastic(seed=3))
+DICE = quantizers.int4(block=8, rounding=quantizers.Stochastic(seed=3))
 
 
 def momentum(params: Sequence[nn.Parameter]) -> optim.Optimizer:
@@ -43,8 +43,8 @@ def trained(
     **options: Any,
 ) -> list[Tensor]:
     """Parameters after each step, of that type."""
-    net, job = model(dtype=dtype), form(world, P)
-    optimizer = hpcsgd.DistributedOptimizer(momentum(list(net.parameters())), net, job, new(), **options)
+    net, topology = model(dtype=dtype), form(world, P)
+    optimizer = hpcsgd.DistributedOptimizer(momentum(list(net.parameters())), net, topology, new(), **options)
     history = []
     for t in range(5):
         optimizer.zero_grad()
@@ -56,21 +56,25 @@ def trained(
 
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 @pytest.mark.parametrize("wire", [None, Whole()], ids=["none", "float32"])
-def test_without_rounding_the_bits_are_those_of_all_to_all(run, wire: Wire | None, P: int, K: int) -> None:
+def test_without_rounding_the_bits_are_those_of_all_to_all(
+    run, wire: Quantizer | None, P: int, K: int
+) -> None:
     plain = run(P * K, trained, P, lambda: hierarchical(2))
-    packed = run(P * K, trained, P, lambda: hierarchical(2, Packed(gradients=wire)))
+    packed = run(P * K, trained, P, lambda: hierarchical(2, Quantized(gradients=wire)))
     for mine, theirs in zip(packed, plain, strict=True):
         assert all(torch.equal(w, v) for w, v in zip(mine, theirs, strict=True))
 
 
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 @pytest.mark.parametrize(
-    "wire", [wires.fp16(), wires.int8(8), wires.int4(8), DICE], ids=["fp16", "int8", "int4", "dice"]
+    "wire",
+    [quantizers.fp16(), quantizers.int8(8), quantizers.int4(8), DICE],
+    ids=["fp16", "int8", "int4", "dice"],
 )
-def test_by_the_same_seed_the_same_bits_on_all_positions(run, wire: Wire, P: int, K: int) -> None:
+def test_by_the_same_seed_the_same_bits_on_all_positions(run, wire: Quantizer, P: int, K: int) -> None:
     """In buckets of a layer, sent during the backward pass."""
     runs = [
-        run(P * K, lambda world: trained(world, P, lambda: bsp(Packed(wire, wire)), bucket_mb=1e-4))
+        run(P * K, lambda world: trained(world, P, lambda: bsp(Quantized(wire, wire)), bucket_cap_mb=1e-4))
         for _ in range(2)
     ]
     first = runs[0][0]
@@ -81,8 +85,10 @@ def test_by_the_same_seed_the_same_bits_on_all_positions(run, wire: Wire, P: int
 @pytest.mark.slow
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("wire", [wires.bf16(), wires.int8(8), wires.int4(8)], ids=["bf16", "int8", "int4"])
-def test_updates_too_small_for_the_wire_arrive(run, wire: Wire, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "wire", [quantizers.bf16(), quantizers.int8(8), quantizers.int4(8)], ids=["bf16", "int8", "int4"]
+)
+def test_updates_too_small_for_the_wire_arrive(run, wire: Quantizer, dtype: torch.dtype) -> None:
     """In each step one element of a block moves by 1, the others by a thousandth, less than the wire tells
     beside it: after many they are where they would have been, within what one step moves."""
     steps, size = 400, 24
@@ -92,10 +98,10 @@ def test_updates_too_small_for_the_wire_arrive(run, wire: Wire, dtype: torch.dty
     def one(world: Transport) -> Tensor:
         net = nn.Module()
         net.w = nn.Parameter(torch.zeros(size, dtype=dtype))
-        job = form(world, 1)
+        topology = form(world, 1)
         optimizer = hpcsgd.DistributedOptimizer(
-            optim.SGD(net.parameters(), lr=1.0), net, job, hierarchical(2, Packed(parameters=wire)),
-            master=None if dtype == torch.float32 else torch.float32,
+            optim.SGD(net.parameters(), lr=1.0), net, topology, hierarchical(2, Quantized(parameters=wire)),
+            master_dtype=None if dtype == torch.float32 else torch.float32,
         )  # fmt: skip
         for t in range(steps):
             net.w.grad = None
@@ -110,19 +116,19 @@ def test_updates_too_small_for_the_wire_arrive(run, wire: Wire, dtype: torch.dty
 @pytest.mark.ranks(1)
 def test_what_is_known_alone_comes_home_where_a_group_is_of_one(run) -> None:
     def one(world: Transport) -> tuple[Tensor, Tensor]:
-        net, job = model(dtype=torch.float32), form(world, 1)
-        exchange = Packed(parameters=wires.int8())
+        net, topology = model(dtype=torch.float32), form(world, 1)
+        exchange = Quantized(parameters=quantizers.int8())
         optimizer = hpcsgd.DistributedOptimizer(
-            optim.SGD(net.parameters(), lr=0.0), net, job, hierarchical(2, exchange)
+            optim.SGD(net.parameters(), lr=0.0), net, topology, hierarchical(2, exchange)
         )
         (bucket,) = optimizer.buckets
-        before = bucket.own.clone()
+        before = bucket.param_shard.clone()
         exchange.load_state_dict(
             State(replicated={"t": 0}, sharded={"parameters": [torch.ones_like(before)]})
         )
         optimizer.step()
         optimizer.step()
-        return before, bucket.own.clone()
+        return before, bucket.param_shard.clone()
 
     before, after = run(1, one)[0]
     assert torch.equal(after, before + 1)
@@ -132,10 +138,10 @@ def test_what_is_known_alone_comes_home_where_a_group_is_of_one(run) -> None:
 def test_optimizers_of_whole_tensors_train_and_say_that_parameters_do_not_travel(run, caplog) -> None:
     def one(world: Transport) -> tuple[list[Tensor], list[Tensor]]:
         found = []
-        for exchange in (Packed(None, wires.int4()), AllToAll()):
-            net, job = model(dtype=torch.float32), form(world, 1)
+        for exchange in (Quantized(None, quantizers.int4()), AllToAll()):
+            net, topology = model(dtype=torch.float32), form(world, 1)
             optimizer = hpcsgd.DistributedOptimizer(
-                momentum(list(net.parameters())), net, job, hierarchical(2, exchange), elementwise=False
+                momentum(list(net.parameters())), net, topology, hierarchical(2, exchange), elementwise=False
             )
             loss(net, *batch(0, world.rank, torch.float32)).backward()
             optimizer.step()
@@ -150,7 +156,7 @@ def test_optimizers_of_whole_tensors_train_and_say_that_parameters_do_not_travel
 def test_meetings_of_whole_models_are_refused(run) -> None:
     def one(world: Transport) -> None:
         net = model()
-        method = Method(Packed(parameters=wires.int8()), Every(2), MeanOfAll())
+        method = Method(Quantized(parameters=quantizers.int8()), Every(2), MeanOfAll())
         hpcsgd.DistributedOptimizer(momentum(list(net.parameters())), net, form(world, 1), method)
 
     with pytest.raises(UserError, match="meet with whole models"):
@@ -159,13 +165,14 @@ def test_meetings_of_whole_models_are_refused(run) -> None:
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
-    ("gradients", "refused"), [(None, False), (wires.bf16(), False), (DICE, False), (wires.int8(), True)]
+    ("gradients", "refused"),
+    [(None, False), (quantizers.bf16(), False), (DICE, False), (quantizers.int8(), True)],
 )
-def test_loss_scales_go_with_what_keeps_nothing(run, gradients: Wire | None, refused: bool) -> None:
+def test_loss_scales_go_with_what_keeps_nothing(run, gradients: Quantizer | None, refused: bool) -> None:
     def one(world: Transport) -> None:
-        net, job = model(dtype=torch.float32), form(world, 1)
-        method = hierarchical(2, Packed(gradients, wires.int8()))
-        optimizer = hpcsgd.DistributedOptimizer(momentum(list(net.parameters())), net, job, method)
+        net, topology = model(dtype=torch.float32), form(world, 1)
+        method = hierarchical(2, Quantized(gradients, quantizers.int8()))
+        optimizer = hpcsgd.DistributedOptimizer(momentum(list(net.parameters())), net, topology, method)
         scaler = hpcsgd.GradScaler("cpu", init_scale=4.0)
         scaler.scale(loss(net, *batch(0, world.rank, torch.float32))).backward()
         scaler.step(optimizer)
@@ -180,13 +187,13 @@ def test_loss_scales_go_with_what_keeps_nothing(run, gradients: Wire | None, ref
 @pytest.mark.ranks(2)
 def test_infinite_gradients_arrive_as_such(run) -> None:
     def one(world: Transport) -> Tensor:
-        net, job = model(dtype=torch.float32), form(world, 1)
+        net, topology = model(dtype=torch.float32), form(world, 1)
         optimizer = hpcsgd.DistributedOptimizer(
             optim.SGD(net.parameters(), lr=1.0),
             net,
-            job,
-            hierarchical(2, Packed(wires.int8())),
-            overlap=False,
+            topology,
+            hierarchical(2, Quantized(quantizers.int8())),
+            overlap_grad_reduce=False,
         )
         loss(net, *batch(0, world.rank, torch.float32)).backward()
         if world.rank == 1:
@@ -208,7 +215,7 @@ class Mute(Whole):
 
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
 def test_the_last_step_of_an_exchange_tells_all_that_was_kept(run, P: int, K: int) -> None:
-    method = lambda: switch(bsp(Packed(None, Mute())), bsp(Packed(None, Mute())), at=3)  # noqa: E731
+    method = lambda: switch(bsp(Quantized(None, Mute())), bsp(Quantized(None, Mute())), at=3)  # noqa: E731
     for found in run(P * K, trained, P, method):
         start = vector(model(dtype=torch.float32))
         assert all(torch.equal(found[t], start) for t in (0, 1))
@@ -224,7 +231,7 @@ def test_exchanges_that_take_turns(run, P: int, K: int) -> None:
         return switch(bsp(exchange()), hierarchical(2, exchange()), at=3)
 
     plain = run(P * K, trained, P, lambda: new(AllToAll))
-    packed = run(P * K, trained, P, lambda: new(lambda: Packed(parameters=wires.bf16())))
+    packed = run(P * K, trained, P, lambda: new(lambda: Quantized(parameters=quantizers.bf16())))
     for mine, theirs in zip(packed, plain, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-3)
 
@@ -234,11 +241,11 @@ def test_one_exchange_in_both_turns(run, P: int, K: int) -> None:
     """As two of a kind: at the change it begins anew."""
 
     def shared() -> Method:
-        exchange = Packed(parameters=wires.int8(block=8))
+        exchange = Quantized(parameters=quantizers.int8(block=8))
         return switch(hierarchical(2, exchange), hierarchical(2, exchange), at=2)
 
     def apart() -> Method:
-        one, other = (Packed(parameters=wires.int8(block=8)) for _ in range(2))
+        one, other = (Quantized(parameters=quantizers.int8(block=8)) for _ in range(2))
         return switch(hierarchical(2, one), hierarchical(2, other), at=2)
 
     one, two = run(P * K, trained, P, shared), run(P * K, trained, P, apart)
@@ -249,7 +256,7 @@ def test_one_exchange_in_both_turns(run, P: int, K: int) -> None:
 @pytest.mark.ranks(4)
 def test_positions_keep_one_model_while_weights_of_push_sum_differ(run) -> None:
     """A group's w_i is ½ in the second step of osgp: x_i = w_i·z_i is of the own chunk alone."""
-    found = run(4, trained, 2, lambda: osgp(1, exchange=Packed(parameters=wires.int8(block=8))))
+    found = run(4, trained, 2, lambda: osgp(1, grad_reduce=Quantized(parameters=quantizers.int8(block=8))))
     plain = run(4, trained, 2, lambda: osgp(1))
     for group in (found[:2], found[2:]):
         assert all(torch.equal(w, v) for w, v in zip(*group, strict=True))
@@ -261,9 +268,9 @@ def test_a_state_is_of_its_time() -> None:
     """What is trained later does not change it."""
 
     def one(world: Transport) -> None:
-        net, job = model(dtype=torch.float32), form(world, 2)
-        method = hierarchical(1, Packed(wires.int8(), wires.int8()), average=wires.int8())
-        optimizer = hpcsgd.DistributedOptimizer(momentum(list(net.parameters())), net, job, method)
+        net, topology = model(dtype=torch.float32), form(world, 2)
+        method = hierarchical(1, Quantized(quantizers.int8(), quantizers.int8()), quantize=quantizers.int8())
+        optimizer = hpcsgd.DistributedOptimizer(momentum(list(net.parameters())), net, topology, method)
 
         def step(t: int) -> None:
             optimizer.zero_grad()

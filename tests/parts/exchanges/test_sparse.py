@@ -16,7 +16,7 @@ from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, hierarchical
-from hpcsgd.parts.exchanges import ErrorFeedback, MomentumCorrection, Plain, RateInside, Sparse, own
+from hpcsgd.parts.exchanges import ErrorFeedback, LrInErrorFeedback, MomentumCorrection, Plain, Sparse, own
 from hpcsgd.parts.exchanges.feedback import Feedback
 from hpcsgd.parts.sparsifiers import CLTk, Deft, HardThreshold, Sparsifier, TopK
 from references import MakeOptimizer, distributed, meet_every, model, one_step, same, set_vector, vector
@@ -69,7 +69,12 @@ def test_equals_algorithm_1(run, name: str, P: int, K: int, optimizer: str) -> N
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
-    "options", [{"bucket_mb": 1e-4}, {"overlap": False}, {"bucket_mb": 1e-4, "overlap": False}]
+    "options",
+    [
+        {"bucket_cap_mb": 1e-4},
+        {"overlap_grad_reduce": False},
+        {"bucket_cap_mb": 1e-4, "overlap_grad_reduce": False},
+    ],
 )
 @pytest.mark.parametrize("name", SPARSIFIERS)
 def test_buckets_and_overlap_change_nothing(run, name: str, options: dict[str, Any]) -> None:
@@ -119,7 +124,7 @@ def test_nothing_is_lost(run, name: str) -> None:
             grad = torch.from_numpy(backwards_gradient(another, t, world.rank))
             given = grad if t == 0 else given + grad
             one_step(net, optimizer, form(world), t)
-        residual = optimizer.state_dict()["hpcsgd"]["method"]["exchange"]["per_rank_params"]["acc"]
+        residual = optimizer.state_dict()["hpcsgd"]["method"]["grad_reduce"]["per_rank_params"]["acc"]
         left = torch.cat(list(residual.values()))
         return given - left, backwards(start) - backwards(vector(net))
 
@@ -166,13 +171,13 @@ def test_the_rate_inside(run) -> None:
 
     def training(world: Transport) -> list[Tensor]:
         net = model(seed=world.rank)
-        method = bsp(Sparse(TopK(DENSITY), feedback=RateInside()))
-        job = form(world)
-        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, method)
+        method = bsp(Sparse(TopK(DENSITY), feedback=LrInErrorFeedback()))
+        topology = form(world)
+        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, method)
         history = []
         for t in range(STEPS):
             optimizer.param_groups[0]["lr"] = rate(t)
-            history.append(one_step(net, optimizer, job, t))
+            history.append(one_step(net, optimizer, topology, t))
         return history
 
     def literal() -> list[list[Tensor]]:
@@ -218,24 +223,24 @@ def descend(net: nn.Module, update: np.ndarray, idx: np.ndarray | None = None) -
 
 WRONG: dict[str, tuple[Callable[[], Sparse], MakeOptimizer, str]] = {
     "rate inside, momentum": (
-        lambda: Sparse(TopK(DENSITY), feedback=RateInside()),
+        lambda: Sparse(TopK(DENSITY), feedback=LrInErrorFeedback()),
         OPTIMIZERS["momentum"],
-        "feedback rate_inside: the optimizer must not have momentum = 0.9",
+        "feedback lr_in_error_feedback: the optimizer must not have momentum = 0.9",
     ),
     "rate inside, AdamW": (
-        lambda: Sparse(TopK(DENSITY), feedback=RateInside()),
+        lambda: Sparse(TopK(DENSITY), feedback=LrInErrorFeedback()),
         OPTIMIZERS["AdamW"],
-        "feedback rate_inside is for SGD, not for AdamW",
+        "feedback lr_in_error_feedback is for SGD, not for AdamW",
     ),
     "rate inside, two rates": (
-        lambda: Sparse(TopK(DENSITY), feedback=RateInside()),
+        lambda: Sparse(TopK(DENSITY), feedback=LrInErrorFeedback()),
         lambda p: optim.SGD([{"params": p[:1]}, {"params": p[1:], "lr": 0.2}], lr=0.1),
-        "feedback rate_inside: one learning rate for all, not [0.1, 0.2]",
+        "feedback lr_in_error_feedback: one learning rate for all, not [0.1, 0.2]",
     ),
     "rate inside, none": (
-        lambda: Sparse(TopK(DENSITY), feedback=RateInside()),
+        lambda: Sparse(TopK(DENSITY), feedback=LrInErrorFeedback()),
         lambda p: optim.SGD(p, lr=0.0),
-        "feedback rate_inside: what is sent at a learning rate of 0 would be lost",
+        "feedback lr_in_error_feedback: what is sent at a learning rate of 0 would be lost",
     ),
     "two momenta": (
         lambda: Sparse(TopK(DENSITY), feedback=MomentumCorrection(0.9)),
@@ -300,14 +305,14 @@ def test_what_is_noted_of_a_step(run) -> None:
     def training(world: Transport) -> list[dict[str, float]]:
         net = model(seed=world.rank)
         exchange = Sparse(TopK(DENSITY))
-        job = form(world)
-        optimizer = hpcsgd.DistributedOptimizer(sgd(list(net.parameters())), net, job, bsp(exchange))
+        topology = form(world)
+        optimizer = hpcsgd.DistributedOptimizer(sgd(list(net.parameters())), net, topology, bsp(exchange))
         noted = []
         for t in range(STEPS):
-            one_step(net, optimizer, job, t)
-            state = optimizer.state_dict()["hpcsgd"]["method"]["exchange"]["per_rank_params"]["acc"]
+            one_step(net, optimizer, topology, t)
+            state = optimizer.state_dict()["hpcsgd"]["method"]["grad_reduce"]["per_rank_params"]["acc"]
             left = torch.cat(list(state.values()))
-            noted.append({**optimizer.notes, "left": float(left.norm())})
+            noted.append({**optimizer.metrics, "left": float(left.norm())})
         return noted
 
     ranks = run(2, training)
@@ -329,14 +334,14 @@ def test_what_is_noted_of_a_step(run) -> None:
 def test_density_is_as_set(run, name: str) -> None:
     def training(world: Transport) -> list[float]:
         net = model(seed=world.rank)
-        job = form(world)
+        topology = form(world)
         method = bsp(Sparse(SPARSIFIERS[name][0]()))
-        optimizer = hpcsgd.DistributedOptimizer(sgd(list(net.parameters())), net, job, method)
+        optimizer = hpcsgd.DistributedOptimizer(sgd(list(net.parameters())), net, topology, method)
         densities = []
         for t in range(STEPS):
-            one_step(net, optimizer, job, t)
-            densities.append(optimizer.notes["density"])
-            assert "growth" not in optimizer.notes
+            one_step(net, optimizer, topology, t)
+            densities.append(optimizer.metrics["density"])
+            assert "growth" not in optimizer.metrics
         return densities
 
     M = vector(model()).numel()
@@ -352,9 +357,9 @@ def test_a_float32_model_and_one_of_two_types(run) -> None:
         net = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 5))
         if wide:
             net[1].double()
-        job, losses = form(world), []
+        topology, losses = form(world), []
         inner = optim.SGD(net.parameters(), lr=0.05)
-        optimizer = hpcsgd.DistributedOptimizer(inner, net, job, bsp(Sparse(Deft(0.1, exact=True))))
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, bsp(Sparse(Deft(0.1, exact=True))))
         x = torch.randn(8, 20, generator=torch.Generator().manual_seed(world.rank))
         for _ in range(20):
             optimizer.zero_grad()
@@ -363,7 +368,7 @@ def test_a_float32_model_and_one_of_two_types(run) -> None:
             value.backward()
             optimizer.step()
             losses.append(value.item())
-            assert optimizer.notes["density"] == pytest.approx(0.1, abs=1e-3)
+            assert optimizer.metrics["density"] == pytest.approx(0.1, abs=1e-3)
         return losses
 
     for wide in (False, True):

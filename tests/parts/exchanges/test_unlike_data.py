@@ -44,7 +44,7 @@ class Training:
         self.optimizer.zero_grad()
         torch.stack([p @ g for p, g in zip(self.net.parameters(), self.g, strict=True)]).sum().backward()
         self.optimizer.step()
-        return self.optimizer.notes["error"]
+        return self.optimizer.metrics["error"]
 
     def state(self) -> tuple[dict, dict]:
         return copy.deepcopy((self.optimizer.state_dict(), self.net.state_dict()))
@@ -86,7 +86,7 @@ def test_goes_on_in_mid_rotation(run, n: int, exact: bool) -> None:
             another = Training(world, 1, exact)
             another.net.load_state_dict(net)
             another.optimizer.load_state_dict(optimizer)
-            while len(states) - 1 > another.optimizer.method.states()["exchange"].replicated["t"]:
+            while len(states) - 1 > another.optimizer.method.states()["grad_reduce"].replicated["t"]:
                 another.step()
             ends.append(vector(another.net))
         return [vector(one.net), *ends]

@@ -51,7 +51,7 @@ def test_a_machine_of_two_ranks(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     assert machine.compute.mean_seconds(1e6) > 0
     assert all(machine.compute.selection_seconds(name, 1e6) > 0 for name in SPARSIFIERS)
     assert machine.compute.busy is not None
-    assert any("bucket_mb = " in line for line in told)
+    assert any("bucket_cap_mb = " in line for line in told)
     assert len(told[0].splitlines()) == 1 + len(SHAPES)
 
 
@@ -75,7 +75,7 @@ def test_every_sparsifier_is_timed() -> None:
 def test_the_command_on_two_ranks(tmp_path: Path) -> None:
     make_store(tmp_path / "small.h5")
     (tmp_path / "job.toml").write_text(JOB)
-    words = ["job.toml", "--data.batch_size", "8", "--seconds", "1", "--max-bytes", "4096"]
+    words = ["job.toml", "--data.group_batch_size", "8", "--seconds", "1", "--max-bytes", "4096"]
     ended = launch(tmp_path, "measure", *words, "--out", "here.toml", n=2)
     assert ended.code == 0, ended.err
     assert "written here.toml and here.png" in ended.out

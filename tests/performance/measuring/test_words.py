@@ -56,7 +56,9 @@ def test_what_a_calm_machine_wants() -> None:
         "(alltoall and mean 0.61 ms, reduce_scatter 0.33 ms)"
     )
     # 60 µs of latency are a tenth of the time of 1.8 MB
-    assert bucket == "4 ranks inside a host: bucket_mb = 2 or more reaches 90% of the speed of the largest"
+    assert (
+        bucket == "4 ranks inside a host: bucket_cap_mb = 2 or more reaches 90% of the speed of the largest"
+    )
     assert lane.startswith("a lane adds 23 µs to a small message")
 
 

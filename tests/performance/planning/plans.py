@@ -15,15 +15,15 @@ from hpcsgd.train.subject import Subject, subject_of
 JOB = """\
 # of ours
 seed = 1
-[job]   # groups
+[parallel]   # groups
 group_size = 4
-timeout = 60.0
+timeout_s = 60.0
 
 [data]
-store = "nowhere.h5"
-batch_size = 64 # of a group
+path = "nowhere.h5"
+group_batch_size = 64 # of a group
 [model]
-build = "mlp"
+name = "mlp"
 arguments = { inputs = 64, hidden = [512], classes = 10 }
 [optimizer]
 lr = 0.1
@@ -31,8 +31,8 @@ lr = 0.1
 momentum = 0.9
 [method]
 name = "hierarchical"
-every = 4
-[method.exchange]
+sync_every = 4
+[method.grad_reduce]
 name = "reduce_scatter"
 [training] # the rest
 epochs = 10

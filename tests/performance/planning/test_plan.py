@@ -21,7 +21,7 @@ from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
 from hpcsgd.cost import machine as machines
 from hpcsgd.errors import UserError
-from hpcsgd.methods import Method, allreduce_local_sgd, bsp, ensemble, hierarchical
+from hpcsgd.methods import Method, allreduce_local_sgd, bsp, ensemble_sync, hierarchical
 from hpcsgd.parts.exchanges import Sparse
 from hpcsgd.parts.sparsifiers import TopK
 from hpcsgd.performance.planning.candidates import Option, options, ranks_from, shapes
@@ -50,7 +50,7 @@ def subject(files: tuple[Path, Path]) -> Subject:
 def made(
     files: tuple[Path, Path], subject: Subject, *names: str, ranks: str = "4..64", limit: int = 8, **more: Any
 ) -> list[Estimate]:
-    tried = options({"name": "hierarchical", "every": 4}, names or None, more.get("every", []))
+    tried = options({"name": "hierarchical", "sync_every": 4}, names or None, more.get("every", []))
     return estimates(subject, machines.load(files[1]), tried, ranks_from(ranks), limit)[0]
 
 
@@ -68,11 +68,12 @@ def test_shapes_are_those_whose_batches_can_be_shared() -> None:
 
 
 def test_the_own_method_comes_first_and_keeps_its_arguments() -> None:
-    found = options({"name": "hierarchical", "every": 4, "moments": "reset"}, None, [2, 4])
+    found = options({"name": "hierarchical", "sync_every": 4, "optimizer_state": "reset"}, None, [2, 4])
     assert [str(each) for each in found[:3]] == [
-        "hierarchical every=2 moments=reset", "hierarchical every=4 moments=reset", "bsp",
+        "hierarchical sync_every=2 optimizer_state=reset",
+        "hierarchical sync_every=4 optimizer_state=reset", "bsp",
     ]  # fmt: skip
-    assert Option({"name": "allreduce_local_sgd", "every": 4}) in found
+    assert Option({"name": "allreduce_local_sgd", "sync_every": 4}) in found
     with pytest.raises(UserError, match="--methods slsync: did you mean 'selsync'"):
         options({"name": "bsp"}, ["slsync"], [])
     with pytest.raises(UserError, match="--methods selsync: it needs delta"):
@@ -96,7 +97,7 @@ def test_an_estimate_adds_up(files: tuple[Path, Path], subject: Subject) -> None
 
 def test_buffers_that_are_broadcast_cost_a_message(files: tuple[Path, Path]) -> None:
     def step(*words: str) -> Mapping[str, float]:
-        model = ["--model.build", "resnet20", "--model.arguments", "{}"]
+        model = ["--model.name", "resnet20", "--model.arguments", "{}"]
         found = made(files, subject_of(load(files[0], [*model, *words]), 64_000), "hierarchical", ranks="32")
         return next(e for e in found if e.K == 4).step.phases
 
@@ -106,38 +107,40 @@ def test_buffers_that_are_broadcast_cost_a_message(files: tuple[Path, Path]) -> 
 
 
 @pytest.mark.parametrize(
-    "method", [hierarchical(2), allreduce_local_sgd(2), bsp(Sparse(TopK(0.1))), ensemble(2)]
+    "method", [hierarchical(2), allreduce_local_sgd(2), bsp(Sparse(TopK(0.1))), ensemble_sync(2)]
 )
 @pytest.mark.parametrize("K", [1, 3])
 def test_buckets_are_those_of_the_engine(files: tuple[Path, Path], method: Method, K: int) -> None:
     """Tensors that Muon sees whole are dealt to positions where these own chunks, and nowhere else."""
     words = [
-        "--optimizer.build",
+        "--optimizer.name",
         "Muon",
         "--optimizer.arguments",
         "{momentum=0.9}",
-        "--training.bucket_mb",
+        "--training.bucket_cap_mb",
         "0.02",
     ]
     subject = subject_of(load(files[0], words), samples=64_000)
-    form_of = islands if method.how.traits.elastic else form
+    form_of = islands if method.averager.traits.elastic else form
 
     def laid_out(world: Transport) -> list[tuple[int, int, bool]]:
         again = copy.deepcopy(subject)
-        net, job = again.model, form_of(world, 2)
-        made = hpcsgd.DistributedOptimizer(again.optimizer, net, job, copy.deepcopy(method), bucket_mb=0.02)
+        net, topology = again.model, form_of(world, 2)
+        made = hpcsgd.DistributedOptimizer(
+            again.optimizer, net, topology, copy.deepcopy(method), bucket_cap_mb=0.02
+        )
         return [(sum(s.stop - s.start for s in b.slots), b.size, b.whole) for b in made.buckets]
 
     m = subject.sizes(2, K, K, subject.plan(method))
     expected = threads.run(2 * K, laid_out)[0]
     assert [(b.used, b.padded, b.whole) for b in m.buckets] == expected
-    assert any(b.whole for b in m.buckets) == (K > 1 and method.exchange.traits.shards and form_of is form)
-    assert subject.plan(method).divides_tensors == (method.exchange.traits.shards and form_of is form)
+    assert any(b.whole for b in m.buckets) == (K > 1 and method.grad_reduce.traits.shards and form_of is form)
+    assert subject.plan(method).divides_tensors == (method.grad_reduce.traits.shards and form_of is form)
 
 
 def test_complex_parameters_are_two_reals(files: tuple[Path, Path]) -> None:
     job, _ = files
-    job.write_text(job.read_text().replace('build = "mlp"', 'build = "spectral:Operator"'))
+    job.write_text(job.read_text().replace('name = "mlp"', 'name = "spectral:Operator"'))
     table = job.read_text().splitlines()
     job.write_text("\n".join("arguments = { pairs = false }" if "hidden" in x else x for x in table))
     subject = subject_of(load(job), samples=64_000)
@@ -180,12 +183,12 @@ def test_meeting_more_seldom_is_cheaper_and_synchronous_is_dearest(
 ) -> None:
     found = [e for e in made(files, subject, "bsp", "hierarchical", every=[2, 8], ranks="64") if e.P == 8]
     seconds = {str(e.option): e.step.seconds for e in found}
-    assert seconds["hierarchical every=8"] < seconds["hierarchical every=2"] < seconds["bsp"]
+    assert seconds["hierarchical sync_every=8"] < seconds["hierarchical sync_every=2"] < seconds["bsp"]
 
 
 AT = 1500
-BOTH = {"name": "switch", "first": {"name": "bsp"}, "then": {"name": "delayed", "steps": 2}}
-BOTH["then"]["method"] = {"name": "diloco", "every": 4}  # type: ignore[index]
+BOTH = {"name": "switch", "first": {"name": "bsp"}, "then": {"name": "delayed", "sync_delay": 2}}
+BOTH["then"]["method"] = {"name": "diloco", "sync_every": 4}  # type: ignore[index]
 
 
 def planned(files: tuple[Path, Path], subject: Subject, table: Mapping[str, Any]) -> Estimate:
@@ -223,7 +226,7 @@ def test_both_methods_of_a_switch_are_shown(
 ) -> None:
     job, machine = files
     method = f'{{ name = "switch", first = "bsp", then = "sgp", at = {AT} }}'
-    words = ["--ranks", "16", "--samples", "64000", "--run.folder", str(tmp_path / "run")]
+    words = ["--ranks", "16", "--samples", "64000", "--run.output_dir", str(tmp_path / "run")]
     main(["plan", str(job), "--machine", str(machine), *words, "--methods", "switch,bsp", "--method", method])
     printed = capsys.readouterr().out.splitlines()
     row = next(i for i, line in enumerate(printed) if line.startswith("switch") and "4 × 4" in line)
@@ -246,10 +249,10 @@ def test_both_methods_of_a_switch_are_shown(
 def test_a_change_that_nobody_can_tell_is_left_out_with_the_reason(
     files: tuple[Path, Path], subject: Subject
 ) -> None:
-    tried = [Option({"name": name, "every": 4}) for name in ("post_local", "hierarchical")]
+    tried = [Option({"name": name, "sync_every": 4}) for name in ("post_local", "hierarchical")]
     found, left_out = estimates(subject, machines.load(files[1]), tried, [16], 4)
     assert {e.option.name for e in found} == {"hierarchical"}
-    assert "nobody can tell when this method changes" in left_out["post_local every=4"]
+    assert "nobody can tell when this method changes" in left_out["post_local sync_every=4"]
 
 
 def test_choice(files: tuple[Path, Path], subject: Subject) -> None:
@@ -285,9 +288,9 @@ def test_the_choice_is_written_and_all_else_stays(files: tuple[Path, Path]) -> N
     write_choice(job, 8, {"name": "sgp", "graph": {"name": "ring"}})
     text = job.read_text()
     after = tomllib.loads(text)
-    assert after["job"] == {"groups": 8, "timeout": 60.0}
+    assert after["parallel"] == {"groups": 8, "timeout_s": 60.0}
     assert after["method"] == {"name": "sgp", "graph": {"name": "ring"}}
-    kept = before.keys() - {"job", "method"}
+    kept = before.keys() - {"parallel", "method"}
     assert {key: after[key] for key in kept} == {key: before[key] for key in kept}
     assert all(comment in text for comment in ("# of ours", "# of a group", "# the rest"))
     write_choice(job, 2, {"name": "bsp"})
@@ -296,7 +299,7 @@ def test_the_choice_is_written_and_all_else_stays(files: tuple[Path, Path]) -> N
 
 def test_a_job_file_without_sections_is_left_alone(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
-    job.write_text(text := 'method = { name = "bsp" }\n[data]\nbatch_size = 4\n')
+    job.write_text(text := 'method = { name = "bsp" }\n[data]\ngroup_batch_size = 4\n')
     with pytest.raises(UserError, match="put groups = 2 and sgp there by hand"):
         write_choice(job, 2, {"name": "sgp"})
     assert job.read_text() == text
@@ -308,7 +311,7 @@ def test_the_command(files: tuple[Path, Path], tmp_path: Path, capsys: pytest.Ca
     probe.write_text('{"P": 4}')
     main(
         ["plan", str(job), "--machine", str(machine), "--probe", str(probe), "--ranks", "4..64",
-         "--samples", "64000", "--run.folder", str(tmp_path / "run"), "--write"]
+         "--samples", "64000", "--run.output_dir", str(tmp_path / "run"), "--write"]
     )  # fmt: skip
     printed = capsys.readouterr().out
     plan = json.loads((tmp_path / "run-plan" / "plan.json").read_text())
@@ -318,7 +321,7 @@ def test_the_command(files: tuple[Path, Path], tmp_path: Path, capsys: pytest.Ca
     assert max(row["ranks"] for row in plan["rows"]) == 64
     assert (tmp_path / "run-plan" / "plan.png").read_bytes().startswith(b"\x89PNG")
     written = tomllib.loads(job.read_text())
-    assert written["job"]["groups"] == choice["groups"]
+    assert written["parallel"]["groups"] == choice["groups"]
     assert written["method"] == choice["method"]
 
 
@@ -341,8 +344,8 @@ def test_a_plan_is_for_the_job_that_it_recommends(files: tuple[Path, Path]) -> N
     [
         (["--ranks", "7"], "--ranks 7: the machine has 4 ranks a node"),
         (["--ranks", "64", "--probe", "PROBE"], "not the probe.json of a probe"),
-        (["--meets", "2"], "--meets 2: the share of steps"),
-        (["--every", "0"], "--every 0: at least 1 step"),
+        (["--sync-rate", "2"], "--sync-rate 2: the share of steps"),
+        (["--sync-every", "0"], "--sync-every 0: at least 1 step"),
         (["--samples", "0"], "--samples 0: at least 1 is needed"),
         (["--samples", "10"], "10 samples are not one batch of 64"),
         (["--methods", "selsync", "--method.name", "selsync"], "[method]"),
@@ -357,7 +360,7 @@ def test_bad_input_is_one_line(
     usual = {"--machine": str(machine), "--ranks": "4", "--samples": "64000"}
     rest = [word for flag, value in usual.items() if flag not in words for word in (flag, value)]
     with pytest.raises(SystemExit) as left:
-        main(["plan", str(job), *rest, "--run.folder", str(job.parent / "run"), *words])
+        main(["plan", str(job), *rest, "--run.output_dir", str(job.parent / "run"), *words])
     assert left.value.code == 1
     complaint = capsys.readouterr().err
     assert told in complaint

@@ -31,16 +31,26 @@ def estimated(subject: Subject, table: dict[str, Any], N: int, P: int) -> Estima
     "table",
     [
         {"name": "bsp"},
-        {"name": "hierarchical", "every": 4},
-        {"name": "allreduce_local_sgd", "every": 8},
+        {"name": "hierarchical", "sync_every": 4},
+        {"name": "allreduce_local_sgd", "sync_every": 8},
         {"name": "sgp"},
         {"name": "d_psgd"},
-        {"name": "osgp", "staleness": 1},
-        {"name": "delayed", "method": {"name": "hierarchical", "every": 4}, "steps": 2},
-        {"name": "diloco", "every": 4},
-        {"name": "streamed", "method": {"name": "diloco", "every": 4}, "fragments": 2, "delay": 1},
-        {"name": "streamed", "method": {"name": "diloco", "every": 8}, "fragments": 4, "delay": 4},
-        {"name": "no_loco", "every": 4},
+        {"name": "osgp", "overlap_steps": 1},
+        {"name": "delayed", "method": {"name": "hierarchical", "sync_every": 4}, "sync_delay": 2},
+        {"name": "diloco", "sync_every": 4},
+        {
+            "name": "streaming",
+            "method": {"name": "diloco", "sync_every": 4},
+            "num_fragments": 2,
+            "sync_delay": 1,
+        },
+        {
+            "name": "streaming",
+            "method": {"name": "diloco", "sync_every": 8},
+            "num_fragments": 4,
+            "sync_delay": 4,
+        },
+        {"name": "noloco", "sync_every": 4},
         {"name": "fedavg", "per_epoch": 3, "steps_per_epoch": 8},
         {"name": "switch", "first": {"name": "bsp"}, "then": {"name": "d_psgd"}, "at": 0},
     ],
@@ -54,7 +64,7 @@ def test_simulated_steps_take_what_was_estimated(
     file.write_text(scenario_of(e))
     seconds = simulate(load(file, ["--job.steps", "64"])).seconds / 64
     several = {"sgp": e.ranks_per_host > e.K, "osgp": e.ranks_per_host < e.K}
-    several["no_loco"] = several["sgp"]
+    several["noloco"] = several["sgp"]
     if several.get(table["name"]):  # on a link: the plan has the mean of a period, and what else is there
         assert seconds <= e.step.seconds * (1 + 1e-9)
     else:  # the last message of osgp has no next step to hide behind
@@ -65,9 +75,9 @@ def test_simulated_steps_take_what_was_estimated(
     ("table", "messages"),
     [
         ({"name": "sgp", "peers": 2}, 1),
-        ({"name": "ssp", "staleness": 1}, 1),
+        ({"name": "ssp", "max_staleness": 1}, 1),
         ({"name": "ad_psgd"}, 4 / 3),
-        ({"name": "no_loco", "every": 4}, 2 / 3),
+        ({"name": "noloco", "sync_every": 4}, 2 / 3),
     ],
     ids=lambda value: value["name"] if isinstance(value, dict) else "",
 )
@@ -77,7 +87,7 @@ def test_a_link_is_kept_busy_as_long_as_the_operations_of_the_method_take(
     """Of three groups: a question and an answer for two of them, a message from each of a pair."""
     e = estimated(subject_of_ours, table, 6, 3)
     told = tomllib.loads(scenario_of(e))["messages"]["link_seconds"]
-    busy = told * messages * max(e.ranks_per_host // e.K, 1) / table.get("every", 1)
+    busy = told * messages * max(e.ranks_per_host // e.K, 1) / table.get("sync_every", 1)
     between = {k: s for k, s in e.step.phases.items() if k not in ("compute", "gradients", "parameters")}
     assert busy == pytest.approx(e.step.behind or sum(between.values()), rel=1e-9)
 
@@ -86,7 +96,7 @@ def test_a_link_is_kept_busy_as_long_as_the_operations_of_the_method_take(
     ("table", "line"),
     [
         (
-            {"name": "adacomm", "interval": 4, "block": 8},
+            {"name": "adacomm", "initial_sync_every": 4, "adapt_every": 8},
             "adacomm .*: this method cannot be simulated: after which",
         ),
         (

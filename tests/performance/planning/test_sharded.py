@@ -1,4 +1,4 @@
-"""Plans of job files whose groups share the whole model (`[job] shard`)."""
+"""Plans of job files whose groups share the whole model (`[parallel] fsdp`)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from hpcsgd.train.subject import Subject, subject_of
 from performance.planning.plans import JOB, MACHINE, machine_of
 from train.launches import make_store
 
-GPT = 'build = "gpt"\narguments = { types = 50, width = 32, layers = 6, heads = 2 }'
-SHARDED = JOB.replace(
-    'build = "mlp"\narguments = { inputs = 64, hidden = [512], classes = 10 }', GPT
-).replace("group_size = 4", "group_size = 4\nshard = true")
+GPT = 'name = "gpt"\narguments = { types = 50, width = 32, layers = 6, heads = 2 }'
+SHARDED = JOB.replace('name = "mlp"\narguments = { inputs = 64, hidden = [512], classes = 10 }', GPT).replace(
+    "group_size = 4", "group_size = 4\nfsdp = true"
+)
 
 
 WAY = Way(4, 1, 1)
@@ -55,7 +55,7 @@ def on_device(machine: Machine) -> Machine:
 
 
 def made(subject: Subject, machine: Machine, P: int = 4, K: int = 4, name: str = "hierarchical") -> Estimate:
-    table = {"name": name, **({"every": 4} if name == "hierarchical" else {})}
+    table = {"name": name, **({"sync_every": 4} if name == "hierarchical" else {})}
     return estimate(subject, machine, Option(table), P, K, meets=None, alone=1.0)
 
 
@@ -114,7 +114,7 @@ def test_what_is_not_hidden_behind_neighbours(subject: Subject) -> None:
 
 
 def test_nothing_is_chosen_that_torch_does(subject: Subject, job: Path) -> None:
-    job.write_text(SHARDED.replace('[method.exchange]\nname = "reduce_scatter"\n', ""))
+    job.write_text(SHARDED.replace('[method.grad_reduce]\nname = "reduce_scatter"\n', ""))
     config = load(job)
     assert left_open(config, 4).exchanges == (None,)
     assert left_open(unsharded(config), 4).exchanges == DENSE
@@ -125,14 +125,14 @@ def test_what_cannot_be_is_left_out(subject: Subject) -> None:
         sparsifier = {"name": "topk", "density": 0.1}
         method = {
             "name": "hierarchical",
-            "every": 4,
-            "exchange": {"name": "sparse", "sparsifier": sparsifier},
+            "sync_every": 4,
+            "grad_reduce": {"name": "sparse", "sparsifier": sparsifier},
         }
         estimate(subject, machine_of(), Option(method), 4, 4, meets=None, alone=1.0)
-    muon = replace(subject.config.optimizer, build="Adafactor", arguments={})
+    muon = replace(subject.config.optimizer, name="Adafactor", arguments={})
     with pytest.raises(UserError, match="not known to update every element by itself"):
         made(subject_of(replace(subject.config, optimizer=muon), samples=64_000), machine_of())
-    blocks = replace(subject.config.model, blocks=("block.*",))
+    blocks = replace(subject.config.model, fsdp_units=("block.*",))
     with pytest.raises(UserError, match=r"\[model\]: blocks: no module 'block\.\*'"):
         made(subject_of(replace(subject.config, model=blocks), samples=64_000), machine_of())
 

@@ -13,7 +13,7 @@ from torch import optim
 
 from hpcsgd.comm import Transport, threads
 from hpcsgd.config.schema import load
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import form
 from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.errors import UserError
@@ -34,13 +34,13 @@ INJECTION = "--data.injection {alpha=0.5,beta=0.5}"
 def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("job")
     make_store(folder / "small.h5", 96)
-    (folder / "job.toml").write_text(JOB.replace('name = "hierarchical"\nevery = 2', METHOD))
+    (folder / "job.toml").write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', METHOD))
     return folder / "job.toml"
 
 
 def measured(job_file: Path, words: str) -> list[delta.Changes]:
     def one(world: Transport) -> delta.Changes:
-        options = f"--job.groups 2 --data.batch_size 8 {words}".split()
+        options = f"--parallel.groups 2 --data.group_batch_size 8 {words}".split()
         config = delta.always_meeting(load(job_file, options), job_file)
         return delta.measure(config, form(world, 2), job_file, STEPS)
 
@@ -71,9 +71,9 @@ class Jumpy:
     notes: bool
     traits = ScheduleTraits(threshold=0.5)
 
-    def __call__(self, s: Step) -> bool:
+    def __call__(self, s: StepContext) -> bool:
         if self.notes:
-            s.notes["delta"] = 10.0 * s.job.g + s.t
+            s.metrics["delta"] = 10.0 * s.topology.group_index + s.t
         return True
 
 
@@ -85,12 +85,12 @@ def test_a_schedule_of_the_users_notes_how_much_its_group_has_changed(job_file: 
     own = f"--method.name {__name__}:jumpy"
     for changes in measured(job_file, own):
         assert changes.deltas.tolist() == [[t, 10.0 + t] for t in range(2, STEPS + 1)]
-    with pytest.raises(UserError, match=r'has to note s.notes\["delta"\]'):
+    with pytest.raises(UserError, match=r'has to note s.metrics\["delta"\]'):
         measured(job_file, f"{own} --method.notes false")
 
 
 def test_what_is_written(job_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = load(job_file, ["--run.folder", str(tmp_path / "run")])
+    config = load(job_file, ["--run.output_dir", str(tmp_path / "run")])
     delta._write(changes_of([[0.0, 0.0], [1.0, 2.0]]), config)
     folder = tmp_path / "run-delta"
     assert json.loads((folder / "delta.json").read_text())["deltas"] == [[1.0, 2.0]]
@@ -107,5 +107,5 @@ def test_the_rate_falls_after_an_epoch(job_file: Path, monkeypatch: pytest.Monke
         return step(self, *given)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(torch.optim.SGD, "step", watched)
-    measured(job_file, "--schedule.build StepLR --schedule.arguments {step_size=1,gamma=0.5}")
+    measured(job_file, "--lr_schedule.name StepLR --lr_schedule.arguments {step_size=1,gamma=0.5}")
     assert sorted(rates, reverse=True)[::2] == [0.2] * AN_EPOCH + [0.1] * AN_EPOCH + [0.05] * 2

@@ -30,7 +30,7 @@ def config(folder: Path) -> Config:
 
 @pytest.mark.slow
 def test_the_command_on_two_ranks(folder: Path) -> None:
-    ended = launch(folder, "probe", "job.toml", "--groups", "2,4", "--ranks", "12", "--idle", ".", n=2)
+    ended = launch(folder, "probe", "job.toml", "--groups", "2,4", "--ranks", "12", "--offload-dir", ".", n=2)
     assert ended.code == 0, ended.err
     assert "\n   2       0.2 " in ended.out
     assert "P = " in ended.out
@@ -53,10 +53,10 @@ SELSYNC = ("--method.name", "selsync", "--method.delta", "0.3")
 @pytest.mark.slow
 def test_which_delta(folder: Path) -> None:
     """The job's own delta is not for these steps: all groups meet."""
-    text = (folder / "job.toml").read_text().replace("every = 2", "")
+    text = (folder / "job.toml").read_text().replace("sync_every = 2", "")
     (folder / "job.toml").write_text(text)
     ended = launch(
-        folder, "probe", "job.toml", "--delta", "--steps", "60", "--job.groups", "2", *SELSYNC, n=2
+        folder, "probe", "job.toml", "--delta", "--steps", "60", "--parallel.groups", "2", *SELSYNC, n=2
     )
     assert ended.code == 0, ended.err
     assert "59 steps of 2 groups, all of them shared\n LSSR          δ  meetings  sends 1/\n" in ended.out
@@ -78,7 +78,10 @@ def test_which_delta(folder: Path) -> None:
         (["--groups", "4,2"], "hpcsgd: groups = [4, 2]: expected growing numbers, as 2, 4, 8"),
         (["--groups", "1"], "hpcsgd: groups = [1]: at least two numbers of groups from 2 on can be compared"),
         (["--groups", "few"], "hpcsgd: --groups few: expected numbers, as 2,4,8"),
-        (["--idle", "nowhere"], "hpcsgd: nowhere: no place for idle models: No such file or directory"),
+        (
+            ["--offload-dir", "nowhere"],
+            "hpcsgd: nowhere: no place for idle models: No such file or directory",
+        ),
         (["--repeats", "0"], "hpcsgd: --repeats 0: at least 1 is needed"),
         (["--groups", "2,500"], "hpcsgd: 400 samples cannot be dealt to 500 ranks: each needs at least one"),
         (["--optimizer.lr", "1e30"], "hpcsgd: the loss with one group is "),
@@ -95,7 +98,7 @@ def test_bad_input(folder: Path, words: list[str], message: str) -> None:
 
 
 def test_a_method_that_the_distance_cannot_judge(folder: Path) -> None:
-    (folder / "bsp.toml").write_text(JOB.replace('name = "hierarchical"\nevery = 2', 'name = "bsp"'))
+    (folder / "bsp.toml").write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', 'name = "bsp"'))
     with pytest.raises(
         UserError, match=r"name = 'bsp': the probe is of groups that meet every so many steps"
     ):
@@ -103,7 +106,7 @@ def test_a_method_that_the_distance_cannot_judge(folder: Path) -> None:
 
 
 def test_a_sparse_exchange_is_not_probed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    sparse = ("--method.exchange", '{name="sparse",sparsifier={name="deft",density=0.1}}')
+    sparse = ("--method.grad_reduce", '{name="sparse",sparsifier={name="deft",density=0.1}}')
     assert plan_of(load(folder / "job.toml", sparse), folder / "job.toml", None, 1).every == 2
     assert "the probe's groups exchange whole gradients" in caplog.text
 
@@ -117,7 +120,7 @@ def answered(config: Config, folder: Path, P: int, unclear: int | None = None) -
 
 def test_the_answer_is_taken(config: Config, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     taken, monitor = take_answer(config, answered(config, folder, 4), 8)
-    assert (taken.job.groups, taken.job.group_size) == (4, None)
+    assert (taken.parallel.groups, taken.parallel.group_size) == (4, None)
     assert monitor == DistanceMonitor(4, 1.5, 0.4)
     assert take_answer(config, answered(config, folder, 4), 6)[1] is None  # 3 groups were not probed
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
@@ -131,8 +134,8 @@ def test_a_probe_of_another_training_warns(
     config: Config, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     probe = answered(config, folder, 4)
-    take_answer(load(folder / "job.toml", ["--data.batch_size", "8"]), probe, 8)
-    assert "was of another training: data.batch_size 16 → 8" in caplog.text
+    take_answer(load(folder / "job.toml", ["--data.group_batch_size", "8"]), probe, 8)
+    assert "was of another training: data.group_batch_size 16 → 8" in caplog.text
 
 
 def test_what_is_not_clear_is_said(config: Config, folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -24,23 +24,23 @@ from train.launches import make_store
 EVERY, MEETINGS = 3, 5
 JOB = """
 seed = 4
-[job]
+[parallel]
 groups = 4
 [data]
-store = "small.h5"
-batch_size = 6
+path = "small.h5"
+group_batch_size = 6
 [model]
-build = "performance.probing.test_replicas:steady"
+name = "performance.probing.test_replicas:steady"
 [optimizer]
 lr = 0.05
 arguments = { momentum = 0.9, weight_decay = 1e-3 }
-[schedule]
+[lr_schedule]
 warmup_epochs = 1.5
-build = "StepLR"
+name = "StepLR"
 arguments = { step_size = 1, gamma = 0.9 }
 [method]
 name = "hierarchical"
-every = 3
+sync_every = 3
 [training]
 epochs = 1
 """
@@ -100,7 +100,9 @@ def real_distances(config: Config, world: Transport) -> list[float]:
             parts.optimizer.step()
             if parts.scheduler is not None and parts.optimizer.t % per_step == 0:
                 parts.scheduler.step()
-            distances += [parts.optimizer.notes["distance"]] if "distance" in parts.optimizer.notes else []
+            distances += (
+                [parts.optimizer.metrics["distance"]] if "distance" in parts.optimizer.metrics else []
+            )
         parts.sampler.set_epoch(parts.optimizer.t // per_step)
     return distances[:MEETINGS]
 
@@ -129,7 +131,7 @@ def by_chance(config: Config, of: str) -> Config:
             config, data=replace(config.data, transform="performance.probing.test_replicas:shaken")
         )
     if of == "dropout":
-        return replace(config, model=replace(config.model, build="performance.probing.test_replicas:noisy"))
+        return replace(config, model=replace(config.model, name="performance.probing.test_replicas:noisy"))
     return config
 
 
@@ -194,7 +196,7 @@ def test_every_virtual_rank_has_a_chance_of_its_own(config: Config) -> None:
     config = replace(
         config,
         data=replace(config.data, transform="performance.probing.drawing:transform"),
-        model=replace(config.model, build="performance.probing.drawing:model"),
+        model=replace(config.model, name="performance.probing.drawing:model"),
     )
     groups = threads.run(1, lambda world: virtual_groups(config, 3, 2, world))[0]
     groups.train(2)
@@ -231,7 +233,7 @@ def test_several_steps_at_once_are_as_many_steps(config: Config) -> None:
 def test_where_models_wait_makes_no_difference(
     hosts: int, elsewhere: type, config: Config, tmp_path: Path
 ) -> None:
-    config = replace(config, optimizer=replace(config.optimizer, build="AdamW", arguments={}))
+    config = replace(config, optimizer=replace(config.optimizer, name="AdamW", arguments={}))
 
     def trained(world: Transport, idle: Idle) -> list[tuple[float, float, float]]:
         groups = virtual_groups(config, 4, 1, world, idle=idle)
@@ -286,7 +288,7 @@ def test_the_averaged_model_is_the_mean_and_leaves_no_trace(config: Config) -> N
 
 def test_complex_numbers_are_two_reals(config: Config) -> None:
     """Of models that meet, of the mean, and of what `hpcsgd measure` counts."""
-    config = replace(config, model=replace(config.model, build="performance.probing.test_replicas:Turned"))
+    config = replace(config, model=replace(config.model, name="performance.probing.test_replicas:Turned"))
     assert threads.run(1, lambda world: Workload(config, "job.toml", world))[0].numel == 2 * 19 * 10
     groups = threads.run(1, lambda world: virtual_groups(config, 2, 1, world))[0]
     groups.train(2)

@@ -17,11 +17,11 @@ from hpcsgd.performance.probing.virtual_ranks import virtual_rank
 from hpcsgd.train.assembly import assemble
 
 JOB = """
-data = { store = "text.h5", batch_size = 8, arguments = { bptt = 3 } }
-model = { build = "gpt", arguments = { types = 256, width = 4, layers = 1, heads = 1 } }
+data = { path = "text.h5", group_batch_size = 8, arguments = { bptt = 3 } }
+model = { name = "gpt", arguments = { types = 256, width = 4, layers = 1, heads = 1 } }
 optimizer = { lr = 1.0 }
-schedule = { scaling = "none", build = "StepLR", arguments = { step_size = 1, gamma = 0.5 } }
-method = { name = "hierarchical", every = 2 }
+lr_schedule = { scaling = "none", name = "StepLR", arguments = { step_size = 1, gamma = 0.5 } }
+method = { name = "hierarchical", sync_every = 2 }
 training = { epochs = 1 }
 """
 

@@ -48,38 +48,41 @@ def test_the_example_is_read_as_it_stands() -> None:
 
 def test_parts_have_the_names_of_job_files(tmp_path: Path) -> None:
     text = SMALL.replace('"constant"\nmean_seconds = 0.1', '"measured"\nseconds = [0.1, 0.2]')
-    simulation = load(scenario(tmp_path, text + 'name = "osgp"\nstaleness = 2\ngraph = "ring"'))
+    simulation = load(scenario(tmp_path, text + 'name = "osgp"\noverlap_steps = 2\ngraph = "ring"'))
     assert simulation.compute == Measured([0.1, 0.2])
     assert simulation.waits == InNeighbors(graphs.Ring(), late=2, period=1)
 
 
 SIMULATED = {
     "ad_psgd": "",
-    "allreduce_local_sgd": "every = 4",
+    "allreduce_local_sgd": "sync_every = 4",
     "async_sgd": "",
     "bsp": "",
     "d_psgd": "",
-    "delayed": 'method = { name = "diloco", every = 2 }\nsteps = 1',
-    "des_loco": "every = 4",
-    "diloco": 'every = 4\nmoments = "averaged"',
-    "ensemble": "every = 4",
+    "delayed": 'method = { name = "diloco", sync_every = 2 }\nsync_delay = 1',
+    "des_loc": "sync_every = 4",
+    "diloco": 'sync_every = 4\noptimizer_state = "average"',
+    "ensemble_sync": "sync_every = 4",
     "fedavg": "per_epoch = 3\nsteps_per_epoch = 8",
-    "hierarchical": 'every = 4\naverage = "int8"\nexchange = "reduce_scatter"',
-    "no_loco": "every = 4",
-    "osgp": "staleness = 1",
-    "sasgd": "every = 4",
+    "hierarchical": 'sync_every = 4\nquantize = "int8"\ngrad_reduce = "reduce_scatter"',
+    "noloco": "sync_every = 4",
+    "osgp": "overlap_steps = 1",
+    "sasgd": "sync_every = 4",
     "sgp": "",
-    "sparse_loco": "every = 4",
-    "ssp": "staleness = 2",
-    "streamed": 'method = { name = "diloco", every = 4 }\nfragments = 2\ndelay = 3',
-    "switch": 'first = "bsp"\nthen = { name = "no_loco", every = 3 }\nat = 7',
+    "sparseloco": "sync_every = 4",
+    "ssp": "max_staleness = 2",
+    "streaming": 'method = { name = "diloco", sync_every = 4 }\nnum_fragments = 2\nsync_delay = 3',
+    "switch": 'first = "bsp"\nthen = { name = "noloco", sync_every = 3 }\nat = 7',
 }
 """What each method needs, whose groups wait as is known beforehand."""
 BY_THE_TRAINING = "after which steps groups average depends on the training"
 NOT_SIMULATED = {
-    "adacomm": ("interval = 4\nblock = 8", BY_THE_TRAINING),
-    "des_loco": ("every = 4\nfirst = 3", "moments average between two synchronizations of the parameters"),
-    "post_local": ("every = 4", "when the learning rate falls is not known beforehand"),
+    "adacomm": ("initial_sync_every = 4\nadapt_every = 8", BY_THE_TRAINING),
+    "des_loc": (
+        "sync_every = 4\nfirst_every = 3",
+        "moments average between two synchronizations of the parameters",
+    ),
+    "post_local": ("sync_every = 4", "when the learning rate falls is not known beforehand"),
     "selsync": ("delta = 0.3", BY_THE_TRAINING),
 }
 
@@ -102,8 +105,10 @@ def test_what_depends_on_the_training_is_refused(tmp_path: Path, method: str) ->
 
 
 def test_steps_of_an_epoch_have_to_be_known(tmp_path: Path) -> None:
-    path = scenario(tmp_path, SMALL + 'name = "hierarchical"\nevery = { epoch = 1 }')
-    with pytest.raises(UserError, match=r"\[method\] every: how many steps an epoch has is not known here"):
+    path = scenario(tmp_path, SMALL + 'name = "hierarchical"\nsync_every = { epoch = 1 }')
+    with pytest.raises(
+        UserError, match=r"\[method\] sync_every: how many steps an epoch has is not known here"
+    ):
         load(path)
     assert load(path, ["--job.steps_per_epoch", "6"]).waits == All(period=6)
 
@@ -118,8 +123,9 @@ def test_steps_of_an_epoch_have_to_be_known(tmp_path: Path) -> None:
             r".*simulation.toml: \[method\] name: no 'hierachical'; did you mean 'hierarchical'?",
         ),
         (
-            "--method.evry 3",
-            r".*simulation.toml: \[method\]: hierarchical has no argument 'evry'; did you mean 'every'",
+            "--method.sync_evry 3",
+            r".*simulation.toml: \[method\]: hierarchical has no argument 'sync_evry'; "
+            r"did you mean 'sync_every'",
         ),
         (
             "--compute.name normal",
@@ -181,7 +187,11 @@ ON_LINES = {
     "a value": (SMALL.replace("20", "0") + "name = 'bsp'", 4, "[job] steps = 0: expected int ≥ 1"),
     "an infinite value": (SMALL.replace("0.1", "inf") + "name = 'bsp'", 7, "[compute]: mean_seconds = inf: "),
     "a key that is missing": (SMALL.replace("groups", "# "), 2, "[job] groups is missing"),
-    "an argument of a part": (f"{SMALL}name = 'hierarchical'\nevery = 0", 10, "[method]: every = 0: "),
+    "an argument of a part": (
+        f"{SMALL}name = 'hierarchical'\nsync_every = 0",
+        10,
+        "[method]: sync_every = 0: ",
+    ),
     "a part": (SMALL.replace('"constant"', '"normal"') + "name = 'bsp'", 6, "[compute] name: no 'normal'"),
     "a method": (f"{SMALL}name = 'selsync'\ndelta = 0.3", 8, "[method]: this method cannot be simulated"),
     "a sum": (
@@ -216,7 +226,7 @@ def test_the_command_names_the_line(tmp_path: Path, wrong: str, capsys: pytest.C
 
 
 def test_no_line_is_named_for_what_a_flag_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = scenario(tmp_path, f"{SMALL}name = 'hierarchical'\nevery = 2")
+    path = scenario(tmp_path, f"{SMALL}name = 'hierarchical'\nsync_every = 2")
     with pytest.raises(SystemExit):
-        simulate_command(path, "--method.every", "0")
-    assert capsys.readouterr().err.startswith(f"hpcsgd: {path}: [method]: every = 0: ")
+        simulate_command(path, "--method.sync_every", "0")
+    assert capsys.readouterr().err.startswith(f"hpcsgd: {path}: [method]: sync_every = 0: ")

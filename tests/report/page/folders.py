@@ -56,7 +56,7 @@ START = {
     "host": "node7",
     "git": None,
 }
-JOB = {"seed": 1, "optimizer": {"lr": 0.1}, "method": {"name": "hierarchical", "every": 6}}
+JOB = {"seed": 1, "optimizer": {"lr": 0.1}, "method": {"name": "hierarchical", "sync_every": 6}}
 LOG = """\
 2026-01-05 12:00:00,500 INFO    2 groups of 3 ranks, 20 steps an epoch
 2026-01-05 12:00:30,000 INFO    epoch 3/3  step 60/60  loss 0.1  lr 0.1  100 samples/s  eta 0:00:00

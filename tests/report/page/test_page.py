@@ -216,8 +216,8 @@ def test_runs_of_many_are_rows(tmp_path: Path) -> None:
 
 
 def test_a_comparison_has_its_labels_in_its_order(tmp_path: Path) -> None:
-    labels = ["sgp", "bsp job.groups=1"]
-    for name in ("sgp", "bsp-job.groups=1"):
+    labels = ["sgp", "bsp parallel.groups=1"]
+    for name in ("sgp", "bsp-parallel.groups=1"):
         run(tmp_path / "compare" / name)
     told = {"ranks": 4, "variants": [{"label": label} for label in labels]}
     (tmp_path / "compare/compare.json").write_text(json.dumps(told))

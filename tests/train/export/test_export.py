@@ -26,14 +26,14 @@ from train.interruptions import train, without_pictures
 from train.launches import JOB, make_store
 
 GPT = """
-data = { store = "text.h5", batch_size = 8, arguments = { bptt = 6 } }
-model = { build = "gpt", arguments = { types = 256, width = 8, layers = 1, heads = 2 } }
-optimizer = { build = "Adam", lr = 0.02 }
-schedule = { scaling = "none" }
-method = { name = "diloco", every = 2 }
+data = { path = "text.h5", group_batch_size = 8, arguments = { bptt = 6 } }
+model = { name = "gpt", arguments = { types = 256, width = 8, layers = 1, heads = 2 } }
+optimizer = { name = "Adam", lr = 0.02 }
+lr_schedule = { scaling = "none" }
+method = { name = "diloco", sync_every = 2 }
 training = { epochs = 1, steps = 5, log_every = 1 }
 """
-CONVOLUTIONS = ("--model.build", "train.export.models_of_tests:convolutions", "--model.arguments", "{}")
+CONVOLUTIONS = ("--model.name", "train.export.models_of_tests:convolutions", "--model.arguments", "{}")
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gpt_run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(text, tmp_path_factory.mktemp("run") / "gpt", "--job.groups", "2", n=2)
+    return trained(text, tmp_path_factory.mktemp("run") / "gpt", "--parallel.groups", "2", n=2)
 
 
 def write_text(folder: Path, tokenizer: str) -> Path:
@@ -69,7 +69,7 @@ def write_text(folder: Path, tokenizer: str) -> Path:
 
 def trained(job_file: Path, folder: Path, *options: str, n: int = 1) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    write_config(folder, load(job_file, [*options, "--run.folder", str(folder)]))
+    write_config(folder, load(job_file, [*options, "--run.output_dir", str(folder)]))
     train(job_file, folder, *options, n=n)
     return folder
 
@@ -128,12 +128,22 @@ def test_torch_reads_dcp_without_a_process_group(gpt_run: Path, tmp_path: Path) 
 
 
 SHAPES = {
-    "two groups of two": (4, "--job.groups 2 --data.batch_size 8 --method.every 2"),
-    "three groups": (3, "--job.groups 3 --data.batch_size 4 --method.every 3"),
-    "by channels": (4, "--job.groups 2 --data.batch_size 8 --method.every 2 --training.channels_last true"),
-    "16 bits": (4, "--job.groups 2 --data.batch_size 8 --method.every 2 --training.precision bf16_master"),
-    "a server": (3, "--job.groups 3 --data.batch_size 4 --method.name ssp --method.staleness 1"),
-    "push-sum": (4, "--job.groups 4 --data.batch_size 2 --method.name sgp"),
+    "two groups of two": (4, "--parallel.groups 2 --data.group_batch_size 8 --method.sync_every 2"),
+    "three groups": (3, "--parallel.groups 3 --data.group_batch_size 4 --method.sync_every 3"),
+    "by channels": (
+        4,
+        "--parallel.groups 2 --data.group_batch_size 8 --method.sync_every 2 --training.channels_last true",
+    ),
+    "16 bits": (
+        4,
+        "--parallel.groups 2 --data.group_batch_size 8 --method.sync_every 2 "
+        "--training.precision bf16_master",
+    ),
+    "a server": (
+        3,
+        "--parallel.groups 3 --data.group_batch_size 4 --method.name ssp --method.max_staleness 1",
+    ),
+    "push-sum": (4, "--parallel.groups 4 --data.group_batch_size 2 --method.name sgp"),
 }
 
 
@@ -142,7 +152,7 @@ def test_of_a_checkpoint_it_is_the_mean_of_the_groups(images: Path, tmp_path: Pa
     """Read in one process it is what all ranks together saved at the same step, in another order of sums."""
     n, words = SHAPES[name]
     job_file = images.parent / "own.toml"
-    job_file.write_text(images.read_text().replace("every = 2", ""))
+    job_file.write_text(images.read_text().replace("sync_every = 2", ""))
     run = trained(job_file, tmp_path / "run", *words.split(), *CONVOLUTIONS, n=n)
     expected = left(run)
     (run / "model.pt").unlink()
@@ -183,7 +193,7 @@ def test_what_cannot_be_exported(gpt_run: Path, text: Path, tmp_path: Path) -> N
     write_config(tmp_path, load(text))
     assert refusal(tmp_path) == f"{tmp_path}: neither model.pt nor a checkpoint: there is no model yet"
     assert refusal(gpt_run, "hf") == (
-        f"{gpt_run}: [model] build = 'gpt' is no model of the library `transformers`: it goes by --format "
+        f"{gpt_run}: [model] name = 'gpt' is no model of the library `transformers`: it goes by --format "
         "safetensors or dcp"
     )
     assert {path.name for path in tmp_path.iterdir()} == {"there", "job.toml"}, "and nothing stays"

@@ -31,7 +31,7 @@ def run_with(tmp_path: Path, model: tuple[str, ...], arguments: str) -> Path:
     """Of two groups, on a text in tokens; `arguments` have TYPES."""
     job_file = write_text(tmp_path, str(write_tokenizer(tmp_path)))
     types = tokenizer_of_store(tmp_path / "text.h5").types
-    words = [*model, "--model.arguments", arguments.replace("TYPES", str(types)), "--job.groups", "2"]
+    words = [*model, "--model.arguments", arguments.replace("TYPES", str(types)), "--parallel.groups", "2"]
     return trained(job_file, tmp_path / "run", *words, n=2)
 
 
@@ -40,7 +40,7 @@ def of_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run's model has one of the library's inside."""
     without_pictures(monkeypatch)
     return run_with(
-        tmp_path, ("--model.build", "train.export.models_of_tests:of_transformers"), "{types=TYPES}"
+        tmp_path, ("--model.name", "train.export.models_of_tests:of_transformers"), "{types=TYPES}"
     )
 
 
@@ -53,7 +53,7 @@ def test_the_librarys_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind:
 
     without_pictures(monkeypatch)
     run = run_with(
-        tmp_path, ("--model.build", BUILD), f'{{vocab_size=TYPES,model_type="{kind}",{LIBRARYS[kind]}}}'
+        tmp_path, ("--model.name", BUILD), f'{{vocab_size=TYPES,model_type="{kind}",{LIBRARYS[kind]}}}'
     )
     expected = left(run)
     export(run, "hf")

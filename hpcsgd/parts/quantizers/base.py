@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @runtime_checkable
-class Wire(Protocol):
+class Quantizer(Protocol):
     """How a vector of float32 travels: the same bytes for the same vector and dice, on any device."""
 
     @property

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Exchange
+from hpcsgd.core.step import GradReduce
 from hpcsgd.methods.registry import method
 from hpcsgd.parts.averagers import Ensemble
 from hpcsgd.parts.exchanges import Dense
@@ -33,8 +33,8 @@ PAPER = """
 
 @method(cite=PAPER)
 @checked
-def ensemble(every: int, exchange: Exchange = Dense()) -> Method:  # noqa: B008 - frozen
-    """Groups that may die average their models over those that are alive, after every `every` steps.
+def ensemble_sync(sync_every: int, grad_reduce: GradReduce = Dense()) -> Method:  # noqa: B008 - frozen
+    """Groups that may die average their models over those that are alive, after every `sync_every` steps.
 
     Each group is a job of its own, an island: `hpcsgd launch` starts and restarts them. A meeting sends
     2·(P'−1)/P'·M/C elements for each chunk that a rank owns, P' of the islands being alive and C the ranks of
@@ -43,21 +43,21 @@ def ensemble(every: int, exchange: Exchange = Dense()) -> Method:  # noqa: B008 
     Not to be confused with `hierarchical`, whose groups are parts of one job: where one dies, all end.
 
     Args:
-        every: T, steps of a round, at least 1. What an island learned since the last round is lost where it
-            dies: short rounds lose less, and send more.
-        exchange: of gradients inside an island: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
-            Default Dense().
+        sync_every: T, steps of a round, at least 1. What an island learned since the last round is lost where
+            it dies: short rounds lose less, and send more.
+        grad_reduce: of gradients inside an island: `Dense()`, `AllToAll()`, `ReduceScatter()` or
+            `Sparse(...)`. Default Dense().
 
     Raises:
-        UserError: for `every` below 1; when the optimizer is wrapped, in a job that is no island.
+        UserError: for `sync_every` below 1; when the optimizer is wrapped, in a job that is no island.
 
     Example:
-        >>> method = hpcsgd.ensemble(every=50)
-        >>> hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> method = hpcsgd.ensemble_sync(sync_every=50)
+        >>> hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         Traceback (most recent call last):
-        hpcsgd.errors.JobError: method ensemble is for groups that are jobs of their own: start it with ...
+        hpcsgd.errors.JobError: method ensemble_sync is for groups that are jobs of their own: ...
 
     Source:
         M. Xie, M. Yasunaga: EnsembleSync: Reliable Distributed SGD with Less Communication, section 3.1.
     """
-    return Method(exchange=exchange, when=Every(every), how=Ensemble())
+    return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=Ensemble())

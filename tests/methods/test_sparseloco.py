@@ -15,9 +15,9 @@ import hpcsgd
 from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
 from hpcsgd.core.traffic import Sizes
-from hpcsgd.methods import Method, delayed, diloco, sparse_loco, streamed
-from hpcsgd.methods.sparse_loco import VALUES
-from hpcsgd.parts.averagers import OverPositions, PerRun
+from hpcsgd.methods import Method, delayed, diloco, sparseloco, streaming
+from hpcsgd.methods.sparseloco import VALUES
+from hpcsgd.parts.averagers import AcrossShards, PerBlock
 from methods.test_battery import OPTIMIZERS
 from references import alone, batch, distributed, loss, model, same, vector
 from sparse_deltas import over_positions, per_run, sparse_meetings
@@ -39,8 +39,8 @@ class OnAGrid(nn.Module):
 
 
 def on_a_grid(world: Transport, P: int, method: Method, dtype: torch.dtype) -> list[Tensor]:
-    job, net = form(world, P), OnAGrid(dtype)
-    optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.125), net, job, method)
+    topology, net = form(world, P), OnAGrid(dtype)
+    optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.125), net, topology, method)
     history = []
     for t in range(STEPS):
         optimizer.zero_grad()
@@ -52,13 +52,13 @@ def on_a_grid(world: Transport, P: int, method: Method, dtype: torch.dtype) -> l
 
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1)])
-@pytest.mark.parametrize("select", [PerRun(), PerRun(5), OverPositions(4)], ids=repr)
+@pytest.mark.parametrize("select", [PerBlock(), PerBlock(5), AcrossShards(4)], ids=repr)
 def test_dense_and_whole_it_is_diloco_to_the_bit(run, P: int, K: int, select: Any) -> None:
     """On a grid of multiples of powers of two, where float32 sums are exact in any order; β counts for
     nothing, since nothing is kept."""
     outer = lambda params: optim.SGD(params, lr=0.5)  # noqa: E731
     dense = run(P * K, lambda w: on_a_grid(w, P, diloco(EVERY, outer), torch.float32))
-    ours = lambda: sparse_loco(EVERY, density=1, bits=32, lr=0.5, select=select)  # noqa: E731
+    ours = lambda: sparseloco(EVERY, density=1, bits=32, lr=0.5, selection=select)  # noqa: E731
     found = run(P * K, lambda w: on_a_grid(w, P, ours(), torch.float32))
     for mine, theirs in zip(found, dense, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
@@ -68,8 +68,8 @@ def test_dense_and_whole_it_is_diloco_to_the_bit(run, P: int, K: int, select: An
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 def test_dense_and_whole_it_is_diloco_but_for_rounding(run, P: int, K: int) -> None:
     def trained(world: Transport, method: Method) -> list[Tensor]:
-        job, net = form(world, P), model(dtype=torch.float32)
-        optimizer = hpcsgd.DistributedOptimizer(optim.AdamW(net.parameters(), lr=0.01), net, job, method)
+        topology, net = form(world, P), model(dtype=torch.float32)
+        optimizer = hpcsgd.DistributedOptimizer(optim.AdamW(net.parameters(), lr=0.01), net, topology, method)
         history = []
         for t in range(STEPS):
             optimizer.zero_grad()
@@ -80,7 +80,7 @@ def test_dense_and_whole_it_is_diloco_but_for_rounding(run, P: int, K: int) -> N
 
     outer = lambda params: optim.SGD(params, lr=0.7)  # noqa: E731
     dense = run(P * K, lambda w: trained(w, diloco(EVERY, outer)))
-    found = run(P * K, lambda w: trained(w, sparse_loco(EVERY, density=1, bits=32, lr=0.7)))
+    found = run(P * K, lambda w: trained(w, sparseloco(EVERY, density=1, bits=32, lr=0.7)))
     for mine, theirs in zip(found, dense, strict=True):
         torch.testing.assert_close(mine[-1], theirs[-1], rtol=0, atol=1e-5)
 
@@ -92,29 +92,29 @@ def test_several_meetings_in_numpy(run, P: int, K: int, bits: int) -> None:
     """67 elements, which neither K nor runs of 11 divide."""
     make = OPTIMIZERS["AdamW"]
     for select, other in (
-        (PerRun(11), per_run(11, 0.25, K)),
-        (OverPositions(11), over_positions(11, 0.25, K)),
+        (PerBlock(11), per_run(11, 0.25, K)),
+        (AcrossShards(11), over_positions(11, 0.25, K)),
     ):
-        ours = lambda: sparse_loco(EVERY, 0.25, bits, beta=0.5, lr=0.5, select=select)  # noqa: B023, E731
+        ours = lambda: sparseloco(EVERY, 0.25, bits, beta=0.5, lr=0.5, selection=select)  # noqa: B023, E731
         ranks = run(P * K, lambda w: distributed(w, P, ours(), make, STEPS))  # noqa: B023
         same(ranks, alone(P, K, make, STEPS, sparse_meetings(EVERY, K, other, bits, 0.5, 0.5)), K)
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("wrapped", [lambda m: delayed(m, 2), lambda m: streamed(m, 2, 2, blend=0.0)])
+@pytest.mark.parametrize("wrapped", [lambda m: delayed(m, 2), lambda m: streaming(m, 2, 2, update_alpha=0.0)])
 def test_meetings_may_be_late(run, wrapped: Any) -> None:
     """All groups end with the same, and have learned."""
 
     def ends(world: Transport) -> tuple[Tensor, Tensor]:
-        job, net = form(world, 2), model()
-        method = wrapped(sparse_loco(4, density=0.25, select=OverPositions(5)))
-        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, method)
+        topology, net = form(world, 2), model()
+        method = wrapped(sparseloco(4, density=0.25, selection=AcrossShards(5)))
+        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, method)
         start = vector(net)
         for t in range(10):
             optimizer.zero_grad()
             loss(net, *batch(t, world.rank)).backward()
             optimizer.step()
-        with optimizer.averaged():
+        with optimizer.averaged_model():
             return start, vector(net)
 
     found = run(4, ends)
@@ -129,15 +129,15 @@ def test_little_is_not_lost_in_16_bits(run, dtype: torch.dtype) -> None:
     """θ and e are wide: steps together that are less than an ulp of the parameters move them after all."""
 
     def ends(world: Transport) -> tuple[Tensor, Tensor, list[torch.dtype]]:
-        job, net = form(world, 2), nn.Linear(8, 2, bias=False).to(dtype)
+        topology, net = form(world, 2), nn.Linear(8, 2, bias=False).to(dtype)
         with torch.no_grad():
             net.weight.fill_(1.0)
-        method = sparse_loco(1, density=1, bits=32, lr=1 / 64)
-        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, job, method)
+        method = sparseloco(1, density=1, bits=32, lr=1 / 64)
+        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, topology, method)
         for _ in range(64):
             net.weight.grad = torch.full_like(net.weight, 2**-6)
             optimizer.step()
-        chunks = method.state_dict()["how.inner"].sharded
+        chunks = method.state_dict()["averager.inner"].sharded
         return net.weight.detach().float(), chunks["theta"][0], [x[0].dtype for x in chunks.values()]
 
     for w, theta, dtypes in run(4, ends):
@@ -151,9 +151,9 @@ def test_little_is_not_lost_in_16_bits(run, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("bits", VALUES)
 def test_what_is_not_a_number_reaches_everybody(run, bits: int, bad: float) -> None:
     def ends(world: Transport) -> Tensor:
-        job, net = form(world, 2), model()
-        method = sparse_loco(1, density=0.05, bits=bits)
-        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, method)
+        topology, net = form(world, 2), model()
+        method = sparseloco(1, density=0.05, bits=bits)
+        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, method)
         for t in range(2):
             optimizer.zero_grad()
             loss(net, *batch(t, world.rank)).backward()
@@ -171,14 +171,14 @@ def test_bytes_of_a_meeting(run, n: int, bits: int, nbytes: int) -> None:
     """64 of 4096: 64 bytes of indices, 16 of values and 4 of sizes, of each chunk of `n` elements."""
 
     def one(world: Transport) -> tuple[float, float]:
-        job, net = form(world, 2), nn.Linear(2 * n, 1, bias=False)
-        method = sparse_loco(1, bits=bits)
-        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, method)
+        topology, net = form(world, 2), nn.Linear(2 * n, 1, bias=False)
+        method = sparseloco(1, bits=bits)
+        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, method)
         net(torch.randn(1, 2 * n)).sum().backward()
         before = world.ledger.totals()
         optimizer.step()
         m = Sizes.of(net.named_parameters(), 2, 2, 25e6)
-        told = next(x.nbytes for x in method.how.inner.sends(m))  # type: ignore[attr-defined]
+        told = next(x.nbytes for x in method.averager.inner.sends(m))  # type: ignore[attr-defined]
         return world.ledger.since(before)["average"].bytes, told
 
     assert run(4, one) == [(nbytes, 2 * nbytes)] * 4
@@ -190,9 +190,9 @@ def test_positions_where_more_has_gathered_send_more(run) -> None:
 
     def one(world: Transport, select: Any) -> Tensor:
         """What this position's chunk moved by."""
-        job, net = form(world, 2), nn.Linear(400, 1, bias=False, dtype=torch.float64)
-        method = sparse_loco(1, density=0.1, bits=32, select=select)
-        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, job, method)
+        topology, net = form(world, 2), nn.Linear(400, 1, bias=False, dtype=torch.float64)
+        method = sparseloco(1, density=0.1, bits=32, selection=select)
+        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, topology, method)
         before = net.weight.detach().clone()
         chance = torch.Generator().manual_seed(1)
         far = torch.tensor([100.0] * 200 + [1.0] * 200)
@@ -200,8 +200,8 @@ def test_positions_where_more_has_gathered_send_more(run) -> None:
         optimizer.step()
         return (net.weight.detach() - before).view(2, 200).count_nonzero(1)
 
-    assert run(4, one, PerRun(200))[0].tolist() == [20, 20]
-    assert run(4, one, OverPositions(50))[0].tolist() in ([40, 0], [39, 1])
+    assert run(4, one, PerBlock(200))[0].tolist() == [20, 20]
+    assert run(4, one, AcrossShards(50))[0].tolist() in ([40, 0], [39, 1])
 
 
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (3, 1)])
@@ -209,21 +209,21 @@ def test_what_is_kept_is_what_was_not_said(run, P: int, K: int) -> None:
     """Without decay all that groups moved is in θ or still in e: mean e = θ − the plain mean of the moves."""
 
     def one(world: Transport) -> tuple[np.ndarray, np.ndarray]:
-        job, net = form(world, P), OnAGrid(torch.float64)
-        method = sparse_loco(1, density=0.2, beta=1.0)
-        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.125), net, job, method)
+        topology, net = form(world, P), OnAGrid(torch.float64)
+        method = sparseloco(1, density=0.2, beta=1.0)
+        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.125), net, topology, method)
         (bucket,) = optimizer.buckets
-        moved = torch.zeros_like(bucket.own)
-        start = bucket.own.clone()
+        moved = torch.zeros_like(bucket.param_shard)
+        start = bucket.param_shard.clone()
         for t in range(6):
             optimizer.zero_grad()
             net(t, world.rank).backward()
-            before = bucket.own.clone()
+            before = bucket.param_shard.clone()
             for p in net.parameters():
                 assert p.grad is not None
             optimizer.step()
-            moved += bucket.own - before  # of all groups, as said
-        e = method.state_dict()["how.inner"].sharded["error"][0].clone()
+            moved += bucket.param_shard - before  # of all groups, as said
+        e = method.state_dict()["averager.inner"].sharded["error"][0].clone()
         wanted = torch.zeros_like(e)
         for t in range(6):
             grads = []
@@ -234,10 +234,10 @@ def test_what_is_kept_is_what_was_not_said(run, P: int, K: int) -> None:
                 whole = torch.zeros(bucket.w.numel(), dtype=torch.float64)
                 whole[: twin.w.numel()] = twin.w.grad
                 grads.append(whole)
-            wanted -= 0.125 * torch.stack(grads).mean(0).view(K, -1)[job.j]
-        job.cross.allreduce(e, "mean").wait()
+            wanted -= 0.125 * torch.stack(grads).mean(0).view(K, -1)[topology.shard_index]
+        topology.inter_group.allreduce(e, "mean").wait()
         assert e.abs().max() > 0
-        return (bucket.own - start - e).numpy(), wanted.numpy()
+        return (bucket.param_shard - start - e).numpy(), wanted.numpy()
 
     for found, wanted in run(P * K, one):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)

@@ -12,7 +12,7 @@ steps at an offset of its own, so that the link always has something to carry:
 Differences from the paper: its replica is a group here, and each position brings what it owns of a fragment.
 Layers of unlike sizes are divided evenly, see `hpcsgd.parts.averagers.fragments`. The meeting is that of any
 method of a fixed interval I: without an outer optimizer θ_p is the mean. Offsets are I/F apart, rounded down.
-Numbers travel as they are, or by `average` of the method inside, in blocks with a scale in place of E3M0.
+Numbers travel as they are, or by `quantize` of the method inside, in blocks with a scale in place of E3M0.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from hpcsgd.core.averager import Averager
 from hpcsgd.core.method import Method, parts_of
 from hpcsgd.core.optional import held, prepare, sends
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Step
-from hpcsgd.core.topology import Job
+from hpcsgd.core.step import StepContext
+from hpcsgd.core.topology import Topology
 from hpcsgd.core.traffic import Message, Sizes, Vector, late
 from hpcsgd.core.waits import later
 from hpcsgd.errors import UserError
@@ -62,26 +62,26 @@ class Streamed:
         self._streams: list[Stream] = []
         self._owned: list[Tensor] = []
         self._saved = State()
-        self._apart: Job | None = None
+        self._apart: Topology | None = None
         self._asked = -1
         """The last update after which it was asked what arrives."""
 
-    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
-        if s.job.P > 1 and not self._streams:
+    def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
+        if s.topology.num_groups > 1 and not self._streams:
             self._start(list(vectors), s)
 
-    def is_due(self, s: Step, wanted: bool) -> bool:
+    def is_due(self, s: StepContext, wanted: bool) -> bool:
         """Whether a fragment arrives after this update: without delay one that begins then, as `wanted`."""
         self._asked = s.t
         return any(self._arriving(s.t)) if self.delay else wanted
 
-    def begin(self, vectors: Sequence[Tensor], s: Step) -> None:
+    def begin(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         """Whose turn it is, if it is not under way any more."""
         for p in self.turn.at(s.t):
             if self._streams[p].meeting is None:
                 self._begin(self._streams[p], vectors, s)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
         asked, self._asked = self._asked == s.t, -1
         if asked and not self.delay:
@@ -95,7 +95,7 @@ class Streamed:
             self.begin(found, s)
         return found
 
-    def finish(self, vectors: Sequence[Tensor], s: Step, due: bool) -> None:
+    def finish(self, vectors: Sequence[Tensor], s: StepContext, due: bool) -> None:
         """Blend in all fragments that are under way, for which it waits; without delay, whose turn it is."""
         if due and not self.delay:
             self.begin(vectors, s)
@@ -108,7 +108,7 @@ class Streamed:
         begun = [[(t + offset) % I for offset in self.turn.offsets] for t in range(I)]
         most = max(sum(steps_ago < self.delay for steps_ago in each) for each in begun)
         under_way = most / F * m.owned()
-        return under_way + held((part for _, part in parts_of("how", self.how)), m)
+        return under_way + held((part for _, part in parts_of("averager", self.how)), m)
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         """About an F-th of the model each time; while the F are on their way, F·τ steps are computed."""
@@ -146,7 +146,7 @@ class Streamed:
                 stream.meeting.wait()
         self._saved, self._streams = state, []
 
-    def _start(self, owned: list[Tensor], s: Step) -> None:
+    def _start(self, owned: list[Tensor], s: StepContext) -> None:
         self._owned = owned
         cut = fragments(s.buckets, self.turn.F)
         self._streams = [Stream(fragment, copy.deepcopy(self.how)) for fragment in cut]
@@ -156,7 +156,7 @@ class Streamed:
         for stream in self._streams:
             prepare(stream.how, stream.fragment.of(owned), replace(s, of_fragment=True))
 
-    def _go_on(self, saved: State, s: Step) -> None:
+    def _go_on(self, saved: State, s: StepContext) -> None:
         """From a saved state; from one of as many fragments with the meetings under way, else with what is
         known of every element, and numbers of the fragment that knows no more."""
         same, chunks = saved.replicated, saved.sharded
@@ -175,26 +175,26 @@ class Streamed:
                 stream.meeting = Meeting(same["due"][p], mine[LEFT], dict(same["notes"][p]))
             stream.distance = distances[p]
 
-    def _tell_dropped(self, s: Step, unknown: Collection[str]) -> None:
-        if s.job.rank == 0:
+    def _tell_dropped(self, s: StepContext, unknown: Collection[str]) -> None:
+        if s.topology.rank == 0:
             also = f", and {', '.join(sorted(unknown))}, which not all had yet" if unknown else ""
             log.warning(
-                "streamed: other fragments than before: meetings that were under way are dropped%s", also
+                "streaming: other fragments than before: meetings that were under way are dropped%s", also
             )
 
     def _arriving(self, t: int) -> Iterator[Stream]:
         return (stream for stream in self._streams if stream.meeting is not None and stream.meeting.due <= t)
 
-    def _begin(self, stream: Stream, owned: Sequence[Tensor], s: Step) -> None:
+    def _begin(self, stream: Stream, owned: Sequence[Tensor], s: StepContext) -> None:
         if self._apart is None:
-            self._apart = apart(s.job)
+            self._apart = apart(s.topology)
         meet = partial(stream.meet, others=self._beside(stream))
         stream.meeting = under_way(meet, s, self._apart, stream.fragment.of(owned), s.t + self.delay)
 
     def _beside(self, stream: Stream) -> list[Stream]:
         return [other for other in self._streams if other is not stream]
 
-    def _take_in(self, stream: Stream, owned: Sequence[Tensor], s: Step) -> None:
+    def _take_in(self, stream: Stream, owned: Sequence[Tensor], s: StepContext) -> None:
         meeting, stream.meeting = stream.meeting, None
         if meeting is None:
             return
@@ -202,16 +202,16 @@ class Streamed:
         for own, theta in stream.fragment.parts(owned, meeting.chunks):
             x = theta.to(wide(theta.dtype))
             own.copy_(torch.lerp(x, own.to(x.dtype), self.blend))
-        s.notes.update(meeting.notes)
+        s.metrics.update(meeting.notes)
 
-    def _meet(self, owned: Sequence[Tensor], s: Step) -> None:
+    def _meet(self, owned: Sequence[Tensor], s: StepContext) -> None:
         for stream in self._streams:
             chunks = stream.fragment.of(owned)
-            mine = apart_step(s, s.job)
+            mine = apart_step(s, s.topology)
             stream.meet(chunks, mine, self._beside(stream))
             for own, theta in stream.fragment.parts(owned, chunks):
                 own.copy_(theta)
-            s.notes.update(mine.notes)
+            s.metrics.update(mine.metrics)
 
 
 def _of(
@@ -222,13 +222,13 @@ def _of(
 
 @method(cite="douillard2025streaming")
 @checked
-def streamed(method: Method, fragments: int, delay: int, blend: float = 0.5) -> Method:
+def streaming(method: Method, num_fragments: int, sync_delay: int, update_alpha: float = 0.5) -> Method:
     """`method`, whose groups meet with one fragment of the model after the other, and train on meanwhile.
 
     Each fragment meets as often as the method says, the F of them in turn: a rank sends as much in all, in F
-    smaller parts, spread evenly over the steps. What comes of one is blended in `delay` steps later. An outer
-    optimizer, as that of `diloco`, has a θ and moments of each fragment. Noted once all fragments have met:
-    `distance`, that of all as they last met.
+    smaller parts, spread evenly over the steps. What comes of one is blended in `sync_delay` steps later. An
+    outer optimizer, as that of `diloco`, has a θ and moments of each fragment. Noted once all fragments have
+    met: `distance`, that of all as they last met.
 
     Not to be confused with `delayed`, where the whole model meets and nothing that was learned meanwhile is
     dropped.
@@ -236,40 +236,42 @@ def streamed(method: Method, fragments: int, delay: int, blend: float = 0.5) -> 
     Args:
         method: of a fixed interval I, whose meetings go by the chunks that a position owns and nothing else,
             as those of `hierarchical` and `diloco` do with moments kept. Others are refused. In a job file
-            ``method = { name = "diloco", every = 30 }``.
-        fragments: F, at least 1 and at most I. Layers go to them in strides, so that they are of about one
-            size.
-        delay: τ, steps from the beginning of a meeting to its arrival, at least 0 and at most I.
-        blend: α, the weight of what the group has by then: 0 ≤ α < 1; 0 takes over what comes of the meeting
-            and drops what was learned meanwhile. Default 0.5, the paper's.
+            ``method = { name = "diloco", sync_every = 30 }``.
+        num_fragments: F, at least 1 and at most I. Layers go to them in strides, so that they are of about
+            one size.
+        sync_delay: τ, steps from the beginning of a meeting to its arrival, at least 0 and at most I.
+        update_alpha: α, the weight of what the group has by then: 0 ≤ α < 1; 0 takes over what comes of the
+            meeting and drops what was learned meanwhile. Default 0.5, the paper's.
 
     Raises:
         UserError: for other methods, and for arguments outside these bounds.
 
     Example:
-        >>> method = hpcsgd.streamed(hpcsgd.diloco(every=4), fragments=2, delay=1)
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> method = hpcsgd.streaming(hpcsgd.diloco(sync_every=4), num_fragments=2, sync_delay=1)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=5)
-        >>> optimizer.notes["distance"] > 0     # of the second fragment after step 3, the first one after 5
+        >>> optimizer.metrics["distance"] > 0     # of the second fragment after step 3, the first one after 5
         True
 
     Source:
         A. Douillard et al.: Streaming DiLoCo with overlapping communication: Towards a Distributed Free
         Lunch, 2025 (arXiv:2501.18512), algorithm 2.
     """
-    require_vectors_only("streamed", method)
-    every = method.when.traits.period
+    require_vectors_only("streaming", method)
+    every = method.schedule.traits.period
     if every is None:
         raise UserError(
-            "streamed: fragments take turns, for which groups have to meet every so many steps, as those of "
+            "streaming: fragments take turns, for which groups have to meet every so many steps, as those of "
             "hierarchical and diloco do; others go with delayed"
         )
-    for name, value, low in (("fragments", fragments, 1), ("delay", delay, 0)):
+    for name, value, low in (("num_fragments", num_fragments, 1), ("sync_delay", sync_delay, 0)):
         if type(value) is not int or not low <= value <= every:
             told = f"{name} = {value!r}: expected {low} to {every}, the steps between two meetings"
             raise UserError(told, key=name, value=value)
-    if not 0 <= blend < 1:
-        told = f"blend = {blend}: expected a number ≥ 0 and < 1; with 1 groups would never meet"
-        raise UserError(told, key="blend", value=blend)
-    turn = InTurn(every, fragments)
-    return replace(method, when=turn, how=Streamed(method.how, turn, delay, float(blend)))
+    if not 0 <= update_alpha < 1:
+        told = f"update_alpha = {update_alpha}: expected a number ≥ 0 and < 1; with 1 groups would never meet"
+        raise UserError(told, key="update_alpha", value=update_alpha)
+    turn = InTurn(every, num_fragments)
+    return replace(
+        method, schedule=turn, averager=Streamed(method.averager, turn, sync_delay, float(update_alpha))
+    )

@@ -15,11 +15,11 @@ workers gather all Δ̂_r. The feedback e_r, with its decay β, has the place of
 Differences from the paper: its worker is a group here, and each position does this for the chunks it owns,
 with M/K elements of θ and of e. Δ_r counts from θ as parameters have it, of 16 bits perhaps; θ and e are
 float32. The elements that runs and their k count are parameters: padding between and behind them is never
-sent. Q has a sign and one of two sizes, bfloat16, for every 64 values in their order (`wires.levels`). Where
-any of the 64 is 0 the smaller size is 0, too, so that a weight with nothing to send does not move;
-with 4, 8 or 16 bits it is that of `wires.int4`, `int8` or `bf16`, with 32 there is none. Indices travel by
-`kernels.chosen`, 8 bits each at the density of 1/64. How many are taken from where is a part of its own:
-`PerRun` is the paper's, `OverPositions` is not.
+sent. Q has a sign and one of two sizes, bfloat16, for every 64 values in their order (`quantizers.levels`).
+Where any of the 64 is 0 the smaller size is 0, too, so that a weight with nothing to send does not move;
+with 4, 8 or 16 bits it is that of `quantizers.int4`, `int8` or `bf16`, with 32 there is none. Indices travel
+by `kernels.chosen`, 8 bits each at the density of 1/64. How many are taken from where is a part of its own:
+`PerBlock` is the paper's, `AcrossShards` is not.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from hpcsgd.comm import wide
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.method import Method
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.core.waits import All
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import AroundMoments, Measured, PerRun, kept
+from hpcsgd.parts.averagers import AroundMoments, Measured, PerBlock, keep_state
 from hpcsgd.parts.averagers.selection import Selection
 from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.quantizers import bf16, int4, int8
+from hpcsgd.parts.quantizers.base import Quantizer
+from hpcsgd.parts.quantizers.levels import Levels
+from hpcsgd.parts.quantizers.whole import Whole
 from hpcsgd.parts.schedules import Every
 from hpcsgd.parts.sparsifiers.base import Share, require_density
-from hpcsgd.parts.wires import bf16, int4, int8
-from hpcsgd.parts.wires.base import Wire
-from hpcsgd.parts.wires.levels import Levels
-from hpcsgd.parts.wires.whole import Whole
 
-VALUES: Mapping[int, Wire] = {2: Levels(), 4: int4(), 8: int8(), 16: bf16(), 32: Whole()}
+VALUES: Mapping[int, Quantizer] = {2: Levels(), 4: int4(), 8: int8(), 16: bf16(), 32: Whole()}
 """How values travel, by their bits."""
 
 
@@ -61,7 +61,7 @@ class Code:
     """What a group says of one vector: which elements, and their values. Its size is that of the share."""
 
     share: Share
-    values: Wire
+    values: Quantizer
 
     @property
     def count(self) -> int:
@@ -99,7 +99,7 @@ class SparseDelta:
 
     traits = Traits(All(), reads_gradients=False, vectors_only=True)
 
-    def __init__(self, density: float, values: Wire, beta: float, lr: float, select: Selection) -> None:
+    def __init__(self, density: float, values: Quantizer, beta: float, lr: float, select: Selection) -> None:
         self.density, self.values, self.beta, self.lr, self.select = density, values, beta, lr, select
         self._theta: list[Tensor] = []
         self._error: list[Tensor] = []
@@ -107,21 +107,21 @@ class SparseDelta:
         """Of each chunk what is not padding."""
         self._saved = State()
 
-    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
-        if s.job.P > 1 and not self._theta:
+    def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
+        if s.topology.num_groups > 1 and not self._theta:
             self._start(vectors, s.filled(vectors))
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         assert self._theta
         found = list(vectors)
         owned, thetas, errors = (self._without_padding(x) for x in (found, self._theta, self._error))
         for own, theta, e in zip(owned, thetas, errors, strict=True):
             e.mul_(self.beta).add_(theta.to(own.dtype).to(theta.dtype) - own)
-        codes = [Code(share, self.values) for share in self.select.shares(errors, self.density, s.job)]
+        codes = [Code(share, self.values) for share in self.select.shares(errors, self.density, s.topology)]
         s.agreement().wait()
         said = self._gathered(s, codes, errors)
         for i, (own, theta, e) in enumerate(zip(owned, thetas, errors, strict=True)):
-            theta.add_(self._mean(codes[i], said[i], e, s.job.cross.rank), alpha=-self.lr)
+            theta.add_(self._mean(codes[i], said[i], e, s.topology.inter_group.rank), alpha=-self.lr)
             own.copy_(theta)
         return found
 
@@ -158,16 +158,18 @@ class SparseDelta:
         pairs = zip(chunks, self._filled, strict=True)
         return [chunk[run] for chunk, runs in pairs for run in runs] or [chunks[0][:0]]
 
-    def _gathered(self, s: Step, codes: Sequence[Code], errors: Sequence[Tensor]) -> list[list[Tensor]]:
+    def _gathered(
+        self, s: StepContext, codes: Sequence[Code], errors: Sequence[Tensor]
+    ) -> list[list[Tensor]]:
         """Of every vector, what each group says of it. Collective."""
         sizes = [code.nbytes for code in codes]
         mine = torch.zeros(sum(sizes), dtype=torch.uint8, device=errors[0].device)
         for code, e, part in zip(codes, errors, torch.split(mine, sizes), strict=True):
             if code.count:  # of a fragment a position may own nothing
                 code.write(e, part)
-        rows = mine.new_empty((s.job.P, mine.numel()))
+        rows = mine.new_empty((s.topology.num_groups, mine.numel()))
         if mine.numel():
-            s.job.cross.allgather(rows.view(-1), mine).wait()
+            s.topology.inter_group.allgather(rows.view(-1), mine).wait()
         return [list(column) for column in torch.split(rows, sizes, dim=1)]
 
     def _mean(self, code: Code, said: Sequence[Tensor], e: Tensor, mine: int) -> Tensor:
@@ -183,15 +185,15 @@ class SparseDelta:
 
 @method(cite="sarfi2025sparseloco", delayable=True)
 @checked
-def sparse_loco(
-    every: int,
+def sparseloco(
+    sync_every: int,
     density: float = 1 / 64,
     bits: int = 2,
     beta: float = 0.95,
     lr: float = 1.0,
-    select: Selection = PerRun(),  # noqa: B008 - frozen
-    exchange: Exchange = Dense(),  # noqa: B008 - frozen
-    moments: AroundMoments = kept,
+    selection: Selection = PerBlock(),  # noqa: B008 - frozen
+    grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
+    optimizer_state: AroundMoments = keep_state,
 ) -> Method:
     """Local SGD whose groups tell a small part of how they moved in few bits, and keep the rest for later.
 
@@ -203,26 +205,26 @@ def sparse_loco(
     which sends a part of every gradient inside a group.
 
     Args:
-        every: H, steps from one meeting to the next, at least 1; the paper's are some tens.
+        sync_every: H, steps from one meeting to the next, at least 1; the paper's are some tens.
         density: the share of elements that is sent, > 0 and ≤ 1. Default 0.015625: 64 of 4096.
         bits: of a value: 2, 4, 8, 16 or 32. Default 2, the paper's.
         beta: β, what is left of the feedback at the next meeting, ≥ 0 and ≤ 1. Default 0.95.
         lr: α, the outer learning rate, > 0. Default 1.0.
-        select: how many elements are taken from where: `PerRun()` or `OverPositions()`. Default
-            PerRun(size=4096).
-        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+        selection: how many elements are taken from where: `PerBlock()` or `AcrossShards()`. Default
+            PerBlock(size=4096).
+        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
             Default Dense().
-        moments: what becomes of the inner optimizer's momentum at a meeting: `kept`, `Averaged` or `Reset`.
-            Default kept.
+        optimizer_state: what becomes of the inner optimizer's momentum at a meeting: `keep_state`,
+            `AverageState` or `ResetState`. Default keep_state.
 
     Raises:
-        UserError: for `every` below 1, other bits, and numbers outside these bounds.
+        UserError: for `sync_every` below 1, other bits, and numbers outside these bounds.
 
     Example:
-        >>> method = hpcsgd.sparse_loco(every=2, density=0.1)
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> method = hpcsgd.sparseloco(sync_every=2, density=0.1)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=4)
-        >>> optimizer.notes["distance"] > 0
+        >>> optimizer.metrics["distance"] > 0
         True
 
     Source:
@@ -236,5 +238,5 @@ def sparse_loco(
         raise UserError(f"beta = {beta}: what is left of the feedback, ≥ 0 and ≤ 1", key="beta", value=beta)
     if not 0 < lr < math.inf:
         raise UserError(f"lr = {lr}: an outer learning rate, > 0", key="lr", value=lr)
-    how = Measured(SparseDelta(density, VALUES[bits], beta, float(lr), select))
-    return Method(exchange=exchange, when=Every(every), how=moments(how))
+    how = Measured(SparseDelta(density, VALUES[bits], beta, float(lr), selection))
+    return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=optimizer_state(how))

@@ -18,9 +18,9 @@ from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.traffic import of_step
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError
-from hpcsgd.methods import Method, des_loco, hierarchical
-from hpcsgd.methods.des_loco import share_of_steps
-from hpcsgd.parts.averagers import Averaged
+from hpcsgd.methods import Method, des_loc, hierarchical
+from hpcsgd.methods.des_loc import share_of_steps
+from hpcsgd.parts.averagers import AverageState
 from hpcsgd.train.subject import state_of
 from local_methods import desynced
 from methods.test_battery import OPTIMIZERS
@@ -31,9 +31,9 @@ from trainings import Rows
 
 STEPS = 12
 MADE: dict[str, tuple[Callable[[], Method], tuple[int, int, int]]] = {
-    "no multiple of each other": (lambda: des_loco(3, 2, 5), (3, 2, 5)),
-    "as advised": (lambda: des_loco(2), (2, 6, 12)),
-    "parameters least of all": (lambda: des_loco(6, 1, 2), (6, 1, 2)),
+    "no multiple of each other": (lambda: des_loc(3, 2, 5), (3, 2, 5)),
+    "as advised": (lambda: des_loc(2), (2, 6, 12)),
+    "parameters least of all": (lambda: des_loc(6, 1, 2), (6, 1, 2)),
 }
 
 
@@ -45,7 +45,7 @@ def test_equals_plain_torch(run, label: str, P: int, K: int, optimizer: str) -> 
     new, (every, first, second) = MADE[label]
     periods = {"exp_avg": first, "momentum_buffer": first, "exp_avg_sq": second}
     make = OPTIMIZERS[optimizer]
-    ranks = run(P * K, lambda world: distributed(world, P, new(), make, STEPS, bucket_mb=3e-4))
+    ranks = run(P * K, lambda world: distributed(world, P, new(), make, STEPS, bucket_cap_mb=3e-4))
     same(ranks, desynced(P, K, every, periods, make, STEPS), K)
 
 
@@ -56,7 +56,7 @@ def amsgrad(params: Any) -> optim.Optimizer:
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 def test_moments_by_name(run, P: int, K: int) -> None:
     """One of another interval than its kind; max_exp_avg_sq is a second moment, too."""
-    new = lambda: des_loco(4, 3, 2, moments={"exp_avg_sq": 5})  # noqa: E731
+    new = lambda: des_loc(4, 3, 2, optimizer_state={"exp_avg_sq": 5})  # noqa: E731
     ranks = run(P * K, lambda world: distributed(world, P, new(), amsgrad, STEPS))
     periods = {"exp_avg": 3, "exp_avg_sq": 5, "max_exp_avg_sq": 2}
     same(ranks, desynced(P, K, 4, periods, amsgrad, STEPS), K)
@@ -68,28 +68,30 @@ def test_with_one_interval_it_is_local_sgd_with_averaged_moments(run, name: str,
     """To the bit, counts of steps included, which groups that use unlike parts of a model do not share."""
 
     def ends(world: Transport, method: Method) -> list[Tensor]:
-        net, job = Two(), form(world, groups=P)
+        net, topology = Two(), form(world, groups=P)
         inner = ADAPTIVE[name](list(net.parameters()))
-        optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method)
         for t in range(6):
             optimizer.zero_grad()
-            net(t, job.g).backward()
+            net(t, topology.group_index).backward()
             optimizer.step()
         return [p.detach().clone() for p in net.parameters()]
 
-    ours = run(P * K, lambda world: ends(world, des_loco(2, 2, 2)))
-    theirs = run(P * K, lambda world: ends(world, hierarchical(2, moments=Averaged)))
+    ours = run(P * K, lambda world: ends(world, des_loc(2, 2, 2)))
+    theirs = run(P * K, lambda world: ends(world, hierarchical(2, optimizer_state=AverageState)))
     for mine, other in zip(ours, theirs, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
 
 
 def counted(world: Transport, P: int, method: Method, make: MakeOptimizer, net: torch.nn.Module) -> list[Any]:
     """Bytes of each step by phase."""
-    job, found = form(world, P), []
-    optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, job, method, bucket_mb=2e-4)
+    topology, found = form(world, P), []
+    optimizer = hpcsgd.DistributedOptimizer(
+        make(list(net.parameters())), net, topology, method, bucket_cap_mb=2e-4
+    )
     for t in range(STEPS):
         before = world.ledger.totals()
-        one_step(net, optimizer, job, t)
+        one_step(net, optimizer, topology, t)
         found.append({name: total.bytes for name, total in world.ledger.since(before).items()})
     return found
 
@@ -97,7 +99,7 @@ def counted(world: Transport, P: int, method: Method, make: MakeOptimizer, net: 
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 def test_where_moments_meet_alone_no_parameter_goes_across_groups(run, P: int, K: int) -> None:
     """K_x = 4, K_u = 3, K_v = 6; parameters are gathered in the group as after any step."""
-    for steps in run(P * K, lambda world: counted(world, P, des_loco(4, 3, 6), OPTIMIZERS["AdamW"], model())):
+    for steps in run(P * K, lambda world: counted(world, P, des_loc(4, 3, 6), OPTIMIZERS["AdamW"], model())):
         plain = steps[0].get("parameters", 0.0)
         for t, sent_then in enumerate(steps, 1):
             assert (sent_then.get("average", 0.0) > 0) == (t % 4 == 0)
@@ -113,7 +115,9 @@ def test_where_moments_meet_alone_no_parameter_goes_across_groups(run, P: int, K
 def test_counts_come_along_with_moments_alone(run) -> None:
     """RMSprop has no first moment: when one would be due, counts of steps are not."""
     make: MakeOptimizer = lambda params: optim.RMSprop(params, lr=0.01)  # noqa: E731
-    for steps in run(2, lambda world: counted(world, 2, des_loco(4, first=2, second=3), make, model())):
+    for steps in run(
+        2, lambda world: counted(world, 2, des_loc(4, first_every=2, second_every=3), make, model())
+    ):
         assert [t for t, step in enumerate(steps, 1) if step.get("moments", 0.0)] == [3, 6, 9, 12]
 
 
@@ -121,7 +125,7 @@ def test_counts_come_along_with_moments_alone(run) -> None:
 def test_an_optimizer_of_whole_tensors(run) -> None:
     """Its moments are whole on every position: where they meet alone nothing has to be gathered."""
     make: MakeOptimizer = lambda params: Rows(params, lr=0.1)  # noqa: E731
-    new = lambda: des_loco(4, moments={"sums": 3})  # noqa: E731
+    new = lambda: des_loc(4, optimizer_state={"sums": 3})  # noqa: E731
     ranks = run(4, lambda world: distributed(world, 2, new(), make, STEPS))
     same(ranks, desynced(2, 2, 4, {"sums": 3}, make, STEPS), 2)
     for steps in run(4, lambda world: counted(world, 2, new(), make, model())):
@@ -137,11 +141,11 @@ def test_bytes_are_as_foretold(
     run, periods: tuple[int, int, int], make_model: Callable[[], torch.nn.Module], P: int, K: int
 ) -> None:
     """Of unlike intervals, over a whole number of each; counts of steps come with either moment."""
-    ranks = run(P * K, lambda world: counted(world, P, des_loco(*periods), OPTIMIZERS["AdamW"], make_model()))
+    ranks = run(P * K, lambda world: counted(world, P, des_loc(*periods), OPTIMIZERS["AdamW"], make_model()))
     net = make_model()
     m = Sizes.of(net.named_parameters(), P, K, 200.0, *state_of(OPTIMIZERS["AdamW"](list(net.parameters()))))
     for phase in ("average", "moments"):
-        messages = [x for x in of_step(StepPlan.of(des_loco(*periods)), m) if x.phase == phase]
+        messages = [x for x in of_step(StepPlan.of(des_loc(*periods)), m) if x.phase == phase]
         expected = sum(x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in messages)
         found = sum(step.get(phase, 0.0) for steps in ranks for step in steps) / len(ranks) / STEPS
         assert found == pytest.approx(expected, rel=1e-12)
@@ -175,10 +179,10 @@ def test_moments_that_there_are_not(run, make: str, moments: dict[str, int], mes
 
     def told(world: Transport) -> str:
         with pytest.raises(UserError) as caught:
-            distributed(world, 2, des_loco(50, moments=moments), OPTIMIZERS[make], 1)
+            distributed(world, 2, des_loc(50, optimizer_state=moments), OPTIMIZERS[make], 1)
         return str(caught.value)
 
-    assert run(2, told) == [f"moments: {message}"] * 2
+    assert run(2, told) == [f"optimizer_state: {message}"] * 2
 
 
 @pytest.mark.skipif(not hasattr(optim, "Muon"), reason="torch has no Muon yet")
@@ -189,7 +193,7 @@ def test_a_position_may_own_nothing_of_a_kind(caplog: pytest.LogCaptureFixture) 
     def train(world: Transport) -> None:
         torch.manual_seed(0)
         net = torch.nn.Sequential(torch.nn.Linear(6, 4, bias=False), torch.nn.Linear(4, 3, bias=False))
-        method = des_loco(4, first=2, second=3, moments={"momentum_buffer": 2})
+        method = des_loc(4, first_every=2, second_every=3, optimizer_state={"momentum_buffer": 2})
         optimizer = hpcsgd.DistributedOptimizer(hpcsgd.muon(net, lr=0.01), net, form(world, 2), method)
         for _ in range(4):
             optimizer.zero_grad()
@@ -197,31 +201,34 @@ def test_a_position_may_own_nothing_of_a_kind(caplog: pytest.LogCaptureFixture) 
             optimizer.step()
 
     threads.run(4, train)
-    assert not [r for r in caplog.records if "of no use" in r.getMessage()]
+    assert not [r for r in caplog.records if "is ignored" in r.getMessage()]
 
 
 def test_an_interval_that_is_of_no_use_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     train = lambda world, method: distributed(world, 2, method, OPTIMIZERS["momentum"], 1)  # noqa: E731
-    threads.run(2, lambda world: train(world, des_loco(5, first=4)))
+    threads.run(2, lambda world: train(world, des_loc(5, first_every=4)))
     assert not caplog.records
-    threads.run(2, lambda world: train(world, des_loco(5, second=4)))
+    threads.run(2, lambda world: train(world, des_loc(5, second_every=4)))
     assert [r.getMessage() for r in caplog.records] == [
-        "des_loco: second is of no use: SGD has no second moment"
+        "des_loc: second_every is ignored: SGD keeps no second moment"
     ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"every": 0}, "every = 0: groups meet after at least 1 step"),
-        ({"first": 0}, "first = 0: moments meet after a whole number of steps, at least 1"),
-        ({"second": 2.5}, "second = 2.5: expected a whole number or None"),
-        ({"moments": {"exp_avg": -1}}, "exp_avg = -1: moments meet"),
-        ({"moments": {"exp_avg": "4"}}, "moments = {'exp_avg': '4'}: expected a dict of whole numbers"),
+        ({"sync_every": 0}, "sync_every = 0: groups meet after at least 1 step"),
+        ({"first_every": 0}, "first_every = 0: moments meet after a whole number of steps, at least 1"),
+        ({"second_every": 2.5}, "second_every = 2.5: expected a whole number or None"),
+        ({"optimizer_state": {"exp_avg": -1}}, "exp_avg = -1: moments meet"),
+        (
+            {"optimizer_state": {"exp_avg": "4"}},
+            "optimizer_state = {'exp_avg': '4'}: expected a dict of whole numbers",
+        ),
     ],
 )
 def test_refusals(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        des_loco(**{"every": 2, **arguments})
+        des_loc(**{"sync_every": 2, **arguments})
     assert "\n" not in str(caught.value)

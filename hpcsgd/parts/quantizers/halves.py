@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.arguments import checked
-from hpcsgd.parts.wires.base import Wire
+from hpcsgd.parts.quantizers.base import Quantizer
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,17 @@ class Halves:
 
 
 @checked
-def bf16() -> Wire:
+def bf16() -> Quantizer:
     """Two bytes an element, bfloat16: 8 bits of it, whatever its size; NaN and infinity as they are.
 
     Not to be confused with ``precision = "bf16_master"``, whose parameters are bfloat16 themselves.
 
     Example:
-        >>> method = hpcsgd.hierarchical(every=8, exchange=hpcsgd.Packed(gradients=hpcsgd.wires.bf16()))
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> grad_reduce = hpcsgd.Quantized(gradients=hpcsgd.quantizers.bf16())
+        >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=grad_reduce)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> round(job.world.ledger.totals()["gradients"].bytes)     # AllToAll's would be 272
+        >>> round(topology.world.ledger.totals()["gradients"].bytes)     # AllToAll's would be 272
         136
 
     Source:
@@ -48,15 +49,16 @@ def bf16() -> Wire:
 
 
 @checked
-def fp16() -> Wire:
+def fp16() -> Quantizer:
     """Two bytes an element, float16: 11 bits of it between 6·10⁻⁵ and 65504; beyond that it is infinite,
     below 6·10⁻⁸ zero.
 
     Not to be confused with `bf16`, whose numbers are coarser and as large as float32's.
 
     Example:
-        >>> method = hpcsgd.hierarchical(every=8, exchange=hpcsgd.Packed(gradients=hpcsgd.wires.fp16()))
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> grad_reduce = hpcsgd.Quantized(gradients=hpcsgd.quantizers.fp16())
+        >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=grad_reduce)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
 
     Source:
         P. Micikevicius et al.: Mixed Precision Training, ICLR 2018.

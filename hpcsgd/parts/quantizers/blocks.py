@@ -9,8 +9,8 @@ from torch import Tensor
 from hpcsgd import kernels
 from hpcsgd.arguments import checked
 from hpcsgd.errors import UserError
-from hpcsgd.parts.wires.base import Rounding, Wire
-from hpcsgd.parts.wires.rounding import Nearest
+from hpcsgd.parts.quantizers.base import Quantizer, Rounding
+from hpcsgd.parts.quantizers.rounding import Nearest
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Blocks:
 
 
 @checked
-def int8(block: int = 256, rounding: Rounding = Nearest()) -> Wire:  # noqa: B008 - frozen
+def int8(block: int = 256, rounding: Rounding = Nearest()) -> Quantizer:  # noqa: B008 - frozen
     """A byte an element: whole numbers from −127 to 127 times a scale that `block` elements share.
 
     The scale is the block's largest magnitude over 127. A block with a NaN or an infinity arrives as NaNs.
@@ -60,8 +60,8 @@ def int8(block: int = 256, rounding: Rounding = Nearest()) -> Wire:  # noqa: B00
         UserError: for a `block` that is no multiple of 8.
 
     Example:
-        >>> method = hpcsgd.hierarchical(every=8, average=hpcsgd.wires.int8())
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> method = hpcsgd.hierarchical(sync_every=8, quantize=hpcsgd.quantizers.int8())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
 
     Source:
         T. Dettmers: 8-Bit Approximations for Parallelism in Deep Learning, ICLR 2016; in blocks as G. Wang et
@@ -71,7 +71,7 @@ def int8(block: int = 256, rounding: Rounding = Nearest()) -> Wire:  # noqa: B00
 
 
 @checked
-def int4(block: int = 64, rounding: Rounding = Nearest()) -> Wire:  # noqa: B008 - frozen
+def int4(block: int = 64, rounding: Rounding = Nearest()) -> Quantizer:  # noqa: B008 - frozen
     """Half a byte an element: whole numbers from −7 to 7 times a scale that `block` elements share.
 
     The scale is the block's largest magnitude over 7. A block with a NaN or an infinity arrives as NaNs.
@@ -86,8 +86,8 @@ def int4(block: int = 64, rounding: Rounding = Nearest()) -> Wire:  # noqa: B008
         UserError: for a `block` that is no multiple of 8.
 
     Example:
-        >>> method = hpcsgd.diloco(every=50, average=hpcsgd.wires.int4())
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> method = hpcsgd.diloco(sync_every=50, quantize=hpcsgd.quantizers.int4())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
 
     Source:
         G. Wang et al.: ZeRO++, 2023 (arXiv:2306.10209), gradients of 4 bits in blocks; A. Douillard et al.:
@@ -97,7 +97,7 @@ def int4(block: int = 64, rounding: Rounding = Nearest()) -> Wire:  # noqa: B008
 
 
 @checked
-def int2(block: int = 128) -> Wire:
+def int2(block: int = 128) -> Quantizer:
     """A quarter of a byte an element: −2, −1, 0 or 1 times a scale that `block` elements share.
 
     The scale is 1.4 times the block's mean magnitude, with a sign: of the larger numbers on one side of
@@ -115,8 +115,8 @@ def int2(block: int = 128) -> Wire:
         UserError: for a `block` that is no multiple of 8.
 
     Example:
-        >>> method = hpcsgd.diloco(every=50, average=hpcsgd.wires.int2())
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> method = hpcsgd.diloco(sync_every=50, quantize=hpcsgd.quantizers.int2())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
 
     Source:
         B. Thérien, X. Huang, I. Rish, E. Belilovsky: MuLoCo: Muon is a practical inner optimizer for

@@ -9,8 +9,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hpcsgd.parts.wires.levels import Levels
-from hpcsgd.parts.wires.whole import Whole
+from hpcsgd.parts.quantizers.levels import Levels
+from hpcsgd.parts.quantizers.whole import Whole
 from sparse_deltas import two_sizes
 
 

@@ -16,8 +16,8 @@ from hpcsgd.core.state import State
 from hpcsgd.core.topology import form
 from hpcsgd.core.waits import Pairs
 from hpcsgd.errors import UserError
-from hpcsgd.methods import no_loco
-from hpcsgd.methods.no_loco import InPairs
+from hpcsgd.methods import noloco
+from hpcsgd.methods.noloco import InPairs
 from local_methods import paired
 from methods.test_battery import OPTIMIZERS
 from references import alone, distributed, model, one_step, same
@@ -34,8 +34,8 @@ def test_equals_its_equations(run, P: int, K: int, alpha: float, beta: float, ga
     make = OPTIMIZERS["AdamW"]
 
     def models(world: Transport) -> list[Tensor]:
-        method = no_loco(EVERY, alpha, beta, gamma, seed=7)
-        return distributed(world, P, method, make, STEPS, bucket_mb=3e-4)
+        method = noloco(EVERY, alpha, beta, gamma, seed=7)
+        return distributed(world, P, method, make, STEPS, bucket_cap_mb=3e-4)
 
     same(run(P * K, models), alone(P, K, make, STEPS, paired(EVERY, alpha, beta, gamma, seed=7)), K)
 
@@ -63,14 +63,14 @@ def test_a_meeting_sends_one_chunk_to_one_other(run, P: int, K: int) -> None:
     """And the number of the parcel; between meetings nothing."""
 
     def sent(world: Transport) -> list[float]:
-        job, net = form(world, P), nn.Linear(24, 16, bias=False)
+        topology, net = form(world, P), nn.Linear(24, 16, bias=False)
         inner = optim.SGD(net.parameters(), lr=0.1)
-        optimizer = hpcsgd.DistributedOptimizer(inner, net, job, no_loco(EVERY))
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, noloco(EVERY))
         counts = []
         for t in range(6 * EVERY):
             before = world.ledger.totals()
             optimizer.zero_grad()
-            net(optimizer.buckets[0].w.new_full((2, 24), t + job.rank)).sum().backward()
+            net(optimizer.buckets[0].w.new_full((2, 24), t + topology.rank)).sum().backward()
             optimizer.step()
             grown = world.ledger.since(before).get("average")
             counts.append(0.0 if grown is None else grown.bytes)
@@ -87,7 +87,7 @@ def test_a_meeting_sends_one_chunk_to_one_other(run, P: int, K: int) -> None:
 @pytest.mark.ranks(2)
 def test_two_groups_with_gamma_one_and_no_momentum_take_the_mean(run) -> None:
     """φ_i is where the pair is on the mean, and θ the whole way from there: local SGD."""
-    method = lambda: no_loco(EVERY, alpha=0.0, beta=1.0, gamma=1.0)  # noqa: E731
+    method = lambda: noloco(EVERY, alpha=0.0, beta=1.0, gamma=1.0)  # noqa: E731
     plain = lambda: hpcsgd.hierarchical(EVERY)  # noqa: E731
     make = OPTIMIZERS["momentum"]
     ours, theirs = (run(2, lambda w, m=m: distributed(w, 2, m(), make, STEPS)) for m in (method, plain))
@@ -131,7 +131,7 @@ def test_groups_stay_together_within_the_bound_and_no_further(P: int, alpha: flo
     bound = 2 * (1 - alpha**2) / (1 + alpha - 2 * alpha * kappa)
     assert bound >= 2 * (1 - alpha**2) - 1e-12
     assert growth(P, alpha, 0.999 * bound) < 1 < growth(P, alpha, 1.001 * bound)
-    how = no_loco(1, alpha).how
+    how = noloco(1, alpha).averager
     assert isinstance(how, InPairs)
     assert growth(P, alpha, how.gamma) < 0.97
 
@@ -139,7 +139,7 @@ def test_groups_stay_together_within_the_bound_and_no_further(P: int, alpha: flo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"every": 0}, "every = 0: groups meet after at least 1 step"),
+        ({"sync_every": 0}, "sync_every = 0: groups meet after at least 1 step"),
         ({"alpha": 1.0}, "alpha = 1.0: expected a momentum ≥ 0 and < 1"),
         ({"alpha": -0.1}, "alpha = -0.1: expected a momentum"),
         ({"alpha": float("nan")}, "alpha = nan: expected a number"),
@@ -155,28 +155,28 @@ def test_groups_stay_together_within_the_bound_and_no_further(P: int, alpha: flo
 )
 def test_refusals(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        no_loco(**{"every": 2, **arguments})  # type: ignore[arg-type]
+        noloco(**{"sync_every": 2, **arguments})  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
 def test_a_job_file_gives_the_constants(tmp_path: Path) -> None:
-    how = made(tmp_path, 'name = "no_loco"\nevery = 4\nalpha = 0.6\ngamma = 0.5\nseed = 3\n').how
+    how = made(tmp_path, 'name = "noloco"\nsync_every = 4\nalpha = 0.6\ngamma = 0.5\nseed = 3\n').averager
     assert (how.pairs, how.alpha, how.beta, how.gamma) == (Pairs(seed=3, every=4), 0.6, 0.7, 0.5)
     with pytest.raises(UserError, match=r"\[method\]: gamma = 1.4: .* less than 2·\(1 − alpha²\) = 1.28"):
-        made(tmp_path, 'name = "no_loco"\nevery = 4\nalpha = 0.6\ngamma = 1.4\n')
+        made(tmp_path, 'name = "noloco"\nsync_every = 4\nalpha = 0.6\ngamma = 1.4\n')
 
 
 @pytest.mark.ranks(3)
 def test_phi_and_delta_are_of_the_own_chunk_and_wide(run) -> None:
     def kept(world: Transport) -> list[str]:
-        job, net = form(world, 3), model().bfloat16()
-        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, no_loco(1))
-        assert optimizer.method.state_dict()["how"] == State()
+        topology, net = form(world, 3), model().bfloat16()
+        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, noloco(1))
+        assert optimizer.method.state_dict()["averager"] == State()
         for p in net.parameters():
             p.grad = p.detach().clone()
         optimizer.step()
-        chunks = optimizer.method.state_dict()["how"].sharded
-        assert sum(x.numel() for x in chunks["phi"]) == sum(b.own.numel() for b in optimizer.buckets)
+        chunks = optimizer.method.state_dict()["averager"].sharded
+        assert sum(x.numel() for x in chunks["phi"]) == sum(b.param_shard.numel() for b in optimizer.buckets)
         return [f"{name} {x.dtype}" for name, vectors in chunks.items() for x in vectors]
 
     assert run(3, kept) == [["phi torch.float32", "delta torch.float32"]] * 3
@@ -185,11 +185,11 @@ def test_phi_and_delta_are_of_the_own_chunk_and_wide(run) -> None:
 @pytest.mark.ranks(4)
 def test_it_is_evaluated_by_the_mean_of_all_groups(run) -> None:
     def means(world: Transport) -> tuple[Tensor, Tensor, float]:
-        job, net = form(world, 4), model()
-        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, no_loco(2))
+        topology, net = form(world, 4), model()
+        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, noloco(2))
         for t in range(5):
-            own = one_step(net, optimizer, job, t)
-        with optimizer.averaged() as D:
+            own = one_step(net, optimizer, topology, t)
+        with optimizer.averaged_model() as D:
             return own, nn.utils.parameters_to_vector(net.parameters()).detach().clone(), D
 
     found = run(4, means)

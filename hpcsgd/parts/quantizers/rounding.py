@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hpcsgd.arguments import checked
 from hpcsgd.errors import UserError
-from hpcsgd.parts.wires.base import Rounding, throw
+from hpcsgd.parts.quantizers.base import Rounding, throw
 
 
 @checked
@@ -18,7 +18,7 @@ class Nearest:
     Not to be confused with `Stochastic`, which keeps nothing and is right on the mean alone.
 
     Example:
-        >>> hpcsgd.wires.int8() == hpcsgd.wires.int8(rounding=hpcsgd.wires.Nearest())
+        >>> hpcsgd.quantizers.int8() == hpcsgd.quantizers.int8(rounding=hpcsgd.quantizers.Nearest())
         True
 
     Source:
@@ -49,9 +49,9 @@ class Stochastic:
         UserError: for a `seed` of more than 63 bits, or below 0.
 
     Example:
-        >>> wire = hpcsgd.wires.int4(rounding=hpcsgd.wires.Stochastic(seed=1))
-        >>> method = hpcsgd.hierarchical(every=8, exchange=hpcsgd.Packed(gradients=wire))
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> wire = hpcsgd.quantizers.int4(rounding=hpcsgd.quantizers.Stochastic(seed=1))
+        >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.Quantized(gradients=wire))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
 
     Source:
         D. Alistarh et al.: QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NIPS

@@ -7,22 +7,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcsgd import UserError, wires
-from hpcsgd.parts.wires.base import Wire, throw
-from hpcsgd.parts.wires.mean import decoded
+from hpcsgd import UserError, quantizers
+from hpcsgd.parts.quantizers.base import Quantizer, throw
+from hpcsgd.parts.quantizers.mean import decoded
 from packing import by_blocks, half
 
-ALL: dict[str, Wire] = {
-    "bf16": wires.bf16(),
-    "fp16": wires.fp16(),
-    "int8": wires.int8(block=16),
-    "int4": wires.int4(block=16),
-    "int2": wires.int2(block=16),
-    "dice": wires.int8(block=16, rounding=wires.Stochastic()),
+ALL: dict[str, Quantizer] = {
+    "bf16": quantizers.bf16(),
+    "fp16": quantizers.fp16(),
+    "int8": quantizers.int8(block=16),
+    "int4": quantizers.int4(block=16),
+    "int2": quantizers.int2(block=16),
+    "dice": quantizers.int8(block=16, rounding=quantizers.Stochastic()),
 }
 
 
-def there_and_back(wire: Wire, x: Tensor, dice: int = 1) -> Tensor:
+def there_and_back(wire: Quantizer, x: Tensor, dice: int = 1) -> Tensor:
     code = torch.zeros(wire.nbytes(x.numel()), dtype=torch.uint8)
     wire.encode(x, code, dice)
     return decoded(code, x.numel(), wire)
@@ -85,7 +85,7 @@ def test_the_dice_are_the_same_from_run_to_run_and_others_elsewhere() -> None:
     x, wire = some(64), ALL["dice"]
     assert torch.equal(there_and_back(wire, x, throw(1, 2)), there_and_back(wire, x, throw(1, 2)))
     assert not torch.equal(there_and_back(wire, x, throw(1, 2)), there_and_back(wire, x, throw(2, 1)))
-    other = wires.int8(block=16, rounding=wires.Stochastic(seed=1))
+    other = quantizers.int8(block=16, rounding=quantizers.Stochastic(seed=1))
     assert not torch.equal(there_and_back(wire, x, 5), there_and_back(other, x, 5))
 
 
@@ -95,7 +95,7 @@ def test_what_two_bits_lose() -> None:
     signs = torch.randint(2, (n,), generator=chance) * 2 - 1
     laplaces = signs * torch.empty(n).exponential_(generator=chance)
     for x, lost in ((torch.randn(n, generator=chance), 0.14), (laplaces, 0.20)):
-        apart = there_and_back(wires.int2(), x) - x
+        apart = there_and_back(quantizers.int2(), x) - x
         assert (apart.square().sum() / x.square().sum()).item() == pytest.approx(lost, abs=0.005)
 
 
@@ -105,11 +105,11 @@ def test_what_rounds_to_the_nearest_keeps_what_it_loses() -> None:
 
 @pytest.mark.parametrize("block", [0, -8, 4, 100])
 def test_blocks_of_other_sizes_are_refused(block: int) -> None:
-    for make in (wires.int8, wires.int4, wires.int2):
+    for make in (quantizers.int8, quantizers.int4, quantizers.int2):
         with pytest.raises(UserError, match="multiple of 8"):
             make(block=block)
 
 
 def test_a_seed_is_a_number() -> None:
     with pytest.raises(UserError, match="seed = -1"):
-        wires.Stochastic(seed=-1)
+        quantizers.Stochastic(seed=-1)

@@ -32,7 +32,7 @@ from hpcsgd.arguments import checked
 from hpcsgd.core.averager import Averager, Traits, run_averager
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import sends
-from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.core.waits import Unknown
 from hpcsgd.errors import UserError
@@ -40,18 +40,18 @@ from hpcsgd.methods.registry import method
 from hpcsgd.parts.averagers import Measured, mean_by
 from hpcsgd.parts.averagers.moments import average_states, comparison, sent_by_moment, sent_by_number
 from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.schedules import Every
-from hpcsgd.parts.wires.base import Wire
 
 PAPER = r"""
 @misc{iacob2025desloc,
   title = {{DES-LOC}: Desynced Low Communication Adaptive Optimizers for Training Foundation Models},
-  author = {Iacob, Alex and Sani, Lorenzo and Safaryan, Mher and Giampouras, Paris and Horv{\'a}th, Samuel and others},
-  year = {2025},
+  author = {Iacob, Alex and Sani, Lorenzo and Safaryan, Mher and Giampouras, Paris and Horv{\'a}th, Samuel and
+  others}, year = {2025},
   eprint = {2505.22549},
   archivePrefix = {arXiv},
 }
-"""  # noqa: E501
+"""
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ SECOND = ("exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg")
 """As torch's optimizers call their moments."""
 APART = (
     "moments average between two synchronizations of the parameters, after steps that depend on the "
-    "optimizer: choose intervals that are multiples of every"
+    "optimizer: choose intervals that are multiples of sync_every"
 )
 
 
@@ -105,18 +105,18 @@ class Desynced:
         waits = inner.waits if self.periods.are_multiples_of(self.every) else Unknown(APART)
         self.traits = replace(inner, waits=waits, leaves_mean=False, vectors_only=False)
 
-    def is_due(self, s: Step, wanted: bool) -> bool:
+    def is_due(self, s: StepContext, wanted: bool) -> bool:
         return wanted
 
-    def begin(self, vectors: Sequence[Tensor], s: Step) -> None:
+    def begin(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         """Groups do not meet after this update, but moments may."""
         self._average_due(s)
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterator[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterator[Tensor]:
         yield from self.inner.average(vectors, s)
         self._average_due(s)
 
-    def finish(self, vectors: Sequence[Tensor], s: Step, due: bool) -> None:
+    def finish(self, vectors: Sequence[Tensor], s: StepContext, due: bool) -> None:
         if due:
             run_averager(self, vectors, s)
 
@@ -134,12 +134,12 @@ class Desynced:
             for layers in m.numbers.values():
                 yield replace(sent_by_number(m, layers, not self.traits.whole_model), times=often)
 
-    def _average_due(self, s: Step) -> None:
+    def _average_due(self, s: StepContext) -> None:
         if not self._checked:
             self._require_known(s)
         if not self.periods.any_due(s.t):
             return
-        named = s.moments.tensors()
+        named = s.optimizer_state.tensors()
         due = {name for name in named if (period := self.periods.of(name)) and s.t % period == 0}
         if due:
             average_states({k: xs for k, xs in named.items() if k in due or self._is_number(k, xs)}, s)
@@ -147,20 +147,27 @@ class Desynced:
     def _is_number(self, name: str, tensors: Sequence[Tensor]) -> bool:
         return self.periods.of(name) is None and all(x.dim() == 0 for x in tensors)
 
-    def _require_known(self, s: Step) -> None:
+    def _require_known(self, s: StepContext) -> None:
         """After the first update an optimizer has all that it is going to have, though not on every position:
         one may own no tensor of a kind. Collective."""
         self._checked = True
         if not (self.periods.named or self.periods.wanted):
             return
-        who = type(s.moments.optimizer).__name__
-        has = {name for names in s.job.world.gather_objects(list(s.moments.tensors())) for name in names}
+        who = type(s.optimizer_state.optimizer).__name__
+        has = {
+            name
+            for names in s.topology.world.gather_objects(list(s.optimizer_state.tensors()))
+            for name in names
+        }
         for name in self.periods.named:
             if name not in has:
-                raise UserError(f"moments: {who} has no {name}; it has {', '.join(sorted(has)) or 'none'}")
+                raise UserError(
+                    f"optimizer_state: {who} has no {name}; it has {', '.join(sorted(has)) or 'none'}"
+                )
         for kind, names in self.periods.wanted.items():
-            if s.job.rank == 0 and has.isdisjoint(names):
-                log.warning("des_loco: %s is of no use: %s has no %s moment", kind, who, kind)
+            if s.topology.rank == 0 and has.isdisjoint(names):
+                ordinal = kind.removesuffix("_every")
+                log.warning("des_loc: %s is ignored: %s keeps no %s moment", kind, who, ordinal)
 
 
 def share_of_steps(periods: Sequence[int]) -> float:
@@ -175,63 +182,68 @@ def share_of_steps(periods: Sequence[int]) -> float:
 
 @method(cite=PAPER)
 @checked
-def des_loco(
-    every: int,
-    first: int | None = None,
-    second: int | None = None,
-    moments: Mapping[str, int] | None = None,
-    exchange: Exchange = Dense(),  # noqa: B008 - frozen
-    average: Wire | None = None,
+def des_loc(
+    sync_every: int,
+    first_every: int | None = None,
+    second_every: int | None = None,
+    optimizer_state: Mapping[str, int] | None = None,
+    grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
+    quantize: Quantizer | None = None,
 ) -> Method:
     """Local SGD in which moments meet, too, but less often than parameters: each at an interval of its own.
 
     A rank sends 2·(P−1)/P·M/K elements for the parameters every K_x steps, and as many for each moment
     every K_u or K_v. Noted at meetings of parameters: `distance`.
 
-    Not to be confused with ``hierarchical(moments=Averaged)``, where all meet together.
+    Not to be confused with ``hierarchical(optimizer_state=Averaged)``, where all meet together.
 
     Args:
-        every: K_x, steps from one meeting of the parameters to the next, at least 1.
-        first: K_u, of first moments: exp_avg of Adam and its like, momentum_buffer of SGD, RMSprop and Muon.
-            Default None, which is 3·K_x, the paper's advice, where the optimizer has them.
-        second: K_v, of second moments: exp_avg_sq and max_exp_avg_sq, Adamax's exp_inf, RMSprop's square_avg.
-            Default None, which is 6·K_x.
-        moments: of others by the name that the optimizer has for them, or of some of these; in a job file
-            ``moments = { exp_avg_sq = 40 }``. What has no interval stays each group's own. Default None:
-            none.
-        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+        sync_every: K_x, steps from one meeting of the parameters to the next, at least 1.
+        first_every: K_u, of first moments: exp_avg of Adam and its like, momentum_buffer of SGD, RMSprop and
+            Muon. Default None, which is 3·K_x, the paper's advice, where the optimizer has them.
+        second_every: K_v, of second moments: exp_avg_sq and max_exp_avg_sq, Adamax's exp_inf, RMSprop's
+            square_avg. Default None, which is 6·K_x.
+        optimizer_state: of others by the name that the optimizer has for them, or of some of these; in a job
+            file ``optimizer_state = { exp_avg_sq = 40 }``. What has no interval stays each group's own.
+            Default None: none.
+        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
             Default Dense().
-        average: how chunks of parameters travel at a meeting: `wires.int8()`, …; moments travel as they are.
-            Default None: as they are.
+        quantize: how chunks of parameters travel at a meeting: `quantizers.int8()`, …; moments travel as they
+            are. Default None: as they are.
 
     Raises:
-        UserError: for an interval below 1; after the first update for `moments` that the optimizer does not
-            have. A `first` or `second` that it does not have is warned of.
+        UserError: for an interval below 1; after the first update for `optimizer_state` that the optimizer
+            does not have. A `first_every` or `second_every` that it does not have is warned of.
 
     Example:
         >>> optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.des_loco(every=2, second=4))
+        >>> method = hpcsgd.des_loc(sync_every=2, second_every=4)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=4)
-        >>> job.world.ledger.totals()["moments"].bytes > 0
+        >>> topology.world.ledger.totals()["moments"].bytes > 0
         True
 
     Source:
         A. Iacob et al.: DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation
         Models, 2025 (arXiv:2505.22549).
     """
-    when, named = Every(every), dict(moments or {})
-    given = {"first": (first, FIRST), "second": (second, SECOND)}
+    when, named = Every(sync_every), dict(optimizer_state or {})
+    given = {"first_every": (first_every, FIRST), "second_every": (second_every, SECOND)}
     periods = Periods(
-        3 * every if first is None else first,
-        6 * every if second is None else second,
+        3 * sync_every if first_every is None else first_every,
+        6 * sync_every if second_every is None else second_every,
         named,
         {kind: names for kind, (period, names) in given.items() if period is not None},
     )
-    for name, period in {"first": periods.first, "second": periods.second, **named}.items():
+    for name, period in {"first_every": periods.first, "second_every": periods.second, **named}.items():
         if type(period) is not int or period < 1:
             raise UserError(
                 f"{name} = {period!r}: moments meet after a whole number of steps, at least 1",
                 key=name,
                 value=period,
             )
-    return Method(exchange=exchange, when=when, how=Desynced(Measured(mean_by(average)), every, periods))
+    return Method(
+        grad_reduce=grad_reduce,
+        schedule=when,
+        averager=Desynced(Measured(mean_by(quantize)), sync_every, periods),
+    )

@@ -12,22 +12,22 @@ from torch import Tensor, optim
 
 from hpcsgd.comm import Transport
 from hpcsgd.methods import Method, bsp, hierarchical
-from hpcsgd.parts import wires
-from hpcsgd.parts.exchanges import Packed
+from hpcsgd.parts import quantizers
+from hpcsgd.parts.exchanges import Quantized
+from hpcsgd.parts.quantizers.base import Quantizer, throw
+from hpcsgd.parts.quantizers.mean import mean_of_own, mean_on_all
 from hpcsgd.parts.schedules import never
-from hpcsgd.parts.wires.base import Wire, throw
-from hpcsgd.parts.wires.mean import mean_of_own, mean_on_all
 from references import distributed
 
-WIRES: dict[str, Wire] = {
-    "bf16": wires.bf16(),
-    "fp16": wires.fp16(),
-    "int8": wires.int8(block=8),
-    "int4": wires.int4(block=8),
-    "dice": wires.int4(block=8, rounding=wires.Stochastic()),
+QUANTIZERS: dict[str, Quantizer] = {
+    "bf16": quantizers.bf16(),
+    "fp16": quantizers.fp16(),
+    "int8": quantizers.int8(block=8),
+    "int4": quantizers.int4(block=8),
+    "dice": quantizers.int4(block=8, rounding=quantizers.Stochastic()),
 }
 PIECE = 13
-BY_CHANCE = wires.int4(block=8, rounding=wires.Stochastic())
+BY_CHANCE = quantizers.int4(block=8, rounding=quantizers.Stochastic())
 
 
 def vector(rank: int, n: int, dtype: torch.dtype) -> Tensor:
@@ -38,11 +38,11 @@ def vector(rank: int, n: int, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("n", [1, 3, 4])
-@pytest.mark.parametrize("name", WIRES)
+@pytest.mark.parametrize("name", QUANTIZERS)
 def test_what_arrived_and_what_was_lost_is_what_was_given(run, name: str, n: int, dtype: torch.dtype) -> None:
     def one(ranks: Transport) -> tuple[Tensor, Tensor]:
         x = vector(ranks.rank, n, dtype)
-        mean = mean_on_all(x, ranks, WIRES[name], partial(throw, ranks.rank))
+        mean = mean_on_all(x, ranks, QUANTIZERS[name], partial(throw, ranks.rank))
         return mean, x
 
     found = run(n, one)
@@ -55,13 +55,13 @@ def test_what_arrived_and_what_was_lost_is_what_was_given(run, name: str, n: int
 
 
 @pytest.mark.parametrize("n", [3, 4])
-@pytest.mark.parametrize("name", WIRES)
+@pytest.mark.parametrize("name", QUANTIZERS)
 def test_the_mean_of_the_own_piece(run, name: str, n: int) -> None:
     """Of the others' versions as they arrived, in rank order; the own one as it is."""
 
     def one(ranks: Transport) -> tuple[Tensor, Tensor]:
         x = vector(ranks.rank, n, torch.float32)
-        return mean_of_own(x, ranks, WIRES[name], partial(throw, ranks.rank)), x
+        return mean_of_own(x, ranks, QUANTIZERS[name], partial(throw, ranks.rank)), x
 
     found = run(n, one)
     for p, (mean, lost) in enumerate(found):
@@ -92,20 +92,20 @@ class Noting:
 @pytest.mark.parametrize(("P", "K"), [(1, 3), (2, 2), (3, 1)])
 @pytest.mark.parametrize(
     "new",
-    [lambda wire: bsp(Packed(gradients=wire)), lambda wire: hierarchical(1, average=wire)],
+    [lambda wire: bsp(Quantized(gradients=wire)), lambda wire: hierarchical(1, quantize=wire)],
     ids=["gradients", "models"],
 )
 def test_no_two_vectors_are_rounded_by_the_same_dice(
-    run, new: Callable[[Wire], Method], P: int, K: int
+    run, new: Callable[[Quantizer], Method], P: int, K: int
 ) -> None:
     """Of no two pieces, ranks, buckets or steps, in a group or across: noise that is alike stays."""
 
     def thrown(world: Transport) -> list[int]:
         wire = Noting()
         make = lambda params: optim.SGD(params, lr=0.1)  # noqa: E731
-        distributed(world, P, new(wire), make, steps=3, bucket_mb=1e-4)
+        distributed(world, P, new(wire), make, steps=3, bucket_cap_mb=1e-4)
         return wire.dice
 
     found = [dice for each in run(P * K, thrown) for dice in each]
     assert len(set(found)) == len(found)
-    assert found or (P == 1 and new(Noting()).when is not never)
+    assert found or (P == 1 and new(Noting()).schedule is not never)

@@ -18,8 +18,8 @@ from hpcsgd.core.flat import Bucket, flatten
 from hpcsgd.core.optional import prepare
 from hpcsgd.core.state import State
 from hpcsgd.core.topology import form
-from hpcsgd.methods import Method, bsp, delayed, diloco, hierarchical, streamed, switch
-from hpcsgd.parts import wires
+from hpcsgd.methods import Method, bsp, delayed, diloco, hierarchical, streaming, switch
+from hpcsgd.parts import quantizers
 from hpcsgd.parts.averagers.fragments import fragments
 from local_methods import NESTEROV, blended, in_turn, strides
 from methods.test_battery import OPTIMIZERS
@@ -46,7 +46,7 @@ def test_equals_plain_torch(run, method: str, F: int, tau: int, alpha: float, P:
     make, (new, outer) = OPTIMIZERS["momentum"], NEW[method]
 
     def models(world: Transport) -> list[Tensor]:
-        return distributed(world, P, streamed(new(), F, tau, alpha), make, STEPS, bucket_mb=3e-4)
+        return distributed(world, P, streaming(new(), F, tau, alpha), make, STEPS, bucket_cap_mb=3e-4)
 
     expected = alone(P, K, make, STEPS, in_turn(I, F, tau, blended(alpha), outer))
     same(run(P * K, models), expected, K)
@@ -58,7 +58,7 @@ def test_equals_plain_torch(run, method: str, F: int, tau: int, alpha: float, P:
 def test_one_fragment_at_once_is_the_method_itself(run, method: str, P: int, K: int) -> None:
     new, _ = MADE[method]
     plain = run(P * K, distributed_by, P, new)
-    whole = run(P * K, distributed_by, P, lambda: streamed(new(), 1, 0, 0.0))
+    whole = run(P * K, distributed_by, P, lambda: streaming(new(), 1, 0, 0.0))
     for mine, theirs in zip(whole, plain, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
@@ -66,7 +66,7 @@ def test_one_fragment_at_once_is_the_method_itself(run, method: str, P: int, K: 
 @pytest.mark.ranks(8)
 def test_positions_that_own_nothing_of_a_fragment(run) -> None:
     make, outer = OPTIMIZERS["SGD"], lambda params: optim.AdamW(params, lr=0.02)
-    ranks = run(8, lambda w: distributed(w, 2, streamed(diloco(I, outer), 4, 1), make, STEPS))
+    ranks = run(8, lambda w: distributed(w, 2, streaming(diloco(I, outer), 4, 1), make, STEPS))
     same(ranks, alone(2, 4, make, STEPS, in_turn(I, 4, 1, blended(0.5), outer)), 4)
 
 
@@ -74,7 +74,7 @@ def test_positions_that_own_nothing_of_a_fragment(run) -> None:
 def test_packed_fragments_of_which_positions_own_nothing(run) -> None:
     """8 bits of what moved are near the mean."""
     make = OPTIMIZERS["SGD"]
-    packed = lambda: streamed(hierarchical(I, average=wires.int8()), 4, 1)  # noqa: E731
+    packed = lambda: streaming(hierarchical(I, quantize=quantizers.int8()), 4, 1)  # noqa: E731
     ranks = run(8, lambda w: distributed(w, 2, packed(), make, STEPS))
     expected = alone(2, 4, make, STEPS, in_turn(I, 4, 1, blended(0.5)))
     for rank, history in enumerate(ranks):
@@ -119,19 +119,20 @@ def test_the_distance_is_that_of_all_fragments(run, P: int, K: int) -> None:
     groups are far apart in unlike parts of it."""
 
     def noted(world: Transport) -> tuple[list[dict[str, float]], Tensor]:
-        job, net = form(world, P), model()
+        topology, net = form(world, P), model()
         optimizer = hpcsgd.DistributedOptimizer(
-            optim.SGD(net.parameters(), lr=0.0), net, job, streamed(hierarchical(I), 2, 1, 0.0)
+            optim.SGD(net.parameters(), lr=0.0), net, topology, streaming(hierarchical(I), 2, 1, 0.0)
         )
         with torch.no_grad():
             for p in net.parameters():
                 p.add_(
-                    (torch.arange(p.numel(), dtype=p.dtype) % 5 + job.g).sin().view_as(p) * p.numel() ** job.g
+                    (torch.arange(p.numel(), dtype=p.dtype) % 5 + topology.group_index).sin().view_as(p)
+                    * p.numel() ** topology.group_index
                 )
         start, notes = vector(net), []
         for t in range(STEPS):
-            one_step(net, optimizer, job, t)
-            notes.append(optimizer.notes)
+            one_step(net, optimizer, topology, t)
+            notes.append(optimizer.metrics)
         return notes, start
 
     found = run(P * K, noted)
@@ -147,13 +148,13 @@ def test_the_distance_is_that_of_all_fragments(run, P: int, K: int) -> None:
 @pytest.mark.ranks(4)
 def test_a_link_carries_as_much_in_smaller_parts(run) -> None:
     def sent(world: Transport, method: Method) -> list[float]:
-        job, net = form(world, 2), model()
+        topology, net = form(world, 2), model()
         inner = optim.SGD(net.parameters(), lr=0.1)
-        optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method)
         counts = []
         for t in range(2 * I):
             before = world.ledger.totals()
-            one_step(net, optimizer, job, t)
+            one_step(net, optimizer, topology, t)
             optimizer.method.state_dict()  # waits for what is under way
             grown = world.ledger.since(before).get("average")
             counts.append(0.0 if grown is None else grown.bytes)
@@ -161,7 +162,7 @@ def test_a_link_carries_as_much_in_smaller_parts(run) -> None:
 
     whole, parts = (
         [sum(ranks) for ranks in zip(*run(4, lambda world, m=method: sent(world, m())), strict=True)]
-        for method in (lambda: hierarchical(I), lambda: streamed(hierarchical(I), 4, 2))
+        for method in (lambda: hierarchical(I), lambda: streaming(hierarchical(I), 4, 2))
     )
     assert whole[:I] == [0, 0, 0, whole[I - 1]]
     assert sum(parts) == sum(whole)
@@ -176,14 +177,14 @@ def test_streaming_diloco_of_4_bits_sends_its_formula(run, F: int, P: int, K: in
     block, H = 8, 6
 
     def sent(world: Transport) -> tuple[float, int]:
-        job, net = form(world, P), model(dtype=torch.float32)
-        method = streamed(diloco(H, average=wires.int4(block=block)), F, 2)
+        topology, net = form(world, P), model(dtype=torch.float32)
+        method = streaming(diloco(H, quantize=quantizers.int4(block=block)), F, 2)
         inner = optim.AdamW(net.parameters(), lr=0.01)
-        optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method, bucket_mb=2e-4)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method, bucket_cap_mb=2e-4)
 
         def train(steps: range) -> None:
             for t in steps:
-                x, y = batch(t, job.rank, torch.float32)
+                x, y = batch(t, topology.rank, torch.float32)
                 optimizer.zero_grad()
                 loss(net, x, y).backward()
                 optimizer.step()
@@ -191,7 +192,7 @@ def test_streaming_diloco_of_4_bits_sends_its_formula(run, F: int, P: int, K: in
 
         before = world.ledger.totals()
         train(range(F * H))
-        chunks = [b.own for b in optimizer.buckets]
+        chunks = [b.param_shard for b in optimizer.buckets]
         owned = [x.numel() for cut in fragments(optimizer.buckets, F) for x in cut.of(chunks) if x.numel()]
         return world.ledger.since(before)["average"].bytes, sum(map(formula, owned))
 
@@ -207,10 +208,10 @@ def test_streaming_diloco_of_4_bits_sends_its_formula(run, F: int, P: int, K: in
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 def test_meeting_now_is_with_all_of_the_model(run, P: int, K: int) -> None:
     def ends(world: Transport) -> tuple[Tensor, dict[str, float]]:
-        optimizer, _, now = trained(world, streamed(hierarchical(EVERY), 2, 2), 4, P)
-        optimizer.meet()
-        assert optimizer.method.state_dict()["how"].replicated["due"] == [None, None]
-        return now(), optimizer.notes
+        optimizer, _, now = trained(world, streaming(hierarchical(EVERY), 2, 2), 4, P)
+        optimizer.average_models()
+        assert optimizer.method.state_dict()["averager"].replicated["due"] == [None, None]
+        return now(), optimizer.metrics
 
     found = run(P * K, ends)
     for w, notes in found:
@@ -223,12 +224,12 @@ def test_a_switch_takes_in_all_that_is_under_way(run) -> None:
     """In its last step one fragment arrives, and another one would later."""
 
     def ends(world: Transport) -> tuple[Any, Tensor]:
-        method = switch(streamed(hierarchical(I), 2, 3), bsp(), at=5)
-        before = trained(world, method, 4)[0].method.state_dict()["how.first.how"].replicated["due"]
+        method = switch(streaming(hierarchical(I), 2, 3), bsp(), at=5)
+        before = trained(world, method, 4)[0].method.state_dict()["averager.first.averager"].replicated["due"]
         assert before == [7, 5]
-        method = switch(streamed(hierarchical(I), 2, 3), bsp(), at=5)
+        method = switch(streaming(hierarchical(I), 2, 3), bsp(), at=5)
         optimizer, _, now = trained(world, method, 5)
-        return optimizer.method.state_dict()["how.first.how"].replicated["due"], now()
+        return optimizer.method.state_dict()["averager.first.averager"].replicated["due"], now()
 
     for due, w in (found := run(2, ends)):
         assert due == [None, None]
@@ -240,15 +241,15 @@ def test_the_distance_goes_on(run) -> None:
     """What a fragment begins after a restart is noted with the others of before."""
 
     def noted(world: Transport) -> tuple[dict[str, float], dict[str, float]]:
-        optimizer, *_ = trained(world, streamed(hierarchical(I), 2, 1), 6)
+        optimizer, *_ = trained(world, streaming(hierarchical(I), 2, 1), 6)
         before = copy.deepcopy((optimizer.model.state_dict(), optimizer.state_dict()))
-        again, *_ = trained(world, streamed(hierarchical(I), 2, 1), 0)
+        again, *_ = trained(world, streaming(hierarchical(I), 2, 1), 0)
         again.model.load_state_dict(before[0])
         again.load_state_dict(before[1])
         for t in range(6, 2 * I + 1):
             for each in (optimizer, again):
-                one_step(each.model, each, each.job, t)
-        return optimizer.notes, again.notes
+                one_step(each.model, each, each.topology, t)
+        return optimizer.metrics, again.metrics
 
     for whole, resumed in run(2, noted):
         assert whole["distance"] > 0
@@ -260,13 +261,13 @@ def test_goes_on_with_a_meeting_that_takes_longer(run) -> None:
     """No other one of the fragment begins before that has arrived, 4 steps after it began."""
 
     def due(world: Transport) -> list[Any]:
-        state = trained(world, streamed(hierarchical(4), 1, 4), 4)[0].state_dict()
-        again, *_ = trained(world, streamed(hierarchical(2), 1, 1), 0)
+        state = trained(world, streaming(hierarchical(4), 1, 4), 4)[0].state_dict()
+        again, *_ = trained(world, streaming(hierarchical(2), 1, 1), 0)
         again.load_state_dict(state)
         found = []
         for t in range(4, 9):
-            one_step(again.model, again, again.job, t)
-            found += again.method.state_dict()["how"].replicated["due"]
+            one_step(again.model, again, again.topology, t)
+            found += again.method.state_dict()["averager"].replicated["due"]
         return found
 
     assert run(2, due) == [[8, 8, 8, 9, None]] * 2
@@ -278,24 +279,24 @@ def test_goes_on_with_other_fragments(run, caplog: pytest.LogCaptureFixture) -> 
     caplog.set_level(logging.WARNING)
 
     def resumed(world: Transport, F: int) -> tuple[Any, Any]:
-        optimizer, *_ = trained(world, streamed(diloco(I), 2, 1), I)
+        optimizer, *_ = trained(world, streaming(diloco(I), 2, 1), I)
         state = optimizer.state_dict()
-        again, *_ = trained(world, streamed(diloco(I), F, 1), 0)
+        again, *_ = trained(world, streaming(diloco(I), F, 1), 0)
         again.load_state_dict(state)
         for p in again.model.parameters():
             p.grad = torch.zeros_like(p)
         again.step()
-        before = State.from_dict(state["hpcsgd"]["method"]["how"])
-        return before, again.method.state_dict()["how"]
+        before = State.from_dict(state["hpcsgd"]["method"]["averager"])
+        return before, again.method.state_dict()["averager"]
 
     for before, after in run(2, resumed, 2):
         assert before.replicated["due"] == [I + 1, None]
         assert after.replicated["due"] == [None, None]
-        assert all(map(torch.equal, before.sharded["how theta"], after.sharded["how theta"]))
+        assert all(map(torch.equal, before.sharded["averager theta"], after.sharded["averager theta"]))
     assert not caplog.records
     for before, after in run(2, resumed, 3):
         assert after.replicated["due"] == [None] * 3
-        assert all(map(torch.equal, before.sharded["how theta"], after.sharded["how theta"]))
+        assert all(map(torch.equal, before.sharded["averager theta"], after.sharded["averager theta"]))
     assert ("meetings that were under way are dropped" in caplog.text) == (RANK == 0)  # which tells
 
 
@@ -311,24 +312,24 @@ def test_goes_on_with_other_fragments_and_Adam_outside(
         return optim.Adam(params, lr=0.02)
 
     def resumed(world: Transport) -> tuple[Any, Any, list[Tensor]]:
-        optimizer, *_ = trained(world, streamed(diloco(I, outside), 2, 1), steps)
+        optimizer, *_ = trained(world, streaming(diloco(I, outside), 2, 1), steps)
         state = optimizer.state_dict()
-        again, _, now = trained(world, streamed(diloco(I, outside), 3, 1), 0)
+        again, _, now = trained(world, streaming(diloco(I, outside), 3, 1), 0)
         again.load_state_dict(state)
         for p in again.model.parameters():
             p.grad = torch.zeros_like(p)
-        prepare(again.method.how, again._step.owned, again._step)
-        kept = again.method.state_dict()["how"].sharded
-        history = [one_step(again.model, again, again.job, t) for t in range(steps, 3 * I)]
-        return state["hpcsgd"]["method"]["how"]["sharded"], kept, [*history, now()]
+        prepare(again.method.averager, again._step.shards, again._step)
+        kept = again.method.state_dict()["averager"].sharded
+        history = [one_step(again.model, again, again.topology, t) for t in range(steps, 3 * I)]
+        return state["hpcsgd"]["method"]["averager"]["sharded"], kept, [*history, now()]
 
     for before, after, history in run(2, resumed):
-        assert all(map(torch.equal, before["how theta"], after["how theta"]))
-        assert ("how outer exp_avg" in after) == (steps == I)
+        assert all(map(torch.equal, before["averager theta"], after["averager theta"]))
+        assert ("averager outer exp_avg" in after) == (steps == I)
         if steps == I:
-            assert all(map(torch.equal, before["how outer exp_avg"], after["how outer exp_avg"]))
+            assert all(map(torch.equal, before["averager outer exp_avg"], after["averager outer exp_avg"]))
         assert all(w.isfinite().all() for w in history)
-    left_out = "outer exp_avg, how outer exp_avg_sq, which not all had yet" in caplog.text
+    left_out = "outer exp_avg, averager outer exp_avg_sq, which not all had yet" in caplog.text
     assert left_out == (RANK == 0 and steps < I)
 
 
@@ -338,7 +339,7 @@ def test_delayed_and_streamed_differ_in_what_stays(run) -> None:
     ends = [
         run(2, lambda w, m=method: distributed(w, 2, m(), OPTIMIZERS["SGD"], EVERY + 1))
         for method in (
-            lambda: streamed(hierarchical(EVERY), 1, 1, 0.0),
+            lambda: streaming(hierarchical(EVERY), 1, 1, 0.0),
             lambda: delayed(hierarchical(EVERY), 1),
         )
     ]

@@ -41,7 +41,7 @@ from hpcsgd.comm import wide
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.method import Method
 from hpcsgd.core.state import State
-from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.core.waits import Pairs
 from hpcsgd.errors import UserError
@@ -74,14 +74,14 @@ class InPairs:
         self._sent: Parcel | None = None
         self._arrived: Parcel | None = None
 
-    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
+    def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         """Before the first one φ is where all begin."""
-        if s.job.P > 1 and not self._phi:
+        if s.topology.num_groups > 1 and not self._phi:
             kept, self._saved = self._saved.sharded, State()
             self._phi = kept.get("phi") or [_wide(own) for own in vectors]
             self._delta = kept.get("delta") or [x.new_zeros(x.shape) for x in self._phi]
 
-    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
         moved = [
             own.to(phi.dtype) - phi.to(own.dtype).to(phi.dtype)
@@ -89,7 +89,7 @@ class InPairs:
         ]
         for delta, by in zip(self._delta, moved, strict=True):
             delta.mul_(self.alpha).add_(by, alpha=self.beta)
-        partner = self.pairs.partners(s.t, s.job.P).get(s.job.g)
+        partner = self.pairs.partners(s.t, s.topology.num_groups).get(s.topology.group_index)
         if partner is not None:
             self._exchange(s, partner, found, moved)
         for own, phi, delta in zip(found, self._phi, self._delta, strict=True):
@@ -113,13 +113,13 @@ class InPairs:
         """It counts from the next step on."""
         self._saved, self._phi, self._delta = state, [], []
 
-    def _exchange(self, s: Step, partner: int, like: Sequence[Tensor], moved: list[Tensor]) -> None:
+    def _exchange(self, s: StepContext, partner: int, like: Sequence[Tensor], moved: list[Tensor]) -> None:
         """δ_i ← δ_i + (y_j − y_i)/2; what travels is `like` this."""
         y = [by.mul_(self.beta).add_(phi, alpha=self.gamma) for by, phi in zip(moved, self._phi, strict=True)]
         self._sent = self._sent or Parcel.like(like)
         self._arrived = self._arrived or Parcel.like(like)
         self._sent.pack(y)
-        s.job.cross.exchange({partner: self._sent.bytes}, {partner: self._arrived.bytes}).wait()
+        s.topology.inter_group.exchange({partner: self._sent.bytes}, {partner: self._arrived.bytes}).wait()
         self._arrived.add_to(self._delta, 0.5)
         self._sent.add_to(self._delta, -0.5)
 
@@ -130,39 +130,39 @@ def _wide(own: Tensor) -> Tensor:
 
 @method(cite=PAPER, delayable=True)
 @checked
-def no_loco(
-    every: int,
+def noloco(
+    sync_every: int,
     alpha: float = 0.5,
     beta: float = 0.7,
     gamma: float | None = None,
     seed: int = 0,
-    exchange: Exchange = Dense(),  # noqa: B008 - frozen
+    grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
 ) -> Method:
     """Local SGD with an outer momentum, whose groups meet in pairs drawn by lot: no message goes to all.
 
     A rank sends M/K elements to one other at a meeting, and keeps φ and δ, M/K each. Groups' models differ:
-    evaluate inside `optimizer.averaged()`.
+    evaluate inside `optimizer.averaged_model()`.
 
     Not to be confused with `diloco`, where all groups meet and have one θ, nor with `ad_psgd`, whose pairs
     have no outer step and wait for nobody.
 
     Args:
-        every: H, steps from one meeting to the next, at least 1.
+        sync_every: H, steps from one meeting to the next, at least 1.
         alpha: α, the outer momentum: 0 ≤ α < 1. Default 0.5.
         beta: β, the outer learning rate, above 0. Default 0.7.
         gamma: γ, how strongly the slow weights of a pair are drawn together: 0 < γ < 2(1 − α²), or groups
             would drift apart. Default None, which is 1 − α².
         seed: partners follow from it and the step. Default 0.
-        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
             Default Dense().
 
     Raises:
-        UserError: for `every` below 1, and for α, β and γ outside these bounds.
+        UserError: for `sync_every` below 1, and for α, β and γ outside these bounds.
 
     Example:
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.no_loco(every=2))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.noloco(sync_every=2))
         >>> train(optimizer, steps=4)
-        >>> with optimizer.averaged() as D:
+        >>> with optimizer.averaged_model() as D:
         ...     D > 0
         True
 
@@ -183,5 +183,7 @@ def no_loco(
             key="gamma",
             value=gamma,
         )
-    when = Every(every)
-    return Method(exchange=exchange, when=when, how=InPairs(Pairs(seed, every), alpha, beta, gamma))
+    when = Every(sync_every)
+    return Method(
+        grad_reduce=grad_reduce, schedule=when, averager=InPairs(Pairs(seed, sync_every), alpha, beta, gamma)
+    )
