@@ -38,6 +38,10 @@ def measure(setting: Setting, found: Found) -> None:
         {"what": "hidden by the trace", "ms": 1e3 * hidden},
         {"what": "waited for by the trace", "ms": 1e3 * exposed},
     ]
+    for number, (begin, end) in enumerate(told["steps"], 1):
+        messages = within(told["messages"], begin, end)
+        rows += [row_of(f"messages of step {number}", messages, kernels)]
+        rows += [{"what": f"kernels of step {number}", "ms": length(within(kernels, begin, end)) / 1e3}]
     goals = []
     if kernels:
         beside = rows[0]["beside_ms"]
@@ -57,6 +61,10 @@ def row_of(what: str, some: Sequence[Interval], kernels: Sequence[Interval]) -> 
     whole = union((start, end) for start, end in some)
     alone = length(without(whole, [(start, end) for start, end in kernels]))
     return {"what": what, "ms": length(whole) / 1e3, "beside_ms": (length(whole) - alone) / 1e3}
+
+
+def within(some: Sequence[Interval], begin: float, end: float) -> list[Interval]:
+    return [(max(a, begin), min(b, end)) for a, b in some if b > begin and a < end]
 
 
 def cells(row: dict[str, Any]) -> list[object]:

@@ -110,6 +110,10 @@ def test_what_is_beside_kernels() -> None:
     assert row == {"what": "copies", "ms": 4.0, "beside_ms": 2.0}
 
 
+def test_what_is_within_a_step() -> None:
+    assert overlap.within([(0, 2), (3, 5), (6, 9), (9, 10)], 1, 7) == [(1, 2), (3, 5), (6, 7)]
+
+
 def test_what_a_stream_does_has_its_own_name() -> None:
     event = {"ph": "X", "ts": 1.0, "dur": 2.0, "args": {"stream": 7}}
     seen = [
