@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -97,9 +98,9 @@ def test_a_file_that_is_left_is_found(tmp_path):
 PARTS = {
     "passes": ("true", 0),
     "fails": ("exit 3", 3),
-    "leaves a file": ("touch $TMPDIR/left", 1),
+    "leaves a file": ('touch "$TMPDIR/left"', 1),
     "leaves a process": ("sleep 2 >&- 2>&- &", 1),
-    "leaves shared memory": ("echo some > $TMPDIR/../../shared/left", 1),
+    "leaves shared memory": ('echo some > "$TMPDIR/../../shared/left"', 1),
 }
 
 
@@ -126,7 +127,7 @@ def test_a_tier_passes_if_its_parts_do_and_leave_nothing(monkeypatch, capsys, tm
 
 
 def test_what_killed_programs_left_is_removed_unless_somebody_has_it(monkeypatch, capsys, tmp_path):
-    command = f"echo some > {tmp_path}/mpich_shm_1; touch $TMPDIR/left"
+    command = f'echo some > {shlex.quote(str(tmp_path))}/mpich_shm_1; touch "$TMPDIR/left"'
     monkeypatch.setattr(tier, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(tier, "parts", lambda *_: [("a shell", ["sh", "-c", command])])
     assert tier.main("test-all", "mpiexec") == 0

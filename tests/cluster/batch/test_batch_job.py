@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def test_the_script(folder: Path) -> None:
         "#SBATCH --time=2:00:00",
         "#SBATCH --partition=long",
         "#SBATCH --output=runs/job-train-%j.log",
-        f"#SBATCH --chdir={folder}",
+        f"#SBATCH --chdir={shlex.quote(str(folder))}",
     ):
         assert f"{line}\n" in text
     for value in (
@@ -99,7 +100,7 @@ def test_a_packed_environment_starts_the_ranks(folder: Path) -> None:
         make(site=site)
     (folder / "env.pack").write_text("#!/bin/sh\n")
     (folder / "env.pack").chmod(0o755)
-    assert f"\nPYTHON={folder}/env.pack " in make(site=site).script.read_text()
+    assert f"\nPYTHON={shlex.quote(f'{folder}/env.pack')} " in make(site=site).script.read_text()
 
 
 def test_what_it_asks_for(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_the_words_of_flux() -> None:
     said = lines(order)
     for line in (
         "# flux: --job-name=job-train",
-        f"# flux: --cwd={Path.cwd()}",
+        f"# flux: --cwd={shlex.quote(str(Path.cwd()))}",
         "# flux: --nodes=2",
         "# flux: --nslots=8",
         "# flux: --cores-per-slot=3",

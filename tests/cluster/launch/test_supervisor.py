@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -139,8 +140,9 @@ def test_who_comes_when_it_is_over_does_not_wait(
 ) -> None:
     started = tmp_path / "started"
     over = Over(started)
+    words = ["sh", "-c", f"touch {shlex.quote(str(started))}; exec sleep 1000"]
     supervisor = Supervisor(
-        {1: 1}, 2, ["sh", "-c", f"touch {started}; exec sleep 1000"], tmp_path, Alone(), over,
+        {1: 1}, 2, words, tmp_path, Alone(), over,
         restarts=2, silence=60, timeout=60,
     )  # fmt: skip
 
@@ -160,7 +162,7 @@ def test_who_comes_when_it_is_over_does_not_wait(
 
 def test_who_is_being_started_is_told_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ready = tmp_path / "ready"
-    saves = f"trap 'exit {STOPPED}' USR1; touch {ready}; while :; do sleep 0.05; done"
+    saves = f"trap 'exit {STOPPED}' USR1; touch {shlex.quote(str(ready))}; while :; do sleep 0.05; done"
     supervisor = Supervisor(
         {0: 1}, 1, ["sh", "-c", saves], tmp_path, Alone(), Over(tmp_path / "never"),
         restarts=2, silence=60, timeout=60,

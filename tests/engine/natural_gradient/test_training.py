@@ -62,8 +62,8 @@ def train(
     """The model at the end, or None where the run was stopped `at` a step."""
 
     def one(world: Transport) -> str | None:
-        options = f"{words} --training.epochs 2 --parallel.groups {n} --run.output_dir {folder}"
-        config = load(job_file, options.split())
+        options = f"{words} --training.epochs 2 --parallel.groups {n} --run.output_dir".split()
+        config = load(job_file, [*options, str(folder)])
         parts = assemble(config, form(world, config.parallel.groups), "job.toml")
         stopping: Any = StopAt(parts, at)
         with ExitStack() as files:
