@@ -42,7 +42,7 @@ def library(setting: Setting) -> dict[str, Any]:
     cuobjdump = shutil.which("cuobjdump")
     listed = [] if cuobjdump is None else [cuobjdump, "--list-elf", FILE]
     said = programs.run(listed, timeout=60, check=False).stdout.split() if listed and FILE.exists() else []
-    row = {"file": str(FILE), "loads": str(kernels.cuda(setting.device)), "code": said}
+    row = {"file": str(FILE.relative_to(ROOT)), "loads": str(kernels.cuda(setting.device)), "code": said}
     print(row)
     return row
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import hypothesis
 import numpy as np
@@ -82,6 +84,23 @@ def fresh() -> Iterator[None]:
     kernels.cuda.cache_clear()
     yield
     kernels.cuda.cache_clear()
+
+
+def test_a_debug_mode_that_warns_is_switched_off_again_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch does when it is first set: a warning that stayed an error would leave the mode on for all."""
+    modes: list[str | int] = [0]
+
+    def set_mode(mode: str | int) -> None:
+        modes.append(mode)
+        if mode == "error":
+            warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=1)
+
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with on_gpu(mock.Mock()) as place, place.without_waiting():
+        assert modes == [0, "error"]
+    assert modes == [0, "error", 0]
 
 
 # Tables
