@@ -26,7 +26,7 @@ from typing import Any
 from harness import Goal, Run, Spread, print_table
 from harness.hosts import on_hosts, shaped_hosts
 from hpcsgd.core.layout import bucket_bytes, nbytes
-from hpcsgd.core.traffic import Sizes
+from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost import machine as machines
 from hpcsgd.cost.machine import Machine
 from hpcsgd.cost.price import Computed, price
@@ -77,7 +77,7 @@ def rows_of(rate: str, machine: Machine, found: dict[str, Any]) -> list[dict[str
         P, K, model = cell["P"], cell["K"], cell["model"]
         net = network(model)
         bucket = bucket_bytes(nbytes(net.parameters()))
-        m = Sizes.of(net.named_parameters(), P, K, bucket, ranks_per_host=RANKS_PER_HOST)
+        m = ModelLayout.of(net.named_parameters(), P, K, bucket, ranks_per_host=RANKS_PER_HOST)
         own = alone[model, B // K]
         method = METHODS[cell["method"]]()
         updated = own["update"] / (K if method.grad_reduce.traits.shards else 1)

@@ -32,7 +32,7 @@ def natural(workload: Workload, rank: int) -> Step:
     optimizer = hpcsgd.NaturalGradient(sgd(model), model, rank=rank)
     step = workload.training(model, optimizer)
     step()
-    optimizer.take_up({**optimizer.estimates(), "t": EVERY_TIME})
+    optimizer.resume_from({**optimizer.estimates(), "t": EVERY_TIME})
     return step
 
 

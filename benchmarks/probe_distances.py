@@ -27,7 +27,7 @@ import torch
 from matplotlib.figure import Figure
 
 from harness import Goal, Run, WallClock, in_processes, print_table
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.config.schema import Config
 from hpcsgd.data import Store, convert
 from hpcsgd.performance.probing.job_file import plan_of
@@ -90,10 +90,10 @@ class Task:
             return 0, SHORT_RAMP * plan.every
         return plan.settle, plan.ramp * plan.every
 
-    def _distances(self, world: Transport) -> list[float]:
+    def _distances(self, world: Communicator) -> list[float]:
         (settled, warm_up), every = self._phases(), self.config.method.arguments["sync_every"]
 
-        def start(P: int, seed: int, hosts: Transport) -> VirtualGroups:
+        def start(P: int, seed: int, hosts: Communicator) -> VirtualGroups:
             config = replace(self.config, seed=seed)
             return virtual_groups(config, P, 1, hosts, warm_up_steps=warm_up, device=self.device)
 
@@ -103,7 +103,7 @@ class Task:
         found = []
         for _ in range(-(-warm_up // every) + self.at_full_rate):
             groups.train(every)
-            found.append(round(groups.meet(), 5))
+            found.append(round(groups.average(), 5))
         return found
 
 

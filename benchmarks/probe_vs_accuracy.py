@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 
 from harness import Goal, Run, WallClock, in_processes, print_table
 from harness.stores import first_images
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.config.schema import Config
 from hpcsgd.data import Store, convert
 from hpcsgd.performance.probing.job_file import plan_of, probe_config, setting
@@ -67,12 +67,12 @@ def train(name: str, config: Config, P: int, seed: int, device: torch.device) ->
     distances: list[float] = []
     clock = WallClock()
 
-    def work(world: Transport) -> None:
+    def work(world: Communicator) -> None:
         groups = virtual_groups(replace(config, seed=seed), P, 1, world, device=device)
         try:
             for done in range(0, steps, every):
                 groups.train(min(every, steps - done))
-                distances.append(groups.meet())
+                distances.append(groups.average())
             row["accuracy"] = accuracy(groups, Store(config.data.path, "test"), device)
         except DivergedError as error:
             row["diverged"] = str(error)

@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 from harness import Contestant, Goal, Run, Spread, interleaved, print_table, ratios
 from hpcsgd.data import AsRank, Batches, Sampler, Windows, reading
 from hpcsgd.data.corpus import Vocabulary
-from hpcsgd.data.shards import Writer
+from hpcsgd.data.token_segments import Writer
 from hpcsgd.files.hdf5 import new_file
 from hpcsgd.models import gpt, lstm
 

@@ -21,7 +21,7 @@ from harness.record import Goal, Run
 from harness.table import print_table
 from harness.timing import Contestant, Spread, interleaved, ratios
 from hpcsgd import kernels, quantizers
-from hpcsgd.methods.sparseloco import VALUES, Code
+from hpcsgd.methods.sparseloco import VALUES, SparseMessage
 from hpcsgd.parts.averagers import PerBlock
 from hpcsgd.parts.quantizers.base import Quantizer
 
@@ -58,7 +58,7 @@ def sparse(x: torch.Tensor) -> dict[str, Callable[[], object]]:
     """What a meeting of `sparseloco` says, 64 of 4096 in two bits, and of that the indices by themselves."""
     share = PerBlock().expected(x.numel(), 1 / 64)
     segments = (share.starts, share.stops, share.k)
-    whole, indices = Code(share, VALUES[2]), share.largest_of(x)
+    whole, indices = SparseMessage(share, VALUES[2]), share.largest_of(x)
     said, places = torch.zeros(whole.nbytes, dtype=torch.uint8), kernels.encode_chosen(indices, *segments)
     return {
         "select 64 of 4096": lambda: share.largest_of(x),

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hpcsgd.arguments import checked
-from hpcsgd.comm import Transport, joining
-from hpcsgd.comm.choice import AUTO, Wished, Wishes, beside, chosen, own_device
+from hpcsgd.comm import Communicator, joining
+from hpcsgd.comm.backend_choice import AUTO, GivenBackends, DeviceBackends, share_thread, chosen, local_device
 from hpcsgd.core.topology import Topology, form, raise_on_all_ranks, require_counts
-from hpcsgd.elastic.invitation import invitation
-from hpcsgd.elastic.meetings import Meetings
+from hpcsgd.elastic.join_info import join_info
+from hpcsgd.elastic.elastic_average import ElasticAverage
 from hpcsgd.errors import UserError, count_text, located
 from hpcsgd.launcher import launched
 
@@ -27,7 +27,7 @@ class Formed(NamedTuple):
     """What `form_as_launched` returns."""
 
     topology: Topology
-    meetings: Meetings | None
+    elastic_average: ElasticAverage | None
     """The peers of `job`, where it is an island; otherwise None."""
 
 
@@ -75,13 +75,13 @@ def init(
         )
     world = joining.world(timeout_s, backend)
     with raise_on_all_ranks(world, "choosing transports"):
-        wishes = Wishes.of(device_backend or {})
+        wishes = DeviceBackends.of(device_backend or {})
     topology = form_as_launched(world, groups, group_size, wishes).topology
     log_joined(world)
     return topology
 
 
-def log_joined(world: Transport) -> None:
+def log_joined(world: Communicator) -> None:
     """Log which backend joined the ranks of `world`, and why it was chosen."""
     if world.rank == 0 and world.size > 1 and world.chosen:
         log.info("%s by %s", count_text(world.size, "rank"), world.chosen)
@@ -100,22 +100,22 @@ def _require_no_worker() -> None:
 
 
 def form_as_launched(
-    world: Transport,
+    world: Communicator,
     groups: int | None,
     group_size: int | None,
-    wished: Wished = AUTO,
+    wished: GivenBackends = AUTO,
     device: str = "auto",
 ) -> Formed:
     """`form`, but an island is one group, and a script tried out without any launcher is one rank, whatever
     groups it asks for. Tensors on devices travel as `wished`; with the `device` "cpu" there are none."""
-    if (invited := invitation()) is None:
+    if (invited := join_info()) is None:
         return Formed(_travelling(_formed(world, groups, group_size), wished, device), None)
     topology = form(world)
-    meetings = invited.accept(topology.world)
-    return Formed(_travelling(replace(topology, replica_groups=meetings), wished, device), meetings)
+    elastic_average = invited.accept(topology.world)
+    return Formed(_travelling(replace(topology, replica_groups=elastic_average), wished, device), elastic_average)
 
 
-def _formed(world: Transport, groups: int | None, group_size: int | None) -> Topology:
+def _formed(world: Communicator, groups: int | None, group_size: int | None) -> Topology:
     if world.size == 1 and launched(os.environ) is None and (groups or 1, group_size or 1) != (1, 1):
         what, given = ("groups", groups) if groups else ("group_size", group_size)
         log.warning(
@@ -127,8 +127,8 @@ def _formed(world: Transport, groups: int | None, group_size: int | None) -> Top
     return form(world, groups, group_size)
 
 
-def _travelling(topology: Topology, wished: Wished, device: str) -> Topology:
-    own = own_device(topology.world, device)
+def _travelling(topology: Topology, wished: GivenBackends, device: str) -> Topology:
+    own = local_device(topology.world, device)
     with (
         raise_on_all_ranks(topology.world, "choosing a transport"),
         located(f"device_backend intra_group = {wished.intra_group!r}", "device_backend", "intra_group"),
@@ -139,7 +139,7 @@ def _travelling(topology: Topology, wished: Wished, device: str) -> Topology:
         located(f"device_backend inter_group = {wished.inter_group!r}", "device_backend", "inter_group"),
     ):
         cross, why_cross = chosen(topology.inter_group, wished.inter_group, own, inside=False)
-    cross = beside(group, cross)
+    cross = share_thread(group, cross)
     if own.device is not None and topology.rank == 0:
         log.info(
             "tensors on devices travel in groups by %s, across groups by %s",
@@ -148,5 +148,5 @@ def _travelling(topology: Topology, wished: Wished, device: str) -> Topology:
     return replace(topology, intra_group=group, inter_group=cross)
 
 
-def _told(ranks: Transport, passed_over: str) -> str:
-    return f"{ranks.way} (not by {passed_over})" if passed_over else ranks.way
+def _told(ranks: Communicator, passed_over: str) -> str:
+    return f"{ranks.device_backend} (not by {passed_over})" if passed_over else ranks.device_backend

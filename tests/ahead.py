@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 
 PATIENCE = 60.0  # seconds; the machine may be busy
 LONGER = 1.8  # seconds in which a step more would be made
 
 
 def others_made(
-    world: Transport, folder: Path, step: Callable[[int], object], steps: range, ahead: int
+    world: Communicator, folder: Path, step: Callable[[int], object], steps: range, ahead: int
 ) -> int:
     """All of two ranks make these steps; the second one when the first has made `ahead` of them and does not
     go on. On the second rank: how many the first had made by then."""

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.methods import (
     Method,
@@ -66,7 +66,7 @@ class Entry:
     """One way to make a method, and what it goes with."""
 
     new: Callable[[], Method]
-    form: Callable[[Transport, int], Topology] = form
+    form: Callable[[Communicator, int], Topology] = form
     plain_sgd: bool = False
 
 
@@ -121,10 +121,10 @@ def model() -> nn.Module:
     return net
 
 
-def fingerprint(world: Transport, P: int, entry: Entry, optimizer: str) -> str:
+def fingerprint(world: Communicator, P: int, entry: Entry, optimizer: str) -> str:
     """Train for some steps; return the fingerprint of this rank. Collective."""
     torch.manual_seed(0)
-    net, found, before = model(), hashlib.sha256(), world.ledger.totals()
+    net, found, before = model(), hashlib.sha256(), world.stats.totals()
     inner = (PLAIN if entry.plain_sgd else OPTIMIZERS)[optimizer](list(net.parameters()))
     made = hpcsgd.DistributedOptimizer(
         inner, net, entry.form(world, P), entry.new(), bucket_cap_mb=BUCKET_MB[optimizer]
@@ -149,7 +149,7 @@ def fingerprint(world: Transport, P: int, entry: Entry, optimizer: str) -> str:
     see(made.metrics)
     with made.averaged_model() as D:
         see({"distance": D})
-    sent = world.ledger.since(before)
+    sent = world.stats.since(before)
     # Lanes add to these in any order, and so their sums differ by rounding.
     found.update(repr(sorted((name, round(x.bytes, 3)) for name, x in sent.items())).encode())
     return found.hexdigest()[:16]

@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 
-from hpcsgd.comm import Backend, PeerLost, Transport, joining
+from hpcsgd.comm import Backend, PeerLost, Communicator, joining
 from hpcsgd.comm.by_device import ByDevice
 from hpcsgd.comm.readers import wait_for_readers
 
@@ -46,7 +46,7 @@ class Processes:
     def __init__(self) -> None:
         self.world = joining.world()
         assert (self.world.rank, self.world.size) == (RANK, RANKS), "the launcher numbers ranks differently"
-        self.control = self.world.apart()  # a rank that failed must not meet the others' collectives
+        self.control = self.world.dup_with_thread()  # a rank that failed must not meet the others' collectives
 
     def run(self, n: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """The results of `function(world, *args)` on all ranks, or the exception of one of them."""
@@ -64,11 +64,11 @@ class Processes:
     def attempt(self, function: Callable[..., Any], *args: Any) -> Outcome:
         test = os.environ["PYTEST_CURRENT_TEST"]
         # As with threads, bytes are counted from zero in every run.
-        world = Transport(self.world.backend, timeout=self.world.timeout, lane=self.world.lane)
+        world = Communicator(self.world.backend, timeout=self.world.timeout, comm_thread=self.world.comm_thread)
         try:
             value = function(world, *args)
             pickle.dumps(value)
-            world.end_apart(self.world.timeout)
+            world.close_dups(self.world.timeout)
         except (Exception, pytest.skip.Exception, pytest.fail.Exception) as error:
             error.add_note(f"\non rank {RANK} of {RANKS}:\n{traceback.format_exc()}")
             return Outcome(test, error=portable(error))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.graphs import Graph
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.methods import Method
@@ -53,14 +53,14 @@ Rates = Sequence[float]
 
 
 def distributed(
-    world: Transport,
+    world: Communicator,
     P: int,
     method: Method,
     make: MakeOptimizer,
     steps: int,
     *,
     rates: Rates = (),
-    form: Callable[[Transport, int], Topology] = form,
+    form: Callable[[Communicator, int], Topology] = form,
     device: torch.device | None = None,
     **options: object,
 ) -> list[Tensor]:

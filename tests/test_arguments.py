@@ -21,7 +21,7 @@ import hpcsgd.comm
 import public_names
 from hpcsgd import UserError
 from hpcsgd.arguments import checked
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.data.injection import InjectedBatches
 from hpcsgd.errors import in_one_line, without_warnings
@@ -180,7 +180,7 @@ def given_to(name: str, scene: Scene) -> dict[str, Any]:
     return {key: scene.of(name, key) for key in named}
 
 
-def without_mpi(world: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
+def without_mpi(world: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     """`init` takes these ranks, and a probe that may begin does nothing."""
     mpi = SimpleNamespace(world=lambda timeout=600.0: world)
     monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi", mpi)
@@ -209,7 +209,7 @@ def test_every_argument_of_every_call(
             named = line.startswith(f"{name.rpartition('.')[2]}: {key} = ")
         return None if named and "\n" not in line and len(line) <= LONGEST else line
 
-    def sweep(world: Transport) -> list[str]:
+    def sweep(world: Communicator) -> list[str]:
         without_mpi(world, monkeypatch)
         topology = form(world)
         # Called as it should be, `shard` has torch make the default group of this process.
@@ -244,7 +244,7 @@ SIZES: list[tuple[str, str, tuple[Any, ...]]] = [
 @pytest.mark.ranks(1)
 @pytest.mark.threads
 def test_sizes_that_make_no_sense_are_refused(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def taken(world: Transport) -> list[tuple[str, str, Any]]:
+    def taken(world: Communicator) -> list[tuple[str, str, Any]]:
         without_mpi(world, monkeypatch)
         topology, found = form(world), []
         for name, key, values in SIZES:

@@ -30,7 +30,7 @@ ASKED: Mapping[tuple[str, str], str] = {
     ("data/pairs.py", "Drawn"): "the same",
     ("data/split.py", "Batch"): "a DataLoader hands over a batch that was read whole, or single samples",
     ("engine/initial_state.py", "ChainedOptimizer"): HANDED_OVER,
-    ("engine/joined.py", "ChainedOptimizer"): HANDED_OVER,
+    ("engine/chained.py", "ChainedOptimizer"): HANDED_OVER,
     ("engine/scaling.py", "DistributedOptimizer"): HANDED_OVER,
     ("engine/wrapping.py", "Guarded"): HANDED_OVER,
     ("engine/natural_gradient/optimizer.py", "DistributedOptimizer"): HANDED_OVER,
@@ -40,9 +40,9 @@ ASKED: Mapping[tuple[str, str], str] = {
     ("checkpoint/tree.py", "UnreadTensor"): "an assertion",
     ("cli/words.py", "KeysOf"): "one of the marks of an annotation, as typing has them",
     ("core/method.py", "Method"): "a method is no part: it has some",
-    ("comm/lane.py", "Work"): SAME,
+    ("comm/comm_thread.py", "Work"): SAME,
     ("performance/comparing.py", "Config"): SAME,
-    ("train/ensemble.py", "Batches"): "an assertion",
+    ("train/elastic_run.py", "Batches"): "an assertion",
 }
 """By file and class: why it is asked for. The list only gets shorter."""
 FREE = ("config/", "errors.py")

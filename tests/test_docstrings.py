@@ -29,14 +29,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcsgd
 import hpcsgd.comm
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core import averager, method, optional, step
 from hpcsgd.core.optional import Holds, Searches, Sends
 from hpcsgd.core.topology import form
 from hpcsgd.data import Partition
 from hpcsgd.parts.averagers.selection import Selection
-from hpcsgd.parts.exchanges.by_torch import Separable
-from hpcsgd.parts.exchanges.feedback import Feedback
+from hpcsgd.parts.grad_reduces.by_torch import Separable
+from hpcsgd.parts.grad_reduces.feedback import Feedback
 from hpcsgd.parts.quantizers.base import Rounding
 from hpcsgd.parts.sparsifiers import Sparsifier
 from hpcsgd.parts.sparsifiers.base import Foreseeing
@@ -52,8 +52,8 @@ NO_PAPER = {
 }  # fmt: skip
 """They do what no paper had to say."""
 PROTOCOLS = (
-    averager.Averager, method.Central, optional.Composed, optional.Late, optional.Prepares,
-    optional.Stateful, optional.Wrapping, step.GroupGradReduce, step.Publishing,
+    averager.Averager, method.HoldsModel, optional.Composed, optional.Late, optional.Prepares,
+    optional.Stateful, optional.Wrapping, step.GroupGradReduce, step.QuantizedGather,
     Feedback, Foreseeing, Holds, Partition, Rounding, Searches, Selection, Sends, Separable, Sparsifier,
     hpcsgd.graphs.Graph,
 )  # fmt: skip
@@ -166,7 +166,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hpcsgd.comm, "mpi", mpi, raising=False)
 
 
-def run_on(world: Transport, example: doctest.DocTest, folder: Path) -> str:
+def run_on(world: Communicator, example: doctest.DocTest, folder: Path) -> str:
     """What doctest complains of, on rank 0; other ranks have to go through the same."""
     here.world = world
     given = {name: value for name, value in example.globs.items() if not name.startswith("__")}
@@ -190,7 +190,7 @@ def start() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def setting(world: Transport) -> dict[str, Any]:
+def setting(world: Communicator) -> dict[str, Any]:
     """What the docstring of hpcsgd promises to examples, besides the libraries."""
     model, criterion = copy.deepcopy(start()), nn.CrossEntropyLoss()
     generator = torch.Generator().manual_seed(2)

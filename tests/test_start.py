@@ -12,7 +12,7 @@ import pytest
 
 import hpcsgd.comm
 import programs
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.launcher import LAUNCHERS
 from hpcsgd.start import form_as_launched
@@ -117,7 +117,7 @@ def test_a_job_on_cpus_loads_nothing_of_process_groups() -> None:
 def test_a_script_asks_for_a_transport(monkeypatch: pytest.MonkeyPatch) -> None:
     from hpcsgd import init
 
-    def ask(world: Transport) -> None:
+    def ask(world: Communicator) -> None:
         mpi = SimpleNamespace(world=lambda timeout: world)
         monkeypatch.setattr(hpcsgd.comm, "mpi", mpi, raising=False)
         monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi", mpi)

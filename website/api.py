@@ -24,7 +24,7 @@ PAGES = {
     "hpcsgd.parts.averagers": "meetings",
     "hpcsgd.core.graphs": "graphs",
     "hpcsgd.data": "data",
-    "hpcsgd.parts.exchanges": "gradients",
+    "hpcsgd.parts.grad_reduces": "gradients",
     "hpcsgd.parts.sparsifiers": "gradients",
     "hpcsgd.parts.quantizers": "quantizers",
 }

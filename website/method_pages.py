@@ -16,7 +16,7 @@ import hpcsgd
 import pictures
 from hpcsgd.cli.citing.bibtex import entries
 from hpcsgd.cli.citing.uses import papers_of
-from hpcsgd.core.traffic import Sizes, Vector
+from hpcsgd.core.traffic import ModelLayout, BucketLayout
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.traffic import of_step
 from hpcsgd.engine.plan import StepPlan
@@ -79,7 +79,7 @@ UNPUBLISHED = """
 No paper had to say it. `hpcsgd cite job.toml` has all that a training uses, and hpcsgd itself.
 
 """
-AMONG = {"group": "a group", "cross": "the groups", "world": "all ranks", "peers": "islands"}
+AMONG = {"group": "a group", "cross": "the groups", "world": "all ranks", "peers": "replica_groups"}
 
 
 def pages() -> dict[str, str]:
@@ -121,7 +121,7 @@ def citation(name: str) -> str:
 def sends(name: str, factory: Callable[..., Method]) -> str:
     """One table, or one for each of the methods that it changes between."""
     plan = StepPlan.of(example(factory))
-    tables = [table(stage) for _, stage in plan.stages] or [table(plan)]
+    tables = [table(stage) for _, stage in plan.sequence] or [table(plan)]
     return SENDS.format(example=f"`{called(name, factory)}`", P=P, K=K) + "\nThen:\n".join(tables)
 
 
@@ -130,7 +130,7 @@ def table(plan: StepPlan) -> str:
     found = defaultdict[tuple[str, str, str], float](float)
     for x in of_step(plan, sizes(), meets=MEETS):
         of_rank = sent(x.operation, x.nbytes, sizes().ranks(x.over))
-        found[x.phase, x.operation, AMONG[x.over]] += float(of_rank) * x.times * x.senders / (M * WIDTH)
+        found[x.phase, x.operation, AMONG[x.over]] += float(of_rank) * x.times * x.sender_fraction / (M * WIDTH)
     return SENT + "".join(
         f"| {' | '.join(key)} | {_told(share)} |\n" for key, share in found.items() if share
     )
@@ -140,8 +140,8 @@ def _told(share: float) -> str:
     return "some bytes" if share < LEAST else f"{share:.3g}"
 
 
-def sizes() -> Sizes:
-    return Sizes(P, K, buckets=(Vector(M, M, WIDTH),), layers=(M,))
+def sizes() -> ModelLayout:
+    return ModelLayout(P, K, buckets=(BucketLayout(M, M, WIDTH),), layers=(M,))
 
 
 def example(factory: Callable[..., Method]) -> Method:

@@ -10,7 +10,7 @@ from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.methods import METHODS
 from hpcsgd.models import MODELS
 from hpcsgd.named import annotations_of
-from hpcsgd.train.assembly import TRANSFORMS
+from hpcsgd.train.training_setup import TRANSFORMS
 from hpcsgd.train.families import FAMILIES
 
 HEAD = """

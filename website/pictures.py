@@ -70,7 +70,7 @@ def trained(name: str, folder: Path) -> Sequence[Record]:
         [*hpcsgd, "launch"] if name == "ensemble_sync" else [str(here), "-n", str(GROUPS), *hpcsgd, "train"]
     )
     subprocess.run([*start, str(file), "--run.output_dir", str(run)], check=True, stdin=subprocess.DEVNULL)
-    told = run if (run / "metrics.jsonl").exists() else run / "islands" / "0"
+    told = run if (run / "metrics.jsonl").exists() else run / "replica_groups" / "0"
     return read(told / "metrics.jsonl")
 
 

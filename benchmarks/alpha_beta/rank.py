@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import hpcsgd
 from harness import Contestant, Spread, interleaved, ratios
 from harness.mpi import Together
-from hpcsgd.performance.measuring.operations import BYTES, Room, elements_of, on_lane
+from hpcsgd.performance.measuring.operations import BYTES, Room, elements_of, on_comm_thread
 from hpcsgd.train.process import keep_freed_memory
 
 Vector = NDArray[np.float32]
@@ -80,7 +80,7 @@ def contestants(comm: MPI.Comm, topology: hpcsgd.Topology, sizes: list[int]) -> 
         elements = elements_of(n, comm.size)
         steps = max(1, min(MOST_STEPS, BLOCK_BYTES // (elements * BYTES)))
         x, out = room.sent[:elements].numpy(), room.received[:elements].numpy()
-        ours = on_lane(operation, topology.world, elements, room)
+        ours = on_comm_thread(operation, topology.world, elements, room)
         found[f"{operation} {elements * BYTES} ours"] = Contestant(ours, steps)
         found[f"{operation} {elements * BYTES} theirs"] = Contestant(THEIRS[operation](comm, x, out), steps)
     return found

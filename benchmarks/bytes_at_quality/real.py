@@ -9,12 +9,12 @@ import torch
 from bytes_at_quality.contestants import CONTESTANTS
 from bytes_at_quality.training import QUICK, measure, read, start_of, train
 from harness import print_table
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 
 HEAD = ["who", "loss, ranks of MPI", "threads", "difference, relative", "bytes a rank, MPI", "threads"]
 
 
-def compare(world: Transport, path: Path) -> None:
+def compare(world: Communicator, path: Path) -> None:
     """Everybody's training of `QUICK`, two meetings long, on these ranks and on as many threads."""
     torch.set_num_threads(1)
     text, lines = read(path, QUICK), []

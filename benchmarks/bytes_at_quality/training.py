@@ -16,10 +16,10 @@ from torch.optim.lr_scheduler import LambdaLR
 import hpcsgd
 from bytes_at_quality.contestants import CONTESTANTS, Settings
 from harness import WallClock
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.layout import bucket_bytes, nbytes
 from hpcsgd.core.topology import form
-from hpcsgd.core.traffic import Sizes
+from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.traffic import of_step
 from hpcsgd.data import Windows
@@ -101,7 +101,7 @@ def measure(
 
 
 def train(
-    world: Transport, setting: Setting, text: Text, start: nn.Module, who: str, tried: Settings, seed: int
+    world: Communicator, setting: Setting, text: Text, start: nn.Module, who: str, tried: Settings, seed: int
 ) -> dict[str, float]:
     """As one of the groups; the loss, in nats a token, of the mean of all on its share of what is judged."""
     contestant, model = CONTESTANTS[who], copy.deepcopy(start)
@@ -110,14 +110,14 @@ def train(
         contestant.optimizer(model, tried), model, topology, contestant.method(tried, world.size)
     )
     schedule = LambdaLR(optimizer, lambda t: rate((t + 1) / setting.steps))
-    before = world.ledger.totals()
+    before = world.stats.totals()
     for mine in batches(setting, text, seed)[:, world.rank :: world.size]:
         optimizer.zero_grad()
         loss_of(model, text.x[mine], text.y[mine]).backward()
         optimizer.step()
         schedule.step()
     optimizer.method.state_dict()  # waits for what is under way
-    spent = sum(total.bytes for total in world.ledger.since(before).values())
+    spent = sum(total.bytes for total in world.stats.since(before).values())
     share = slice(world.rank, None, world.size)
     with optimizer.averaged_model():
         held_out = judge(model, text.x[text.held_out][share], text.y[text.held_out][share])
@@ -145,7 +145,7 @@ def judge(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 def foretold(setting: Setting, model: nn.Module, who: str, groups: int, tried: Settings) -> float:
     """Bytes that a rank sends, by the formulas of its method."""
-    m = Sizes.of(model.named_parameters(), groups, 1, bucket_bytes(nbytes(model.parameters())))
+    m = ModelLayout.of(model.named_parameters(), groups, 1, bucket_bytes(nbytes(model.parameters())))
     messages = of_step(StepPlan.of(CONTESTANTS[who].method(tried, groups)), m)
     return setting.steps * sum(
         x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in messages

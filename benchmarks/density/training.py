@@ -23,12 +23,12 @@ import hpcsgd
 from density.tasks import TASKS, Samples, Task
 from harness import WallClock
 from hpcsgd import kernels
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.data import ByLabel
 from hpcsgd.data.partition import Samples as Dealt
 from hpcsgd.data.windows import IGNORED
-from hpcsgd.parts.exchanges.combining import union
+from hpcsgd.parts.grad_reduces.combining import union
 from hpcsgd.parts.sparsifiers import Accumulated, Sparsifier
 from hpcsgd.parts.sparsifiers.base import wanted
 from hpcsgd.train.process import keep_freed_memory
@@ -131,7 +131,7 @@ class Exchange:
 
     def _selected(self, rank: int, said: list[Tensor]) -> Tensor:
         accumulated = Accumulated(self.acc[rank], self.bounds, self.norms[rank])
-        sparsifier, seat = self.sparsifiers[rank], cast(Transport, Seat(rank, said))
+        sparsifier, seat = self.sparsifiers[rank], cast(Communicator, Seat(rank, said))
         return sparsifier.select(accumulated, sparsifier.share(accumulated, self.t, seat))
 
 
@@ -180,7 +180,7 @@ def batches(task: Task, samples: Samples, partition: str, rank: int, epochs: int
     found: list[Tensor] = []
     for epoch in range(epochs):
         if partition == BY_LABEL:
-            hand = torch.from_numpy(ByLabel().hand(labelled, rank, epoch)[: count // WORKERS])
+            hand = torch.from_numpy(ByLabel().assign(labelled, rank, epoch)[: count // WORKERS])
         else:
             order = torch.randperm(len(samples.x), generator=chance)[:count]
             hand = order.view(-1, WORKERS, task.batch)[:, rank].flatten()
@@ -230,7 +230,7 @@ def difference(folder: Path, partition: str, steps: int = WORKERS + 4) -> float:
 
 
 def _on_ranks(
-    world: Transport, task: Task, samples: Samples, start: nn.Module, workers: list[list[Tensor]]
+    world: Communicator, task: Task, samples: Samples, start: nn.Module, workers: list[list[Tensor]]
 ) -> tuple[list[float], list[float]]:
     """What `train` does, by the library's own exchange."""
     model = copy.deepcopy(start)

@@ -14,11 +14,11 @@ from harness import programs
 
 @contextmanager
 def coordinator(
-    islands: int, folder: Path, *, host: str = "127.0.0.1", launcher: Sequence[str] = ()
+    replica_groups: int, folder: Path, *, host: str = "127.0.0.1", launcher: Sequence[str] = ()
 ) -> Iterator[list[str]]:
     """While this lasts it listens at `host`; the arguments that its islands are to get."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"islands": islands, "token": secrets.token_hex(16), "silence": 10.0, "timeout": 300.0}
+    told = {"replica_groups": replica_groups, "token": secrets.token_hex(16), "silence": 10.0, "timeout": 300.0}
     told |= {"folder": str(folder), "host": host, "port": 0}
     command = [*launcher, sys.executable, "-m", "hpcsgd.elastic"]
     with (

@@ -25,11 +25,11 @@ import torch
 
 from ensemble.faults_judge import Frames, Outcome, judge
 from harness import programs
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.journal import Alone
-from hpcsgd.elastic.meetings import Meetings, Over
+from hpcsgd.elastic.elastic_average import ElasticAverage, Over
 from hpcsgd.elastic.register import Phase, Register
 
 ISLANDS = 4
@@ -46,10 +46,10 @@ KINDS = ("kill", "freeze", "pause", "cut", "pair", "all but one")
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind` happens to `island` `at` seconds after the first meeting; undone `lasts` seconds later."""
+    """`kind` happens to `replica_group` `at` seconds after the first meeting; undone `lasts` seconds later."""
 
     kind: str
-    island: int
+    replica_group: int
     at: float
     lasts: float
 
@@ -84,8 +84,8 @@ class Run:
 
     def play(self) -> Outcome:
         self._coordinator = self._fork(0, self._coordinate)
-        for island in range(ISLANDS):
-            self._start(island)
+        for replica_group in range(ISLANDS):
+            self._start(replica_group)
         try:
             in_time = self._go_on()
         finally:
@@ -122,40 +122,40 @@ class Run:
 
     def _all_are_back(self) -> bool:
         now = Register.from_json(json.loads((self._folder / "register.json").read_text()))
-        return now.phase is Phase.RUN and len(now.islands) == ISLANDS
+        return now.phase is Phase.RUN and len(now.replica_groups) == ISLANDS
 
     def _happen(self, fault: Fault) -> None:
         self._happened.append((fault.kind, time.time()))
         match fault.kind:
             case "kill":
-                self._signal(fault.island, signal.SIGKILL)
+                self._signal(fault.replica_group, signal.SIGKILL)
             case "freeze" | "pause":
-                self._signal(fault.island, signal.SIGSTOP)
+                self._signal(fault.replica_group, signal.SIGSTOP)
             case "cut":
                 self._network("link", "set", f"port{fault.island + 1}", "down")
             case "pair":
-                self._routes("add", fault.island)
+                self._routes("add", fault.replica_group)
             case "all but one":
-                for island in range(ISLANDS):
-                    if island != fault.island:
-                        self._signal(island, signal.SIGKILL)
+                for replica_group in range(ISLANDS):
+                    if replica_group != fault.replica_group:
+                        self._signal(replica_group, signal.SIGKILL)
 
     def _undo(self, fault: Fault) -> None:
         match fault.kind:
             case "freeze" | "pause":
-                self._signal(fault.island, signal.SIGCONT)
+                self._signal(fault.replica_group, signal.SIGCONT)
             case "cut":
                 self._network("link", "set", f"port{fault.island + 1}", "up")
             case "pair":
-                self._routes("del", fault.island)
+                self._routes("del", fault.replica_group)
             case "kill" | "all but one":
-                for island in range(ISLANDS):
-                    if island not in self._pids and (fault.kind == "kill") == (island == fault.island):
-                        self._start(island)
+                for replica_group in range(ISLANDS):
+                    if replica_group not in self._pids and (fault.kind == "kill") == (replica_group == fault.replica_group):
+                        self._start(replica_group)
 
-    def _routes(self, what: str, island: int) -> None:
+    def _routes(self, what: str, replica_group: int) -> None:
         """This island and its right neighbour do not reach each other, but all others and the coordinator."""
-        one, other = island + 1, (island + 1) % ISLANDS + 1
+        one, other = replica_group + 1, (replica_group + 1) % ISLANDS + 1
         for here, there in ((one, other), (other, one)):
             words = ["ip", "-n", f"{self._hosts}-{here}", "route", what, "blackhole", f"10.77.0.{there}/32"]
             programs.run(words, timeout=LIMIT, check=False)
@@ -163,18 +163,18 @@ class Run:
     def _network(self, *words: str) -> None:
         programs.run(["ip", "-n", f"{self._hosts}-0", *words], timeout=LIMIT)
 
-    def _signal(self, island: int, number: int) -> None:
+    def _signal(self, replica_group: int, number: int) -> None:
         """One survivor suffices, but one has to be."""
         self._reap()
-        if island in self._pids and (number != signal.SIGKILL or len(self._pids) > 1):
-            os.kill(self._pids[island], number)
+        if replica_group in self._pids and (number != signal.SIGKILL or len(self._pids) > 1):
+            os.kill(self._pids[replica_group], number)
             if number == signal.SIGKILL:
-                os.waitpid(self._pids.pop(island), 0)
+                os.waitpid(self._pids.pop(replica_group), 0)
 
-    def _start(self, island: int) -> None:
-        self._lives[island] += 1
-        life = self._lives[island]
-        self._pids[island] = self._fork(island + 1, lambda: self._live(island, life))
+    def _start(self, replica_group: int) -> None:
+        self._lives[replica_group] += 1
+        life = self._lives[replica_group]
+        self._pids[replica_group] = self._fork(replica_group + 1, lambda: self._live(replica_group, life))
 
     def _fork(self, host: int, body: Callable[[], None]) -> int:
         pid = os.fork()
@@ -193,9 +193,9 @@ class Run:
             os._exit(1)
 
     def _reap(self) -> None:
-        for island, pid in list(self._pids.items()):
+        for replica_group, pid in list(self._pids.items()):
             if os.waitpid(pid, os.WNOHANG)[0]:
-                del self._pids[island]
+                del self._pids[replica_group]
 
     def _clean(self) -> None:
         """Nothing may be left: neither a process nor a port that somebody listens on."""
@@ -224,32 +224,32 @@ class Run:
             )  # fmt: skip
             asyncio.run(at.serve("10.77.0.254", PORT))
 
-    def _live(self, island: int, life: int) -> None:
-        threads.run(self._ranks[island], lambda group: self._rank(island, life, group))
+    def _live(self, replica_group: int, life: int) -> None:
+        threads.run(self._ranks[replica_group], lambda group: self._rank(replica_group, life, group))
 
-    def _rank(self, island: int, life: int, group: Transport) -> None:
+    def _rank(self, replica_group: int, life: int, group: Communicator) -> None:
         chance = random.Random(f"{island} {life}")
-        meetings = Meetings(
-            island, group, f"10.77.0.254:{PORT}", self._token, f"10.77.0.{island + 1}",
-            islands=ISLANDS, silence=SILENCE, timeout=TIMEOUT,
+        elastic_average = ElasticAverage(
+            replica_group, group, f"10.77.0.254:{PORT}", self._token, f"10.77.0.{island + 1}",
+            replica_groups=ISLANDS, silence=SILENCE, timeout=TIMEOUT,
         )  # fmt: skip
-        steps = torch.Generator().manual_seed(1000 * island + life)
+        steps = torch.Generator().manual_seed(1000 * replica_group + life)
         w = [torch.zeros(size) for size in SIZES]
         with Frames(self._folder / f"frames-{island}-{life}-{group.rank}") as frames:
             try:
                 enough = self._folder / "enough"
-                while meetings.rounds < ROUNDS or min(meetings.counted) != island or not enough.exists():
+                while elastic_average.rounds < ROUNDS or min(elastic_average.counted) != replica_group or not enough.exists():
                     time.sleep(chance.uniform(0, 2 * TRAINING))
                     for x in w:
                         x.add_(torch.randn(x.shape, generator=steps))
-                    frames.write(island, 0, (), w)
-                    meetings.mean(w)
-                    frames.write(island, meetings.rounds, meetings.counted, w)
-                meetings.finish()
+                    frames.write(replica_group, 0, (), w)
+                    elastic_average.mean(w)
+                    frames.write(replica_group, elastic_average.rounds, elastic_average.counted, w)
+                elastic_average.finish()
             except Over:
                 pass
             finally:
-                meetings.close()
+                elastic_average.close()
 
 
 def enter(namespace: str) -> None:

@@ -30,9 +30,9 @@ class Frames:
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
 
-    def write(self, island: int, rounds: int, counted: tuple[int, ...], w: list[torch.Tensor]) -> None:
+    def write(self, replica_group: int, rounds: int, counted: tuple[int, ...], w: list[torch.Tensor]) -> None:
         vector = torch.cat(w).numpy()
-        self._file.write(pickle.dumps((island, rounds, counted, time.time(), vector)))
+        self._file.write(pickle.dumps((replica_group, rounds, counted, time.time(), vector)))
 
     def __enter__(self) -> Frames:
         return self
@@ -78,11 +78,11 @@ def _gather(folder: Path) -> tuple[dict[int, list[tuple[tuple[int, ...], Any]]],
     brought: defaultdict[int, list[Any]] = defaultdict(list)
     for path in sorted(folder.glob("frames-*")):
         last = None
-        for island, rounds, counted, at, vector in _frames(path):
+        for replica_group, rounds, counted, at, vector in _frames(path):
             if rounds:
                 took.setdefault(rounds, []).append((counted, vector))
                 if last is not None:
-                    brought[island].append((rounds, *last))
+                    brought[replica_group].append((rounds, *last))
                 last = None
             else:
                 last = at, vector

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from harness import Goal, print_table, programs
 from harness.launching import python_path
 from hpcsgd.elastic import event_log
-from hpcsgd.elastic.invitation import invitation
-from hpcsgd.elastic.reallocation import shares
+from hpcsgd.elastic.join_info import join_info
+from hpcsgd.elastic.rebalancing import shares
 
 B, X = 120, 16
 EPOCHS, QUICK = 60, 34
@@ -64,9 +64,9 @@ class Passes(nn.Module):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        invited = invitation()
+        invited = join_info()
         assert invited is not None
-        self._island, self._folder = invited.island, folder
+        self._island, self._folder = invited.replica_group, folder
         self._looked, self._epoch = 0.0, 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -137,10 +137,10 @@ def settled(events: list[event_log.Event]) -> list[Epoch]:
     return found
 
 
-def _alpha(epoch: int, usual: float, islands: int) -> dict[int, float]:
+def _alpha(epoch: int, usual: float, replica_groups: int) -> dict[int, float]:
     """α_i in seconds · samples: of an undisturbed epoch of two islands, with X/2 samples each, and what the
     slow one adds to every pass. An island that is alone makes twice as many steps."""
-    alone = 2 / islands
+    alone = 2 / replica_groups
     plain = usual * X / 2 * alone
     passes = usual / (PASS + _overhead(usual))
     slow = SLOWER * passes * X / 2 * alone if SLOW_FROM <= epoch < SLOW_TO else 0.0

@@ -19,42 +19,42 @@ from mpi4py import MPI
 from ensemble.flow import flow
 from harness import Contestant, Spread, interleaved, ratios
 from harness.mpi import Together
-from hpcsgd.comm import Transport, mpi
-from hpcsgd.elastic.invitation import Invitation
-from hpcsgd.elastic.meetings import Meetings
+from hpcsgd.comm import Communicator, mpi
+from hpcsgd.elastic.join_info import JoinInfo
+from hpcsgd.elastic.elastic_average import ElasticAverage
 from hpcsgd.train.process import keep_freed_memory
 
 COMMITS = 5
 """As many commits as rounds, times this: they are short."""
 
 
-def commits(meetings: Meetings, rounds: int) -> list[float]:
+def commits(elastic_average: ElasticAverage, rounds: int) -> list[float]:
     """Seconds of meetings with nothing to send: arrive, a ring of one number, vote, the register."""
     one = torch.zeros(1)
-    commit = Contestant(lambda: meetings.mean([one]))
+    commit = Contestant(lambda: elastic_average.mean([one]))
     return interleaved({"commit": commit}, rounds=COMMITS * rounds, ranks=Together())["commit"].wall
 
 
-def contestants(x: torch.Tensor, meetings: Meetings, world: Transport) -> dict[str, Contestant]:
+def contestants(x: torch.Tensor, elastic_average: ElasticAverage, world: Communicator) -> dict[str, Contestant]:
     """Neighbours run next to each other in time."""
     return {
-        "meeting": Contestant(lambda: meetings.mean([x])),
+        "meeting": Contestant(lambda: elastic_average.mean([x])),
         "mpi": Contestant(lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x.numpy())),
         "ours": Contestant(lambda: world.allreduce(x).wait()),
     }
 
 
-def measure(sizes: Sequence[int], rounds: int, meetings: Meetings, world: Transport) -> list[dict[str, Any]]:
+def measure(sizes: Sequence[int], rounds: int, elastic_average: ElasticAverage, world: Communicator) -> list[dict[str, Any]]:
     """A row for each number of float32 in the vector."""
-    commit = Spread.of(commits(meetings, rounds))
+    commit = Spread.of(commits(elastic_average, rounds))
     rows = []
     for numbers in sizes:
         rate = flow(4 * numbers)
-        entries = contestants(torch.zeros(numbers), meetings, world)
+        entries = contestants(torch.zeros(numbers), elastic_average, world)
         blocks = interleaved(entries, rounds=rounds, ranks=Together())
         seconds = {name: asdict(Spread.of(times.wall)) for name, times in blocks.items()}
         against = [a + commit.median for a in blocks["mpi"].wall]
-        row: dict[str, Any] = {"P": meetings.count, "K": world.size // meetings.count}
+        row: dict[str, Any] = {"P": elastic_average.count, "K": world.size // elastic_average.count}
         row |= {"bytes": 4 * numbers, "rounds": rounds, "seconds": {**seconds, "commit": asdict(commit)}}
         row |= {"ratio": asdict(ratios(blocks["meeting"].wall, against)), "flow_bytes_per_s": rate}
         rows.append(row)
@@ -73,14 +73,14 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     world = mpi.world()
-    K = world.size // given.islands
-    invited = Invitation(
-        world.rank // K, given.islands, given.coordinator, given.token, silence=10.0, timeout=300.0
+    K = world.size // given.replica_groups
+    invited = JoinInfo(
+        world.rank // K, given.replica_groups, given.coordinator, given.token, heartbeat_timeout=10.0, timeout=300.0
     )
-    meetings = invited.accept(world.split(world.rank // K, world.rank))
-    rows = measure([size // 4 for size in given.bytes], given.rounds, meetings, world)
-    meetings.finish()
-    meetings.close()
+    elastic_average = invited.accept(world.split(world.rank // K, world.rank))
+    rows = measure([size // 4 for size in given.bytes], given.rounds, elastic_average, world)
+    elastic_average.finish()
+    elastic_average.close()
     if world.rank == 0:
         given.out.write_text(json.dumps(rows))
 

@@ -95,7 +95,7 @@ def _timed(folder: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[str, A
     with (
         shaped_hosts(2, f"{rate:.0f}bit", burst="16kb") as name,
         coordinator(
-            2, folder / "islands", host="10.77.0.254", launcher=("ip", "netns", "exec", f"{name}-0")
+            2, folder / "replica_groups", host="10.77.0.254", launcher=("ip", "netns", "exec", f"{name}-0")
         ) as invited,
     ):
         on_hosts(name, 2, script, [*arguments, *invited], timeout=1800)
@@ -137,9 +137,9 @@ def train(
     if quick:
         words["model.arguments.channels"] = 1
     overrides = [word for key, value in words.items() for word in (f"--{key}", str(value))]
-    islands = "ensemble" in METHODS[who]
-    launcher = [] if islands else [mpiexec(), "-n", "2"]
-    verb = "launch" if islands else "train"
+    replica_groups = "ensemble" in METHODS[who]
+    launcher = [] if replica_groups else [mpiexec(), "-n", "2"]
+    verb = "launch" if replica_groups else "train"
     command = [*launcher, sys.executable, "-m", "hpcsgd", verb, str(job), *overrides]
     programs.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=3600)
     records = list(of_run(run))

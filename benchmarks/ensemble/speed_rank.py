@@ -21,7 +21,7 @@ from harness.mpi import Together
 from harness.workloads import Workload, plain, sgd
 from hpcsgd.comm import mpi
 from hpcsgd.core.topology import form
-from hpcsgd.elastic.invitation import Invitation
+from hpcsgd.elastic.join_info import JoinInfo
 from hpcsgd.models import cifar_resnet
 from hpcsgd.train.process import keep_freed_memory
 
@@ -42,13 +42,13 @@ def ours(
     return Contestant(WORKLOAD.training(model, optimizer), steps, settle=method.state_dict)
 
 
-def contestants(island: hpcsgd.Topology, every: int) -> dict[str, Contestant]:
+def contestants(replica_group: hpcsgd.Topology, every: int) -> dict[str, Contestant]:
     return {
         ALONE: Contestant(plain(WORKLOAD), every),
         "sync SGD": ours(hpcsgd.init(groups=1), hpcsgd.bsp(), SOME),
         "async SGD": ours(hpcsgd.init(group_size=1), hpcsgd.async_sgd(), SOME),
-        "EnsembleSync": ours(island, hpcsgd.ensemble_sync(every), every),
-        "with natural gradient": ours(island, hpcsgd.ensemble_sync(every), every, natural_rank=20),
+        "EnsembleSync": ours(replica_group, hpcsgd.ensemble_sync(every), every),
+        "with natural gradient": ours(replica_group, hpcsgd.ensemble_sync(every), every, natural_rank=20),
     }
 
 
@@ -84,11 +84,11 @@ def main() -> None:
     else:
         world = mpi.world()
         own = form(world.split(world.rank, 0))
-        invited = Invitation(world.rank, world.size, given.coordinator, given.token, 10.0, 300.0)
-        meetings = invited.accept(own.world)
-        rows = measure(contestants(replace(own, meetings=meetings), given.every), given.rounds)
-        meetings.finish()
-        meetings.close()
+        invited = JoinInfo(world.rank, world.size, given.coordinator, given.token, 10.0, 300.0)
+        elastic_average = invited.accept(own.world)
+        rows = measure(contestants(replace(own, meetings=elastic_average), given.every), given.rounds)
+        elastic_average.finish()
+        elastic_average.close()
     if rank == 0:
         given.out.write_text(json.dumps(rows))
 

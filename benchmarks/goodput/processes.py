@@ -43,7 +43,7 @@ def rank_of(env: dict[str, str], K: int) -> int | None:
     if place is None:
         return None
     invited = env.get("HPCSGD_ISLAND")
-    return int(place) + (K * json.loads(invited)["island"] if invited else 0)
+    return int(place) + (K * json.loads(invited)["replica_group"] if invited else 0)
 
 
 def kill_all(folder: Path) -> None:

@@ -103,10 +103,10 @@ def visits(frames: Path, steps: Path) -> list[Visit]:
 
 def bad_codes(folder: Path, codes: Mapping[int, Sequence[int]], late: Collection[int]) -> list[str]:
     wrong = []
-    for island, lives in codes.items():
+    for replica_group, lives in codes.items():
         for life, code in enumerate(lives, start=1):
             last = life == len(lives)
-            goes_on = not last or island in late
+            goes_on = not last or replica_group in late
             killed = code == -signal.SIGKILL and goes_on
             log = folder / f"log-{island}-{life}"
             said = log.read_text() if log.exists() else ""  # it may be killed before it has one

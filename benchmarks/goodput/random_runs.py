@@ -26,14 +26,14 @@ import torch
 
 from goodput.random_judge import judge
 from goodput.witness import CLASSES, INPUTS, LIFE
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
 from hpcsgd.data.convert import convert_npz
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.journal import REGISTER, Alone
-from hpcsgd.elastic.meetings import Meetings
+from hpcsgd.elastic.elastic_average import ElasticAverage
 from hpcsgd.elastic.register import Phase
 from hpcsgd.errors import STOPPED
 from hpcsgd.train.run import train
@@ -56,7 +56,7 @@ class Kill:
     """`at` seconds after the islands began to train."""
 
     at: float
-    islands: tuple[int, ...]
+    replica_groups: tuple[int, ...]
 
 
 def played(number: int, seed: int, tell: Callable[[str], object]) -> Row:
@@ -105,7 +105,7 @@ class Run:
         self._pids: dict[int, int] = {}
         self._lives = [0] * len(self._ranks)
         self._back: dict[int, float] = {}
-        self.codes: dict[int, list[int]] = {island: [] for island in everybody}
+        self.codes: dict[int, list[int]] = {replica_group: [] for replica_group in everybody}
         """Of all lives, in order."""
         self.late: set[int] = set()
         """Islands that were not there when the others had finished."""
@@ -137,8 +137,8 @@ checkpoint_every_steps = {2 * EVERY}
         while not address.exists():
             time.sleep(0.005)
         self._address = address.read_text()
-        for island in range(len(self._ranks)):
-            self._start(island)
+        for replica_group in range(len(self._ranks)):
+            self._start(replica_group)
         self._go_on()
         for pid in self._pids.values():
             os.kill(pid, signal.SIGKILL)
@@ -157,43 +157,43 @@ checkpoint_every_steps = {2 * EVERY}
             if began is None and (self._folder / REGISTER).exists():
                 began = now
             while plan and began is not None and now - began > plan[0].at:
-                self._kill(plan.pop(0).islands)
+                self._kill(plan.pop(0).replica_groups)
             self._reap(now)
-            for island in [island for island, at in self._back.items() if now > at]:
-                del self._back[island]
-                self._start(island)
+            for replica_group in [replica_group for replica_group, at in self._back.items() if now > at]:
+                del self._back[replica_group]
+                self._start(replica_group)
             time.sleep(0.005)
 
-    def _kill(self, islands: tuple[int, ...]) -> None:
-        for island in islands:
-            if island in self._pids:
-                os.kill(self._pids[island], signal.SIGKILL)
+    def _kill(self, replica_groups: tuple[int, ...]) -> None:
+        for replica_group in replica_groups:
+            if replica_group in self._pids:
+                os.kill(self._pids[replica_group], signal.SIGKILL)
                 self.killed += 1
 
     def _reap(self, now: float) -> None:
-        for island, pid in list(self._pids.items()):
+        for replica_group, pid in list(self._pids.items()):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                del self._pids[island]
-                self.codes[island].append(os.waitstatus_to_exitcode(status))
-                if self.codes[island][-1] != 0 and len(self.codes[island]) < LIVES:
-                    self._back[island] = now + BACK
+                del self._pids[replica_group]
+                self.codes[replica_group].append(os.waitstatus_to_exitcode(status))
+                if self.codes[replica_group][-1] != 0 and len(self.codes[replica_group]) < LIVES:
+                    self._back[replica_group] = now + BACK
                 self._end_with_the_training()
 
     def _end_with_the_training(self) -> None:
         """As `hpcsgd launch` does: once it is complete nobody is started again, and who is not in it goes."""
         register = Alone(self._folder / REGISTER).load()
         if register.phase is Phase.FINISHED:
-            absent = self._pids.keys() - set(register.islands)
+            absent = self._pids.keys() - set(register.replica_groups)
             self.late |= absent | self._back.keys()
             self._back.clear()
-            for island in absent:
-                os.kill(self._pids[island], signal.SIGKILL)
+            for replica_group in absent:
+                os.kill(self._pids[replica_group], signal.SIGKILL)
 
-    def _start(self, island: int) -> None:
-        self._lives[island] += 1
-        life = str(self._lives[island])
-        self._pids[island] = self._fork(f"{island}-{life}", lambda: self._live(island, life))
+    def _start(self, replica_group: int) -> None:
+        self._lives[replica_group] += 1
+        life = str(self._lives[replica_group])
+        self._pids[replica_group] = self._fork(f"{island}-{life}", lambda: self._live(replica_group, life))
 
     def _fork(self, name: str, body: Callable[[], int]) -> int:
         pid = os.fork()
@@ -226,22 +226,22 @@ checkpoint_every_steps = {2 * EVERY}
             asyncio.run(serve())
         return 0
 
-    def _live(self, island: int, life: str) -> int:
+    def _live(self, replica_group: int, life: str) -> int:
         """The exit code."""
         os.environ[LIFE] = life
         reasons = Reasons(None, 60.0, asks_scheduler=False)
         ended = threads.run(
-            self._ranks[island], lambda group: self._rank(island, group, reasons), timeout=LIMIT
+            self._ranks[replica_group], lambda group: self._rank(replica_group, group, reasons), timeout=LIMIT
         )
         return STOPPED if any(reason is not None for reason in ended) else 0
 
-    def _rank(self, island: int, group: Transport, reasons: Reasons) -> str | None:
-        meetings = Meetings(
-            island, group, self._address, self._token, HERE,
-            islands=len(self._ranks), silence=SILENCE, timeout=LIMIT,
+    def _rank(self, replica_group: int, group: Communicator, reasons: Reasons) -> str | None:
+        elastic_average = ElasticAverage(
+            replica_group, group, self._address, self._token, HERE,
+            replica_groups=len(self._ranks), silence=SILENCE, timeout=LIMIT,
         )  # fmt: skip
-        topology = replace(form(group), replica_groups=meetings)
-        return train(load(Path("job.toml")), topology, "job.toml", reasons, resume=True, meetings=meetings)
+        topology = replace(form(group), replica_groups=elastic_average)
+        return train(load(Path("job.toml")), topology, "job.toml", reasons, resume=True, elastic_average=elastic_average)
 
 
 def write_store(path: Path) -> Path:

@@ -55,8 +55,8 @@ def in_small(setting: Setting, row: Mapping[str, Any]) -> float | None:
         restart_seconds=row["restart_s"],
         work_seconds=100 * row["seen_mtbf_s"],
         interval_seconds=row["checkpoint_every_steps"] * step,
-        silence_seconds=0.0,  # a process that is killed is missed at once, by its connection
-        meetings_per_epoch=setting.epoch // setting.every,
+        heartbeat_timeout_s=0.0,  # a process that is killed is missed at once, by its connection
+        syncs_per_epoch=setting.epoch // setting.every,
     )
     layout = Layout(setting.P, setting.K, setting.per_node)
     if row["who"] == ISLANDS:
@@ -90,14 +90,14 @@ def _both(nodes: int, node_mtbf: float, restart: float) -> dict[str, float]:
     M = node_mtbf / nodes
     failures = Failures(
         node_mtbf, checkpoint_seconds=SAVING, restart_seconds=restart, work_seconds=100 * M,
-        silence_seconds=SILENCE, meetings_per_epoch=MEETINGS,
+        heartbeat_timeout_s=SILENCE, syncs_per_epoch=MEETINGS,
     )  # fmt: skip
     layout = Layout(nodes, 1)
     seeds = 1 if nodes >= NODES / 10 else SEEDS
-    islands = _of_islands(layout, STEP, Living(EVERY), failures, HORIZON, seeds)
+    replica_groups = _of_islands(layout, STEP, Living(EVERY), failures, HORIZON, seeds)
     if restart > SLOW * M or SAVING > M:
-        return {ISLANDS: islands, SYNC: mean_goodput(failures, M, daly(SAVING, M))}
-    return {ISLANDS: islands, SYNC: _of_one_job(layout, failures)}
+        return {ISLANDS: replica_groups, SYNC: mean_goodput(failures, M, daly(SAVING, M))}
+    return {ISLANDS: replica_groups, SYNC: _of_one_job(layout, failures)}
 
 
 def _of_islands(

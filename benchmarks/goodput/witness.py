@@ -18,10 +18,10 @@ from ensemble.faults_judge import Frames
 from hpcsgd.core.averager import Traits, run_averager
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import StepContext
-from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.core.waits import Living
-from hpcsgd.parts.averagers import Ensemble
-from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.averagers import ElasticMean
+from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.schedules import Every
 
 INPUTS, CLASSES = 6, 3
@@ -62,14 +62,14 @@ def passes(rows: list[int] | None = None) -> list[list[int]]:
 
 def watched(sync_every: int) -> Method:
     """`ensemble_sync`, of which everything is written down in this process' folder."""
-    return Method(grad_reduce=Dense(), schedule=Every(sync_every), averager=Watched(Ensemble()))
+    return Method(grad_reduce=Dense(), schedule=Every(sync_every), averager=Watched(ElasticMean()))
 
 
 @dataclass(frozen=True)
 class Watched:
     """Before a meeting a frame with what a rank brings, after it one with what it takes."""
 
-    inner: Ensemble
+    inner: ElasticMean
     files: dict[str, Any] = field(default_factory=dict)
     traits = Traits(Living(), whole_model=True, elastic=True)
 
@@ -85,7 +85,7 @@ class Watched:
         frames.write(peers.index, peers.rounds, peers.counted, [b.parameters for b in s.buckets])
         return found
 
-    def sends(self, m: Sizes) -> Iterator[Message]:
+    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
         return iter(self.inner.sends(m))
 
 

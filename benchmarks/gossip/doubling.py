@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from harness.workloads import Step, Workload, sgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.layout import nbytes
 
 
-def doubling(workload: Workload, world: Transport) -> Step:
+def doubling(workload: Workload, world: Communicator) -> Step:
     """A training step by it; the ranks are a power of two."""
     model = workload.model()
     optimizer, parameters = sgd(model), list(model.parameters())
@@ -24,14 +24,14 @@ def doubling(workload: Workload, world: Transport) -> Step:
     return workload.training(model, optimizer)
 
 
-def average(gradients: Sequence[Tensor], world: Transport) -> None:
+def average(gradients: Sequence[Tensor], world: Communicator) -> None:
     """In place. What a rank has summed up comes from twice as many ranks after each exchange."""
     n, rank = world.size, world.rank
     assert n.bit_count() == 1, f"{n} ranks are no power of two"
     whole = torch.cat([g.reshape(-1) for g in gradients])
     others = torch.empty_like(whole)
     for distance in (1 << level for level in range(n.bit_length() - 1)):
-        world.exchange({rank ^ distance: whole}, {rank ^ distance: others}).wait()
+        world.sendrecv({rank ^ distance: whole}, {rank ^ distance: others}).wait()
         whole += others
     whole /= n
     for g, mean in zip(gradients, whole.split([g.numel() for g in gradients]), strict=True):

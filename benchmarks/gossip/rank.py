@@ -19,7 +19,7 @@ from gossip.doubling import doubling, sent
 from harness import Contestant, Spread, interleaved, ratios
 from harness.mpi import Together
 from harness.workloads import RESNET20, Step, ddp_tuned, ours, plain
-from hpcsgd.comm import Ledger, Total
+from hpcsgd.comm import CommStats, Total
 from hpcsgd.train.process import keep_freed_memory
 
 DOUBLING = "AR-SGD by doubling"
@@ -31,14 +31,14 @@ class Entry:
     known."""
 
     step: Step
-    ledger: Ledger | None = None
+    ledger: CommStats | None = None
     all_arrived: Callable[[], object] = lambda: None
     """Waits for messages that no step has waited for."""
     sent: float | None = None
 
     @classmethod
     def of(cls, topology: hpcsgd.Topology, method: hpcsgd.Method) -> Entry:
-        return cls(ours(RESNET20, topology, method), topology.world.ledger, method.state_dict)
+        return cls(ours(RESNET20, topology, method), topology.world.stats, method.state_dict)
 
     def block(self, steps: int, late: float) -> None:
         """So many steps, this rank `late` seconds late in each, until all that they sent has arrived: a block
@@ -76,8 +76,8 @@ def measure(
 
     def contestant(name: str, entry: Entry) -> Contestant:
         def begin() -> None:
-            if entry.ledger is not None:
-                before[name] = entry.ledger.totals()
+            if entry.stats is not None:
+                before[name] = entry.stats.totals()
 
         return Contestant(lambda: entry.block(steps, late), warm=begin, warm_up=1)
 
@@ -94,8 +94,8 @@ def measure(
         row["rate_over_doubling"] = asdict(ratios(seconds[DOUBLING], seconds[name]))
         if entry.sent is not None:
             row["bytes_a_step"] = entry.sent
-        if entry.ledger is not None:
-            spent, done = entry.ledger.since(before[name]), rounds * steps
+        if entry.stats is not None:
+            spent, done = entry.stats.since(before[name]), rounds * steps
             row["bytes_a_step"] = sum(total.bytes for total in spent.values()) / done
             row["waited_a_step"] = {phase: total.waited / done for phase, total in spent.items()}
         rows.append(row)

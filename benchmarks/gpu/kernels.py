@@ -16,7 +16,7 @@ from gpu import staging
 from gpu.section import Found, Setting
 from harness import Contestant, Goal, Spread, interleaved, ratios
 from hpcsgd import kernels as native
-from hpcsgd.comm import Transport, mpi, threads
+from hpcsgd.comm import Communicator, mpi, threads
 from hpcsgd.comm.streams import settle
 from hpcsgd.parts import quantizers
 from hpcsgd.parts.quantizers.base import Quantizer
@@ -134,7 +134,7 @@ def deft(device: torch.device, n: int, rounds: int) -> dict[str, Any]:
     acc = torch.zeros_like(x)
     norms = native.accumulate(acc, x, cut)
 
-    def share(world: Transport) -> Any:
+    def share(world: Communicator) -> Any:
         return method.share(Accumulated(acc, cut, norms), 0, world)
 
     shares = threads.run(WORKERS, share)
@@ -155,7 +155,7 @@ def deft(device: torch.device, n: int, rounds: int) -> dict[str, Any]:
 
 
 def staged(
-    device: torch.device, sizes: tuple[int, ...], rounds: int, world: Transport
+    device: torch.device, sizes: tuple[int, ...], rounds: int, world: Communicator
 ) -> list[dict[str, Any]]:
     """An operation of one rank by way of the host, beside the copies that it is made of."""
 

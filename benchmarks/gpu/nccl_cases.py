@@ -15,9 +15,9 @@ from torch import nn, optim
 
 import hpcsgd
 from gpu.section import FAR, device_switched_on
-from hpcsgd.comm import Transport, mpi, threads
+from hpcsgd.comm import Communicator, mpi, threads
 from hpcsgd.comm.process_group import GroupBackend
-from hpcsgd.comm.streams import Moment, accelerator
+from hpcsgd.comm.streams import StreamEvent, accelerator
 
 SHORT = 2.0
 """Seconds after which a group takes an operation for lost."""
@@ -42,13 +42,13 @@ def keep_busy() -> None:
         torch.ops.far.hold(0, 0, True)
 
 
-def made(world: Transport, timeout: float = 60.0) -> GroupBackend:
+def made(world: Communicator, timeout: float = 60.0) -> GroupBackend:
     group = GroupBackend(world.backend, library(), timeout)
     print(f"made by {group.name}")
     return group
 
 
-def used(world: Transport) -> None:
+def used(world: Communicator) -> None:
     """Every operation, whose results are known."""
     group, device = made(world), place()
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
@@ -70,7 +70,7 @@ def used(world: Transport) -> None:
     group.close()
 
 
-def aborted(world: Transport) -> None:
+def aborted(world: Communicator) -> None:
     """A group is ended while the device has not come to what it was asked for; later ones work."""
     group, x = made(world), torch.ones(1000, device=place())
     if library() == "nccl":
@@ -80,7 +80,7 @@ def aborted(world: Transport) -> None:
     used(world)
 
 
-def timed_out(world: Transport) -> None:
+def timed_out(world: Communicator) -> None:
     """The watch ends the job."""
     group = made(world, SHORT)
     if library() == "nccl":
@@ -92,11 +92,11 @@ def timed_out(world: Transport) -> None:
         torch.cuda.synchronize()
     else:
         keep_busy()
-        group._watch.add("allreduce over 1 ranks", Moment(torch.device(FAR, 0)).passed)
+        group._watch.add("allreduce over 1 ranks", StreamEvent(torch.device(FAR, 0)).passed)
         torch.accelerator.synchronize()
 
 
-def sharded(world: Transport) -> None:
+def sharded(world: Communicator) -> None:
     """A model that torch shards over a group of one rank, by torch's own groups."""
     del world
     device = place()
@@ -115,17 +115,17 @@ def sharded(world: Transport) -> None:
     assert losses[-1] < losses[0]
 
 
-def group_refused(world: Transport) -> None:
+def group_refused(world: Communicator) -> None:
     del world
     hpcsgd.init(groups=1, device_backend={"intra_group": "nccl"})
 
 
-def mesh_refused(world: Transport) -> None:
+def mesh_refused(world: Communicator) -> None:
     del world
     hpcsgd.init(groups=1).mesh("cuda")
 
 
-CASES: Mapping[str, Callable[[Transport], Any]] = {
+CASES: Mapping[str, Callable[[Communicator], Any]] = {
     case.__name__: case for case in (used, aborted, timed_out, sharded, group_refused, mesh_refused)
 }
 OF_MPI = ("timed_out", "sharded", "group_refused", "mesh_refused")

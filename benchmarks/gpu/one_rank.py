@@ -16,7 +16,7 @@ from gpu.waits import waits_of
 from harness import Contestant, Goal, Spread, WallClock, interleaved, ratios
 from harness.workloads import Step
 from hpcsgd.core.layout import bucket_bytes, nbytes
-from hpcsgd.core.traffic import Sizes
+from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.memory import kept
 from hpcsgd.engine.plan import StepPlan
 
@@ -108,7 +108,7 @@ def added(subject: Subject, method: hpcsgd.Method) -> float:
     with torch.device("meta"):
         trained = [(name, p) for name, p in subject.make().named_parameters() if p.requires_grad]
     model = nbytes(p for _, p in trained)
-    sizes = Sizes.of(trained, 1, 1, bucket_bytes(model))
+    sizes = ModelLayout.of(trained, 1, 1, bucket_bytes(model))
     return kept(StepPlan.of(method), sizes, MOMENTS) - (1 + MOMENTS) * model
 
 

@@ -57,11 +57,11 @@ def measured(topology: hpcsgd.Topology, setting: Setting) -> dict[str, Any]:
             marked.append(now())
         step()
 
-    topology.world.ledger.events = events
+    topology.world.stats.events = events
     begin = now()
     seen = traced(noted, STEPS, setting)
     end = now()
-    topology.world.ledger.events = None
+    topology.world.stats.events = None
     window = Window(begin, end, STEPS, events.take())
     mark = next(event for event in seen if event.get("name") == MARK and event.get("ph") == "X")
     messages = [

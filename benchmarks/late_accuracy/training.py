@@ -17,7 +17,7 @@ import hpcsgd
 from density.tasks import Samples
 from density.training import loss_of, test
 from harness import WallClock
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.parts import quantizers
 from hpcsgd.train.process import keep_freed_memory
@@ -58,7 +58,7 @@ def measure(task: Task, who: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def train(
-    world: Transport, task: Task, samples: Samples, start: nn.Module, who: str, seed: int
+    world: Communicator, task: Task, samples: Samples, start: nn.Module, who: str, seed: int
 ) -> dict[str, float]:
     """As one of the groups; what the mean of all makes of its share of what is tested."""
     model, rows = copy.deepcopy(start), batches(task, len(samples.x), seed, world.rank)

@@ -18,7 +18,7 @@ from torch import nn, optim
 import hpcsgd
 from harness import WallClock
 from harness.mpi import Together
-from hpcsgd.comm import Transport, mpi
+from hpcsgd.comm import Communicator, mpi
 from hpcsgd.core.topology import form
 from model_error.cells import (
     CLASSES,
@@ -63,7 +63,7 @@ def computing(model: str, batch: int, ranks: Together) -> dict[str, float]:
 
 
 def seconds(
-    world: Transport, cell: Cell, blocks: int, ranks: Together
+    world: Communicator, cell: Cell, blocks: int, ranks: Together
 ) -> tuple[list[float], dict[str, float]]:
     """A step, of the slowest rank, the mean over as many as lie between two meetings; once a block. And how
     long of a step ranks stood still in each phase, on the mean over them."""
@@ -80,15 +80,15 @@ def seconds(
             optimizer.step()
 
     block()
-    clock, found, before = WallClock(), [], world.ledger.totals()
+    clock, found, before = WallClock(), [], world.stats.totals()
     for _ in range(blocks):
         ranks.meet()
         clock.start()
         block()
         found.append(ranks.slowest(clock.stop()) / steps)
-    stood = {name: total.waited / (blocks * steps) for name, total in world.ledger.since(before).items()}
+    stood = {name: total.waited / (blocks * steps) for name, total in world.stats.since(before).items()}
     optimizer.state_dict()  # what is under way arrives
-    topology.world.end_apart(60.0)
+    topology.world.close_dups(60.0)
     return found, ranks.mean(stood)
 
 

@@ -56,7 +56,7 @@ class Training:
         self.warm_bytes = self.sent()
 
     def sent(self) -> float:
-        return sum(total.bytes for total in self.topology.world.ledger.totals().values())
+        return sum(total.bytes for total in self.topology.world.stats.totals().values())
 
     def state(self) -> int:
         """Bytes of the optimizer's on this rank."""

@@ -18,7 +18,7 @@ from PIL import Image
 
 from harness import in_processes
 from harness.stores import first_images
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.config.schema import Config, load
 from hpcsgd.data import convert, convert_pairs, open_split
 from hpcsgd.performance.probing.replicas import DivergedError, VirtualGroups
@@ -157,7 +157,7 @@ def trained(config: Config, P: int) -> Row:
     return row
 
 
-def _train(config: Config, P: int, row: Row, world: Transport) -> None:
+def _train(config: Config, P: int, row: Row, world: Communicator) -> None:
     groups = virtual_groups(config, P, 1, world)
     every = config.method.arguments["every"]
     assert config.training.epochs is not None
@@ -170,7 +170,7 @@ def _train(config: Config, P: int, row: Row, world: Transport) -> None:
                 total += groups.train(1)
                 done += 1
                 if done % every == 0:
-                    row["distances"].append(groups.meet())
+                    row["distances"].append(groups.average())
             row["loss"].append(round(total / steps, 4))
             row["tested"].append(round(_tested(config, groups), 4))
     except DivergedError as error:

@@ -128,7 +128,7 @@ def dealing(place: Place) -> list[Row]:
     """Seconds in which a worker of 16 finds out its samples of an epoch, and of Δ by the window."""
     partitions: dict[str, Partition] = {"SelDP": SelDP(), "DefDP": DefDP()}
     sets = dict(list(SETS.items())[:1]) if place.quick else SETS
-    deals = {(who, name): partial(each.hand, Dealt(n, 16, SEED), 3, 1)
+    deals = {(who, name): partial(each.assign, Dealt(n, 16, SEED), 3, 1)
              for name, n in sets.items() for who, each in partitions.items()}  # fmt: skip
     changes = {("Δ", f"window {window}"): partial(_filled(window), torch.ones(16, dtype=torch.float64))
                for window in WINDOWS}  # fmt: skip

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import MultiStepLR
 import hpcsgd
 from density.tasks import Samples, images
 from harness import WallClock
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.data import ByLabel, DefDP, Partition, SelDP, convert
 from hpcsgd.data.partition import Samples as Dealt
@@ -83,7 +83,7 @@ def trained(training: Training, samples: Samples) -> Row:
     return row
 
 
-def _rank(training: Training, samples: Samples, start: nn.Module, world: Transport) -> dict[str, Any]:
+def _rank(training: Training, samples: Samples, start: nn.Module, world: Communicator) -> dict[str, Any]:
     model = copy.deepcopy(start)
     sgd = optim.SGD(model.parameters(), lr=training.lr, momentum=0.9)
     topology = form(world, groups=world.size if training.alone else 1)
@@ -113,7 +113,7 @@ def _rows(training: Training, samples: Samples, rank: int) -> torch.Tensor:
     found: list[np.ndarray[Any, Any]] = []
     needed, epoch = training.steps * training.batch, 0
     while sum(map(len, found)) < needed:
-        hand = PARTITIONS[training.partition].hand(dealt, rank, epoch)
+        hand = PARTITIONS[training.partition].assign(dealt, rank, epoch)
         found.append(hand[: len(hand) // training.batch * training.batch])
         epoch += 1
     return torch.from_numpy(np.concatenate(found))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import Config, load
 from hpcsgd.data import Store
 from hpcsgd.performance.probing.replicas import VirtualGroups
@@ -26,7 +26,7 @@ def job(name: str, data: Path, overrides: Sequence[str] = ()) -> Config:
     return load(JOBS / f"{name}.toml", ["--data.path", str(store), *overrides])
 
 
-def alone(work: Callable[[Transport], Result]) -> Result:
+def alone(work: Callable[[Communicator], Result]) -> Result:
     """On one rank, which hosts all groups, on one core."""
     torch.set_num_threads(1)
     keep_freed_memory()

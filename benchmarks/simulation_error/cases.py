@@ -42,8 +42,8 @@ def behind(between: float) -> Durations:
 
 
 CASES = {
-    "bsp": Case(bsp, lambda s: Durations(meeting=s)),
-    "hierarchical": Case(lambda: hierarchical(4), lambda s: Durations(meeting=4 * s)),
+    "bsp": Case(bsp, lambda s: Durations(model_average=s)),
+    "hierarchical": Case(lambda: hierarchical(4), lambda s: Durations(model_average=4 * s)),
     "sgp": Case(sgp, one_by_one),
     "osgp": Case(lambda: osgp(1), behind),
     "ssp": Case(lambda: ssp(2), one_by_one),

@@ -24,12 +24,12 @@ import torch
 from ensemble.faults import enter
 from harness import programs
 from harness.hosts import shaped_hosts
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.waits import Living
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.journal import Alone
-from hpcsgd.elastic.meetings import Meetings, Over
+from hpcsgd.elastic.elastic_average import ElasticAverage, Over
 from hpcsgd.performance.simulation import simulate
 from hpcsgd.performance.simulation.compute import Constant
 from hpcsgd.performance.simulation.durations import Durations, Layout
@@ -51,16 +51,16 @@ def real(rate: str, rounds: int, mtbf: float, seed: int = 1) -> tuple[float, flo
     """Steps per second and island over so many rounds, seconds of a round while all lived, and how many
     times a host went down."""
     with tempfile.TemporaryDirectory() as folder, shaped_hosts(ISLANDS, rate, "32kb") as hosts:
-        islands = _Islands(hosts, Path(folder), random.Random(seed), mtbf)
+        replica_groups = _Islands(hosts, Path(folder), random.Random(seed), mtbf)
         try:
-            islands.live(rounds)
+            replica_groups.live(rounds)
         finally:
-            islands.end()
+            replica_groups.end()
         commits = [e for e in event_log.read(Path(folder) / "events.jsonl") if e["event"] == "commit"]
     gaps = sorted(b["unix"] - a["unix"] for a, b in itertools.pairwise(commits))
     seconds = commits[rounds]["unix"] - commits[0]["unix"]
     made = EVERY * sum(len(commit["counted"]) for commit in commits[1 : rounds + 1])
-    return made / ISLANDS / seconds, gaps[len(gaps) // 2], islands.downs
+    return made / ISLANDS / seconds, gaps[len(gaps) // 2], replica_groups.downs
 
 
 def simulated(rounds: int, mtbf: float, meeting: float) -> float:
@@ -70,11 +70,11 @@ def simulated(rounds: int, mtbf: float, meeting: float) -> float:
             Simulation(
                 layout=Layout(ISLANDS, 1, 1),
                 compute=Constant(SECONDS),
-                durations=Durations(meeting=meeting),
+                durations=Durations(model_average=meeting),
                 waits=Living(EVERY),
                 steps=rounds * EVERY,
                 failures=Failures(
-                    mtbf, checkpoint_seconds=1.0, restart_seconds=RESTART, silence_seconds=SILENCE
+                    mtbf, checkpoint_seconds=1.0, restart_seconds=RESTART, heartbeat_timeout_s=SILENCE
                 ),
                 seed=seed,
             )
@@ -97,8 +97,8 @@ class _Islands:
 
     def live(self, rounds: int) -> None:
         """Until so many rounds have been committed after the first."""
-        for island in range(ISLANDS):
-            self._up(island)
+        for replica_group in range(ISLANDS):
+            self._up(replica_group)
         register = self._folder / "register.json"
         while not register.exists() or json.loads(register.read_text())["rounds"] <= rounds:
             now = time.monotonic()
@@ -112,23 +112,23 @@ class _Islands:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
-    def _up(self, island: int) -> None:
-        self._link(island, "up")
-        self._pids[island] = self._fork(island + 1, lambda: self._live(island))
-        self._plan.append((time.monotonic() + self._chance.expovariate(1 / self._mtbf), self._down, island))
+    def _up(self, replica_group: int) -> None:
+        self._link(replica_group, "up")
+        self._pids[replica_group] = self._fork(replica_group + 1, lambda: self._live(replica_group))
+        self._plan.append((time.monotonic() + self._chance.expovariate(1 / self._mtbf), self._down, replica_group))
 
-    def _down(self, island: int) -> None:
+    def _down(self, replica_group: int) -> None:
         if len(self._pids) == 1:  # somebody has to be left, or all begin anew
-            self._plan.append((time.monotonic() + RESTART, self._down, island))
+            self._plan.append((time.monotonic() + RESTART, self._down, replica_group))
             return
         self.downs += 1
-        self._link(island, "down")
-        pid = self._pids.pop(island)
+        self._link(replica_group, "down")
+        pid = self._pids.pop(replica_group)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        self._plan.append((time.monotonic() + RESTART, self._up, island))
+        self._plan.append((time.monotonic() + RESTART, self._up, replica_group))
 
-    def _link(self, island: int, state: str) -> None:
+    def _link(self, replica_group: int, state: str) -> None:
         programs.run(["ip", "-n", f"{self._hosts}-0", "link", "set", f"port{island + 1}", state], timeout=60)
 
     def _fork(self, host: int, body: Callable[[], None]) -> int:
@@ -151,20 +151,20 @@ class _Islands:
             )  # fmt: skip
             asyncio.run(at.serve("10.77.0.254", PORT))
 
-    def _live(self, island: int) -> None:
-        threads.run(1, lambda group: self._train(island, group), timeout=1e6)
+    def _live(self, replica_group: int) -> None:
+        threads.run(1, lambda group: self._train(replica_group, group), timeout=1e6)
 
-    def _train(self, island: int, group: Transport) -> None:
-        meetings = Meetings(
-            island, group, f"10.77.0.254:{PORT}", self._token, f"10.77.0.{island + 1}",
-            islands=ISLANDS, silence=SILENCE, timeout=TIMEOUT,
+    def _train(self, replica_group: int, group: Communicator) -> None:
+        elastic_average = ElasticAverage(
+            replica_group, group, f"10.77.0.254:{PORT}", self._token, f"10.77.0.{island + 1}",
+            replica_groups=ISLANDS, silence=SILENCE, timeout=TIMEOUT,
         )  # fmt: skip
         w = [torch.zeros(ELEMENTS)]
         try:
             while True:
-                meetings.mean(w)  # who comes back takes the others' first
+                elastic_average.mean(w)  # who comes back takes the others' first
                 time.sleep(EVERY * SECONDS)
         except Over:
             pass
         finally:
-            meetings.close()
+            elastic_average.close()

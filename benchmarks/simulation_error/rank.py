@@ -14,7 +14,7 @@ from torch import nn, optim
 import hpcsgd
 from harness import WallClock
 from harness.mpi import Together
-from hpcsgd.comm import Transport, mpi
+from hpcsgd.comm import Communicator, mpi
 from hpcsgd.core.topology import form
 from simulation_error.cases import CASES, FIRST, INPUTS, LATE, SECONDS, P, factor, network
 
@@ -36,7 +36,7 @@ def alone(ranks: Together, steps: int) -> float:
     return ranks.slowest(median(found))
 
 
-def rate(world: Transport, method: str, late: str, steps: int, ranks: Together) -> float:
+def rate(world: Communicator, method: str, late: str, steps: int, ranks: Together) -> float:
     """Steps per second of a group, the mean over the groups, each until its last step."""
     topology, net = form(world, groups=P), network()
     optimizer = hpcsgd.DistributedOptimizer(
@@ -53,7 +53,7 @@ def rate(world: Transport, method: str, late: str, steps: int, ranks: Together) 
         optimizer.step()
     mine = steps / clock.stop()
     optimizer.state_dict()
-    topology.world.end_apart(60.0)
+    topology.world.close_dups(60.0)
     total = torch.tensor([mine], dtype=torch.float64)
     world.allreduce(total, "mean").wait()
     return total.item()

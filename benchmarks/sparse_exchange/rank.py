@@ -19,7 +19,7 @@ import hpcsgd
 from harness import Contestant, Spread, interleaved, ratios
 from harness.mpi import Together
 from hpcsgd.models import resnet18
-from hpcsgd.parts.exchanges import own
+from hpcsgd.parts.grad_reduces import per_worker
 from hpcsgd.train.process import keep_freed_memory
 
 COMPUTE, DENSE, DEFT = "compute only", "dense", "DEFT"
@@ -48,14 +48,14 @@ class Trainer:
         self.messages: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
 
     def step(self) -> None:
-        before = self.topology.world.ledger.totals() if self.topology is not None else {}
+        before = self.topology.world.stats.totals() if self.topology is not None else {}
         self.optimizer.zero_grad()
         nn.functional.cross_entropy(self.model(self.x), self.y).backward()
         self.optimizer.step()
         if not isinstance(self.optimizer, hpcsgd.DistributedOptimizer):
             return
         self.noted.append(dict(self.optimizer.metrics))
-        for phase, total in self.optimizer.topology.world.ledger.since(before).items():
+        for phase, total in self.optimizer.topology.world.stats.since(before).items():
             self.messages[phase][0] += total.seconds
             self.messages[phase][1] += total.bytes
 
@@ -63,7 +63,7 @@ class Trainer:
 def trainers(density: float) -> dict[str, Trainer]:
     sparse: dict[str, hpcsgd.Sparse] = {
         "Top-k": hpcsgd.Sparse(hpcsgd.TopK(density)),
-        "Top-k, own": hpcsgd.Sparse(hpcsgd.TopK(density), own),
+        "Top-k, own": hpcsgd.Sparse(hpcsgd.TopK(density), per_worker),
         "CLT-k": hpcsgd.Sparse(hpcsgd.CLTk(density)),
         DEFT: hpcsgd.Sparse(hpcsgd.Deft(density)),
         "DEFT, exact": hpcsgd.Sparse(hpcsgd.Deft(density, exact=True)),

@@ -37,7 +37,7 @@ class Entry:
     def sent(self) -> float:
         """Bytes, of this rank."""
         return (
-            sum(total.bytes for total in self.topology.world.ledger.totals().values())
+            sum(total.bytes for total in self.topology.world.stats.totals().values())
             if self.topology
             else 0.0
         )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpcsgd.core.traffic import Sizes
+from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.links import Link
 from hpcsgd.cost.machine import About, Machine
 from hpcsgd.cost.price import Computed, price
-from hpcsgd.cost.ways import Kind
+from hpcsgd.cost.link_classes import Kind
 from hpcsgd.engine.plan import StepPlan
 from step_time.networks import FORWARD, Compute
 from strong_scaling.places import BITS, BUCKET_MB, RANKS_PER_HOST, Place, hosts, network
@@ -33,6 +33,6 @@ def predicted(place: Place, compute: float) -> float:
     )
     machine = Machine(machine=About(hosts=hosts(N), ranks_per_host=N // hosts(N)), link=links)
     named = network(Compute(compute)).named_parameters()
-    m = Sizes.of(named, place.P, place.K, BUCKET_MB * 1e6, ranks_per_host=machine.ranks_per_host)
+    m = ModelLayout.of(named, place.P, place.K, BUCKET_MB * 1e6, ranks_per_host=machine.ranks_per_host)
     own = Computed(FORWARD * compute, (1 - FORWARD) * compute)
     return price(StepPlan.of(place.method()), m, machine, own, ranks_per_host=min(RANKS_PER_HOST, N)).seconds

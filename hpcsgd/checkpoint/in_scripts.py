@@ -25,7 +25,7 @@ from hpcsgd.checkpoint.tree import Tree
 from hpcsgd.core.generators import generators_state, load_generators_state
 from hpcsgd.core.topology import Topology
 from hpcsgd.engine.optimizer import DistributedOptimizer
-from hpcsgd.engine.wrapping import Outermost
+from hpcsgd.engine.wrapping import OuterWrapper
 from hpcsgd.errors import UserError, located
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ class _Loop:
 
     folder: Path
     optimizers: Sequence[DistributedOptimizer]
-    around: Sequence[Outermost | None]
+    around: Sequence[OuterWrapper | None]
     """What goes around each of them."""
     given: Given
     """What the items are."""
@@ -202,7 +202,7 @@ class _Loop:
         """Put an optimizer back; return this rank's random generators, None on another P × K."""
         _, own = restore(replace(saved, optimizer=number), self.optimizers[number])
         if (around := self.around[number]) is not None:
-            around.take_up(None if own is None else own["estimates"])
+            around.resume_from(None if own is None else own["estimates"])
         return None if own is None else own["generators"]
 
     def goes_on(self) -> None:
@@ -217,8 +217,8 @@ def _begun(
     call: str, folder: str | os.PathLike[str], given: Sequence[optim.Optimizer], state: Mapping[str, Any]
 ) -> _Loop:
     """Check that all ranks are in this `call`, with the same arguments; collective."""
-    around = [each if isinstance(each, Outermost) else None for each in given]
-    inner = [each.optimizer if isinstance(each, Outermost) else each for each in given]
+    around = [each if isinstance(each, OuterWrapper) else None for each in given]
+    inner = [each.optimizer if isinstance(each, OuterWrapper) else each for each in given]
     optimizers = [each for each in inner if isinstance(each, DistributedOptimizer)]
     if not given or len(optimizers) < len(given):
         kinds = ", ".join(type(each).__name__ for each in given) or "nothing"

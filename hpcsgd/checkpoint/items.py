@@ -15,7 +15,7 @@ from hpcsgd.checkpoint.tree import digest
 from hpcsgd.comm.on_host import on_host
 from hpcsgd.core.buffers import is_averaged, widened
 from hpcsgd.engine.optimizer import DistributedOptimizer
-from hpcsgd.engine.wrapping import Outermost
+from hpcsgd.engine.wrapping import OuterWrapper
 from hpcsgd.errors import UserError, located
 
 STATE, GENERATOR, VALUE = "an object with a state_dict", "a random generator", "a value"
@@ -57,7 +57,7 @@ def require_beside(items: Mapping[str, object], optimizers: Iterable[Distributed
     for name, item in items.items():
         if any(item is whole for whole in with_them):
             raise UserError(f"{name} is saved with its DistributedOptimizer: leave {name}= out")
-        if isinstance(item, DistributedOptimizer | Outermost):
+        if isinstance(item, DistributedOptimizer | OuterWrapper):
             raise UserError(
                 f"{name}: a {type(item).__name__} has its place behind the folder, without a name"
             )

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from hpcsgd.checkpoint import tree
-from hpcsgd.checkpoint.pieces import SavedGroups, mean
+from hpcsgd.checkpoint.ranges import SavedGroups, mean
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.state import State
 from hpcsgd.engine.optimizer import DistributedOptimizer
 
 log = logging.getLogger(__name__)
 
-Chunks = dict[str, dict[str, list[Tensor]]]
+Shards = dict[str, dict[str, list[Tensor]]]
 """By role and name, a vector for every bucket."""
 
 
-def split_off_chunks(states: Mapping[str, State]) -> tuple[tree.Tree, Chunks]:
+def split_off_shards(states: Mapping[str, State]) -> tuple[tree.Tree, Shards]:
     """What is saved as it is, and what is saved piece by piece with the parameters."""
     chunks = {role: state.sharded for role, state in states.items() if state.sharded}
     rest = {role: replace(state, sharded={}).to_dict() for role, state in states.items()}
@@ -36,7 +36,7 @@ def restored(
     of `source` have for it. What cannot come along is dropped, saying so."""
     states = dict(mine) if goes_on else _elsewhere(source, optimizer)
     dropped = _dropped(mine, states)
-    for role, chunks in source.chunk_names().items():
+    for role, chunks in source.shard_names().items():
         if optimizer.topology.num_groups == 1 and "grad_reduce" not in role.split("."):  # nobody to meet
             dropped += [f"{name} of {role}" for name in chunks]
         else:
@@ -91,11 +91,11 @@ def _cut(source: SavedGroups, role: str, name: str, optimizer: DistributedOptimi
 
 
 def _cut_bucket(source: SavedGroups, role: str, name: str, bucket: Bucket, whole: bool) -> Tensor:
-    if whole and bucket.divided:
+    if whole and bucket.cut_by_elements:
         wanted = [(slot.name, 0, slot.param.numel(), slot.start) for slot in bucket.slots]
     else:
-        wanted = [(piece.slot.name, piece.start, piece.stop, piece.offset) for piece in bucket.pieces]
-    parts = [(source.chunk(role, name, param, start, stop), at) for param, start, stop, at in wanted]
+        wanted = [(piece.slot.name, piece.start, piece.stop, piece.offset) for piece in bucket.ranges]
+    parts = [(source.shard(role, name, param, start, stop), at) for param, start, stop, at in wanted]
     dtype = parts[0][0].dtype if parts else bucket.w.dtype
     made = torch.zeros(
         (bucket.w if whole else bucket.param_shard).numel(), dtype=dtype, device=bucket.w.device

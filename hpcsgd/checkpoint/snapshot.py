@@ -21,16 +21,16 @@ from torch import Tensor, nn
 
 from hpcsgd.checkpoint import tree
 from hpcsgd.checkpoint.folder import Checkpoints, Saved
-from hpcsgd.checkpoint.method_state import restored, split_off_chunks
-from hpcsgd.checkpoint.pieces import SavedGroups, capture_pieces, mean
+from hpcsgd.checkpoint.method_state import restored, split_off_shards
+from hpcsgd.checkpoint.ranges import SavedGroups, capture_ranges, mean
 from hpcsgd.checkpoint.tree import Tree
 from hpcsgd.core.buffers import make_writable, put
 from hpcsgd.core.elements import as_elements, in_rows, reals_per_element
-from hpcsgd.core.shards import is_sharded, local, local_of, reshard
+from hpcsgd.core.fsdp import is_fsdp, local, local_of, reshard
 from hpcsgd.core.state import State
 from hpcsgd.core.topology import Topology
-from hpcsgd.engine.inside import shared_state, take_shared_state
-from hpcsgd.engine.joined import kind_of
+from hpcsgd.engine.inside import shared_state, load_shared_state
+from hpcsgd.engine.chained import kind_of
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import JobError, UserError
 
@@ -47,12 +47,12 @@ FIRST: Place = (0, 0)
 def capture(optimizer: DistributedOptimizer, *, shared: Tree, own: Tree) -> Tree:
     """This rank's part of a checkpoint. `shared` is alike on all ranks, `own` this rank's
     (generators). Collective."""
-    central = optimizer.method.central()
+    central = optimizer.method.model_holder()
     model = None if central is None else central.model()
-    states, chunks = split_off_chunks(optimizer.method.states())
+    states, chunks = split_off_shards(optimizer.method.states())
     return {
         "outline": _outline(optimizer),
-        "pieces": capture_pieces(optimizer, model or [b.param_shard for b in optimizer.buckets], chunks),
+        "pieces": capture_ranges(optimizer, model or [b.param_shard for b in optimizer.buckets], chunks),
         "buffers": dict(optimizer.model.named_buffers()),
         "frozen": {name: local(p) for name, p in _frozen(optimizer) if _saves(optimizer.topology, p)},
         "optimizer": {
@@ -84,7 +84,7 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
             shared, own = tree.read(found["shared"]), tree.read(found["own"])
         groups = _groups_to_read(saved, state["parts"], optimizer)
         with _saved_groups(saved, groups) as source:
-            _restore_pieces(source, optimizer)
+            _restore_ranges(source, optimizer)
             goes_on = same and list(groups) == [topology.group_index]
             mine_of_method = {role: State.from_dict(each) for role, each in state["method"].items()}
             method = restored(mine_of_method, source, optimizer, goes_on=goes_on)
@@ -92,8 +92,8 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
         ours = dict(_frozen(optimizer))
         for name, values in _saved_frozen(saved):
             put(local(ours[name]), local_of(values, ours[name]))
-        take_shared_state(optimizer.local.optimizer, state["shared"])
-        optimizer.take_up(state["t"], state["groups"], method)
+        load_shared_state(optimizer.local.optimizer, state["shared"])
+        optimizer.resume_from(state["t"], state["groups"], method)
     optimizer.gather_parameters()
     return shared, own if same else None
 
@@ -152,9 +152,9 @@ def _saved_groups(saved: Saved, groups: Iterable[int]) -> Iterator[SavedGroups]:
         yield SavedGroups([stack.enter_context(opened(saved, places)) for places in of_group])
 
 
-def _restore_pieces(source: SavedGroups, optimizer: DistributedOptimizer) -> None:
+def _restore_ranges(source: SavedGroups, optimizer: DistributedOptimizer) -> None:
     names = {param: name for name, param in optimizer.trained}
-    for bucket, piece, _ in optimizer.local.states_by_piece():
+    for bucket, piece, _ in optimizer.local.states_by_range():
         own = in_rows(bucket.param_shard[piece.in_own], bucket.reals)
         own.copy_(source.w(piece.slot.name, piece.start, piece.stop))
     optimizer.local.load_states(lambda param, start, stop: source.state(names[param], start, stop))
@@ -226,7 +226,7 @@ def _frozen(optimizer: DistributedOptimizer) -> Iterator[tuple[str, Tensor]]:
 
 def _saves(topology: Topology, frozen: Tensor) -> bool:
     """Whether this rank does so for all others."""
-    return topology.rank == 0 or (topology.group_index == 0 and is_sharded(frozen))
+    return topology.rank == 0 or (topology.group_index == 0 and is_fsdp(frozen))
 
 
 def _saved_frozen(saved: Saved) -> Iterator[tuple[str, Tensor]]:

@@ -18,7 +18,7 @@ class Writer:
     collective."""
 
     def __init__(self, folder: Path, topology: Topology) -> None:
-        self._world = topology.world.apart()
+        self._world = topology.world.dup_with_thread()
         self._checkpoints = Checkpoints(folder, replace(topology, world=self._world))
         self._under_way: Work | None = None
 

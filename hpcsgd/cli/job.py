@@ -23,7 +23,7 @@ Flag = Annotated[bool, Parameter(negative="")]
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class TopologyRequest:
     """What every kind of job is asked."""
 
     nodes: int = 1
@@ -71,7 +71,7 @@ def train(
     resume: Flag = False,
     probe: Path | None = None,
     plan: Path | None = None,
-    wanted: Wanted | None = None,
+    wanted: TopologyRequest | None = None,
 ) -> None:
     """Write a script that trains to the end, with restarts; nothing is asked for before it is checked.
 
@@ -84,7 +84,7 @@ def train(
     with told_in_one_line(path, overrides):
         from hpcsgd.cluster.batch import check_training
 
-        w = wanted or Wanted()
+        w = wanted or TopologyRequest()
         if plan is not None:
             from hpcsgd.performance.planning.job_file import nodes_of
 
@@ -105,7 +105,7 @@ def compare(
     *overrides: JobKeys,
     compared: Compared,
     resume: Flag = False,
-    wanted: Wanted | None = None,
+    wanted: TopologyRequest | None = None,
 ) -> None:
     """Write a script that trains by several methods, with restarts; all is checked before it is asked for.
 
@@ -116,7 +116,7 @@ def compare(
     with told_in_one_line():
         from hpcsgd.cluster.batch import check_comparison
 
-        w = wanted or Wanted()
+        w = wanted or TopologyRequest()
         typed = (*overrides, *compared.overrides())
         checked = check_comparison(path, typed, compared.methods, w.allocation(), fresh=not resume)
         target = [] if compared.target is None else ["--target", str(compared.target)]
@@ -131,7 +131,7 @@ def ensemble(
     *overrides: JobKeys,
     independent: Flag = False,
     resume: Flag = False,
-    wanted: Wanted | None = None,
+    wanted: TopologyRequest | None = None,
 ) -> None:
     """Write a script that trains with groups that may die; nothing is asked for before it is checked.
 
@@ -141,21 +141,21 @@ def ensemble(
     :param resume: Go on from the last checkpoint in the run folder.
     """
     with told_in_one_line(path, overrides):
-        from hpcsgd.cluster.batch import check_ensemble, check_islands
+        from hpcsgd.cluster.batch import check_ensemble, check_replica_groups
 
-        w = wanted or Wanted()
+        w = wanted or TopologyRequest()
         words = [str(path), *overrides, *(["--resume"] if resume else [])]
-        check = check_islands if independent else check_ensemble
+        check = check_replica_groups if independent else check_ensemble
         checked = check(path, overrides, w.allocation(), fresh=not resume)
         P = checked.config.parallel.groups
         if independent:
-            _write("island", words, checked, w, tasks=P, ISLANDS=str(P))
+            _write("replica_group", words, checked, w, tasks=P, ISLANDS=str(P))
         else:
             _write("ensemble", words, checked, w, ISLANDS=str(P))
 
 
 @job.command(usage=f"Usage: hpcsgd job probe {USAGE}")
-def probe(path: Path, /, *overrides: JobKeys, wanted: Wanted | None = None) -> None:
+def probe(path: Path, /, *overrides: JobKeys, wanted: TopologyRequest | None = None) -> None:
     """Write a script that finds out how many groups the training can stand.
 
     :param path: The job file, as for hpcsgd probe.
@@ -164,11 +164,11 @@ def probe(path: Path, /, *overrides: JobKeys, wanted: Wanted | None = None) -> N
     with told_in_one_line(path, overrides):
         from hpcsgd.cluster.batch import check_probe
 
-        _write("probe", [str(path), *overrides], check_probe(path, overrides), wanted or Wanted())
+        _write("probe", [str(path), *overrides], check_probe(path, overrides), wanted or TopologyRequest())
 
 
 @job.command(usage=f"Usage: hpcsgd job bench {USAGE}")
-def bench(path: Path, /, *overrides: JobKeys, wanted: Wanted | None = None) -> None:
+def bench(path: Path, /, *overrides: JobKeys, wanted: TopologyRequest | None = None) -> None:
     """Write a script that looks at the allocation with hpcsgd doctor and trains for two minutes.
 
     :param path: The job file, as for hpcsgd train.
@@ -177,12 +177,12 @@ def bench(path: Path, /, *overrides: JobKeys, wanted: Wanted | None = None) -> N
     with told_in_one_line(path, overrides):
         from hpcsgd.cluster.batch import check_training
 
-        w = wanted or Wanted()
+        w = wanted or TopologyRequest()
         _write("bench", [str(path), *overrides], check_training(path, overrides, w.allocation()), w)
 
 
 @job.command(usage=f"Usage: hpcsgd job measure {USAGE}")
-def measure(path: Path, /, *overrides: JobKeys, quick: Flag = False, wanted: Wanted | None = None) -> None:
+def measure(path: Path, /, *overrides: JobKeys, quick: Flag = False, wanted: TopologyRequest | None = None) -> None:
     """Write a script that finds out what messages, and the job's model, take on these nodes.
 
     :param path: The job file, as for hpcsgd measure.
@@ -193,7 +193,7 @@ def measure(path: Path, /, *overrides: JobKeys, quick: Flag = False, wanted: Wan
         from hpcsgd.cluster.batch import check_measure
 
         words = [str(path), *overrides, *(["--quick"] if quick else [])]
-        _write("measure", words, check_measure(path, overrides), wanted or Wanted())
+        _write("measure", words, check_measure(path, overrides), wanted or TopologyRequest())
 
 
 @job.command(usage="Usage: hpcsgd job pack [ENVIRONMENT] [--to FILE] [--site FILE]")
@@ -223,7 +223,7 @@ def pack(
 
 
 def _write(
-    kind: str, words: list[str], checked: Checked, wanted: Wanted, tasks: int | None = None, **own: str
+    kind: str, words: list[str], checked: Checked, wanted: TopologyRequest, tasks: int | None = None, **own: str
 ) -> None:
     from hpcsgd.cluster.batch import by_hand, estimate, load_site, prepare, submit
 

@@ -47,12 +47,12 @@ def launch(
     """
     with told_in_one_line(job, overrides):
         from hpcsgd.cluster.launch import launch as start_all
-        from hpcsgd.cluster.launch import launch_island
+        from hpcsgd.cluster.launch import launch_replica_group
 
         if replica_group is None and host is not None:
             raise UserError(f"--host {host}: only with --replica-group")
         start = (
-            start_all if replica_group is None else partial(launch_island, island=replica_group, host=host)
+            start_all if replica_group is None else partial(launch_replica_group, replica_group=replica_group, host=host)
         )
         code = start(
             job, overrides=overrides, groups=groups, group_size=group_size, restarts=max_restarts,

@@ -48,11 +48,11 @@ def plan(
     :param write: Put the recommended groups and method into the job file.
     """
     with told_in_one_line():
-        from hpcsgd.performance.planning.choice import Wishes
+        from hpcsgd.performance.planning.choice import Limits
         from hpcsgd.performance.planning.run import run
 
         run(
             job, overrides, machine, probe=probe, ranks=ranks, methods=methods, every=sync_every,
-            meets=sync_rate, samples=samples, wishes=Wishes(budget, deadline),
+            meets=sync_rate, samples=samples, wishes=Limits(budget, deadline),
             runs=runs, scenario=scenario, write=write,
         )  # fmt: skip

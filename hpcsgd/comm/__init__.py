@@ -1,29 +1,29 @@
 """The only place that talks to other ranks."""
 
-from hpcsgd.comm.backend import ANY, Backend, PeerLost, Reduction, wide
-from hpcsgd.comm.base import Transport
+from hpcsgd.comm.backend import ANY, Backend, PeerLost, Reduction, accumulation_dtype
+from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.deadlock import Deadlock
-from hpcsgd.comm.ending import guard, leave_together
-from hpcsgd.comm.lane import Lane, Work
-from hpcsgd.comm.recording import Ledger, Total, doing, phase
-from hpcsgd.comm.service import Asked, Service
+from hpcsgd.comm.shutdown import guard, exit_all
+from hpcsgd.comm.comm_thread import CommThread, Work
+from hpcsgd.comm.stats import CommStats, Total, doing, phase
+from hpcsgd.comm.request_server import PendingRequest, RequestServer
 
 __all__ = [
     "ANY",
-    "Asked",
+    "PendingRequest",
     "Backend",
     "Deadlock",
     "Lane",
-    "Ledger",
+    "CommStats",
     "PeerLost",
     "Reduction",
-    "Service",
+    "RequestServer",
     "Total",
     "Transport",
     "Work",
     "doing",
     "guard",
-    "leave_together",
+    "exit_all",
     "phase",
-    "wide",
+    "accumulation_dtype",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a library that moves bytes between ranks must offer; `Transport` builds everything else on it."""
+"""What a library that moves bytes between ranks must offer; `Communicator` builds everything else on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST_PAUSE = 5e-4
 _NARROW = frozenset({torch.float16, torch.bfloat16})
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """In which sums and what grows by little are kept: 16-bit floats overflow and lose what is small."""
     return torch.float32 if dtype in _NARROW else dtype
 
@@ -111,7 +111,7 @@ class Backend(ABC):
         """In place."""
 
     @abstractmethod
-    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+    def sendrecv(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
         """Send to and receive from the ranks that are the keys, all at once."""
 
     @abstractmethod

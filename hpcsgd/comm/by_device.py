@@ -13,14 +13,14 @@ from torch import Tensor
 from hpcsgd.comm.backend import Backend, Ending, Reduction
 from hpcsgd.comm.staged import Staged
 
-Beside = Callable[[Backend], Backend]
+DeviceBackendOf = Callable[[Backend], Backend]
 """Of a backend for host tensors: one for tensors on devices, of the same ranks; collective."""
 
 
 class ByDevice(Backend):
     """`host`, and `devices` for tensors on devices; parts that are split off are staged again."""
 
-    def __init__(self, host: Backend, beside: Beside = Staged) -> None:
+    def __init__(self, host: Backend, beside: DeviceBackendOf = Staged) -> None:
         self.rank, self.size, self.node, self.name = host.rank, host.size, host.node, host.name
         self.thread_level = host.thread_level
         self._host = host
@@ -54,7 +54,7 @@ class ByDevice(Backend):
 
     def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
         for x in (*send.values(), *recv.values()):
-            return self._of(x).exchange(send, recv)
+            return self._of(x).sendrecv(send, recv)
 
     def send(self, x: Tensor, to: int) -> None:
         self._of(x).send(x, to)

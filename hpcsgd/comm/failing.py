@@ -71,7 +71,7 @@ class FailingBackend(Backend):
         self._usable().bcast(x, root)
 
     def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
-        self._usable().exchange(send, recv)
+        self._usable().sendrecv(send, recv)
 
     def send(self, x: Tensor, to: int) -> None:
         self._usable().send(x, to)

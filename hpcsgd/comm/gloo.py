@@ -2,7 +2,7 @@
 
 gloo only moves bytes here. Sums are ours, in the order of the ranks, so that they have the same bits as those
 of ranks that are threads. Nothing ends by a time limit of gloo's, which would break all connections of a
-group: whoever asked for an operation gives up (`lane.Work`), and the job ends.
+group: whoever asked for an operation gives up (`comm_thread.Work`), and the job ends.
 """
 
 from __future__ import annotations

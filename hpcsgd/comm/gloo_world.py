@@ -7,39 +7,39 @@ import os
 import threading
 
 from hpcsgd.comm.backend import Backend
-from hpcsgd.comm.base import Transport
+from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.by_device import ByDevice
 from hpcsgd.comm.company import Company
-from hpcsgd.comm.ending import GRACE, close_at_the_end, guard
+from hpcsgd.comm.shutdown import GRACE, close_at_the_end, guard
 from hpcsgd.comm.gloo import GlooBackend
-from hpcsgd.comm.lane import know_processor
+from hpcsgd.comm.comm_thread import know_processor
 from hpcsgd.comm.mailed_reports import MailedReports
 from hpcsgd.comm.place import Place
 from hpcsgd.comm.rank_watch import WORLD, Member
 from hpcsgd.comm.rendezvous import met
 
 
-def world(place: Place, timeout: float) -> Transport:
+def world(place: Place, timeout: float) -> Communicator:
     """All ranks that meet at `place`; from now on they end together. Raises `NoWorld`."""
     know_processor()
     company = None if place.size == 1 else _company(place, timeout)
     node = 0 if company is None else company.nodes[place.rank]
     backend = GlooBackend(company, f"world {next(_worlds)}", place.rank, place.size, node)
-    transport = Transport(ByDevice(backend), timeout=timeout)
-    ending = guard(transport)
+    comm = Communicator(ByDevice(backend), timeout=timeout)
+    ending = guard(comm)
     if company is None:
-        return transport
+        return comm
     if ending is None:
         # Another backend was there first, and does not know when to close this one.
         if not company.is_attended:
             company.is_attended = True
             _partings.append(_Parting(company, backend.split(0, backend.rank)))
             close_at_the_end(_partings[-1])
-        return transport
+        return comm
     company.is_attended = True
     watch = ending.watched(MailedReports(company, ending.fail))
-    member = Member(watch, WORLD, range(transport.size))
-    return Transport(transport.backend, timeout=timeout, lane=transport.lane, member=member)
+    member = Member(watch, WORLD, range(comm.size))
+    return Communicator(comm.backend, timeout=timeout, comm_thread=comm.comm_thread, member=member)
 
 
 class _Parting:

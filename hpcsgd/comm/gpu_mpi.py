@@ -88,7 +88,7 @@ class GpuAware(Backend):
     def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
         for device in {x.device for x in (*send.values(), *recv.values())}:
             settle(device)
-        self._host.exchange(send, recv)
+        self._host.sendrecv(send, recv)
 
     def send(self, x: Tensor, to: int) -> None:
         settle(x.device)

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcsgd.comm.backend import first_line
-from hpcsgd.comm.base import Transport
+from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.place import NoWorld, Place, default_group, in_environment
 from hpcsgd.errors import UserError, near_miss
 from hpcsgd.launcher import ADDRESS, PORT, TORCH_RANK, TORCH_SIZE, Launched, all_said, launched
 
-Wanted = Literal["auto", "mpi", "gloo"]
-WANTED: tuple[Wanted, ...] = ("auto", "mpi", "gloo")
+RequestedBackend = Literal["auto", "mpi", "gloo"]
+REQUESTED_BACKEND: tuple[RequestedBackend, ...] = ("auto", "mpi", "gloo")
 REMEDY = "start with torchrun, which needs none, or install one by `pip install hpcsgd[mpich]`"
-MEETING = f"start with torchrun, or set {ADDRESS}, {PORT}, {TORCH_RANK} and {TORCH_SIZE}"
+RENDEZVOUS = f"start with torchrun, or set {ADDRESS}, {PORT}, {TORCH_RANK} and {TORCH_SIZE}"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Choice:
     place: Place | None = None
 
 
-def world(timeout: float = 600.0, backend: str = "auto") -> Transport:
+def world(timeout: float = 600.0, backend: str = "auto") -> Communicator:
     """All ranks that were started; from now on they end together.
 
     Raises:
@@ -65,8 +65,8 @@ def told_once(choose: Callable[[], Choice]) -> Choice:
 
 def chosen(backend: str, environ: Mapping[str, str], no_mpi: Callable[[], str]) -> Choice:
     """Raises `NoWorld`. `no_mpi` says why there is none; it is asked only where that counts."""
-    if backend not in WANTED:
-        raise NoWorld(f"backend = {backend!r}: {near_miss(backend, WANTED)}", key="backend", value=backend)
+    if backend not in REQUESTED_BACKEND:
+        raise NoWorld(f"backend = {backend!r}: {near_miss(backend, REQUESTED_BACKEND)}", key="backend", value=backend)
     if backend == "mpi":
         return Choice("mpi", "asked for")
     told = launched(environ)
@@ -77,7 +77,7 @@ def chosen(backend: str, environ: Mapping[str, str], no_mpi: Callable[[], str]) 
     if by_torchrun or backend == "gloo":
         if isinstance(meeting, str):
             raise NoWorld(
-                f'backend = "gloo": ranks do not know where to meet ({meeting}): {MEETING}', key="backend"
+                f'backend = "gloo": ranks do not know where to meet ({meeting}): {RENDEZVOUS}', key="backend"
             )
         return Choice("gloo", "torchrun started them" if by_torchrun else "asked for", meeting)
     if told is not None and told.size != 1:

@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from hpcsgd.comm.backend import Backend
-from hpcsgd.comm.base import Transport
-from hpcsgd.comm.ending import close_at_the_end
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.shutdown import close_at_the_end
 from hpcsgd.comm.process_group import (
     LIBRARIES,
     distributed,
@@ -35,12 +35,12 @@ NAMES = ("cross", "group")
 _made: WeakKeyDictionary[Backend, dict[tuple[int, int, str], DeviceMesh]] = WeakKeyDictionary()
 
 
-def made(world: Transport, P: int, K: int, kind: str) -> DeviceMesh | None:
+def made(world: Communicator, P: int, K: int, kind: str) -> DeviceMesh | None:
     """That of before, unless somebody has ended torch's groups since."""
     return _made.get(world.backend, {}).get((P, K, kind)) if distributed().is_initialized() else None
 
 
-def require_possible(world: Transport, kind: str) -> None:
+def require_possible(world: Communicator, kind: str) -> None:
     """Raise `UserError`, on some ranks or all, where there can be none; collective."""
     dist = distributed()
     here = dist.is_initialized()
@@ -76,13 +76,13 @@ def require_possible(world: Transport, kind: str) -> None:
         )
 
 
-def _accelerator_of(world: Transport, kind: str) -> str:
+def _accelerator_of(world: Communicator, kind: str) -> str:
     """What tells this rank's device from all others of the job; "" for the host, or where there is none."""
     device = current(kind)
     return "" if device is None else f"{world.backend.node} {identity(device)}"
 
 
-def make(world: Transport, P: int, K: int, kind: str) -> DeviceMesh:
+def make(world: Communicator, P: int, K: int, kind: str) -> DeviceMesh:
     """Rank g·K + j at (g, j), for tensors on this kind of device; collective."""
     if not distributed().is_initialized():
         _make_default_group(world, kind)
@@ -90,7 +90,7 @@ def make(world: Transport, P: int, K: int, kind: str) -> DeviceMesh:
     return mesh
 
 
-def _make_default_group(world: Transport, kind: str) -> None:
+def _make_default_group(world: Communicator, kind: str) -> None:
     distributed().init_process_group(
         _libraries(kind),
         store=meeting_point(world.backend, world.timeout),
@@ -102,7 +102,7 @@ def _make_default_group(world: Transport, kind: str) -> None:
     close_at_the_end(_defaults[-1])
 
 
-def _formed(world: Transport, P: int, K: int, kind: str) -> DeviceMesh:
+def _formed(world: Communicator, P: int, K: int, kind: str) -> DeviceMesh:
     """torch's own `init_device_mesh` would let its groups wait for half an hour."""
     from torch.distributed.device_mesh import DeviceMesh
 

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from hpcsgd.comm import by_node, gpu_mpi, ring, sums
 from hpcsgd.comm.backend import ANY, Backend, Ending, Reduction, polled
-from hpcsgd.comm.base import Transport
+from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.by_device import ByDevice
-from hpcsgd.comm.ending import guard
-from hpcsgd.comm.lane import know_processor
+from hpcsgd.comm.shutdown import guard
+from hpcsgd.comm.comm_thread import know_processor
 from hpcsgd.comm.mailed_reports import MailedReports
 from hpcsgd.comm.mpi_library import MPI
 from hpcsgd.comm.mpi_mail import MpiMail
@@ -217,7 +217,7 @@ class _Posting:
         return _complete(request)
 
 
-def world(timeout: float = 600.0) -> Transport:
+def world(timeout: float = 600.0) -> Communicator:
     """All ranks the launcher started, on a communicator of our own; from now on they end together.
 
     Raises `JobError` where the launcher meant another number of ranks or MPI lacks thread support.
@@ -227,14 +227,14 @@ def world(timeout: float = 600.0) -> Transport:
     shared = comm.Split_type(MPI.COMM_TYPE_SHARED)
     node = shared.bcast(comm.Get_rank())
     shared.Free()
-    transport = Transport(ByDevice(MpiBackend(comm.Dup(), node)), timeout=timeout)
-    ending = guard(transport)
-    _check_launch(transport)
-    if ending is None or transport.size == 1:
-        return transport
+    comm = Communicator(ByDevice(MpiBackend(comm.Dup(), node)), timeout=timeout)
+    ending = guard(comm)
+    _check_launch(comm)
+    if ending is None or comm.size == 1:
+        return comm
     watch = ending.watched(MailedReports(MpiMail(comm.Dup()), ending.fail))
-    member = Member(watch, WORLD, range(transport.size))
-    return Transport(transport.backend, timeout=timeout, lane=transport.lane, member=member)
+    member = Member(watch, WORLD, range(comm.size))
+    return Communicator(comm.backend, timeout=timeout, comm_thread=comm.comm_thread, member=member)
 
 
 def thread_level() -> str:
@@ -242,7 +242,7 @@ def thread_level() -> str:
     return _LEVELS.get(MPI.Query_thread(), "unknown")
 
 
-def _check_launch(world: Transport) -> None:
+def _check_launch(world: Communicator) -> None:
     library = world.backend.name
     try:
         check_world(world.size, library, os.environ)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hpcsgd.comm.streams import HOST, Moment, on_accelerator, settle
+from hpcsgd.comm.streams import HOST, StreamEvent, on_accelerator, settle
 
 
 def on_host(tree: Any) -> Any:
@@ -45,7 +45,7 @@ class Arrivals:
     """Tensors on their way to the host together: who asks for the first waits for all, and nobody later."""
 
     def __init__(self) -> None:
-        self._last: dict[torch.device, Moment] = {}
+        self._last: dict[torch.device, StreamEvent] = {}
         self._lock = threading.Lock()
 
     def bring(self, x: Tensor) -> Callable[[], Tensor]:
@@ -53,7 +53,7 @@ class Arrivals:
         if x.is_cpu:
             return lambda: x
         here = _begun(x)
-        self._last[x.device] = Moment(x.device)
+        self._last[x.device] = StreamEvent(x.device)
 
         def arrived() -> Tensor:
             self._await_all()

@@ -13,7 +13,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 from hpcsgd.comm.backend import Ending
-from hpcsgd.comm.lane import Lane
+from hpcsgd.comm.comm_thread import CommThread
 from hpcsgd.comm.rank_watch import Operation
 
 
@@ -24,7 +24,7 @@ class Posted(Future[Any]):
     for.
     """
 
-    def __init__(self, ends: Ending, received: bytearray, place: Lane, operation: Operation | None) -> None:
+    def __init__(self, ends: Ending, received: bytearray, place: CommThread, operation: Operation | None) -> None:
         super().__init__()
         self._ends, self._received = ends, received
         self._settling = threading.Lock()

@@ -25,8 +25,8 @@ from torch import Tensor
 from hpcsgd import torch_private
 from hpcsgd.comm import sums
 from hpcsgd.comm.backend import ANY, Backend, Ending, PeerLost, Reduction, first_line
-from hpcsgd.comm.ending import close_at_the_end, end_by
-from hpcsgd.comm.streams import Moment
+from hpcsgd.comm.shutdown import close_at_the_end, end_by
+from hpcsgd.comm.streams import StreamEvent
 from hpcsgd.comm.watch import Watch
 from hpcsgd.errors import PEER_LOST, UserError
 
@@ -160,7 +160,7 @@ class GroupBackend(Backend):
         except RuntimeError as error:
             raise PeerLost(f"{what}: {first_line(error)}") from error
         if not x.is_cpu:
-            self._watch.add(what, Moment(x.device).passed)
+            self._watch.add(what, StreamEvent(x.device).passed)
 
 
 def missing(library: str) -> str:

@@ -39,5 +39,5 @@ def _allreduce(ranks: Backend, device: torch.device) -> bool:
 def _exchange(ranks: Backend, device: torch.device) -> bool:
     after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
     received = torch.zeros(_LENGTH, device=device)
-    ranks.exchange({after: _numbers(ranks.rank).to(device)}, {before: received})
+    ranks.sendrecv({after: _numbers(ranks.rank).to(device)}, {before: received})
     return torch.equal(received.cpu(), _numbers(before))

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpcsgd.comm.backend import PeerLost
 from hpcsgd.comm.deadlock import Call, Need, Report, Reports, Wait
 from hpcsgd.comm.last_words import last_line
-from hpcsgd.comm.recording import NO_PHASE, activity
+from hpcsgd.comm.stats import NO_PHASE, activity
 from hpcsgd.errors import UserError, in_one_line
 
 if TYPE_CHECKING:
-    from hpcsgd.comm.lane import Lane
+    from hpcsgd.comm.comm_thread import CommThread
 
 PATIENCE = 1.0
 """Seconds for which a thread waits before it looks whether its rank is blocked."""
@@ -59,7 +59,7 @@ class _State(NamedTuple):
     """One of which has to end before the rank begins another, the owner's first."""
     waiting: list[tuple[int, Future[Any]]]
     """By the identity of the thread."""
-    lanes: list[tuple[int, Operation | None]]
+    comm_threads: list[tuple[int, Operation | None]]
     """How many calls each has to execute, and what it is in."""
 
 
@@ -78,15 +78,15 @@ class RankWatch:
         self._reports = reports
         self._owner = threading.get_ident()
         self._others: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-        self._lanes: list[Lane] = []
-        self._waiting: dict[int, tuple[Lane, Future[Any]]] = {}
+        self._comm_threads: list[CommThread] = []
+        self._waiting: dict[int, tuple[CommThread, Future[Any]]] = {}
         self._told = False
 
-    def adopt(self, lane: Lane) -> None:
+    def adopt(self, comm_thread: CommThread) -> None:
         """Count this lane among those of the rank."""
-        if lane.watch is None:
-            lane.watch = self
-            self._lanes.append(lane)
+        if comm_thread.watch is None:
+            comm_thread.watch = self
+            self._comm_threads.append(comm_thread)
 
     def submits(self) -> None:
         """Note that the calling thread, which is none of a lane's, uses a lane.
@@ -98,15 +98,15 @@ class RankWatch:
             if not isinstance(thread, threading._DummyThread):  # pyright: ignore[reportPrivateUsage]
                 self._others.add(thread)
 
-    def wait(self, lane: Lane, future: Future[Any], timeout: float) -> Any:
-        """Return the result of `future`, a call on `lane`.
+    def wait(self, comm_thread: CommThread, future: Future[Any], timeout: float) -> Any:
+        """Return the result of `future`, a call on `comm_thread`.
 
         Raises:
             TimeoutError: After `timeout` seconds.
             Deadlock: If this rank is in one; where ranks are processes they all end instead.
         """
         thread = threading.get_ident()
-        self._waiting[thread] = lane, future
+        self._waiting[thread] = comm_thread, future
         try:
             if thread == self._owner and timeout > PATIENCE:
                 return self._watched(future, timeout)
@@ -114,10 +114,10 @@ class RankWatch:
         finally:
             del self._waiting[thread]
 
-    def missing(self, lane: Lane, timeout: float) -> list[int]:
-        """Return the ranks that have not reported to be where `lane` has waited for them for so many seconds;
+    def missing(self, comm_thread: CommThread, timeout: float) -> list[int]:
+        """Return the ranks that have not reported to be where `comm_thread` has waited for them for so many seconds;
         none if that was too short for a report."""
-        operation = lane.executing
+        operation = comm_thread.executing
         if operation is None or operation.needs is None or timeout < 2 * (PATIENCE + LOOK):
             return []
         return [rank for rank in self._reports.missing(operation.needs()) if rank != self.rank]
@@ -182,15 +182,15 @@ class RankWatch:
         if any(thread.is_alive() and thread.ident not in waiting for thread in list(self._others)):
             return None
         first = waiting[self._owner][0]
-        awaited = {lane for lane, _ in waiting.values()}
-        lanes = sorted((lane for lane in self._lanes if not lane.serves), key=lambda lane: lane is not first)
-        seen = [(len(lane.entries), lane.executing) for lane in lanes]
+        awaited = {comm_thread for comm_thread, _ in waiting.values()}
+        comm_threads = sorted((comm_thread for comm_thread in self._comm_threads if not comm_thread.serves), key=lambda comm_thread: comm_thread is not first)
+        seen = [(len(comm_thread.entries), comm_thread.executing) for comm_thread in comm_threads]
         operations: list[Operation] = []
-        for lane, (count, operation) in zip(lanes, seen, strict=True):
+        for comm_thread, (count, operation) in zip(comm_threads, seen, strict=True):
             if operation is not None:
-                if lane in awaited or count > 1 or not lane.single:
+                if comm_thread in awaited or count > 1 or not comm_thread.single:
                     operations.append(operation)
-            elif count > 0 and lane.ident not in waiting:
+            elif count > 0 and comm_thread.ident not in waiting:
                 return None
         if not operations or any(operation.needs is None for operation in operations):
             return None

@@ -71,7 +71,7 @@ class Staged(Backend):
         for device in {x.device for x in send.values()}:
             settle(device)
         received = {source: _room(out) for source, out in recv.items()}
-        self._host.exchange(sent, received)
+        self._host.sendrecv(sent, received)
         for source, out in recv.items():
             _up(out, received[source])
 

@@ -168,7 +168,7 @@ def _module(device: torch.device) -> object:
     return getattr(torch, device.type, None)
 
 
-class Moment:
+class StreamEvent:
     """What the current stream of `device` had been given when this was made."""
 
     def __init__(self, device: torch.device) -> None:
@@ -245,4 +245,4 @@ def choose_no_kernels_by_time() -> None:
 
 def settle(device: torch.device) -> None:
     """Return when the current stream has done all that it was given; the core is free meanwhile."""
-    Moment(device).await_it()
+    StreamEvent(device).await_it()

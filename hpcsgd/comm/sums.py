@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hpcsgd.comm.backend import Backend, Reduction, wide
+from hpcsgd.comm.backend import Backend, Reduction, accumulation_dtype
 
 
 def reduce_scatter(ranks: Backend, out: Tensor, x: Tensor, reduction: Reduction) -> None:
@@ -33,7 +33,7 @@ def allreduce(ranks: Backend, x: Tensor, reduction: Reduction) -> None:
 
 def is_narrow(x: Tensor) -> bool:
     """Whether sums of it are made in a wider type."""
-    return wide(x.dtype) != x.dtype
+    return accumulation_dtype(x.dtype) != x.dtype
 
 
 def reduced(xs: Sequence[Tensor], reduction: Reduction) -> Tensor:
@@ -45,7 +45,7 @@ def reduced(xs: Sequence[Tensor], reduction: Reduction) -> Tensor:
 
 def reduce_into(out: Tensor, xs: Sequence[Tensor], reduction: Reduction) -> None:
     """As `reduced`, where `out` is none of the tensors."""
-    total = out.to(wide(out.dtype))  # the same, but for 16 bits
+    total = out.to(accumulation_dtype(out.dtype))  # the same, but for 16 bits
     total.copy_(xs[0])
     for x in xs[1:]:
         if reduction == "max":

@@ -12,23 +12,23 @@ import torch
 from torch import Tensor
 
 from hpcsgd.comm.backend import ANY, Backend, Ending, PeerLost, Reduction
-from hpcsgd.comm.base import Transport
+from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.by_device import ByDevice
 from hpcsgd.comm.deadlock import Table
-from hpcsgd.comm.lane import know_processor
+from hpcsgd.comm.comm_thread import know_processor
 from hpcsgd.comm.rank_watch import WORLD, Member, RankWatch
 from hpcsgd.comm.sums import reduced
 
 Result = TypeVar("Result")
 
 
-class Meeting:
+class Rendezvous:
     """Where the ranks of one communicator lay out what the others read."""
 
-    def __init__(self, size: int, timeout: float, all_meetings: list[Meeting]) -> None:
+    def __init__(self, size: int, timeout: float, all_meetings: list[Rendezvous]) -> None:
         self.size = size
         self.timeout = timeout
-        self.all_meetings = all_meetings
+        self.all_rendezvous = all_meetings
         self.slots: list[Any] = [None] * size
         self.arrivals = [0] * size
         self.barrier = threading.Barrier(size)
@@ -106,7 +106,7 @@ class ThreadBackend(Backend):
 
     name = "threads"
 
-    def __init__(self, rank: int, meeting: Meeting, node: int) -> None:
+    def __init__(self, rank: int, meeting: Rendezvous, node: int) -> None:
         self.rank = rank
         self.size = meeting.size
         self.node = node
@@ -193,12 +193,12 @@ class ThreadBackend(Backend):
         members = sorted(place for theirs, place in everyone if theirs == color)
         meeting = None
         if place == members[0]:
-            meeting = Meeting(len(members), self._meeting.timeout, self._meeting.all_meetings)
+            meeting = Rendezvous(len(members), self._meeting.timeout, self._meeting.all_rendezvous)
         leaders = self._meeting.together(self.rank, "split", meeting, list)
         return ThreadBackend(members.index(place), leaders[members[0][1]], self.node)
 
     def abort(self, code: int) -> None:
-        for meeting in list(self._meeting.all_meetings):
+        for meeting in list(self._meeting.all_rendezvous):
             meeting.abort()
 
 
@@ -217,7 +217,7 @@ def run(
     """
     know_processor()
     reports = Table()
-    meeting = Meeting(n, 0.8 * timeout, [])  # it can name who is missing, so it has to give up first
+    meeting = Rendezvous(n, 0.8 * timeout, [])  # it can name who is missing, so it has to give up first
     results: list[Any] = [None] * n
     errors: list[BaseException] = []
 
@@ -225,18 +225,18 @@ def run(
         backend = wrap(ByDevice(ThreadBackend(rank, meeting, nodes[rank] if nodes else 0)))
         watch = RankWatch(rank, reports) if n > 1 else None
         member = watch and Member(watch, WORLD, range(n))
-        world = Transport(backend, timeout=timeout, member=member)
+        world = Communicator(backend, timeout=timeout, member=member)
         ended = False
         try:
             results[rank] = function(world, *args)
             if watch is not None:
                 watch.leaving = True
-            ended = world.end_apart(timeout)
+            ended = world.close_dups(timeout)
         except BaseException as error:  # noqa: BLE001 - raised again below
             errors.append(error)
             backend.abort(1)
         finally:
-            if world.lane.close(timeout) and ended and watch is not None:
+            if world.comm_thread.close(timeout) and ended and watch is not None:
                 watch.left()
 
     ranks = [

@@ -29,16 +29,16 @@ NO_FILES = ("bytes",)
 """but where it is one of these."""
 
 
-Wish = Literal["auto", "mpi", "nccl", "gpu_mpi"]
-Joined = Literal["auto", "mpi", "gloo"]
+DeviceBackendName = Literal["auto", "mpi", "nccl", "gpu_mpi"]
+BackendName = Literal["auto", "mpi", "gloo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBackendSection:
     """By which library tensors on devices travel: staged in host memory with "mpi"."""
 
-    intra_group: Wish = "auto"  # ranks of one group
-    inter_group: Wish = "auto"  # those of one position, across groups
+    intra_group: DeviceBackendName = "auto"  # ranks of one group
+    inter_group: DeviceBackendName = "auto"  # those of one position, across groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class ParallelSection:
     group_size: Count | None = None  # K, the ranks of one, in place of groups
     fsdp: bool = False  # parameters and gradients over the ranks of a group, too, by torch; docs/shard.md
     timeout_s: Seconds = 600.0  # seconds that a wait for other ranks may last
-    backend: Joined = "auto"  # what joins the ranks: MPI, or gloo without MPI; docs/torchrun.md
+    backend: BackendName = "auto"  # what joins the ranks: MPI, or gloo without MPI; docs/torchrun.md
     device_backend: DeviceBackendSection = field(default_factory=DeviceBackendSection)
 
     def __post_init__(self) -> None:

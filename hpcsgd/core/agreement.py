@@ -14,14 +14,14 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hpcsgd.comm import Transport, Work, phase
+from hpcsgd.comm import Communicator, Work, phase
 from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError, count_text
 
 _FORM = struct.Struct("<28sIqdIII")
 SIZE = _FORM.size
 """Bytes of a rank's part."""
-Told = tuple[bytes, int, int, float, int, int, int]
+Reported = tuple[bytes, int, int, float, int, int, int]
 """What a rank's part says."""
 
 
@@ -70,7 +70,7 @@ class Comparison:
 class Agreement:
     """Compares calls among the ranks that share gradients: those of the group, or all `across` groups."""
 
-    def __init__(self, ranks: Transport, number: Callable[[int], int] = lambda rank: rank) -> None:
+    def __init__(self, ranks: Communicator, number: Callable[[int], int] = lambda rank: rank) -> None:
         self._ranks = ranks.control
         self._number = number
 
@@ -118,7 +118,7 @@ class Agreement:
         self._require_same(told)
         return False
 
-    def _require_same(self, told: Sequence[Told]) -> None:
+    def _require_same(self, told: Sequence[Reported]) -> None:
         first = told[0]
         for rank, other in enumerate(told):
             if other[:3] != first[:3]:
@@ -140,7 +140,7 @@ class Agreement:
                 )
 
 
-def _where(rank: int, told: Told) -> str:
+def _where(rank: int, told: Reported) -> str:
     name, optimizer, t = told[:3]
     which = f" of optimizer {optimizer}" if optimizer else ""
     return f"rank {rank} is in {name.rstrip(bytes(1)).decode()}{which} after {count_text(t, 'update')}"

@@ -53,7 +53,7 @@ class Traits:
     parts of the vectors, on other communicators, while training goes on."""
     elastic: bool = False
     """It averages with other jobs (`Topology.replica_groups`), and not with the groups of this job."""
-    histograms: tuple[str, ...] = ()
+    histogram_names: tuple[str, ...] = ()
     """The notes that are small whole numbers: of these it is kept how often which number came, over all
     ranks, and not what this rank noted in every step."""
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from hpcsgd import torch_private
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.elements import as_reals
-from hpcsgd.core.shards import is_sharded
+from hpcsgd.core.fsdp import is_fsdp
 
 
 def is_dense(x: Tensor) -> bool:
@@ -52,7 +52,7 @@ def make_writable(model: nn.Module) -> None:
 def make_parameters_writable(params: Iterable[nn.Parameter]) -> None:
     """Do so with those of `params` that are whole on this rank."""
     for param in params:
-        if not is_sharded(param) and not _is_writable(param):
+        if not is_fsdp(param) and not _is_writable(param):
             param.data = _plain(param.detach())
 
 
@@ -72,7 +72,7 @@ def put(x: Tensor, values: Tensor) -> None:
     x.copy_(here)
 
 
-def share(x: Tensor, ranks: Transport) -> None:
+def share(x: Tensor, ranks: Communicator) -> None:
     """Give all `ranks` what the first one has in `x`, to the bit; collective."""
     if is_dense(x):
         here = x.detach().contiguous()

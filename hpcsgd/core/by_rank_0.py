@@ -8,14 +8,14 @@ from concurrent.futures import Future, wait
 
 import torch
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import raise_on_all_ranks
 
 BEAT = 1.0
 """Seconds between two times that rank 0 says that it is at work, at most."""
 
 
-def by_rank_0(world: Transport, what: str, call: Callable[[], None]) -> None:
+def by_rank_0(world: Communicator, what: str, call: Callable[[], None]) -> None:
     """Have rank 0 carry out `call`, which communicates with nobody; collective.
 
     The others wait however long that takes, but no longer than the timeout for a rank 0 that says nothing:

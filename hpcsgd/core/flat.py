@@ -66,8 +66,8 @@ class Bucket:
             self.w = torch.zeros(self.size, dtype=dtype, device=first.device, pin_memory=layout.pinned)
         self._K, self._j = K, j
         self.param_shard = self.shard_of(self.w)
-        self.pieces = list(
-            _pieces(self.slots, j * self.param_shard.numel(), (j + 1) * self.param_shard.numel())
+        self.ranges = list(
+            _ranges(self.slots, j * self.param_shard.numel(), (j + 1) * self.param_shard.numel())
         )
         self.gathered = False
         """Whether gradients that stay where autograd puts them have been brought into `g` in this step."""
@@ -79,7 +79,7 @@ class Bucket:
             slot.move_into(self.w)
 
     @property
-    def divided(self) -> bool:
+    def cut_by_elements(self) -> bool:
         """Whether others of the group own chunks of `w`, which is made of all of them."""
         return self._K > 1
 
@@ -106,13 +106,13 @@ class Bucket:
     @property
     def gradients_of_shard(self) -> Tensor:
         """`grad_shard` without the padding, which has to stay zero whatever becomes of gradients."""
-        return self.grad_shard[: self.pieces[-1].in_own.stop if self.pieces else 0]
+        return self.grad_shard[: self.ranges[-1].in_own.stop if self.ranges else 0]
 
     @property
     def filled(self) -> list[slice]:
         """Where in `param_shard` there are parameters; the rest is padding."""
         found: list[slice] = []
-        for piece in self.pieces:
+        for piece in self.ranges:
             start, stop = piece.in_own.start, piece.in_own.stop
             if found and found[-1].stop == start:
                 start = found.pop().start
@@ -172,7 +172,7 @@ def flatten(
     return [Bucket(layout, K, j) for layout in cut(named, K, bucket_bytes, whole)]
 
 
-def _pieces(slots: Sequence[Slot], low: int, high: int) -> Iterator[ShardRange]:
+def _ranges(slots: Sequence[Slot], low: int, high: int) -> Iterator[ShardRange]:
     for slot in slots:
         start, stop = max(slot.start, low), min(slot.stop, high)
         if start < stop:

@@ -90,12 +90,12 @@ def cut(
     found: list[tuple[int, Layout]] = []
     for (_, _, undivided), of_kind in runs.items():
         some = [run for run in of_kind if run]
-        some, laid = (_well_filled(some, K), _dealt) if undivided else (some, _side_by_side)
+        some, laid = (_well_filled(some, K), _assigned) if undivided else (some, _side_by_side)
         found += [(run[-1].number, laid(run, K)) for run in some]
     return [layout for _, layout in sorted(found, key=lambda each: -each[0])]
 
 
-def deal(costs: Sequence[float], K: int) -> list[list[int]]:
+def assign(costs: Sequence[float], K: int) -> list[list[int]]:
     """Which of so many tasks each of K workers gets, by their costs: longest processing time first."""
     hands = [list[int]() for _ in range(K)]
     for i, j in enumerate(largest_first(costs, K)):
@@ -120,7 +120,7 @@ def _well_filled(runs: list[list[Entry]], K: int) -> list[list[Entry]]:
 
 
 def _too_empty(run: Sequence[Entry], K: int) -> bool:
-    size = K * max(_numel(hand) for hand in _hands(run, K))
+    size = K * max(_numel(hand) for hand in _shares(run, K))
     return size - _numel(run) > EMPTY * size
 
 
@@ -130,15 +130,15 @@ def _side_by_side(run: Sequence[Entry], K: int) -> Layout:
     return Layout(slots, -(-slots[-1].stop // cuts) * cuts, whole=False)
 
 
-def _dealt(run: Sequence[Entry], K: int) -> Layout:
-    hands = _hands(run, K)
+def _assigned(run: Sequence[Entry], K: int) -> Layout:
+    hands = _shares(run, K)
     chunk = max(map(_numel, hands))
     slots = [slot for j, hand in enumerate(hands) for slot in _one_behind_the_other(hand, j * chunk)]
     return Layout(slots, K * chunk, whole=True)
 
 
-def _hands(run: Sequence[Entry], K: int) -> list[list[Entry]]:
-    return [[run[i] for i in hand] for hand in deal([cost(x.param.shape) for x in run], K)]
+def _shares(run: Sequence[Entry], K: int) -> list[list[Entry]]:
+    return [[run[i] for i in hand] for hand in assign([cost(x.param.shape) for x in run], K)]
 
 
 def _one_behind_the_other(entries: Iterable[Entry], start: int) -> Iterator[Slot]:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @runtime_checkable
-class Central(Protocol):
+class HoldsModel(Protocol):
     """An averager for which the model is not the mean of what the groups train on: servers keep it, say."""
 
     def model(self) -> list[Tensor] | None:
@@ -32,7 +32,7 @@ class Central(Protocol):
         ...
 
 
-def who_waits(exchange: GradReduce, schedule: Schedule, averager: Averager) -> Waits:
+def waits_of(exchange: GradReduce, schedule: Schedule, averager: Averager) -> Waits:
     """Return who waits for whom in the steps of a method of these parts."""
     waits = averager.traits.waits
     if isinstance(averager, Staged):  # each of its methods has said how often
@@ -48,7 +48,7 @@ def fitted(
     states: Mapping[str, State], buckets: Sequence[Bucket], *, same_ranks: bool, aloud: bool
 ) -> dict[str, State]:
     """One rank's `states` for these buckets, of as many groups and positions or of others."""
-    placed = _beside(states, buckets)
+    placed = _with(states, buckets)
     return placed if same_ranks else _alike_everywhere(placed, aloud=aloud)
 
 
@@ -65,7 +65,7 @@ def _alike_everywhere(states: Mapping[str, State], *, aloud: bool) -> dict[str, 
     return kept
 
 
-def _beside(states: Mapping[str, State], buckets: Sequence[Bucket]) -> dict[str, State]:
+def _with(states: Mapping[str, State], buckets: Sequence[Bucket]) -> dict[str, State]:
     """`states` with what is sharded on the devices of the model: they may have been read elsewhere."""
 
     def placed(vectors: Sequence[Tensor]) -> list[Tensor]:
@@ -111,10 +111,10 @@ class Method:
     @property
     def waits(self) -> Waits:
         """Who waits for whom in its steps."""
-        return who_waits(self.grad_reduce, self.schedule, self.averager)
+        return waits_of(self.grad_reduce, self.schedule, self.averager)
 
     @property
-    def stages(self) -> Sequence[tuple[int | None, Method]]:
+    def sequence(self) -> Sequence[tuple[int | None, Method]]:
         """The methods that it changes between, as `Staged` has them; none where it stays as it is."""
         return self.averager.stages if isinstance(self.averager, Staged) else ()
 
@@ -136,10 +136,10 @@ class Method:
         for role, part in mine.items():
             part.load_state_dict(state[role].cloned())
 
-    def central(self) -> Central | None:
+    def model_holder(self) -> HoldsModel | None:
         """What keeps the model, if anything does at this time."""
         how: Any = self.averager
-        while not isinstance(how, Central):
+        while not isinstance(how, HoldsModel):
             if not isinstance(how, Wrapping):
                 return None
             how = how.inner

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import Transport, wide
+from hpcsgd.comm import Communicator, accumulation_dtype
 
 BLOCK = 1 << 16
 """Elements: one float32 sum over tens of millions of squares is off in the third digit, float64 throughout
@@ -17,7 +17,7 @@ takes many times as long."""
 
 def squared_norm(x: Tensor) -> Tensor:
     """‖x‖², float64, of a tensor of floats: float32 within blocks (float64 of float64), float64 over them."""
-    norms = _norms_of_blocks(x.reshape(-1), wide(x.dtype))
+    norms = _norms_of_blocks(x.reshape(-1), accumulation_dtype(x.dtype))
     return norms.double().square().sum()
 
 
@@ -38,7 +38,7 @@ def sum_on_host(numbers: Iterable[Tensor]) -> Tensor:
     return total
 
 
-def total_norm(parts: Sequence[Tensor], order: float, ranks: Transport | None) -> Tensor:
+def total_norm(parts: Sequence[Tensor], order: float, ranks: Communicator | None) -> Tensor:
     """Of all parts together, and of those that other `ranks` hold; then collective, 8 bytes."""
     norms = [norm(part, order) for part in parts] or [torch.zeros((), dtype=torch.float64, device="cpu")]
     total = _vector_norm(as_vector(norms), order, torch.float64)
@@ -52,7 +52,7 @@ def total_norm(parts: Sequence[Tensor], order: float, ranks: Transport | None) -
     return powered.pow(1 / order)
 
 
-def clip(parts: Sequence[Tensor], most: float, order: float, ranks: Transport | None) -> Tensor:
+def clip(parts: Sequence[Tensor], most: float, order: float, ranks: Communicator | None) -> Tensor:
     """Scale the parts to a total norm of at most `most`; return the norm before. Collective as that is."""
     total = total_norm(parts, order, ranks)
     scale = torch.clamp(most / (total + 1e-6), max=1.0)

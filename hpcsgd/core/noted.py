@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from weakref import WeakKeyDictionary
 
-from hpcsgd.comm import Ledger, Transport
+from hpcsgd.comm import CommStats, Communicator
 
 Facts = Sequence[tuple[str, str]]
 """Each is a thing and its value in words."""
-_noted: WeakKeyDictionary[Ledger, Facts] = WeakKeyDictionary()
+_noted: WeakKeyDictionary[CommStats, Facts] = WeakKeyDictionary()
 """By the ledger, which all communicators of a rank have in common."""
 
 
-def note(world: Transport, facts: Iterable[tuple[str, str]]) -> None:
+def note(world: Communicator, facts: Iterable[tuple[str, str]]) -> None:
     """Have these facts compared among the ranks of `world`, and none that were noted before."""
-    _noted[world.ledger] = tuple(facts)
+    _noted[world.stats] = tuple(facts)
 
 
-def noted(world: Transport) -> Facts:
+def noted(world: Communicator) -> Facts:
     """The facts that this rank has noted."""
-    return _noted.get(world.ledger, ())
+    return _noted.get(world.stats, ())

@@ -29,7 +29,7 @@ from torch import Tensor
 from hpcsgd.core.averager import Averager, run_averager
 from hpcsgd.core.state import State
 from hpcsgd.core.step import StepContext
-from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.core.traffic import CommOp, ModelLayout
 
 
 @runtime_checkable
@@ -113,7 +113,7 @@ class Sends(Protocol):
     """A part of a method that sends something: an exchange in a step, a schedule in a step, an averager at a
     meeting."""
 
-    def sends(self, m: Sizes) -> Iterable[Message]:
+    def sends(self, m: ModelLayout) -> Iterable[CommOp]:
         """Return the operations, those of the parts inside among them, for a model of these sizes."""
         ...
 
@@ -122,7 +122,7 @@ class Sends(Protocol):
 class Holds(Protocol):
     """A part of a method that keeps vectors from one step to the next."""
 
-    def holds(self, m: Sizes) -> float:
+    def holds(self, m: ModelLayout) -> float:
         """Bytes of a rank: the most that they are, of all that is not inside parts that tell for themselves;
         of a part of a meeting, where there are groups to meet."""
         ...
@@ -132,7 +132,7 @@ class Holds(Protocol):
 class Searches(Protocol):
     """An exchange that looks for the largest elements in a step."""
 
-    def searched(self, m: Sizes) -> float:
+    def searched(self, m: ModelLayout) -> float:
         """Elements that a rank looks through, on the mean."""
         ...
 
@@ -167,16 +167,16 @@ def finish(averager: Averager, vectors: Sequence[Tensor], s: StepContext, due: b
         run_averager(averager, vectors, s)
 
 
-def sends(part: object, m: Sizes) -> list[Message]:
+def sends(part: object, m: ModelLayout) -> list[CommOp]:
     """Return what `part` sends; of a part that sends nothing, none."""
     return list(part.sends(m)) if isinstance(part, Sends) else []
 
 
-def held(parts: Iterable[object], m: Sizes) -> float:
+def held(parts: Iterable[object], m: ModelLayout) -> float:
     """Return the bytes that these parts keep."""
     return sum(part.holds(m) for part in parts if isinstance(part, Holds))
 
 
-def searched(part: object, m: Sizes) -> float:
+def searched(part: object, m: ModelLayout) -> float:
     """Return the elements that `part` looks through; where it searches nothing, 0."""
     return part.searched(m) if isinstance(part, Searches) else 0.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hpcsgd.comm import wide
+from hpcsgd.comm import accumulation_dtype
 from hpcsgd.core.elements import require_real
 from hpcsgd.core.layout import Entry
 
@@ -34,7 +34,7 @@ class Unit:
     def of(cls, params: Collection[nn.Parameter], K: int, *, stays: bool) -> Unit:
         weights = sum(K * padded(p, K) * p.element_size() for p in params)
         trained = [p for p in params if p.requires_grad]
-        gradients = sum(K * padded(p, K) * wide(p.dtype).itemsize for p in trained)
+        gradients = sum(K * padded(p, K) * accumulation_dtype(p.dtype).itemsize for p in trained)
         return cls(weights, gradients, sum(p.numel() for p in params), stays)
 
 

@@ -18,7 +18,7 @@ from hpcsgd.core.elements import as_elements
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.norm import as_vector, squared_norm
 from hpcsgd.core.topology import Topology
-from hpcsgd.core.traffic import Message, Sizes, gathers
+from hpcsgd.core.traffic import CommOp, ModelLayout, param_gathers
 from hpcsgd.core.traits import GradReduceTraits, ScheduleTraits
 
 
@@ -35,7 +35,7 @@ class TrainingContext:
     """The model's float buffers, such as batch-norm statistics: those that it has when they are read."""
     updates_shards: bool = True
     """Whether each position updates its own chunks alone, and not all of w."""
-    exchanged: bool = True
+    grads_reduced: bool = True
     """Whether gradients are in the buckets; where nothing is exchanged they are where autograd put them."""
 
 
@@ -99,7 +99,7 @@ class StepContext:
     @property
     def sharded(self) -> bool:
         """Whether the group shares the model, so that w is this position's part of it and no more."""
-        return self.topology.group_size > 1 and not any(b.divided for b in self.buckets)
+        return self.topology.group_size > 1 and not any(b.cut_by_elements for b in self.buckets)
 
     @property
     def lr(self) -> float:
@@ -129,14 +129,14 @@ class StepContext:
     def gradients(self) -> list[Tensor]:
         """Of the group, as the update is about to use them: of this position's chunks, or of all of w where
         it does not shard. Writing into them changes the update."""
-        if not self.fixed.exchanged:
+        if not self.fixed.grads_reduced:
             for b in self.buckets:
                 b.gather()
         return [b.grad_shard if self.fixed.updates_shards else b.g for b in self.buckets]
 
     def parts_of_gradient(self) -> list[Tensor]:
         """As `gradients`, but for padding, left where they are, and complex where parameters are."""
-        if not self.fixed.exchanged:
+        if not self.fixed.grads_reduced:
             return [g for b in self.buckets for g in b.found()]
         shards = self.fixed.updates_shards
         return [as_elements(b.gradients_of_shard if shards else b.gradients, b.reals) for b in self.buckets]
@@ -144,7 +144,7 @@ class StepContext:
     def squared_norm(self) -> Tensor:
         """This position's part of the squared norm of the group's gradient: over the group they add up. In
         float64; one read of the gradient."""
-        return squared_norm_of(self.buckets, exchanged=self.fixed.exchanged)
+        return squared_norm_of(self.buckets, exchanged=self.fixed.grads_reduced)
 
 
 def squared_norm_of(buckets: Sequence[Bucket], *, exchanged: bool) -> Tensor:
@@ -202,7 +202,7 @@ class GroupGradReduce(GradReduce, Protocol):
 
 
 @runtime_checkable
-class Publishing(Protocol):
+class QuantizedGather(Protocol):
     """An exchange that says how the positions of a group give each other their chunks after an update, where
     these do not travel as they are: between two steps all have what has arrived, and each knows more of its
     own.
@@ -211,32 +211,32 @@ class Publishing(Protocol):
     @property
     def publishes(self) -> bool: ...
 
-    def take_back(self, s: StepContext) -> None:
+    def restore(self, s: StepContext) -> None:
         """Before an update: `param_shard` of every bucket becomes what its position knows of it."""
         ...
 
-    def publish(self, s: StepContext) -> None:
+    def gather(self, s: StepContext) -> None:
         """After it, in place of the allgather: `w` becomes what has arrived. Collective over the group."""
         ...
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """In place of `publish`, where chunks have been gathered as they are."""
         ...
 
-    def publications(self, m: Sizes) -> Iterable[Message]:
+    def gather_ops(self, m: ModelLayout) -> Iterable[CommOp]:
         """What `publish` sends, as `sends` tells of the exchange."""
         ...
 
 
-def publisher(exchange: GradReduce) -> Publishing | None:
+def quantized_gather(exchange: GradReduce) -> QuantizedGather | None:
     """It, if it publishes."""
-    return exchange if isinstance(exchange, Publishing) and exchange.publishes else None
+    return exchange if isinstance(exchange, QuantizedGather) and exchange.publishes else None
 
 
-def publications(exchange: GradReduce, m: Sizes) -> Iterable[Message]:
+def gather_ops(exchange: GradReduce, m: ModelLayout) -> Iterable[CommOp]:
     """What makes one model of the positions' chunks after a step."""
-    found = publisher(exchange)
-    return gathers(m) if found is None else found.publications(m)
+    found = quantized_gather(exchange)
+    return param_gathers(m) if found is None else found.gather_ops(m)
 
 
 @runtime_checkable

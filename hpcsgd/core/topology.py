@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torch import Tensor
 
-from hpcsgd.comm import PeerLost, Transport, mesh
+from hpcsgd.comm import PeerLost, Communicator, mesh
 from hpcsgd.comm.by_node import levels
 from hpcsgd.errors import About, JobError, UserError, count_text, in_one_line
 
@@ -109,9 +109,9 @@ class Topology:
         True
     """
 
-    world: Transport
-    intra_group: Transport
-    inter_group: Transport
+    world: Communicator
+    intra_group: Communicator
+    inter_group: Communicator
     num_groups: int
     group_size: int
     shares_nodes: bool = False
@@ -184,7 +184,7 @@ class Topology:
         return raise_on_all_ranks(self.world, what)
 
 
-def form(world: Transport, groups: int | None = None, group_size: int | None = None) -> Topology:
+def form(world: Communicator, groups: int | None = None, group_size: int | None = None) -> Topology:
     """The ranks of `world` as P groups of K; collective."""
     with raise_on_all_ranks(world, "forming groups"):
         P, K = shape(world.size, groups, group_size)
@@ -199,7 +199,7 @@ def form(world: Transport, groups: int | None = None, group_size: int | None = N
             "%d of %d groups span more than one node (%d ranks a group, %d nodes): their gradients cross the "
             "network at every step", len(spread), P, K, len(set(nodes)),
         )  # fmt: skip
-    group, cross = world.split(g, j), world.split(j, g).on_its_own_lane()
+    group, cross = world.split(g, j), world.split(j, g).with_own_thread()
     shares_nodes = levels(of_ranks[g * K : (g + 1) * K]) is not None
     return Topology(
         world, intra_group=group, inter_group=cross, num_groups=P, group_size=K, shares_nodes=shares_nodes
@@ -248,7 +248,7 @@ def groups_across_nodes(nodes: Sequence[int], K: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def raise_on_all_ranks(world: Transport, what: str) -> Generator[None, None, None]:
+def raise_on_all_ranks(world: Communicator, what: str) -> Generator[None, None, None]:
     """Raise on every rank if the block raised on any: a `JobError` with the first failing rank's message.
 
     For steps where one rank alone may fail (its data is missing, its model differs); collective.
@@ -263,7 +263,7 @@ def raise_on_all_ranks(world: Transport, what: str) -> Generator[None, None, Non
     _require_success(world, what, error, world.gather_objects(_failure(error)))
 
 
-def gather_or_raise(world: Transport, what: str, ask: Callable[[], Answer]) -> list[Answer]:
+def gather_or_raise(world: Communicator, what: str, ask: Callable[[], Answer]) -> list[Answer]:
     """What `ask()` returns on each rank, in rank order; raise on all. One message, collective."""
     answer: Answer | None = None
     error: Exception | None = None
@@ -279,7 +279,7 @@ def gather_or_raise(world: Transport, what: str, ask: Callable[[], Answer]) -> l
 
 
 def _require_success(
-    world: Transport, what: str, error: Exception | None, outcomes: Sequence[Failure | None]
+    world: Communicator, what: str, error: Exception | None, outcomes: Sequence[Failure | None]
 ) -> None:
     failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome is not None]
     if not failed:

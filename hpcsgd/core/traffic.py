@@ -28,11 +28,11 @@ FLOAT64 = 8
 
 
 @dataclass(frozen=True)
-class Message:
+class CommOp:
     """An operation that every rank takes part in."""
 
     operation: str
-    """As `Transport` calls it."""
+    """As `Communicator` calls it."""
     over: Over
     nbytes: float
     """n: the whole vector of an alltoall, reduce_scatter, allreduce or bcast, what an allgather gathers, what
@@ -46,24 +46,24 @@ class Message:
     when all before it is done. Of torch's messages: the unit."""
     stage: Stage = "exchange"
     """Which one of a step it is part of."""
-    hidden: int = 0
+    overlap_steps: int = 0
     """How many of the next steps are computed while it travels; 0: it is waited for."""
     reduced: float = 0.0
     """Elements that came with it, of which the rank then makes means."""
-    leaving: float = 1.0
+    off_host_fraction: float = 1.0
     """Of an exchange, the part that goes to other hosts, if it goes to any."""
-    senders: float = 1.0
+    sender_fraction: float = 1.0
     """The part of the ranks that send it; the others wait."""
-    crowded: float = 1.0
+    contention: float = 1.0
     """How many times as long it takes on the mean, since several may come to one rank."""
 
-    def within(self, phase: str, share: float = 1.0) -> Message:
+    def within(self, phase: str, share: float = 1.0) -> CommOp:
         """It, counted under `phase` where it has none of its own, in this `share` of all steps."""
         return replace(self, phase=self.phase or phase, times=self.times * share)
 
 
 @dataclass(frozen=True)
-class Vector:
+class BucketLayout:
     """One bucket: its elements without and with padding."""
 
     used: int
@@ -84,15 +84,15 @@ class Vector:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ModelLayout:
     """What the bytes of a step go by: P groups of K, and a model as the engine lays it out."""
 
     P: int
     K: int
-    buckets: tuple[Vector, ...]
+    buckets: tuple[BucketLayout, ...]
     layers: tuple[int, ...] = ()
     """Elements of each parameter, bucket by bucket."""
-    moments: Mapping[str, Collection[int]] = field(default_factory=dict[str, Collection[int]])
+    optimizer_state: Mapping[str, Collection[int]] = field(default_factory=dict[str, Collection[int]])
     """Of each of the optimizer's state tensors that are like a parameter: which of `layers` have it."""
     numbers: Mapping[str, Collection[int]] = field(default_factory=dict[str, Collection[int]])
     """Likewise of its tensors of one float32 for every piece of a parameter."""
@@ -119,14 +119,14 @@ class Sizes:
         ranks_per_host: int | None = None,
         whole: Collection[nn.Parameter] = frozenset(),
         units: Sequence[Collection[nn.Parameter]] = (),
-    ) -> Sizes:
+    ) -> ModelLayout:
         """Of trainable parameters, which may be on the meta device, as the engine would lay them out: those
         that are to stay `whole` each in one chunk. `moments`, `numbers`: the parameters that have them.
         `units`: all parameters, frozen ones too, as torch gathers them where it shards them."""
-        found, params = list[Vector](), list[nn.Parameter]()
+        found, params = list[BucketLayout](), list[nn.Parameter]()
         lie = _by_rows(named, K, bucket_bytes) if units else _by_elements(named, K, bucket_bytes, whole)
         for some, size, undivided in lie:
-            found.append(Vector(num_reals(some), size, some[0].dtype.to_real().itemsize, undivided))
+            found.append(BucketLayout(num_reals(some), size, some[0].dtype.to_real().itemsize, undivided))
             params += some
         order = {p: i for i, p in enumerate(params)}
         by_dtype = Counter[torch.dtype]()
@@ -171,30 +171,30 @@ class Sizes:
     def ranks(self, over: Over) -> int:
         return {"group": self.K, "cross": self.P, "world": self.N, "peers": self.P}[over]
 
-    def chunk(self, b: Vector) -> int:
+    def shard(self, b: BucketLayout) -> int:
         """Elements of a position's part of a bucket."""
         return b.padded // self.K
 
-    def filled(self, b: Vector) -> list[int]:
+    def filled(self, b: BucketLayout) -> list[int]:
         """Elements of each position's part of a bucket, without padding; about so many where tensors or rows
         are not cut."""
-        K, n = self.K, self.chunk(b)
+        K, n = self.K, self.shard(b)
         if b.whole or self.sharded:
             return [b.used * (j + 1) // K - b.used * j // K for j in range(K)]
         return [min(max(b.used - j * n, 0), n) for j in range(K)]
 
-    def here(self, b: Vector) -> int:
+    def here(self, b: BucketLayout) -> int:
         """Bytes of a bucket on a rank: of all of it, but for a model that torch shards."""
-        return self.chunk(b) * b.width if self.sharded else b.nbytes
+        return self.shard(b) * b.width if self.sharded else b.nbytes
 
-    def owned(self, *, wide: bool = False) -> int:
+    def own_elements(self, *, wide: bool = False) -> int:
         """Bytes of all chunks of a position, as wide as they are or as sums of them are made."""
-        return sum(self.chunk(b) * (b.wide if wide else b.width) for b in self.buckets)
+        return sum(self.shard(b) * (b.wide if wide else b.width) for b in self.buckets)
 
-    def pieces(self, layers: Collection[int]) -> float:
+    def rows_of(self, layers: Collection[int]) -> float:
         """Parts of these layers that a position owns, on the mean over the K."""
         counts = self.having or [
-            1 if b.whole else (stop - 1) // self.chunk(b) - start // self.chunk(b) + 1
+            1 if b.whole else (stop - 1) // self.shard(b) - start // self.shard(b) + 1
             for b, start, stop in self._places()
         ]
         return sum(counts[i] for i in layers) / self.K
@@ -207,16 +207,16 @@ class Sizes:
                 found[b.width] += stop - start
         return found
 
-    def parcel(self, parts: int = 1) -> float:
+    def message_buffer(self, parts: int = 1) -> float:
         """Bytes of a `Parcel` with this position's chunks, or with one of so many `parts` of them, on the
         mean over these."""
         total = 0
         for b in self.buckets:
-            size, longer = divmod(self.chunk(b), parts)
+            size, longer = divmod(self.shard(b), parts)
             total += longer * _aligned((size + 1) * b.width) + (parts - longer) * _aligned(size * b.width)
         return 8 + total / parts
 
-    def _places(self) -> Iterator[tuple[Vector, int, int]]:
+    def _places(self) -> Iterator[tuple[BucketLayout, int, int]]:
         """Of each layer the bucket, and where in it the layer lies if none is dealt."""
         layers = iter(self.layers)
         for b in self.buckets:
@@ -227,18 +227,18 @@ class Sizes:
                 start = stop
 
 
-def gathers(m: Sizes) -> list[Message]:
+def param_gathers(m: ModelLayout) -> list[CommOp]:
     """What makes one model of the positions' chunks: T2 of eq. 8 of the hierarchical local SGD paper."""
     if m.K == 1 or m.sharded:
         return []
-    return [Message("allgather", "group", b.nbytes, "parameters") for b in m.buckets]
+    return [CommOp("allgather", "group", b.nbytes, "parameters") for b in m.buckets]
 
 
-def allreduce(over: Over, nbytes: float, phase: str = "") -> Message:
-    return Message("allreduce", over, nbytes, phase)
+def allreduce(over: Over, nbytes: float, phase: str = "") -> CommOp:
+    return CommOp("allreduce", over, nbytes, phase)
 
 
-def late(x: Message, steps: int) -> Message:
+def overlapped(x: CommOp, steps: int) -> CommOp:
     """It, on its way while so many steps are computed; what came of it is taken in when all is there."""
     return replace(x, hidden=steps, bucket=None)
 

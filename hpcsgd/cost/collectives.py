@@ -49,7 +49,7 @@ SHAPES: Mapping[str, Shape] = {
     "exchange": Shape(np.ones_like, np.ones_like),
     "reduce_scatter": Shape(_others, _all_but_own),
 }
-"""By the names that `Transport` gives its operations. An `exchange` goes to all peers at once."""
+"""By the names that `Communicator` gives its operations. An `exchange` goes to all peers at once."""
 
 
 def messages(operation: str, p: ArrayLike) -> Numbers:

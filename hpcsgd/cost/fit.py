@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.cost.collectives import messages
 from hpcsgd.cost.links import Link, Points
-from hpcsgd.cost.ways import load
+from hpcsgd.cost.link_classes import load
 
 Numbers = NDArray[np.float64]
 
@@ -116,7 +116,7 @@ def predicted(lines: Sequence[Line], x: Samples) -> Numbers:
 
 def _samples(points: Sequence[Points]) -> Samples:
     rows = [
-        (n, float(messages(each.operation, each.ranks)), load(each.operation, n, each.way), seconds)
+        (n, float(messages(each.operation, each.ranks)), load(each.operation, n, each.link_class), seconds)
         for each in points
         for n, seconds in zip(each.bytes, each.seconds, strict=True)
     ]

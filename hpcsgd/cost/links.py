@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from hpcsgd.config.kinds import Above, Minimum
 from hpcsgd.cost.collectives import SHAPES, messages
-from hpcsgd.cost.ways import Kind, Way, load
+from hpcsgd.cost.link_classes import Kind, LinkClass, load
 from hpcsgd.errors import UserError, near_miss
 
 ANY = "any"
@@ -59,7 +59,7 @@ class Link:
         """How far what was measured is from so many ranks, in doublings; by hand it holds for all."""
         return min((abs(math.log2(ranks / p)) for p in self.ranks), default=0.0)
 
-    def seconds(self, operation: str, nbytes: float, way: Way) -> float:
+    def seconds(self, operation: str, nbytes: float, way: LinkClass) -> float:
         """Of `operation`, for which this link may stand in."""
         i = bisect.bisect_right(self.from_bytes, nbytes) - 1
         latency = float(messages(operation, way.ranks)) * self.alpha_seconds[i]
@@ -98,12 +98,12 @@ class Points:
             raise UserError(f"bare_seconds has {len(self.bare_seconds)} entries, bytes {len(self.bytes)}")
 
     @property
-    def way(self) -> Way:
-        return Way(self.ranks, self.hosts, self.at_once)
+    def link_class(self) -> LinkClass:
+        return LinkClass(self.ranks, self.hosts, self.at_once)
 
     @property
     def kind(self) -> Kind:
-        return self.way.kind
+        return self.link_class.kind
 
 
 def require_operation(operation: str, allowed: Collection[str]) -> None:

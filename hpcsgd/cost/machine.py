@@ -23,7 +23,7 @@ from hpcsgd.cost.collectives import SHAPES
 from hpcsgd.cost.compute import Compute
 from hpcsgd.cost.links import ANY, Count, Link, Points, require_operation
 from hpcsgd.cost.units import require_plausible
-from hpcsgd.cost.ways import Kind, Way
+from hpcsgd.cost.link_classes import Kind, LinkClass
 from hpcsgd.errors import UserError, count_text, located
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Machine:
     def ranks_per_host(self) -> int:
         return self.machine.ranks_per_host
 
-    def seconds(self, operation: str, nbytes: float, way: Way) -> float:
+    def seconds(self, operation: str, nbytes: float, way: LinkClass) -> float:
         """What `operation` takes from when its last rank comes to it; none over one rank, or of no bytes.
 
         `nbytes` is n of `hpcsgd.cost.collectives`: what a rank has in hand. Raises `UserError` where no link
@@ -99,14 +99,14 @@ class Machine:
         link, _ = self._link(operation, way)
         return link.seconds(operation, nbytes, way)
 
-    def relative_error(self, operation: str, way: Way) -> float:
+    def relative_error(self, operation: str, way: LinkClass) -> float:
         """e: nine of ten times the truth was within a factor 1 + e of it, either way. None over one rank."""
         if way.ranks == 1:
             return 0.0
         link, stands_in = self._link(operation, way)
         return link.relative_error + (STAND_IN if stands_in else 0.0)
 
-    def _link(self, operation: str, way: Way) -> tuple[Link, bool]:
+    def _link(self, operation: str, way: LinkClass) -> tuple[Link, bool]:
         """And whether it only stands in."""
         require_operation(operation, SHAPES)
         for place, name in enumerate(_candidates(operation, way.kind)):

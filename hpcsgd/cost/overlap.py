@@ -19,11 +19,11 @@ class Buckets:
     """Of its exchange in the group, and"""
     across: Seconds
     """between groups."""
-    meeting: Seconds
+    model_average: Seconds
     """Of its meeting, if there is one and it is through bucket by bucket, and"""
     gather: Seconds
     """of its chunks' way to all of the group."""
-    apart: bool
+    own_thread: bool
     """Whether groups and what is between them have links of their own."""
 
 
@@ -38,28 +38,28 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Left:
+class Exposed:
     """Seconds that a rank stands still."""
 
     exchange: float
     gather: float
     """In a step without a meeting."""
-    gather_after_meeting: float
+    gather_after_sync: float
 
 
-def left(ready: Seconds, backward: float, b: Buckets, update: Update) -> Left:
+def exposed(ready: Seconds, backward: float, b: Buckets, update: Update) -> Exposed:
     """Of gradients that are `ready` then, in a pass that ends with `backward`."""
     inside, exchanged = _exchanged(ready, b)
     updated = _updated(exchanged, backward, update)
     end = updated[-1]
-    at = updated if update.gathered and b.apart else [end] * len(updated)
+    at = updated if update.gathered and b.own_thread else [end] * len(updated)
     gathered = pipelined([max(inside, x) for x in at], b.gather)
-    met = _running(b.meeting)
-    at = met if b.apart else [met[-1]] * len(met)
-    return Left(
+    met = _running(b.model_average)
+    at = met if b.own_thread else [met[-1]] * len(met)
+    return Exposed(
         exchange=max(end - backward - update.seconds, 0.0),
         gather=gathered - end,
-        gather_after_meeting=pipelined(at, b.gather) - met[-1],
+        gather_after_sync=pipelined(at, b.gather) - met[-1],
     )
 
 
@@ -96,7 +96,7 @@ def _exchanged(ready: Seconds, b: Buckets) -> tuple[float, list[float]]:
         inside = max(inside, start) + first
         across = max(across, inside) + second
         done.append(across)
-        if not b.apart:
+        if not b.own_thread:
             inside = across
     return inside, done
 

@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 
 from hpcsgd.core.method import parts_of
 from hpcsgd.core.optional import searched
-from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.compute import Compute
 from hpcsgd.cost.machine import Machine
-from hpcsgd.cost.overlap import Buckets, Update, among_blocks, awaited, left
+from hpcsgd.cost.overlap import Buckets, Update, among_blocks, awaited, exposed
 from hpcsgd.cost.traffic import BY_TORCH, of_step
-from hpcsgd.cost.ways import Way, ways
+from hpcsgd.cost.link_classes import LinkClass, link_classes
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError
 from hpcsgd.parts.sparsifiers import SPARSIFIERS, Sparsifier
@@ -85,7 +85,7 @@ class StepCost:
 
 def price(
     plan: StepPlan,
-    m: Sizes,
+    m: ModelLayout,
     machine: Machine,
     computed: Computed,
     *,
@@ -102,10 +102,10 @@ def price(
     Raises `UserError` for what cannot be told of the method, and where the machine has no such links.
     """
     sent_in_step = of_step(plan, m, meets=meets, broadcast=broadcast)
-    over = ways(m.P, m.K, ranks_per_host or machine.ranks_per_host)
+    over = link_classes(m.P, m.K, ranks_per_host or machine.ranks_per_host)
     over["peers"] = over["cross"]
     apart = over["group"].kind == "inside" != over["cross"].kind
-    flow = _Flow(plan, overlap=overlap, prefetch=prefetch, apart=apart)
+    flow = _Flow(plan, overlap=overlap, prefetch=prefetch, own_thread=apart)
     beyond = LARGER * max(math.log2(m.N / (machine.hosts * machine.ranks_per_host)), 0.0)
 
     def total(sign: int) -> tuple[dict[str, float], float]:
@@ -114,7 +114,7 @@ def price(
         inside = sum(
             s
             for x, s in ours
-            if over[x.over].kind == "inside" and not x.hidden and (x.bucket is None or x.stage == "gather")
+            if over[x.over].kind == "inside" and not x.overlap_steps and (x.bucket is None or x.stage == "gather")
         )
         passes = computed.times((1 + COMPUTE_ERROR) ** sign)
         theirs = [(x, s) for x, s in timed if x.phase == BY_TORCH]
@@ -130,12 +130,12 @@ def price(
         return phases, hidden + sum(s for _, s in theirs) - waited
 
     phases, hidden = total(0)
-    behind = sum(_seconds(x, machine, over[x.over], beyond, 0) for x in sent_in_step if x.hidden)
+    behind = sum(_seconds(x, machine, over[x.over], beyond, 0) for x in sent_in_step if x.overlap_steps)
     low, high = (sum(total(sign)[0].values()) for sign in (-1, 1))
     nbytes: dict[bool, float] = defaultdict(float)
     for x in sent_in_step:
         each = float(sent(x.operation, x.nbytes, m.ranks(x.over)))
-        nbytes[x.phase == BY_TORCH] += x.times * x.senders * each
+        nbytes[x.phase == BY_TORCH] += x.times * x.sender_fraction * each
     return StepCost(phases, low, high, nbytes[False], hidden, behind, nbytes[True])
 
 
@@ -162,7 +162,7 @@ def over_run(costs: Sequence[tuple[StepCost, int]]) -> StepCost:
     )
 
 
-def computed(plan: StepPlan, m: Sizes, compute: Compute, batch: float) -> Computed:
+def computed(plan: StepPlan, m: ModelLayout, compute: Compute, batch: float) -> Computed:
     """Of a rank with `batch` samples. Raises `UserError` for what was not measured."""
     elements = searched(plan.grad_reduce, m)
     selection = compute.selection_seconds(_sparsifier(plan), elements) if elements else 0.0
@@ -184,16 +184,16 @@ class _Flow:
     plan: StepPlan
     overlap: bool
     prefetch: bool
-    apart: bool
+    own_thread: bool
     """Whether groups have links of their own: they are on one host each, and others are not."""
 
 
-def _seconds(x: Message, machine: Machine, way: Way, beyond: float, sign: int) -> float:
+def _seconds(x: CommOp, machine: Machine, way: LinkClass, beyond: float, sign: int) -> float:
     factor = (1 + machine.relative_error(x.operation, way) + beyond) ** sign
     nbytes = x.nbytes
     if way.kind != "inside":  # a host of several senders has some that do not send, or not to other hosts
-        nbytes *= x.leaving * (x.senders if way.kind == "mixed" else 1.0)
-    seconds = machine.seconds(x.operation, nbytes, way) * x.crowded
+        nbytes *= x.off_host_fraction * (x.sender_fraction if way.kind == "mixed" else 1.0)
+    seconds = machine.seconds(x.operation, nbytes, way) * x.contention
     if x.reduced and seconds and machine.compute and machine.compute.mean_seconds_per_element:
         seconds += machine.compute.mean_seconds(x.reduced)
     return x.times * seconds * factor
@@ -207,7 +207,7 @@ class _Waiting:
     backward: float
 
 
-def _waiting(timed: Iterable[tuple[Message, float]], m: Sizes, c: Computed, beside: bool) -> _Waiting:
+def _waiting(timed: Iterable[tuple[CommOp, float]], m: ModelLayout, c: Computed, beside: bool) -> _Waiting:
     """`beside`: devices compute while messages travel. Passes are taken to go through elements evenly."""
     seconds = {stage: [0.0] * len(m.units) for stage in ("forward", "backward", "reduce")}
     for x, s in timed:
@@ -223,7 +223,7 @@ def _waiting(timed: Iterable[tuple[Message, float]], m: Sizes, c: Computed, besi
 
 
 def _standing_still(
-    timed: Iterable[tuple[Message, float]], m: Sizes, c: Computed, inside: float, flow: _Flow
+    timed: Iterable[tuple[CommOp, float]], m: ModelLayout, c: Computed, inside: float, flow: _Flow
 ) -> tuple[dict[str, float], float]:
     """By phase, and what is hidden. What travels behind the next steps shares the network with their
     messages, and so hides behind computing and what is `inside` hosts alone, in steps in which any does."""
@@ -232,9 +232,9 @@ def _standing_still(
     behind: dict[str, float] = defaultdict(float)
     busy = share = 0.0
     for x, seconds in timed:
-        if x.hidden:
+        if x.overlap_steps:
             behind[x.phase] += seconds
-            busy = max(busy, min(1.0, x.times * x.hidden))
+            busy = max(busy, min(1.0, x.times * x.overlap_steps))
             continue
         if x.bucket is None or x.stage == "meeting":
             phases[x.phase] += seconds
@@ -242,13 +242,13 @@ def _standing_still(
             stage = x.stage if x.stage != "exchange" else "across" if x.over == "cross" else "inside"
             stages[stage][x.bucket] += seconds / (x.times or 1.0)
             share = x.times if x.stage == "meeting" else share
-    buckets, plan = Buckets(**stages, apart=flow.apart), flow.plan
+    buckets, plan = Buckets(**stages, own_thread=flow.own_thread), flow.plan
     exchange, gather = sum(buckets.inside) + sum(buckets.across), sum(buckets.gather)
     beside = min(c.backward, exchange) if flow.overlap else 0.0
     backward = c.backward + (c.slowed - 1) * beside
     update = Update(c.update, plan.update_per_bucket, plan.gather_per_bucket)
-    rest = left(_ready(m, backward, flow.overlap), backward, buckets, update)
-    gathering = (1 - share) * rest.gather + share * rest.gather_after_meeting
+    rest = exposed(_ready(m, backward, flow.overlap), backward, buckets, update)
+    gathering = (1 - share) * rest.gather + share * rest.gather_after_sync
     if flow.prefetch:
         gathering = awaited([b.used for b in m.buckets], buckets.gather, c.forward)
     hidden = max(exchange - rest.exchange, 0.0) + gather - gathering
@@ -263,7 +263,7 @@ def _standing_still(
     return {name: seconds for name, seconds in phases.items() if seconds or name == "compute"}, hidden
 
 
-def _ready(m: Sizes, backward: float, overlap: bool) -> list[float]:
+def _ready(m: ModelLayout, backward: float, overlap: bool) -> list[float]:
     """When the gradients of each bucket leave: the pass is taken to go through elements evenly."""
     if not overlap:
         return [backward] * len(m.buckets)

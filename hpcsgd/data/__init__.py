@@ -14,7 +14,7 @@ from hpcsgd.data.loader import Loader, reading, require_a_batch
 from hpcsgd.data.open_split import open_split
 from hpcsgd.data.pairs import Pairs
 from hpcsgd.data.partition import PARTITIONS, ByLabel, DefDP, Dirichlet, Overlapping, Partition, SelDP
-from hpcsgd.data.placement import AsRank
+from hpcsgd.data.assignment import AsRank
 from hpcsgd.data.ratings import Ratings
 from hpcsgd.data.sampler import Sampler, Stream
 from hpcsgd.data.split import Batch, Split, collate, varied

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.data import shards
+from hpcsgd.data import token_segments
 from hpcsgd.data.layout import label, open_store
 from hpcsgd.data.tokenizers import TOKENIZERS, Tokenizer, Words
 from hpcsgd.errors import UserError

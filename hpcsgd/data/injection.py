@@ -30,7 +30,7 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import phase
 from hpcsgd.core.topology import Topology
 from hpcsgd.data.batches import Batches
-from hpcsgd.data.placement import Placement
+from hpcsgd.data.assignment import Assignment
 from hpcsgd.data.rng import Purpose, shuffled
 from hpcsgd.data.sampler import Sampler
 from hpcsgd.data.split import Drawn
@@ -142,7 +142,7 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
         S. Tyagi, M. Swany, IEEE CLUSTER 2023, section III-E.
     """
 
-    def __init__(self, sampler: Sampler, topology: Placement, b: int, injection: Injection) -> None:
+    def __init__(self, sampler: Sampler, topology: Assignment, b: int, injection: Injection) -> None:
         if b < 1:
             raise UserError(f"b = {b}: at least 1 sample is needed")
         self.sampler = sampler
@@ -228,7 +228,7 @@ class Injected:
         self._loader, self._batches = loader, batches
         self._g, self._P = topology.group_index, topology.num_groups
         # A method's messages between groups may be under way, and late.
-        self._cross = topology.inter_group.apart() if topology.num_groups > 1 else topology.inter_group
+        self._cross = topology.inter_group.dup_with_thread() if topology.num_groups > 1 else topology.inter_group
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -251,7 +251,7 @@ class Injected:
         arriving = {g: _room(batch, s) for g in others if g in sharers}
         if send or arriving:
             with phase("injection"):
-                self._cross.exchange(send, arriving).wait()
+                self._cross.sendrecv(send, arriving).wait()
         received = [_unpacked(message, batch, s) for message in arriving.values()]
         return tuple(torch.cat(parts) for parts in zip(batch, *received, strict=True))
 

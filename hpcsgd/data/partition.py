@@ -64,7 +64,7 @@ class Partition(Protocol):
         """Samples of every hand."""
         ...
 
-    def hand(self, samples: Samples, g: int, epoch: int) -> Rows:
+    def assign(self, samples: Samples, g: int, epoch: int) -> Rows:
         """The samples of group g in an epoch, in order."""
         ...
 
@@ -97,7 +97,7 @@ class SelDP:
     def length(self, n: int, P: int) -> int:
         return n // P * P
 
-    def hand(self, samples: Samples, g: int, epoch: int) -> Rows:
+    def assign(self, samples: Samples, g: int, epoch: int) -> Rows:
         whole = samples.of_epoch(epoch)[: self.length(samples.n, samples.P)]
         return np.roll(whole.reshape(samples.P, -1), -g, axis=0).ravel()
 
@@ -140,12 +140,12 @@ class Overlapping:
     def length(self, n: int, P: int) -> int:
         return max(int(self.share * n), n // P)  # where groups have died, 1/P may have come to be more
 
-    def hand(self, samples: Samples, g: int, epoch: int) -> Rows:
+    def assign(self, samples: Samples, g: int, epoch: int) -> Rows:
         order, P = samples.of_epoch(epoch), samples.P
         return np.concatenate([order[(g + k) % P :: P] for k in range(P)])[: self.length(samples.n, P)]
 
 
-class Owned(ABC):
+class OwnedByGroups(ABC):
     """Every group owns samples, once and for all, and never sees others.
 
     All groups make equally many steps: an epoch is ⌊n/P⌋ samples of each, whatever it owns. A group goes
@@ -165,7 +165,7 @@ class Owned(ABC):
     def length(self, n: int, P: int) -> int:
         return n // P
 
-    def hand(self, samples: Samples, g: int, epoch: int) -> Rows:
+    def assign(self, samples: Samples, g: int, epoch: int) -> Rows:
         own, length = self.shares(samples)[g], self.length(samples.n, samples.P)
         first, start = divmod(epoch * length, len(own))
         passes = range(first, first + -(-(start + length) // len(own)))
@@ -179,7 +179,7 @@ class Owned(ABC):
 
 @checked
 @dataclass(frozen=True)
-class DefDP(Owned):
+class DefDP(OwnedByGroups):
     """The shuffled data cut once into P chunks of equal size (±1); group g sees only chunk g.
 
     In each epoch in another order.
@@ -201,7 +201,7 @@ class DefDP(Owned):
 
 @checked
 @dataclass(frozen=True)
-class ByLabel(Owned):
+class ByLabel(OwnedByGroups):
     """Label by label: with as many groups as labels each group has one of them.
 
     With fewer groups each has several labels, next to each other; with more, a label is divided among several
@@ -235,7 +235,7 @@ class ByLabel(Owned):
 
 @checked
 @dataclass(frozen=True)
-class Dirichlet(Owned):
+class Dirichlet(OwnedByGroups):
     """The samples of each label are divided by proportions drawn from Dir(alpha, …, alpha).
 
     Groups own unlike numbers of samples; an epoch is ⌊n/P⌋ samples of each group all the same.

@@ -26,7 +26,7 @@ from hpcsgd.core.topology import Topology
 from hpcsgd.data.arguments import digest_of, partition_text, whole_number
 from hpcsgd.data.drawing import Drawing, drawn, require_whole
 from hpcsgd.data.partition import Partition, Samples
-from hpcsgd.data.placement import Placement, length_of
+from hpcsgd.data.assignment import Assignment, length_of
 from hpcsgd.errors import UserError, count_text
 
 
@@ -94,7 +94,7 @@ class Sampler(torch.utils.data.Sampler[int]):
     def __init__(
         self,
         data: Sized | int | Drawing,
-        topology: Placement,
+        topology: Assignment,
         *,
         seed: int = 0,
         shuffle: bool = True,
@@ -125,13 +125,13 @@ class Sampler(torch.utils.data.Sampler[int]):
         self._stream = data if isinstance(data, Stream) else None
         self._seed, self._epoch, self._consumed = seed, 0, 0
         if partition is None:
-            self.deal(topology.world.rank, topology.world.size)
+            self.assigned(topology.world.rank, topology.world.size)
         else:
             self._P, self._K = topology.num_groups, topology.group_size
             self._g, self._j = topology.group_index, topology.shard_index
             partition.require(self._samples)
 
-    def deal(self, rank: int, ranks: int) -> None:
+    def assigned(self, rank: int, ranks: int) -> None:
         """From here on samples are for so many `ranks`, each a group of its own, of which this is `rank`."""
         self._P, self._K, self._g, self._j = ranks, 1, rank, 0
         self._ranks = ranks
@@ -181,10 +181,10 @@ class Sampler(torch.utils.data.Sampler[int]):
         one, or with `drop_last=False` as many as there are.
         """
         consumed = self._consumed + samples * self._ranks
-        self._consumed = self._checked(consumed if self._drop_last else min(consumed, self._dealt))
+        self._consumed = self._checked(consumed if self._drop_last else min(consumed, self._assigned))
 
     def __len__(self) -> int:
-        left = self._dealt - self._consumed
+        left = self._assigned - self._consumed
         return left // self._ranks if self._drop_last else max(0, -((self._g - left) // self._ranks))
 
     def __iter__(self) -> Iterator[Any]:
@@ -213,7 +213,7 @@ class Sampler(torch.utils.data.Sampler[int]):
             "seed": self._seed, "epoch": self._epoch, "consumed": self._consumed,
             "samples": self._total, "ranks": self._ranks,
         }  # fmt: skip
-        return state if self._partition is None else {**state, "dealt": self._dealt}
+        return state if self._partition is None else {**state, "dealt": self._assigned}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go to where `state`, a `state_dict()`, perhaps of other numbers of groups and ranks, was taken.
@@ -226,11 +226,11 @@ class Sampler(torch.utils.data.Sampler[int]):
             raise UserError("this state of a sampler is of an older version of hpcsgd")
         consumed, dealt = state["consumed"], state.get("dealt", state["samples"])
         if state["samples"] != self._total:
-            consumed = self._dealt if self._is_over(state, dealt) else 0
+            consumed = self._assigned if self._is_over(state, dealt) else 0
         elif self._partition is not None:  # the same part of each hand
-            consumed = self._dealt // self._P * consumed // dealt * self._P
-        elif dealt != self._dealt:
-            consumed = self._dealt * consumed // dealt
+            consumed = self._assigned // self._P * consumed // dealt * self._P
+        elif dealt != self._assigned:
+            consumed = self._assigned * consumed // dealt
         self._consumed = self._checked(consumed)
         self._seed, self._epoch = state["seed"], state["epoch"]
 
@@ -253,7 +253,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         return Samples(self._total, self._P, self._seed, self._shuffle, self._labels, run)
 
     @property
-    def _dealt(self) -> int:
+    def _assigned(self) -> int:
         """Samples of all ranks together: more than there are, where several see the same."""
         if self._partition is None:
             return self._total
@@ -265,7 +265,7 @@ class Sampler(torch.utils.data.Sampler[int]):
             return drawn(self._drawing, self._seed, self._epoch)[self._consumed :][self._g :: self._P]
         if self._partition is None:
             return self._samples.of_epoch(self._epoch)[self._consumed :][self._g :: self._P]
-        hand = self._partition.hand(self._samples, self._g, self._epoch)
+        hand = self._partition.assign(self._samples, self._g, self._epoch)
         return hand[self._consumed // self._P :][self._j :: self._K]
 
     def _used(self) -> NDArray[np.int64] | list[Any]:
@@ -291,8 +291,8 @@ class Sampler(torch.utils.data.Sampler[int]):
             yield f"the digest of what {kind} draws", digest_of(draws)
 
     def _checked(self, consumed: int) -> int:
-        if not 0 <= consumed <= self._dealt:
+        if not 0 <= consumed <= self._assigned:
             raise UserError(
-                f"{count_text(consumed, 'sample')} consumed of an epoch of {self._dealt}: impossible"
+                f"{count_text(consumed, 'sample')} consumed of an epoch of {self._assigned}: impossible"
             )
         return consumed

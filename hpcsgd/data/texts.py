@@ -20,20 +20,20 @@ from typing import NamedTuple
 import h5py
 import numpy as np
 
-from hpcsgd.data import shards
+from hpcsgd.data import token_segments
 from hpcsgd.data.corpus import Vocabulary
 from hpcsgd.data.formats.streams import InputStream, existing, opened
 from hpcsgd.data.tokenizers import Tokenizer, decoded
 from hpcsgd.errors import UserError, located
 
-PIECE = 1 << 20
+SEGMENT = 1 << 20
 LONGEST = 4
 """Bytes of a character."""
 HELD_OUT = 100
 """One of so many documents is held out for testing, where no files are named for that."""
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """Of a document, in the order of the text; `last` of it or not. `place` is where it comes from."""
 
     text: bytes
@@ -97,14 +97,14 @@ class Writer:
         self._group, self._tokenizer = group, tokenizer
         self._shards = shards.Writer(group, tokenizer.types)
         self._end = np.array([tokenizer.end])
-        self._waiting: list[Piece] = []
+        self._waiting: list[Segment] = []
         self._held = self._bytes = self._documents = 0
 
     @property
     def tokens(self) -> int:
         return self._shards.tokens
 
-    def add(self, document: Iterable[Piece]) -> None:
+    def add(self, document: Iterable[Segment]) -> None:
         size = 0
         for piece in document:
             size += len(piece.text)
@@ -113,7 +113,7 @@ class Writer:
             self._waiting.append(piece)
             self._held += len(piece.text)
             self._documents += piece.last
-            if self._held >= PIECE:
+            if self._held >= SEGMENT:
                 self._flush()
 
     def finish(self) -> None:
@@ -139,14 +139,14 @@ class Writer:
             raise
 
 
-def _documents(sources: Sequence[Path], between: str | None) -> Iterator[Iterable[Piece]]:
+def _documents(sources: Sequence[Path], between: str | None) -> Iterator[Iterable[Segment]]:
     """One after the other: each is to be used up before the next is asked for."""
     for path in _files(sources):
         with opened(path) as stream:
             if _has_objects(path):
                 yield from _of_objects(stream)
             elif between is None:
-                yield _pieces(stream)
+                yield _segments(stream)
             else:
                 yield from _parted(stream, between.encode())
 
@@ -164,15 +164,15 @@ def _has_objects(path: Path) -> bool:
     return ".jsonl" in path.suffixes
 
 
-def _pieces(stream: InputStream) -> Iterator[Piece]:
+def _segments(stream: InputStream) -> Iterator[Segment]:
     """A whole stream."""
     kept, begin = b"", 0
-    while block := stream.read(PIECE):
+    while block := stream.read(SEGMENT):
         kept += block
         cut = _cut(kept)
-        yield Piece(kept[:cut], False, f"{stream.name}: after byte {begin}")
+        yield Segment(kept[:cut], False, f"{stream.name}: after byte {begin}")
         kept, begin = kept[cut:], begin + cut
-    yield Piece(kept, True, f"{stream.name}: after byte {begin}")
+    yield Segment(kept, True, f"{stream.name}: after byte {begin}")
 
 
 def _cut(text: bytes) -> int:
@@ -183,25 +183,25 @@ def _cut(text: bytes) -> int:
     return len(text) - last
 
 
-def _parted(stream: InputStream, between: bytes) -> Iterator[Iterable[Piece]]:
+def _parted(stream: InputStream, between: bytes) -> Iterator[Iterable[Segment]]:
     groups = groupby(stream.lines(), key=lambda line: line.rstrip(b"\r") == between)
     documents = (lines for parting, lines in groups if not parting)
     for number, lines in enumerate(documents, start=1):
         yield _of_lines((line + b"\n" for line in lines), f"{stream.name}: document {number}")
 
 
-def _of_lines(lines: Iterable[bytes], place: str) -> Iterator[Piece]:
+def _of_lines(lines: Iterable[bytes], place: str) -> Iterator[Segment]:
     some, size = [], 0
     for line in lines:
         some.append(line)
         size += len(line)
-        if size >= PIECE:
-            yield Piece(b"".join(some), False, place)
+        if size >= SEGMENT:
+            yield Segment(b"".join(some), False, place)
             some, size = [], 0
-    yield Piece(b"".join(some), True, place)
+    yield Segment(b"".join(some), True, place)
 
 
-def _of_objects(stream: InputStream) -> Iterator[Iterable[Piece]]:
+def _of_objects(stream: InputStream) -> Iterator[Iterable[Segment]]:
     for number, line in enumerate(stream.lines(), start=1):
         if not line.strip():
             continue

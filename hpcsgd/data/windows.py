@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcsgd.data import shards
+from hpcsgd.data import token_segments
 from hpcsgd.data.corpus import Vocabulary
 from hpcsgd.data.layout import open_store
 from hpcsgd.data.split import Batch, Split, damaged
@@ -60,7 +60,7 @@ class Windows(Split):
                 value=bptt,
             )
         self._count = whole + (split != "train" and rest > 0)
-        self._shards = shards.Shards(self.path, split, self.tokens, self.header.types)
+        self._shards = shards.TokenSegments(self.path, split, self.tokens, self.header.types)
 
     @property
     def types(self) -> int:

@@ -19,11 +19,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.elastic.allotment import Allotment
+from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.event_log import NAME, EventLog
 from hpcsgd.elastic.journal import FOLDER, REGISTER, Alone, Term, claim
-from hpcsgd.elastic.whereabouts import Whereabouts, token_for
+from hpcsgd.elastic.coordinator_address import CoordinatorAddress, token_for
 from hpcsgd.errors import UserError, in_one_line
 
 
@@ -43,11 +43,11 @@ async def _apart(folder: Path, term: int, host: str, **told: Any) -> None:
     with EventLog(terms / str(term) / NAME) as events:
         at = Coordinator(token=token, journal=Term(terms, term), events=events, together=False, **told)
         left, serving = await _listening(at, host, 0, events)
-        Whereabouts(at.address, token).publish(terms, term)
+        CoordinatorAddress(at.address, token).publish(terms, term)
         print(at.address, flush=True)
         await asyncio.wait({left, serving}, return_when=asyncio.FIRST_COMPLETED)
         if not at.superseded:
-            Whereabouts("", token).publish(terms, term)
+            CoordinatorAddress("", token).publish(terms, term)
 
 
 async def _listening(
@@ -79,7 +79,7 @@ def _main() -> None:
     told = json.loads(sys.stdin.readline())
     told["folder"] = Path(told["folder"])
     allotment = told.pop("allotment", None)
-    told["allotment"] = None if allotment is None else Allotment(**allotment)
+    told["allotment"] = None if allotment is None else ResourceBudget(**allotment)
     try:
         asyncio.run(_apart(**told) if "term" in told else _together(**told))
     except (UserError, OSError) as error:

@@ -13,9 +13,9 @@ from dataclasses import asdict
 from typing import Any
 
 from hpcsgd.comm import PeerLost
-from hpcsgd.elastic import whereabouts
+from hpcsgd.elastic import coordinator_address
 from hpcsgd.elastic.handshake import COORDINATOR, Unwelcome, introduce
-from hpcsgd.elastic.register import Ballot, Phase, Register
+from hpcsgd.elastic.register import Vote, Phase, Register
 from hpcsgd.elastic.watch import Watch, beat
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Client:
         rank, ranks, life."""
         self._coordinator = coordinator
         self._token, self._hello = token, dict(hello)
-        self._silence, self._patience = silence, patience
+        self._heartbeat_timeout, self._patience = silence, patience
         self._beat = beat(silence)
         self._on_change = on_change
         self._standing: Mapping[str, Any] | None = None
@@ -95,12 +95,12 @@ class Client:
     def come(self, address: str, rounds: int) -> Register:
         """Ask to average, listening at `address` and holding the mean of `rounds`; the register of the
         generation that this rank's island is in, which may have ended meanwhile."""
-        island = self._hello["island"]
+        replica_group = self._hello["replica_group"]
         last = self.register.generation
         while True:
             self._say({"do": "come", "address": address, "rounds": rounds, "generation": last})
             now = self._wait(lambda now, last=last: now.phase is Phase.FINISHED or now.generation > last)
-            if now.phase is Phase.FINISHED or island in now.islands:
+            if now.phase is Phase.FINISHED or replica_group in now.replica_groups:
                 return now
             last = now.generation  # not what is heard by now: a generation with this island may have begun
 
@@ -109,7 +109,7 @@ class Client:
         self._say({"do": "arrive", "generation": generation, "rounds": rounds})
 
     def vote(
-        self, generation: int, rounds: int, ballot: Ballot, progress: float = 0.0, pace: float = 0.0
+        self, generation: int, rounds: int, ballot: Vote, progress: float = 0.0, pace: float = 0.0
     ) -> Register:
         """This rank holds the whole mean, has come so far, in epochs, and computes a step in `pace` seconds,
         if it knows; what the register says once the round has ended, well or not."""
@@ -178,7 +178,7 @@ class Client:
 
     def _connect_once(self) -> socket.socket:
         host, port = whereabouts.address(self._coordinator).rsplit(":", 1)
-        connection = socket.create_connection((host, int(port)), timeout=self._silence)
+        connection = socket.create_connection((host, int(port)), timeout=self._heartbeat_timeout)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             introduce(connection, self._token, COORDINATOR)
@@ -222,8 +222,8 @@ class Client:
             try:
                 more = self._connection.recv(65536)
             except TimeoutError:
-                if watch.look() - heard > self._silence:
-                    raise ConnectionError(f"silent for {self._silence:g} s") from None
+                if watch.look() - heard > self._heartbeat_timeout:
+                    raise ConnectionError(f"silent for {self._heartbeat_timeout:g} s") from None
                 continue
             if not more:
                 raise ConnectionError("it closed the connection")

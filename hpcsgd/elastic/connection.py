@@ -17,7 +17,7 @@ class Connection:
     """A rank's connection. A `life` is one stay of an island, the same for all its ranks, and names their
     processes, up to a dot."""
 
-    island: int
+    replica_group: int
     rank: int
     ranks: int
     life: str
@@ -46,5 +46,5 @@ async def greeted(
     writer.write(proof(token, "host", at, host, client))
     hello = json.loads(await reader.readline())
     return Connection(
-        hello["island"], hello["rank"], hello["ranks"], hello["life"], writer, heard=watch.look()
+        hello["replica_group"], hello["rank"], hello["ranks"], hello["life"], writer, heard=watch.look()
     )

@@ -16,15 +16,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hpcsgd.elastic.allotment import Allotment, Paces
-from hpcsgd.elastic.chronicle import Chronicle, committed
+from hpcsgd.elastic.resource_budget import ResourceBudget, StepTimes
+from hpcsgd.elastic.membership_log import MembershipLog, committed
 from hpcsgd.elastic.connection import Connection, greeted
 from hpcsgd.elastic.event_log import EventLog, Loss
 from hpcsgd.elastic.handshake import GREETING
 from hpcsgd.elastic.journal import Journal, Superseded
 from hpcsgd.elastic.membership import Membership
-from hpcsgd.elastic.register import Ballot, Phase, Point, Register
-from hpcsgd.elastic.strangers import Strangers
+from hpcsgd.elastic.register import Vote, Phase, Point, Register
+from hpcsgd.elastic.pending_connections import PendingConnections
 from hpcsgd.elastic.watch import Watch, beat
 
 log = logging.getLogger(__name__)
@@ -45,29 +45,29 @@ class Coordinator:
 
     def __init__(
         self,
-        islands: int,
+        replica_groups: int,
         token: str,
         *,
         silence: float = 10.0,
         timeout: float = 300.0,
         journal: Journal | None = None,
         events: EventLog,
-        allotment: Allotment | None = None,
+        allotment: ResourceBudget | None = None,
         together: bool = True,
     ) -> None:
         saved = Register() if journal is None else journal.load()
-        expected = saved.islands or (range(islands) if together else ())
+        expected = saved.replica_groups or (range(replica_groups) if together else ())
         self.membership = Membership(frozenset(expected), saved, together=together)
         self.superseded = False
         """There is a later one: this one says nothing more."""
-        for island in saved.going:
-            self.membership.lose(island)  # it has left, or will not be there for long
+        for replica_group in saved.going:
+            self.membership.lose(replica_group)  # it has left, or will not be there for long
         self.address = ""
         self._token = token
-        self._silence, self._timeout = silence, timeout
-        self._journal, self._chronicle = journal, Chronicle(events)
+        self._heartbeat_timeout, self._timeout = silence, timeout
+        self._journal, self._chronicle = journal, MembershipLog(events)
         self._clients: set[Connection] = set()
-        self._strangers = Strangers()
+        self._strangers = PendingConnections()
         self._told = saved
         self._watch = Watch(beat(silence))
         self._since = self._watch.look()
@@ -82,7 +82,7 @@ class Coordinator:
         """That have been each island, one after the other."""
         self._awaited: set[int] = set()
         """Their islands, until they are back."""
-        self._paces = Paces()
+        self._paces = StepTimes()
 
     @property
     def register(self) -> Register:
@@ -94,7 +94,7 @@ class Coordinator:
         self.address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
         async with server:
             while self._needed():
-                await asyncio.sleep(beat(self._silence) / 4)
+                await asyncio.sleep(beat(self._heartbeat_timeout) / 4)
                 self._look_around()
 
     def _needed(self) -> bool:
@@ -122,22 +122,22 @@ class Coordinator:
     def _admit(self, client: Connection) -> None:
         if self.superseded:
             raise ConnectionError("the next coordinator is elsewhere")
-        processes = self._processes[client.island]
+        processes = self._processes[client.replica_group]
         if client.processes not in processes:
             processes.append(client.processes)
         if self._was_followed(client):
             self._evict(client, STARTED_AGAIN)
             raise ConnectionError(STARTED_AGAIN)
-        others = {other for other in self._clients if other.island == client.island} - self._moving
+        others = {other for other in self._clients if other.replica_group == client.replica_group} - self._moving
         if any(other.life != client.life for other in others):
-            self._lose(client.island, Loss.DIED, STARTED_AGAIN)
+            self._lose(client.replica_group, Loss.DIED, STARTED_AGAIN)
         self._clients.add(client)
-        self._awaited.discard(client.island)
+        self._awaited.discard(client.replica_group)
         client.tell({"register": self.register.to_json()})
 
     def _was_followed(self, client: Connection) -> bool:
         """By other processes, which are that island now. Their launcher may have died before they did."""
-        return client.processes in self._processes[client.island][:-1]
+        return client.processes in self._processes[client.replica_group][:-1]
 
     def _evict(self, client: Connection, why: str) -> None:
         client.tell({"evicted": why, "for_good": self._was_followed(client)})
@@ -149,39 +149,39 @@ class Coordinator:
             over = self.register.phase is Phase.FINISHED or self.register.leaving
             if self._watch.just_woke():  # it gave up on this coordinator, and will be back as to a new one
                 self._since = self._watch.look()
-            elif client.island in self.register.going:
-                self._lose(client.island, Loss.LEFT, "it had to stop")
+            elif client.replica_group in self.register.going:
+                self._lose(client.replica_group, Loss.LEFT, "it had to stop")
             elif not over and client not in self._moving:
-                self._lose(client.island, Loss.DIED, "its connection broke")
+                self._lose(client.replica_group, Loss.DIED, "its connection broke")
             self._moving.discard(client)
 
     def _hear(self, client: Connection, said: Mapping[str, Any]) -> None:
         if client not in self._clients:
             return
-        membership, island = self.membership, client.island
+        membership, replica_group = self.membership, client.replica_group
         match said["do"]:
             case "beat":
                 client.tell({"beat": True})
-            case "come" if not self.register.grants(island, said["generation"]):
-                membership.come(island, client.rank, client.ranks, said["address"], said["rounds"])
+            case "come" if not self.register.grants(replica_group, said["generation"]):
+                membership.come(replica_group, client.rank, client.ranks, said["address"], said["rounds"])
             case "arrive" if self._is_due(said):
                 self._arrive(client)
             case "vote" if self._is_due(said):
-                if island in self.register.counting:
+                if replica_group in self.register.counting:
                     self._chronicle.hear(said["progress"])
-                self._paces.hear(island, said["pace"])
-                ballot = Ballot(Point(**said["place"]), said["leaving"])
-                membership.vote(island, client.rank, said["generation"], said["rounds"], ballot)
+                self._paces.add(replica_group, said["pace"])
+                ballot = Vote(Point(**said["place"]), said["leaving"])
+                membership.vote(replica_group, client.rank, said["generation"], said["rounds"], ballot)
                 self._allot()
             case "object" if self._is_due(said):
-                self._object(island, said)
+                self._object(replica_group, said)
             case "move":
                 self._moving.add(client)
-                self._awaited.add(island)
-                membership.expect(island)
+                self._awaited.add(replica_group)
+                membership.expect(replica_group)
                 client.tell({"moved": True})  # only now may it close the connection
             case "finish":
-                membership.finish(island, said["generation"])
+                membership.finish(replica_group, said["generation"])
             case "come" | "arrive" | "vote" | "object":
                 pass  # of the past
             case unknown:
@@ -195,18 +195,18 @@ class Coordinator:
     def _arrive(self, client: Connection) -> None:
         """The waiting begins with the first that has trained; who looks on is always early."""
         now = self.register
-        if client.island in now.counting and not any(i in now.counting for i, _ in self._arrived):
+        if client.replica_group in now.counting and not any(i in now.counting for i, _ in self._arrived):
             self._since = self._watch.look()
-        self._arrived.add((client.island, client.rank))
+        self._arrived.add((client.replica_group, client.rank))
         if self._arrived == now.clients:
             self._tell_all({"all_arrived": [now.generation, now.rounds]})
 
-    def _object(self, island: int, said: Mapping[str, Any]) -> None:
+    def _object(self, replica_group: int, said: Mapping[str, Any]) -> None:
         """Two that do not reach each other, though both reach this, would give up the same round for ever:
         after the second time the later island is left out."""
-        log.info("island %d objects to round %d: %s", island, said["rounds"], said["why"])
-        pair = frozenset({island, said["blamed"]})
-        self.membership.object(island, said["generation"], said["rounds"])
+        log.info("island %d objects to round %d: %s", replica_group, said["rounds"], said["why"])
+        pair = frozenset({replica_group, said["blamed"]})
+        self.membership.object(replica_group, said["generation"], said["rounds"])
         if said["blamed"] is not None:
             self._quarrels[pair] += 1
             if self._quarrels[pair] > 1:
@@ -218,25 +218,25 @@ class Coordinator:
     def _allot(self) -> None:
         """Where samples have just been dealt."""
         before, now = self._told, self.register
-        if self._allotment is None or now.dealt == before.dealt:
+        if self._allotment is None or now.assigned_at == before.assigned_at:
             return
-        units = self._allotment.units(now, self._paces.seconds(now.place.t - before.dealt.t))
+        units = self._allotment.units(now, self._paces.seconds(now.place.t - before.assigned_at.t))
         if units is not None:
-            log.info("%s from now on: %s", self._allotment.unit, units)
+            log.info("%s from now on: %s", self._allotment.resource, units)
             self.membership.allot(units)
-            self._chronicle.events.units(unit=self._allotment.unit, units=units)
+            self._chronicle.events.units(unit=self._allotment.resource, units=units)
 
-    def _lose(self, island: int, kind: Loss, why: str) -> None:
-        theirs = {client for client in self._clients if client.island == island}
+    def _lose(self, replica_group: int, kind: Loss, why: str) -> None:
+        theirs = {client for client in self._clients if client.replica_group == replica_group}
         self._clients -= theirs
         for client in theirs:
             self._evict(client, why)
-        log.info("island %d is lost: %s", island, why)
-        self._chronicle.events.lost(island=island, kind=kind, why=why)
+        log.info("island %d is lost: %s", replica_group, why)
+        self._chronicle.events.lost(replica_group=replica_group, kind=kind, why=why)
         if kind is Loss.CUT:
-            self.membership.leave_out(island)
+            self.membership.leave_out(replica_group)
         else:
-            self.membership.lose(island)
+            self.membership.lose(replica_group)
         self._publish()
 
     def _publish(self) -> None:
@@ -275,16 +275,16 @@ class Coordinator:
         if not self._still(lambda journal: journal.require_current()):
             return
         clock = self._watch.look()
-        for client in [client for client in self._clients if clock - client.heard > self._silence]:
+        for client in [client for client in self._clients if clock - client.heard > self._heartbeat_timeout]:
             if client in self._clients:
-                why = f"nothing was heard of rank {client.rank} for {self._silence:g} s"
-                self._lose(client.island, Loss.SILENT, why)
+                why = f"nothing was heard of rank {client.rank} for {self._heartbeat_timeout:g} s"
+                self._lose(client.replica_group, Loss.SILENT, why)
         now = self.register
-        here = {client.island for client in self._clients}
+        here = {client.replica_group for client in self._clients}
         waited = clock - self._since
-        if waited > self._silence and now.phase is not Phase.FINISHED and not now.leaving:
-            for island in (set(now.islands) & self.membership.expected) - here - self._awaited:
-                self._lose(island, Loss.DIED, "it did not come back")  # to this coordinator, a new one
+        if waited > self._heartbeat_timeout and now.phase is not Phase.FINISHED and not now.leaving:
+            for replica_group in (set(now.replica_groups) & self.membership.expected) - here - self._awaited:
+                self._lose(replica_group, Loss.DIED, "it did not come back")  # to this coordinator, a new one
         if waited > self._timeout:
             self._end_waiting(now)
         self._publish()
@@ -292,6 +292,6 @@ class Coordinator:
     def _end_waiting(self, now: Register) -> None:
         if now.phase is Phase.OPEN:
             self.membership.wait_no_longer()
-        elif now.phase is Phase.RUN and any(island in now.counting for island, _ in self._arrived):
-            for island in {island for island, _ in now.clients - self._arrived}:
-                self._lose(island, Loss.LATE, f"it did not arrive within {self._timeout:g} s")
+        elif now.phase is Phase.RUN and any(replica_group in now.counting for replica_group, _ in self._arrived):
+            for replica_group in {replica_group for replica_group, _ in now.clients - self._arrived}:
+                self._lose(replica_group, Loss.LATE, f"it did not arrive within {self._timeout:g} s")

@@ -10,8 +10,8 @@ event            fields beside ``event``, ``unix`` and ``at``
 ``commit``       generation, rounds, members, counted, t, epoch, fraction: a round is committed. counted:
                  the members whose parameters made the mean; t: updates done;
                  epoch: epochs done, so it counts from 0; fraction: the part of the next that is done, 0..1
-``lost``         island, why, kind: it is no longer a member, and why in words and as a `Loss`
-``units``        unit, units: what each island has from now on, as in `reallocation`; unit is "ranks",
+``lost``         replica_group, why, kind: it is no longer a member, and why in words and as a `Loss`
+``units``        unit, units: what each replica_group has from now on, as in `reallocation`; unit is "ranks",
                  "threads" or "samples"
 ``finished``     the training is done
 ``stopped``      the run has ended before that, and may go on in the same file
@@ -68,20 +68,20 @@ class EventLog:
         self._last: float = events[-1]["at"] if events else 0.0
         self._file = path.open("ab", buffering=0)
 
-    def started(self, *, island: int, life: str, ranks: int) -> None:
+    def started(self, *, replica_group: int, life: str, ranks: int) -> None:
         """The processes of an island were started. A life is one run of an island."""
-        self._note("started", island=island, life=life, ranks=ranks)
+        self._note("started", replica_group=replica_group, life=life, ranks=ranks)
 
-    def ended(self, *, island: int, life: str, code: int) -> None:
+    def ended(self, *, replica_group: int, life: str, code: int) -> None:
         """The processes of an island have ended; ``code`` is negative for a signal, as in `subprocess`."""
-        self._note("ended", island=island, life=life, code=code)
+        self._note("ended", replica_group=replica_group, life=life, code=code)
 
     def generation(
         self, *, generation: int, members: Iterable[int], newcomers: Iterable[int], rounds: int
     ) -> None:
         """These islands average from now on; the parameters of newcomers do not count at first."""
-        islands = {"members": sorted(members), "newcomers": sorted(newcomers)}
-        self._note("generation", generation=generation, **islands, rounds=rounds)
+        replica_groups = {"members": sorted(members), "newcomers": sorted(newcomers)}
+        self._note("generation", generation=generation, **replica_groups, rounds=rounds)
 
     def commit(
         self,
@@ -98,13 +98,13 @@ class EventLog:
         who = {"members": sorted(members), "counted": sorted(counted)}
         self._note("commit", generation=generation, rounds=rounds, **who, t=t, epoch=epoch, fraction=fraction)
 
-    def lost(self, *, island: int, why: str, kind: Loss) -> None:
+    def lost(self, *, replica_group: int, why: str, kind: Loss) -> None:
         """The others go on without this island."""
-        self._note("lost", island=island, why=why, kind=Loss(kind))
+        self._note("lost", replica_group=replica_group, why=why, kind=Loss(kind))
 
     def units(self, *, unit: str, units: Mapping[int, int]) -> None:
         """What each living island has from now on of ranks, threads or samples."""
-        self._note("units", unit=unit, units={island: units[island] for island in sorted(units)})
+        self._note("units", unit=unit, units={replica_group: units[replica_group] for replica_group in sorted(units)})
 
     def finished(self) -> None:
         """The training is done."""
@@ -164,7 +164,7 @@ def _event(line: bytes, where: str) -> Event:
         found = parsed(line)
         event = {"event": found["event"], "unix": float(found["unix"]), "at": float(found["at"])}
         if "units" in found:
-            event["units"] = {int(island): x for island, x in found["units"].items()}
+            event["units"] = {int(replica_group): x for replica_group, x in found["units"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(f"{where}: not an event of an event log: {error!r}") from error
     return found | event

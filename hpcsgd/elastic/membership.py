@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from hpcsgd.elastic.register import Ballot, Member, Phase, Register
+from hpcsgd.elastic.register import Vote, Member, Phase, Register
 
 
 @dataclass
@@ -39,30 +39,30 @@ class Membership:
         self.expected = expected
         self._together = together
         self._candidates: dict[int, Candidate] = {}
-        self._votes: dict[tuple[int, int], Ballot] = {}
+        self._votes: dict[tuple[int, int], Vote] = {}
         self._left_out: dict[int, int] = {}
         """Islands that may not come before so many rounds are committed."""
         self._times_left_out: Counter[int] = Counter()
 
-    def come(self, island: int, rank: int, ranks: int, address: str, rounds: int) -> None:
+    def come(self, replica_group: int, rank: int, ranks: int, address: str, rounds: int) -> None:
         """A rank of `ranks` listens at `address`, holds the mean of `rounds`, and wants to average."""
         if self.register.phase is Phase.FINISHED:
             return
-        candidate = self._candidates.setdefault(island, Candidate(ranks))
+        candidate = self._candidates.setdefault(replica_group, Candidate(ranks))
         candidate.addresses[rank] = address
         candidate.rounds.add(rounds)
-        if not candidate.complete or island in self._left_out:
+        if not candidate.complete or replica_group in self._left_out:
             return
-        self.expected |= {island}
-        if self.register.phase is Phase.RUN and island in self.register.islands:
+        self.expected |= {replica_group}
+        if self.register.phase is Phase.RUN and replica_group in self.register.replica_groups:
             self._open()  # it was lost and is back before anybody noticed
         self._close_if_all_came()
 
-    def vote(self, island: int, rank: int, generation: int, rounds: int, ballot: Ballot) -> None:
+    def vote(self, replica_group: int, rank: int, generation: int, rounds: int, ballot: Vote) -> None:
         """A rank of a member holds the whole mean of the round after `rounds`."""
-        if not self._running(island, generation, rounds):
+        if not self._running(replica_group, generation, rounds):
             return
-        self._votes[island, rank] = ballot
+        self._votes[replica_group, rank] = ballot
         if self._votes.keys() != self.register.clients:
             return
         self._commit(rounds + 1)
@@ -71,36 +71,36 @@ class Membership:
             self.expected |= came
             self._open()
 
-    def object(self, island: int, generation: int, rounds: int) -> None:
+    def object(self, replica_group: int, generation: int, rounds: int) -> None:
         """A rank of a member cannot finish the round after `rounds`."""
-        if self._running(island, generation, rounds):
+        if self._running(replica_group, generation, rounds):
             self._open()
 
     def allot(self, units: Mapping[int, int]) -> None:
         """To be heard together with the commit that dealt samples."""
         self.register = replace(self.register, units=tuple(sorted(units.items())))
 
-    def expect(self, island: int) -> None:
+    def expect(self, replica_group: int) -> None:
         """A member leaves to come back with other ranks: nobody goes on without it."""
-        self._candidates.pop(island, None)
-        if self.register.phase is Phase.RUN and island in self.register.islands:
+        self._candidates.pop(replica_group, None)
+        if self.register.phase is Phase.RUN and replica_group in self.register.replica_groups:
             self._open()
 
-    def lose(self, island: int) -> None:
+    def lose(self, replica_group: int) -> None:
         """It died, or has not been heard of for too long."""
-        self._candidates.pop(island, None)
-        self.expected -= {island}
-        if self.register.phase is Phase.RUN and island in self.register.islands:
+        self._candidates.pop(replica_group, None)
+        self.expected -= {replica_group}
+        if self.register.phase is Phase.RUN and replica_group in self.register.replica_groups:
             self._open()
         self._close_if_all_came()
 
-    def leave_out(self, island: int) -> None:
+    def leave_out(self, replica_group: int) -> None:
         """As `lose`, but it may be back at once, and would do the same harm: at first a round is made without
         it, then two, then four, …"""
-        rounds = 2 ** self._times_left_out[island]
-        self._left_out[island] = self.register.rounds + rounds
-        self._times_left_out[island] += 1
-        self.lose(island)
+        rounds = 2 ** self._times_left_out[replica_group]
+        self._left_out[replica_group] = self.register.rounds + rounds
+        self._times_left_out[replica_group] += 1
+        self.lose(replica_group)
 
     def wait_no_longer(self) -> None:
         """Close an open register on those that have come, if any."""
@@ -114,31 +114,31 @@ class Membership:
 
     def _came(self) -> frozenset[int]:
         """The islands that have come with all their ranks, and may."""
-        came = {island for island, candidate in self._candidates.items() if candidate.complete}
+        came = {replica_group for replica_group, candidate in self._candidates.items() if candidate.complete}
         return frozenset(came - self._left_out.keys())
 
-    def finish(self, island: int, generation: int) -> None:
+    def finish(self, replica_group: int, generation: int) -> None:
         """A member has done all there was to do, and saved it."""
-        if generation == self.register.generation and island in self.register.islands:
+        if generation == self.register.generation and replica_group in self.register.replica_groups:
             self.register = replace(self.register, phase=Phase.FINISHED)
 
     def _commit(self, rounds: int) -> None:
         now = self.register
-        places = {ballot.place for (island, _), ballot in self._votes.items() if island in now.counting}
+        places = {ballot.place for (replica_group, _), ballot in self._votes.items() if replica_group in now.counting}
         place = max(places, key=lambda place: (place.epoch, place.t))
-        stopping = {island for (island, _), ballot in self._votes.items() if ballot.leaving}
+        stopping = {replica_group for (replica_group, _), ballot in self._votes.items() if ballot.leaving}
         leaving = bool(stopping) and self._together
         going = () if self._together else tuple(sorted(stopping))
         self._votes.clear()
         self.register = replace(now, rounds=rounds, place=place, leaving=leaving, going=going)
-        if place.deal != now.dealt.deal:
-            staying = tuple(island for island in now.islands if island not in going)
-            self.register = replace(self.register, dealt=place, sharing=staying or now.islands)
+        if place.as_assigned != now.assigned_at.as_assigned:
+            staying = tuple(replica_group for replica_group in now.replica_groups if replica_group not in going)
+            self.register = replace(self.register, dealt=place, sharing=staying or now.replica_groups)
 
-    def _running(self, island: int, generation: int, rounds: int) -> bool:
+    def _running(self, replica_group: int, generation: int, rounds: int) -> bool:
         now = self.register
         current = (now.phase, now.generation, now.rounds) == (Phase.RUN, generation, rounds)
-        return current and island in now.islands
+        return current and replica_group in now.replica_groups
 
     def _open(self) -> None:
         self._votes.clear()
@@ -149,9 +149,9 @@ class Membership:
             return
         if not all(i in self._candidates and self._candidates[i].complete for i in self.expected):
             return
-        members = tuple(self._member(island) for island in sorted(self.expected))
-        for island in self.expected:  # not of one that has half come
-            del self._candidates[island]
+        members = tuple(self._member(replica_group) for replica_group in sorted(self.expected))
+        for replica_group in self.expected:  # not of one that has half come
+            del self._candidates[replica_group]
         rounds = max(self.register.rounds, *(member.rounds for member in members))
         self.register = replace(
             self.register,
@@ -162,7 +162,7 @@ class Membership:
             members=members,
         )
 
-    def _member(self, island: int) -> Member:
-        candidate = self._candidates[island]
+    def _member(self, replica_group: int) -> Member:
+        candidate = self._candidates[replica_group]
         addresses = tuple(address for _, address in sorted(candidate.addresses.items()))
-        return Member(island, addresses, min(candidate.rounds))
+        return Member(replica_group, addresses, min(candidate.rounds))

@@ -42,7 +42,7 @@ class Point:
     seen: int = 0
 
     @property
-    def deal(self) -> tuple[int, int]:
+    def as_assigned(self) -> tuple[int, int]:
         return self.epoch, self.seen
 
 
@@ -53,7 +53,7 @@ NOWHERE = Point(epoch=-1)
 class Member:
     """An island in a generation: where its ranks listen, and the round whose mean it holds."""
 
-    island: int
+    replica_group: int
     addresses: tuple[str, ...]
     rounds: int
 
@@ -76,7 +76,7 @@ class Register:
     """Of this generation, or of the last one while the register is open; by island."""
     place: Point = NOWHERE
     """As of the last commit."""
-    dealt: Point = NOWHERE
+    assigned_at: Point = NOWHERE
     """Where the samples were dealt."""
     sharing: tuple[int, ...] = ()
     """The islands that they were dealt to."""
@@ -89,33 +89,33 @@ class Register:
     """Islands that have to stop, of those that were started apart: the others go on without them."""
 
     @property
-    def islands(self) -> tuple[int, ...]:
-        return tuple(member.island for member in self.members)
+    def replica_groups(self) -> tuple[int, ...]:
+        return tuple(member.replica_group for member in self.members)
 
     @property
     def clients(self) -> set[tuple[int, int]]:
         """Of all members: (island, rank)."""
-        return {(member.island, rank) for member in self.members for rank in range(member.ranks)}
+        return {(member.replica_group, rank) for member in self.members for rank in range(member.ranks)}
 
-    def stops(self, island: int) -> bool:
+    def stops(self, replica_group: int) -> bool:
         """Whether that island is to end here."""
-        return self.leaving or island in self.going
+        return self.leaving or replica_group in self.going
 
-    def grants(self, island: int, last: int) -> bool:
-        """Return whether `island` is a member of a running generation that began after the generation `last`.
+    def grants(self, replica_group: int, last: int) -> bool:
+        """Return whether `replica_group` is a member of a running generation that began after the generation `last`.
 
         A client asks again when a generation begins without it. If its first request is granted meanwhile,
         the second one must not end the new generation.
         """
-        return self.phase is Phase.RUN and island in self.islands and last < self.generation
+        return self.phase is Phase.RUN and replica_group in self.replica_groups and last < self.generation
 
     @property
     def counting(self) -> tuple[int, ...]:
         """The members whose parameters make the mean of the round that is due."""
         newest = max((member.rounds for member in self.members), default=0)
         first = self.rounds == self.began
-        counting = [m.island for m in self.members if m.rounds == newest or not first]
-        trained = [island for island in counting if island in self.sharing]
+        counting = [m.replica_group for m in self.members if m.rounds == newest or not first]
+        trained = [replica_group for replica_group in counting if replica_group in self.sharing]
         return tuple(trained or counting)
 
     def to_json(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Register:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Register:
-        members = tuple(Member(m["island"], tuple(m["addresses"]), m["rounds"]) for m in saved["members"])
+        members = tuple(Member(m["replica_group"], tuple(m["addresses"]), m["rounds"]) for m in saved["members"])
         places: dict[str, Any] = {name: Point(**saved[name]) for name in ("place", "dealt")}
         rest: dict[str, Any] = {
             **saved,
@@ -131,13 +131,13 @@ class Register:
             "members": members,
             "sharing": tuple(saved["sharing"]),
             "going": tuple(saved.get("going", ())),
-            "units": tuple((island, x) for island, x in saved["units"]),
+            "units": tuple((replica_group, x) for replica_group, x in saved["units"]),
         }
         return cls(**{**rest, **places})
 
 
 @dataclass(frozen=True)
-class Ballot:
+class Vote:
     """What a rank says with its vote: where it is if the round is committed, and whether it has to leave."""
 
     place: Point = Point()
@@ -153,7 +153,7 @@ class Report:
     islands when they were dealt."""
     progress: float = 0.0
     """In epochs, for the picture."""
-    pace: float = 0.0
+    step_seconds: float = 0.0
     """Seconds that this rank computes for a step, 0 where that is not known."""
     leaving: bool = False
     """This island has to stop after the round, and so do all that were started with it."""

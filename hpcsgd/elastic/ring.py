@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.elastic.handshake import GREETING, RING, introduce, read, welcome
-from hpcsgd.elastic.strangers import Strangers
+from hpcsgd.elastic.pending_connections import PendingConnections
 
 _LINE = 256
 _GLANCE = 0.1
@@ -42,7 +42,7 @@ class Broken(ConnectionError):
         self.side = side
 
 
-class Door:
+class Listener:
     """Where this rank listens for its left neighbours, for as long as it lives."""
 
     def __init__(self, host: str, token: str) -> None:
@@ -51,7 +51,7 @@ class Door:
         self._token = token
         self._listener = socket.create_server((host, 0))
         self.address = "{}:{}".format(*self._listener.getsockname()[:2])
-        self._strangers = Strangers(_AT_THE_DOOR)
+        self._strangers = PendingConnections(_AT_THE_DOOR)
         self._closed = False
         self._came: dict[tuple[int, int], socket.socket] = {}
         self._news = threading.Condition()
@@ -186,7 +186,7 @@ class TcpRing:
 
 
 def connect(
-    door: Door,
+    door: Listener,
     generation: int,
     chunk: int,
     place: int,

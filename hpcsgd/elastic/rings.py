@@ -8,10 +8,10 @@ from torch import Tensor
 
 from hpcsgd.comm.on_host import on_host
 from hpcsgd.elastic.register import Register
-from hpcsgd.elastic.ring import Door, Overdue, TcpRing, connect
+from hpcsgd.elastic.ring import Listener, Overdue, TcpRing, connect
 
 
-def chunk(x: Tensor, c: int, C: int) -> Tensor:
+def part_of(x: Tensor, c: int, C: int) -> Tensor:
     """The c-th of C parts of a vector; some may be empty."""
     return x.view(-1)[x.numel() * c // C : x.numel() * (c + 1) // C]
 
@@ -19,25 +19,25 @@ def chunk(x: Tensor, c: int, C: int) -> Tensor:
 class Rings:
     """`host`: where this rank can be reached by the others. `silence`: seconds that one has to answer."""
 
-    def __init__(self, island: int, host: str, token: str, silence: float) -> None:
-        self._island = island
-        self._token, self._silence = token, silence
-        self._door = Door(host, token)
+    def __init__(self, replica_group: int, host: str, token: str, silence: float) -> None:
+        self._replica_group = replica_group
+        self._token, self._heartbeat_timeout = token, silence
+        self._listener = Listener(host, token)
         self._rings: dict[int, TcpRing] = {}
 
     @property
     def address(self) -> str:
         """host:port, for the register."""
-        return self._door.address
+        return self._listener.address
 
     def of(self, c: int, now: Register, overdue: Overdue, given_up: Callable[[], bool]) -> TcpRing:
         """Of the owners of chunk `c` in this generation. Raises `OSError`."""
         if c not in self._rings:
-            place = now.islands.index(self._island)
+            place = now.replica_groups.index(self._replica_group)
             owners = [member.addresses[c % member.ranks] for member in now.members]
             self._rings[c] = connect(
-                self._door, now.generation, c, place, owners,
-                token=self._token, silence=self._silence, overdue=overdue, given_up=given_up,
+                self._listener, now.generation, c, place, owners,
+                token=self._token, silence=self._heartbeat_timeout, overdue=overdue, given_up=given_up,
             )  # fmt: skip
         if given_up():  # what came before the ring was there did not cut it
             raise ConnectionError("the generation has ended")
@@ -55,8 +55,8 @@ class Rings:
         """`aside` ← the mean of chunk `c` of C over the `counting` islands. Raises `OSError`; then it is of
         no use."""
         for x, mean in zip(w, aside, strict=True):
-            mine = on_host(chunk(x, c, C).to(mean.dtype)) if self._island in counting else None
-            ring.mean(mine, chunk(mean, c, C), len(counting))
+            mine = on_host(part_of(x, c, C).to(mean.dtype)) if self._replica_group in counting else None
+            ring.mean(mine, part_of(mean, c, C), len(counting))
 
     def cut(self) -> None:
         """Whoever waits in a ring is to look up; from any thread."""
@@ -71,4 +71,4 @@ class Rings:
 
     def close(self) -> None:
         self.drop()
-        self._door.close()
+        self._listener.close()

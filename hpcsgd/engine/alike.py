@@ -19,12 +19,12 @@ from typing import Any, cast
 
 from torch import Tensor, nn, optim
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.buffers import is_averaged, is_dense
 from hpcsgd.core.method import Method
 from hpcsgd.core.noted import Facts, noted
-from hpcsgd.engine.joined import parts_of
+from hpcsgd.engine.chained import parts_of
 from hpcsgd.errors import JobError, in_one_line
 
 Fact = tuple[str, str]
@@ -91,7 +91,7 @@ def method_facts(method: Method) -> Iterator[Fact]:
         yield from _part_facts(f"the method's {role}", getattr(method, role))
 
 
-def require_alike(world: Transport, mine: Sequence[Fact]) -> None:
+def require_alike(world: Communicator, mine: Sequence[Fact]) -> None:
     """Raise `JobError`, the same on every rank, unless these facts are those of all ranks; collective."""
     if world.size == 1:
         return
@@ -101,7 +101,7 @@ def require_alike(world: Transport, mine: Sequence[Fact]) -> None:
         raise JobError(f"ranks {told}: give all ranks the same")
 
 
-def require_same_sampler(world: Transport, call: Call, everyone: Agreement) -> None:
+def require_same_sampler(world: Communicator, call: Call, everyone: Agreement) -> None:
     """Raise `JobError`, the same on every rank, where ranks that use a sampler of `world` use unlike ones;
     collective, in one `call`, beside gradients that are on their way. The samples of one rank would be those
     of another, and some would never come."""

@@ -14,13 +14,13 @@ from operator import is_
 from torch import Tensor, nn, optim
 
 from hpcsgd import torch_private
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.shards import is_sharded, reshard
+from hpcsgd.core.fsdp import is_fsdp, reshard
 from hpcsgd.core.slot import Slot
 from hpcsgd.engine.alike import require_same_sampler
-from hpcsgd.engine.joined import parts_of
+from hpcsgd.engine.chained import parts_of
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.wrapping import is_trained_by_another
 from hpcsgd.errors import UserError
@@ -39,7 +39,7 @@ class AsWrapped:
         local: ShardedOptimizer,
         model: nn.Module,
         buckets: Sequence[Bucket],
-        world: Transport,
+        world: Communicator,
     ) -> None:
         self._parameters = Registered(model, buckets)
         self._memory = InPlace(outer, buckets, [x for x in local.groups() if not x.requires_grad])
@@ -118,8 +118,8 @@ class InPlace:
     ) -> None:
         self._outer = outer
         self._slots = [slot for b in buckets for slot in b.slots]
-        self._sharded = [slot for slot in self._slots if is_sharded(slot.param)]
-        self._whole = [slot.param for slot in self._slots if not is_sharded(slot.param)]
+        self._sharded = [slot for slot in self._slots if is_fsdp(slot.param)]
+        self._whole = [slot.param for slot in self._slots if not is_fsdp(slot.param)]
         self._homes = [*map(Tensor.data_ptr, self._whole)]
         self._frozen = frozen
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 
 from hpcsgd.core.flat import Bucket
 from hpcsgd.engine.closures import Closure
-from hpcsgd.engine.held import Held
+from hpcsgd.engine.optimizer_param import OptimizerParam
 from hpcsgd.engine.in_parts import step_without_hooks
 
 
@@ -18,7 +18,7 @@ class AtWork:
     """The part of a `ShardedOptimizer` that lets the optimizer update what this position holds."""
 
     optimizer: optim.Optimizer
-    held: Sequence[Held]
+    held: Sequence[OptimizerParam]
     known: bool
     """Whether all that the optimizer does is `step()`, in place."""
     _params: Sequence[nn.Parameter]
@@ -27,7 +27,7 @@ class AtWork:
     _groups: Mapping[nn.Parameter, int]
     _cut: bool
     _buckets: Sequence[Bucket]
-    _in_bucket: Mapping[Bucket, Sequence[Held]]
+    _in_bucket: Mapping[Bucket, Sequence[OptimizerParam]]
 
     def step(self, absent: Collection[nn.Parameter] = (), closure: Closure | None = None) -> None:
         """Update everything from the gradients that the exchange left; `absent` parameters have none. The
@@ -45,7 +45,7 @@ class AtWork:
 
     @contextlib.contextmanager
     def at_work(
-        self, held: Sequence[Held], absent: Collection[nn.Parameter] = ()
+        self, held: Sequence[OptimizerParam], absent: Collection[nn.Parameter] = ()
     ) -> Generator[None, None, None]:
         """In the block the optimizer has what is `held` for its parameters, with gradients unless they are
         `absent`; afterwards what it made of them is in the flat vectors."""
@@ -53,7 +53,7 @@ class AtWork:
             if each.master is not None:
                 each.master.follow()
         self.take_gradients(absent, held)
-        with self.pieces(held):
+        with self.ranges(held):
             yield
         self._put_back(held)
 
@@ -67,7 +67,7 @@ class AtWork:
             yield
 
     @contextlib.contextmanager
-    def pieces(self, held: Iterable[Held] | None = None) -> Generator[None, None, None]:
+    def ranges(self, held: Iterable[OptimizerParam] | None = None) -> Generator[None, None, None]:
         """In the block the optimizer has what this position holds, or some of it, for its parameters."""
         with self._having(self._by_group(self.held if held is None else held, lambda each: each.tensor)):
             yield
@@ -76,10 +76,10 @@ class AtWork:
     def reals(self) -> Generator[None, None, None]:
         """In the block the optimizer has the reals of what this position holds, with those of gradients."""
         self.take_gradients()
-        with self._having(self._by_group(self.held, Held.as_reals)):
+        with self._having(self._by_group(self.held, OptimizerParam.as_reals)):
             yield
 
-    def _by_group(self, held: Iterable[Held], tensor: Callable[[Held], Tensor]) -> list[list[Tensor]]:
+    def _by_group(self, held: Iterable[OptimizerParam], tensor: Callable[[OptimizerParam], Tensor]) -> list[list[Tensor]]:
         found: list[list[Tensor]] = [[] for _ in self._sizes]
         for each in held:
             found[self._groups[each.param]].append(tensor(each))
@@ -97,14 +97,14 @@ class AtWork:
                 group["params"] = params
 
     @torch.no_grad()
-    def _put_back(self, held: Sequence[Held]) -> None:
+    def _put_back(self, held: Sequence[OptimizerParam]) -> None:
         for each in held:
             if each.master is not None:
                 each.master.give()
-            each.leave_gradient()
+            each.drop_gradient()
         if not self.known:
             for each in held:
-                each.come_home()
+                each.restore_tensor()
             if not self._cut:
                 for slot in (slot for bucket in self._buckets for slot in bucket.slots):
                     slot.come_home()
@@ -115,7 +115,7 @@ class AtWork:
         return all(held.tensor is held.param for held in self.held)
 
     def take_gradients(
-        self, absent: Collection[nn.Parameter] = (), held: Sequence[Held] | None = None
+        self, absent: Collection[nn.Parameter] = (), held: Sequence[OptimizerParam] | None = None
     ) -> None:
         """Find them, but for those of parameters that are `absent`."""
         for each in self.held if held is None else held:

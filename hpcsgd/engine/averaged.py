@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from hpcsgd.comm import phase
 from hpcsgd.core.buffers import averaged_buffers, make_writable, places
-from hpcsgd.core.method import Central
-from hpcsgd.core.shards import reshard
+from hpcsgd.core.method import HoldsModel
+from hpcsgd.core.fsdp import reshard
 from hpcsgd.core.step import StepContext
 from hpcsgd.engine.alike import buffer_facts, require_alike
-from hpcsgd.engine.meeting import gather_chunks
+from hpcsgd.engine.param_gather import gather_shards
 from hpcsgd.errors import UserError
-from hpcsgd.parts.averagers import agree, average_joined
+from hpcsgd.parts.averagers import set_to_average, average_flattened
 from hpcsgd.parts.averagers.distance import distance
 
 
@@ -71,7 +71,7 @@ class Block:
 
 
 @contextlib.contextmanager
-def averaged(s: StepContext, central: Central | None, model: nn.Module) -> Generator[float, None, None]:
+def averaged(s: StepContext, central: HoldsModel | None, model: nn.Module) -> Generator[float, None, None]:
     """Inside the block the parameters of `model` are the mean over the groups, or what `central` keeps, and
     its buffers the mean over all ranks, as far as buffers are averaged. Afterwards these are as before, bit
     for bit, whatever the block has written into them, also where there is one group. Collective; a copy of w
@@ -89,7 +89,7 @@ def averaged(s: StepContext, central: Central | None, model: nn.Module) -> Gener
         require_alike(s.topology.world, list(buffer_facts(model)))
         D = _agree(s, central, brought) if s.topology.num_groups > 1 else 0.0
         if s.topology.world_size > 1:
-            average_joined(mine, s.topology.world)
+            average_flattened(mine, s.topology.world)
     try:
         yield D
     finally:
@@ -101,10 +101,10 @@ def averaged(s: StepContext, central: Central | None, model: nn.Module) -> Gener
             table[name] = buffer
 
 
-def _agree(s: StepContext, central: Central | None, brought: Sequence[Tensor]) -> float:
+def _agree(s: StepContext, central: HoldsModel | None, brought: Sequence[Tensor]) -> float:
     """All groups get that model; D is how far they, with what they `brought`, were from it."""
-    agree(s.shards, s, central)
+    set_to_average(s.shards, s, central)
     mine = [b.shard_of(w) for b, w in zip(s.buckets, brought, strict=True)]
     D = distance(s, mine, s.shards, shards=True)
-    gather_chunks(s)
+    gather_shards(s)
     return D

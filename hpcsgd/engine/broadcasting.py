@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.comm import Transport, phase
+from hpcsgd.comm import Communicator, phase
 from hpcsgd.core.buffers import is_dense, make_writable, share
-from hpcsgd.parts.averagers.joined import require_same_layout
+from hpcsgd.parts.averagers.flattened import require_same_layout
 
 
-def broadcast_buffers(model: nn.Module, group: Transport) -> None:
+def broadcast_buffers(model: nn.Module, group: Communicator) -> None:
     """Give all ranks of the `group` the buffers that the first one's `model` has; collective.
 
     Raises:
@@ -34,7 +34,7 @@ def broadcast_buffers(model: nn.Module, group: Transport) -> None:
                 share(x, group)
 
 
-def _broadcast(buffers: list[Tensor], group: Transport) -> None:
+def _broadcast(buffers: list[Tensor], group: Communicator) -> None:
     """In one message."""
     if not buffers:
         return

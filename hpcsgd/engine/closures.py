@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd import torch_private
-from hpcsgd.engine.held import Held
+from hpcsgd.engine.optimizer_param import OptimizerParam
 from hpcsgd.engine.in_parts import step_without_hooks
 from hpcsgd.errors import UserError
 
@@ -46,15 +46,15 @@ class Evaluated:
     gradients: Versions
 
     @classmethod
-    def now(cls, loss: Any, held: Sequence[Held]) -> Evaluated:
+    def now(cls, loss: Any, held: Sequence[OptimizerParam]) -> Evaluated:
         return cls(loss, [each.tensor.detach().clone() for each in held], versions(held))
 
-    def is_valid(self, held: Sequence[Held]) -> bool:
+    def is_valid(self, held: Sequence[OptimizerParam]) -> bool:
         """Whether parameters and gradients are as they were."""
         both = zip(self.parameters, held, strict=True)
         return self.has_its_gradients(held) and all(torch.equal(x, each.tensor) for x, each in both)
 
-    def has_its_gradients(self, held: Sequence[Held]) -> bool:
+    def has_its_gradients(self, held: Sequence[OptimizerParam]) -> bool:
         """Whether these are as they were."""
         return unchanged(self.gradients, versions(held))
 
@@ -67,7 +67,7 @@ class Closure:
     dropped gradients since.
     """
 
-    def __init__(self, closure: Callable[[], Any], ranks: Ranks, held: Sequence[Held]) -> None:
+    def __init__(self, closure: Callable[[], Any], ranks: Ranks, held: Sequence[OptimizerParam]) -> None:
         self._closure, self._ranks, self._held = closure, ranks, held
         self._is_ahead = False
         self._loss: Any = None
@@ -107,7 +107,7 @@ class Closure:
         return torch.full_like(loss, mean) if isinstance(loss, Tensor) else mean
 
 
-def versions(held: Sequence[Held]) -> Versions:
+def versions(held: Sequence[OptimizerParam]) -> Versions:
     """Return the gradients that the model has, and that the optimizer has."""
     grads = [grad for each in held for grad in (each.param.grad, each.tensor.grad)]
     with torch_private.plainly():

@@ -11,7 +11,7 @@ from torch import nn, optim
 from hpcsgd.core.flat import Bucket, flatten
 from hpcsgd.core.layout import bucket_bytes, nbytes
 from hpcsgd.core.method import Method
-from hpcsgd.core.shards import flatten_shards, is_sharded
+from hpcsgd.core.fsdp import flatten_shards, is_fsdp
 from hpcsgd.core.topology import Topology
 from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise, seen_whole
 from hpcsgd.engine.plan import StepPlan, Update
@@ -37,7 +37,7 @@ def laid_out(
     `elementwise`, `tensorwise`: what the user says about it; None: what is known. `bucket_cap_mb`: likewise.
     """
     in_bucket = bucket_bytes(nbytes(p for _, p in trained), bucket_cap_mb)
-    by_torch = is_sharded(trained[0][1])
+    by_torch = is_fsdp(trained[0][1])
     plan = StepPlan.of(method, update_of(optimizer, elementwise, tensorwise), by_torch=by_torch)
     if by_torch:
         return plan, flatten_shards(trained, model, topology.group_size, topology.shard_index, in_bucket)

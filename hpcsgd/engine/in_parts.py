@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn, optim
 
 from hpcsgd import torch_private
-from hpcsgd.engine.joined import parts_of
+from hpcsgd.engine.chained import parts_of
 from hpcsgd.errors import UserError
 
 ELEMENTWISE = (

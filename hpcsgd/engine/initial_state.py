@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from hpcsgd.core.shards import local
-from hpcsgd.engine.joined import ChainedOptimizer, parts_of
+from hpcsgd.core.fsdp import local
+from hpcsgd.engine.chained import ChainedOptimizer, parts_of
 from hpcsgd.errors import UserError
 
 NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {

@@ -55,7 +55,7 @@ def state_of(optimizers: Sequence[optim.Optimizer], key: Any) -> dict[str, Any]:
     return {_named(number, name): value for number, part in parts for name, value in part.items()}
 
 
-def take_state(optimizers: Sequence[optim.Optimizer], key: Any, state: Mapping[str, Any]) -> None:
+def load_own_state(optimizers: Sequence[optim.Optimizer], key: Any, state: Mapping[str, Any]) -> None:
     """The inverse."""
     parts: dict[int, dict[str, Any]] = defaultdict(dict)
     for name, value in state.items():
@@ -81,7 +81,7 @@ def shared_state(optimizer: optim.Optimizer) -> dict[Any, Any]:
     return {_named(number, key): value for number, key, value in every if not isinstance(key, Tensor)}
 
 
-def take_shared_state(optimizer: optim.Optimizer, state: Mapping[Any, Any]) -> None:
+def load_shared_state(optimizer: optim.Optimizer, state: Mapping[Any, Any]) -> None:
     """Have copies of this `state` in its place, tensors on the device of those that it had there."""
     parts = _states(optimizer)
     before = shared_state(optimizer)

@@ -17,7 +17,7 @@ import torch
 from torch import nn, optim
 
 from hpcsgd.arguments import checked
-from hpcsgd.engine.joined import ChainedOptimizer
+from hpcsgd.engine.chained import ChainedOptimizer
 from hpcsgd.errors import UserError
 
 

@@ -15,23 +15,23 @@ from hpcsgd.core.averager import vectors_of
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import begin, is_due, prepare
-from hpcsgd.core.shards import is_sharded, reshard
+from hpcsgd.core.fsdp import is_fsdp, reshard
 from hpcsgd.core.step import ReduceContext, StepContext, TrainingContext
 from hpcsgd.core.topology import Topology
 from hpcsgd.engine.alike import facts, require_alike
-from hpcsgd.engine.arriving import Arrivals
+from hpcsgd.engine.pending_params import PendingParams
 from hpcsgd.engine.as_wrapped import AsWrapped
 from hpcsgd.engine.averaged import Block, Buffers, averaged
 from hpcsgd.engine.broadcasting import broadcast_buffers
 from hpcsgd.engine.closures import Closure
 from hpcsgd.engine.dividing import laid_out
-from hpcsgd.engine.meeting import Gathering, gather_chunks, meet, publishing
+from hpcsgd.engine.param_gather import ParamGather, gather_shards, synchronize_models, quantized_gather
 from hpcsgd.engine.options import Options
 from hpcsgd.engine.passing_through import PassingThrough
 from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.unmoved import Unmoved
-from hpcsgd.engine.updating import Updating
+from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.engine.with_gradients import WithGradients
 from hpcsgd.engine.with_state import WithState
 from hpcsgd.engine.wrapping import (
@@ -119,7 +119,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         with topology.raise_on_all_ranks("wrapping the optimizer"):
             require_sizes(gradient_accumulation_steps, bucket_cap_mb)
             require_free(topology, method, optimizer)
-            self._arrivals = Arrivals(model, overlap_param_gather)
+            self._pending_params = PendingParams(model, overlap_param_gather)
             self.trained = trained_parameters(optimizer, model, topology)
             cut_by: dict[str, Any] = {
                 "elementwise": elementwise, "tensorwise": tensorwise, "bucket_cap_mb": bucket_cap_mb
@@ -132,9 +132,9 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         require_alike(topology.world, mine)
         self.model, self.method, self._broadcasts = model, method, broadcast_buffers
         self._plan, buckets = laid_out(topology, method, optimizer, model, self.trained, **cut_by)
-        self._exchange, self._publishing = self._plan.grad_reduce, publishing(topology, method, self._plan)
+        self._exchange, self._quantized_gather = self._plan.grad_reduce, quantized_gather(topology, method, self._plan)
         share_start(topology, buckets, model, self.trained)
-        cut = self._exchange.traits.shards and (topology.group_size > 1 or is_sharded(self.trained[0][1]))
+        cut = self._exchange.traits.shards and (topology.group_size > 1 or is_fsdp(self.trained[0][1]))
         self.local = ShardedOptimizer(optimizer, buckets, cut=cut, master=master_dtype)
         self._reducer = None
         if not self._exchange.idle(topology):
@@ -145,7 +145,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
                 passes=gradient_accumulation_steps, overlap=overlap_grad_reduce,
                 remembers=method.grad_reduce.traits.keeps_gradients,
             )  # fmt: skip
-        self.updating = Updating(self.local, self._reducer, per_bucket=self._plan.update_per_bucket)
+        self.updating = LocalUpdate(self.local, self._reducer, per_bucket=self._plan.update_per_bucket)
         self.updating.accumulate(gradient_accumulation_steps)
         self._block = Block()
         shards = self._exchange.traits.shards
@@ -217,10 +217,10 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
                 return
             if s.t == 0:
                 prepare(self.method.averager, self._vectors, s)  # what it keeps begins before the first one
-            gathering = Gathering(s, shards=False)  # models are whole
-            meet(s, self.method.averager, gathering, s.buckets)
-            gathering.finish()
-        self._take_notes()
+            param_gather = ParamGather(s, shards=False)  # models are whole
+            synchronize_models(s, self.method.averager, param_gather, s.buckets)
+            param_gather.finish()
+        self._take_metrics()
 
     def averaged_model(self) -> contextlib.AbstractContextManager[float]:
         """The mean model of all groups, or a server's, for the length of a block, which is given their mean
@@ -228,7 +228,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         self._block.require_left("averaged_model()")
         self._as_wrapped.require(self._call("averaged_model()"), self._everyone)
         s = self.ready_for("averaged_model()")
-        return self._block.around(averaged(s, self.method.central(), self.model))
+        return self._block.around(averaged(s, self.method.model_holder(), self.model))
 
     def ready_for(self, call: str, *, across: bool = True) -> StepContext:
         """Have the whole model in place, and ranks, also those `across` groups, in one `call`; collective."""
@@ -242,7 +242,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
 
     def gather_parameters(self) -> None:
         """Make every position's model from the chunks that each owns; collective over the group."""
-        gather_chunks(self.ready_for("gather_parameters()", across=False))
+        gather_shards(self.ready_for("gather_parameters()", across=False))
 
     def _update(self, call: Call, loss: float | Tensor | None, passed: Closure | None) -> None:
         s, across = self._in_place, self._exchange.traits.across
@@ -251,7 +251,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         self.updating.ready(call)
         s.t, s.rates = s.t + 1, self.rates
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
-        gathering = Gathering(s, self._exchange.traits.shards, self._publishing, self._arrivals)
+        param_gather = ParamGather(s, self._exchange.traits.shards, self._quantized_gather, self._pending_params)
         prepare(averager := self.method.averager, self._vectors, s)
         updated: Iterable[Bucket] = self.updating(s.buckets, passed)  # each of them once it is updated
         if not self._plan.decided_before_update:
@@ -260,28 +260,28 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         if meets and across:  # or gradients and models would cross groups in any order
             updated = list(updated)
         if meets:
-            meet(s, averager, gathering, updated)
+            synchronize_models(s, averager, param_gather, updated)
         else:
             for bucket in updated:
-                gathering.chunks_are_final([bucket])
+                param_gather.shards_are_final([bucket])
             if not s.topology.has_one_group:
                 begin(averager, self._vectors, s)
         if (meets or across) and s.topology.num_groups > 1 and "distance" not in s.metrics:
             s.metrics["shared"] = 1.0
-        gathering.finish()
+        param_gather.finish()
         if unmoved:
-            self._arrivals.finish()
+            self._pending_params.finish()
             unmoved.restore()
         if self._broadcasts:
             broadcast_buffers(self.model, s.topology.intra_group)
-        self._take_notes()
+        self._take_metrics()
         self.updating.start_over()
 
     @property
     def _in_place(self) -> StepContext:
         """With all of w in place, and nothing of it elsewhere."""
-        self._arrivals.finish()
-        if is_sharded(self.trained[0][1]):
+        self._pending_params.finish()
+        if is_fsdp(self.trained[0][1]):
             reshard(self.model)
         return self._step
 
@@ -295,6 +295,6 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         s = self._step
         return not s.topology.has_one_group and is_due(self.method.averager, s, self.method.schedule(s))
 
-    def _take_notes(self) -> None:
+    def _take_metrics(self) -> None:
         """What comes from now on is of the next step: an exchange may begin before that."""
         self._notes, self._step.metrics = self._step.metrics, {}

@@ -19,16 +19,16 @@ from torch import Tensor, optim
 from hpcsgd.arguments import of_kind
 from hpcsgd.comm import phase
 from hpcsgd.core.agreement import Agreement, Call
-from hpcsgd.core.step import GradReduce, Publishing, StepContext
+from hpcsgd.core.step import GradReduce, QuantizedGather, StepContext
 from hpcsgd.engine.as_wrapped import AsWrapped
 from hpcsgd.engine.averaged import Block
 from hpcsgd.engine.closures import Closure, Ranks
 from hpcsgd.engine.inside import optimizers_in, own_methods
-from hpcsgd.engine.joined import kind_of
-from hpcsgd.engine.meeting import Gathering, gather_chunks
+from hpcsgd.engine.chained import kind_of
+from hpcsgd.engine.param_gather import ParamGather, gather_shards
 from hpcsgd.engine.presence import Progress
 from hpcsgd.engine.sharding import ShardedOptimizer
-from hpcsgd.engine.updating import Updating
+from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.errors import UserError
 
 NAME = "the closure of step()"
@@ -38,13 +38,13 @@ class PassingThrough:
     """Passes closures and public methods through to an optimizer that is not known."""
 
     local: ShardedOptimizer
-    updating: Updating
+    updating: LocalUpdate
     zero_grad: Callable[..., None]
     _as_wrapped: AsWrapped
     _block: Block
     _everyone: Agreement
     _exchange: GradReduce
-    _publishing: Publishing | None
+    _quantized_gather: QuantizedGather | None
     _shared: Agreement
     _call: Callable[[str], Call]
     _step: StepContext
@@ -73,7 +73,7 @@ class PassingThrough:
             s = self._in_place
             if self._exchange.traits.shards:
                 with phase("parameters"):
-                    gather_chunks(s)
+                    gather_shards(s)
             with torch.enable_grad():
                 loss = closure()
             with self._during(NAME) as call:
@@ -149,11 +149,11 @@ class PassingThrough:
         progress = self.updating.progress
         same = self._agree(name, progress)
         with self._during(name) as call:
-            if not same or progress is Progress.ARRIVED:
+            if not same or progress is Progress.RECEIVED:
                 self.updating.finish(call)
-            gathering = Gathering(s, self._exchange.traits.shards, self._publishing)
+            param_gather = ParamGather(s, self._exchange.traits.shards, self._quantized_gather)
             with self.updating.passing(name, gradients=not same or progress is not Progress.NONE):
                 result = method(*args, **kwargs)
             with torch.no_grad():
-                gathering.finish()
+                param_gather.finish()
         return result

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpcsgd.core.averager import Averager
-from hpcsgd.core.method import Method, who_waits
-from hpcsgd.core.step import GradReduce, Publishing, Schedule, publisher
+from hpcsgd.core.method import Method, waits_of
+from hpcsgd.core.step import GradReduce, QuantizedGather, Schedule, quantized_gather
 from hpcsgd.core.waits import Waits
 from hpcsgd.errors import UserError
-from hpcsgd.parts.exchanges import WithAllgather
-from hpcsgd.parts.exchanges.by_torch import left_to_torch
+from hpcsgd.parts.grad_reduces import WithAllgather
+from hpcsgd.parts.grad_reduces.by_torch import left_to_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class StepPlan:
     """Whether a bucket is updated while gradients of others are on their way."""
     decided_before_update: bool
     """Whether it is known before the update if groups average after it."""
-    stages: tuple[tuple[int | None, StepPlan], ...] = ()
+    sequence: tuple[tuple[int | None, StepPlan], ...] = ()
     """Of a method that changes to another one: the plan of each, with its last step; None: nobody can tell
     beforehand, or it is the last one."""
 
@@ -75,7 +75,7 @@ class StepPlan:
             update_per_bucket=update.by_itself and gradients_may_come_later,
             decided_before_update=method.schedule.traits.known_before_update,
         )
-        stages = ((until, cls.of(each, update, by_torch=by_torch)) for until, each in method.stages)
+        stages = ((until, cls.of(each, update, by_torch=by_torch)) for until, each in method.sequence)
         return replace(plan, stages=tuple((until, plan.carries_out(each)) for until, each in stages))
 
     def carries_out(self, stage: StepPlan) -> StepPlan:
@@ -97,7 +97,7 @@ class StepPlan:
             UserError: If nobody can tell beforehand when the method changes to another one.
         """
         found: list[tuple[StepPlan, int]] = []
-        for until, stage in self.stages[:-1]:
+        for until, stage in self.sequence[:-1]:
             if until is None:
                 raise UserError(
                     'nobody can tell when this method changes to its second one (at = "first lr decay"): '
@@ -106,7 +106,7 @@ class StepPlan:
             end = until if after < until < steps else steps  # a change whose step is over never comes
             found += stage.of_run(end, after)
             after = end
-        last = self.stages[-1][1] if self.stages else None
+        last = self.sequence[-1][1] if self.sequence else None
         if after == steps:
             return found
         return [*found, *last.of_run(steps, after)] if last else [(self, steps - after)]
@@ -114,12 +114,12 @@ class StepPlan:
     @property
     def waits(self) -> Waits:
         """Who waits for whom. Of a method that changes to another one: of both, and when it changes."""
-        return who_waits(self.grad_reduce, self.schedule, self.averager)
+        return waits_of(self.grad_reduce, self.schedule, self.averager)
 
     @property
-    def publishing(self) -> Publishing | None:
+    def quantizes_gather(self) -> QuantizedGather | None:
         """What makes one model of the positions' chunks, where that is no plain allgather."""
-        return publisher(self.grad_reduce)
+        return quantized_gather(self.grad_reduce)
 
     @property
     def divides_tensors(self) -> bool:
@@ -129,7 +129,7 @@ class StepPlan:
     @property
     def gather_per_bucket(self) -> bool:
         """Whether a bucket is gathered while others are updated, in steps after which nobody averages."""
-        return self.update_per_bucket and self.decided_before_update and self.publishing is None
+        return self.update_per_bucket and self.decided_before_update and self.quantizes_gather is None
 
     def sync_rate(self, measured: float | None = None) -> float:
         """Return the share of steps after which groups average; `measured` where the schedule cannot tell.

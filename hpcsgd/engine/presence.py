@@ -36,7 +36,7 @@ class Progress(IntEnum):
 
     NONE = 0
     """No backward pass has brought one since the last step."""
-    ARRIVED = 1
+    RECEIVED = 1
     AVERAGED = 2
 
 
@@ -113,7 +113,7 @@ def blank_dropped(gradients: Gradients, slots: Sequence[Slot], buckets: Sequence
         slot.blank()
 
 
-class Agreeing:
+class PresenceAgreement:
     """Ranks agree on a `call` and on who has which gradients, of which this one has `mine`; collective.
 
     The `slots` are those of all parameters.
@@ -132,10 +132,10 @@ class Agreeing:
         if self._comparison.wait():
             return self._mine
         ranks = self._agreement.presence(self._mine.packed(len(self._slots)))
-        return joined(ranks, [slot.name for slot in self._slots], self._agreement.world_rank)
+        return united(ranks, [slot.name for slot in self._slots], self._agreement.world_rank)
 
 
-def joined(ranks: Sequence[bytes], names: Sequence[str], world_rank: Callable[[int], int]) -> Gradients:
+def united(ranks: Sequence[bytes], names: Sequence[str], world_rank: Callable[[int], int]) -> Gradients:
     """Return what the ranks have together, of a byte of `Presence` for each parameter from each of them.
 
     Raises:

@@ -13,8 +13,8 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.slot import Slot
 from hpcsgd.core.step import GradReduce, ReduceContext
 from hpcsgd.engine import presence
-from hpcsgd.engine.presence import Agreeing, Gradients, Presence, Progress
-from hpcsgd.engine.sending import Sending, arrived, call_on_arrival, wait_for
+from hpcsgd.engine.presence import PresenceAgreement, Gradients, Presence, Progress
+from hpcsgd.engine.sending import SendsGradients, arrived, call_on_arrival, wait_for
 from hpcsgd.engine.unused import Unused
 from hpcsgd.errors import UserError
 
@@ -41,16 +41,16 @@ class GradientReducer:
         overlap: bool,
         remembers: bool,
     ) -> None:
-        self._departing = departing
+        self._sending = departing
         self._agreement, self._calling, self.remembers = agreement, calling, remembers
         self.passes = passes
         """Backward passes before each `finish`; may change between two steps."""
         self._overlap, self._buckets = overlap, buckets
         self._slots = [slot for bucket in buckets for slot in bucket.slots]
-        self._divided = exchange.traits.shards and any(bucket.divided for bucket in buckets)
+        self._divided = exchange.traits.shards and any(bucket.cut_by_elements for bucket in buckets)
         activity = lambda: f"backward() of step {calling('backward()').t + 1}"  # noqa: E731
-        self._sending = Sending(exchange, buckets, departing, activity)
-        self._arrivals: dict[Slot, int] = {}
+        self._sending = SendsGradients(exchange, buckets, departing, activity)
+        self._pending_params: dict[Slot, int] = {}
         self._had_graph = False  # gradients of this step, which are averaged without it
         self._averaged = False
         """Whether the gradients of this step are averaged, and none has arrived since."""
@@ -66,7 +66,7 @@ class GradientReducer:
             bucket.allocate()
             for place, slot in enumerate(bucket.slots):
                 slot.on_use(use)
-                call_on_arrival(slot.param, self._arrive, index, place)
+                call_on_arrival(slot.param, self._gradient_ready, index, place)
 
     def absent(self) -> list[Slot]:
         """Return the parameters that have no gradient in this step, and are not to be updated.
@@ -87,28 +87,28 @@ class GradientReducer:
         """How far the gradients of the next step are, those that somebody has put in place by hand, too."""
         if self._averaged:
             return Progress.AVERAGED
-        there = self._arrivals or any(s.gradient is not None and not s.is_attached() for s in self._slots)
-        return Progress.ARRIVED if there else Progress.NONE
+        there = self._pending_params or any(s.gradient is not None and not s.is_attached() for s in self._slots)
+        return Progress.RECEIVED if there else Progress.NONE
 
     @property
     def accumulated(self) -> int:
         """How many backward passes of this step have brought gradients that are there."""
-        return max((n for slot, n in self._arrivals.items() if slot.gradient is not None), default=0)
+        return max((n for slot, n in self._pending_params.items() if slot.gradient is not None), default=0)
 
     @property
     def frozen(self) -> list[Slot]:
         """The parameters that do not require a gradient now, on this rank."""
-        if len(self._arrivals) == len(self._slots):
+        if len(self._pending_params) == len(self._slots):
             return []
-        return [slot for slot in self._slots if slot not in self._arrivals and not slot.param.requires_grad]
+        return [slot for slot in self._slots if slot not in self._pending_params and not slot.param.requires_grad]
 
     def finish(self, call: Call) -> None:
         """Return once every bucket has been averaged, at once if they have been since the last gradient was
         computed; all ranks that share gradients are in the same `call`."""
-        for _ in self.arriving(call):
+        for _ in self.received(call):
             pass
 
-    def arriving(self, call: Call) -> Iterator[Sequence[Bucket]]:
+    def received(self, call: Call) -> Iterator[Sequence[Bucket]]:
         """All buckets in their order, so many together as have been averaged by the time that one waits for
         the first of them."""
         if self._averaged or self._are_of_last_step():
@@ -117,7 +117,7 @@ class GradientReducer:
             presence.blank_dropped(self._gradients, self._slots, self._buckets)
             yield self._buckets
             return
-        gradients = presence.found(self._buckets, len(self._sending.sent), self._arrivals, self._unused)
+        gradients = presence.found(self._buckets, len(self._sending.sent), self._pending_params, self._unused)
         agreement = self._begin_agreement(call, gradients)
         self._send_rest()
         waiting = list(self._sending.sent)
@@ -143,9 +143,9 @@ class GradientReducer:
             presence.refuse_graph()
         self.finish(call)
         if not self._whole:
-            group = self._departing().topology.intra_group
+            group = self._sending().topology.intra_group
             with phase("gradients"):
-                works = [group.allgather(b.g, b.grad_shard) for b in self._buckets if b.divided]
+                works = [group.allgather(b.g, b.grad_shard) for b in self._buckets if b.cut_by_elements]
                 for work in works:
                     work.wait()
             self._whole = True
@@ -162,7 +162,7 @@ class GradientReducer:
         """All gradients are zero now, and so whole."""
         self._settle(self._buckets)
 
-    def take_back(self, name: str) -> None:
+    def discard(self, name: str) -> None:
         """Forget the gradients of this step, in the call `name`. Where some have been sent all ranks do."""
         if self._sending.sent:
             if self.remembers:
@@ -184,7 +184,7 @@ class GradientReducer:
     def settle(self, call: Call) -> None:
         """`finish` if gradients have begun to leave, which may be so on some ranks alone: whatever else is
         sent before the update could overtake them."""
-        if self._overlap and self.passes in self._arrivals.values():
+        if self._overlap and self.passes in self._pending_params.values():
             self.finish(call)
 
     def start_over(self) -> None:
@@ -197,7 +197,7 @@ class GradientReducer:
             presence.refuse_in_backward()
         self.synchronize(self._calling("a use of param.grad"))
 
-    def _arrive(self, index: int, place: int) -> None:
+    def _gradient_ready(self, index: int, place: int) -> None:
         """The gradient of a bucket's parameter is there."""
         slot = self._buckets[index].slots[place]
         if not slot.at_home():
@@ -215,13 +215,13 @@ class GradientReducer:
         if self._unused.found:
             self._unused.found.discard(slot)
         if not self._unused.looks:
-            self._unused.look_after_pass(self._arrivals)
+            self._unused.look_after_pass(self._pending_params)
         self._averaged = False
         self._had_graph |= slot.has_graph()
         slot.attach()
-        self._sending.gradient_arrived(index)
+        self._sending.gradient_ready(index)
         slot.pend()
-        count = self._arrivals[slot] = self._arrivals.get(slot, 0) + 1
+        count = self._pending_params[slot] = self._pending_params.get(slot, 0) + 1
         if count == self.passes:
             self._missing[index] -= 1
             if self._overlap and self._missing[index] == 0:
@@ -230,13 +230,13 @@ class GradientReducer:
     def _is_fresh(self, slot: Slot, *, was_sent: bool) -> bool:
         """Whether what has just been added to the gradient of `slot` was added to nothing, or to what is of
         this step, too."""
-        again = slot in self._arrivals
+        again = slot in self._pending_params
         if slot.is_attached():
             if was_sent:
                 presence.refuse_changed(slot, self.passes)
             return again or not slot.pending or slot in self._unused
         if again and not (slot.gradient is not None and slot.gradient.requires_grad):
-            self.take_back("zero_grad()")  # of the model, since the last backward pass
+            self.discard("zero_grad()")  # of the model, since the last backward pass
         return True
 
     def _send_ready(self) -> None:
@@ -248,17 +248,17 @@ class GradientReducer:
     def _send_rest(self) -> None:
         self._sending.require_unchanged()
         for slot in (slot for b in self._buckets[len(self._sending.sent) :] for slot in b.slots):
-            of_this_step = slot in self._arrivals or slot in self._unused
+            of_this_step = slot in self._pending_params or slot in self._unused
             if slot.pending and not of_this_step and slot.is_attached():
                 presence.refuse_stale(slot)
             slot.attach()
             slot.pend()
         self._sending.send_until(len(self._buckets))
 
-    def _begin_agreement(self, call: Call, gradients: Gradients) -> Agreeing:
-        return Agreeing(self._agreement(), call, gradients, self._slots)
+    def _begin_agreement(self, call: Call, gradients: Gradients) -> PresenceAgreement:
+        return PresenceAgreement(self._agreement(), call, gradients, self._slots)
 
-    def _conclude(self, mine: Gradients, agreement: Agreeing) -> None:
+    def _conclude(self, mine: Gradients, agreement: PresenceAgreement) -> None:
         """Take over what the ranks have together: `param.grad` is None where no rank has a gradient."""
         self._gradients = agreement.wait()
         for number in mine.missing:
@@ -279,7 +279,7 @@ class GradientReducer:
         for slot in self._stale:
             if slot.is_attached():
                 presence.refuse_stale(slot)
-        return not self._arrivals and self._divided and presence.are_of_last_step(self._slots)
+        return not self._pending_params and self._divided and presence.are_of_last_step(self._slots)
 
     def _settle(self, buckets: Sequence[Bucket]) -> None:
         """Gradients of these are averaged, and whole."""
@@ -289,6 +289,6 @@ class GradientReducer:
 
     def _reset(self) -> None:
         self._sending.start_over()
-        self._arrivals.clear()
+        self._pending_params.clear()
         self._unused.forget()
         self._missing = [len(bucket.slots) for bucket in self._buckets]

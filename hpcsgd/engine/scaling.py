@@ -18,7 +18,7 @@ from hpcsgd import torch_private
 from hpcsgd.arguments import checked
 from hpcsgd.comm import phase
 from hpcsgd.engine.optimizer import DistributedOptimizer
-from hpcsgd.engine.wrapping import Outermost
+from hpcsgd.engine.wrapping import OuterWrapper
 from hpcsgd.errors import UserError
 
 
@@ -133,7 +133,7 @@ class GradScaler(torch_private.Unscaling):
 
 def _distributed(optimizer: optim.Optimizer) -> DistributedOptimizer | None:
     """It, or the one that it is a wrapper around."""
-    if isinstance(optimizer, Outermost):
+    if isinstance(optimizer, OuterWrapper):
         optimizer = vars(optimizer)["optimizer"]
     return optimizer if isinstance(optimizer, DistributedOptimizer) else None
 

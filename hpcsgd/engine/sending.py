@@ -15,7 +15,7 @@ from hpcsgd.core.step import GradReduce, ReduceContext
 from hpcsgd.errors import UserError
 
 
-class Sending:
+class SendsGradients:
     """Hands `buckets` to the `exchange`. `departing` is called when the first one of a step is sent; what is
     sent then belongs to what `activity` returns, such as "backward() of step 3"."""
 
@@ -33,27 +33,27 @@ class Sending:
 
     def start_over(self) -> None:
         """The next bucket is the first one of a step."""
-        self._departure: ReduceContext | None = None
+        self._context: ReduceContext | None = None
         self.sent: list[Work] = []
         """The exchanges of those that have been sent."""
         self._versions: list[int] = []
         self._doing = ""
 
-    def gradient_arrived(self, index: int) -> None:
+    def gradient_ready(self, index: int) -> None:
         """Remember the stream on which a gradient of this bucket was computed: autograd has one for whatever
         was computed on one."""
         self._arrived_on[index].join()
 
     def send_until(self, stop: int) -> None:
         """Send all buckets before that number."""
-        if self._departure is None:
-            self._departure, self._doing = self._departing(), self._activity()
+        if self._context is None:
+            self._context, self._doing = self._departing(), self._activity()
         with phase("gradients"), doing(self._doing):
             for index in range(len(self.sent), stop):
                 bucket = self._buckets[index]
                 self._arrived_on[index].precede()
-                call = functools.partial(self._exchange, self._departure, bucket)
-                work = self._departure.topology.world.run(call, "exchange of gradients", bucket.gradients)
+                call = functools.partial(self._exchange, self._context, bucket)
+                work = self._context.topology.world.run(call, "exchange of gradients", bucket.gradients)
                 self.sent.append(work)
                 self._versions.append(bucket.version())
 

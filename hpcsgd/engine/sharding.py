@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.comm.on_host import on_host
 from hpcsgd.core.elements import as_reals
 from hpcsgd.core.flat import Bucket, ShardRange
-from hpcsgd.core.shards import is_sharded, local
+from hpcsgd.core.fsdp import is_fsdp, local
 from hpcsgd.engine.at_work import AtWork
-from hpcsgd.engine.held import Held, place_in
+from hpcsgd.engine.optimizer_param import OptimizerParam, place_in
 from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise
 from hpcsgd.engine.initial_state import complete, like_new, start_counters
 from hpcsgd.engine.inside import (
@@ -30,8 +30,8 @@ from hpcsgd.engine.inside import (
     require_used,
     shared_state,
     state_of,
-    take_shared_state,
-    take_state,
+    load_shared_state,
+    load_own_state,
     with_own_state,
 )
 from hpcsgd.engine.master import MASTER
@@ -40,7 +40,7 @@ from hpcsgd.engine.state_of_parts import StateOfParts
 from hpcsgd.errors import UserError
 
 
-class PieceState(NamedTuple):
+class RangeState(NamedTuple):
     """The optimizer's state of one piece: what has a value for every element, and everything else."""
 
     elements: dict[str, Tensor]
@@ -89,7 +89,7 @@ class ShardedOptimizer(AtWork):
 
     def tensors(self) -> dict[str, list[Tensor]]:
         """Every state tensor by name, in the order of `held`, whether or not there was a gradient for it."""
-        with self.pieces():
+        with self.ranges():
             complete(self.optimizer, [held.tensor for held in self.held if held.param.requires_grad])
         named: dict[str, list[Tensor]] = {}
         for held in self.held:
@@ -102,7 +102,7 @@ class ShardedOptimizer(AtWork):
         """As if the optimizer had just been made, with the options that it has now."""
         for each in self._all:
             each.state.clear()
-        with self.pieces():
+        with self.ranges():
             params = [group["params"] for group in self.optimizer.param_groups]
             if any(params):
                 new = like_new(self.optimizer, params)
@@ -111,7 +111,7 @@ class ShardedOptimizer(AtWork):
         if not self.known:
             start_counters(self.optimizer)
 
-    def state_dict(self, group: Transport) -> dict[str, Any]:
+    def state_dict(self, group: Communicator) -> dict[str, Any]:
         """What a plain optimizer over the whole parameters would return; collective over the group."""
         self._require_nothing_else()
         mine = [((held.index, held.start, held.stop, held.whole), self._state(held)) for held in self.held]
@@ -141,29 +141,29 @@ class ShardedOptimizer(AtWork):
         order = [number for group in state["param_groups"] for number in group["params"]]
         shared = {key: value for key, value in state["state"].items() if key not in order}
         forget_tensors(self._all)
-        take_shared_state(self.optimizer, shared)
+        load_shared_state(self.optimizer, shared)
         self._distribute({i: state["state"][n] for i, n in enumerate(order) if n in state["state"]})
 
     def groups(self) -> Mapping[nn.Parameter, int]:
         """In which param group each parameter is."""
         return self._groups
 
-    def states_by_piece(self) -> Iterator[tuple[Bucket, ShardRange, PieceState]]:
+    def states_by_range(self) -> Iterator[tuple[Bucket, ShardRange, RangeState]]:
         """For everything this position owns, the optimizer's state; element-wise tensors cut to the piece."""
         self._require_nothing_else()
         by_start = {(held.param, held.start): held for held in self.held}
         for bucket in self._buckets:
-            for piece in bucket.pieces:
+            for piece in bucket.ranges:
                 held = by_start[piece.slot.param, piece.start if self._cut else 0]
-                found = PieceState({}, {})
+                found = RangeState({}, {})
                 for name, value in self._state(held).items():
                     if has_every_element(name, value, held.tensor):
-                        found.elements[name] = self._of_piece(held, piece, value)
+                        found.elements[name] = self._of_range(held, piece, value)
                     else:
                         found.rest[name] = value
                 yield bucket, piece, found
 
-    def load_states(self, lookup: Callable[[nn.Parameter, int, int], PieceState]) -> None:
+    def load_states(self, lookup: Callable[[nn.Parameter, int, int], RangeState]) -> None:
         """Take the state of elements [start, stop) of each parameter, as `states_by_piece` gave it."""
         trained = {slot.param for bucket in self._buckets for slot in bucket.slots}
         for held in self.held:
@@ -184,12 +184,12 @@ class ShardedOptimizer(AtWork):
         if not self.whole:
             require_saved(self.optimizer, self._tensors)
 
-    def _state(self, held: Held) -> dict[str, Any]:
+    def _state(self, held: OptimizerParam) -> dict[str, Any]:
         """The optimizer's of what is held, and its master as one more."""
         state = state_of(self._all, held.tensor)
         return state if held.master is None else {**state, MASTER: held.master.m}
 
-    def _take_state(self, held: Held, state: dict[str, Any]) -> None:
+    def _take_state(self, held: OptimizerParam, state: dict[str, Any]) -> None:
         """The inverse."""
         if (m := state.pop(MASTER, None)) is not None:
             if held.master is None:
@@ -197,12 +197,12 @@ class ShardedOptimizer(AtWork):
                     "optimizer state with masters: give DistributedOptimizer(master_dtype=...), too"
                 )
             held.master.m.copy_(m)
-        take_state(self._all, held.tensor, state)
+        load_own_state(self._all, held.tensor, state)
 
-    def _of_piece(self, held: Held, piece: ShardRange, value: Tensor) -> Tensor:
+    def _of_range(self, held: OptimizerParam, piece: ShardRange, value: Tensor) -> Tensor:
         return in_memory_order(value, held.param)[piece.start : piece.stop] if held.whole else value
 
-    def _shaped(self, held: Held, value: Tensor) -> Tensor:
+    def _shaped(self, held: OptimizerParam, value: Tensor) -> Tensor:
         value = value.to(held.param.device)
         if not held.whole:
             return value
@@ -224,23 +224,23 @@ class ShardedOptimizer(AtWork):
             for each in [each for each in inside if each.state is own.state]:
                 each.state = divided
 
-    def _hold(self) -> Iterator[Held]:
+    def _hold(self) -> Iterator[OptimizerParam]:
         numbers = {param: index for index, param in enumerate(self._params)}
         if self._cut:
             for bucket in self._buckets:
-                for piece in bucket.pieces:
+                for piece in bucket.ranges:
                     param = piece.slot.param
                     w = place_in(bucket.param_shard, bucket, piece.offset, piece.stop - piece.start, param)
                     place = piece.start, piece.stop, bucket, piece.offset, bucket.whole
-                    yield Held(numbers[param], param, w, *place)
+                    yield OptimizerParam(numbers[param], param, w, *place)
         else:
             for index, param in enumerate(self._params):
-                yield Held(index, param, param, 0, param.numel())
+                yield OptimizerParam(index, param, param, 0, param.numel())
 
-    def _by_bucket(self) -> dict[Bucket, list[Held]]:
+    def _by_bucket(self) -> dict[Bucket, list[OptimizerParam]]:
         """What is held of each; frozen parameters are in none."""
         bucket_of = {slot.param: bucket for bucket in self._buckets for slot in bucket.slots}
-        found: dict[Bucket, list[Held]] = {bucket: [] for bucket in self._buckets}
+        found: dict[Bucket, list[OptimizerParam]] = {bucket: [] for bucket in self._buckets}
         for held in self.held:
             if held.param in bucket_of:
                 found[bucket_of[held.param]].append(held)
@@ -253,10 +253,10 @@ class ShardedOptimizer(AtWork):
                 values = state[held.index].items()
                 self._take_state(held, {name: self._part(held, name, v) for name, v in values})
 
-    def _part(self, held: Held, name: str, value: Any) -> Any:
+    def _part(self, held: OptimizerParam, name: str, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if is_sharded(value):
+        if is_fsdp(value):
             return local(value).reshape(-1).clone()
         if has_every_element(name, value, held.param):
             part = held.cut(value.to(held.tensor.device))

@@ -19,7 +19,7 @@ from hpcsgd.engine.averaged import Block
 from hpcsgd.engine.lr import rates_in_force
 from hpcsgd.engine.options import Options
 from hpcsgd.engine.sharding import ShardedOptimizer
-from hpcsgd.engine.updating import Updating
+from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.engine.wrapping import require_passes
 from hpcsgd.errors import UserError
 
@@ -30,7 +30,7 @@ class WithGradients(optim.Optimizer):
     trained: Sequence[tuple[str, nn.Parameter]]
     """The trained parameters by name."""
     local: ShardedOptimizer
-    updating: Updating
+    updating: LocalUpdate
     _block: Block
     _step: StepContext
     _number: int
@@ -50,7 +50,7 @@ class WithGradients(optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the model's parameters, or zero them where not `set_to_none`; collective
         where gradients have been sent since the last step, which does not count then."""
-        self.updating.take_back("zero_grad()")
+        self.updating.discard("zero_grad()")
         for _, param in self.trained:
             if set_to_none:
                 param.grad = None

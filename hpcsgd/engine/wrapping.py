@@ -16,11 +16,11 @@ import torch
 from torch import nn, optim
 
 from hpcsgd import torch_private
-from hpcsgd.comm import Transport, phase
+from hpcsgd.comm import Communicator, phase
 from hpcsgd.core.buffers import make_parameters_writable, make_writable, share
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
-from hpcsgd.core.shards import is_sharded, local, require_sharded_alike, reshard
+from hpcsgd.core.fsdp import is_fsdp, local, require_sharded_alike, reshard
 from hpcsgd.core.topology import Topology
 from hpcsgd.engine.alike import is_ours, settings
 from hpcsgd.engine.distributable import require_distributable
@@ -60,7 +60,7 @@ class Guarded(torch_private.AskedByScaler, optim.Optimizer):
         return False
 
 
-class Outermost(optim.Optimizer, ABC):
+class OuterWrapper(optim.Optimizer, ABC):
     """An `optimizer` that goes around a `DistributedOptimizer`, and never inside one."""
 
     optimizer: optim.Optimizer
@@ -70,11 +70,11 @@ class Outermost(optim.Optimizer, ABC):
         """Return what this rank alone has learned, beside the state of the wrapped optimizer."""
 
     @abstractmethod
-    def take_up(self, saved: Mapping[str, Any] | None) -> None:
+    def resume_from(self, saved: Mapping[str, Any] | None) -> None:
         """Go on from `saved`, which `estimates` returned, or from nothing."""
 
 
-_optimizers: WeakKeyDictionary[Transport, int] = WeakKeyDictionary()
+_optimizers: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
 """How many optimizers have been made for a job, by the communicator of its groups."""
 
 
@@ -89,9 +89,9 @@ def communicators(topology: Topology) -> tuple[Topology, int]:
     _optimizers[topology.intra_group] = before + 1
     if topology.world_size == 1:
         return topology, before
-    world = topology.world.apart()
-    group = topology.intra_group.split(0, topology.intra_group.rank).on(world.lane)
-    cross = topology.inter_group.split(0, topology.inter_group.rank).on_its_own_lane()
+    world = topology.world.dup_with_thread()
+    group = topology.intra_group.split(0, topology.intra_group.rank).with_thread(world.comm_thread)
+    cross = topology.inter_group.split(0, topology.inter_group.rank).with_own_thread()
     return replace(topology, world=world, intra_group=group, inter_group=cross), before
 
 
@@ -142,7 +142,7 @@ def trained_parameters(
             f"{kind}(DistributedOptimizer(...))"
         )
     theirs = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
-    if isinstance(optimizer, Outermost):
+    if isinstance(optimizer, OuterWrapper):
         kind = type(optimizer).__name__
         raise UserError(f"{kind} goes outside: {kind}(DistributedOptimizer(optimizer, ...), model)")
     if isinstance(optimizer, optim.LBFGS):
@@ -156,7 +156,7 @@ def trained_parameters(
     named = [(name, param) for name, param in model.named_parameters() if param in wanted]
     known = {param for _, param in named}
     others = [(f"parameter {i} of the optimizer", p) for i, p in enumerate(theirs) if p not in known]
-    if others and any(is_sharded(param) for param in model.parameters()):
+    if others and any(is_fsdp(param) for param in model.parameters()):
         raise UserError(
             f"{others[0][0]} is none of the model's, which torch has sharded: make the optimizer after that, "
             "and before the first forward pass"
@@ -164,7 +164,7 @@ def trained_parameters(
     named += others
     require_updated(optimizer, named)
     require_distributable(model, named, topology.world_size)
-    if any(is_sharded(param) for param in theirs):
+    if any(is_fsdp(param) for param in theirs):
         require_sharded_alike(
             named,
             range(
@@ -189,12 +189,12 @@ def share_start(
     make_parameters_writable(frozen)
     if topology.world_size == 1:
         return
-    by_position = any(is_sharded(param) for param in theirs)
+    by_position = any(is_fsdp(param) for param in theirs)
     with phase("setup"):
         for bucket in buckets:
             (topology.inter_group if by_position else topology.world).bcast(bucket.w).wait()
         for each in [*model.buffers(), *frozen]:
-            share(local(each), topology.inter_group if is_sharded(each) else topology.world)
+            share(local(each), topology.inter_group if is_fsdp(each) else topology.world)
 
 
 _users: WeakValueDictionary[int, optim.Optimizer] = WeakValueDictionary()

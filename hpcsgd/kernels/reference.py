@@ -113,11 +113,11 @@ def _by_the_largest(rows: Tensor, most: int) -> Tensor:
 def _by_the_mean(rows: Tensor, n: int) -> Tensor:
     """Of 2 bits: the sums are made in eight lanes, which are added up in one order."""
     blocks, block = rows.shape
-    lanes = rows.new_zeros((blocks, 8), dtype=torch.float64)
+    comm_threads = rows.new_zeros((blocks, 8), dtype=torch.float64)
     for part in rows.abs().view(blocks, block // 8, 8).unbind(1):
-        lanes += part
-    lanes = lanes[:, :4] + lanes[:, 4:]
-    sums = (lanes[:, 0] + lanes[:, 1]) + (lanes[:, 2] + lanes[:, 3])
+        comm_threads += part
+    comm_threads = comm_threads[:, :4] + comm_threads[:, 4:]
+    sums = (comm_threads[:, 0] + comm_threads[:, 1]) + (comm_threads[:, 2] + comm_threads[:, 3])
     counts = torch.full_like(sums, block)
     counts[-1:] = n - (blocks - 1) * block
     sizes = OF_THE_MEAN * sums / counts

@@ -20,18 +20,18 @@ from collections.abc import Generator, Iterable, Sequence
 from torch import Tensor
 
 from hpcsgd.arguments import checked
-from hpcsgd.comm import Asked, Service, Transport, phase, wide
+from hpcsgd.comm import PendingRequest, RequestServer, Communicator, phase, accumulation_dtype
 from hpcsgd.comm.on_host import on_host, room_for, settle_all
 from hpcsgd.comm.streams import HOST
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.method import Method
 from hpcsgd.core.state import State
 from hpcsgd.core.step import GradReduce, StepContext
-from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.core.waits import RandomPartner
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers.parcel import Parcel
-from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.averagers.message_buffer import MessageBuffer
+from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.schedules import Every
 
 PAPER = """
@@ -46,24 +46,24 @@ PAPER = """
 """
 
 
-class Shared:
+class PairShard:
     """`x`, the chunk that others average with, and this rank's way to them.
 
     It is in host memory, where a thread answers them, and in float32 at least, or halves of 16-bit numbers
     would be lost again and again.
     """
 
-    def __init__(self, owned: Sequence[Tensor], x: Sequence[Tensor], cross: Transport) -> None:
+    def __init__(self, owned: Sequence[Tensor], x: Sequence[Tensor], cross: Communicator) -> None:
         """From `x` on, which is like `owned`. Collective."""
         self.x = [_kept(chunk) for chunk in x]
         self.averaged = 0
         """How often others and this group have averaged it since that was asked for."""
         self._cross = cross
         self._lock = threading.Lock()
-        self._sent, self._answer, self._average = (Parcel.like(owned, HOST) for _ in range(3))
-        self._asked: Asked | None = None
+        self._sent, self._answer, self._average = (MessageBuffer.like(owned, HOST) for _ in range(3))
+        self._asked: PendingRequest | None = None
         with phase("average"):
-            self._service = Service(cross, self._reply, self._sent.bytes.numel())
+            self._service = RequestServer(cross, self._reply, self._sent.bytes.numel())
 
     def update(self, updates: Sequence[Tensor], chunks: Sequence[Tensor]) -> int:
         """x ← x + updates, and `chunks` ← x; return how often x was averaged since the last time."""
@@ -108,13 +108,13 @@ class Shared:
         with self._lock:
             for x in self.x:
                 x.div_(2)
-            Parcel(question, self._average.layout).add_to(self.x, 0.5)
+            MessageBuffer(question, self._average.layout).add_to(self.x, 0.5)
             self._average.pack(self.x)
             self.averaged += 1
         return [(active, self._average.bytes)]
 
 
-class Pairwise:
+class PairAverage:
     """x_i, x_k ← (x_i + x_k)/2 between an active (even) group i and a random passive (odd) group k.
 
     The model has what x was at the end of the last step. The update is all that has changed since then: what
@@ -124,12 +124,12 @@ class Pairwise:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.traits = Traits(RandomPartner(seed), histograms=("staleness",))
-        self._shared: Shared | None = None
+        self.traits = Traits(RandomPartner(seed), histogram_names=("staleness",))
+        self._shared: PairShard | None = None
         """From the first step of several groups on."""
         self._saved: list[Tensor] | None = None
         """What x is to begin with, or what it was where nobody shares it yet."""
-        self._model: Parcel | None = None
+        self._model: MessageBuffer | None = None
         """What the model was at the end of the last step; None: x is no copy of it, training begins there."""
         self._owned: Sequence[Tensor] = ()
 
@@ -137,9 +137,9 @@ class Pairwise:
         if s.topology.num_groups > 1 and self._model is None:
             self._owned = vectors
             if self._shared is None:
-                self._shared = Shared(vectors, self._saved or vectors, s.topology.inter_group)
+                self._shared = PairShard(vectors, self._saved or vectors, s.topology.inter_group)
                 self._saved = None
-            self._model = Parcel.like(vectors)
+            self._model = MessageBuffer.like(vectors)
             self._model.pack(vectors)
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
@@ -155,7 +155,7 @@ class Pairwise:
             self._shared.ask(2 * chance.randrange(s.topology.num_groups // 2) + 1)
         return found
 
-    def sends(self, m: Sizes) -> list[Message]:
+    def sends(self, m: ModelLayout) -> list[CommOp]:
         """x_i of the active half to the passive one, and the average back.
 
         `crowded`: partners are drawn by chance, and a link whose host has groups of both kinds carries
@@ -166,10 +166,10 @@ class Pairwise:
         if not passive:
             return []
         here = m.groups_per_host
-        once = Message(
-            "exchange", "cross", m.parcel(), hidden=1,
-            leaving=1 - here // 2 / passive, senders=active / m.P,
-            crowded=1 + (1.8 / here if here > 1 else 0.15 * (1 - 1 / passive)),
+        once = CommOp(
+            "exchange", "cross", m.message_buffer(), overlap_steps=1,
+            off_host_fraction=1 - here // 2 / passive, sender_fraction=active / m.P,
+            contention=1 + (1.8 / here if here > 1 else 0.15 * (1 - 1 / passive)),
         )  # fmt: skip
         return [once, once]
 
@@ -196,7 +196,7 @@ class Pairwise:
 
 
 def _kept(chunk: Tensor) -> Tensor:
-    return room_for(chunk, wide(chunk.dtype)).copy_(chunk)
+    return room_for(chunk, accumulation_dtype(chunk.dtype)).copy_(chunk)
 
 
 @method(cite=PAPER)
@@ -227,4 +227,4 @@ def ad_psgd(seed: int = 0, grad_reduce: GradReduce = Dense()) -> Method:  # noqa
         X. Lian, W. Zhang, C. Zhang, J. Liu: Asynchronous Decentralized Parallel Stochastic Gradient Descent,
         ICML 2018, algorithm 1 and section 4.
     """
-    return Method(grad_reduce=grad_reduce, schedule=Every(1), averager=Pairwise(seed))
+    return Method(grad_reduce=grad_reduce, schedule=Every(1), averager=PairAverage(seed))

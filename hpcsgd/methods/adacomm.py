@@ -22,16 +22,16 @@ from typing import Any
 import torch
 
 from hpcsgd.arguments import checked
-from hpcsgd.comm import Transport, phase
+from hpcsgd.comm import Communicator, phase
 from hpcsgd.core.method import Method
 from hpcsgd.core.state import State
 from hpcsgd.core.step import GradReduce, StepContext
-from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce
+from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
 from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import AroundMoments, Measured, keep_state, mean_by
-from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.averagers import WithOptimizerState, WithDistance, keep_state, mean_by
+from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.quantizers.base import Quantizer
 
 PAPER = """
@@ -53,7 +53,7 @@ class BlockState:
     """Where in its block a rank is; the same on all ranks but for the losses."""
 
     I: int  # noqa: E741 - the papers' letter
-    since_meeting: int = 0
+    since_sync: int = 0
     """Steps; also of the next two."""
     since_change: int = 0
     losses: float = 0.0
@@ -74,7 +74,7 @@ class Adaptive:
         self.I_0 = I_0
         self.block = block
         self.block_state = BlockState(I_0)
-        self._world: Transport | None = None
+        self._world: Communicator | None = None
         """All ranks, once a step has been made."""
 
     @property
@@ -86,14 +86,14 @@ class Adaptive:
         now = self.block_state
         self._count(s)
         s.metrics["interval"] = now.I
-        if now.since_meeting < now.I:
+        if now.since_sync < now.I:
             return False
-        now.since_meeting = 0
+        now.since_sync = 0
         if now.since_change >= self.block:
             self._change(s)
         return True
 
-    def sends(self, m: Sizes) -> list[Message]:
+    def sends(self, m: ModelLayout) -> list[CommOp]:
         """F(w) and F(w_0), once a block."""
         once = 1 / max(self.block, self.block_state.I)
         return [allreduce("world", 2 * FLOAT64).within("loss", once)]
@@ -123,7 +123,7 @@ class Adaptive:
         if now.first_loss is None:
             now.first_loss, now.eta_before = loss, s.lr
         now.losses += loss
-        now.since_meeting += 1
+        now.since_sync += 1
         now.since_change += 1
         now.eta_0 = max(now.eta_0, s.lr)
 
@@ -147,7 +147,7 @@ class Adaptive:
         return _means(s.topology.world, now.losses / now.since_change, now.first_loss)
 
 
-def _means(ranks: Transport, *numbers: float) -> list[float]:
+def _means(ranks: Communicator, *numbers: float) -> list[float]:
     """Return the mean of each number over all ranks. Collective."""
     means = torch.tensor(numbers, dtype=torch.float64, device="cpu")
     ranks.allreduce(means, "mean").wait()
@@ -160,7 +160,7 @@ def adacomm(
     initial_sync_every: int,
     adapt_every: int,
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
-    optimizer_state: AroundMoments = keep_state,
+    optimizer_state: WithOptimizerState = keep_state,
     quantize: Quantizer | None = None,
 ) -> Method:
     """Local SGD whose groups meet seldom at first, and the more often the less loss is left.
@@ -204,5 +204,5 @@ def adacomm(
     return Method(
         grad_reduce=grad_reduce,
         schedule=Adaptive(initial_sync_every, adapt_every),
-        averager=optimizer_state(Measured(mean_by(quantize))),
+        averager=optimizer_state(WithDistance(mean_by(quantize))),
     )

@@ -11,8 +11,8 @@ from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import GradReduce
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers.server import Server
-from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.averagers.parameter_server import ParameterServer
+from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.schedules import Every
 
 PAPER = """
@@ -49,4 +49,4 @@ def async_sgd(grad_reduce: GradReduce = Dense()) -> Method:  # noqa: B008 - froz
     Source:
         J. Dean et al.: Large Scale Distributed Deep Networks, NIPS 2012, section 4.1 (Downpour SGD).
     """
-    return Method(grad_reduce=grad_reduce, schedule=Every(1), averager=Server(staleness=None))
+    return Method(grad_reduce=grad_reduce, schedule=Every(1), averager=ParameterServer(staleness=None))

@@ -12,7 +12,7 @@ from hpcsgd.core.method import Method
 from hpcsgd.core.step import GroupGradReduce
 from hpcsgd.methods.registry import method
 from hpcsgd.parts.averagers import Mean
-from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.schedules import never
 
 

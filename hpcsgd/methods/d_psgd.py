@@ -15,52 +15,52 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from hpcsgd.arguments import checked
-from hpcsgd.comm import wide
+from hpcsgd.comm import accumulation_dtype
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.graphs import Graph, Ring
 from hpcsgd.core.method import Method
 from hpcsgd.core.mixing import mean_leaving, mean_peers, symmetric_matrix
 from hpcsgd.core.step import GradReduce, StepContext
-from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.core.waits import InNeighbors
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers.parcel import Parcel
-from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.averagers.message_buffer import MessageBuffer
+from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.schedules import Every
 
 
-class Neighbours:
+class GossipAverage:
     """x_i ← Σ_j w_ij x_j over an undirected graph, chunk by chunk."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.traits = Traits(InNeighbors(graph), vectors_only=True)
         self._rows: dict[int, dict[int, float]] = {}
-        self._sent: Parcel | None = None
-        self._received: dict[int, Parcel] = {}
+        self._sent: MessageBuffer | None = None
+        self._received: dict[int, MessageBuffer] = {}
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found, row = list(vectors), self._row(s)
-        self._sent = self._sent or Parcel.like(found)
+        self._sent = self._sent or MessageBuffer.like(found)
         self._sent.pack(found)
         for j in row.keys() - self._received.keys() - {s.topology.group_index}:
-            self._received[j] = Parcel.like(found)
+            self._received[j] = MessageBuffer.like(found)
         arrived = {j: self._received[j] for j in row if j != s.topology.group_index}
         outgoing = dict.fromkeys(arrived, self._sent.bytes)
-        s.topology.inter_group.exchange(outgoing, {j: parcel.bytes for j, parcel in arrived.items()}).wait()
-        mixed = [own.to(wide(own.dtype)).mul_(row[s.topology.group_index]) for own in found]
-        for j, parcel in arrived.items():
-            parcel.add_to(mixed, row[j])
+        s.topology.inter_group.sendrecv(outgoing, {j: message.bytes for j, message in arrived.items()}).wait()
+        mixed = [own.to(accumulation_dtype(own.dtype)).mul_(row[s.topology.group_index]) for own in found]
+        for j, message in arrived.items():
+            message.add_to(mixed, row[j])
         for own, x in zip(found, mixed, strict=True):
             own.copy_(x)
         return found
 
-    def sends(self, m: Sizes) -> list[Message]:
+    def sends(self, m: ModelLayout) -> list[CommOp]:
         """x_i to every neighbour; the mean over a period of the graph."""
-        nbytes = mean_peers(self.graph, m.P) * m.parcel()
+        nbytes = mean_peers(self.graph, m.P) * m.message_buffer()
         return [
-            Message("exchange", "cross", nbytes, leaving=mean_leaving(self.graph, m.P, m.groups_per_host))
+            CommOp("exchange", "cross", nbytes, off_host_fraction=mean_leaving(self.graph, m.P, m.groups_per_host))
         ]
 
     def _row(self, s: StepContext) -> dict[int, float]:
@@ -113,4 +113,4 @@ def d_psgd(
             key="graph",
             value=graph,
         )
-    return Method(grad_reduce=grad_reduce, schedule=Every(1), averager=Neighbours(graph))
+    return Method(grad_reduce=grad_reduce, schedule=Every(1), averager=GossipAverage(graph))

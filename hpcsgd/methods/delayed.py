@@ -23,18 +23,18 @@ import torch
 from torch import Tensor
 
 from hpcsgd.arguments import checked
-from hpcsgd.comm import wide
+from hpcsgd.comm import accumulation_dtype
 from hpcsgd.core.averager import Averager, run_averager
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import sends
 from hpcsgd.core.state import State
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import Topology
-from hpcsgd.core.traffic import Message, Sizes, late
+from hpcsgd.core.traffic import CommOp, ModelLayout, overlapped
 from hpcsgd.core.waits import later
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import DELAYABLE, method
-from hpcsgd.parts.averagers.under_way import Meeting, apart, under_way
+from hpcsgd.parts.averagers.pending_average import PendingAverage, on_own_thread, begin
 
 PAPER = """
 @misc{zhou2020dasgd,
@@ -59,32 +59,32 @@ class Delayed:
         self.steps = steps
         waits = later(inner.traits.waits, steps)
         self.traits = replace(inner.traits, waits=waits, leaves_mean=False, vectors_only=False)
-        self._meeting: Meeting | None = None
+        self._pending: PendingAverage | None = None
         self._brought: list[Tensor] = []
         """The w_t of the meeting under way."""
         self._wanted = 0
         """The last update after which groups were to meet."""
-        self._apart: Topology | None = None
+        self._on_own_thread: Topology | None = None
 
     def is_due(self, s: StepContext, wanted: bool) -> bool:
         """Whether a meeting arrives after this update. One that is `wanted` begins then, if none is under way
         any more."""
         if wanted:
             self._wanted = s.t
-        return self._meeting is not None and self._meeting.due <= s.t
+        return self._pending is not None and self._pending.due <= s.t
 
     def begin(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        if self._wanted != s.t or self._meeting is not None:
+        if self._wanted != s.t or self._pending is not None:
             return
-        if self._apart is None:
-            self._apart = apart(s.topology)
+        if self._on_own_thread is None:
+            self._on_own_thread = on_own_thread(s.topology)
         self._brought = [own.clone() for own in vectors]
         copies = [x.clone() for x in self._brought]
-        self._meeting = under_way(partial(run_averager, self.inner), s, self._apart, copies, s.t + self.steps)
+        self._pending = begin(partial(run_averager, self.inner), s, self._on_own_thread, copies, s.t + self.steps)
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
-        at_once = self._meeting is None or self._meeting.due > s.t
+        at_once = self._pending is None or self._pending.due > s.t
         self.finish(found, s)
         if at_once:
             return run_averager(self.inner, found, s)
@@ -93,37 +93,37 @@ class Delayed:
 
     def finish(self, vectors: Sequence[Tensor], s: StepContext, due: bool = False) -> None:
         """w ← w̄_t + (w − w_t), if a meeting is under way, for which it waits."""
-        if self._meeting is None:
+        if self._pending is None:
             return
-        self._meeting.wait()
+        self._pending.wait()
         # Where there was one group in between, the vectors were dropped.
         mine: Sequence[Tensor] = vectors if self._brought else ()
-        for own, then, mean in zip(mine, self._brought, self._meeting.chunks, strict=True):
-            own.copy_(torch.sub(own.to(wide(own.dtype)), then).add_(mean))
-        s.metrics.update(self._meeting.notes)
-        self._meeting, self._brought = None, []
+        for own, then, mean in zip(mine, self._brought, self._pending.shards, strict=True):
+            own.copy_(torch.sub(own.to(accumulation_dtype(own.dtype)), then).add_(mean))
+        s.metrics.update(self._pending.notes)
+        self._pending, self._brought = None, []
 
-    def holds(self, m: Sizes) -> float:
-        return 2 * m.owned()
+    def holds(self, m: ModelLayout) -> float:
+        return 2 * m.own_elements()
 
-    def sends(self, m: Sizes) -> list[Message]:
-        return [late(x, self.steps) for x in sends(self.inner, m)]
+    def sends(self, m: ModelLayout) -> list[CommOp]:
+        return [overlapped(x, self.steps) for x in sends(self.inner, m)]
 
     def state_dict(self) -> State:
         """With w_t and w̄_t of the meeting under way, which it waits for."""
-        meeting = self._meeting
+        meeting = self._pending
         if meeting is None:
             return State(replicated={"due": None, "notes": {}})
         meeting.wait()
-        vectors = {"brought": self._brought, "left": meeting.chunks}
+        vectors = {"brought": self._brought, "left": meeting.shards}
         sharded = {name: named for name, named in vectors.items() if named}
         return State(replicated={"due": meeting.due, "notes": meeting.notes}, sharded=sharded)
 
     def load_state_dict(self, state: State) -> None:
-        if self._meeting is not None:
-            self._meeting.wait()
+        if self._pending is not None:
+            self._pending.wait()
         due, left = state.replicated["due"], state.sharded.get("left", [])
-        self._meeting = None if due is None else Meeting(due, left, state.replicated["notes"])
+        self._pending = None if due is None else PendingAverage(due, left, state.replicated["notes"])
         self._brought = state.sharded.get("brought", [])
 
 

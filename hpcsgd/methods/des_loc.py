@@ -33,13 +33,13 @@ from hpcsgd.core.averager import Averager, Traits, run_averager
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import sends
 from hpcsgd.core.step import GradReduce, StepContext
-from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.core.waits import Unknown
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import Measured, mean_by
-from hpcsgd.parts.averagers.moments import average_states, comparison, sent_by_moment, sent_by_number
-from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.averagers import WithDistance, mean_by
+from hpcsgd.parts.averagers.optimizer_state import average_states, comparison, sent_by_state, sent_by_number
+from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.schedules import Every
 
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 FIRST = ("exp_avg", "momentum_buffer")
 SECOND = ("exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg")
 """As torch's optimizers call their moments."""
-APART = (
+OWN_THREAD = (
     "moments average between two synchronizations of the parameters, after steps that depend on the "
     "optimizer: choose intervals that are multiples of sync_every"
 )
@@ -102,7 +102,7 @@ class Desynced:
 
     def __post_init__(self) -> None:
         inner = self.inner.traits
-        waits = inner.waits if self.periods.are_multiples_of(self.every) else Unknown(APART)
+        waits = inner.waits if self.periods.are_multiples_of(self.every) else Unknown(OWN_THREAD)
         self.traits = replace(inner, waits=waits, leaves_mean=False, vectors_only=False)
 
     def is_due(self, s: StepContext, wanted: bool) -> bool:
@@ -120,15 +120,15 @@ class Desynced:
         if due:
             run_averager(self, vectors, s)
 
-    def sends(self, m: Sizes) -> Iterator[Message]:
+    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
         """Of a meeting: also what moments send between two of them."""
         yield from sends(self.inner, m)
-        periods = {name: period for name in m.moments if (period := self.periods.of(name)) is not None}
+        periods = {name: period for name in m.optimizer_state if (period := self.periods.of(name)) is not None}
         often = share_of_steps(list(periods.values())) * self.every
         if often:
             yield replace(comparison(), times=often)
         for name, period in periods.items():
-            sent = sent_by_moment(m, m.moments[name], not self.traits.whole_model)
+            sent = sent_by_state(m, m.optimizer_state[name], not self.traits.whole_model)
             yield from (replace(x, times=self.every / period) for x in sent)
         if often:
             for layers in m.numbers.values():
@@ -245,5 +245,5 @@ def des_loc(
     return Method(
         grad_reduce=grad_reduce,
         schedule=when,
-        averager=Desynced(Measured(mean_by(quantize)), sync_every, periods),
+        averager=Desynced(WithDistance(mean_by(quantize)), sync_every, periods),
     )

@@ -32,17 +32,17 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd.arguments import checked
-from hpcsgd.comm import wide
+from hpcsgd.comm import accumulation_dtype
 from hpcsgd.core.averager import Averager, run_averager
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import sends
 from hpcsgd.core.state import State
 from hpcsgd.core.step import GradReduce, StepContext
-from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import AroundMoments, Measured, keep_state, mean_by
-from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.averagers import WithOptimizerState, WithDistance, keep_state, mean_by
+from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.schedules import Every
 
@@ -59,11 +59,11 @@ PAPER = """
 MakeOptimizer = Callable[[Sequence[Tensor]], optim.Optimizer]
 NESTEROV: MakeOptimizer = partial(optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
 """The paper's choice."""
-OUTER = "outer "
+OUTER_STATE = "outer "
 """Begins the names of the outer optimizer's moments in the state."""
 
 
-class Outer:
+class OuterOptimizer:
     """`inner`, and a step of the optimizer that `make_optimizer` makes, from θ by θ − what `inner` led to.
 
     θ is what the group had after the last meeting, or before its first update.
@@ -74,7 +74,7 @@ class Outer:
     ) -> None:
         """`moved_on` is told what the group has after each step, alike in all groups where `inner` leaves
         them alike."""
-        self._moments = _try_out(make_optimizer)
+        self._state = _try_out(make_optimizer)
         self.inner, self._moved_on = inner, moved_on
         self.make_optimizer = make_optimizer
         self.traits = replace(inner.traits, leaves_mean=False)
@@ -98,11 +98,11 @@ class Outer:
         self._moved_on(found)
         return found
 
-    def holds(self, m: Sizes) -> float:
+    def holds(self, m: ModelLayout) -> float:
         chunks = m.sharded or not self.traits.whole_model
-        return (1 + self._moments) * m.owned(wide=True) * (1 if chunks else m.K)
+        return (1 + self._state) * m.own_elements(wide=True) * (1 if chunks else m.K)
 
-    def sends(self, m: Sizes) -> list[Message]:
+    def sends(self, m: ModelLayout) -> list[CommOp]:
         return [replace(x, bucket=None) for x in sends(self.inner, m)]  # it moves w when all are there
 
     def state_dict(self) -> State:
@@ -110,7 +110,7 @@ class Outer:
             return self._saved
         states = [dict(self._optimizer.state[theta]) for theta in self._theta]
         names = [name for name, value in states[0].items() if _is_like(value, self._theta[0])]
-        moments = {f"{OUTER}{name}": [state.pop(name) for state in states] for name in names}
+        moments = {f"{OUTER_STATE}{name}": [state.pop(name) for state in states] for name in names}
         # All have stepped as often.
         return State(replicated={"rest": states[0]}, sharded={"theta": self._theta, **moments})
 
@@ -119,12 +119,12 @@ class Outer:
         self._saved, self._optimizer = state, None
 
     def _start(self, mine: Sequence[Tensor]) -> None:
-        self._theta = [w.to(wide(w.dtype), copy=True) for w in mine]
+        self._theta = [w.to(accumulation_dtype(w.dtype), copy=True) for w in mine]
         self._optimizer = self.make_optimizer(self._theta)
         saved, self._saved = self._saved, State()
         for i, theta in enumerate(self._theta[: len(saved.sharded.get("theta", []))]):
             theta.copy_(saved.sharded["theta"][i])
-            moments = {k.removeprefix(OUTER): v[i] for k, v in saved.sharded.items() if k.startswith(OUTER)}
+            moments = {k.removeprefix(OUTER_STATE): v[i] for k, v in saved.sharded.items() if k.startswith(OUTER_STATE)}
             if state := copy.deepcopy(saved.replicated["rest"]) | moments:
                 self._optimizer.state[theta] = state
 
@@ -150,7 +150,7 @@ def diloco(
     sync_every: int,
     outer: MakeOptimizer = NESTEROV,
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
-    optimizer_state: AroundMoments = keep_state,
+    optimizer_state: WithOptimizerState = keep_state,
     quantize: Quantizer | None = None,
 ) -> Method:
     """Local SGD with an optimizer of its own for meetings: the mean of what the groups moved is its gradient.
@@ -188,5 +188,5 @@ def diloco(
         (arXiv:2311.08105), algorithm 1.
     """
     mean = mean_by(quantize)
-    how = Outer(Measured(mean), outer, mean.refer_to)
+    how = OuterOptimizer(WithDistance(mean), outer, mean.set_reference)
     return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=optimizer_state(how))

@@ -18,8 +18,8 @@ from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import GradReduce
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import Ensemble
-from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.averagers import ElasticMean
+from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.schedules import Every
 
 PAPER = """
@@ -60,4 +60,4 @@ def ensemble_sync(sync_every: int, grad_reduce: GradReduce = Dense()) -> Method:
     Source:
         M. Xie, M. Yasunaga: EnsembleSync: Reliable Distributed SGD with Less Communication, section 3.1.
     """
-    return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=Ensemble())
+    return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=ElasticMean())

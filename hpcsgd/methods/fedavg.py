@@ -28,17 +28,17 @@ from fractions import Fraction
 from torch import Tensor
 
 from hpcsgd.arguments import checked
-from hpcsgd.comm import wide
+from hpcsgd.comm import accumulation_dtype
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import GradReduce, StepContext
-from hpcsgd.core.traffic import Message, Sizes, allreduce
+from hpcsgd.core.traffic import CommOp, ModelLayout, allreduce
 from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.core.waits import All, due
 from hpcsgd.errors import UserError, count_text
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import AroundMoments, Measured, keep_state
-from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.averagers import WithOptimizerState, WithDistance, keep_state
+from hpcsgd.parts.grad_reduces import Dense
 
 PAPER = r"""
 @inproceedings{mcmahan2017fedavg,
@@ -105,15 +105,15 @@ class MeanOfSome:
         found, drawn = list(vectors), self.drawn(s.t, s.topology.num_groups)
         s.agreement().wait()
         for w in found:
-            x = w.to(wide(w.dtype))
+            x = w.to(accumulation_dtype(w.dtype))
             if s.topology.group_index not in drawn:
                 x.zero_()
             s.topology.inter_group.allreduce(x).wait()
             w.copy_(x.div_(len(drawn)))
         return found
 
-    def sends(self, m: Sizes) -> list[Message]:
-        return [allreduce("cross", m.chunk(b) * b.wide) for b in m.buckets]
+    def sends(self, m: ModelLayout) -> list[CommOp]:
+        return [allreduce("cross", m.shard(b) * b.wide) for b in m.buckets]
 
 
 @method(cite=PAPER, delayable=True)
@@ -125,7 +125,7 @@ def fedavg(
     steps_per_epoch: int,
     seed: int = 0,
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
-    optimizer_state: AroundMoments = keep_state,
+    optimizer_state: WithOptimizerState = keep_state,
 ) -> Method:
     """Federated averaging: a few times an epoch all groups take the mean of some of them, drawn by lot.
 
@@ -161,5 +161,5 @@ def fedavg(
         H. B. McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data,
         AISTATS 2017, algorithm 1, in the form of SelSync's section II-B.
     """
-    how = optimizer_state(Measured(MeanOfSome(fraction, seed)))
+    how = optimizer_state(WithDistance(MeanOfSome(fraction, seed)))
     return Method(grad_reduce=grad_reduce, schedule=PerEpoch(per_epoch, steps_per_epoch), averager=how)

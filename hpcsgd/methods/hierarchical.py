@@ -23,8 +23,8 @@ from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import GradReduce
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import AroundMoments, MeanOfAll, Measured, keep_state, mean_by
-from hpcsgd.parts.exchanges import AllReduce, Dense
+from hpcsgd.parts.averagers import WithOptimizerState, MeanOfAll, WithDistance, keep_state, mean_by
+from hpcsgd.parts.grad_reduces import AllReduce, Dense
 from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.schedules import Every
 
@@ -34,7 +34,7 @@ from hpcsgd.parts.schedules import Every
 def hierarchical(
     sync_every: int,
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
-    optimizer_state: AroundMoments = keep_state,
+    optimizer_state: WithOptimizerState = keep_state,
     quantize: Quantizer | None = None,
 ) -> Method:
     """Local SGD of groups: they train apart and average the chunks that they own, every `sync_every` steps.
@@ -74,13 +74,13 @@ def hierarchical(
     return Method(
         grad_reduce=grad_reduce,
         schedule=Every(sync_every),
-        averager=optimizer_state(Measured(mean_by(quantize))),
+        averager=optimizer_state(WithDistance(mean_by(quantize))),
     )
 
 
 @method(cite="lee2020hierarchical")
 @checked
-def allreduce_local_sgd(sync_every: int, optimizer_state: AroundMoments = keep_state) -> Method:
+def allreduce_local_sgd(sync_every: int, optimizer_state: WithOptimizerState = keep_state) -> Method:
     """Local SGD as it is usually made, with allreduces of all M: what `hierarchical` is compared with.
 
     A rank sends 2·(K−1)/K·M elements a step and 2·(P−1)/P·M at a meeting, and keeps all of the optimizer's
@@ -107,5 +107,5 @@ def allreduce_local_sgd(sync_every: int, optimizer_state: AroundMoments = keep_s
         The baseline of S. Lee et al., IEEE Big Data 2020, eq. 5.
     """
     return Method(
-        grad_reduce=AllReduce(), schedule=Every(sync_every), averager=optimizer_state(Measured(MeanOfAll()))
+        grad_reduce=AllReduce(), schedule=Every(sync_every), averager=optimizer_state(WithDistance(MeanOfAll()))
     )

@@ -37,17 +37,17 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from hpcsgd.arguments import checked
-from hpcsgd.comm import wide
+from hpcsgd.comm import accumulation_dtype
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.method import Method
 from hpcsgd.core.state import State
 from hpcsgd.core.step import GradReduce, StepContext
-from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.core.waits import Pairs
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers.parcel import Parcel
-from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.averagers.message_buffer import MessageBuffer
+from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.schedules import Every
 
 PAPER = r"""
@@ -61,7 +61,7 @@ PAPER = r"""
 """  # noqa: E501
 
 
-class InPairs:
+class PairOuterStep:
     """An outer step by what this group and another one bring; φ and δ are those of the own chunk."""
 
     def __init__(self, pairs: Pairs, alpha: float, beta: float, gamma: float) -> None:
@@ -71,14 +71,14 @@ class InPairs:
         self._phi: list[Tensor] = []
         self._delta: list[Tensor] = []
         self._saved = State()
-        self._sent: Parcel | None = None
-        self._arrived: Parcel | None = None
+        self._sent: MessageBuffer | None = None
+        self._arrived: MessageBuffer | None = None
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         """Before the first one φ is where all begin."""
         if s.topology.num_groups > 1 and not self._phi:
             kept, self._saved = self._saved.sharded, State()
-            self._phi = kept.get("phi") or [_wide(own) for own in vectors]
+            self._phi = kept.get("phi") or [_accumulated(own) for own in vectors]
             self._delta = kept.get("delta") or [x.new_zeros(x.shape) for x in self._phi]
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
@@ -96,15 +96,15 @@ class InPairs:
             own.copy_(phi.add_(delta))
         return found
 
-    def holds(self, m: Sizes) -> float:
+    def holds(self, m: ModelLayout) -> float:
         """φ and δ, and the two parcels."""
-        return 2 * m.owned(wide=True) + 2 * m.parcel()
+        return 2 * m.own_elements(wide=True) + 2 * m.message_buffer()
 
-    def sends(self, m: Sizes) -> list[Message]:
+    def sends(self, m: ModelLayout) -> list[CommOp]:
         """y_i to one other."""
         away = 0.0 if m.groups_per_host >= m.P else (m.P - m.groups_per_host) / (m.P - 1)
         paired = m.P // 2 * 2 / m.P
-        return [Message("exchange", "cross", m.parcel(), leaving=away, senders=paired)]
+        return [CommOp("exchange", "cross", m.message_buffer(), off_host_fraction=away, sender_fraction=paired)]
 
     def state_dict(self) -> State:
         return State(sharded={"phi": self._phi, "delta": self._delta}) if self._phi else self._saved
@@ -116,16 +116,16 @@ class InPairs:
     def _exchange(self, s: StepContext, partner: int, like: Sequence[Tensor], moved: list[Tensor]) -> None:
         """δ_i ← δ_i + (y_j − y_i)/2; what travels is `like` this."""
         y = [by.mul_(self.beta).add_(phi, alpha=self.gamma) for by, phi in zip(moved, self._phi, strict=True)]
-        self._sent = self._sent or Parcel.like(like)
-        self._arrived = self._arrived or Parcel.like(like)
+        self._sent = self._sent or MessageBuffer.like(like)
+        self._arrived = self._arrived or MessageBuffer.like(like)
         self._sent.pack(y)
-        s.topology.inter_group.exchange({partner: self._sent.bytes}, {partner: self._arrived.bytes}).wait()
+        s.topology.inter_group.sendrecv({partner: self._sent.bytes}, {partner: self._arrived.bytes}).wait()
         self._arrived.add_to(self._delta, 0.5)
         self._sent.add_to(self._delta, -0.5)
 
 
-def _wide(own: Tensor) -> Tensor:
-    return own.to(wide(own.dtype), copy=True)
+def _accumulated(own: Tensor) -> Tensor:
+    return own.to(accumulation_dtype(own.dtype), copy=True)
 
 
 @method(cite=PAPER, delayable=True)
@@ -185,5 +185,5 @@ def noloco(
         )
     when = Every(sync_every)
     return Method(
-        grad_reduce=grad_reduce, schedule=when, averager=InPairs(Pairs(seed, sync_every), alpha, beta, gamma)
+        grad_reduce=grad_reduce, schedule=when, averager=PairOuterStep(Pairs(seed, sync_every), alpha, beta, gamma)
     )

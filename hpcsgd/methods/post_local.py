@@ -18,8 +18,8 @@ from hpcsgd.methods.bsp import bsp
 from hpcsgd.methods.hierarchical import hierarchical
 from hpcsgd.methods.registry import method
 from hpcsgd.methods.switch import FIRST_LR_DECAY, switch
-from hpcsgd.parts.averagers import AroundMoments, keep_state
-from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.averagers import WithOptimizerState, keep_state
+from hpcsgd.parts.grad_reduces import Dense
 
 PAPER = """
 @inproceedings{lin2020local,
@@ -38,7 +38,7 @@ PAPER = """
 def post_local(
     sync_every: int,
     grad_reduce: GroupGradReduce = Dense(),  # noqa: B008 - frozen
-    optimizer_state: AroundMoments = keep_state,
+    optimizer_state: WithOptimizerState = keep_state,
 ) -> Method:
     """`bsp` at first, and `hierarchical` from the first decay of the learning rate on.
 

@@ -28,17 +28,17 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd.arguments import checked
-from hpcsgd.comm import wide
+from hpcsgd.comm import accumulation_dtype
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.method import Method
 from hpcsgd.core.state import State
 from hpcsgd.core.step import GradReduce, StepContext
-from hpcsgd.core.traffic import Message, Sizes, allreduce
+from hpcsgd.core.traffic import CommOp, ModelLayout, allreduce
 from hpcsgd.core.waits import All
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import Measured
-from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.averagers import WithDistance
+from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.schedules import Every
 
 PAPER = """
@@ -70,7 +70,7 @@ class Accumulated:
         if not self.agreed:
             _require_plain(s.optimizer_state.optimizer)
             _rate(s)
-            self.agreed = [w.to(wide(w.dtype), copy=True) for w in vectors]
+            self.agreed = [w.to(accumulation_dtype(w.dtype), copy=True) for w in vectors]
             self.sums = [torch.zeros_like(w) for w in self.agreed]
         s.gradients()  # brings them into the buckets where nothing was exchanged
         for total, b in zip(self.sums, s.buckets, strict=True):
@@ -86,11 +86,11 @@ class Accumulated:
             total.zero_()
         return found
 
-    def holds(self, m: Sizes) -> float:
-        return 2 * m.owned(wide=True)
+    def holds(self, m: ModelLayout) -> float:
+        return 2 * m.own_elements(wide=True)
 
-    def sends(self, m: Sizes) -> list[Message]:
-        return [allreduce("cross", m.chunk(b) * b.wide) for b in m.buckets]
+    def sends(self, m: ModelLayout) -> list[CommOp]:
+        return [allreduce("cross", m.shard(b) * b.wide) for b in m.buckets]
 
     def state_dict(self) -> State:
         return State(sharded={"agreed": self.agreed, "sums": self.sums}) if self.agreed else State()
@@ -157,4 +157,4 @@ def sasgd(sync_every: int, grad_reduce: GradReduce = Dense()) -> Method:  # noqa
         G. Cong, O. Bhardwaj, M. Feng: An Efficient, Distributed Stochastic Gradient Descent Algorithm for
         Deep-Learning Applications, ICPP 2017.
     """
-    return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=Measured(Accumulated()))
+    return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=WithDistance(Accumulated()))

@@ -37,13 +37,13 @@ from hpcsgd.core.method import Method
 from hpcsgd.core.optional import sends
 from hpcsgd.core.state import State
 from hpcsgd.core.step import GradReduce, StepContext
-from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce
+from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
 from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.core.waits import All
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import AroundMoments, Mean, Measured, keep_state
-from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.averagers import WithOptimizerState, Mean, WithDistance, keep_state
+from hpcsgd.parts.grad_reduces import Dense
 
 LARGEST = sys.float_info.max
 """Δ where there is none yet: only δ = ∞ is above it."""
@@ -133,9 +133,9 @@ class Significance:
             s.metrics.update(mine, met=float(self._significant))
         return self._significant
 
-    def sends(self, m: Sizes) -> list[Message]:
+    def sends(self, m: ModelLayout) -> list[CommOp]:
         """Line 11: in every step, one number of each rank."""
-        return [Message("allgather", "world", FLOAT64 * m.N, "vote")] if m.P > 1 else []
+        return [CommOp("allgather", "world", FLOAT64 * m.N, "vote")] if m.P > 1 else []
 
     def state_dict(self) -> State:
         return State(per_rank={"norms": self._saved if self._change is None else list(self._change.norms)})
@@ -162,7 +162,7 @@ class Watching:
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
         return self.inner.average(vectors, s)
 
-    def sends(self, m: Sizes) -> list[Message]:
+    def sends(self, m: ModelLayout) -> list[CommOp]:
         return sends(self.inner, m)
 
 
@@ -185,19 +185,19 @@ class MeanGradient:
         """All is done."""
         return vectors
 
-    def sends(self, m: Sizes) -> list[Message]:
-        return [allreduce("cross", m.chunk(b) * b.width) for b in m.buckets]
+    def sends(self, m: ModelLayout) -> list[CommOp]:
+        return [allreduce("cross", m.shard(b) * b.width) for b in m.buckets]
 
 
-Aggregate = Callable[[Significance, AroundMoments], Averager]
+Aggregate = Callable[[Significance, WithOptimizerState], Averager]
 
 
-def parameters(significance: Significance, moments: AroundMoments) -> Averager:
+def parameters(significance: Significance, moments: WithOptimizerState) -> Averager:
     """Groups leave a significant step with the mean of their models (PA)."""
-    return Watching(moments(Measured(Mean())), significance)
+    return Watching(moments(WithDistance(Mean())), significance)
 
 
-def gradients(significance: Significance, moments: AroundMoments) -> Averager:
+def gradients(significance: Significance, moments: WithOptimizerState) -> Averager:
     """Groups apply the mean of their gradients in a significant step (GA), each to its own model."""
     if moments is not keep_state:
         raise UserError("selsync by gradients: groups do not meet, so moments can only be kept")
@@ -216,7 +216,7 @@ def selsync(
     window: int = 25,
     smoothing: float | None = None,
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
-    optimizer_state: AroundMoments = keep_state,
+    optimizer_state: WithOptimizerState = keep_state,
 ) -> Method:
     """Groups meet in the steps in which the gradient of any of them changes much.
 

@@ -25,38 +25,38 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from hpcsgd.arguments import checked
-from hpcsgd.comm import Transport, Work, wide
+from hpcsgd.comm import Communicator, Work, accumulation_dtype
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.graphs import Exponential, Graph, senders
 from hpcsgd.core.method import Method
 from hpcsgd.core.mixing import mean_leaving, mean_peers
 from hpcsgd.core.state import State
 from hpcsgd.core.step import GradReduce, StepContext
-from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.core.waits import InNeighbors
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers.parcel import Parcel
-from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.averagers.message_buffer import MessageBuffer
+from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.schedules import Every
 
 
 @dataclass
-class Round:
+class MessageRound:
     """What came from the others in one step, once `work` is done, and what went to them. `work` returns the
     numbers that came: it is the lane that waits where they are on a device."""
 
-    arriving: list[Parcel]
-    sent: list[Parcel] = field(default_factory=list[Parcel])
+    incoming: list[MessageBuffer]
+    sent: list[MessageBuffer] = field(default_factory=list[MessageBuffer])
     work: Work | None = None
 
-    def wait(self) -> list[tuple[Parcel, float]]:
-        numbers = _numbers(self.arriving) if self.work is None else self.work.wait()
-        return list(zip(self.arriving, numbers, strict=True))
+    def wait(self) -> list[tuple[MessageBuffer, float]]:
+        numbers = _numbers(self.incoming) if self.work is None else self.work.wait()
+        return list(zip(self.incoming, numbers, strict=True))
 
 
-def _numbers(parcels: Sequence[Parcel]) -> list[float]:
-    return [parcel.number for parcel in parcels]
+def _numbers(parcels: Sequence[MessageBuffer]) -> list[float]:
+    return [message.weight for message in parcels]
 
 
 class PushSum:
@@ -77,9 +77,9 @@ class PushSum:
         self.traits = Traits(InNeighbors(graph, staleness))
         self.weight = 1.0
         """w_i of this group."""
-        self._under_way: deque[Round] = deque()
-        self._spare: list[Parcel] = []
-        self._link: Transport | None = None
+        self._under_way: deque[MessageRound] = deque()
+        self._spare: list[MessageBuffer] = []
+        self._link: Communicator | None = None
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         """What is updated is x_i = w_i·z_i: of all of w where every position updates that."""
@@ -89,7 +89,7 @@ class PushSum:
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
-        x = [own.to(wide(own.dtype)) for own in found]  # the chunks themselves, but for 16-bit ones
+        x = [own.to(accumulation_dtype(own.dtype)) for own in found]  # the chunks themselves, but for 16-bit ones
         self._under_way.append(self._send(s, found, x))
         if len(self._under_way) > self.staleness:
             self._take_in(x, self._under_way.popleft())
@@ -97,23 +97,23 @@ class PushSum:
             own.copy_(mine if self.weight == 1 else mine.div_(self.weight))
         return found
 
-    def sends(self, m: Sizes) -> list[Message]:
+    def sends(self, m: ModelLayout) -> list[CommOp]:
         """Line 3: x_i and w_i to each out-neighbour; the mean over a period of the graph."""
-        nbytes = mean_peers(self.graph, m.P) * m.parcel()
+        nbytes = mean_peers(self.graph, m.P) * m.message_buffer()
         leaving = mean_leaving(self.graph, m.P, m.groups_per_host)
-        return [Message("exchange", "cross", nbytes, hidden=self.staleness, leaving=leaving)]
+        return [CommOp("exchange", "cross", nbytes, overlap_steps=self.staleness, off_host_fraction=leaving)]
 
     def state_dict(self) -> State:
         """With the messages under way, which it waits for. Elsewhere groups start from z, of weight 1."""
-        arrived = [[parcel.state_dict() for parcel, _ in sent.wait()] for sent in self._under_way]
+        arrived = [[message.state_dict() for message, _ in sent.wait()] for sent in self._under_way]
         return State(per_rank={"weight": self.weight, "under_way": arrived})
 
     def load_state_dict(self, state: State) -> None:
         own = state.per_rank or {"weight": 1.0, "under_way": []}
         self.weight = own["weight"]
-        self._under_way = deque(Round([Parcel.restored(x) for x in arrived]) for arrived in own["under_way"])
+        self._under_way = deque(MessageRound([MessageBuffer.restored(x) for x in arrived]) for arrived in own["under_way"])
 
-    def _send(self, s: StepContext, like: Sequence[Tensor], x: list[Tensor]) -> Round:
+    def _send(self, s: StepContext, like: Sequence[Tensor], x: list[Tensor]) -> MessageRound:
         """Give away all but the own share: of x what is not sent, so that rounding neither adds nor takes.
         What travels is `like` this."""
         t, i, n = s.t - 1, s.topology.group_index, s.topology.num_groups
@@ -124,25 +124,25 @@ class PushSum:
         sent.add_to(x, -len(peers))
         self.weight *= share
         if self._link is None:
-            self._link = s.topology.inter_group.apart() if self.staleness else s.topology.inter_group
+            self._link = s.topology.inter_group.dup_with_thread() if self.staleness else s.topology.inter_group
         link, outgoing = self._link, dict.fromkeys(peers, sent.bytes)
-        incoming = {j: parcel.bytes for j, parcel in zip(sources, arriving, strict=True)}
+        incoming = {j: message.bytes for j, message in zip(sources, arriving, strict=True)}
 
         def exchanged() -> list[float]:
-            link.exchange(outgoing, incoming).wait()
+            link.sendrecv(outgoing, incoming).wait()
             return _numbers(arriving)
 
-        return Round(arriving, [sent], link.run(exchanged, "gossip", sent.bytes, *incoming.values()))
+        return MessageRound(arriving, [sent], link.run(exchanged, "gossip", sent.bytes, *incoming.values()))
 
-    def _take_in(self, x: list[Tensor], sent: Round) -> None:
+    def _take_in(self, x: list[Tensor], sent: MessageRound) -> None:
         for theirs, weight in sent.wait():
             theirs.add_to(x)
             self.weight += weight
         if sent.work is not None:  # else they are of a checkpoint, and in host memory
-            self._spare += sent.arriving + sent.sent
+            self._spare += sent.incoming + sent.sent
 
-    def _room(self, like: Sequence[Tensor]) -> Parcel:
-        return self._spare.pop() if self._spare else Parcel.like(like)
+    def _room(self, like: Sequence[Tensor]) -> MessageBuffer:
+        return self._spare.pop() if self._spare else MessageBuffer.like(like)
 
 
 @method(cite="assran2019sgp")

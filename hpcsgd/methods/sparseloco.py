@@ -33,18 +33,18 @@ from torch import Tensor
 
 from hpcsgd import kernels
 from hpcsgd.arguments import checked
-from hpcsgd.comm import wide
+from hpcsgd.comm import accumulation_dtype
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.method import Method
 from hpcsgd.core.state import State
 from hpcsgd.core.step import GradReduce, StepContext
-from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.core.waits import All
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import AroundMoments, Measured, PerBlock, keep_state
+from hpcsgd.parts.averagers import WithOptimizerState, WithDistance, PerBlock, keep_state
 from hpcsgd.parts.averagers.selection import Selection
-from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.quantizers import bf16, int4, int8
 from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.quantizers.levels import Levels
@@ -57,7 +57,7 @@ VALUES: Mapping[int, Quantizer] = {2: Levels(), 4: int4(), 8: int8(), 16: bf16()
 
 
 @dataclass(frozen=True)
-class Code:
+class SparseMessage:
     """What a group says of one vector: which elements, and their values. Its size is that of the share."""
 
     share: Share
@@ -117,7 +117,7 @@ class SparseDelta:
         owned, thetas, errors = (self._without_padding(x) for x in (found, self._theta, self._error))
         for own, theta, e in zip(owned, thetas, errors, strict=True):
             e.mul_(self.beta).add_(theta.to(own.dtype).to(theta.dtype) - own)
-        codes = [Code(share, self.values) for share in self.select.shares(errors, self.density, s.topology)]
+        codes = [SparseMessage(share, self.values) for share in self.select.shares(errors, self.density, s.topology)]
         s.agreement().wait()
         said = self._gathered(s, codes, errors)
         for i, (own, theta, e) in enumerate(zip(owned, thetas, errors, strict=True)):
@@ -125,16 +125,16 @@ class SparseDelta:
             own.copy_(theta)
         return found
 
-    def holds(self, m: Sizes) -> float:
-        return 2 * m.owned(wide=True)
+    def holds(self, m: ModelLayout) -> float:
+        return 2 * m.own_elements(wide=True)
 
-    def sends(self, m: Sizes) -> Iterator[Message]:
+    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
         yield from self.select.sends(m)
         counts = (n for b in m.buckets for n in m.filled(b) if n)
         shares = (self.select.expected(n, self.density) for n in counts)
-        nbytes = sum(Code(share, self.values).nbytes for share in shares)
+        nbytes = sum(SparseMessage(share, self.values).nbytes for share in shares)
         if nbytes:
-            yield Message("allgather", "cross", m.P * nbytes / m.K)
+            yield CommOp("allgather", "cross", m.P * nbytes / m.K)
 
     def state_dict(self) -> State:
         return State(sharded={"theta": self._theta, "error": self._error}) if self._theta else self._saved
@@ -148,7 +148,7 @@ class SparseDelta:
         self._filled = filled
         kept, self._saved = self._saved.sharded, State()
         theta = kept.get("theta", owned)
-        self._theta = [x.to(wide(own.dtype), copy=True) for x, own in zip(theta, owned, strict=True)]
+        self._theta = [x.to(accumulation_dtype(own.dtype), copy=True) for x, own in zip(theta, owned, strict=True)]
         self._error = [torch.zeros_like(x) for x in self._theta]
         for e, saved in zip(self._error, kept.get("error", ()), strict=False):
             e.copy_(saved)
@@ -159,7 +159,7 @@ class SparseDelta:
         return [chunk[run] for chunk, runs in pairs for run in runs] or [chunks[0][:0]]
 
     def _gathered(
-        self, s: StepContext, codes: Sequence[Code], errors: Sequence[Tensor]
+        self, s: StepContext, codes: Sequence[SparseMessage], errors: Sequence[Tensor]
     ) -> list[list[Tensor]]:
         """Of every vector, what each group says of it. Collective."""
         sizes = [code.nbytes for code in codes]
@@ -172,7 +172,7 @@ class SparseDelta:
             s.topology.inter_group.allgather(rows.view(-1), mine).wait()
         return [list(column) for column in torch.split(rows, sizes, dim=1)]
 
-    def _mean(self, code: Code, said: Sequence[Tensor], e: Tensor, mine: int) -> Tensor:
+    def _mean(self, code: SparseMessage, said: Sequence[Tensor], e: Tensor, mine: int) -> Tensor:
         """Of what groups say; takes from e what this one said."""
         total = torch.zeros_like(e)
         for group, part in enumerate(said if code.count else ()):
@@ -193,7 +193,7 @@ def sparseloco(
     lr: float = 1.0,
     selection: Selection = PerBlock(),  # noqa: B008 - frozen
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
-    optimizer_state: AroundMoments = keep_state,
+    optimizer_state: WithOptimizerState = keep_state,
 ) -> Method:
     """Local SGD whose groups tell a small part of how they moved in few bits, and keep the rest for later.
 
@@ -238,5 +238,5 @@ def sparseloco(
         raise UserError(f"beta = {beta}: what is left of the feedback, ≥ 0 and ≤ 1", key="beta", value=beta)
     if not 0 < lr < math.inf:
         raise UserError(f"lr = {lr}: an outer learning rate, > 0", key="lr", value=lr)
-    how = Measured(SparseDelta(density, VALUES[bits], beta, float(lr), selection))
+    how = WithDistance(SparseDelta(density, VALUES[bits], beta, float(lr), selection))
     return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=optimizer_state(how))

@@ -16,8 +16,8 @@ from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import GradReduce
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers.server import Server
-from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.averagers.parameter_server import ParameterServer
+from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.schedules import Every
 
 PAPER = """
@@ -63,4 +63,4 @@ def ssp(max_staleness: int, grad_reduce: GradReduce = Dense()) -> Method:  # noq
         Q. Ho et al.: More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS
         2013, section 2.
     """
-    return Method(grad_reduce=grad_reduce, schedule=Every(1), averager=Server(max_staleness))
+    return Method(grad_reduce=grad_reduce, schedule=Every(1), averager=ParameterServer(max_staleness))

@@ -27,27 +27,27 @@ import torch
 from torch import Tensor
 
 from hpcsgd.arguments import checked
-from hpcsgd.comm import wide
+from hpcsgd.comm import accumulation_dtype
 from hpcsgd.core.averager import Averager
 from hpcsgd.core.method import Method, parts_of
 from hpcsgd.core.optional import held, prepare, sends
 from hpcsgd.core.state import State
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import Topology
-from hpcsgd.core.traffic import Message, Sizes, Vector, late
+from hpcsgd.core.traffic import CommOp, ModelLayout, BucketLayout, overlapped
 from hpcsgd.core.waits import later
 from hpcsgd.errors import UserError
 from hpcsgd.methods.delayed import require_vectors_only
 from hpcsgd.methods.registry import method
 from hpcsgd.parts.averagers.fragments import fragments, put_together
-from hpcsgd.parts.averagers.streams import LEFT, Stream
-from hpcsgd.parts.averagers.under_way import Meeting, apart, apart_step, under_way
+from hpcsgd.parts.averagers.fragment_sync import LEFT, FragmentSync
+from hpcsgd.parts.averagers.pending_average import PendingAverage, on_own_thread, step_on_own_thread, begin
 from hpcsgd.parts.schedules.in_turn import InTurn
 
 log = logging.getLogger(__name__)
 
 
-class Streamed:
+class Streaming:
     """A copy of `how` for each fragment; each begins to meet when it is its `turn`.
 
     Called where nothing arrives, or unasked, it makes groups meet at once with all of the model, after it has
@@ -59,10 +59,10 @@ class Streamed:
         waits = later(how.traits.waits, delay)
         unlike = {"reads_gradients": False, "leaves_mean": False, "vectors_only": False}
         self.traits = replace(how.traits, waits=waits, **unlike)
-        self._streams: list[Stream] = []
-        self._owned: list[Tensor] = []
+        self._streams: list[FragmentSync] = []
+        self._shards: list[Tensor] = []
         self._saved = State()
-        self._apart: Topology | None = None
+        self._on_own_thread: Topology | None = None
         self._asked = -1
         """The last update after which it was asked what arrives."""
 
@@ -73,12 +73,12 @@ class Streamed:
     def is_due(self, s: StepContext, wanted: bool) -> bool:
         """Whether a fragment arrives after this update: without delay one that begins then, as `wanted`."""
         self._asked = s.t
-        return any(self._arriving(s.t)) if self.delay else wanted
+        return any(self._pending(s.t)) if self.delay else wanted
 
     def begin(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         """Whose turn it is, if it is not under way any more."""
         for p in self.turn.at(s.t):
-            if self._streams[p].meeting is None:
+            if self._streams[p].pending is None:
                 self._begin(self._streams[p], vectors, s)
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
@@ -86,11 +86,11 @@ class Streamed:
         asked, self._asked = self._asked == s.t, -1
         if asked and not self.delay:
             self.begin(found, s)
-        arriving = list(self._arriving(s.t)) if asked else []
+        arriving = list(self._pending(s.t)) if asked else []
         for stream in arriving or self._streams:
             self._take_in(stream, found, s)
         if not arriving:
-            self._meet(found, s)
+            self._average(found, s)
         elif self.delay:
             self.begin(found, s)
         return found
@@ -102,22 +102,22 @@ class Streamed:
         for stream in self._streams:
             self._take_in(stream, vectors, s)
 
-    def holds(self, m: Sizes) -> float:
+    def holds(self, m: ModelLayout) -> float:
         """With averagers of all fragments, which together have what one of the model has."""
         I, F = self.turn.I, self.turn.F  # noqa: E741 - the papers' letter
         begun = [[(t + offset) % I for offset in self.turn.offsets] for t in range(I)]
         most = max(sum(steps_ago < self.delay for steps_ago in each) for each in begun)
-        under_way = most / F * m.owned()
+        under_way = most / F * m.own_elements()
         return under_way + held((part for _, part in parts_of("averager", self.how)), m)
 
-    def sends(self, m: Sizes) -> Iterator[Message]:
+    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
         """About an F-th of the model each time; while the F are on their way, F·τ steps are computed."""
         F = self.turn.F
         for p in range(F):
             counts = [(b.used * (p + 1) // F - b.used * p // F, b.width) for b in m.buckets]
-            part = replace(m, buckets=tuple(Vector(n, n, width) for n, width in counts))
+            part = replace(m, buckets=tuple(BucketLayout(n, n, width) for n, width in counts))
             for x in sends(self.how, part):
-                yield late(replace(x, times=x.times / F), F * self.delay)
+                yield overlapped(replace(x, times=x.times / F), F * self.delay)
 
     def state_dict(self) -> State:
         """With what comes of the meetings under way, for which it waits."""
@@ -128,8 +128,8 @@ class Streamed:
         for name in dict.fromkeys(name for vectors in found for name in vectors):
             having = zip(self._streams, found, strict=True)
             pieces = [(stream.fragment, vectors[name]) for stream, vectors in having if name in vectors]
-            chunks[name] = put_together(self._owned, pieces)
-        meetings = [stream.meeting for stream in self._streams]
+            chunks[name] = put_together(self._shards, pieces)
+        meetings = [stream.pending for stream in self._streams]
         replicated = {
             "due": [None if meeting is None else meeting.due for meeting in meetings],
             "notes": [{} if meeting is None else dict(meeting.notes) for meeting in meetings],
@@ -142,14 +142,14 @@ class Streamed:
     def load_state_dict(self, state: State) -> None:
         """It counts from the next step on."""
         for stream in self._streams:
-            if stream.meeting is not None:
-                stream.meeting.wait()
+            if stream.pending is not None:
+                stream.pending.wait()
         self._saved, self._streams = state, []
 
     def _start(self, owned: list[Tensor], s: StepContext) -> None:
-        self._owned = owned
+        self._shards = owned
         cut = fragments(s.buckets, self.turn.F)
-        self._streams = [Stream(fragment, copy.deepcopy(self.how)) for fragment in cut]
+        self._streams = [FragmentSync(fragment, copy.deepcopy(self.how)) for fragment in cut]
         saved, self._saved = self._saved, State()
         if saved.replicated:
             self._go_on(saved, s)
@@ -165,14 +165,14 @@ class Streamed:
         if len(known) != len(self._streams):
             self._tell_dropped(s, set[str]().union(*known) - known[fewest])
             for stream in self._streams:
-                stream.take_up(_of(stream, known[fewest], chunks), same["rest"][fewest])
+                stream.apply(_of(stream, known[fewest], chunks), same["rest"][fewest])
             return
         distances = saved.per_rank.get("distances", [None] * len(known))
         for p, stream in enumerate(self._streams):
             mine = _of(stream, same["names"][p], chunks)
-            stream.take_up(mine, same["rest"][p])
+            stream.apply(mine, same["rest"][p])
             if LEFT in mine:
-                stream.meeting = Meeting(same["due"][p], mine[LEFT], dict(same["notes"][p]))
+                stream.pending = PendingAverage(same["due"][p], mine[LEFT], dict(same["notes"][p]))
             stream.distance = distances[p]
 
     def _tell_dropped(self, s: StepContext, unknown: Collection[str]) -> None:
@@ -182,40 +182,40 @@ class Streamed:
                 "streaming: other fragments than before: meetings that were under way are dropped%s", also
             )
 
-    def _arriving(self, t: int) -> Iterator[Stream]:
-        return (stream for stream in self._streams if stream.meeting is not None and stream.meeting.due <= t)
+    def _pending(self, t: int) -> Iterator[FragmentSync]:
+        return (stream for stream in self._streams if stream.pending is not None and stream.pending.due <= t)
 
-    def _begin(self, stream: Stream, owned: Sequence[Tensor], s: StepContext) -> None:
-        if self._apart is None:
-            self._apart = apart(s.topology)
-        meet = partial(stream.meet, others=self._beside(stream))
-        stream.meeting = under_way(meet, s, self._apart, stream.fragment.of(owned), s.t + self.delay)
+    def _begin(self, stream: FragmentSync, owned: Sequence[Tensor], s: StepContext) -> None:
+        if self._on_own_thread is None:
+            self._on_own_thread = on_own_thread(s.topology)
+        meet = partial(stream.average, others=self._beside(stream))
+        stream.pending = begin(meet, s, self._on_own_thread, stream.fragment.of(owned), s.t + self.delay)
 
-    def _beside(self, stream: Stream) -> list[Stream]:
+    def _beside(self, stream: FragmentSync) -> list[FragmentSync]:
         return [other for other in self._streams if other is not stream]
 
-    def _take_in(self, stream: Stream, owned: Sequence[Tensor], s: StepContext) -> None:
-        meeting, stream.meeting = stream.meeting, None
+    def _take_in(self, stream: FragmentSync, owned: Sequence[Tensor], s: StepContext) -> None:
+        meeting, stream.pending = stream.pending, None
         if meeting is None:
             return
         meeting.wait()
-        for own, theta in stream.fragment.parts(owned, meeting.chunks):
-            x = theta.to(wide(theta.dtype))
+        for own, theta in stream.fragment.parts(owned, meeting.shards):
+            x = theta.to(accumulation_dtype(theta.dtype))
             own.copy_(torch.lerp(x, own.to(x.dtype), self.blend))
         s.metrics.update(meeting.notes)
 
-    def _meet(self, owned: Sequence[Tensor], s: StepContext) -> None:
+    def _average(self, owned: Sequence[Tensor], s: StepContext) -> None:
         for stream in self._streams:
             chunks = stream.fragment.of(owned)
-            mine = apart_step(s, s.topology)
-            stream.meet(chunks, mine, self._beside(stream))
+            mine = step_on_own_thread(s, s.topology)
+            stream.average(chunks, mine, self._beside(stream))
             for own, theta in stream.fragment.parts(owned, chunks):
                 own.copy_(theta)
             s.metrics.update(mine.metrics)
 
 
 def _of(
-    stream: Stream, names: Collection[str], chunks: Mapping[str, list[Tensor]]
+    stream: FragmentSync, names: Collection[str], chunks: Mapping[str, list[Tensor]]
 ) -> dict[str, list[Tensor]]:
     return {name: stream.fragment.of(chunks[name]) for name in names if name in chunks}
 
@@ -273,5 +273,5 @@ def streaming(method: Method, num_fragments: int, sync_delay: int, update_alpha:
         raise UserError(told, key="update_alpha", value=update_alpha)
     turn = InTurn(every, num_fragments)
     return replace(
-        method, schedule=turn, averager=Streamed(method.averager, turn, sync_delay, float(update_alpha))
+        method, schedule=turn, averager=Streaming(method.averager, turn, sync_delay, float(update_alpha))
     )

@@ -16,22 +16,22 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import begin, finish, is_due
 from hpcsgd.core.state import State
-from hpcsgd.core.step import GradReduce, Publishing, ReduceContext, StepContext, publications, publisher
+from hpcsgd.core.step import GradReduce, QuantizedGather, ReduceContext, StepContext, gather_ops, quantized_gather
 from hpcsgd.core.topology import Topology
-from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.core.traits import GradReduceTraits, ScheduleTraits
 from hpcsgd.core.waits import in_turns
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import Mean, MeanOfAll, Measured, agree
-from hpcsgd.parts.exchanges.by_torch import left_to_torch
+from hpcsgd.parts.averagers import Mean, MeanOfAll, WithDistance, set_to_average
+from hpcsgd.parts.grad_reduces.by_torch import left_to_torch
 
 log = logging.getLogger(__name__)
 
 FIRST_LR_DECAY = "first lr decay"
 
 
-class Turn:
+class Switch:
     """Whose turn it is. The last step of `first` ends with the plain mean, or what its server has: `then`
     starts from one model."""
 
@@ -45,7 +45,7 @@ class Turn:
         self.lr = 0.0
 
     @property
-    def stages(self) -> tuple[tuple[int | None, Method], ...]:
+    def sequence(self) -> tuple[tuple[int | None, Method], ...]:
         """Each method with its last step; `first` has none if there is no step of it."""
         if self.at == 0:
             return ((None, self.then),)
@@ -56,7 +56,7 @@ class Turn:
         return self.then if self.over else self.first
 
     @property
-    def hands_over(self) -> bool:
+    def changes(self) -> bool:
         """Whether the groups are about to become one model for `then`."""
         return self.last and not self.over
 
@@ -65,16 +65,16 @@ class Turn:
         self.last = not self.over and (decayed if self.at == FIRST_LR_DECAY else s.t == self.at)
 
 
-class TheirExchange:
+class SwitchedGradReduce:
     """The exchange of whoever's turn it is."""
 
-    def __init__(self, turn: Turn, first: GradReduce, then: GradReduce) -> None:
+    def __init__(self, turn: Switch, first: GradReduce, then: GradReduce) -> None:
         self._turn, self._first, self._then = turn, first, then
         keeps = first.traits.keeps_gradients or then.traits.keeps_gradients
         self._traits = [
             replace(each.traits, per_bucket=False, keeps_gradients=keeps) for each in (first, then)
         ]
-        self._beside: Publishing | None = None
+        self._beside: QuantizedGather | None = None
         """Who took back the chunks of this step."""
 
     @property
@@ -86,7 +86,7 @@ class TheirExchange:
         return self._traits[self._turn.over]
 
     def left_to_torch(self) -> GradReduce:
-        return TheirExchange(self._turn, left_to_torch(self._first), left_to_torch(self._then))
+        return SwitchedGradReduce(self._turn, left_to_torch(self._first), left_to_torch(self._then))
 
     def idle(self, topology: Topology) -> bool:
         return self._first.idle(topology) and self._then.idle(topology)
@@ -96,17 +96,17 @@ class TheirExchange:
 
     @property
     def publishes(self) -> bool:
-        return any(publisher(exchange) for exchange in (self._first, self._then))
+        return any(quantized_gather(exchange) for exchange in (self._first, self._then))
 
     def take_back(self, s: StepContext) -> None:
-        self._beside = publisher(self._exchange)
+        self._beside = quantized_gather(self._exchange)
         if self._beside is not None:
-            self._beside.take_back(s)
+            self._beside.restore(s)
 
     def publish(self, s: StepContext) -> None:
         """In the last step of `first` as they are, so that nothing is kept that `then` does not know."""
         if self._beside is not None and not self._turn.last:
-            self._beside.publish(s)
+            self._beside.gather(s)
             return
         if s.topology.group_size > 1:
             for b in s.buckets:
@@ -115,16 +115,16 @@ class TheirExchange:
 
     def forget(self) -> None:
         if self._beside is not None:
-            self._beside.forget()
+            self._beside.clear()
 
-    def publications(self, m: Sizes) -> Iterable[Message]:
-        return publications(self._exchange, m)
+    def publications(self, m: ModelLayout) -> Iterable[CommOp]:
+        return gather_ops(self._exchange, m)
 
 
-class TheirSchedule:
+class SwitchedSchedule:
     """The schedule of whoever's turn it is."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Switch) -> None:
         self._turn = turn
 
     def __call__(self, s: StepContext) -> bool:
@@ -136,17 +136,17 @@ class TheirSchedule:
         return ScheduleTraits(rate=self._turn.method.schedule.traits.rate)
 
 
-class TheirAverager:
+class SwitchedAverager:
     """Meets as the one whose turn it is, and hands over in the last step of `first`. The averager of `first`
     acts there only if its schedule says so."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Switch) -> None:
         self._turn = turn
         first, then = turn.first.averager.traits, turn.then.averager.traits
-        names = dict.fromkeys([*first.histograms, *then.histograms])
-        self.stages = turn.stages
+        names = dict.fromkeys([*first.histogram_names, *then.histogram_names])
+        self.stages = turn.sequence
         waits = in_turns([(until, stage.waits) for until, stage in self.stages])
-        self.traits = Traits(waits, whole_model=first.whole_model, histograms=tuple(names))
+        self.traits = Traits(waits, whole_model=first.whole_model, histogram_names=tuple(names))
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         turn = self._turn
@@ -164,7 +164,7 @@ class TheirAverager:
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
         turn = self._turn
-        if not turn.hands_over:
+        if not turn.changes:
             return turn.method.averager.average(vectors, s)
         found = list(vectors)
         finish(turn.first.averager, found, s, turn.due)
@@ -173,7 +173,7 @@ class TheirAverager:
         return found
 
     def finish(self, vectors: Sequence[Tensor], s: StepContext, due: bool) -> None:
-        if self._turn.hands_over:
+        if self._turn.changes:
             run_averager(self, vectors, s)
         else:
             finish(self._turn.method.averager, vectors, s, due)
@@ -181,12 +181,12 @@ class TheirAverager:
     def _to_one_model(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         """Note the distance, unless `first` has noted that of its own meeting, or groups are never apart."""
         first = self._turn.first
-        if first.central() is not None:
-            agree(vectors, s, first.central())
+        if first.model_holder() is not None:
+            set_to_average(vectors, s, first.model_holder())
             return
         mean = MeanOfAll() if self.traits.whole_model else Mean()
         noted = self._turn.due or first.grad_reduce.traits.across
-        run_averager(mean if noted else Measured(mean), vectors, s)
+        run_averager(mean if noted else WithDistance(mean), vectors, s)
 
     @property
     def inner(self) -> Averager:
@@ -247,9 +247,9 @@ def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> 
         )
     if first.grad_reduce.traits.keeps_gradients:
         log.warning("switch: what the exchange of the first method has kept is dropped at the change")
-    turn = Turn(first, then, at)
-    exchange = TheirExchange(turn, first.grad_reduce, then.grad_reduce)
-    return Method(grad_reduce=exchange, schedule=TheirSchedule(turn), averager=TheirAverager(turn))
+    turn = Switch(first, then, at)
+    exchange = SwitchedGradReduce(turn, first.grad_reduce, then.grad_reduce)
+    return Method(grad_reduce=exchange, schedule=SwitchedSchedule(turn), averager=SwitchedAverager(turn))
 
 
 def _updated_and_averaged(method: Method) -> tuple[bool, bool]:

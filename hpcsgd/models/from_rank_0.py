@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.core.shards import is_sharded
+from hpcsgd.core.fsdp import is_fsdp
 from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError
 
@@ -43,7 +43,7 @@ def share_values(topology: Topology, model: nn.Module, unit: nn.Module, given: C
     """Rank 0's, of what is to be sharded now and has some there."""
     within = next(name for name, module in model.named_modules() if module is unit)
     for name, param in list(unit.named_parameters(within)):
-        if name in given and not is_sharded(param):
+        if name in given and not is_fsdp(param):
             if param.device == META:
                 make_room(model, param)
             _share(topology, model.get_parameter(name))

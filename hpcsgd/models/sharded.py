@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hpcsgd.arguments import checked
-from hpcsgd.comm import wide
+from hpcsgd.comm import accumulation_dtype
 from hpcsgd.comm.streams import require_current
 from hpcsgd.core.elements import require_real
-from hpcsgd.core.shards import is_sharded
+from hpcsgd.core.fsdp import is_fsdp
 from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError, near_miss
 from hpcsgd.models.from_rank_0 import (
@@ -188,7 +188,7 @@ def give_values(model: nn.Module, unit: nn.Module, seed: int) -> None:
     names = {module: name for name, module in model.named_modules()}
     for module in unit.modules():
         empty = [name for name, p in module.named_parameters(recurse=False) if p.device == META]
-        empty = [name for name in empty if not is_sharded(module.get_parameter(name))]
+        empty = [name for name in empty if not is_fsdp(module.get_parameter(name))]
         if empty:
             tied = {name: p for name, p in module.named_parameters(recurse=False) if name not in empty}
             before = {name: p.detach().clone() for name, p in tied.items()}
@@ -239,24 +239,24 @@ def _shard(unit: nn.Module, mesh: Any, policies: dict[str, Any]) -> None:
         raise UserError(
             f"torch has sharded {kind} already: call hpcsgd.fully_shard(...) or fully_shard(...) once"
         )
-    dtypes = {p.dtype for p in unit.parameters() if p.requires_grad and not is_sharded(p)}
+    dtypes = {p.dtype for p in unit.parameters() if p.requires_grad and not is_fsdp(p)}
     if len(dtypes) > 1:
         raise UserError(
             f"torch cannot shard {kind}: its parameters are of {', '.join(sorted(map(str, dtypes)))}, and "
             "what is gathered together has to be of one: name those of the other in blocks"
         )
     try:
-        fully_shard(unit, mesh=mesh, **{**_summed_wide(unit), **policies})
+        fully_shard(unit, mesh=mesh, **{**_accumulated(unit), **policies})
     except (NotImplementedError, ValueError) as error:
         raise UserError(f"torch cannot shard {kind}: {error}") from error
 
 
-def _summed_wide(unit: nn.Module) -> dict[str, Any]:
+def _accumulated(unit: nn.Module) -> dict[str, Any]:
     """torch's own would add up gradients of 16 bits in 16 bits."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    dtypes = {p.dtype for p in unit.parameters() if not is_sharded(p)}
-    if all(wide(dtype) == dtype for dtype in dtypes):
+    dtypes = {p.dtype for p in unit.parameters() if not is_fsdp(p)}
+    if all(accumulation_dtype(dtype) == dtype for dtype in dtypes):
         return {}
     return {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32)}
 

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from hpcsgd import torch_private
 from hpcsgd.arguments import checked
-from hpcsgd.comm import Transport, phase
+from hpcsgd.comm import Communicator, phase
 from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError
 from hpcsgd.torch_private import BatchNorm
@@ -67,7 +67,7 @@ def sync_batch_norm(model: nn.Module, topology: Topology) -> nn.Module:
         raise UserError(
             f"sync_batch_norm: {type(model).__name__} has no BatchNorm1d, 2d, 3d or SyncBatchNorm"
         )
-    ranks = topology.intra_group.apart()  # beside the gradients, which leave in an order of their own
+    ranks = topology.intra_group.dup_with_thread()  # beside the gradients, which leave in an order of their own
     replaced: dict[nn.Module | None, nn.Module] = {layer: SyncBatchNorm(layer, ranks) for layer in plain}
     for module in list(model.modules()):
         for name, layer in torch_private.tables_of(module)[1].items():
@@ -97,7 +97,7 @@ def _is_plain(layer: nn.Module, name: str, model: nn.Module) -> TypeGuard[BatchN
 class SyncBatchNorm(BatchNorm):
     """Takes the place of a plain `layer`, with all that it has, on these `ranks`."""
 
-    def __init__(self, layer: BatchNorm, ranks: Transport) -> None:
+    def __init__(self, layer: BatchNorm, ranks: Communicator) -> None:
         super().__init__(layer.num_features)
         self.__dict__.update(layer.__dict__)
         self._ranks = ranks
@@ -154,7 +154,7 @@ class _Normalize(Function):
         running_mean: Tensor | None,
         running_var: Tensor | None,
         momentum: float,
-        ranks: Transport,
+        ranks: Communicator,
     ) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         n, mean, M = _together(wide, ranks)
@@ -196,7 +196,7 @@ class _Normalize(Function):
         )  # fmt: skip
 
 
-def _together(x: Tensor, ranks: Transport) -> tuple[float, Tensor, Tensor]:
+def _together(x: Tensor, ranks: Communicator) -> tuple[float, Tensor, Tensor]:
     """Return how many values of a channel all ranks have, and of each channel their mean and the sum of their
     squared deviations from it."""
     flat = x.transpose(0, 1).reshape(x.size(1), -1)

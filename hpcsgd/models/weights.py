@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.core.shards import gathered, is_sharded
+from hpcsgd.core.fsdp import all_gathered, is_fsdp
 from hpcsgd.errors import UserError, near_miss, without_warnings
 from hpcsgd.models.metadata import require_plain
 from hpcsgd.models.pretrained import pretrained
@@ -83,7 +83,7 @@ def whole_state(model: nn.Module, *, keeps: bool) -> Weights:
     once, ties = distinct(own)
     found: Weights = {}
     for name, x in once.items():
-        here = gathered(x.detach())
+        here = all_gathered(x.detach())
         if keeps:
             found[name] = here.to("cpu", copy=True)
     return {name: found[ties.get(name, name)] for name in own} if keeps else {}
@@ -110,7 +110,7 @@ def _targets(model: nn.Module) -> list[nn.Module]:
 
 
 def _home(x: Tensor) -> Any:
-    if is_sharded(x):  # where there are no rows, their places tell nothing
+    if is_fsdp(x):  # where there are no rows, their places tell nothing
         return id(x)
     return (x.untyped_storage().data_ptr(), x.storage_offset(), x.size(), x.stride()) if x.numel() else id(x)
 

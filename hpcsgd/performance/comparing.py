@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.comm import PeerLost, Transport
+from hpcsgd.comm import PeerLost, Communicator
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, RunSection, dump
 from hpcsgd.config.variants import configs, folder_name
@@ -24,11 +24,11 @@ from hpcsgd.files.atomic import replacing
 from hpcsgd.report import run_folder
 from hpcsgd.report.comparison import Comparison, Entry, comparison_text, read_comparison, write_comparison
 from hpcsgd.report.metrics import read
-from hpcsgd.train.assembly import assemble
+from hpcsgd.train.training_setup import assemble
 from hpcsgd.train.devices import form_job
 from hpcsgd.train.process import compute_alike, keep_freed_memory, log_to_stdout, use_threads, world_for
 from hpcsgd.train.run import end_as, train
-from hpcsgd.train.sending import as_it_began
+from hpcsgd.train.reduce_settings import as_it_began
 from hpcsgd.train.stopping import Reasons
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def run(path: Path, overrides: Sequence[str], methods: str, target: float | None
 
 
 def _run(
-    world: Transport, path: Path, overrides: Sequence[str], methods: str, target: float | None, resume: bool
+    world: Communicator, path: Path, overrides: Sequence[str], methods: str, target: float | None, resume: bool
 ) -> str | None:
     with raise_on_all_ranks(world, "reading the job file"):
         chosen = configs(path, overrides, methods)
@@ -84,7 +84,7 @@ def folder_of(run: RunSection) -> Path:
 
 
 def compare(
-    world: Transport,
+    world: Communicator,
     path: Path,
     chosen: dict[str, Config],
     reasons: Reasons,
@@ -108,7 +108,7 @@ def compare(
 
 
 def _trained(
-    world: Transport,
+    world: Communicator,
     path: Path,
     trials: Sequence[Trial],
     reasons: Reasons,
@@ -133,7 +133,7 @@ def _trained(
     return reason
 
 
-def _prepared(world: Transport, path: Path, label: str, config: Config) -> Trial:
+def _prepared(world: Communicator, path: Path, label: str, config: Config) -> Trial:
     """Raises `JobError` where the variant could only fail; collective."""
     with located(f"variant {label!r}"):
         world.timeout = config.parallel.timeout_s
@@ -151,7 +151,7 @@ def _train(trial: Trial, path: Path, reasons: Reasons, *, resume: bool) -> str |
     world.timeout = timeout
     with located(f"variant {trial.label!r}"):
         reason = train(trial.config, trial.topology, str(path), reasons, resume)
-    if not world.end_apart(timeout):  # threads that answered other ranks
+    if not world.close_dups(timeout):  # threads that answered other ranks
         raise PeerLost(f"variant {trial.label!r}: communication in flight {timeout:g} s after its end")
     gc.collect()
     return reason

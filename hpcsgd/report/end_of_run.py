@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpcsgd.elastic import event_log
-from hpcsgd.report import islands, records, run_folder, trace
+from hpcsgd.report import replica_groups, records, run_folder, trace
 from hpcsgd.report.overlap import per_step
 from hpcsgd.report.summary import summary, summary_text
 
@@ -22,8 +22,8 @@ def report(folder: Path) -> str:
     if not found and not (folder / records.METRICS).exists():
         return ""
     numbers = summary(found)
-    samples, events = records.samples_of_islands(folder), event_log.of_run(folder)
-    numbers |= islands.numbers(events, samples, numbers["seconds"])
+    samples, events = records.samples_of_replica_groups(folder), event_log.of_run(folder)
+    numbers |= replica_groups.numbers(events, samples, numbers["seconds"])
     if (traced := folder / trace.NAME).exists():
         numbers["trace"] = per_step(traced)
         plot_timeline(traced, folder / "timeline.png")

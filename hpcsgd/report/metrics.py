@@ -79,7 +79,7 @@ class Metrics:
         more |= {name: value for name, value in figures.items() if value is not None}
         self._append("step", step=step, epoch=epoch, loss=loss, lr=lr, **speed, **phases, **more)
 
-    def meeting(self, *, step: int, distance: float) -> None:
+    def sync(self, *, step: int, distance: float) -> None:
         """The groups met after ``step``; ``distance`` is D of eq. 9."""
         self._append("meeting", step=step, distance=distance)
 

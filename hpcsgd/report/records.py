@@ -9,7 +9,7 @@ from pathlib import Path
 from hpcsgd.report import metrics
 from hpcsgd.report.metrics import Record
 
-METRICS, ISLANDS = "metrics.jsonl", "islands"
+METRICS, ISLANDS = "metrics.jsonl", "replica_groups"
 
 
 def of_run(folder: Path) -> Iterable[Record]:
@@ -20,21 +20,21 @@ def of_run(folder: Path) -> Iterable[Record]:
     """
     if (file := folder / METRICS).exists():
         return metrics.stream(file)
-    if not (files := _of_islands(folder)):
+    if not (files := _of_replica_groups(folder)):
         return []
     longest = max(files, key=lambda file: max((r["step"] for r in metrics.stream(file)), default=0))
     others = [_evaluations(file) for file in files if file != longest]
     return merge(metrics.stream(longest), *others, key=lambda record: record["step"])
 
 
-def samples_of_islands(folder: Path) -> int | None:
+def samples_of_replica_groups(folder: Path) -> int | None:
     """The samples of all islands together, which the records of one cannot tell; None for one world."""
     if not (folder / ISLANDS).is_dir():
         return None
-    return sum(r.get("samples", 0) for file in _of_islands(folder) for r in metrics.stream(file))
+    return sum(r.get("samples", 0) for file in _of_replica_groups(folder) for r in metrics.stream(file))
 
 
-def _of_islands(folder: Path) -> list[Path]:
+def _of_replica_groups(folder: Path) -> list[Path]:
     return sorted((folder / ISLANDS).glob(f"*/{METRICS}"))
 
 

@@ -69,9 +69,9 @@ def usable(folder: Path) -> Iterator[None]:
         raise UserError(f"{folder}: cannot be used as [run] output_dir: {error.strerror}") from error
 
 
-def island_folder(folder: Path, island: int) -> Path:
+def replica_group_folder(folder: Path, replica_group: int) -> Path:
     """Of a run of islands: the log and the metrics of one."""
-    return folder / "islands" / str(island)
+    return folder / "replica_groups" / str(replica_group)
 
 
 def require_unused(folder: Path) -> None:

@@ -51,7 +51,7 @@ def summary_text(numbers: Summary) -> str:
     elif numbers["distance"]:
         lines.append(f"groups    at distance {numbers['distance']:.3g} from their mean at the last test")
     if "rounds" in numbers:
-        lines.append(f"islands   {_islands(numbers)}")
+        lines.append(f"islands   {_replica_groups(numbers)}")
     if numbers["mean_density"] is not None and numbers["mean_select_seconds"] is not None:
         taken = f"selected in {second_text(numbers['mean_select_seconds'])} a step"
         lines.append(f"sparse    {numbers['mean_density']:.3%} of the gradients sent, {taken}")
@@ -93,7 +93,7 @@ def _tested(numbers: Summary) -> str:
     return f"{written({first: numbers[first]})} ({best}){more}"
 
 
-def _islands(numbers: Summary) -> str:
+def _replica_groups(numbers: Summary) -> str:
     rounds = count_text(numbers["rounds"], "round")
     lost, returned, left = (
         count_text(numbers[f"islands_{what}"], "time") for what in ("lost", "returned", "left")

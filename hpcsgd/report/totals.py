@@ -36,7 +36,7 @@ class Totals:
         self._used: float | None = None  # seconds at the peak
         self._last: Record = {}  # of the readings
         self._norm: float | None = None
-        self._met_at: int | None = None
+        self._synced_at: int | None = None
         self._means: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0])
         self._chosen = False
 
@@ -54,8 +54,8 @@ class Totals:
                 self._read(record)
             case "meeting":
                 self.distances.append(record["distance"])
-                self.together += record["step"] != self._met_at
-                self._met_at = record["step"]
+                self.together += record["step"] != self._synced_at
+                self._synced_at = record["step"]
             case "notes":
                 self._chosen = self._chosen or "met" in record
                 for name in ("density", "select_seconds"):

@@ -43,7 +43,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class TraceSync:
     """After step `t`, at distance `D`, told when all of that step was over."""
 
     t: int
@@ -59,7 +59,7 @@ class Window:
     end: float
     steps: int
     events: Sequence[Event]
-    meetings: Sequence[Meeting] = ()
+    syncs: Sequence[TraceSync] = ()
     lost: int = 0
 
 
@@ -74,7 +74,7 @@ def lines(
     yield _instant(rank, clock, "clock", window.begin, error_us=clock.error * 1e6, events_lost=window.lost)
     for event in sorted(window.events, key=lambda each: (each.start, -each.end)):
         yield _complete(rank, threads[event.thread], clock, event)
-    for place, told in zip(_meetings(window), window.meetings, strict=True):
+    for place, told in zip(_syncs(window), window.syncs, strict=True):
         if place is not None:
             event = Event(SPAN, "meeting", "average", 0, *place)
             yield _complete(rank, MEETINGS, clock, event) | {"args": {"step": told.t, "distance": told.D}}
@@ -114,10 +114,10 @@ def _instant(rank: int, clock: Clock, name: str, at: float, **arguments: Any) ->
     return {"ph": "i", "s": "t", "name": name, **where, "args": arguments}
 
 
-def _meetings(window: Window) -> Iterator[tuple[float, float] | None]:
+def _syncs(window: Window) -> Iterator[tuple[float, float] | None]:
     """From the first to the last message of each."""
     since = window.begin
-    for meeting in window.meetings:
+    for meeting in window.syncs:
         own = [
             event
             for event in window.events

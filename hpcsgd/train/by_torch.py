@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from hpcsgd.core.rows import units_of
-from hpcsgd.core.traffic import Sizes
+from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.traffic import by_torch
 from hpcsgd.models.sharded import units
@@ -16,5 +16,5 @@ from hpcsgd.models.sharded import units
 def bytes_by_torch(model: nn.Module, blocks: Sequence[str] | None, K: int) -> float:
     """Of a rank in a step of one backward pass, in which all parameters are used."""
     params = [params for _, params in units(model, blocks)]
-    messages = by_torch(Sizes(P=1, K=K, buckets=(), units=units_of(params, K)))
+    messages = by_torch(ModelLayout(P=1, K=K, buckets=(), units=units_of(params, K)))
     return sum(float(sent(x.operation, x.nbytes, K)) for x in messages)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import Transport
-from hpcsgd.comm.streams import Moment, Streams, device_for, on_accelerator, take_over
+from hpcsgd.comm import Communicator
+from hpcsgd.comm.streams import StreamEvent, Streams, device_for, on_accelerator, take_over
 from hpcsgd.config.schema import Config, TrainingSection
 from hpcsgd.errors import in_section
 from hpcsgd.start import Formed, form_as_launched
 
 
-def form_job(world: Transport, config: Config) -> Formed:
+def form_job(world: Communicator, config: Config) -> Formed:
     """The ranks of `world` as `config` has them, and the ways of what will be on devices; collective."""
     return form_as_launched(
         world,
@@ -46,7 +46,7 @@ class Delivery:
             return x
         with self._streams.on(self._device):
             there = x.pin_memory().to(self._device, non_blocking=True)
-            arrived = Moment(self._device)
+            arrived = StreamEvent(self._device)
         arrived.precede()
         take_over(there)
         return there

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.comm import phase
-from hpcsgd.train.assembly import Assembly
+from hpcsgd.train.training_setup import TrainingSetup
 from hpcsgd.train.tasks import task_of
 
 BATCH = 256
@@ -28,7 +28,7 @@ class Score:
 
 
 @torch.no_grad()
-def evaluate(parts: Assembly) -> Score:
+def evaluate(parts: TrainingSetup) -> Score:
     """Test the mean of all groups' models, with the mean of all batch-norm statistics; collective."""
     started = time.perf_counter()
     world, task = parts.optimizer.topology.world, parts.task

@@ -15,12 +15,12 @@ from hpcsgd.core.step import GradReduce, GroupGradReduce
 from hpcsgd.methods import METHODS
 from hpcsgd.methods.diloco import MakeOptimizer
 from hpcsgd.methods.selsync import AGGREGATES, Aggregate
-from hpcsgd.parts.averagers.moments import MOMENTS, AroundMoments
+from hpcsgd.parts.averagers.optimizer_state import OPTIMIZER_STATE, WithOptimizerState
 from hpcsgd.parts.averagers.selection import SELECTIONS, Selection
-from hpcsgd.parts.exchanges import EXCHANGES
-from hpcsgd.parts.exchanges.codecs import CODECS, Codec
-from hpcsgd.parts.exchanges.combining import COMBINING, Combine
-from hpcsgd.parts.exchanges.feedback import FEEDBACKS, Feedback
+from hpcsgd.parts.grad_reduces import EXCHANGES
+from hpcsgd.parts.grad_reduces.codecs import CODECS, Codec
+from hpcsgd.parts.grad_reduces.combining import COMBINING, Combine
+from hpcsgd.parts.grad_reduces.feedback import FEEDBACKS, Feedback
 from hpcsgd.parts.quantizers import QUANTIZERS, ROUNDINGS
 from hpcsgd.parts.quantizers.base import Quantizer, Rounding
 from hpcsgd.parts.sparsifiers import SPARSIFIERS, Sparsifier
@@ -38,7 +38,7 @@ OPTIMIZERS = subclasses(optim, optim.Optimizer)
 
 FAMILIES: Mapping[Any, Mapping[str, Callable[..., Any]]] = {
     Aggregate: AGGREGATES,
-    AroundMoments: MOMENTS,
+    WithOptimizerState: OPTIMIZER_STATE,
     Codec: CODECS,
     Combine: COMBINING,
     GradReduce: EXCHANGES,

@@ -34,7 +34,7 @@ def opened(data: DataSection, split: str) -> Split:
         return open_split(data.path, split, data.arguments)
 
 
-class Dealing(Protocol):
+class LoaderFactory(Protocol):
     """Which samples this rank trains on."""
 
     def sampler(self, train: Split, config: Config) -> Sampler: ...
@@ -44,12 +44,12 @@ class Dealing(Protocol):
         ...
 
 
-def dealing(topology: Topology) -> Dealing:
-    return DealtToPeers(topology) if topology.is_elastic else DealtToRanks(topology)
+def loader_factory(topology: Topology) -> LoaderFactory:
+    return LoadersOfReplicaGroups(topology) if topology.is_elastic else LoadersOfRanks(topology)
 
 
 @dataclass(frozen=True)
-class DealtToRanks:
+class LoadersOfRanks:
     """Every rank has samples of its own."""
 
     place: Topology | AsRank
@@ -76,7 +76,7 @@ class DealtToRanks:
 
 
 @dataclass(frozen=True)
-class DealtToPeers:
+class LoadersOfReplicaGroups:
     """Every job has samples of its own, and each of its batches is divided among its ranks."""
 
     topology: Topology
@@ -168,5 +168,5 @@ def make_injection(data: DataSection) -> Injection | None:
 
 def require_divisible(config: Config, P: int, K: int) -> None:
     """Raises `UserError` where P groups of K ranks cannot have the samples as configured."""
-    first = DealtToRanks(AsRank(0, P * K, K))
+    first = LoadersOfRanks(AsRank(0, P * K, K))
     first.batches(first.sampler(opened(config.data, "train"), config), config.data)

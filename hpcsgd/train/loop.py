@@ -12,35 +12,35 @@ import torch
 from torch import Tensor
 
 from hpcsgd.checkpoint import Writer, capture
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.config.schema import Config
 from hpcsgd.core.generators import generators_state, load_generators_state
 from hpcsgd.errors import JobError
 from hpcsgd.report.figures import speed_text, written
-from hpcsgd.report.meter import Meter, Reading
+from hpcsgd.report.step_timer import StepTimer, StepRecord
 from hpcsgd.report.metrics import Metrics
 from hpcsgd.report.progress import Progress
-from hpcsgd.train.assembly import Assembly
+from hpcsgd.train.training_setup import TrainingSetup
 from hpcsgd.train.divergence import diverged
 from hpcsgd.train.evaluation import evaluate
 from hpcsgd.train.monitor import DistanceMonitor
 from hpcsgd.train.passes import backward
 from hpcsgd.train.readings import Readings
-from hpcsgd.train.scheduler import scheduler_state, take_up_schedule
+from hpcsgd.train.scheduler import scheduler_state, resume_schedule
 from hpcsgd.train.stopping import Stopping
 from hpcsgd.train.tracing import Tracer, Untraced
 
 Tree = dict[str, Any]
 
 
-class Loop(ABC):
+class TrainLoop(ABC):
     """Trains from where the assembly stands to the last epoch; every rank runs one.
 
     `metrics` and `monitor`, what a probe saw, are rank 0's. `aside` has a lane of its own.
     """
 
     def __init__(
-        self, config: Config, parts: Assembly, checkpoints: Writer, stopping: Stopping, aside: Transport
+        self, config: Config, parts: TrainingSetup, checkpoints: Writer, stopping: Stopping, control: Communicator
     ) -> None:
         self._config = config.training
         self._schedule = config.lr_schedule
@@ -56,16 +56,16 @@ class Loop(ABC):
         self._saved_at = (-1, -1, False)  # step, epoch, whether it is cut
         self._scaled_for = parts.optimizer.topology.total_groups  # the learning rates in the param groups
         self._shared = 0  # steps since the last reading in which groups exchanged, but did not meet
-        self._met_at = 0  # the last step after which groups met
+        self._synced_at = 0  # the last step after which groups met
         self._pass_size: int | None = None  # samples of a pass, where not all of a batch
-        counted = parts.optimizer.method.averager.traits.histograms
-        self._meter = Meter(parts.optimizer.topology, aside, counted, parts.sample, parts.by_torch)
+        counted = parts.optimizer.method.averager.traits.histogram_names
+        self._meter = StepTimer(parts.optimizer.topology, control, counted, parts.sample, parts.by_torch)
         self._readings = Readings(self._meter)
         self.tracer: Tracer = Untraced()
         self.metrics: Metrics | None = None
         self.monitor: DistanceMonitor | None = None
 
-    def take_up(self, shared: Tree, own: Tree | None) -> None:
+    def resume_from(self, shared: Tree, own: Tree | None) -> None:
         """Go on from what a checkpoint held; `own` is None where it is of another P × K."""
         parts = self._parts
         self._epoch = shared["epoch"]
@@ -75,13 +75,13 @@ class Loop(ABC):
         self._scaled_for = shared.get("scaled_for", self._scaled_for)
         parts.sampler.load_state_dict(shared["sampler"])
         parts.warm_up.load_state_dict(shared["warm_up"])
-        self._expected = take_up_schedule(parts, self._schedule, self._epoch, shared, own)
+        self._expected = resume_schedule(parts, self._schedule, self._epoch, shared, own)
         parts.precision.load_state_dict(shared["precision"])
         if own is not None:
             load_generators_state(own, parts.device)
             parts.generator.set_state(own["transform"])
         if parts.natural_gradient is not None:
-            parts.natural_gradient.take_up((own or {}).get("natural_gradient"))
+            parts.natural_gradient.resume_from((own or {}).get("natural_gradient"))
 
     def train(self) -> str | None:
         """Train to the end; why it stopped early, or None. Collective."""
@@ -97,7 +97,7 @@ class Loop(ABC):
                 self._save()
             self._checkpoints.finish()
             if reason is not None:
-                self._progress.note(f"{reason}: {self._farewell()}")
+                self._progress.note(f"{reason}: {self._at_exit()}")
         return reason
 
     @abstractmethod
@@ -105,7 +105,7 @@ class Loop(ABC):
         """From here to the last one; why it stopped early, or None."""
 
     @abstractmethod
-    def _farewell(self) -> str:
+    def _at_exit(self) -> str:
         """What becomes of the training after a stop, in words."""
 
     @abstractmethod
@@ -153,16 +153,16 @@ class Loop(ABC):
             rest = {name: value for name, value in notes.items() if name not in elsewhere}
             self.metrics.notes(self._parts.optimizer.t, rest)
         if "distance" in notes:
-            self._note_meeting(notes)
+            self._record_sync(notes)
 
-    def _note_meeting(self, notes: Mapping[str, float]) -> None:
+    def _record_sync(self, notes: Mapping[str, float]) -> None:
         """The first one after a step: however often groups meet there, it was not made alone."""
         t, D = self._parts.optimizer.t, notes["distance"]
-        if t == self._met_at:
+        if t == self._synced_at:
             return
-        self._met_at = t
+        self._synced_at = t
         if self.metrics is not None:
-            self.metrics.meeting(step=t, distance=D)
+            self.metrics.sync(step=t, distance=D)
         if self.monitor is not None and (told := self.monitor.hear(D, self._lr)) is not None:
             self._progress.note(f"step {t}: {told}")
 
@@ -251,7 +251,7 @@ class Loop(ABC):
         for taken, reading in self._readings.arrived(all_of_them=all_of_them):
             self._tell(taken, reading)
 
-    def _tell(self, taken: Tree, reading: Reading) -> None:
+    def _tell(self, taken: Tree, reading: StepRecord) -> None:
         sums = [reading.loss * reading.samples, reading.samples, reading.samples / reading.samples_per_s]
         self._epoch_sums += torch.tensor(sums, device="cpu")
         if self.metrics is not None:

@@ -18,10 +18,10 @@ from hpcsgd.config.schema import Config
 from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError, in_file, in_section, located
 from hpcsgd.report.run_folder import JOB_FILE
-from hpcsgd.train.assembly import Assembly, assemble
-from hpcsgd.train.foretold import foretold
+from hpcsgd.train.training_setup import TrainingSetup, assemble
+from hpcsgd.train.predicted import predicted
 from hpcsgd.train.loading import batch_of_rank
-from hpcsgd.train.sending import Open, Sending, is_to_choose, left_open, of_the_run
+from hpcsgd.train.reduce_settings import Open, ReduceSettings, is_to_choose, left_open, of_the_run
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def tuned(config: Config, topology: Topology, source: str, resume: bool) -> Conf
         return config
     section = config.training
     most = max(Counter(topology.world.gather_objects(topology.world.backend.node)).values())
-    kept: Sending | None = None
+    kept: ReduceSettings | None = None
     with (
         topology.raise_on_all_ranks("choosing how gradients travel"),
         in_file(source),
@@ -50,7 +50,7 @@ def tuned(config: Config, topology: Topology, source: str, resume: bool) -> Conf
             if kept is None and section.machine is not None:
                 with located("machine", "machine"):
                     kept = _told(
-                        foretold(config, topology.num_groups, topology.group_size, section.machine, most)
+                        predicted(config, topology.num_groups, topology.group_size, section.machine, most)
                     )
     kept = topology.world.gather_objects(kept)[0]
     if kept is None and section.autotune_steps is not None:
@@ -59,25 +59,25 @@ def tuned(config: Config, topology: Topology, source: str, resume: bool) -> Conf
     return kept.within(config)
 
 
-def fastest(config: Config, choices: Open, topology: Topology, source: str, steps: int) -> Sending:
+def fastest(config: Config, choices: Open, topology: Topology, source: str, steps: int) -> ReduceSettings:
     """Of each size, of the best one by the other exchange, and of the best of these without overlap;
     collective."""
     overlap, exchange = choices.overlaps[0], choices.exchanges[0]
-    found: dict[Sending, float] = {}
+    found: dict[ReduceSettings, float] = {}
 
-    def best_of(tried: Iterable[Sending]) -> Sending:
+    def best_of(tried: Iterable[ReduceSettings]) -> ReduceSettings:
         for sending in tried:
             if sending not in found:
                 found[sending] = _seconds(sending.within(config), topology, source, steps)
         return min(found, key=lambda sending: found[sending])
 
-    best = best_of(Sending(size, overlap, exchange) for size in choices.sizes)
+    best = best_of(ReduceSettings(size, overlap, exchange) for size in choices.sizes)
     best = best_of([replace(best, exchange=exchange) for exchange in choices.exchanges])
     best_of([replace(best, overlap=overlap) for overlap in choices.overlaps])
     return _told(found)
 
 
-def _told(found: Mapping[Sending, float]) -> Sending:
+def _told(found: Mapping[ReduceSettings, float]) -> ReduceSettings:
     """The best of them."""
     best = min(found, key=lambda sending: found[sending])
     for sending, seconds in found.items():
@@ -96,7 +96,7 @@ def _seconds(config: Config, topology: Topology, source: str, steps: int) -> flo
     )
     topology.world.allreduce(taken, "max").wait()
     parts.optimizer.state_dict()  # what is under way arrives
-    if not topology.world.end_apart(config.parallel.timeout_s):
+    if not topology.world.close_dups(config.parallel.timeout_s):
         raise PeerLost(
             f"communication in flight {config.parallel.timeout_s:g} s after steps to choose buckets by"
         )
@@ -105,7 +105,7 @@ def _seconds(config: Config, topology: Topology, source: str, steps: int) -> flo
     return taken.item()
 
 
-def _times(parts: Assembly, batch_size: int, steps: int) -> Iterator[float]:
+def _times(parts: TrainingSetup, batch_size: int, steps: int) -> Iterator[float]:
     rows = range(min(batch_of_rank(batch_size, parts.optimizer.topology.group_size), len(parts.train)))
     x, y = parts.vary(*parts.train.collate(parts.train.__getitems__(list(rows))))
     for _ in range(steps):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hpcsgd.train.assembly import Assembly
+from hpcsgd.train.training_setup import TrainingSetup
 from hpcsgd.train.divergence import require_finite
 from hpcsgd.train.tracing import Tracer
 
 
-def backward(parts: Assembly, tracer: Tracer, x: Tensor, y: Tensor, *, size: int) -> tuple[Tensor, int]:
+def backward(parts: TrainingSetup, tracer: Tracer, x: Tensor, y: Tensor, *, size: int) -> tuple[Tensor, int]:
     """Put the gradients of this batch where the optimizer takes them, in passes of at most `size` samples;
     return the mean loss and the number of passes."""
     weight = parts.batches.weight(len(y))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from hpcsgd.comm import Transport, joining, streams
+from hpcsgd.comm import Communicator, joining, streams
 from hpcsgd.config.schema import load
 from hpcsgd.errors import UserError
 
@@ -25,7 +25,7 @@ _MMAP_THRESHOLD = -3
 _LARGEST_MMAP_THRESHOLD = 1 << 25  # bytes; some versions refuse more
 
 
-def world_for(path: Path, overrides: Sequence[str]) -> Transport:
+def world_for(path: Path, overrides: Sequence[str]) -> Communicator:
     """All ranks, by the backend that the job file names. What is wrong with the file all of them say later:
     they have to be one world for that."""
     try:

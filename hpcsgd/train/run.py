@@ -13,32 +13,32 @@ import torch
 
 from hpcsgd.checkpoint import Checkpoints, Writer, restore_newest
 from hpcsgd.checkpoint.folder import titles
-from hpcsgd.comm import Transport, leave_together
+from hpcsgd.comm import Communicator, exit_all
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.by_rank_0 import by_rank_0
 from hpcsgd.core.topology import Topology, raise_on_all_ranks
-from hpcsgd.elastic.meetings import Meetings, Over
+from hpcsgd.elastic.elastic_average import ElasticAverage, Over
 from hpcsgd.errors import MOVED, STOPPED, count_text, in_file, in_section
 from hpcsgd.files.atomic import replacing
 from hpcsgd.models.weights import whole_state
 from hpcsgd.report import trace
 from hpcsgd.report.metrics import Metrics
 from hpcsgd.report.run_folder import CHECKPOINTS, usable
-from hpcsgd.report.sinks.outlets import Outlets, sink_run
+from hpcsgd.report.loggers.outlets import LoggerProcesses, logger_run
 from hpcsgd.report.summary import byte_text
 from hpcsgd.start import log_joined
-from hpcsgd.train.assembly import Assembly, assemble
+from hpcsgd.train.training_setup import TrainingSetup, assemble
 from hpcsgd.train.devices import form_job
-from hpcsgd.train.ensemble import Island, Moved
+from hpcsgd.train.elastic_run import ElasticRun, Relocated
 from hpcsgd.train.length import warn_of_few
-from hpcsgd.train.loop import Loop
+from hpcsgd.train.loop import TrainLoop
 from hpcsgd.train.monitor import DistanceMonitor
 from hpcsgd.train.pace import tuned
 from hpcsgd.train.probe_answer import take_answer
 from hpcsgd.train.process import compute_alike, keep_freed_memory, log_to_stdout, use_threads, world_for
 from hpcsgd.train.stopping import Reasons, Stopping
 from hpcsgd.train.tracing import Trace
-from hpcsgd.train.world import World
+from hpcsgd.train.static_run import StaticRun
 
 log = logging.getLogger(__name__)
 
@@ -55,16 +55,16 @@ def end_as(training: Callable[[], str | None]) -> None:
     """Carry it out and leave with all other ranks, where it says why it stopped early, with `STOPPED`."""
     try:
         reason = training()
-    except Moved:
-        leave_together(MOVED)
+    except Relocated:
+        exit_all(MOVED)
     except SystemExit as left:  # of the user's model, say: the other ranks would wait for this one
         raise RuntimeError(f"exit with code {left.code!r} in the middle of training") from left
     if reason is not None:
-        leave_together(STOPPED)
+        exit_all(STOPPED)
 
 
 def _run(
-    world: Transport, path: Path, overrides: Sequence[str], resume: bool, probe: Path | None
+    world: Communicator, path: Path, overrides: Sequence[str], resume: bool, probe: Path | None
 ) -> str | None:
     with raise_on_all_ranks(world, "reading the job file"):
         config = load(path, overrides)
@@ -78,10 +78,10 @@ def _run(
     compute_alike(config.training.deterministic)
     keep_freed_memory()
     with in_file(path), in_section("parallel"):
-        topology, meetings = form_job(world, config)
+        topology, elastic_average = form_job(world, config)
     section = config.training
     reasons = Reasons(section.time_limit_s, section.stop_before_end_s, asks_scheduler=topology.rank == 0)
-    return train(config, topology, str(path), reasons, resume, monitor, meetings)
+    return train(config, topology, str(path), reasons, resume, monitor, elastic_average)
 
 
 def train(
@@ -91,13 +91,13 @@ def train(
     reasons: Reasons,
     resume: bool,
     monitor: DistanceMonitor | None = None,
-    meetings: Meetings | None = None,
+    elastic_average: ElasticAverage | None = None,
 ) -> str | None:
     """The run of `config`, read from the file `source`, in its folder; why it stopped early, or None.
     `meetings`: the peers of `job`, where it is an island. Collective."""
     config = tuned(config, topology, source, resume)
-    aside = topology.world.apart()
-    setting = setting_of(config, topology, meetings)
+    control = topology.world.dup_with_thread()
+    setting = setting_of(config, topology, elastic_average)
     begun = to_begin(config, setting.goes_on(resume))
     parts = assemble(begun, topology, source)
     devices = Counter(topology.world.gather_objects(str(parts.device)))
@@ -116,14 +116,14 @@ def train(
             log.info("in groups torch sends %s a rank and backward pass, by formula: told apart", size)
         if begun.model.init_from is not None:
             log.info("the model starts from %s", begun.model.init_from)
-        return _train(setting, parts, Stopping(reasons, aside), aside, resume, open_files, monitor)
+        return _train(setting, parts, Stopping(reasons, control), control, resume, open_files, monitor)
 
 
 def _train(
-    setting: World | Island,
-    parts: Assembly,
+    setting: StaticRun | ElasticRun,
+    parts: TrainingSetup,
     stopping: Stopping,
-    aside: Transport,
+    control: Communicator,
     resume: bool,
     open_files: ExitStack,
     monitor: DistanceMonitor | None = None,
@@ -131,21 +131,21 @@ def _train(
     topology, folder = setting.topology, setting.config.run.output_dir
     checkpoints = folder / CHECKPOINTS
     writer = Writer(checkpoints, topology)
-    loop = setting.loop(parts, writer, stopping, aside)
+    loop = setting.loop(parts, writer, stopping, control)
     if setting.goes_on(resume):
         _go_on(setting, parts, Checkpoints(checkpoints, topology), loop)
     if (steps := setting.config.run.trace_steps) is not None:
         loop.tracer = Trace(
-            topology, topology.world.apart(), setting.folder / trace.NAME, steps, parts.optimizer.t
+            topology, topology.world.dup_with_thread(), setting.folder / trace.NAME, steps, parts.optimizer.t
         )
-    said, t, sinks = setting.config.run.loggers, parts.optimizer.t, None
+    said, t, loggers = setting.config.run.loggers, parts.optimizer.t, None
     with topology.raise_on_all_ranks("opening the metrics"), usable(folder):
         if topology.rank == 0:
             loop.monitor = monitor
             if said:
-                sinks = Outlets(said, sink_run(setting.folder, setting.config, t))
-                open_files.enter_context(sinks)
-            also = None if sinks is None else sinks.put
+                loggers = LoggerProcesses(said, logger_run(setting.folder, setting.config, t))
+                open_files.enter_context(loggers)
+            also = None if loggers is None else loggers.put
             loop.metrics = open_files.enter_context(
                 Metrics(setting.folder / "metrics.jsonl", resumed_step=t, also=also)
             )
@@ -154,20 +154,20 @@ def _train(
     except Over:
         writer.finish()
         if said:
-            _close_sinks(sinks, topology)
+            _close_loggers(loggers, topology)
         return None
     loop.tracer.finish()
     if reason is None:
         _save_model(folder, parts)
     if said:
-        _close_sinks(sinks, topology)
+        _close_loggers(loggers, topology)
     setting.conclude(complete=reason is None)
     return reason
 
 
-def _close_sinks(sinks: Outlets | None, topology: Topology) -> None:
+def _close_loggers(loggers: LoggerProcesses | None, topology: Topology) -> None:
     """Others wait here, and not where they leave: there they would not for so long."""
-    by_rank_0(topology.world, "closing the sinks", lambda: None if sinks is None else sinks.close())
+    by_rank_0(topology.world, "closing the sinks", lambda: None if loggers is None else loggers.close())
 
 
 def to_begin(config: Config, goes_on: bool) -> Config:
@@ -177,26 +177,26 @@ def to_begin(config: Config, goes_on: bool) -> Config:
     return config
 
 
-def setting_of(config: Config, topology: Topology, meetings: Meetings | None) -> World | Island:
-    assert topology.is_elastic == (meetings is not None)
-    return World(config, topology) if meetings is None else Island(config, topology, meetings)
+def setting_of(config: Config, topology: Topology, elastic_average: ElasticAverage | None) -> StaticRun | ElasticRun:
+    assert topology.is_elastic == (elastic_average is not None)
+    return StaticRun(config, topology) if elastic_average is None else ElasticRun(config, topology, elastic_average)
 
 
-def _go_on(setting: World | Island, parts: Assembly, checkpoints: Checkpoints, loop: Loop) -> None:
+def _go_on(setting: StaticRun | ElasticRun, parts: TrainingSetup, checkpoints: Checkpoints, loop: TrainLoop) -> None:
     found = restore_newest(checkpoints, parts.optimizer)
     if found is None:
         log.info("no checkpoint to resume from: starting at the beginning")
         return
     topology = parts.optimizer.topology
     saved, shared, own = found
-    loop.take_up(shared, setting.own(own))
+    loop.resume_from(shared, setting.own(own))
     cut = "" if own is not None else f", cut anew for {topology.num_groups} × {topology.group_size}"
     if topology.num_groups != saved.P:
         cut += f"; the learning rate stays that of {count_text(saved.P, 'group')}"
     log.info("resuming at step %d from a checkpoint of %d × %d ranks%s", saved.step, saved.P, saved.K, cut)
 
 
-def _save_model(folder: Path, parts: Assembly) -> None:
+def _save_model(folder: Path, parts: TrainingSetup) -> None:
     """The averaged model, as a plain state_dict for whoever uses it."""
     topology = parts.optimizer.topology
     with parts.optimizer.averaged_model():

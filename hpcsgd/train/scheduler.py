@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hpcsgd import torch_private
 from hpcsgd.config.schema import LrScheduleSection
 from hpcsgd.errors import JobError
-from hpcsgd.train.assembly import Assembly, scheduler_arguments
+from hpcsgd.train.training_setup import TrainingSetup, scheduler_arguments
 
 log = logging.getLogger(__name__)
 
@@ -23,18 +23,18 @@ def scheduler_state(scheduler: LRScheduler | None) -> Tree:
     return {} if scheduler is None else {"kind": type(scheduler).__name__, "state": scheduler.state_dict()}
 
 
-def take_up_schedule(
-    parts: Assembly, schedule: LrScheduleSection, epoch: int, shared: Tree, own: Tree | None
+def resume_schedule(
+    parts: TrainingSetup, schedule: LrScheduleSection, epoch: int, shared: Tree, own: Tree | None
 ) -> int:
     """Go on with the scheduler of a checkpoint, `own` as in `Loop.take_up`; the steps of the whole
     run, as far as can be told."""
     expected = _expected(parts, epoch, shared.get("length"), same_ranks=own is not None)
     arguments = scheduler_arguments(schedule, replace(parts.length, expected=expected))
-    take_up_scheduler(parts.scheduler, shared["scheduler"], arguments)
+    resume_scheduler(parts.scheduler, shared["scheduler"], arguments)
     return expected
 
 
-def _expected(parts: Assembly, epoch: int, saved: Mapping[str, int] | None, *, same_ranks: bool) -> int:
+def _expected(parts: TrainingSetup, epoch: int, saved: Mapping[str, int] | None, *, same_ranks: bool) -> int:
     """As the checkpoint has it, unless epochs have other numbers of steps from here on, or there are others
     of them: where nothing is changed, steps that overflowed must not change the schedule."""
     asked = parts.length.expected
@@ -47,7 +47,7 @@ def _expected(parts: Assembly, epoch: int, saved: Mapping[str, int] | None, *, s
     return parts.length.expected_from(epoch, parts.optimizer.t, parts.batches, parts.steps_per_epoch)
 
 
-def take_up_scheduler(scheduler: LRScheduler | None, saved: Tree, arguments: Mapping[str, Any]) -> None:
+def resume_scheduler(scheduler: LRScheduler | None, saved: Tree, arguments: Mapping[str, Any]) -> None:
     """Go on from `saved`, by this job's `arguments`: where they are others than the checkpoint's, rates are
     from here on what they would be had it been these from the start."""
     theirs, ours = saved.get("kind", "none"), scheduler_state(scheduler).get("kind", "none")

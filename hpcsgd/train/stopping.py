@@ -11,7 +11,7 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import Transport, Work, phase
+from hpcsgd.comm import Communicator, Work, phase
 from hpcsgd.train.job_end import seconds_left
 
 log = logging.getLogger(__name__)
@@ -57,9 +57,9 @@ class Stopping:
     when the next question is asked, so that nobody waits for it; `aside` has a lane of its own.
     """
 
-    def __init__(self, reasons: Reasons, aside: Transport) -> None:
+    def __init__(self, reasons: Reasons, control: Communicator) -> None:
         self._reasons = reasons
-        self._aside = aside
+        self._control = control
         self._asked: tuple[Tensor, Work] | None = None
         self._steps = 0
         self._next = 1
@@ -87,7 +87,7 @@ class Stopping:
         per_step = max((now - self._last_check) / max(self._steps, 1), 1e-6)
         pause = min(int(CHECK_EVERY / per_step), 10_000)
         mine = torch.tensor([self._reasons.now(), -max(pause, 1)], device="cpu")  # any reason, shortest pause
-        self._asked = mine, self._aside.allreduce(mine, "max")
+        self._asked = mine, self._control.allreduce(mine, "max")
         self._steps, self._last_check = 0, now
 
     def _answer(self) -> str | None:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import Backend, Transport, Work
+from hpcsgd.comm import Backend, Communicator, Work
 from hpcsgd.comm.events import SPAN, Event, Events
 from hpcsgd.config.windows import windows
 from hpcsgd.core.topology import Topology
@@ -28,7 +28,7 @@ from hpcsgd.report.overlap import overlap, together
 from hpcsgd.report.trace import (
     TRAINING,
     Clock,
-    Meeting,
+    TraceSync,
     Window,
     append,
     beginning,
@@ -82,20 +82,20 @@ class Untraced:
 class Trace:
     """Of the steps that `which` says, after `done` of them. Its `file` is rank 0's affair. Collective."""
 
-    def __init__(self, topology: Topology, aside: Transport, file: Path, which: str, done: int) -> None:
-        self._job, self._aside, self._file = topology, aside, file
+    def __init__(self, topology: Topology, control: Communicator, file: Path, which: str, done: int) -> None:
+        self._job, self._control, self._file = topology, control, file
         self._windows = windows(which, done)
         self._next = next(self._windows, None)
         self._events = Events()
         self._threads = {self._events.owner: TRAINING}
         self._begin: float | None = None  # of the window that is open
         self._steps = 0
-        self._meetings: list[Meeting] = []
+        self._syncs: list[TraceSync] = []
         self._under_way: list[Work] = []
         self._began = 0.0
         if topology.rank == 0:
             self._began = beginning(file) or time.time()
-        aside.barrier()  # nobody sees anything before the beginning
+        control.barrier()  # nobody sees anything before the beginning
         self._follow(done, time.perf_counter())
 
     @contextlib.contextmanager
@@ -116,7 +116,7 @@ class Trace:
             self._note(f"step {t}", self._step_began, now)
             self._steps += 1
             if "distance" in notes:
-                self._meetings.append(Meeting(t, notes["distance"], now))
+                self._syncs.append(TraceSync(t, notes["distance"], now))
             assert self._next is not None
             if t + 1 >= self._next.stop:
                 self._close(now)
@@ -139,18 +139,18 @@ class Trace:
             self._next = next(self._windows, None)
         if self._begin is None and self._next is not None and t + 1 in self._next:
             self._begin = now
-            self._job.world.ledger.events = self._events
+            self._job.world.stats.events = self._events
 
     def _close(self, now: float) -> None:
-        ledger = self._job.world.ledger
-        ledger.events = None
+        stats = self._job.world.stats
+        stats.events = None
         begin = now if self._begin is None else self._begin
-        seen = Window(begin, now, self._steps, self._events.take(), tuple(self._meetings), self._events.lost)
+        seen = Window(begin, now, self._steps, self._events.take(), tuple(self._syncs), self._events.lost)
         if self._begin is not None:
             self._next = next(self._windows, None)
-        self._begin, self._steps, self._meetings = None, 0, []
+        self._begin, self._steps, self._syncs = None, 0, []
         names = {thread.ident or 0: thread.name for thread in threading.enumerate()}
-        brought = self._aside.run(lambda: self._bring_together(seen, names), "trace")
+        brought = self._control.run(lambda: self._bring_together(seen, names), "trace")
         self._under_way.append(brought)
 
     def _bring_together(self, seen: Window, names: Mapping[int, str]) -> None:
@@ -164,14 +164,14 @@ class Trace:
         text = text_of(lines(seen, topology.rank, label, self._threads, names, clock))
         own: dict[str, Any] = {**overlap(seen, owner), "clock_error": clock.error}
         if topology.rank:
-            _send(self._aside.backend, json.dumps(own).encode())
-            _send(self._aside.backend, text)
+            _send(self._control.backend, json.dumps(own).encode())
+            _send(self._control.backend, text)
         else:
             self._write(seen, clock, text, own)
 
     def _write(self, seen: Window, clock: Clock, text: bytes, own: dict[str, Any]) -> None:
         """What all ranks send; where it cannot be written the training goes on all the same."""
-        pieces = self._pieces(seen, clock, text, own)
+        pieces = self._parts(seen, clock, text, own)
         try:
             append(self._file, self._began, pieces)
         except OSError as error:
@@ -179,12 +179,12 @@ class Trace:
                 pass
             log.warning("%s: cannot be written: %s", self._file, error.strerror)
 
-    def _pieces(self, seen: Window, clock: Clock, text: bytes, own: dict[str, Any]) -> Iterator[bytes]:
+    def _parts(self, seen: Window, clock: Clock, text: bytes, own: dict[str, Any]) -> Iterator[bytes]:
         overlaps = [own]
         yield text
-        for rank in range(1, self._aside.size):
-            overlaps.append(json.loads(_receive(self._aside.backend, rank)))
-            yield _receive(self._aside.backend, rank)
+        for rank in range(1, self._control.size):
+            overlaps.append(json.loads(_receive(self._control.backend, rank)))
+            yield _receive(self._control.backend, rank)
         error = max(each["clock_error"] for each in overlaps)
         totals = {"steps": seen.steps, "ranks": len(overlaps), "clock_error": error, **together(overlaps)}
         yield text_of([totals_line(seen.end, clock, totals)])
@@ -192,9 +192,9 @@ class Trace:
     def _compared(self) -> Clock:
         """This rank's clock with rank 0's. While 0 asks one rank the others wait."""
         here = time.time() - time.perf_counter() - self._began
-        far = self._aside.backend
+        far = self._control.backend
         if far.rank == 0:
-            for rank in range(1, self._aside.size):
+            for rank in range(1, self._control.size):
                 far.send(_asked(far, rank, here), rank)
             return Clock(here, 0.0)
         told, ahead = _seconds(0.0), _seconds(0.0, 0.0)

@@ -120,9 +120,9 @@ def left(tmp_path: Path) -> Path:
         x, y = (torch.from_numpy(np.asarray(file[f"train/{name}"])) for name in "xy")
     start = np.zeros(18, np.float32)
     rows = {0: [[0, 1], [2, 3]], 1: [[4, 5], [6, 7]]}
-    ends = {island: random_judge.sgd(start, steps, x, y, RATE) for island, steps in rows.items()}
+    ends = {replica_group: random_judge.sgd(start, steps, x, y, RATE) for replica_group, steps in rows.items()}
     mean = (ends[0] + ends[1]) / 2
-    for island, steps in rows.items():
+    for replica_group, steps in rows.items():
         at = 0.0
         with (
             (tmp_path / f"frames-{island}-1-0").open("wb") as frames,
@@ -130,12 +130,12 @@ def left(tmp_path: Path) -> Path:
         ):
             for t, brought, rounds, took, seen in [
                 (0, start, 1, start, []),
-                (2, ends[island], 2, mean, steps),
+                (2, ends[replica_group], 2, mean, steps),
             ]:
                 at += 1.0
                 pickle.dump((t, seen), told)
-                pickle.dump((island, 0, (), at, brought), frames)
-                pickle.dump((island, rounds, (0, 1), at, took), frames)
+                pickle.dump((replica_group, 0, (), at, brought), frames)
+                pickle.dump((replica_group, rounds, (0, 1), at, took), frames)
     events = [
         commit(0, [0, 1], rounds=1, members=[0, 1], epoch=0, fraction=0.0),
         commit(2, [0, 1], rounds=2, members=[0, 1], epoch=1, fraction=0.0),

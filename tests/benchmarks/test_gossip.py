@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from gossip.doubling import average
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_doubling_is_the_mean(run, n: int) -> None:
-    def averaged(world: Transport) -> list[torch.Tensor]:
+    def averaged(world: Communicator) -> list[torch.Tensor]:
         mine = [torch.arange(3.0) * 10**world.rank, torch.full((2, 1), float(world.rank))]
         average(mine, world)
         return mine

@@ -16,12 +16,12 @@ from engine.test_complex_state import same_states, steps_once
 from hpcsgd import DistributedOptimizer, UserError
 from hpcsgd.checkpoint import Checkpoints, restore_model
 from hpcsgd.checkpoint.in_scripts import load, save
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.methods import Method
-from hpcsgd.methods.diloco import NESTEROV, Outer
+from hpcsgd.methods.diloco import NESTEROV, OuterOptimizer
 from hpcsgd.parts.averagers import MeanOfAll
-from hpcsgd.parts.exchanges import AllReduce, Sparse
+from hpcsgd.parts.grad_reduces import AllReduce, Sparse
 from hpcsgd.parts.schedules import Every
 from hpcsgd.parts.sparsifiers import TopK
 from references import vector
@@ -37,7 +37,7 @@ CASES: dict[str, tuple[Callable[[Any], optim.Optimizer], Callable[[], Method], d
     "diloco": (momentum, lambda: hpcsgd.diloco(sync_every=2), {}),
     "outer steps of whole models": (
         momentum,
-        lambda: Method(AllReduce(), Every(2), Outer(MeanOfAll(), NESTEROV, lambda _: None)),
+        lambda: Method(AllReduce(), Every(2), OuterOptimizer(MeanOfAll(), NESTEROV, lambda _: None)),
         {},
     ),
     "sparse": (momentum, lambda: hpcsgd.bsp(Sparse(TopK(0.3))), {}),
@@ -45,7 +45,7 @@ CASES: dict[str, tuple[Callable[[Any], optim.Optimizer], Callable[[], Method], d
 SHAPES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (1, 3)]
 
 
-def made(world: Transport, P: int, case: str, seed: int) -> tuple[nn.Module, DistributedOptimizer]:
+def made(world: Communicator, P: int, case: str, seed: int) -> tuple[nn.Module, DistributedOptimizer]:
     make, method, options = CASES[case]
     dtype = torch.float32 if case == "masters" else torch.float64
     net = Operator(pairs=False, seed=seed, dtype=dtype)
@@ -67,7 +67,7 @@ def some_steps(net: nn.Module, optimizer: DistributedOptimizer, ranks: list[int]
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_the_same_ranks_go_on_to_the_same_bits(run, tmp_path: Path, case: str, P: int, K: int) -> None:
-    def one(world: Transport) -> tuple[list[Tensor], bool]:
+    def one(world: Communicator) -> tuple[list[Tensor], bool]:
         found = []
         net, optimizer = made(world, P, case, 0)
         some_steps(net, optimizer, [world.rank], 3)
@@ -94,13 +94,13 @@ def test_other_ranks_have_the_same(
 ) -> None:
     """Model and state of the optimizer, both of which bsp has alike everywhere; diloco's after a meeting."""
 
-    def saved(world: Transport) -> tuple[Tensor, dict[str, Any]]:
+    def saved(world: Communicator) -> tuple[Tensor, dict[str, Any]]:
         net, optimizer = made(world, before[0], case, 0)
         some_steps(net, optimizer, [0], 2)  # all groups alike
         save(tmp_path, optimizer)
         return vector(net), optimizer.state_dict()
 
-    def loaded(world: Transport) -> tuple[Tensor, dict[str, Any]]:
+    def loaded(world: Communicator) -> tuple[Tensor, dict[str, Any]]:
         net, optimizer = made(world, P, case, 1)
         load(tmp_path, optimizer)
         return vector(net), optimizer.state_dict()
@@ -116,7 +116,7 @@ def test_other_ranks_have_the_same(
 def test_one_process_has_the_model(tmp_path: Path, P: int, K: int) -> None:
     """And no model of real parameters takes it."""
 
-    def saved(world: Transport) -> Tensor:
+    def saved(world: Communicator) -> Tensor:
         net, optimizer = made(world, P, "momentum", 0)
         some_steps(net, optimizer, [0], 2)
         save(tmp_path, optimizer)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcsgd.checkpoint import Checkpoints, Saved, folder, tree
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.files import hdf5
@@ -27,13 +27,13 @@ def state(step: int, rank: int) -> tree.Tree:
     return {"x": torch.full((50,), step + rank / 10), "step": step}
 
 
-def write(world: Transport, path: Path, *steps: int) -> None:
+def write(world: Communicator, path: Path, *steps: int) -> None:
     topology = form(world, groups=1 if world.size < 4 else 2)
     for step in steps:
         Checkpoints(path, topology).write(step, state(step, topology.rank))
 
 
-def newest(world: Transport, path: Path) -> Saved | None:
+def newest(world: Communicator, path: Path) -> Saved | None:
     return Checkpoints(path, form(world)).newest()
 
 
@@ -59,7 +59,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
 def test_every_rank_finds_what_it_saved(run, tmp_path: Path, n: int) -> None:
-    def there_and_back(world: Transport) -> bool:
+    def there_and_back(world: Communicator) -> bool:
         write(world, tmp_path / "not" / "there yet", 7)
         saved = newest(world, tmp_path / "not" / "there yet")
         assert saved is not None
@@ -78,7 +78,7 @@ def test_without_any_there_is_none(run, tmp_path: Path) -> None:
 
 @pytest.mark.ranks(2)
 def test_the_two_newest_are_kept(run, tmp_path: Path) -> None:
-    def steps(world: Transport) -> list[list[str]]:
+    def steps(world: Communicator) -> list[list[str]]:
         seen = []
         for step in (90, 100, 99_999_999, 100_000_000, 2_000_000_000):
             write(world, tmp_path, step)
@@ -144,7 +144,7 @@ def broken_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
 
 
-def error_of_every_rank(world: Transport, function: Callable[..., Any], *args: Any) -> str:
+def error_of_every_rank(world: Communicator, function: Callable[..., Any], *args: Any) -> str:
     with pytest.raises(JobError) as caught:
         function(world, *args)
     return str(caught.value)
@@ -178,7 +178,7 @@ def test_a_disk_that_fills_up_while_hdf5_writes(two: Path, monkeypatch: pytest.M
 
 @pytest.mark.ranks(2)
 def test_an_exception_while_writing_leaves_what_was_there(run, tmp_path: Path) -> None:
-    def interrupted(world: Transport) -> str:
+    def interrupted(world: Communicator) -> str:
         write(world, tmp_path, 10)
         world.barrier()
         before = content(tmp_path)
@@ -197,7 +197,7 @@ def test_an_exception_while_writing_leaves_what_was_there(run, tmp_path: Path) -
 
 @pytest.mark.ranks(2)
 def test_what_a_killed_run_left_is_swept_away(run, tmp_path: Path) -> None:
-    def after_a_kill(world: Transport) -> None:
+    def after_a_kill(world: Communicator) -> None:
         if world.rank == 0:
             (tmp_path / ".writing-step-00000010").mkdir()
             (tmp_path / ".writing-step-00000010" / "rank-00000.h5").write_text("half")
@@ -308,7 +308,7 @@ def test_going_on_after_a_fallback_drops_damaged_later_steps(two: Path, warnings
 
 @pytest.mark.ranks(2)
 def test_the_same_step_again_replaces_it(run, tmp_path: Path) -> None:
-    def twice(world: Transport) -> int:
+    def twice(world: Communicator) -> int:
         topology = form(world)
         for value in (1, 2):
             Checkpoints(tmp_path, topology).write(5, {"value": value})

@@ -19,7 +19,7 @@ import hpcsgd
 import programs
 from hpcsgd.checkpoint import Checkpoints, capture
 from hpcsgd.checkpoint.in_scripts import load, save
-from hpcsgd.comm import Deadlock, Transport, threads
+from hpcsgd.comm import Deadlock, Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.files import lock
@@ -32,7 +32,7 @@ GROUPS = pytest.mark.parametrize(("P", "K"), [(3, 2), (2, 2), (1, 2), (2, 1)])
 class Script:
     """A training loop as somebody else has it, with whatever is usually saved."""
 
-    def __init__(self, world: Transport, P: int, method: str = "hierarchical", **options: Any) -> None:
+    def __init__(self, world: Communicator, P: int, method: str = "hierarchical", **options: Any) -> None:
         self.topology = form(world, groups=P)
         self.training = Training(self.topology, "momentum", method, **options)
         self.optimizer = self.training.optimizer
@@ -97,7 +97,7 @@ def assert_same(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 
 @GROUPS
 def test_a_script_goes_on_to_the_same_bits(tmp_path: Path, P: int, K: int) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         whole = Script(world, P)
         whole.steps(SAVED)
         whole.save(tmp_path)
@@ -114,7 +114,7 @@ def test_a_script_goes_on_to_the_same_bits(tmp_path: Path, P: int, K: int) -> No
 def test_processes_go_on_to_the_same_bits(run: Callable[..., Any], tmp_path: Path) -> None:
     """Their own random generators included, which threads share."""
 
-    def body(world: Transport) -> bool:
+    def body(world: Communicator) -> bool:
         folder = Path(world.gather_objects(str(tmp_path))[0])
         whole = Script(world, 2)
         whole.steps(SAVED)
@@ -130,7 +130,7 @@ def test_processes_go_on_to_the_same_bits(run: Callable[..., Any], tmp_path: Pat
 
 
 def test_random_numbers_of_the_process_go_on(tmp_path: Path) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         script = Script(world, 1)
         script.save(tmp_path)
         expected = [torch.rand(()).item(), np.random.rand(), random.random()]
@@ -141,13 +141,13 @@ def test_random_numbers_of_the_process_go_on(tmp_path: Path) -> None:
 
 
 def test_on_other_ranks_it_goes_on_from_the_mean(tmp_path: Path) -> None:
-    def first(world: Transport) -> dict[str, Tensor]:
+    def first(world: Communicator) -> dict[str, Tensor]:
         script = Script(world, 2)
         script.steps(SAVED)
         script.save(tmp_path)
         return script.everything()
 
-    def second(world: Transport) -> dict[str, Any]:
+    def second(world: Communicator) -> dict[str, Any]:
         script = Script(world, 3)
         found = script.load(tmp_path)
         assert found["epoch"] == SAVED
@@ -167,7 +167,7 @@ def test_on_other_ranks_it_goes_on_from_the_mean(tmp_path: Path) -> None:
 
 
 def test_without_a_checkpoint_nothing_changes(tmp_path: Path) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         script = Script(world, 2)
         before = script.everything()
         assert script.load(tmp_path / "none") == {"epoch": 0, "seen": []}
@@ -179,7 +179,7 @@ def test_without_a_checkpoint_nothing_changes(tmp_path: Path) -> None:
 
 
 def test_several_optimizers_are_saved_together(tmp_path: Path) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         scripts = Script(world, 2), Script(world, 2, "diloco", seed=7)
         optimizers = [script.optimizer for script in scripts]
         for script in scripts:
@@ -198,7 +198,7 @@ def test_several_optimizers_are_saved_together(tmp_path: Path) -> None:
 
 
 def test_natural_gradients_are_saved_with_what_they_go_around(tmp_path: Path) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         script = Script(world, 2)
         outer = hpcsgd.NaturalGradient(script.optimizer, script.training.net, rank=2)
         script.training.optimizer = outer  # pyright: ignore[reportAttributeAccessIssue]
@@ -220,7 +220,7 @@ def test_natural_gradients_are_saved_with_what_they_go_around(tmp_path: Path) ->
     ({"a": [1, (2.5, "x")], 3: torch.ones(2, dtype=torch.bfloat16)},) * 2, (torch.tensor(3), torch.tensor(3)),
 ])  # fmt: skip
 def test_values_come_back_as_they_are(tmp_path: Path, value: object, read: object) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         script = Script(world, 1)
         save(tmp_path, script.optimizer, value=value)
         found = load(tmp_path, script.optimizer, value=0)["value"]
@@ -271,7 +271,7 @@ MISTAKES: dict[str, tuple[Callable[[Script, Path], object], str]] = {
 def test_a_mistake_is_told_on_all_ranks(tmp_path: Path, name: str) -> None:
     mistake, message = MISTAKES[name]
 
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         script = Script(world, 2)
         script.steps(1)
         script.save(tmp_path)
@@ -286,7 +286,7 @@ def test_a_mistake_is_told_on_all_ranks(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("P", [1, 2])
 def test_who_saves_on_one_rank_alone_is_told_at_once(tmp_path: Path, P: int) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         script = Script(world, P)
         script.steps(1)
         if world.rank == 0:
@@ -299,12 +299,12 @@ def test_who_saves_on_one_rank_alone_is_told_at_once(tmp_path: Path, P: int) -> 
 
 
 def test_objects_that_differed_need_the_same_ranks(tmp_path: Path) -> None:
-    def first(world: Transport) -> None:
+    def first(world: Communicator) -> None:
         script = Script(world, 2)
         script.scheduler.milestones[world.rank] = 1
         script.save(tmp_path)
 
-    def second(world: Transport) -> None:
+    def second(world: Communicator) -> None:
         script = Script(world, 1)
         with pytest.raises(JobError, match=r"scheduler was not the same on all ranks .* scheduler=None"):
             script.load(tmp_path)
@@ -335,10 +335,10 @@ def test_a_mean_is_rounded_once_in_every_type(tmp_path: Path, dtype: torch.dtype
     def drawn(rank: int) -> Tensor:
         return torch.randn(7, generator=torch.Generator().manual_seed(rank), dtype=torch.float64).to(dtype)
 
-    def first(world: Transport) -> None:
+    def first(world: Communicator) -> None:
         save(tmp_path, Script(world, 3).optimizer, kept=Kept(drawn(world.rank)))
 
-    def second(world: Transport) -> Tensor:
+    def second(world: Communicator) -> Tensor:
         kept = Kept(torch.zeros(7, dtype=dtype))
         load(tmp_path, Script(world, 1).optimizer, kept=kept)
         return kept.x
@@ -357,14 +357,14 @@ def test_states_of_other_kinds_of_tensors(tmp_path: Path, kind: str) -> None:
         x = torch.arange(6.0) - rank
         return x.clamp(min=0).to_sparse_coo() if kind == "sparse" else torch.complex(x, x).conj()
 
-    def first(world: Transport) -> None:
+    def first(world: Communicator) -> None:
         kept = Kept(of(world.rank))
         optimizer = Script(world, 2).optimizer
         save(tmp_path, optimizer, kept=kept)
         load(tmp_path, optimizer, kept=kept)
         assert torch.equal(kept.x.to_dense(), of(world.rank).to_dense())
 
-    def second(world: Transport) -> None:
+    def second(world: Communicator) -> None:
         kept = Kept(of(5))
         if kind == "sparse":
             with pytest.raises(JobError, match="kept was not the same on all ranks"):
@@ -378,7 +378,7 @@ def test_states_of_other_kinds_of_tensors(tmp_path: Path, kind: str) -> None:
 
 
 def test_checkpoints_of_runs_are_not_for_scripts(tmp_path: Path) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         script = Script(world, 1)
         Checkpoints(tmp_path, script.topology).write(0, capture(script.optimizer, shared={}, own={}))
         with pytest.raises(JobError, match="is of `hpcsgd train`: go on with that, by --resume"):
@@ -393,7 +393,7 @@ def test_checkpoints_of_runs_are_not_for_scripts(tmp_path: Path) -> None:
     "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler",
 ])  # fmt: skip
 def test_every_scheduler_of_torch(tmp_path: Path, name: str) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         def made() -> tuple[Script, Any]:
             script = Script(world, 1)
             return script, _scheduler(name, script.optimizer)
@@ -463,7 +463,7 @@ def test_one_job_at_a_time_saves_into_a_folder(run, tmp_path: Path, monkeypatch:
     assert process.stdout is not None
     assert process.stdout.readline() == "in it\n"
 
-    def refused(world: Transport) -> str:
+    def refused(world: Communicator) -> str:
         script = Script(world, P=2)
         assert load(theirs, script.optimizer, epoch=3) == {"epoch": 3}  # whoever reads needs no lock
         save(ours, script.optimizer, epoch=1)
@@ -478,7 +478,7 @@ def test_one_job_at_a_time_saves_into_a_folder(run, tmp_path: Path, monkeypatch:
         assert "\n" not in told
     programs.finish(process)
 
-    def goes_on(world: Transport) -> None:
+    def goes_on(world: Communicator) -> None:
         save(theirs, Script(world, P=2).optimizer, epoch=1)
 
     run(2, goes_on)

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 
@@ -47,7 +47,7 @@ class Broken(Meter):
 Broken.__qualname__ = "Meter"
 
 
-def optimizer_of(world: Transport) -> Optimizer:
+def optimizer_of(world: Communicator) -> Optimizer:
     net = nn.Linear(3, 2)
     return Optimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world, 1), hpcsgd.bsp())
 
@@ -99,7 +99,7 @@ LOADED: dict[str, tuple[Callable[[Optimizer], Any], Callable[[Optimizer], Any], 
 def test_what_does_not_fit_is_told(tmp_path: Path, name: str) -> None:
     saved, loaded, message = LOADED[name]
 
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         optimizer = optimizer_of(world)
         hpcsgd.save(tmp_path, optimizer, x=saved(optimizer))
         with pytest.raises(JobError, match=f"step-00000000: {message}") as told:
@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_told(tmp_path: Path, name: str) -> None:
 
 
 def test_what_a_class_of_the_script_raises_keeps_its_traceback(tmp_path: Path) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         optimizer = optimizer_of(world)
         hpcsgd.save(tmp_path, optimizer, x=Meter())
         with pytest.raises(JobError) as told:
@@ -122,7 +122,7 @@ def test_what_a_class_of_the_script_raises_keeps_its_traceback(tmp_path: Path) -
 
 
 def test_a_derived_class_takes_the_state(tmp_path: Path) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         optimizer, meter = optimizer_of(world), Meter()
         meter.seen = {"loss": [world.rank]}
         hpcsgd.save(tmp_path, optimizer, x=meter)
@@ -152,10 +152,10 @@ class Migrating(nn.Module):
 def test_modules_know_the_version_that_they_read(tmp_path: Path, ranks: int) -> None:
     """Also where it is the mean of what two ranks have saved."""
 
-    def first(world: Transport) -> None:
+    def first(world: Communicator) -> None:
         hpcsgd.save(tmp_path, optimizer_of(world), x=nn.Sequential(Migrating(1.0 + 2 * world.rank)))
 
-    def second(world: Transport) -> None:
+    def second(world: Communicator) -> None:
         found = nn.Sequential(Migrating(0.0))
         hpcsgd.load(tmp_path, optimizer_of(world), x=found)
         expected = 2.0 if ranks == 1 else 1.0 + 2 * world.rank
@@ -172,7 +172,7 @@ def test_modules_know_the_version_that_they_read(tmp_path: Path, ranks: int) -> 
     (lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), "x: a NestedTensor cannot"),
 ])  # fmt: skip
 def test_what_cannot_be_saved_is_named(tmp_path: Path, make: Callable[[], Any], message: str) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         value = make()
         within: list[Any] = []
         within.append(within)

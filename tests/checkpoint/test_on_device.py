@@ -12,7 +12,7 @@ from torch import Tensor, optim
 import hpcsgd
 from far.ranks import PATTERNS, explicitly
 from hpcsgd.checkpoint import Checkpoints, capture, restore
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from trainings import Training
 
@@ -55,7 +55,7 @@ def load(training: Training, folder: Path) -> None:
     training.t = training.optimizer.t
 
 
-def whole(world: Transport, setting: str, folder: Path, device: torch.device = HOST) -> dict[str, Tensor]:
+def whole(world: Communicator, setting: str, folder: Path, device: torch.device = HOST) -> dict[str, Tensor]:
     training = Training(form(world, P), *(SETTINGS | NEVER_TWICE_ALIKE)[setting], device=device)
     training.steps(SAVED)
     save(training, folder)
@@ -63,14 +63,14 @@ def whole(world: Transport, setting: str, folder: Path, device: torch.device = H
     return training.everything()
 
 
-def resumed(world: Transport, setting: str, folder: Path, device: torch.device = HOST) -> dict[str, Tensor]:
+def resumed(world: Communicator, setting: str, folder: Path, device: torch.device = HOST) -> dict[str, Tensor]:
     training = Training(form(world, P), *SETTINGS[setting], seed=1, device=device)
     load(training, folder)
     training.steps(LAST - training.t)
     return training.everything()
 
 
-def held(world: Transport, setting: str, folder: Path, device: torch.device = HOST) -> dict[str, Tensor]:
+def held(world: Communicator, setting: str, folder: Path, device: torch.device = HOST) -> dict[str, Tensor]:
     """What a training that is given the checkpoint has."""
     training = Training(form(world, P), *(SETTINGS | NEVER_TWICE_ALIKE)[setting], seed=1, device=device)
     load(training, folder)

@@ -12,12 +12,12 @@ import torch
 from torch import nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError, UserError
 
 
-def made(world: Transport, seed: int = 0) -> hpcsgd.DistributedOptimizer:
+def made(world: Communicator, seed: int = 0) -> hpcsgd.DistributedOptimizer:
     net = nn.Linear(3, 2)
     with torch.no_grad():
         net.weight.fill_(seed)
@@ -32,7 +32,7 @@ def steps(optimizer: hpcsgd.DistributedOptimizer, *, until: int) -> None:
         optimizer.zero_grad()
 
 
-def train(world: Transport, folder: Path, *at: int, load: bool = False) -> None:
+def train(world: Communicator, folder: Path, *at: int, load: bool = False) -> None:
     optimizer = made(world)
     if load:
         hpcsgd.load(folder, optimizer)
@@ -51,7 +51,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def message_of(world: Transport, function: Callable[..., Any], *args: Any) -> str:
+def message_of(world: Communicator, function: Callable[..., Any], *args: Any) -> str:
     with pytest.raises(JobError) as caught:
         function(world, *args)
     return str(caught.value)
@@ -62,7 +62,7 @@ def message_of(world: Transport, function: Callable[..., Any], *args: Any) -> st
 def test_checkpoints_of_another_training_stay(run: Callable[..., Any], tmp_path: Path, step: int) -> None:
     """Of later steps, of the same ones and of earlier ones."""
 
-    def body(world: Transport) -> str:
+    def body(world: Communicator) -> str:
         folder = Path(world.gather_objects(str(tmp_path))[0])
         train(world, folder, 5, 6)
         before = content(folder)
@@ -92,7 +92,7 @@ def test_another_folder_than_that_which_was_loaded_is_looked_at_too(tmp_path: Pa
     threads.run(2, train, tmp_path / "a", 5)
     threads.run(2, train, tmp_path / "b", 7)
 
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         optimizer = made(world)
         hpcsgd.load(tmp_path / "a", optimizer)
         hpcsgd.save(tmp_path / "c", optimizer)
@@ -118,7 +118,7 @@ def test_folders_of_others_stay(tmp_path: Path) -> None:
 
 
 def test_what_somebody_has_put_into_a_checkpoint_stays(tmp_path: Path) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         optimizer = made(world)
         for step in range(1, 5):
             steps(optimizer, until=step)
@@ -132,7 +132,7 @@ def test_what_somebody_has_put_into_a_checkpoint_stays(tmp_path: Path) -> None:
 
 
 def test_two_optimizers_are_saved_by_one_call(tmp_path: Path) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         one, other = made(world, 1), made(world, 2)
         hpcsgd.save(tmp_path, one)
         with pytest.raises(
@@ -176,7 +176,7 @@ def test_what_is_no_folder_of_checkpoints(
     (tmp_path / "copied" / "manifest.json").write_text("{}")
     before = content(tmp_path)
 
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         optimizer = made(world)
         with pytest.raises(JobError, match=message):
             call(tmp_path / place, optimizer)
@@ -188,7 +188,7 @@ def test_what_is_no_folder_of_checkpoints(
 
 @pytest.mark.parametrize("folder", [None, 3, b"checkpoints", "a\0b"])
 def test_what_is_no_path(folder: Any) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         for call in (hpcsgd.save, hpcsgd.load):
             with pytest.raises((JobError, UserError), match=r"save|load"):
                 call(folder, made(world))

@@ -15,12 +15,12 @@ from torch import Tensor, nn, optim
 
 from hpcsgd.checkpoint import Checkpoints, Saved, capture, restore, restore_newest
 from hpcsgd.checkpoint.snapshot import _layout
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.methods import Method, bsp, switch
 from hpcsgd.methods.sgp import PushSum, sgp
-from hpcsgd.parts.exchanges import Quantized, ReduceScatter
+from hpcsgd.parts.grad_reduces import Quantized, ReduceScatter
 from hpcsgd.parts.quantizers import int4
 from shapes import some
 from trainings import METHODS, OPTIMIZERS, PLAIN, WAITING_FOR_NOBODY, Net, Training, two_groups
@@ -45,7 +45,7 @@ def load(training: Training, folder: Path) -> tuple[Any, Any]:
 def saved_by(P: int, K: int, folder: Path, *arguments: Any, **options: Any) -> list[dict[str, Tensor]]:
     """What each rank held when P × K ranks (as threads) saved."""
 
-    def one(world: Transport) -> dict[str, Tensor]:
+    def one(world: Communicator) -> dict[str, Tensor]:
         training = Training(form(world, groups=P), *arguments, **options)
         training.steps(SAVED)
         save(training, folder)
@@ -63,7 +63,7 @@ def assert_same(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def check_goes_on(run: Any, folder: Path, P: int, K: int, *arguments: Any, **options: Any) -> None:
-    def whole_and_resumed(world: Transport) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def whole_and_resumed(world: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         topology = form(world, groups=P)
         whole = Training(topology, *arguments, **options)
         whole.steps(SAVED)
@@ -176,7 +176,7 @@ def test_masters_go_on(run, tmp_path: Path, P: int, K: int, method: str) -> None
 def test_masters_come_to_other_shapes(run, tmp_path: Path, before: Any, now: Any) -> None:
     """The mean of the groups', not rounded to the parameters' type."""
 
-    def resumed(world: Transport) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def resumed(world: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         saved = None
         if world.rank == 0:
             saved = saved_by(*before, tmp_path, "momentum", make=Narrow, master_dtype=torch.float32)
@@ -203,7 +203,7 @@ def test_masters_come_to_other_shapes(run, tmp_path: Path, before: Any, now: Any
 def test_narrow_state_goes_on_everywhere(run, tmp_path: Path, method: str, before: Any, now: Any) -> None:
     """What is kept in float32 comes back so, beside parameters of 16 bits."""
 
-    def resumed(world: Transport) -> bool:
+    def resumed(world: Communicator) -> bool:
         if world.rank == 0:
             saved_by(*before, tmp_path, "plain", method, make=Narrow)
         world.barrier()
@@ -224,7 +224,7 @@ def test_narrow_state_goes_on_everywhere(run, tmp_path: Path, method: str, befor
 def test_in_other_buckets(run, tmp_path: Path, method: str, before: float, now: float) -> None:
     """Same groups, same state, however the model is cut for travelling."""
 
-    def resumed(world: Transport) -> tuple[Tensor, Tensor]:
+    def resumed(world: Communicator) -> tuple[Tensor, Tensor]:
         topology, ends = form(world, groups=2), []
         saved = Training(topology, "plain", method, bucket_cap_mb=before)
         saved.steps(SAVED)
@@ -266,7 +266,7 @@ def test_on_another_shape(
 ) -> None:
     """Every new group has the saved group's values if P is as it was, and else the mean of the saved ones."""
 
-    def restored(world: Transport) -> tuple[Any, dict[str, Tensor]]:
+    def restored(world: Communicator) -> tuple[Any, dict[str, Tensor]]:
         saved = saved_by(*before, tmp_path, optimizer) if world.rank == 0 else None
         saved = world.gather_objects(saved)[0]
         training = Training(form(world, groups=now[0]), optimizer, seed=1)
@@ -308,7 +308,7 @@ def assert_close(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 def test_training_goes_on_elsewhere(run, tmp_path: Path, now: Any, before: Any, optimizer: str) -> None:
     """As if the restored values had been there all along: the same as in a plain state_dict."""
 
-    def resumed(world: Transport) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def resumed(world: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         if world.rank == 0:
             saved_by(*before, tmp_path, optimizer)
         world.barrier()
@@ -331,7 +331,7 @@ def test_training_goes_on_elsewhere(run, tmp_path: Path, now: Any, before: Any, 
 def test_another_method_starts_from_the_mean(run, tmp_path: Path) -> None:
     """`bsp` never averages parameters: on the groups' own ones it would leave them apart for ever."""
 
-    def restored(world: Transport) -> tuple[Any, dict[str, Tensor]]:
+    def restored(world: Communicator) -> tuple[Any, dict[str, Tensor]]:
         saved = world.gather_objects(saved_by(2, 2, tmp_path) if world.rank == 0 else None)[0]
         training = Training(form(world, groups=2), method="bsp")
         load(training, tmp_path)
@@ -354,7 +354,7 @@ def shared_with_others(training: Training) -> list[Tensor]:
 def test_what_groups_share_without_meeting_goes_on(run, tmp_path: Path, method: str, P: int, K: int) -> None:
     """All go on with the model of all, not with what each had read of it or not heard of yet."""
 
-    def saved_and_restored(world: Transport) -> tuple[Any, ...]:
+    def saved_and_restored(world: Communicator) -> tuple[Any, ...]:
         topology = form(world, groups=P)
         training = Training(topology, method=method)
         training.steps(3)
@@ -389,12 +389,12 @@ def push_sum(training: Training) -> PushSum:
 def test_weights_of_push_sum_go_on_with_their_groups(run, tmp_path: Path, P: int, K: int) -> None:
     """On the same P × K; models that others start from have the weight 1."""
 
-    def weighted(world: Transport) -> None:
+    def weighted(world: Communicator) -> None:
         training = Training(form(world, groups=2), method="sgp")
         push_sum(training).weight = 2.0 + training.optimizer.topology.group_index
         save(training, tmp_path)
 
-    def restored(world: Transport) -> float:
+    def restored(world: Communicator) -> float:
         if world.rank == 0:
             threads.run(4, weighted)
         world.barrier()
@@ -410,7 +410,7 @@ def test_weights_of_push_sum_go_on_with_their_groups(run, tmp_path: Path, P: int
 def test_what_was_a_groups_own_does_not_go_on_from_the_mean(run, tmp_path: Path) -> None:
     """With another exchange all groups start from one model: weights of push-sum belong to the old ones."""
 
-    def restored(world: Transport) -> float:
+    def restored(world: Communicator) -> float:
         topology = form(world, groups=2)
         training = Training(topology, method="sgp")
         push_sum(training).weight = 2.0 + topology.group_index
@@ -426,7 +426,7 @@ def test_what_was_a_groups_own_does_not_go_on_from_the_mean(run, tmp_path: Path)
 def test_a_group_that_never_updated_a_parameter(run, tmp_path: Path) -> None:
     """Its moments do not exist; the others' count."""
 
-    def rewritten(world: Transport) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+    def rewritten(world: Communicator) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
         topology = form(world, groups=2)
         training = Training(topology, "AdamW")
         training.steps(2)
@@ -501,7 +501,7 @@ OTHERS: dict[str, tuple[str, Callable[[], nn.Module], str]] = {
 def test_another_model_or_optimizer_is_refused(run, tmp_path: Path, other: str, n: int) -> None:
     optimizer, make, message = OTHERS[other]
 
-    def refused(world: Transport) -> str:
+    def refused(world: Communicator) -> str:
         if world.rank == 0:
             saved_by(1, 2, tmp_path)
         world.barrier()
@@ -523,7 +523,7 @@ def test_another_division_into_param_groups_is_refused(run, tmp_path: Path, monk
 
     monkeypatch.setitem(OPTIMIZERS, "swapped", swapped)
 
-    def refused(world: Transport) -> None:
+    def refused(world: Communicator) -> None:
         save(Training(form(world)), tmp_path)
         with pytest.raises(JobError, match=r"param group 1 in the checkpoint, .* param group 0 in this job"):
             load(Training(form(world), "swapped"), tmp_path)
@@ -548,7 +548,7 @@ class Overtaken:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("half", [False, True])
 def test_who_finds_a_checkpoint_removed_takes_the_next(run, tmp_path: Path, half: bool) -> None:
-    def overtaken(world: Transport) -> int:
+    def overtaken(world: Communicator) -> int:
         topology = form(world)
         training = Training(topology)
         training.steps(SAVED)
@@ -574,7 +574,7 @@ def test_who_finds_a_checkpoint_removed_takes_the_next(run, tmp_path: Path, half
 def test_a_file_that_one_rank_cannot_read_ends_all(run, tmp_path: Path) -> None:
     """Rank 1 alone fails after the check; nobody waits for it in a collective."""
 
-    def unreadable(world: Transport) -> str:
+    def unreadable(world: Communicator) -> str:
         training = Training(form(world))
         save(training, tmp_path)
         saved = Checkpoints(tmp_path, training.optimizer.topology).newest()

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from checkpoint.test_snapshot import load, save
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.state import State
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, hierarchical, switch
-from hpcsgd.methods.diloco import NESTEROV, Outer
+from hpcsgd.methods.diloco import NESTEROV, OuterOptimizer
 from hpcsgd.parts.averagers import MeanOfAll
-from hpcsgd.parts.exchanges import AllReduce, MomentumCorrection, Sparse
+from hpcsgd.parts.grad_reduces import AllReduce, MomentumCorrection, Sparse
 from hpcsgd.parts.schedules import Every
 from hpcsgd.parts.sparsifiers import Deft, SIDCo, TopK
 from methods.table import EVERY
@@ -33,7 +33,7 @@ MORE: dict[str, Callable[[], Method]] = {
         bsp(Sparse(Deft(0.2))), hierarchical(2, Sparse(TopK(0.1))), at=SAVED + 1
     ),
     "outer steps of whole models": lambda: Method(
-        AllReduce(), Every(2), Outer(MeanOfAll(), NESTEROV, lambda _: None)
+        AllReduce(), Every(2), OuterOptimizer(MeanOfAll(), NESTEROV, lambda _: None)
     ),
 }
 ALL = METHODS | PLAIN | WAITING_FOR_NOBODY | MORE
@@ -46,7 +46,7 @@ Vectors = dict[tuple[str, str, str], list[tuple[int, Tensor]]]
 """By role, name and parameter: where pieces begin, and the pieces."""
 
 
-def trained(world: Transport, P: int, method: str, seed: int = 0) -> Training:
+def trained(world: Communicator, P: int, method: str, seed: int = 0) -> Training:
     return Training(form(world, groups=P), "plain", ALL[method], seed=seed)
 
 
@@ -63,7 +63,7 @@ def chunks_of(training: Training, states: Mapping[str, State]) -> Vectors:
     for role, state in states.items():
         for name, vectors in state.sharded.items():
             for bucket, vector in zip(training.optimizer.buckets, vectors, strict=True):
-                for piece in bucket.pieces:
+                for piece in bucket.ranges:
                     whole = vector.numel() == bucket.w.numel()
                     at = piece.slot.start + piece.start if whole else piece.offset
                     values = vector[at : at + piece.stop - piece.start].clone()
@@ -72,7 +72,7 @@ def chunks_of(training: Training, states: Mapping[str, State]) -> Vectors:
 
 
 def saved_by(P: int, K: int, method: str, folder: Path) -> list[tuple[dict[str, State], Vectors]]:
-    def one(world: Transport) -> tuple[dict[str, State], Vectors]:
+    def one(world: Communicator) -> tuple[dict[str, State], Vectors]:
         training = trained(world, P, method)
         some_steps(training)
         save(training, folder)
@@ -108,7 +108,7 @@ def test_each_part_follows_its_rule(
 ) -> None:
     caplog.set_level(logging.WARNING)
 
-    def restored(world: Transport) -> tuple[Any, ...]:
+    def restored(world: Communicator) -> tuple[Any, ...]:
         saved = saved_by(*before, method, tmp_path) if world.rank == 0 else None
         saved = world.gather_objects(saved)[0]
         training = trained(world, now[0], method, seed=1)
@@ -158,7 +158,7 @@ def mean(values: list[Tensor]) -> Tensor:
 def test_local_sgd_does_not_fall_back_to_bsp(run, tmp_path: Path, now: Any) -> None:
     """The rate had fallen before the checkpoint: groups go on apart, on any shape."""
 
-    def apart(world: Transport) -> bool:
+    def apart(world: Communicator) -> bool:
         if world.rank == 0:
             saved_by(2, 2, "post_local", tmp_path)
         world.barrier()
@@ -173,7 +173,7 @@ def test_local_sgd_does_not_fall_back_to_bsp(run, tmp_path: Path, now: Any) -> N
 
 @pytest.mark.slow
 def test_what_is_dropped_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def resumed(world: Transport, P: int, method: str) -> None:
+    def resumed(world: Communicator, P: int, method: str) -> None:
         load(trained(world, P, method), tmp_path / method)
 
     for method in ("sgp", "selsync", "sasgd", "sparse local SGD", "hierarchical", "adacomm"):
@@ -198,14 +198,14 @@ def test_what_is_dropped_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 def test_one_ranks_state_elsewhere_is_what_is_the_same_everywhere(caplog: pytest.LogCaptureFixture) -> None:
     """A script that saves `optimizer.state_dict()` of one rank: the rest is new, and that is said."""
 
-    def state(world: Transport) -> dict[str, Any]:
+    def state(world: Communicator) -> dict[str, Any]:
         training = trained(world, 2, "diloco")
         some_steps(training)
         return training.optimizer.state_dict()
 
     saved = threads.run(4, state)[0]
 
-    def loaded(world: Transport) -> bool:
+    def loaded(world: Communicator) -> bool:
         training = trained(world, 4, "diloco", seed=1)
         training.optimizer.load_state_dict(saved)
         training.steps(EVERY)
@@ -218,12 +218,12 @@ def test_one_ranks_state_elsewhere_is_what_is_the_same_everywhere(caplog: pytest
 def test_one_ranks_numbers_stand_for_all() -> None:
     """AdaComm's sum of losses belongs to the steps that it counts."""
 
-    def state(world: Transport) -> dict[str, Any]:
+    def state(world: Communicator) -> dict[str, Any]:
         training = trained(world, 2, "adacomm")
         some_steps(training)
         return training.optimizer.state_dict()
 
-    def loaded(world: Transport, saved: dict[str, Any]) -> Any:
+    def loaded(world: Communicator, saved: dict[str, Any]) -> Any:
         training = trained(world, 4, "adacomm", seed=1)
         training.optimizer.load_state_dict(saved)
         return training.optimizer.method.state_dict()["schedule"].to_dict()
@@ -235,7 +235,7 @@ def test_one_ranks_numbers_stand_for_all() -> None:
 
 
 def test_a_state_with_other_fields_is_refused() -> None:
-    def loaded(world: Transport) -> None:
+    def loaded(world: Communicator) -> None:
         training = trained(world, 1, "adacomm")
         state = training.optimizer.state_dict()
         parts = state["hpcsgd"]["method"]
@@ -247,7 +247,7 @@ def test_a_state_with_other_fields_is_refused() -> None:
 
 
 def test_a_state_of_before_is_refused() -> None:
-    def loaded(world: Transport) -> None:
+    def loaded(world: Communicator) -> None:
         training = trained(world, 1, "hierarchical")
         state = training.optimizer.state_dict()
         del state["hpcsgd"]["place"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hpcsgd.checkpoint import Checkpoints, Writer, tree
-from hpcsgd.comm import PeerLost, Transport, threads
+from hpcsgd.comm import PeerLost, Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 
@@ -31,7 +31,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return ready
 
 
-def found(world: Transport, path: Path) -> tuple[int, float] | None:
+def found(world: Communicator, path: Path) -> tuple[int, float] | None:
     saved = Checkpoints(path, form(world)).newest()
     if saved is None:
         return None
@@ -41,7 +41,7 @@ def found(world: Transport, path: Path) -> tuple[int, float] | None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_what_is_written_is_of_its_step(n: int, tmp_path: Path, slow: threading.Event) -> None:
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         writer, x = Writer(tmp_path, form(world)), torch.zeros(50)
         writer.begin(3, {"x": x, "inside": [x]})
         x += 1  # the next step, while nothing of it is on the disk
@@ -56,7 +56,7 @@ def test_what_is_written_is_of_its_step(n: int, tmp_path: Path, slow: threading.
 
 
 def test_one_after_the_other(tmp_path: Path, slow: threading.Event) -> None:
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         writer, x = Writer(tmp_path, form(world)), torch.zeros(50)
         for step in (1, 2, 3):
             writer.begin(step, {"x": x})
@@ -71,7 +71,7 @@ def test_one_after_the_other(tmp_path: Path, slow: threading.Event) -> None:
 
 
 def test_a_failure_is_told_on_all_ranks_when_the_next_begins(tmp_path: Path) -> None:
-    def train(world: Transport) -> tuple[str, Any]:
+    def train(world: Communicator) -> tuple[str, Any]:
         writer = Writer(tmp_path, form(world))
         writer.begin(1, {"x": torch.ones(2)})
         writer.begin(2, {"x": range(3) if world.rank == 1 else 1})
@@ -97,7 +97,7 @@ class Late:
 
 
 def test_its_own_file_may_take_longer_than_others_are_waited_for(tmp_path: Path) -> None:
-    def finish(world: Transport) -> None:
+    def finish(world: Communicator) -> None:
         writer: Any = Writer(tmp_path, form(world))
         writer._under_way = late = Late(writer._checkpoints, True, True)
         writer.finish()

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from comm.ordering import OPERATIONS
-from hpcsgd.comm import lane, staged, streams
+from hpcsgd.comm import comm_thread, staged, streams
 
-precede, init = streams.Moment.precede, streams.Moment.__init__
+precede, init = streams.StreamEvent.precede, streams.StreamEvent.__init__
 """As they are."""
 
 
-def on_a_lane() -> bool:
-    return getattr(lane._here, "on_a_lane", False)
+def on_a_comm_thread() -> bool:
+    return getattr(comm_thread._here, "on_a_lane", False)
 
 
 def patched(owner: Any, name: str, by: Any) -> Callable[[], AbstractContextManager[Any]]:
@@ -32,22 +32,22 @@ def default_stream(device: torch.device) -> torch.Stream:
     return torch.Stream(stream_id=0, device_index=device.index, device_type=kind)  # type: ignore[call-overload]
 
 
-def of_the_default_stream(moment: streams.Moment, device: torch.device) -> None:
+def of_the_default_stream(moment: streams.StreamEvent, device: torch.device) -> None:
     init(moment, device)
-    if not on_a_lane():
+    if not on_a_comm_thread():
         moment._event.record(default_stream(device))
 
 
-def for_the_default_stream(moment: streams.Moment) -> None:
-    precede(moment) if on_a_lane() else default_stream(moment.device).wait_event(moment._event)
+def for_the_default_stream(moment: streams.StreamEvent) -> None:
+    precede(moment) if on_a_comm_thread() else default_stream(moment.device).wait_event(moment._event)
 
 
-def done_too_early(of: lane.Lane, call: Callable[[], Any], asked: streams.Moment | None) -> Any:
+def done_too_early(of: comm_thread.CommThread, call: Callable[[], Any], asked: streams.StreamEvent | None) -> Any:
     if asked is None:
         return call(), None
     with of._streams.on(asked.device):
         asked.precede()
-        return reversed([streams.Moment(asked.device), call()])
+        return reversed([streams.StreamEvent(asked.device), call()])
 
 
 @contextlib.contextmanager
@@ -70,7 +70,7 @@ def kept(rooms: threading.local) -> Callable[[Callable[[Tensor], Tensor], Tensor
     return find
 
 
-def here_alone(work: lane.Work) -> Any:
+def here_alone(work: comm_thread.Work) -> Any:
     """Waits for its own lane."""
     result, done = work._future.result()
     if done is not None:
@@ -78,38 +78,38 @@ def here_alone(work: lane.Work) -> Any:
     return result
 
 
-def without_keeping(*arguments: Any, work: Callable[..., None] = lane.Work.__init__) -> None:
+def without_keeping(*arguments: Any, work: Callable[..., None] = comm_thread.Work.__init__) -> None:
     work(*arguments[:5])
 
 
 MUTANTS: Mapping[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     "the lane does not wait for the asker": (
         "allreduce",
-        patched(streams.Moment, "precede", lambda moment: None if on_a_lane() else precede(moment)),
+        patched(streams.StreamEvent, "precede", lambda moment: None if on_a_comm_thread() else precede(moment)),
     ),
     "the asker does not wait for the lane": (
         "allreduce",
-        patched(streams.Moment, "precede", lambda moment: precede(moment) if on_a_lane() else None),
+        patched(streams.StreamEvent, "precede", lambda moment: precede(moment) if on_a_comm_thread() else None),
     ),
     **{
         f"the host reads before the copy is down: {name}": (name, patched(staged, "settle", lambda _: None))
         for name in OPERATIONS
     },
     "pinned memory is used again too early": ("one_letter_after_the_other", one_room_for_all),
-    "tensors are not kept until wait()": ("dropped", patched(lane.Work, "__init__", without_keeping)),
-    "what was handed over is not waited for": ("handed_over", patched(lane.Work, "wait", here_alone)),
-    "the result of a call stays the lane's": ("result_let_go", patched(lane, "take_over", lambda _: None)),
+    "tensors are not kept until wait()": ("dropped", patched(comm_thread.Work, "__init__", without_keeping)),
+    "what was handed over is not waited for": ("handed_over", patched(comm_thread.Work, "wait", here_alone)),
+    "the result of a call stays the lane's": ("result_let_go", patched(comm_thread, "take_over", lambda _: None)),
     "the lane says that it is done before it is": (
         "run_on_the_lane",
-        patched(lane.Lane, "_carried_out", done_too_early),
+        patched(comm_thread.CommThread, "_carried_out", done_too_early),
     ),
     "the lane waits for the default stream, and not for the asker's": (
         "own_stream",
-        patched(streams.Moment, "__init__", of_the_default_stream),
+        patched(streams.StreamEvent, "__init__", of_the_default_stream),
     ),
     "the default stream waits for the lane, and not the waiter's": (
         "waited_for_elsewhere",
-        patched(streams.Moment, "precede", for_the_default_stream),
+        patched(streams.StreamEvent, "precede", for_the_default_stream),
     ),
 }
 """What is broken: the program that leans on it, and how."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from hpcsgd.comm import Backend, Transport, gpu_mpi
+from hpcsgd.comm import Backend, Communicator, gpu_mpi
 from hpcsgd.comm.by_device import ByDevice
-from hpcsgd.comm.ending import close_libraries
+from hpcsgd.comm.shutdown import close_libraries
 from hpcsgd.comm.gpu_mpi import GpuAware
 from hpcsgd.comm.process_group import GroupBackend
 
@@ -56,8 +56,8 @@ class By:
     def __init__(self, make: Make, function: Callable[..., Any]) -> None:
         self._make, self._function = make, function
 
-    def __call__(self, world: Transport, *args: Any) -> Any:
+    def __call__(self, world: Communicator, *args: Any) -> Any:
         host = world.backend
         assert isinstance(host, ByDevice)
         made = world.run(lambda: self._make(host.host, world.timeout), "meeting").wait()
-        return self._function(world.by(made, made.name), *args)
+        return self._function(world.with_backend(made, made.name), *args)

@@ -13,65 +13,65 @@ import torch
 from torch import Tensor
 
 from far.ranks import on_the_host
-from hpcsgd.comm import Transport, Work
+from hpcsgd.comm import Communicator, Work
 from hpcsgd.comm.backend import Backend
 
 LENGTH = 64
 PATIENCE = 60.0  # seconds; the machine may be busy
 
-Operation = Callable[[Transport, Tensor], Tensor]
+Operation = Callable[[Communicator, Tensor], Tensor]
 Program = Callable[..., list[Tensor]]
 """Of a world of two and a `device`: what it comes to, the same on the host."""
 
 
-def late(world: Transport, device: torch.device | None) -> Tensor:
+def late(world: Communicator, device: torch.device | None) -> Tensor:
     """Numbers of this rank that are still being made when it returns."""
     x = torch.arange(LENGTH, dtype=torch.float32, device=device)
     return x.add_(world.rank).mul_(2).add_(1)
 
 
-def alltoall(world: Transport, x: Tensor) -> Tensor:
+def alltoall(world: Communicator, x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     world.alltoall(out, x).wait()
     return out
 
 
-def reduce_scatter(world: Transport, x: Tensor) -> Tensor:
+def reduce_scatter(world: Communicator, x: Tensor) -> Tensor:
     out = x.new_empty(len(x) // world.size)
     world.reduce_scatter(out, x, "mean").wait()
     return out
 
 
-def allgather(world: Transport, x: Tensor) -> Tensor:
+def allgather(world: Communicator, x: Tensor) -> Tensor:
     out = x.new_empty(len(x) * world.size)
     world.allgather(out, x).wait()
     return out
 
 
-def allgatherv(world: Transport, x: Tensor) -> Tensor:
+def allgatherv(world: Communicator, x: Tensor) -> Tensor:
     counts = [len(x) - rank for rank in range(world.size)]
     out = x.new_empty(sum(counts))
     world.allgatherv(out, x[: counts[world.rank]], counts).wait()
     return out
 
 
-def allreduce(world: Transport, x: Tensor) -> Tensor:
+def allreduce(world: Communicator, x: Tensor) -> Tensor:
     world.allreduce(x).wait()
     return x
 
 
-def bcast(world: Transport, x: Tensor) -> Tensor:
+def bcast(world: Communicator, x: Tensor) -> Tensor:
     world.bcast(x, root=1).wait()
     return x
 
 
-def exchange(world: Transport, x: Tensor) -> Tensor:
+def exchange(world: Communicator, x: Tensor) -> Tensor:
     out, other = torch.empty_like(x), 1 - world.rank
-    world.exchange({other: x}, {other: out}).wait()
+    world.sendrecv({other: x}, {other: out}).wait()
     return out
 
 
-def send(world: Transport, x: Tensor) -> Tensor:
+def send(world: Communicator, x: Tensor) -> Tensor:
     out, other = torch.empty_like(x), 1 - world.rank
     sent = world.send(x, other)
     world.recv(out, other).wait()
@@ -88,13 +88,13 @@ OPERATIONS: Mapping[str, Operation] = {
 def with_result(operation: Operation) -> Program:
     """What is sent has just been begun, what is received is used at once."""
 
-    def program(world: Transport, device: torch.device | None = None) -> list[Tensor]:
+    def program(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
         return [operation(world, late(world, device)) * 3]
 
     return program
 
 
-def in_flight(world: Transport, device: torch.device | None = None) -> list[Tensor]:
+def in_flight(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
     xs = [late(world, device) * i for i in range(3)]
     works = [world.allreduce(x) for x in xs]
     for work in works:
@@ -102,7 +102,7 @@ def in_flight(world: Transport, device: torch.device | None = None) -> list[Tens
     return [x + 1 for x in xs]
 
 
-def one_letter_after_the_other(world: Transport, device: torch.device | None = None) -> list[Tensor]:
+def one_letter_after_the_other(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
     other = 1 - world.rank
     sent = [world.send(late(world, device) * i, other) for i in range(3)]
     received = [late(world, device) for _ in sent]
@@ -113,7 +113,7 @@ def one_letter_after_the_other(world: Transport, device: torch.device | None = N
     return received
 
 
-def run_on_the_lane(world: Transport, device: torch.device | None = None) -> list[Tensor]:
+def run_on_the_lane(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
     """Blocking code with operations in it, whose result is used."""
     x = late(world, device)
 
@@ -125,9 +125,9 @@ def run_on_the_lane(world: Transport, device: torch.device | None = None) -> lis
     return [world.run(call, "a call", x).wait() * 2]
 
 
-def handed_over(world: Transport, device: torch.device | None = None) -> list[Tensor]:
+def handed_over(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
     """One lane begins, another one goes on with it."""
-    x, across = late(world, device), world.split(0, world.rank).on_its_own_lane()
+    x, across = late(world, device), world.split(0, world.rank).with_own_thread()
 
     def call() -> Work:
         return across.allreduce(x.mul_(2))
@@ -136,7 +136,7 @@ def handed_over(world: Transport, device: torch.device | None = None) -> list[Te
     return [x * 3]
 
 
-def result_let_go(world: Transport, device: torch.device | None = None) -> list[Tensor]:
+def result_let_go(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
     """What the first call returned is freed while it is still read, and the second one wants memory."""
     x, free = late(world, device), threading.Event()
 
@@ -152,13 +152,13 @@ def result_let_go(world: Transport, device: torch.device | None = None) -> list[
     return [read, works[1].wait()]
 
 
-def own_stream(world: Transport, device: torch.device | None = None) -> list[Tensor]:
+def own_stream(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
     """All on a stream that is the program's own."""
     with stream_on(device):
         return on_the_host(in_flight(world, device))
 
 
-def waited_for_elsewhere(world: Transport, device: torch.device | None = None) -> list[Tensor]:
+def waited_for_elsewhere(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
     """Asked for on one stream, waited for and used on another one."""
     x = late(world, device)
     other = stream_on(device)
@@ -186,16 +186,16 @@ class Later:
         out.copy_(x)
 
 
-def dropped(world: Transport, device: torch.device | None = None) -> list[Tensor]:
+def dropped(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
     """Nobody holds what is sent but the operation, and others want memory."""
-    later = Transport(cast(Backend, Later()), timeout=PATIENCE)
+    later = Communicator(cast(Backend, Later()), timeout=PATIENCE)
     out = late(world, device)
     work = later.alltoall(out, late(world, device))
     while not work.done():  # the host's part of it
         time.sleep(0.001)
     other = torch.full_like(out, 77.0)
     work.wait()
-    later.lane.close(PATIENCE)
+    later.comm_thread.close(PATIENCE)
     return [out * 1, other]
 
 

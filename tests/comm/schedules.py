@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from hpcsgd.comm.deadlock import Report, Table
-from hpcsgd.comm.lane import Lane
+from hpcsgd.comm.comm_thread import CommThread
 from hpcsgd.comm.rank_watch import Member, RankWatch
 
 
@@ -78,10 +78,10 @@ class Rank:
         self.rank, self.program, self.comms, self.begun = rank, program, comms, begun
         self.kept = Kept()
         self.watch = RankWatch(rank, self.kept)
-        self.lanes = [FakeLane(-1 - i) for i in range(max(lane_of) + 1)]
-        for lane in self.lanes:
-            self.watch.adopt(cast(Lane, lane))
-        self.lane_of = [self.lanes[i] for i in lane_of]
+        self.comm_threads = [FakeLane(-1 - i) for i in range(max(lane_of) + 1)]
+        for comm_thread in self.comm_threads:
+            self.watch.adopt(cast(CommThread, comm_thread))
+        self.lane_of = [self.comm_threads[i] for i in lane_of]
         self.members = [Member(self.watch, str(c), ranks) for c, ranks in enumerate(comms)]
         self.at = 0
         self.under_way: deque[tuple[FakeLane, Call]] = deque()
@@ -95,8 +95,8 @@ class Rank:
             yield self.end_wait
         elif not self.has_left and not self.watch._waiting.get(self.watch._owner):
             yield self.begin_wait
-        for lane in self.lanes:
-            if lane.entries and (action := self.of_lane(lane, lane.entries[0])):
+        for comm_thread in self.comm_threads:
+            if comm_thread.entries and (action := self.of_lane(comm_thread, comm_thread.entries[0])):
                 yield action
 
     def go_on(self) -> None:
@@ -108,65 +108,65 @@ class Rank:
         item = self.program[self.at]
         assert not isinstance(item, str)
         ops = [item] if isinstance(item, Op) else item
-        lane, call = self.lane_of[ops[0].comm], Call(list(ops))
-        lane.entries.append(call)
-        self.under_way.append((lane, call))
+        comm_thread, call = self.lane_of[ops[0].comm], Call(list(ops))
+        comm_thread.entries.append(call)
+        self.under_way.append((comm_thread, call))
         self.at += 1
 
     def begin_wait(self) -> None:
-        lane, call = self.under_way[0]
-        self.watch._waiting[self.watch._owner] = cast(Lane, lane), call.future
+        comm_thread, call = self.under_way[0]
+        self.watch._waiting[self.watch._owner] = cast(CommThread, comm_thread), call.future
 
     def end_wait(self) -> None:
         self.watch._waiting.pop(self.watch._owner, None)
         self.under_way.popleft()
         self.at += 1
 
-    def of_lane(self, lane: FakeLane, call: Call) -> Callable[[], None] | None:
-        if lane.executing is not None:
-            return (lambda: self.end(lane, call)) if lane.met() else None
+    def of_lane(self, comm_thread: FakeLane, call: Call) -> Callable[[], None] | None:
+        if comm_thread.executing is not None:
+            return (lambda: self.end(comm_thread, call)) if comm_thread.met() else None
         if call.at == len(call.ops):
-            return lambda: self.end_call(lane, call)
+            return lambda: self.end_call(comm_thread, call)
         if call.inner is not None:
-            return (lambda: self.end_inner(lane, call)) if call.inner.future.done() else None
+            return (lambda: self.end_inner(comm_thread, call)) if call.inner.future.done() else None
         other = self.lane_of[call.ops[call.at].comm]
-        if other is not lane:
-            return lambda: self.begin_inner(lane, other, call)
-        return lambda: self.begin(lane, call)
+        if other is not comm_thread:
+            return lambda: self.begin_inner(comm_thread, other, call)
+        return lambda: self.begin(comm_thread, call)
 
-    def begin(self, lane: FakeLane, call: Call) -> None:
-        lane.single = len(call.ops) == 1
+    def begin(self, comm_thread: FakeLane, call: Call) -> None:
+        comm_thread.single = len(call.ops) == 1
         op = call.ops[call.at]
         ranks, begun = self.comms[op.comm], self.begun
         if op.collective:
-            lane.executing = self.members[op.comm].collective("collective")
+            comm_thread.executing = self.members[op.comm].collective("collective")
             begun[op.comm, self.rank] += 1
             count = begun[op.comm, self.rank]
-            lane.met = lambda: all(begun[op.comm, r] >= count for r in ranks)
+            comm_thread.met = lambda: all(begun[op.comm, r] >= count for r in ranks)
             return
         me = ranks.index(self.rank)
         after, before = (me + 1) % len(ranks), (me - 1) % len(ranks)
-        lane.executing = self.members[op.comm].messages("exchange", [after], {before: True})
+        comm_thread.executing = self.members[op.comm].messages("exchange", [after], {before: True})
         begun[op.comm, self.rank, ranks[after]] += 1
         begun[op.comm, "received", self.rank] += 1
         wanted = begun[op.comm, "received", self.rank]
-        lane.met = lambda: begun[op.comm, ranks[before], self.rank] >= wanted
+        comm_thread.met = lambda: begun[op.comm, ranks[before], self.rank] >= wanted
 
-    def end(self, lane: FakeLane, call: Call) -> None:
-        lane.executing = None
+    def end(self, comm_thread: FakeLane, call: Call) -> None:
+        comm_thread.executing = None
         call.at += 1
 
-    def end_call(self, lane: FakeLane, call: Call) -> None:
+    def end_call(self, comm_thread: FakeLane, call: Call) -> None:
         call.future.set_result(None)
-        lane.entries.popleft()
+        comm_thread.entries.popleft()
 
-    def begin_inner(self, lane: FakeLane, other: FakeLane, call: Call) -> None:
+    def begin_inner(self, comm_thread: FakeLane, other: FakeLane, call: Call) -> None:
         call.inner = Call([call.ops[call.at]])
         other.entries.append(call.inner)
-        self.watch._waiting[lane.ident] = cast(Lane, other), call.inner.future
+        self.watch._waiting[comm_thread.ident] = cast(CommThread, other), call.inner.future
 
-    def end_inner(self, lane: FakeLane, call: Call) -> None:
-        del self.watch._waiting[lane.ident]
+    def end_inner(self, comm_thread: FakeLane, call: Call) -> None:
+        del self.watch._waiting[comm_thread.ident]
         call.inner = None
         call.at += 1
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import Backend, Transport, by_node
+from hpcsgd.comm import Backend, Communicator, by_node
 from hpcsgd.comm.by_node import ByNode, levels
 
 Run = Callable[..., list[Any]]
@@ -59,7 +59,7 @@ def test_runs_of_as_many_ranks_are_levels(nodes: list[int], expected: tuple[int,
 def test_all_runs_are_gathered(
     run: Run, n: int, H: int, L: int, count: int, dtype: torch.dtype, in_place: bool
 ) -> None:
-    def gathered(world: Transport) -> Tensor:
+    def gathered(world: Communicator) -> Tensor:
         out = torch.zeros(n * count, dtype=dtype)
         x = out.view(n, -1)[world.rank] if in_place else torch.zeros(count, dtype=dtype)
         x.copy_(brought(world.rank, count, dtype))
@@ -76,7 +76,7 @@ def test_all_runs_are_gathered(
 def test_sums_are_of_the_node_and_then_of_all(
     run: Run, n: int, H: int, L: int, count: int, mean: bool
 ) -> None:
-    def scattered(world: Transport) -> Tensor:
+    def scattered(world: Communicator) -> Tensor:
         out = torch.full((count,), torch.nan)
         ByNode(world.backend, H, L).reduce_scatter(out, brought(world.rank, n * count), mean)
         return out
@@ -94,7 +94,7 @@ def test_long_vectors_of_ranks_that_share_nodes_go_so(run: Run, over: bool) -> N
     """And no others: by the order of the sums."""
     count = by_node.SHORTEST // 16 - (not over)
 
-    def found(world: Transport) -> tuple[Tensor, Tensor]:
+    def found(world: Communicator) -> tuple[Tensor, Tensor]:
         backend = with_nodes(world.rank // 2 * 2)
         out, x = torch.empty(count), brought(world.rank, 4 * count)
         backend.reduce_scatter(out, x, "sum")

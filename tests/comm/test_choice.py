@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from hpcsgd import start
-from hpcsgd.comm import Backend, Transport, choice, proof, threads
-from hpcsgd.comm.choice import WISHES, Device, Wish, Wishes, chosen, own_device
-from hpcsgd.comm.ending import close_libraries
-from hpcsgd.config.schema import Wish as WishOfAJobFile
+from hpcsgd.comm import Backend, Communicator, backend_choice, proof, threads
+from hpcsgd.comm.backend_choice import BACKEND_NAMES, Device, BackendName, DeviceBackends, chosen, local_device
+from hpcsgd.comm.shutdown import close_libraries
+from hpcsgd.config.schema import DeviceBackendName as WishOfAJobFile
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.start import form_as_launched
 
@@ -25,19 +25,19 @@ def _closed():
     close_libraries()
 
 
-def there(world: Transport, wanted: str = "auto") -> Device:
+def there(world: Communicator, wanted: str = "auto") -> Device:
     return Device(torch.device("cpu"), f"GPU {world.rank}")
 
 
-def choose(wish: Wish, *, inside: bool = True, own=there, n: int = 2, nodes=(0, 0)) -> tuple[str, str]:
+def choose(wish: BackendName, *, inside: bool = True, own=there, n: int = 2, nodes=(0, 0)) -> tuple[str, str]:
     """What all ranks choose alike, and what was passed over."""
 
-    def ask(world: Transport) -> tuple[str, str]:
+    def ask(world: Communicator) -> tuple[str, str]:
         ranks, passed_over = chosen(world, wish, own(world), inside)
         x = torch.ones(3)
         ranks.allreduce(x).wait()
         assert x.tolist() == [float(n)] * 3
-        return ranks.way.split()[0], passed_over
+        return ranks.device_backend.split()[0], passed_over
 
     (answer,) = set(threads.run(n, ask, nodes=nodes))
     return answer
@@ -60,14 +60,14 @@ def test_what_is_named_is_taken() -> None:
 
 
 def test_two_ranks_on_one_gpu_are_none_for_nccl() -> None:
-    def one(world: Transport) -> Device:
+    def one(world: Communicator) -> Device:
         return Device(torch.device("cpu"), "GPU 0")
 
     assert choose("auto", own=one) == ("mpi", "nccl: ranks share a GPU; gpu_mpi: threads takes no addresses")
 
 
 def test_without_accelerators_nothing_changes() -> None:
-    def without(world: Transport) -> None:
+    def without(world: Communicator) -> None:
         assert chosen(world, "auto", Device(), inside=True) == (world, "")
 
     threads.run(2, without)
@@ -76,7 +76,7 @@ def test_without_accelerators_nothing_changes() -> None:
 
 
 def test_a_rank_without_one_is_told() -> None:
-    def all_but_one(world: Transport) -> Device:
+    def all_but_one(world: Communicator) -> Device:
         return Device() if world.rank == 1 else there(world)
 
     way, why = choose("auto", own=all_but_one)
@@ -113,11 +113,11 @@ def test_a_library_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_split_off_or_made_apart_is_staged_again() -> None:
     """Two groups of NCCL at once, on a lane each, may wait for each other for ever."""
 
-    def ask(world: Transport) -> list[str]:
+    def ask(world: Communicator) -> list[str]:
         ranks, _ = chosen(world, "nccl", there(world), inside=True)
-        parts = [ranks.apart(), ranks.split(0, world.rank)]
-        ranks.end_apart(10)
-        return [f"{part.way}: {getattr(part.backend, 'devices').name}" for part in parts]  # noqa: B009
+        parts = [ranks.dup_with_thread(), ranks.split(0, world.rank)]
+        ranks.close_dups(10)
+        return [f"{part.device_backend}: {getattr(part.backend, 'devices').name}" for part in parts]  # noqa: B009
 
     assert threads.run(2, ask) == [["mpi: threads by way of pinned memory"] * 2] * 2
 
@@ -125,7 +125,7 @@ def test_what_is_split_off_or_made_apart_is_staged_again() -> None:
 def test_a_second_choice_replaces_the_first_one() -> None:
     """The library of the first choice would carry host tensors for the second one."""
 
-    def ask(world: Transport) -> bool:
+    def ask(world: Communicator) -> bool:
         first, _ = chosen(world, "nccl", there(world), inside=True)
         second, _ = chosen(first, "nccl", there(first), inside=True)
         hosts = [ranks.backend.host for ranks in (world, first, second)]
@@ -137,10 +137,10 @@ def test_a_second_choice_replaces_the_first_one() -> None:
 def test_two_of_the_devices_own_libraries_share_a_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a bucket crosses groups on a lane of its own."""
 
-    def share(world: Transport) -> bool:
+    def share(world: Communicator) -> bool:
         topology = form_as_launched(world, 2, None).topology
         topology.inter_group.allreduce(torch.ones(3)).wait()
-        return topology.intra_group.lane is topology.inter_group.lane
+        return topology.intra_group.comm_thread is topology.inter_group.comm_thread
 
     assert threads.run(4, share) == [False] * 4
     monkeypatch.setattr(start, "own_device", there)
@@ -150,9 +150,9 @@ def test_two_of_the_devices_own_libraries_share_a_lane(monkeypatch: pytest.Monke
 def test_a_job_tells_once_what_it_chose(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     monkeypatch.setattr(start, "own_device", there)
 
-    def form(world: Transport) -> tuple[str, str]:
+    def form(world: Communicator) -> tuple[str, str]:
         topology = form_as_launched(world, 2, None).topology
-        return topology.intra_group.way.split()[0], topology.inter_group.way
+        return topology.intra_group.device_backend.split()[0], topology.inter_group.device_backend
 
     with caplog.at_level(logging.INFO, logger="hpcsgd"):
         assert threads.run(4, form, nodes=NODES) == [("gloo", "mpi")] * 4
@@ -162,8 +162,8 @@ def test_a_job_tells_once_what_it_chose(monkeypatch: pytest.MonkeyPatch, caplog)
 
 
 def test_what_cannot_be_had_is_one_line() -> None:
-    def form(world: Transport) -> None:
-        form_as_launched(world, 2, None, Wishes(inter_group="nccl"))
+    def form(world: Communicator) -> None:
+        form_as_launched(world, 2, None, DeviceBackends(inter_group="nccl"))
 
     with pytest.raises(
         JobError, match=r"^device_backend inter_group = 'nccl': rank 0 of 2 has no accelerator"
@@ -187,21 +187,21 @@ def test_what_cannot_be_had_is_one_line() -> None:
 )
 def test_a_script_is_told_of_a_near_miss(given: dict[str, str], message: str) -> None:
     with pytest.raises(UserError) as raised:
-        Wishes.of(given)
+        DeviceBackends.of(given)
     assert str(raised.value) == message
 
 
 def test_job_files_and_scripts_know_the_same_words() -> None:
-    assert get_args(WishOfAJobFile) == get_args(Wish) == WISHES
+    assert get_args(WishOfAJobFile) == get_args(BackendName) == BACKEND_NAMES
 
 
 @pytest.mark.usefixtures("far_device")
 def test_on_a_device_that_no_library_knows_all_is_staged() -> None:
-    def ask(world: Transport) -> tuple[str, str]:
-        own = own_device(world)
+    def ask(world: Communicator) -> tuple[str, str]:
+        own = local_device(world)
         assert own.device == torch.device("far", world.rank)
         ranks, passed_over = chosen(world, "auto", own, inside=True)
-        return ranks.way, passed_over
+        return ranks.device_backend, passed_over
 
     nothing = "nccl: none for devices of kind far; gpu_mpi: threads takes no addresses"
     assert threads.run(2, ask) == [("mpi", nothing)] * 2
@@ -209,11 +209,11 @@ def test_on_a_device_that_no_library_knows_all_is_staged() -> None:
 
 @pytest.mark.usefixtures("far_device")
 def test_who_trains_on_the_host_has_no_ways() -> None:
-    def form(world: Transport) -> str:
-        return form_as_launched(world, 2, None, device="cpu").topology.intra_group.way
+    def form(world: Communicator) -> str:
+        return form_as_launched(world, 2, None, device="cpu").topology.intra_group.device_backend
 
     assert threads.run(4, form) == ["mpi"] * 4
     with pytest.raises(
         JobError, match=r"^device_backend intra_group = 'nccl': rank 0 of 2 has no accelerator"
     ):
-        threads.run(4, lambda world: form_as_launched(world, 2, None, Wishes(intra_group="nccl"), "cpu"))
+        threads.run(4, lambda world: form_as_launched(world, 2, None, DeviceBackends(intra_group="nccl"), "cpu"))

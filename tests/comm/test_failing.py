@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from hpcsgd.comm import PeerLost, Transport, threads
+from hpcsgd.comm import PeerLost, Communicator, threads
 from hpcsgd.comm.failing import FailingBackend, Faults
 
 
@@ -15,7 +15,7 @@ def broken() -> None:
     raise OSError("the link is down")
 
 
-def steps(world: Transport, faults: Faults, count: int = 4) -> int:
+def steps(world: Communicator, faults: Faults, count: int = 4) -> int:
     group = world.split(0, -world.rank)
     for t in range(count):
         faults.step[world.rank] = t
@@ -27,7 +27,7 @@ def test_it_happens_at_that_step_of_that_rank_only() -> None:
     """Also in a split communicator where the rank has another number."""
     faults, reached = Faults().at(1, 2, broken), {}
 
-    def training(world: Transport) -> None:
+    def training(world: Communicator) -> None:
         try:
             steps(world, faults)
         except OSError as error:
@@ -44,7 +44,7 @@ def test_it_happens_at_that_step_of_that_rank_only() -> None:
 def test_it_happens_once() -> None:
     faults, failed = Faults().at(0, 1, broken), []
 
-    def training(world: Transport) -> int:
+    def training(world: Communicator) -> int:
         for t in range(3):
             faults.step[world.rank] = t
             try:
@@ -67,7 +67,7 @@ def test_a_frozen_rank_is_missed_by_the_others() -> None:
     missed_by_both = threading.Barrier(2, action=thaw.set, timeout=10)
     faults = Faults().at(2, 1, lambda: _until(thaw))
 
-    def training(world: Transport) -> tuple[int, ...]:
+    def training(world: Communicator) -> tuple[int, ...]:
         with pytest.raises(PeerLost) as raised:
             steps(world, faults)
         if world.rank != 2:
@@ -81,7 +81,7 @@ def test_a_frozen_rank_is_missed_by_the_others() -> None:
 def test_without_faults_everything_passes_through() -> None:
     faults = Faults()
 
-    def everything(world: Transport) -> list[float]:
+    def everything(world: Communicator) -> list[float]:
         size = world.size
         x, out = torch.arange(2.0) + world.rank, torch.zeros(2)
         results = []
@@ -95,7 +95,7 @@ def test_without_faults_everything_passes_through() -> None:
         world.bcast(x, 1).wait()
         results.append(x.tolist())
         other = 1 - world.rank
-        world.exchange({other: x + world.rank}, {other: out}).wait()
+        world.sendrecv({other: x + world.rank}, {other: out}).wait()
         results.append(out.tolist())
         if world.rank == 0:
             world.send(torch.tensor([5.0]), 1).wait()

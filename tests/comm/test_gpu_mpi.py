@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpcsgd.comm import Backend, Transport, gpu_mpi, threads
+from hpcsgd.comm import Backend, Communicator, gpu_mpi, threads
 from hpcsgd.comm.gpu_mpi import GpuAware, TakesAddresses, judged
 
 GTL = "/opt/cray/pe/mpich/8.1.28/gtl/lib/libmpi_gtl_cuda.so"
@@ -58,7 +58,7 @@ OPERATIONS: dict[str, Callable[[Backend, torch.Tensor, torch.Tensor], object]] =
     "allgatherv": lambda b, out, x: b.allgatherv(out, x, [4]),
     "allreduce": lambda b, out, x: b.allreduce(x, "sum"),
     "bcast": lambda b, out, x: b.bcast(x, 0),
-    "exchange": lambda b, out, x: b.exchange({0: x}, {0: out}),
+    "exchange": lambda b, out, x: b.sendrecv({0: x}, {0: out}),
     "send and receive": lambda b, out, x: (b.send(x, 0), b.recv(out, 0)),
 }
 
@@ -88,7 +88,7 @@ def test_what_the_stream_was_given_is_done_before_mpi_sees_an_address(
 
             return noted
 
-    def call(world: Transport) -> None:
+    def call(world: Communicator) -> None:
         backend = GpuAware(Noting(world.backend))  # pyright: ignore[reportArgumentType]
         OPERATIONS[operation](backend, torch.zeros(4), torch.ones(4))
 
@@ -104,7 +104,7 @@ def test_what_the_stream_was_given_is_done_before_mpi_sees_an_address(
 def test_this_machines_library_is_asked(run) -> None:
     """It knows no GPUs: it was built on a machine without."""
 
-    def ask(world: Transport) -> str:
+    def ask(world: Communicator) -> str:
         host = getattr(world.backend, "host")  # noqa: B009 - a Backend need have none
         assert isinstance(host, TakesAddresses)
         return host.lacks(torch.device("cuda", 0))

@@ -15,18 +15,18 @@ import pytest
 import torch
 
 import programs
-from hpcsgd.comm import Lane, Ledger, PeerLost, phase, threads
-from hpcsgd.comm.lane import close_lanes, know_processor
+from hpcsgd.comm import CommThread, CommStats, PeerLost, phase, threads
+from hpcsgd.comm.comm_thread import close_comm_threads, know_processor
 
 PATIENCE = 60.0  # seconds; the machine may be busy
 
 
-def submit(lane: Lane, call, timeout: float = PATIENCE, ledger: Ledger | None = None):
-    return lane.submit(call, "call", timeout, ledger or Ledger())
+def submit(comm_thread: CommThread, call, timeout: float = PATIENCE, stats: CommStats | None = None):
+    return comm_thread.submit(call, "call", timeout, stats or CommStats())
 
 
 def test_calls_run_one_by_one_in_order_on_one_other_thread() -> None:
-    lane, running, seen = Lane("test"), threading.Lock(), []
+    comm_thread, running, seen = CommThread("test"), threading.Lock(), []
 
     def call(i: int) -> int:
         with running:
@@ -35,84 +35,84 @@ def test_calls_run_one_by_one_in_order_on_one_other_thread() -> None:
             seen.append((i, threading.current_thread().name))
         return i
 
-    works = [submit(lane, lambda i=i: call(i)) for i in range(5)]
+    works = [submit(comm_thread, lambda i=i: call(i)) for i in range(5)]
     assert [work.wait() for work in works] == list(range(5))
     assert seen == [(i, "test") for i in range(5)]
-    assert lane.close(PATIENCE)
+    assert comm_thread.close(PATIENCE)
 
 
 def test_wait_gives_up_after_the_timeout_and_says_on_what() -> None:
-    lane, release, ledger = Lane("test"), threading.Event(), Ledger()
-    work = lane.submit(release.wait, "allreduce over 4 ranks", 0.05, ledger)
+    comm_thread, release, stats = CommThread("test"), threading.Event(), CommStats()
+    work = comm_thread.submit(release.wait, "allreduce over 4 ranks", 0.05, stats)
     with pytest.raises(PeerLost, match=r"^allreduce over 4 ranks: no answer within 0\.05 s$") as raised:
         work.wait()
     assert raised.value.ranks == ()
-    assert ledger.totals()["other"].waited >= 0.05
-    assert not lane.close(0.01)
+    assert stats.totals()["other"].waited >= 0.05
+    assert not comm_thread.close(0.01)
     release.set()
     assert work.wait() is True
-    assert lane.close(PATIENCE)
+    assert comm_thread.close(PATIENCE)
 
 
 def test_what_a_lane_waits_for_is_not_its_owners_waiting() -> None:
-    here, there, ledger = Lane("here"), Lane("there"), Ledger()
+    here, there, stats = CommThread("here"), CommThread("there"), CommStats()
     release, ended = threading.Event(), threading.Event()
-    inner = submit(there, release.wait, ledger=ledger)
-    submit(here, lambda: (inner.wait(), ended.set()), ledger=ledger)
+    inner = submit(there, release.wait, stats=stats)
+    submit(here, lambda: (inner.wait(), ended.set()), stats=stats)
     time.sleep(0.1)
     release.set()
     assert ended.wait(PATIENCE)
-    assert not any(total.waited for total in ledger.totals().values())
+    assert not any(total.waited for total in stats.totals().values())
     assert here.close(PATIENCE)
     assert there.close(PATIENCE)
 
 
 def test_a_timeout_of_the_operation_itself_comes_through() -> None:
-    lane = Lane("test")
+    comm_thread = CommThread("test")
 
     def fail() -> None:
         raise TimeoutError("a disk, say")
 
     with pytest.raises(TimeoutError, match="a disk, say"):
-        submit(lane, fail).wait()
-    assert lane.close(PATIENCE)
+        submit(comm_thread, fail).wait()
+    assert comm_thread.close(PATIENCE)
 
 
 def test_the_phase_of_the_submitter_goes_along() -> None:
-    lane, ledger, release = Lane("test"), Ledger(), threading.Event()
-    blocked = submit(lane, release.wait)
+    comm_thread, stats, release = CommThread("test"), CommStats(), threading.Event()
+    blocked = submit(comm_thread, release.wait)
     with phase("outer"):
         with phase("inner"):
-            inner = submit(lane, lambda: ledger.add(calls=1, sent=1))
-        outer = submit(lane, lambda: ledger.add(calls=1, sent=2))
-    other = submit(lane, lambda: ledger.add(calls=1, sent=4))
+            inner = submit(comm_thread, lambda: stats.add(calls=1, sent=1))
+        outer = submit(comm_thread, lambda: stats.add(calls=1, sent=2))
+    other = submit(comm_thread, lambda: stats.add(calls=1, sent=4))
     release.set()
     for work in (blocked, inner, outer, other):
         work.wait()
-    assert {name: total.bytes for name, total in ledger.totals().items()} == {
+    assert {name: total.bytes for name, total in stats.totals().items()} == {
         "inner": 1,
         "outer": 2,
         "other": 4,
     }
-    assert lane.close(PATIENCE)
+    assert comm_thread.close(PATIENCE)
 
 
 def test_submitting_from_the_lane_runs_at_once() -> None:
-    lane = Lane("test")
+    comm_thread = CommThread("test")
 
     def outer() -> list[str]:
         order = []
-        work = submit(lane, lambda: order.append("inside"))
+        work = submit(comm_thread, lambda: order.append("inside"))
         order.append("after")
         work.wait()
         return order
 
-    assert submit(lane, outer).wait() == ["inside", "after"]
-    assert lane.close(PATIENCE)
+    assert submit(comm_thread, outer).wait() == ["inside", "after"]
+    assert comm_thread.close(PATIENCE)
 
 
 def test_work_handed_over_to_another_lane_is_done_when_that_is() -> None:
-    here, there, release = Lane("here"), Lane("there"), threading.Event()
+    here, there, release = CommThread("here"), CommThread("there"), threading.Event()
     work = submit(here, lambda: submit(there, release.wait))
     submit(here, lambda: None).wait()  # the lane itself is through with it
     assert not work.done()
@@ -124,7 +124,7 @@ def test_work_handed_over_to_another_lane_is_done_when_that_is() -> None:
 
 
 def test_what_another_lane_raises_comes_through() -> None:
-    here, there = Lane("here"), Lane("there")
+    here, there = CommThread("here"), CommThread("there")
 
     def fail() -> None:
         raise PeerLost("rank 3")
@@ -142,36 +142,36 @@ def test_what_another_lane_raises_comes_through() -> None:
 
 
 def test_closing_waits_for_what_is_queued() -> None:
-    lane, done = Lane("test"), []
-    submit(lane, lambda: time.sleep(0.05))
-    submit(lane, lambda: done.append(True))
-    assert close_lanes(PATIENCE)
+    comm_thread, done = CommThread("test"), []
+    submit(comm_thread, lambda: time.sleep(0.05))
+    submit(comm_thread, lambda: done.append(True))
+    assert close_comm_threads(PATIENCE)
     assert done == [True]
-    assert Lane("never started").close(0.0)
+    assert CommThread("never started").close(0.0)
 
 
 @pytest.mark.slow
 def test_a_finished_operation_lets_go_of_its_tensors() -> None:
-    lane, x = Lane("test"), torch.ones(3)
+    comm_thread, x = CommThread("test"), torch.ones(3)
     there = weakref.ref(x)
-    submit(lane, x.sum).wait()
+    submit(comm_thread, x.sum).wait()
     del x
     gc.collect()
     until = time.monotonic() + PATIENCE
     while there() is not None:
         assert time.monotonic() < until
         time.sleep(0.01)
-    assert lane.close(PATIENCE)
+    assert comm_thread.close(PATIENCE)
 
 
 def test_a_lane_that_was_closed_begins_again() -> None:
     """One part of a program ends what it has on it, and another one goes on."""
-    lane, ledger = Lane("closed for a while"), Ledger()
-    first = lane.submit(threading.get_ident, "first", 60, ledger).wait()
-    assert lane.close(60)
-    assert lane.close(60)
-    assert lane.submit(threading.current_thread, "second", 60, ledger).wait().is_alive()
-    assert lane.close(60)
+    comm_thread, stats = CommThread("closed for a while"), CommStats()
+    first = comm_thread.submit(threading.get_ident, "first", 60, stats).wait()
+    assert comm_thread.close(60)
+    assert comm_thread.close(60)
+    assert comm_thread.submit(threading.current_thread, "second", 60, stats).wait().is_alive()
+    assert comm_thread.close(60)
     assert first != threading.get_ident()
 
 

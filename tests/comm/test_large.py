@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 
 LIMIT = 2**31
 
@@ -33,7 +33,7 @@ def test_reductions_in_pieces_give_the_whole(run, n: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(mpi, "_LARGEST", 2 * n + 1)
     monkeypatch.setattr(mpi, "_PIECE", 3)
 
-    def reduce(world: Transport) -> tuple[list[float], list[float], list[int], list[str]]:
+    def reduce(world: Communicator) -> tuple[list[float], list[float], list[int], list[str]]:
         spy = Spy(world.backend.host._comm)  # pyright: ignore[reportAttributeAccessIssue]
         world.backend.host._comm = spy  # pyright: ignore[reportAttributeAccessIssue]
         try:
@@ -71,7 +71,7 @@ def wanted(request: pytest.FixtureRequest) -> None:
 def test_more_elements_than_an_int_counts(run, operation: str) -> None:
     """One byte an element: each rank holds 2 to 4.5 GiB."""
 
-    def move(world: Transport) -> bool:
+    def move(world: Communicator) -> bool:
         other = 1 - world.rank
         if operation == "bcast":
             x = torch.full((LIMIT + 5,), world.rank, dtype=torch.uint8)
@@ -89,7 +89,7 @@ def test_more_elements_than_an_int_counts(run, operation: str) -> None:
             return bool((out[0] == 1).all() and (out[1] == 2).all())
         if operation == "exchange":
             x, out = (torch.full((LIMIT + 5,), value, dtype=torch.uint8) for value in (world.rank, 9))
-            world.exchange({other: x}, {other: out}).wait()
+            world.sendrecv({other: x}, {other: out}).wait()
             return bool((out == other).all())
         x = torch.full((2, LIMIT // 2 + 5), world.rank, dtype=torch.uint8)
         x[other] += 10

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import Ledger, Transport, Work, phase
+from hpcsgd.comm import CommStats, Communicator, Work, phase
 
 NUMEL = 8
-Operation = Callable[[Transport, Callable[[int], Tensor]], Work]
+Operation = Callable[[Communicator, Callable[[int], Tensor]], Work]
 
 # What each sends per rank, in elements; `x(m)` makes a tensor of m elements.
 SENT: dict[str, tuple[Operation, Callable[[int], float]]] = {
@@ -29,7 +29,7 @@ SENT: dict[str, tuple[Operation, Callable[[int], float]]] = {
     "max": (lambda t, x: t.allreduce(x(NUMEL), "max"), lambda p: 2 * (p - 1) / p * NUMEL),
     "bcast": (lambda t, x: t.bcast(x(NUMEL)), lambda p: (p - 1) / p * NUMEL),
     "exchange": (
-        lambda t, x: t.exchange(
+        lambda t, x: t.sendrecv(
             {(t.rank + 1) % t.size: x(NUMEL)}, {(t.rank - 1) % t.size: x(NUMEL)}
         ),
         lambda p: NUMEL,
@@ -43,9 +43,9 @@ SENT: dict[str, tuple[Operation, Callable[[int], float]]] = {
 def test_bytes_are_those_of_the_formula(run, n: int, operation: str, dtype: torch.dtype) -> None:
     call, formula = SENT[operation]
 
-    def record(world: Transport) -> tuple[int, float, bool]:
+    def record(world: Communicator) -> tuple[int, float, bool]:
         call(world, lambda numel: torch.zeros(numel, dtype=dtype)).wait()
-        total = world.ledger.totals()["other"]
+        total = world.stats.totals()["other"]
         return total.calls, total.bytes, total.seconds > 0 and total.waited > 0
 
     assert run(n, record) == [(1, formula(n) * dtype.itemsize, True)] * n
@@ -53,13 +53,13 @@ def test_bytes_are_those_of_the_formula(run, n: int, operation: str, dtype: torc
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_of_messages_the_sender_counts_the_bytes(run, n: int) -> None:
-    def talk(world: Transport) -> tuple[int, float]:
+    def talk(world: Communicator) -> tuple[int, float]:
         if world.rank == 0:
             world.send(torch.zeros(5), 1).wait()
         elif world.rank == 1:
             world.recv(torch.zeros(5), 0).wait()
         world.gather_objects("not counted in bytes, but called")
-        total = world.ledger.totals()["other"]
+        total = world.stats.totals()["other"]
         return total.calls, total.bytes
 
     assert run(n, talk) == [(2, 20.0), (2, 0.0), *[(1, 0.0)] * (n - 2)]
@@ -67,26 +67,26 @@ def test_of_messages_the_sender_counts_the_bytes(run, n: int) -> None:
 
 @pytest.mark.ranks(1)
 def test_alone_nothing_is_sent(run) -> None:
-    def record(world: Transport) -> list[float]:
+    def record(world: Communicator) -> list[float]:
         for call, _ in list(SENT.values())[:-1]:
             call(world, torch.zeros).wait()
-        return [total.bytes for total in world.ledger.totals().values()]
+        return [total.bytes for total in world.stats.totals().values()]
 
     assert run(1, record) == [[0.0]]
 
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_split_transports_share_the_ledger_and_apart_ones_too(run, n: int) -> None:
-    def record(world: Transport) -> list[bool]:
-        made = [world.split(0, world.rank), world.apart()]
-        return [transport.ledger is world.ledger for transport in made]
+    def record(world: Communicator) -> list[bool]:
+        made = [world.split(0, world.rank), world.dup_with_thread()]
+        return [comm.stats is world.stats for comm in made]
 
     assert run(n, record) == [[True, True]] * n
 
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_a_composite_counts_under_the_phase_it_was_submitted_in(run, n: int) -> None:
-    def record(world: Transport) -> dict[str, int]:
+    def record(world: Communicator) -> dict[str, int]:
         x = torch.zeros(NUMEL)
 
         def composite() -> None:
@@ -99,37 +99,37 @@ def test_a_composite_counts_under_the_phase_it_was_submitted_in(run, n: int) -> 
             work = world.run(composite, "three")
         world.bcast(x).wait()
         work.wait()
-        return {name: total.calls for name, total in world.ledger.totals().items()}
+        return {name: total.calls for name, total in world.stats.totals().items()}
 
     assert run(n, record) == [{"outside": 2, "inside": 1, "other": 1}] * n
 
 
 def test_phases_nest_and_end_with_their_block() -> None:
-    ledger = Ledger()
-    ledger.add(calls=1)
+    stats = CommStats()
+    stats.add(calls=1)
     with phase("outer"):
-        ledger.add(calls=10)
+        stats.add(calls=10)
         with pytest.raises(KeyError), phase("inner"):
-            ledger.add(calls=100)
+            stats.add(calls=100)
             raise KeyError
-        ledger.add(calls=1000)
-    ledger.add(calls=10000)
-    calls = {name: total.calls for name, total in ledger.totals().items()}
+        stats.add(calls=1000)
+    stats.add(calls=10000)
+    calls = {name: total.calls for name, total in stats.totals().items()}
     assert calls == {"other": 10001, "outer": 1010, "inner": 100}
 
 
 def test_since_subtracts_and_leaves_out_what_was_idle() -> None:
-    ledger = Ledger()
+    stats = CommStats()
     with phase("before"):
-        ledger.add(calls=1, sent=1, seconds=1, waited=1)
+        stats.add(calls=1, sent=1, seconds=1, waited=1)
     with phase("both"):
-        ledger.add(calls=2, sent=10, seconds=0.5, waited=0.25)
-    then = ledger.totals()
+        stats.add(calls=2, sent=10, seconds=0.5, waited=0.25)
+    then = stats.totals()
     with phase("both"):
-        ledger.add(calls=3, sent=7, seconds=2, waited=4)
+        stats.add(calls=3, sent=7, seconds=2, waited=4)
     with phase("new"):
-        ledger.add(calls=1, sent=5)
-    grown = ledger.since(then)
+        stats.add(calls=1, sent=5)
+    grown = stats.since(then)
     assert set(grown) == {"both", "new"}
     both = grown["both"]
     assert (both.calls, both.bytes, both.seconds, both.waited) == (3, 7, 2, 4)

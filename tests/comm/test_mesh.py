@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from comm.jobs import KILLED, LIMIT, Job, launch
 from far.ranks import place
-from hpcsgd.comm import PeerLost, Transport, last_words, mesh, threads
+from hpcsgd.comm import PeerLost, Communicator, last_words, mesh, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError, UserError
 
@@ -136,7 +136,7 @@ def test_hosts_whose_names_nobody_knows(tmp_path: Path) -> None:
 
 
 def test_threads_have_no_mesh() -> None:
-    def refused(world: Transport) -> bool:
+    def refused(world: Communicator) -> bool:
         with pytest.raises(JobError, match="ranks are threads here"):
             form(world).mesh()
         return True
@@ -207,7 +207,7 @@ def test_ranks_that_share_a_gpu_are_told_before_nccl_tells_it(monkeypatch: pytes
     gpus = ["node A", "node B", "node C", "node B"]
     monkeypatch.setattr(mesh, "_accelerator_of", lambda world, kind: gpus[world.rank])
 
-    def asked(world: Transport) -> None:
+    def asked(world: Communicator) -> None:
         mesh.require_possible(world, "cuda")
 
     told = "mesh of 'cuda' devices: ranks 1 and 3 share a GPU, and NCCL wants one for each rank"
@@ -233,7 +233,7 @@ def test_ranks_on_the_host_share_nothing() -> None:
 
 @pytest.mark.usefixtures("far_device")
 def test_a_device_is_told_from_those_of_other_ranks() -> None:
-    def own(world: Transport) -> str:
+    def own(world: Communicator) -> str:
         place(world)
         return mesh._accelerator_of(world, "far")
 

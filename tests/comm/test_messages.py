@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from hpcsgd.comm import ANY, Transport
+from hpcsgd.comm import ANY, Communicator
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
@@ -15,10 +15,10 @@ from hpcsgd.comm import ANY, Transport
 def test_exchange_around_a_ring(run, n: int, dtype: torch.dtype) -> None:
     """Everybody sends before receiving: blocking sends of this size would wait for each other."""
 
-    def shift(world: Transport) -> int:
+    def shift(world: Communicator) -> int:
         right, left = (world.rank + 1) % n, (world.rank - 1) % n
         received = torch.zeros(100_000, dtype=dtype)
-        world.exchange({right: torch.full((100_000,), world.rank, dtype=dtype)}, {left: received}).wait()
+        world.sendrecv({right: torch.full((100_000,), world.rank, dtype=dtype)}, {left: received}).wait()
         assert (received == left).all()
         return int(received[0])
 
@@ -29,14 +29,14 @@ def test_exchange_around_a_ring(run, n: int, dtype: torch.dtype) -> None:
 def test_exchange_of_different_types_and_partners(run, n: int) -> None:
     """Rank 0 sends to all, all answer; nobody else talks."""
 
-    def star(world: Transport) -> list[float]:
+    def star(world: Communicator) -> list[float]:
         if world.rank == 0:
             send = {i: torch.tensor([10.0 * i]) for i in range(1, n)}
             recv = {i: torch.zeros(2, dtype=torch.int64) for i in range(1, n)}
         else:
             send = {0: torch.tensor([world.rank, -world.rank])}
             recv = {0: torch.zeros(1)}
-        world.exchange(send, recv).wait()
+        world.sendrecv(send, recv).wait()
         return [float(x) for out in recv.values() for x in out]
 
     first, *others = run(n, star)
@@ -46,7 +46,7 @@ def test_exchange_of_different_types_and_partners(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_messages_of_one_sender_keep_their_order(run, n: int) -> None:
-    def talk(world: Transport) -> tuple[list[int], list[int]] | None:
+    def talk(world: Communicator) -> tuple[list[int], list[int]] | None:
         if world.rank > 0:
             number = torch.tensor([10 * world.rank])
             for _ in range(3):
@@ -68,8 +68,8 @@ def test_messages_of_one_sender_keep_their_order(run, n: int) -> None:
 def test_requests_are_answered_while_their_owner_is_busy(run, n: int) -> None:
     """Rank 0 waits in a collective of the world that the others join only once they have been answered."""
 
-    def parameter_server(world: Transport) -> tuple[float, list[int]]:
-        desk = world.apart()
+    def parameter_server(world: Communicator) -> tuple[float, list[int]]:
+        desk = world.dup_with_thread()
         served: list[int] = []
 
         def serve() -> None:

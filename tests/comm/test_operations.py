@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import Transport, threads
-from hpcsgd.comm.threads import Meeting, ThreadBackend
+from hpcsgd.comm import Communicator, threads
+from hpcsgd.comm.threads import Rendezvous, ThreadBackend
 
 SIZES = [1, 2, 4, 8]
 SUMMED = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64]
@@ -28,7 +28,7 @@ def bits(x: Tensor) -> list[int]:
 @pytest.mark.parametrize("dtype", MOVED)
 @pytest.mark.parametrize("n", SIZES)
 def test_alltoall_brings_everybody_their_run(run, n: int, dtype: torch.dtype) -> None:
-    def swap(world: Transport) -> list[int]:
+    def swap(world: Communicator) -> list[int]:
         out = torch.zeros(n, 3).to(dtype)
         world.alltoall(out, numbers(world.rank, 3 * n, dtype)).wait()
         return bits(out)
@@ -41,7 +41,7 @@ def test_alltoall_brings_everybody_their_run(run, n: int, dtype: torch.dtype) ->
 @pytest.mark.parametrize("dtype", SUMMED)
 @pytest.mark.parametrize("n", SIZES)
 def test_reduce_scatter_sums_the_own_run(run, n: int, dtype: torch.dtype) -> None:
-    def reduce(world: Transport) -> Tensor:
+    def reduce(world: Communicator) -> Tensor:
         out = torch.full((5,), 9, dtype=dtype)
         world.reduce_scatter(out, numbers(world.rank, 5 * n, dtype)).wait()
         return out
@@ -54,7 +54,7 @@ def test_reduce_scatter_sums_the_own_run(run, n: int, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("dtype", MOVED)
 @pytest.mark.parametrize("n", SIZES)
 def test_allgather_keeps_rank_order(run, n: int, dtype: torch.dtype) -> None:
-    def gather(world: Transport) -> tuple[list[int], list[int]]:
+    def gather(world: Communicator) -> tuple[list[int], list[int]]:
         x = numbers(world.rank, 3, dtype)
         out = torch.zeros(3 * n).to(dtype)
         world.allgather(out, x).wait()
@@ -73,7 +73,7 @@ def test_allgather_keeps_rank_order(run, n: int, dtype: torch.dtype) -> None:
 def test_allgatherv_takes_uneven_counts(run, n: int, dtype: torch.dtype) -> None:
     counts = [(3, 0, 5, 1)[i % 4] for i in range(n)]
 
-    def gather(world: Transport) -> list[int]:
+    def gather(world: Communicator) -> list[int]:
         out = torch.zeros(sum(counts)).to(dtype)
         world.allgatherv(out, numbers(world.rank, counts[world.rank], dtype), counts).wait()
         return bits(out)
@@ -87,7 +87,7 @@ def test_allgatherv_takes_uneven_counts(run, n: int, dtype: torch.dtype) -> None
 def test_allreduce_sums_and_compares(run, n: int, dtype: torch.dtype) -> None:
     """Seven elements: no multiple of the ranks, so that nothing may rely on even runs."""
 
-    def reduce(world: Transport) -> tuple[Tensor, Tensor]:
+    def reduce(world: Communicator) -> tuple[Tensor, Tensor]:
         total, largest = (numbers(world.rank, 7, dtype) for _ in range(2))
         if dtype != torch.uint8:
             world.allreduce(total).wait()
@@ -105,7 +105,7 @@ def test_allreduce_sums_and_compares(run, n: int, dtype: torch.dtype) -> None:
 def test_narrow_sums_are_rounded_once(run, n: int, dtype: torch.dtype, large: float) -> None:
     """`large` + 1 rounds back to `large`, so any order of additions in 16 bits ends lower."""
 
-    def reduce(world: Transport) -> tuple[Tensor, Tensor]:
+    def reduce(world: Communicator) -> tuple[Tensor, Tensor]:
         x = torch.tensor([large if world.rank == 0 else 1.0] * n, dtype=dtype)
         out = torch.zeros(1, dtype=dtype)
         world.reduce_scatter(out, x).wait()
@@ -124,7 +124,7 @@ def test_narrow_sums_are_rounded_once(run, n: int, dtype: torch.dtype, large: fl
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_integers_are_summed_as_integers(run, n: int) -> None:
-    def reduce(world: Transport) -> int:
+    def reduce(world: Communicator) -> int:
         x = torch.tensor([2**53 + 1])
         world.allreduce(x).wait()
         return int(x)
@@ -135,7 +135,7 @@ def test_integers_are_summed_as_integers(run, n: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_sums_have_the_same_bits_on_every_rank(run, n: int, dtype: torch.dtype) -> None:
-    def reduce(world: Transport) -> list[int]:
+    def reduce(world: Communicator) -> list[int]:
         generator = torch.Generator().manual_seed(world.rank)
         x = torch.randn(1001, generator=generator).to(dtype)
         world.allreduce(x).wait()
@@ -148,7 +148,7 @@ def test_sums_have_the_same_bits_on_every_rank(run, n: int, dtype: torch.dtype) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
 @pytest.mark.parametrize("n", SIZES)
 def test_bcast_from_every_root(run, n: int, dtype: torch.dtype) -> None:
-    def spread(world: Transport) -> list[list[int]]:
+    def spread(world: Communicator) -> list[list[int]]:
         received = []
         for root in range(n):
             x = numbers(world.rank, 5, dtype)
@@ -163,7 +163,7 @@ def test_bcast_from_every_root(run, n: int, dtype: torch.dtype) -> None:
 def test_tensors_may_have_any_shape_and_no_elements(run, n: int) -> None:
     """Of 0 dimensions, of several, and empty ones."""
 
-    def reduce(world: Transport) -> tuple[Tensor, Tensor, int]:
+    def reduce(world: Communicator) -> tuple[Tensor, Tensor, int]:
         scalar, matrix = torch.tensor(1.0), torch.ones(2, 3, dtype=torch.bfloat16)
         world.allreduce(scalar).wait()
         world.allreduce(matrix).wait()
@@ -184,7 +184,7 @@ def test_tensors_may_have_any_shape_and_no_elements(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", SIZES)
 def test_objects_are_gathered_in_rank_order(run, n: int) -> None:
-    def gather(world: Transport) -> list[object]:
+    def gather(world: Communicator) -> list[object]:
         return world.gather_objects({"rank": world.rank, "of": None})
 
     assert run(n, gather) == [[{"rank": i, "of": None} for i in range(n)]] * n
@@ -194,7 +194,7 @@ def test_objects_are_gathered_in_rank_order(run, n: int) -> None:
     ("n", "colors"), [(4, [0, 0, 0, 1]), (4, [1, 0, 1, 1]), (8, [0, 1, 1, 0, 2, 0, 1, 1]), (2, [0, 1])]
 )
 def test_split_makes_uneven_groups_ordered_by_key(run, n: int, colors: list[int]) -> None:
-    def gather(world: Transport) -> tuple[int, int, list[int], Tensor]:
+    def gather(world: Communicator) -> tuple[int, int, list[int], Tensor]:
         group = world.split(colors[world.rank], -world.rank)
         counts = [r + 1 for r in group.gather_objects(world.rank)]
         out = torch.zeros(sum(counts))
@@ -212,7 +212,7 @@ def test_split_makes_uneven_groups_ordered_by_key(run, n: int, colors: list[int]
 def test_works_are_carried_out_in_the_order_given(run, n: int) -> None:
     """Nobody waits in between; each operation's input is the one before it's output."""
 
-    def chain(world: Transport) -> tuple[float, list[int]]:
+    def chain(world: Communicator) -> tuple[float, list[int]]:
         pair = world.split(world.rank // 2, world.rank)
         x, order, works = torch.ones(1), [], []
         for i in range(6):
@@ -229,26 +229,26 @@ def test_works_are_carried_out_in_the_order_given(run, n: int) -> None:
 def test_run_is_ordinary_code_on_the_lane(run, n: int) -> None:
     """Operations inside are done when they return from wait; its value and its error reach who waits."""
 
-    def composite(world: Transport) -> tuple[float, bool, str]:
+    def composite(world: Communicator) -> tuple[float, bool, str]:
         def mean() -> float:
             x = torch.tensor([float(world.rank)])
             world.allreduce(x).wait()
             return (x / n).item()
 
         work = world.run(mean, "mean")
-        on_the_lane = world.run(world.lane.here, "where am I").wait()
+        on_the_lane = world.run(world.comm_thread.here, "where am I").wait()
         with pytest.raises(KeyError) as raised:
             world.run(lambda: {}["missing"], "fails").wait()
-        return work.wait(), on_the_lane and not world.lane.here(), raised.value.args[0]
+        return work.wait(), on_the_lane and not world.comm_thread.here(), raised.value.args[0]
 
     assert run(n, composite) == [((n - 1) / 2, True, "missing")] * n
 
 
 def test_threads_keep_nothing_of_what_was_sent() -> None:
     """Where the next operation is far, as a meeting may be."""
-    meeting = Meeting(3, 30.0, [])
+    meeting = Rendezvous(3, 30.0, [])
 
-    def gone(world: Transport) -> bool:
+    def gone(world: Communicator) -> bool:
         x = torch.ones(5)
         ThreadBackend(world.rank, meeting, 0).allreduce(x, "sum")
         assert x.tolist() == [3.0] * 5

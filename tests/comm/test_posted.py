@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from hpcsgd.comm import Deadlock, PeerLost, Transport, rank_watch, threads
-from hpcsgd.comm.lane import Lane
+from hpcsgd.comm import Deadlock, PeerLost, Communicator, rank_watch, threads
+from hpcsgd.comm.comm_thread import CommThread
 from hpcsgd.comm.posted import Posted
 
 LIMIT = 60.0  # seconds; the machine may be busy
@@ -19,7 +19,7 @@ LIMIT = 60.0  # seconds; the machine may be busy
 
 @pytest.mark.ranks(3)
 def test_each_rank_gets_all_in_rank_order(run) -> None:
-    def body(world: Transport) -> list[bytes]:
+    def body(world: Communicator) -> list[bytes]:
         ranks = world.control
         return [ranks.post_record(bytes([world.rank, n])).wait() for n in range(3)]
 
@@ -29,7 +29,7 @@ def test_each_rank_gets_all_in_rank_order(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_a_lane_that_is_busy_delays_nothing(run) -> None:
-    def body(world: Transport) -> bytes:
+    def body(world: Communicator) -> bytes:
         ranks = world.control
         over = threading.Event()
         busy = world.run(lambda: over.wait(LIMIT), "a long call")
@@ -45,7 +45,7 @@ def test_a_lane_that_is_busy_delays_nothing(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_work_that_is_posted_is_done_when_the_last_rank_has_posted(run) -> None:
-    def body(world: Transport) -> list[bool]:
+    def body(world: Communicator) -> list[bool]:
         ranks = world.control
         if world.rank == 1:
             world.barrier()
@@ -60,7 +60,7 @@ def test_work_that_is_posted_is_done_when_the_last_rank_has_posted(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_the_next_one_is_not_taken_for_one_that_nobody_has_waited_for(run) -> None:
-    def body(world: Transport) -> bytes:
+    def body(world: Communicator) -> bytes:
         ranks = world.control
         if world.rank == 0:
             ranks.post_record(b"a")
@@ -78,7 +78,7 @@ def test_the_next_one_is_not_taken_for_one_that_nobody_has_waited_for(run) -> No
 def test_memory_that_mpi_still_writes_into_is_kept(run) -> None:
     """Even if an exception has made everybody forget what was posted, its transport included."""
 
-    def body(world: Transport) -> tuple[bool, bool]:
+    def body(world: Communicator) -> tuple[bool, bool]:
         backend, received = world.control.backend, bytearray(2)
         alone = sys.getrefcount(received)
         if world.rank == 0:
@@ -96,7 +96,7 @@ def test_memory_that_mpi_still_writes_into_is_kept(run) -> None:
 
 
 def test_a_rank_that_does_not_come_is_lost_after_the_timeout() -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         ranks = world.control
         if world.rank == 1:
             over.wait(LIMIT)
@@ -110,7 +110,7 @@ def test_a_rank_that_does_not_come_is_lost_after_the_timeout() -> None:
 
 
 def test_a_rank_that_fails_ends_the_wait_of_the_others() -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         ranks = world.control
         if world.rank == 1:
             raise ZeroDivisionError
@@ -125,7 +125,7 @@ def test_ranks_that_miss_each_other_are_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(rank_watch, "PATIENCE", 0.05)
     monkeypatch.setattr(rank_watch, "LOOK", 0.02)
 
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         ranks = world.control
         if world.rank == 0:
             ranks.post_record(b"a").wait()
@@ -141,7 +141,7 @@ def test_what_is_posted_and_not_awaited_is_no_way_out(monkeypatch: pytest.Monkey
     monkeypatch.setattr(rank_watch, "PATIENCE", 0.05)
     monkeypatch.setattr(rank_watch, "LOOK", 0.02)
 
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         one, other = world.split(0, world.rank), world.split(0, world.rank)
         work = world.control.post_record(b"a")
         (one if world.rank == 0 else other).allreduce(torch.ones(1)).wait()
@@ -158,7 +158,7 @@ def test_the_thread_that_waits_and_one_that_watches_it_find_the_end_together() -
         both.wait(LIMIT)
         return True
 
-    posted = Posted(ends, bytearray(b"ab"), Lane("none"), None)
+    posted = Posted(ends, bytearray(b"ab"), CommThread("none"), None)
     with ThreadPoolExecutor(2) as threads_of_one_rank:
         watching = threads_of_one_rank.submit(posted.done)
         waiting = threads_of_one_rank.submit(posted.result)

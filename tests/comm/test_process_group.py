@@ -12,17 +12,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpcsgd.comm import ANY, Backend, PeerLost, Transport, process_group, threads
+from hpcsgd.comm import ANY, Backend, PeerLost, Communicator, process_group, threads
 from hpcsgd.comm.by_device import ByDevice
-from hpcsgd.comm.ending import close_libraries
+from hpcsgd.comm.shutdown import close_libraries
 from hpcsgd.comm.process_group import GroupBackend
 from hpcsgd.errors import UserError
 
 
-def in_group(world: Transport) -> Transport:
+def in_group(world: Communicator) -> Communicator:
     host = world.backend
     assert isinstance(host, ByDevice)
-    return world.by(GroupBackend(host.host, "gloo", world.timeout), "gloo")
+    return world.with_backend(GroupBackend(host.host, "gloo", world.timeout), "gloo")
 
 
 def native_threads() -> int:
@@ -30,9 +30,9 @@ def native_threads() -> int:
 
 
 def test_no_default_group_is_made_and_nothing_is_left() -> None:
-    kept: list[Transport] = []
+    kept: list[Communicator] = []
 
-    def talk(world: Transport) -> tuple[float, bool]:
+    def talk(world: Communicator) -> tuple[float, bool]:
         group, x = in_group(world).split(0, 0), torch.ones(3)
         kept.append(group)
         group.allreduce(x).wait()
@@ -53,7 +53,7 @@ def test_no_default_group_is_made_and_nothing_is_left() -> None:
 def test_a_missing_rank_is_noticed_in_time() -> None:
     noticed = threading.Barrier(3)
 
-    def wait_for_rank_one(world: Transport) -> float:
+    def wait_for_rank_one(world: Communicator) -> float:
         group = in_group(world)
         group.timeout = 0.5
         start = time.perf_counter()
@@ -86,7 +86,7 @@ def test_nobody_has_the_group_before_all_are_in_it(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_rank_that_is_gone_is_noticed_at_once() -> None:
-    def leave(world: Transport) -> str:
+    def leave(world: Communicator) -> str:
         group = in_group(world)
         if world.rank == 1:
             return ""
@@ -101,7 +101,7 @@ def test_a_rank_that_is_gone_is_noticed_at_once() -> None:
 
 
 def test_means_are_divided_once() -> None:
-    def mean(world: Transport) -> tuple[list[float], list[float]]:
+    def mean(world: Communicator) -> tuple[list[float], list[float]]:
         group, x, out = in_group(world), torch.tensor([3.0, 6.0]) * world.rank, torch.zeros(1)
         group.reduce_scatter(out, x, "mean").wait()
         group.allreduce(x, "mean").wait()
@@ -112,7 +112,7 @@ def test_means_are_divided_once() -> None:
 
 
 def test_who_sends_has_to_be_named() -> None:
-    def ask(world: Transport) -> None:
+    def ask(world: Communicator) -> None:
         with pytest.raises(ValueError, match="from a rank that is named"):
             in_group(world).recv(torch.zeros(1), ANY).wait()
 
@@ -138,7 +138,7 @@ def test_messages_on_a_device_are_begun_together_and_watched(monkeypatch: pytest
     """One after the other on a stream, two ranks would wait for each other."""
     group, watched = NotedGroup(), []
 
-    def talk(world: Transport) -> None:
+    def talk(world: Communicator) -> None:
         backend = GroupBackend(world.backend, "gloo", world.timeout)
         backend._group.abort()
         backend._group = group
@@ -179,7 +179,7 @@ def test_messages_on_a_device_are_begun_together_and_watched(monkeypatch: pytest
 def test_a_store_nobody_reaches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_group, "address_towards", lambda others: "192.0.2.1")
 
-    def meet(world: Transport) -> None:
+    def meet(world: Communicator) -> None:
         in_group(world)
 
     with pytest.raises(PeerLost, match=r"no way from \S+ to 192.0.2.1: "):

@@ -13,9 +13,9 @@ from torch import Tensor
 from comm.ordering import PATIENCE, PROGRAMS, Program
 from far.ranks import PATTERNS, explicitly
 from far.stream_ordered import StreamOrdered, end_groups
-from hpcsgd.comm import Backend, Transport, process_group, threads
+from hpcsgd.comm import Backend, Communicator, process_group, threads
 from hpcsgd.comm.by_device import ByDevice
-from hpcsgd.comm.ending import close_libraries
+from hpcsgd.comm.shutdown import close_libraries
 from hpcsgd.comm.process_group import GroupBackend
 
 RANKS = 2
@@ -41,12 +41,12 @@ def nccl_is_ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def by_nccl(program: Program) -> Program:
     """`program` of a world whose tensors on devices travel by it."""
 
-    def on_a_rank(world: Transport, device: torch.device | None = None) -> list[Tensor]:
+    def on_a_rank(world: Communicator, device: torch.device | None = None) -> list[Tensor]:
         host = world.backend
         assert isinstance(host, ByDevice)
         make = lambda ranks: GroupBackend(ranks, "nccl", world.timeout)  # noqa: E731
         made = world.run(lambda: ByDevice(host.host, make), "meeting").wait()
-        return program(world.by(made, "nccl"), device)
+        return program(world.with_backend(made, "nccl"), device)
 
     return on_a_rank
 

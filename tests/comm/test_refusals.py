@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hpcsgd.comm import Transport, Work
+from hpcsgd.comm import Communicator, Work
 
 N = 2
 four, shared = torch.zeros(4), torch.zeros(6)
 
-REFUSED: dict[str, tuple[Callable[[Transport], Work], str]] = {
+REFUSED: dict[str, tuple[Callable[[Communicator], Work], str]] = {
     "not contiguous": (lambda t: t.allreduce(torch.zeros(2, 3).t()), r"strides \(1, 3\).*only contiguous"),
     "every second element": (lambda t: t.bcast(torch.zeros(6)[::2]), "only contiguous"),
     "requires grad": (lambda t: t.allreduce(torch.zeros(4, requires_grad=True)), r"send its \.detach\(\)"),
@@ -63,10 +63,10 @@ REFUSED: dict[str, tuple[Callable[[Transport], Work], str]] = {
     "allgatherv counts": (lambda t: t.allgatherv(torch.zeros(4), torch.zeros(2), [2, 2, 0]), "with counts"),
     "allgatherv total": (lambda t: t.allgatherv(torch.zeros(5), torch.zeros(2), [2, 2]), "2 into 5"),
     "exchange of a graph's tensor": (
-        lambda t: t.exchange({0: torch.zeros(1, requires_grad=True)}, {}),
+        lambda t: t.sendrecv({0: torch.zeros(1, requires_grad=True)}, {}),
         "detach",
     ),
-    "exchange into a transposed one": (lambda t: t.exchange({}, {0: torch.zeros(2, 3).t()}), "contiguous"),
+    "exchange into a transposed one": (lambda t: t.sendrecv({}, {0: torch.zeros(2, 3).t()}), "contiguous"),
     "send": (lambda t: t.send(torch.zeros(4)[::2], 0), "contiguous"),
     "recv": (lambda t: t.recv(torch.zeros(4)[::2], 0), "contiguous"),
 }
@@ -77,17 +77,17 @@ REFUSED: dict[str, tuple[Callable[[Transport], Work], str]] = {
 def test_refused_before_anything_is_sent(run, case: str) -> None:
     call, message = REFUSED[case]
 
-    def attempt(world: Transport) -> int:
+    def attempt(world: Communicator) -> int:
         with pytest.raises(ValueError, match=message):
             call(world)
-        return len(world.ledger.totals())
+        return len(world.stats.totals())
 
     assert run(N, attempt) == [0, 0]
 
 
 @pytest.mark.ranks(N)
 def test_after_a_refusal_the_transport_goes_on(run) -> None:
-    def attempt(world: Transport) -> float:
+    def attempt(world: Communicator) -> float:
         with pytest.raises(ValueError, match="contiguous"):
             world.allreduce(torch.zeros(2, 3).t())
         x = torch.ones(1)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import Transport, ring
+from hpcsgd.comm import Communicator, ring
 
 PATIENCE = 60.0  # seconds; the machine may be busy
 
@@ -90,7 +90,7 @@ def test_by_way_of_mpi(run, size: int, dtype: torch.dtype, monkeypatch) -> None:
     monkeypatch.setattr(ring, "SEGMENT", 100)
     monkeypatch.setattr(ring, "SHORTEST", 50)
 
-    def average(world: Transport) -> list[Tensor]:
+    def average(world: Communicator) -> list[Tensor]:
         ranks = world.split(int(world.rank < size), world.rank)
         if world.rank >= size:
             return []

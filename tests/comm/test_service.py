@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import PeerLost, Service, Transport, threads
+from hpcsgd.comm import PeerLost, RequestServer, Communicator, threads
 
 LARGE = 2_000_000  # bytes: more than MPI sends before somebody receives
 
@@ -21,12 +21,12 @@ def filled(value: int, size: int = LARGE) -> Tensor:
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_everybody_asks_everybody_at_once(run, n: int) -> None:
-    def work(world: Transport) -> bool:
+    def work(world: Communicator) -> bool:
         def answer(source: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
             assert (question == source).all()
             return [(source, question + 100)]
 
-        service = Service(world, answer, LARGE)
+        service = RequestServer(world, answer, LARGE)
         room = {rank: filled(0) for rank in range(n)}
         for _ in range(5):
             service.ask({rank: filled(world.rank) for rank in range(n)}, room).wait()
@@ -39,14 +39,14 @@ def test_everybody_asks_everybody_at_once(run, n: int) -> None:
 def test_answers_that_wait_for_others(run, n: int) -> None:
     """Rank 0 answers once all have asked, in the reverse order."""
 
-    def work(world: Transport) -> int:
+    def work(world: Communicator) -> int:
         asked: list[int] = []
 
         def answer(source: int, _: Tensor) -> Iterable[tuple[int, Tensor]]:
             asked.append(source)
             return [(rank, filled(len(asked), 8)) for rank in reversed(asked)] if len(asked) == n else []
 
-        service = Service(world, answer, 8)
+        service = RequestServer(world, answer, 8)
         room = filled(0, 8)
         service.ask({0: filled(1, 8)}, {0: room}).wait()
         return int(room[0])
@@ -56,8 +56,8 @@ def test_answers_that_wait_for_others(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_answers_while_the_owner_computes_and_after_it_is_done(run, n: int) -> None:
-    def work(world: Transport) -> float:
-        service = Service(world, lambda source, question: [(source, question)], 8)
+    def work(world: Communicator) -> float:
+        service = RequestServer(world, lambda source, question: [(source, question)], 8)
         world.barrier()
         if world.rank > 0:  # rank 0 is through at once
             time.sleep(0.3)
@@ -76,11 +76,11 @@ def test_answers_while_the_owner_computes_and_after_it_is_done(run, n: int) -> N
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_nothing_is_left_running(run, n: int) -> None:
-    def work(world: Transport) -> tuple[bool, list[str]]:
+    def work(world: Communicator) -> tuple[bool, list[str]]:
         before = threading.enumerate()  # other tests' servers may still be ending
-        service = Service(world, lambda source, question: [(source, question)], 8)
+        service = RequestServer(world, lambda source, question: [(source, question)], 8)
         service.ask({world.rank: filled(1, 8)}, {world.rank: filled(0, 8)}).wait()
-        ended = world.end_apart(60.0)
+        ended = world.close_dups(60.0)
         own = {t.name for t in threading.enumerate() if t not in before}
         return ended, sorted(own & {f"server of rank {world.rank}"})
 
@@ -91,14 +91,14 @@ def test_nothing_is_left_running(run, n: int) -> None:
 def test_at_rest_nobody_asks(run, n: int) -> None:
     """Whoever is through with the block first must not disturb those who are still in it."""
 
-    def work(world: Transport) -> list[bool]:
+    def work(world: Communicator) -> list[bool]:
         asked: list[int] = []
 
         def answer(source: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
             asked.append(source)
             return [(source, question)]
 
-        service = Service(world, answer, 8)
+        service = RequestServer(world, answer, 8)
         calm = []
         for turn in range(5):
             room = {rank: filled(0, 8) for rank in range(n)}
@@ -114,14 +114,14 @@ def test_at_rest_nobody_asks(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [2])
 def test_bytes_to_oneself_do_not_count(run, n: int) -> None:
-    def work(world: Transport) -> float:
-        service = Service(world, lambda source, question: [(source, question)], 8)
-        before = world.ledger.totals()
+    def work(world: Communicator) -> float:
+        service = RequestServer(world, lambda source, question: [(source, question)], 8)
+        before = world.stats.totals()
         room = {rank: filled(0, 8) for rank in range(n)}
         service.ask({rank: filled(1, 8) for rank in range(n)}, room).wait()
         with service.at_rest():
             pass
-        return sum(total.bytes for total in world.ledger.since(before).values())
+        return sum(total.bytes for total in world.stats.since(before).values())
 
     meetings = 2 * 4 * 2 * (n - 1) / n  # two allreduces of one float32
     assert run(n, work) == [2 * 8 * (n - 1) + meetings] * n
@@ -129,8 +129,8 @@ def test_bytes_to_oneself_do_not_count(run, n: int) -> None:
 
 @pytest.mark.slow
 def test_who_does_not_come_to_the_farewell_is_missed() -> None:
-    def work(world: Transport) -> None:
-        Service(world, lambda source, question: [(source, question)], 8)
+    def work(world: Communicator) -> None:
+        RequestServer(world, lambda source, question: [(source, question)], 8)
         if world.rank == 1:
             time.sleep(2.5)
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from comm.jobs import KILLED, launch
-from hpcsgd.comm import Deadlock, PeerLost, Service, Transport, doing, phase, rank_watch, threads
+from hpcsgd.comm import Deadlock, PeerLost, RequestServer, Communicator, doing, phase, rank_watch, threads
 from hpcsgd.comm.backend import ANY
 from hpcsgd.comm.deadlock import Need, Report, Table
-from hpcsgd.comm.lane import Lane
+from hpcsgd.comm.comm_thread import CommThread
 from hpcsgd.comm.rank_watch import Member, Operation, RankWatch, _State
 
 SAME = "all ranks of a group have to make the same calls in the same order"
@@ -61,11 +61,11 @@ def one() -> torch.Tensor:
     return torch.ones(1)
 
 
-def errors_of(n: int, function: Callable[[Transport], object]) -> list[BaseException | None]:
+def errors_of(n: int, function: Callable[[Communicator], object]) -> list[BaseException | None]:
     """What every rank raises."""
     raised: list[BaseException | None] = [None] * n
 
-    def noted(world: Transport) -> None:
+    def noted(world: Communicator) -> None:
         try:
             function(world)
         except BaseException as error:
@@ -77,8 +77,8 @@ def errors_of(n: int, function: Callable[[Transport], object]) -> list[BaseExcep
     return raised
 
 
-def in_two_orders(world: Transport) -> None:
-    first, second = world.split(0, world.rank), world.apart()
+def in_two_orders(world: Communicator) -> None:
+    first, second = world.split(0, world.rank), world.dup_with_thread()
     if world.rank == 0:
         with doing("clip_grad_norm_() of step 4"):
             first.allreduce(one()).wait()
@@ -99,7 +99,7 @@ def test_a_cycle_over_two_communicators() -> None:
 
 
 def test_a_rank_that_leaves_early() -> None:
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         for step in range(8 - world.rank % 2):
             with doing(f"step {step}"):
                 world.allreduce(one()).wait()
@@ -116,7 +116,7 @@ def test_a_rank_that_leaves_early() -> None:
 
 
 def test_messages_in_a_cycle_of_three() -> None:
-    def receive_first(world: Transport) -> None:
+    def receive_first(world: Communicator) -> None:
         after = (world.rank + 1) % 3
         world.recv(torch.zeros(1), after).wait()
         world.send(one(), (world.rank - 1) % 3).wait()
@@ -128,18 +128,18 @@ def test_messages_in_a_cycle_of_three() -> None:
 
 
 def test_a_message_from_a_rank_that_has_left() -> None:
-    def gossip(world: Transport) -> None:
+    def gossip(world: Communicator) -> None:
         for _ in range(3 - world.rank):
             peer = 1 - world.rank
-            world.exchange({peer: one()}, {peer: torch.zeros(1)}).wait()
+            world.sendrecv({peer: one()}, {peer: torch.zeros(1)}).wait()
 
     error = errors_of(2, gossip)[0]
     assert str(error).startswith("rank 1 has left, and rank 0 waits for it in exchange over 2 ranks: ")
 
 
 def test_lanes_that_wait_for_lanes() -> None:
-    def nested(world: Transport) -> None:
-        first, second = world.apart(), world.apart()
+    def nested(world: Communicator) -> None:
+        first, second = world.dup_with_thread(), world.dup_with_thread()
         a, b = (first, second) if world.rank == 0 else (second, first)
         world.run(lambda: (a.allreduce(one()).wait(), b.allreduce(one()).wait()), "both").wait()
 
@@ -149,16 +149,16 @@ def test_lanes_that_wait_for_lanes() -> None:
 def test_ranks_that_answer_others() -> None:
     """Servers wait for questions for ever, and that is no wait."""
 
-    def serve(world: Transport) -> None:
-        Service(world, lambda source, question: [(source, question)], 8)
+    def serve(world: Communicator) -> None:
+        RequestServer(world, lambda source, question: [(source, question)], 8)
         in_two_orders(world)
 
     assert all(isinstance(error, Deadlock) for error in errors_of(2, serve))
 
 
 def test_a_rank_that_leaves_while_others_might_ask() -> None:
-    def serve(world: Transport) -> None:
-        Service(world, lambda source, question: [(source, question)], 8)
+    def serve(world: Communicator) -> None:
+        RequestServer(world, lambda source, question: [(source, question)], 8)
         if world.rank == 0:
             with doing("step 7"):
                 world.allreduce(one()).wait()
@@ -170,7 +170,7 @@ def test_a_rank_that_leaves_while_others_might_ask() -> None:
 
 
 def test_a_rank_that_computes_is_waited_for(heard: Heard) -> None:
-    def train(world: Transport) -> float:
+    def train(world: Communicator) -> float:
         if world.rank == 1:
             heard.wait_for(0, 2)
         x = one()
@@ -182,7 +182,7 @@ def test_a_rank_that_computes_is_waited_for(heard: Heard) -> None:
 
 
 def test_a_chain_to_a_rank_that_computes(heard: Heard) -> None:
-    def chain(world: Transport) -> None:
+    def chain(world: Communicator) -> None:
         left, right = world.split(int(world.rank == 2), 0), world.split(int(world.rank == 0), 0)
         if world.rank == 2:
             heard.wait_for(0, 1)
@@ -199,16 +199,16 @@ def test_a_chain_to_a_rank_that_computes(heard: Heard) -> None:
 def test_what_is_queued_on_another_lane_may_free_others(heard: Heard, in_one_call: bool) -> None:
     """Ranks 0 and 1 wait for each other until rank 2 lets the other lane of rank 0 get on."""
 
-    def busy(world: Transport) -> None:
+    def busy(world: Communicator) -> None:
         with_1, with_2 = world.split(int(world.rank == 2), 0), world.split(int(world.rank == 1), 0)
-        aside = with_2.on_its_own_lane()
-        also_with_1 = world.split(int(world.rank == 2), 0).on(aside.lane)
+        control = with_2.with_own_thread()
+        also_with_1 = world.split(int(world.rank == 2), 0).with_thread(control.comm_thread)
         if world.rank == 0:
             if in_one_call:
-                call = lambda: (aside.allreduce(one()).wait(), also_with_1.allreduce(one()).wait())  # noqa: E731
-                works = [aside.run(call, "both")]
+                call = lambda: (control.allreduce(one()).wait(), also_with_1.allreduce(one()).wait())  # noqa: E731
+                works = [control.run(call, "both")]
             else:
-                works = [aside.allreduce(one()), also_with_1.allreduce(one())]
+                works = [control.allreduce(one()), also_with_1.allreduce(one())]
             with_1.allreduce(one()).wait()
             for work in works:
                 work.wait()
@@ -217,15 +217,15 @@ def test_what_is_queued_on_another_lane_may_free_others(heard: Heard, in_one_cal
             with_1.allreduce(one()).wait()
         else:
             heard.wait_for(0, 1)
-            aside.allreduce(one()).wait()
+            control.allreduce(one()).wait()
 
     threads.run(3, busy, timeout=LIMIT)
     assert heard.deadlock is None
 
 
 def test_another_thread_of_a_rank_may_free_others(heard: Heard) -> None:
-    def two_threads(world: Transport) -> None:
-        first, second = world.apart(), world.apart()
+    def two_threads(world: Communicator) -> None:
+        first, second = world.dup_with_thread(), world.dup_with_thread()
         if world.rank == 1:
             second.allreduce(one()).wait()
             first.allreduce(one()).wait()
@@ -250,23 +250,23 @@ def test_another_thread_of_a_rank_may_free_others(heard: Heard) -> None:
 
 
 def test_a_rank_whose_thread_has_yet_to_notice_is_not_blocked() -> None:
-    watch, lane, future = RankWatch(0, Table()), Lane("lane"), Future[None]()
-    watch.adopt(lane)
-    lane.entries.append(None)
-    lane.executing = Operation("allreduce", lambda: (Need("c", 1, (1,)),))
-    watch._waiting[threading.get_ident()] = lane, future
+    watch, comm_thread, future = RankWatch(0, Table()), CommThread("lane"), Future[None]()
+    watch.adopt(comm_thread)
+    comm_thread.entries.append(None)
+    comm_thread.executing = Operation("allreduce", lambda: (Need("c", 1, (1,)),))
+    watch._waiting[threading.get_ident()] = comm_thread, future
     assert watch._state() is not None
     future.set_result(None)
     assert watch._state() is None
 
 
 def test_a_rank_with_a_lane_that_computes_is_not_blocked() -> None:
-    watch, lane, computing = RankWatch(0, Table()), Lane("lane"), Lane("another")
-    for each in (lane, computing):
+    watch, comm_thread, computing = RankWatch(0, Table()), CommThread("lane"), CommThread("another")
+    for each in (comm_thread, computing):
         watch.adopt(each)
-    lane.entries.append(None)
-    lane.executing = Operation("allreduce", lambda: (Need("c", 1, (1,)),))
-    watch._waiting[threading.get_ident()] = lane, Future[None]()
+    comm_thread.entries.append(None)
+    comm_thread.executing = Operation("allreduce", lambda: (Need("c", 1, (1,)),))
+    watch._waiting[threading.get_ident()] = comm_thread, Future[None]()
     assert watch._state() is not None
     computing.entries.append(None)
     assert watch._state() is None
@@ -288,8 +288,8 @@ def test_a_state_that_changes_between_two_looks_is_not_reported() -> None:
 
 
 def test_a_lane_that_uses_another_is_no_thread_of_its_own() -> None:
-    def nested(world: Transport) -> None:
-        other = world.apart()
+    def nested(world: Communicator) -> None:
+        other = world.dup_with_thread()
         assert world.member is not None
         threads_of_rank = world.member.watch._others
         before = set(threads_of_rank)
@@ -306,7 +306,7 @@ class Stub:
 
     def __init__(self) -> None:
         self.member = Member(RankWatch(11, Table()), "c", (10, 11, 12, 13))
-        self.transport = Transport(self, timeout=LIMIT, member=self.member)  # pyright: ignore[reportArgumentType]
+        self.comm = Communicator(self, timeout=LIMIT, member=self.member)  # pyright: ignore[reportArgumentType]
         self.noted: Sequence[Need] | None = None
 
     def accepts(self, device: torch.device) -> bool:
@@ -314,7 +314,7 @@ class Stub:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         def operation(*args: Any) -> None:
-            executing = self.transport.lane.executing
+            executing = self.comm.comm_thread.executing
             assert executing is not None
             needs = None if executing.needs is None else executing.needs()
             self.noted = needs
@@ -322,7 +322,7 @@ class Stub:
         return operation
 
 
-WAITS_FOR: dict[str, tuple[Callable[[Transport], Any], list[tuple[str, int, Sequence[int]]]]] = {
+WAITS_FOR: dict[str, tuple[Callable[[Communicator], Any], list[tuple[str, int, Sequence[int]]]]] = {
     "allreduce": (lambda t: t.allreduce(one()), [("c", 1, range(10, 14))]),
     "nothing is reduced": (lambda t: t.allreduce(torch.zeros(0)), [("c", 1, ())]),
     "bcast from another": (lambda t: t.bcast(one(), 2), [("c", 1, (12,))]),
@@ -331,7 +331,7 @@ WAITS_FOR: dict[str, tuple[Callable[[Transport], Any], list[tuple[str, int, Sequ
     "recv": (lambda t: t.recv(one(), 0), [("c 10>11", 1, (10,))]),
     "recv from anybody": (lambda t: t.recv(one(), ANY), []),
     "send": (lambda t: t.send(one(), 2), []),
-    "exchange": (lambda t: t.exchange({0: one()}, {3: one(), 2: torch.zeros(0)}), [("c 13>11", 1, (13,))]),
+    "exchange": (lambda t: t.sendrecv({0: one()}, {3: one(), 2: torch.zeros(0)}), [("c 13>11", 1, (13,))]),
 }
 
 
@@ -339,32 +339,32 @@ WAITS_FOR: dict[str, tuple[Callable[[Transport], Any], list[tuple[str, int, Sequ
 def test_what_an_operation_waits_for(name: str) -> None:
     call, needs = WAITS_FOR[name]
     stub = Stub()
-    call(stub.transport).wait()
+    call(stub.comm).wait()
     assert stub.noted is not None
     assert [(channel, n, tuple(ranks)) for channel, n, ranks in stub.noted] == [
         (channel, n, tuple(ranks)) for channel, n, ranks in needs
     ]
-    assert stub.transport.lane.executing is None
+    assert stub.comm.comm_thread.executing is None
 
 
 def test_a_library_that_returns_early_and_servers_take_no_part() -> None:
     stub = Stub()
     stub.member.answers = True
-    stub.transport.recv(one(), 0).wait()
+    stub.comm.recv(one(), 0).wait()
     assert stub.noted is None
     stub = Stub()
     stub.returns_early = True
     on_a_device = torch.empty(3, device="meta")
-    begun = stub.transport._begun("allreduce", stub.member, (on_a_device,), None, None)
+    begun = stub.comm._begun("allreduce", stub.member, (on_a_device,), None, None)
     assert begun.needs is None
-    assert stub.transport._begun("allreduce", stub.member, (one(),), None, None).needs is not None
+    assert stub.comm._begun("allreduce", stub.member, (one(),), None, None).needs is not None
 
 
 def test_who_does_not_come_in_time_is_told() -> None:
     started = threading.Barrier(2)
 
-    def frozen(world: Transport) -> None:
-        both = world.apart()
+    def frozen(world: Communicator) -> None:
+        both = world.dup_with_thread()
         started.wait(LIMIT)
         if world.rank == 0:
             work = both.allreduce(one())
@@ -373,7 +373,7 @@ def test_who_does_not_come_in_time_is_told() -> None:
                 work.wait()
             assert raised.value.ranks == (1,)
             assert world.member is not None
-            assert world.member.watch.missing(both.lane, 0.1) == []  # too short for a report
+            assert world.member.watch.missing(both.comm_thread, 0.1) == []  # too short for a report
         started.wait(LIMIT)
         if world.rank == 1:
             both.allreduce(one()).wait()

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hpcsgd.comm import PeerLost, Transport, threads
+from hpcsgd.comm import PeerLost, Communicator, threads
 
 SHORT = 0.4
 
-COLLECTIVES: dict[str, Callable[[Transport], object]] = {
+COLLECTIVES: dict[str, Callable[[Communicator], object]] = {
     "allreduce": lambda t: t.allreduce(torch.zeros(3)).wait(),
     "alltoall": lambda t: t.alltoall(torch.zeros(3), torch.ones(3)).wait(),
     "bcast": lambda t: t.bcast(torch.zeros(3)).wait(),
@@ -27,7 +27,7 @@ COLLECTIVES: dict[str, Callable[[Transport], object]] = {
 def test_a_missing_rank_is_named_within_the_timeout(collective: str) -> None:
     started = threading.Barrier(3)  # on a busy machine a thread may take longer than SHORT to begin
 
-    def wait_for_rank_one(world: Transport) -> tuple[tuple[int, ...], str, float] | None:
+    def wait_for_rank_one(world: Communicator) -> tuple[tuple[int, ...], str, float] | None:
         world.run(lambda: None, "the thread of the lane begins").wait()
         started.wait(60)
         if world.rank == 1:
@@ -47,7 +47,7 @@ def test_a_missing_rank_is_named_within_the_timeout(collective: str) -> None:
 
 
 def test_a_message_that_never_comes() -> None:
-    def wait_for_a_letter(world: Transport) -> tuple[int, ...]:
+    def wait_for_a_letter(world: Communicator) -> tuple[int, ...]:
         if world.rank == 1:
             return ()
         with pytest.raises(PeerLost, match="no message from 1") as raised:
@@ -58,7 +58,7 @@ def test_a_message_that_never_comes() -> None:
 
 
 def test_ranks_in_different_operations_hear_of_it() -> None:
-    def mixed(world: Transport) -> None:
+    def mixed(world: Communicator) -> None:
         if world.rank == 0:
             world.allreduce(torch.zeros(3)).wait()
         else:
@@ -69,7 +69,7 @@ def test_ranks_in_different_operations_hear_of_it() -> None:
 
 
 def test_the_others_of_a_rank_that_raises_need_not_wait_for_the_timeout() -> None:
-    def fail(world: Transport) -> None:
+    def fail(world: Communicator) -> None:
         if world.rank == 2:
             raise KeyError("the cause")
         world.split(0, 0).barrier()
@@ -82,7 +82,7 @@ def test_the_others_of_a_rank_that_raises_need_not_wait_for_the_timeout() -> Non
 
 def test_a_rank_that_came_and_then_failed_is_not_missing():
     """It ended the job before the others had noticed that all were there."""
-    meeting = threads.Meeting(2, timeout=5, all_meetings=[])
+    meeting = threads.Rendezvous(2, timeout=5, all_meetings=[])
     meeting.arrivals[1] = 1
     meeting.abort()
     with pytest.raises(PeerLost, match=r"^allgather: a rank ended by an error$") as raised:

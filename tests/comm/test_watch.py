@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from hpcsgd.comm.streams import Moment, settle
+from hpcsgd.comm.streams import StreamEvent, settle
 from hpcsgd.comm.watch import Watch
 
 
@@ -72,7 +72,7 @@ def test_a_device_that_stands_still_is_noticed() -> None:
     watch = Watch(0.3, alarm)
     torch.ops.far.delay(0, 0, 3_000_000)
     x.add_(1)
-    moment = Moment(device)
+    moment = StreamEvent(device)
     watch.add("an operation", moment.passed)
     assert alarm.rung.wait(20)
     assert not moment.passed()

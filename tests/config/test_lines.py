@@ -11,13 +11,13 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.at_line import at_line, line_of
 from hpcsgd.config.lines import lines
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import raise_on_all_ranks, shape
 from hpcsgd.errors import About, JobError, UserError, in_file, in_section, located
-from hpcsgd.report.sinks import require_sinks
+from hpcsgd.report.loggers import require_loggers
 from hpcsgd.train.loading import make_partition
 from hpcsgd.train.parts import make_method
 
@@ -264,12 +264,12 @@ def test_mistakes_name_their_lines(file: Path, changes: dict[str, str], told: st
         text = text.replace(old, new)
     file.write_text(text)
 
-    def on_each_rank(world: Transport) -> None:
+    def on_each_rank(world: Communicator) -> None:
         with at_line(file), raise_on_all_ranks(world, "reading"):
             config = load(file)
             with in_file(file):
                 make_method(config.method, steps_per_epoch=1)
-                require_sinks(config.run.loggers or ())
+                require_loggers(config.run.loggers or ())
                 make_partition(config.data)
                 with in_section("parallel"):
                     shape(world.size, config.parallel.groups, config.parallel.group_size)
@@ -280,7 +280,7 @@ def test_mistakes_name_their_lines(file: Path, changes: dict[str, str], told: st
 
 
 def test_of_one_rank_alone_no_line_is_told(file: Path) -> None:
-    def on_each_rank(world: Transport) -> None:
+    def on_each_rank(world: Communicator) -> None:
         with at_line(file), raise_on_all_ranks(world, "reading"):
             if world.rank == 1:
                 raise UserError("[data]: no", key=("data",), file=file)

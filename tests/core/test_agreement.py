@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from hpcsgd import UserError
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.errors import count_text
 
 
-def refusals(world: Transport, of: Callable[[Topology], Agreement], calls: Sequence[Call]) -> str:
+def refusals(world: Communicator, of: Callable[[Topology], Agreement], calls: Sequence[Call]) -> str:
     with pytest.raises(UserError) as error:
         of(form(world, 2)).reach(calls[world.rank])
     return str(error.value)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.averager import Averager, Traits, run_averager
 from hpcsgd.core.graphs import Ring
 from hpcsgd.core.optional import prepare
@@ -20,9 +20,9 @@ from hpcsgd.core.topology import form
 from hpcsgd.core.waits import All, InNeighbors, Pairs, Unknown, later
 from hpcsgd.methods.delayed import Delayed
 from hpcsgd.methods.des_loc import Desynced, Periods
-from hpcsgd.methods.diloco import NESTEROV, Outer
-from hpcsgd.methods.streaming import Streamed
-from hpcsgd.parts.averagers import AverageState, Mean, MeanOfAll, Measured, PackedMean, ResetState
+from hpcsgd.methods.diloco import NESTEROV, OuterOptimizer
+from hpcsgd.methods.streaming import Streaming
+from hpcsgd.parts.averagers import AverageState, Mean, MeanOfAll, WithDistance, QuantizedMean, ResetState
 from hpcsgd.parts.schedules import Every
 from hpcsgd.parts.schedules.in_turn import InTurn
 
@@ -31,10 +31,10 @@ WRAPPERS = {
     "averaged": AverageState,
     "delayed": lambda inner: Delayed(inner, 1),
     "des_loc": lambda inner: Desynced(inner, 2, Periods(2, 2, {})),
-    "diloco": lambda inner: Outer(inner, NESTEROV, lambda _: None),
-    "measured": Measured,
+    "diloco": lambda inner: OuterOptimizer(inner, NESTEROV, lambda _: None),
+    "measured": WithDistance,
     "reset": ResetState,
-    "streaming": lambda inner: Streamed(inner, InTurn(2, 1), 2, 0.5),
+    "streaming": lambda inner: Streaming(inner, InTurn(2, 1), 2, 0.5),
 }
 
 
@@ -65,7 +65,7 @@ def test_nobody_drops_what_an_averager_returns() -> None:
     "traits",
     [
         Traits(All()),
-        Traits(Pairs(seed=1, every=3), whole_model=True, histograms=("staleness",)),
+        Traits(Pairs(seed=1, every=3), whole_model=True, histogram_names=("staleness",)),
         Traits(InNeighbors(Ring(), 1), reads_gradients=False, leaves_mean=True, vectors_only=True),
         Traits(Unknown("it goes by the weather")),
     ],
@@ -78,7 +78,7 @@ def test_traits_are_those_of_the_one_inside_but_for_what_changes(name: str, trai
     inner.traits = traits
     found = WRAPPERS[name](inner).traits
     assert found.whole_model == traits.whole_model
-    assert found.histograms == traits.histograms
+    assert found.histograms == traits.histogram_names
     assert not found.elastic
     assert found.waits == later(traits.waits, LATE.get(name, 0))
     assert found.leaves_mean <= traits.leaves_mean
@@ -97,7 +97,7 @@ class OneTooFew:
 
 
 def test_an_averager_that_returns_too_few_vectors_is_an_error() -> None:
-    def step(world: Transport) -> None:
+    def step(world: Communicator) -> None:
         net = nn.Linear(2, 2)
         method = hpcsgd.Method(hpcsgd.Dense(), Every(1), OneTooFew())
         inner = optim.SGD(net.parameters(), lr=0.1)
@@ -109,14 +109,14 @@ def test_an_averager_that_returns_too_few_vectors_is_an_error() -> None:
         threads.run(2, step)
 
 
-@pytest.mark.parametrize("new", [Mean, MeanOfAll, lambda: PackedMean(hpcsgd.quantizers.fp16())])
+@pytest.mark.parametrize("new", [Mean, MeanOfAll, lambda: QuantizedMean(hpcsgd.quantizers.fp16())])
 def test_what_is_returned_are_the_vectors(new: type[Averager]) -> None:
-    def same(world: Transport) -> bool:
+    def same(world: Communicator) -> bool:
         net = nn.Linear(2, 2)
         inner = optim.SGD(net.parameters(), lr=0.1)
         made = hpcsgd.DistributedOptimizer(inner, net, form(world, 2), hpcsgd.bsp())
         vectors = made._step.shards
-        averager = Measured(new())
+        averager = WithDistance(new())
         prepare(averager, vectors, made._step)
         return all(
             a is b for a, b in zip(run_averager(averager, iter(vectors), made._step), vectors, strict=True)
@@ -143,6 +143,6 @@ class Prepared:
 def test_those_inside_prepare_after_those_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     inside = Prepared("inside", asked, Mean())
-    around = Prepared("around", asked, Measured(inside))
+    around = Prepared("around", asked, WithDistance(inside))
     prepare(around, [], None)  # type: ignore[arg-type]
     assert asked == ["around", "inside"]

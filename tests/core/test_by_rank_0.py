@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core import by_rank_0 as module
 from hpcsgd.core.by_rank_0 import by_rank_0
 from hpcsgd.errors import JobError, UserError
@@ -21,7 +21,7 @@ def test_others_hear_that_rank_0_is_at_work(monkeypatch: pytest.MonkeyPatch) -> 
     heard, several = [], threading.Event()
     monkeypatch.setattr(module, "BEAT", 0.01)
 
-    def rank(world: Transport) -> None:
+    def rank(world: Communicator) -> None:
         bcast = world.bcast
 
         def counted(x: torch.Tensor) -> object:
@@ -40,7 +40,7 @@ def test_others_hear_that_rank_0_is_at_work(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_it_is_done_once_on_rank_0_and_before_anybody_goes_on(run, n: int) -> None:
-    def rank(world: Transport) -> list[int]:
+    def rank(world: Communicator) -> list[int]:
         done: list[int] = []
         by_rank_0(world, "reporting", lambda: done.append(world.rank))
         return done
@@ -53,7 +53,7 @@ def test_what_it_raises_is_raised_on_all_ranks(run, n: int) -> None:
     def failing() -> None:
         raise UserError("no room")
 
-    def rank(world: Transport) -> str:
+    def rank(world: Communicator) -> str:
         with pytest.raises(JobError) as error:
             by_rank_0(world, "reporting", failing)
         return str(error.value)

@@ -33,7 +33,7 @@ def test_positions_own_every_element_once(
         for bucket in flatten(named, K, j, bucket_bytes):
             assert bucket.size % K == 0
             assert bucket.param_shard.numel() == bucket.size // K
-            for piece in bucket.pieces:
+            for piece in bucket.ranges:
                 owned.setdefault(piece.slot.name, []).extend(range(piece.start, piece.stop))
                 mine = bucket.param_shard[piece.offset : piece.offset + piece.stop - piece.start]
                 assert torch.equal(mine, piece.slot.param.detach().reshape(-1)[piece.start : piece.stop])

@@ -13,7 +13,7 @@ from torch import nn
 
 from hpcsgd.core import layout
 from hpcsgd.core.flat import flatten
-from hpcsgd.core.layout import EMPTY, Layout, bucket_bytes, cost, cut, deal, nbytes
+from hpcsgd.core.layout import EMPTY, Layout, bucket_bytes, cost, cut, assign, nbytes
 from hpcsgd.engine.muon import hidden_matrices
 from hpcsgd.models.gpt import gpt
 
@@ -23,7 +23,7 @@ shapes = st.lists(st.lists(st.integers(1, 6), max_size=3).map(tuple), min_size=1
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(1, 4))
 def test_the_busiest_has_not_much_more_than_at_best(costs: list[int], K: int) -> None:
     """Graham's bound, against every way of dealing."""
-    hands = deal(costs, K)
+    hands = assign(costs, K)
     assert sorted(i for hand in hands for i in hand) == list(range(len(costs)))
     busiest = max(sum(costs[i] for i in hand) for hand in hands)
     best = min(
@@ -34,7 +34,7 @@ def test_the_busiest_has_not_much_more_than_at_best(costs: list[int], K: int) ->
 
 
 def test_the_costliest_come_first() -> None:
-    assert deal([1, 1, 1, 1, 1, 1, 6], 2) == [[6], [0, 1, 2, 3, 4, 5]]
+    assert assign([1, 1, 1, 1, 1, 1, 6], 2) == [[6], [0, 1, 2, 3, 4, 5]]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_every_tensor_has_one_owner(kinds: list[tuple[int, ...]], K: int, bucket
             assert bucket.size % K == 0
             assert {slot.param in whole for slot in bucket.slots} == {bucket.whole}
             assert [slot.start for slot in bucket.slots] == sorted(slot.start for slot in bucket.slots)
-            for piece in bucket.pieces:
+            for piece in bucket.ranges:
                 owned.setdefault(piece.slot.name, []).extend(range(piece.start, piece.stop))
                 if bucket.whole:
                     owners.setdefault(piece.slot.name, []).append(j)

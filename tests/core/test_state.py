@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.state import State
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
@@ -30,7 +30,7 @@ from hpcsgd.methods import (
     streaming,
 )
 from hpcsgd.parts import quantizers
-from hpcsgd.parts.exchanges import AllToAll, Quantized, Sparse
+from hpcsgd.parts.grad_reduces import AllToAll, Quantized, Sparse
 from hpcsgd.parts.sparsifiers import SIDCo, TopK
 from references import model, one_step
 
@@ -50,7 +50,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 }
 
 
-def training(world: Transport, name: str) -> hpcsgd.DistributedOptimizer:
+def training(world: Communicator, name: str) -> hpcsgd.DistributedOptimizer:
     net = model()
     inner = optim.SGD(net.parameters(), lr=0.1)
     return hpcsgd.DistributedOptimizer(inner, net, form(world, 2), METHODS[name]())
@@ -80,7 +80,7 @@ def of_method(optimizer: hpcsgd.DistributedOptimizer) -> Any:
 
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - {"sidco"}))
 def test_later_steps_change_no_state_that_was_saved_or_loaded(name: str) -> None:
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         first, again = training(world, name), training(world, name)
         steps(first, 3)
         saved = first.state_dict()
@@ -99,7 +99,7 @@ def test_later_steps_change_no_state_that_was_saved_or_loaded(name: str) -> None
 def test_torch_loads_it_without_any_class(name: str) -> None:
     """`torch.load` of weights only refuses whatever is of a class that it does not know."""
 
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         optimizer = training(world, name)
         steps(optimizer, 3)
         file = io.BytesIO()

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form, groups_across_nodes, raise_on_all_ranks, shape
 from hpcsgd.errors import JobError, UserError
 
@@ -43,7 +43,7 @@ def test_numbers_that_do_not_fit(groups: int | None, group_size: int | None, mes
 
 @pytest.mark.parametrize(("P", "K"), [(1, 4), (2, 2), (4, 1), (2, 4), (1, 1)])
 def test_groups_and_positions(run, P: int, K: int) -> None:
-    def place(world: Transport) -> tuple[int, int, list[int], list[int]]:
+    def place(world: Communicator) -> tuple[int, int, list[int], list[int]]:
         topology = form(world, groups=P)
         assert (topology.num_groups, topology.group_size, topology.world_size) == (P, K, P * K)
         return (
@@ -59,7 +59,7 @@ def test_groups_and_positions(run, P: int, K: int) -> None:
         assert cross == [i * K + j for i in range(P)]
 
 
-def nodes_of_groups(world: Transport) -> list[int]:
+def nodes_of_groups(world: Communicator) -> list[int]:
     topology = form(world, groups=2)
     return topology.intra_group.gather_objects(world.backend.node)
 
@@ -84,7 +84,7 @@ def test_groups_across_nodes_are_told(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_what_fails_on_one_rank_is_told_by_all(run, n: int) -> None:
-    def one_fails(world: Transport) -> str:
+    def one_fails(world: Communicator) -> str:
         with pytest.raises(JobError) as error, raise_on_all_ranks(world, "looking"):
             if world.rank == 1:
                 raise UserError("nothing here")
@@ -95,7 +95,7 @@ def test_what_fails_on_one_rank_is_told_by_all(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_what_fails_on_all_ranks_is_told_once(run, n: int) -> None:
-    def all_fail(world: Transport) -> str:
+    def all_fail(world: Communicator) -> str:
         with pytest.raises(JobError) as error, raise_on_all_ranks(world, "looking"):
             raise UserError("nothing anywhere")
         return str(error.value)
@@ -105,7 +105,7 @@ def test_what_fails_on_all_ranks_is_told_once(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_what_succeeds_goes_on(run, n: int) -> None:
-    def succeed(world: Transport) -> int:
+    def succeed(world: Communicator) -> int:
         with raise_on_all_ranks(world, "looking"):
             found = 3
         return found
@@ -115,7 +115,7 @@ def test_what_succeeds_goes_on(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [4])
 def test_a_job_says_in_one_line_where_this_rank_is(run, n: int) -> None:
-    def said(world: Transport) -> tuple[str, str, str]:
+    def said(world: Communicator) -> tuple[str, str, str]:
         return repr(form(world, groups=2)), repr(form(world, groups=4)), repr(form(world))
 
     last = run(n, said)[3]

@@ -23,11 +23,11 @@ from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError
 from hpcsgd.methods import bsp, fedavg, hierarchical, selsync, ssp, switch
 from hpcsgd.parts import quantizers
-from hpcsgd.parts.averagers import AverageState, Mean, MeanOfAll, Measured, ResetState
-from hpcsgd.parts.exchanges import AcrossGroups, AllReduce, AllToAll, Quantized, Sparse, WithAllgather
+from hpcsgd.parts.averagers import AverageState, Mean, MeanOfAll, WithDistance, ResetState
+from hpcsgd.parts.grad_reduces import AcrossGroups, AllReduce, AllToAll, Quantized, Sparse, WithAllgather
 from hpcsgd.parts.schedules import Every
 from hpcsgd.parts.sparsifiers import TopK
-from hpcsgd.performance.probing.delta import always_meeting
+from hpcsgd.performance.probing.delta import synchronizing_always
 from hpcsgd.performance.probing.job_file import plan_of
 from train.launches import JOB
 
@@ -80,10 +80,10 @@ def test_a_switch_warns_of_what_its_first_exchange_keeps(caplog: pytest.LogCaptu
     ("how", "does"),
     [
         (Mean(), True),
-        (Measured(Mean()), True),
-        (Measured(MeanOfAll()), True),
-        (AverageState(Measured(Mean())), False),
-        (Measured(AverageState(Mean())), False),
+        (WithDistance(Mean()), True),
+        (WithDistance(MeanOfAll()), True),
+        (AverageState(WithDistance(Mean())), False),
+        (WithDistance(AverageState(Mean())), False),
         (ResetState(Mean()), False),
         (fedavg(steps_per_epoch=8).averager, False),
         (ssp(1).averager, False),
@@ -123,7 +123,7 @@ class Jumpy:
 
 
 def fortnightly() -> Method:
-    return Method(Keeping(), Fortnightly(), Measured(MyMean()))
+    return Method(Keeping(), Fortnightly(), WithDistance(MyMean()))
 
 
 def jumpy(delta: float) -> Method:
@@ -280,7 +280,7 @@ def test_the_probe_goes_by_what_a_method_can(
 
 def test_a_delta_is_probed_of_whatever_has_one(config: Callable[..., Any]) -> None:
     for name in ("selsync", f"{__name__}:jumpy"):
-        assert always_meeting(config(name, delta=0.5), Path("job.toml")).method.arguments == {"delta": 0}
+        assert synchronizing_always(config(name, delta=0.5), Path("job.toml")).method.arguments == {"delta": 0}
     for name in ("hierarchical", f"{__name__}:calm"):
         with pytest.raises(UserError, match=r"job.toml: \[method\] name = .*: it has no delta to probe"):
-            always_meeting(config(name), Path("job.toml"))
+            synchronizing_always(config(name), Path("job.toml"))

@@ -18,7 +18,7 @@ from hpcsgd.core.waits import All, InNeighbors, Pairs, RandomPartner, Slowest, U
 from hpcsgd.errors import UserError
 from hpcsgd.methods.fedavg import PerEpoch
 from hpcsgd.parts.averagers import Mean
-from hpcsgd.parts.exchanges import AllToAll
+from hpcsgd.parts.grad_reduces import AllToAll
 from hpcsgd.parts.schedules import Every
 from hpcsgd.parts.schedules.in_turn import InTurn
 

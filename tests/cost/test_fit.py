@@ -9,11 +9,11 @@ import pytest
 from hpcsgd.cost.collectives import messages
 from hpcsgd.cost.fit import fit, held_out_error
 from hpcsgd.cost.links import Link, Points
-from hpcsgd.cost.ways import Way, load
+from hpcsgd.cost.link_classes import LinkClass, load
 
 ALPHA, BETA = 2e-6, 8e-11
 SIZES = tuple(8 * 4**i for i in range(12))
-WAYS = (Way(2, 1, 2), Way(4))
+WAYS = (LinkClass(2, 1, 2), LinkClass(4))
 Law = Callable[[float], tuple[float, float]]
 
 
@@ -30,7 +30,7 @@ def measured(
     noise: float = 0.0,
     seed: int = 0,
     operation: str = "allreduce",
-    ways: Sequence[Way] = WAYS,
+    ways: Sequence[LinkClass] = WAYS,
     sizes: Sequence[int] = SIZES,
 ) -> list[Points]:
     """Times by a law of α and β, each multiplied by e to the power of normal noise."""
@@ -66,8 +66,8 @@ def with_outliers(points: list[Points], factor: float, *places: int) -> list[Poi
 
 
 @pytest.mark.parametrize("operation", ["allreduce", "alltoall", "exchange", "bcast"])
-@pytest.mark.parametrize("ways", [WAYS, (Way(4, 4),), (Way(8, 4), Way(8, 4, 2))])
-def test_what_has_no_noise_is_found_exactly(operation: str, ways: Sequence[Way]) -> None:
+@pytest.mark.parametrize("ways", [WAYS, (LinkClass(4, 4),), (LinkClass(8, 4), LinkClass(8, 4, 2))])
+def test_what_has_no_noise_is_found_exactly(operation: str, ways: Sequence[LinkClass]) -> None:
     link = fit(measured(one_line, operation=operation, ways=ways))
     assert (link.operation, link.kind) == (operation, ways[0].kind)
     assert link.ranks == tuple(sorted({way.ranks for way in ways}))
@@ -112,7 +112,7 @@ def test_sizes_that_ways_nearly_share_are_one_size() -> None:
     points = [
         each
         for p in (2, 3, 4, 6, 12)
-        for each in measured(two_lines, 0.02, ways=(Way(p),), sizes=[-(-n // (4 * p)) * 4 * p for n in SIZES])
+        for each in measured(two_lines, 0.02, ways=(LinkClass(p),), sizes=[-(-n // (4 * p)) * 4 * p for n in SIZES])
     ]
     link = fit(points)
     assert len(link.from_bytes) == 2
@@ -148,7 +148,7 @@ def test_the_error_told_is_that_of_points_never_seen(law: Law, most: float) -> N
         link = fit(measured(law, noise=0.1, seed=seed))
         for fresh in measured(law, noise=0.1, seed=1000 + seed, sizes=between):
             for n, seconds in zip(fresh.bytes, fresh.seconds, strict=True):
-                off = abs(np.log(link.seconds("allreduce", n, fresh.way) / seconds))
+                off = abs(np.log(link.seconds("allreduce", n, fresh.link_class) / seconds))
                 within += off <= np.log(1 + link.relative_error)
                 total += 1
     assert 0.8 * total <= within <= most * total
@@ -175,11 +175,11 @@ def test_too_few_sizes_are_a_mistake_of_ours() -> None:
 
 def test_points_of_two_kinds_are_a_mistake_of_ours() -> None:
     with pytest.raises(AssertionError):
-        fit(measured(one_line, ways=(Way(4), Way(4, 4))))
+        fit(measured(one_line, ways=(LinkClass(4), LinkClass(4, 4))))
 
 
 def test_lines_tell_the_seconds_that_they_were_fitted_to() -> None:
     link: Link = fit(points := measured(two_lines))
     for each in points:
-        told = [link.seconds("allreduce", n, each.way) for n in each.bytes]
+        told = [link.seconds("allreduce", n, each.link_class) for n in each.bytes]
         assert told == pytest.approx(each.seconds, rel=1e-2)

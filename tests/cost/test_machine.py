@@ -11,7 +11,7 @@ from hpcsgd.cost.collectives import SHAPES, seconds
 from hpcsgd.cost.compute import Busy, Compute
 from hpcsgd.cost.links import Link, Points
 from hpcsgd.cost.machine import STAND_IN, About, Machine, dump, load, versions
-from hpcsgd.cost.ways import Way
+from hpcsgd.cost.link_classes import LinkClass
 from hpcsgd.errors import UserError
 
 BY_HAND = """\
@@ -31,7 +31,7 @@ alpha_seconds = [2e-6]
 beta_seconds_per_byte = [8e-11]
 relative_error = 0.3
 """
-INSIDE, ACROSS, MIXED = Way(4), Way(16, 16), Way(64, 16)
+INSIDE, ACROSS, MIXED = LinkClass(4), LinkClass(16, 16), LinkClass(64, 16)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_the_examples_are_machines() -> None:
     assert files
     for file in files:
         model = load(file)
-        over_all = Way(model.hosts * model.ranks_per_host, model.hosts)
+        over_all = LinkClass(model.hosts * model.ranks_per_host, model.hosts)
         assert 0 < model.seconds("allreduce", 1e8, over_all) < 1
         assert model.compute is not None
         assert model.compute.forward_seconds(16) < model.compute.backward_seconds(16)
@@ -115,9 +115,9 @@ def test_the_examples_are_machines() -> None:
 def test_the_example_of_the_page_is_a_machine(folder: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "machine.md").read_text()
     whole, by_hand = (block.partition("```")[0] for block in page.split("```toml\n")[1:])
-    assert loaded(whole).seconds("alltoall", 1e6, Way(4, 4)) > 0
+    assert loaded(whole).seconds("alltoall", 1e6, LinkClass(4, 4)) > 0
     head = BY_HAND.partition("[[link]]")[0]
-    assert loaded(head + by_hand).relative_error("bcast", Way(16, 16)) == 0.5
+    assert loaded(head + by_hand).relative_error("bcast", LinkClass(16, 16)) == 0.5
     with pytest.raises(UserError) as told:
         loaded(BY_HAND.replace("[2e-6]", "[1.5]"))
     assert f"hpcsgd: {told.value}\n" in page
@@ -125,14 +125,14 @@ def test_the_example_of_the_page_is_a_machine(folder: Path) -> None:
 
 def test_alone_or_with_nothing_to_say_takes_no_time() -> None:
     model = machine(link())
-    assert model.seconds("alltoall", 1e9, Way(1)) == 0.0 == model.seconds("allreduce", 0, ACROSS)
-    assert model.relative_error("alltoall", Way(1)) == 0.0
+    assert model.seconds("alltoall", 1e9, LinkClass(1)) == 0.0 == model.seconds("allreduce", 0, ACROSS)
+    assert model.relative_error("alltoall", LinkClass(1)) == 0.0
 
 
 def test_every_segment_holds_from_its_bytes_on() -> None:
     model = machine(link(from_bytes=(0, 1000), alpha_seconds=(1e-6, 1e-5), beta_seconds_per_byte=(0.0, 0.0)),
                     points=FULL.points)  # fmt: skip
-    told = [model.seconds("allreduce", n, Way(4, 4)) for n in (1, 999, 1000, 10**9)]
+    told = [model.seconds("allreduce", n, LinkClass(4, 4)) for n in (1, 999, 1000, 10**9)]
     assert told == pytest.approx([4e-6, 4e-6, 4e-5, 4e-5])
 
 
@@ -149,7 +149,7 @@ def test_every_segment_holds_from_its_bytes_on() -> None:
         (["exchange inside", "alltoall across"], "alltoall", INSIDE, "exchange inside", True),
     ],
 )
-def test_what_stands_in_for_what(there: list[str], asked: str, way: Way, taken: str, stands_in: bool) -> None:
+def test_what_stands_in_for_what(there: list[str], asked: str, way: LinkClass, taken: str, stands_in: bool) -> None:
     links = [
         link(*name.split(), alpha_seconds=(1e-6 * (1 + i),), relative_error=0.1)
         for i, name in enumerate(there)
@@ -161,7 +161,7 @@ def test_what_stands_in_for_what(there: list[str], asked: str, way: Way, taken: 
 
 
 @pytest.mark.parametrize(("there", "way"), [("inside", ACROSS), ("inside", MIXED), ("across", INSIDE)])
-def test_nothing_stands_in_for_the_network_or_for_memory(there: str, way: Way) -> None:
+def test_nothing_stands_in_for_the_network_or_for_memory(there: str, way: LinkClass) -> None:
     with pytest.raises(
         UserError, match=rf"the machine file has nothing that goes .*; it has: allreduce {there}"
     ):
@@ -269,7 +269,7 @@ def test_segments_that_do_not_ascend_are_refused() -> None:
 def test_what_was_measured_is_believed() -> None:
     """A busy machine may take longer for a message than any that is written of."""
     slow = link(alpha_seconds=(5e-3,))
-    assert machine(slow, points=FULL.points).seconds("allreduce", 8, Way(4, 4)) > 4 * 5e-3
+    assert machine(slow, points=FULL.points).seconds("allreduce", 8, LinkClass(4, 4)) > 4 * 5e-3
     with pytest.raises(UserError, match="alpha_seconds"):
         machine(slow)
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
-from hpcsgd.core.shards import is_sharded
+from hpcsgd.comm import Communicator, threads
+from hpcsgd.core.fsdp import is_fsdp
 from hpcsgd.core.topology import form
-from hpcsgd.core.traffic import Sizes
+from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.memory import kept
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.methods import (
@@ -32,7 +32,7 @@ from hpcsgd.methods import (
     switch,
 )
 from hpcsgd.parts import quantizers
-from hpcsgd.parts.exchanges import MomentumCorrection, Quantized, ReduceScatter, Sparse
+from hpcsgd.parts.grad_reduces import MomentumCorrection, Quantized, ReduceScatter, Sparse
 from hpcsgd.parts.sparsifiers import TopK
 from methods.table import OF_INTERVALS
 from references import batch, loss
@@ -69,7 +69,7 @@ WITH_SGD = ("sasgd", "sparse")
 """The others are trained by AdamW, which has two moments."""
 
 
-def trained(world: Transport, P: int, method: str, dtype: torch.dtype) -> tuple[nn.Module, optim.Optimizer]:
+def trained(world: Communicator, P: int, method: str, dtype: torch.dtype) -> tuple[nn.Module, optim.Optimizer]:
     """The layers' sizes are no multiples of K; biases are next to nothing."""
     layers = (nn.Linear(5, 97), nn.Tanh(), nn.Linear(97, 101), nn.Tanh(), nn.Linear(101, 3))
     net, topology = nn.Sequential(*layers).to(dtype), form(world, P)
@@ -105,7 +105,7 @@ def apart() -> Iterator[Callable[[], int]]:
         gc.collect()
         tensors = [x for x in gc.get_objects() if issubclass(type(x), Tensor) and x.dim()]
         with torch._C.DisableTorchFunctionSubclass():  # to look at gradients is to average them
-            found = [x.untyped_storage() for x in tensors if not is_sharded(x)]  # what these have is local
+            found = [x.untyped_storage() for x in tensors if not is_fsdp(x)]  # what these have is local
         return covered((storage.data_ptr(), storage.nbytes()) for storage in found)
 
     gc.freeze()  # what there is already is not looked at
@@ -128,7 +128,7 @@ def test_tensors_are_those_of_the_formula(method: str, dtype: torch.dtype, P: in
     with apart() as living:
         ranks = threads.run(P * K, trained, P, method, dtype)
         found = living()
-    m = Sizes.of(ranks[0][0].named_parameters(), P, K, BUCKET_BYTES)
+    m = ModelLayout.of(ranks[0][0].named_parameters(), P, K, BUCKET_BYTES)
     (plan, _), *later = StepPlan.of(METHODS[method]()).of_run(STEPS)
     expected = kept(plan, m, 0 if method in WITH_SGD else 2, *(stage for stage, _ in later))
     rest = 0.03 if method == "sparse" else 0.01  # what was sent last is there for a while

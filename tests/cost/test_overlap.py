@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from hpcsgd.core.traffic import Sizes
+from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.links import Link
 from hpcsgd.cost.machine import About, Machine
-from hpcsgd.cost.overlap import Buckets, Update, awaited, left, pipelined
+from hpcsgd.cost.overlap import Buckets, Update, awaited, exposed, pipelined
 from hpcsgd.cost.price import Computed, StepCost, price
-from hpcsgd.cost.ways import Kind
+from hpcsgd.cost.link_classes import Kind
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.methods import Method, bsp, diloco, hierarchical
 
-BUCKETS = Buckets(inside=(1.0,) * 3, across=(4.0,) * 3, meeting=(5.0,) * 3, gather=(2.0,) * 3, apart=True)
+BUCKETS = Buckets(inside=(1.0,) * 3, across=(4.0,) * 3, model_average=(5.0,) * 3, gather=(2.0,) * 3, own_thread=True)
 UPDATE = Update(seconds=3.0, in_parts=True, gathered=True)
 READY, BACKWARD = (0.0, 0.0, 0.0), 0.0
 
@@ -30,19 +30,19 @@ def test_pipelined() -> None:
 def test_only_what_the_last_bucket_waits_for_is_left() -> None:
     """Exchanged after 5, 9, 13; updated after 6, 10, 14; gathered after 8, 12, 16; of a meeting one gather is
     left."""
-    rest = left(READY, BACKWARD, BUCKETS, UPDATE)
-    assert (rest.exchange, rest.gather, rest.gather_after_meeting) == (14 - 3, 2, 2)
+    rest = exposed(READY, BACKWARD, BUCKETS, UPDATE)
+    assert (rest.exchange, rest.gather, rest.gather_after_sync) == (14 - 3, 2, 2)
 
 
 def test_on_shared_links_all_is_one_after_the_other() -> None:
-    rest = left(READY, BACKWARD, replace(BUCKETS, apart=False), UPDATE)
-    assert (rest.exchange, rest.gather, rest.gather_after_meeting) == (15 + 1 - 3, 6, 6)
+    rest = exposed(READY, BACKWARD, replace(BUCKETS, apart=False), UPDATE)
+    assert (rest.exchange, rest.gather, rest.gather_after_sync) == (15 + 1 - 3, 6, 6)
 
 
 def test_an_update_of_all_comes_after_the_last_bucket() -> None:
-    rest = left(READY, BACKWARD, BUCKETS, replace(UPDATE, in_parts=False))
+    rest = exposed(READY, BACKWARD, BUCKETS, replace(UPDATE, in_parts=False))
     assert (rest.exchange, rest.gather) == (13, 6)
-    rest = left(READY, BACKWARD, BUCKETS, replace(UPDATE, gathered=False))
+    rest = exposed(READY, BACKWARD, BUCKETS, replace(UPDATE, gathered=False))
     assert (rest.exchange, rest.gather) == (11, 6)
 
 
@@ -54,7 +54,7 @@ def test_a_forward_pass_waits_for_what_it_uses_first() -> None:
 
 
 def test_behind_the_backward_pass_only_the_last_is_left() -> None:
-    rest = left((10.0, 20.0, 30.0), 30.0, BUCKETS, UPDATE)
+    rest = exposed((10.0, 20.0, 30.0), 30.0, BUCKETS, UPDATE)
     assert (
         rest.exchange == 3 * 1.0 + 3.0 - 3.0
     )  # it arrives after 35; two parts of the update are made by then
@@ -62,7 +62,7 @@ def test_behind_the_backward_pass_only_the_last_is_left() -> None:
 
 
 SMALL = nn.Sequential(*(nn.Linear(300, 300, bias=False) for _ in range(4)))
-M = Sizes.of(SMALL.named_parameters(), 4, 2, 1.0)
+M = ModelLayout.of(SMALL.named_parameters(), 4, 2, 1.0)
 B = 300 * 300 * 4
 ALPHA, INSIDE, ACROSS = 1e-7, 1e-9, 1e-8
 """Seconds of a message, which are little here, and of a byte of what each host has to send."""

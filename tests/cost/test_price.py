@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from torch import nn
 
-from hpcsgd.core.traffic import Sizes
+from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.compute import Busy, Compute
 from hpcsgd.cost.links import Link
 from hpcsgd.cost.machine import About, Machine
 from hpcsgd.cost.papers import Setting, allreduce_epoch, hierarchical_epoch
 from hpcsgd.cost.price import COMPUTE_ERROR, Computed, computed, over_run, price
-from hpcsgd.cost.ways import ways
+from hpcsgd.cost.link_classes import link_classes
 from hpcsgd.engine.plan import StepPlan, Update
 from hpcsgd.errors import UserError
 from hpcsgd.methods import (
@@ -29,7 +29,7 @@ from hpcsgd.methods import (
     streaming,
     switch,
 )
-from hpcsgd.parts.exchanges import Sparse
+from hpcsgd.parts.grad_reduces import Sparse
 from hpcsgd.parts.sparsifiers import Deft
 
 ALPHA, BETA = 3e-6, 1e-9
@@ -52,11 +52,11 @@ def machine(K: int, error: float = 0.0) -> Machine:
     return Machine(machine=About(hosts=64, ranks_per_host=K), link=tuple(links))
 
 
-def sizes(P: int, K: int, bucket_bytes: float = 1e9, model: nn.Module = LINEAR) -> Sizes:
-    return Sizes.of(model.named_parameters(), P, K, bucket_bytes)
+def sizes(P: int, K: int, bucket_bytes: float = 1e9, model: nn.Module = LINEAR) -> ModelLayout:
+    return ModelLayout.of(model.named_parameters(), P, K, bucket_bytes)
 
 
-def communication(method: Method, m: Sizes) -> float:
+def communication(method: Method, m: ModelLayout) -> float:
     """Seconds a step without those of the distance, 8 bytes at a meeting, which is ours."""
     phases = price(StepPlan.of(method), m, machine(m.K), NOTHING).phases
     return sum(phases.values()) - phases.get("distance", 0.0)
@@ -148,7 +148,7 @@ def test_a_stage_updates_all_at_once_as_the_engine_does() -> None:
     """And so nothing of it is gathered while the rest is updated."""
     m = sizes(2, 2, bucket_bytes=1.0, model=nn.Sequential(*(nn.Linear(30, 30, bias=False) for _ in range(4))))
     update = Computed(forward=0.0, backward=1.0, update=1.0)
-    (_, first), _ = StepPlan.of(switch(bsp(), sgp(), at=5)).stages
+    (_, first), _ = StepPlan.of(switch(bsp(), sgp(), at=5)).sequence
     alone, inside = (price(plan, m, machine(2), update) for plan in (StepPlan.of(bsp()), first))
     at_once = replace(StepPlan.of(bsp()), update_per_bucket=False, decided_before_update=False)
     assert inside == price(at_once, m, machine(2), update)
@@ -163,7 +163,7 @@ def test_a_stage_pays_for_its_search() -> None:
         batch_sizes=(8,), forward_seconds_by_batch=(1.0,), backward_seconds_by_batch=(2.0,),
         selection_seconds_per_element={"deft": 1e-2},
     )  # fmt: skip
-    assert all(computed(stage, m, compute, 8).selection > 0 for _, stage in plan.stages)
+    assert all(computed(stage, m, compute, 8).selection > 0 for _, stage in plan.sequence)
 
 
 def test_the_mean_step_of_a_run() -> None:
@@ -215,5 +215,5 @@ def test_what_nobody_knows_is_said() -> None:
     ],
 )
 def test_ways(P: int, K: int, R: int, expected: dict[str, tuple[int, int, int]]) -> None:
-    found = ways(P, K, R)
+    found = link_classes(P, K, R)
     assert {name: (w.ranks, w.hosts, w.at_once) for name, w in found.items()} == expected

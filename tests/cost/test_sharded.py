@@ -17,9 +17,9 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from cost.test_memory import apart
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import Topology, form
-from hpcsgd.core.traffic import Sizes
+from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.memory import kept, one_block
 from hpcsgd.cost.overlap import among_blocks
@@ -38,9 +38,9 @@ from hpcsgd.methods import (
     streaming,
 )
 from hpcsgd.models.sharded import fully_shard, units
-from hpcsgd.parts.exchanges import Sparse
+from hpcsgd.parts.grad_reduces import Sparse
 from hpcsgd.parts.sparsifiers import TopK
-from hpcsgd.train.subject import state_of
+from hpcsgd.train.training_profile import state_of
 from references import batch, loss
 
 BUCKET_BYTES = 600.0
@@ -90,10 +90,10 @@ ALWAYS = 1.0
 """The share of steps in which selsync meets, with a threshold of 0."""
 
 
-def sizes(net: nn.Module, P: int, K: int, inner: optim.Optimizer | None = None) -> Sizes:
+def sizes(net: nn.Module, P: int, K: int, inner: optim.Optimizer | None = None) -> ModelLayout:
     named = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
     having = ({}, {}) if inner is None else state_of(inner)
-    return Sizes.of(
+    return ModelLayout.of(
         named, P, K, BUCKET_BYTES, *having, units=[params for _, params in units(net, ["blocks.*"])]
     )
 
@@ -151,16 +151,16 @@ def trained(
         yield optimizer
 
 
-def seen(world: Transport, P: int, method: str) -> Seen:
+def seen(world: Communicator, P: int, method: str) -> Seen:
     steps = trained(form(world, P), METHODS[method]())
     next(steps).state_dict()  # what is sent once has been sent
     world.barrier()
-    before, distances = world.ledger.totals(), []
+    before, distances = world.stats.totals(), []
     with torch_counted() as found:
         for optimizer in steps:
             distances.append(optimizer.metrics.get("distance", 0.0))
         optimizer.method.state_dict()  # waits for what is under way
-    grown = {name: total.bytes / STEPS for name, total in world.ledger.since(before).items()}
+    grown = {name: total.bytes / STEPS for name, total in world.stats.since(before).items()}
     by_phase = {name: nbytes for name, nbytes in grown.items() if nbytes and name != "other"}
     each = Counter({call: number // STEPS for call, number in found.items()})
     assert all(number % STEPS == 0 for number in found.values())
@@ -186,7 +186,7 @@ def test_bytes_are_those_of_the_ledger_and_of_torch(run, method: str, P: int, K:
         if x.phase == BY_TORCH:
             torchs[names[x.operation], int(x.nbytes)] += 1
         else:
-            expected[x.phase] += x.times * x.senders * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
+            expected[x.phase] += x.times * x.sender_fraction * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
     phases = {name for rank in ranks for name in rank.ledger}
     on_the_mean = {name: sum(rank.ledger.get(name, 0.0) for rank in ranks) / len(ranks) for name in phases}
     assert on_the_mean == pytest.approx({k: v for k, v in expected.items() if v}, rel=1e-12)
@@ -200,7 +200,7 @@ def test_bytes_are_those_of_the_ledger_and_of_torch(run, method: str, P: int, K:
 def test_the_distance_is_that_of_whole_models(run, method: str) -> None:
     """Also where an averager takes what a position has for all of w."""
 
-    def distances(world: Transport, sharded: bool) -> list[float]:
+    def distances(world: Communicator, sharded: bool) -> list[float]:
         steps = trained(form(world, 2), METHODS[method](), sharded=sharded)
         return [optimizer.metrics.get("distance", 0.0) for optimizer in steps]
 
@@ -216,12 +216,12 @@ def test_sizes_are_those_that_torch_pads_to() -> None:
     m = sizes(net, 2, K, optim.AdamW(trained))
     own = sum(math.ceil(len(p) / K) * (p.numel() // len(p)) for p in trained)
     assert m.sharded
-    assert m.owned() == sum(m.here(b) for b in m.buckets) == 4 * own
+    assert m.own_elements() == sum(m.here(b) for b in m.buckets) == 4 * own
     assert sum(p.numel() for p in trained) == m.M
     everything = set(range(len(m.layers)))
     assert sum(m.by_width(everything).values()) == m.M
     rows = [[len(p[j * -(-len(p) // K) : (j + 1) * -(-len(p) // K)]) for j in range(K)] for p in trained]
-    assert m.pieces(everything) == sum(n > 0 for of_one in rows for n in of_one) / K
+    assert m.rows_of(everything) == sum(n > 0 for of_one in rows for n in of_one) / K
     assert [unit.stays for unit in m.units] == [False, False, False, True]
     assert sum(unit.numel for unit in m.units) == sum(p.numel() for p in net.parameters())
 
@@ -266,7 +266,7 @@ HOLDING = {**METHODS, "delayed": lambda: delayed(hierarchical(EVERY), 2)}
 def test_tensors_are_those_of_the_formula(run, method: str) -> None:
     """But for the block, which is there while a pass goes on."""
 
-    def living(world: Transport) -> int:
+    def living(world: Communicator) -> int:
         topology = form(world, 2)
         with apart() as found:
             net = fully_shard(
@@ -285,7 +285,7 @@ def test_tensors_are_those_of_the_formula(run, method: str) -> None:
             return found()
 
     net = nn.Sequential(nn.Linear(5, 97), nn.Tanh(), Wide(), Wide(), nn.Linear(97, 3))
-    m = Sizes.of(net.named_parameters(), 2, 2, 2000.0, units=[params for _, params in units(net, None)])
+    m = ModelLayout.of(net.named_parameters(), 2, 2, 2000.0, units=[params for _, params in units(net, None)])
     assert one_block(m) == 4 * (2 * 49 * (97 + 1) + 2 * 49 * (5 + 1) + 2 * 2 * (97 + 1))
     expected = kept(StepPlan.of(HOLDING[method](), by_torch=True), m, 2) - one_block(m)
     found = run(4, living)

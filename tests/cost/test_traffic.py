@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import Topology, form
-from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.cost.collectives import sent
-from hpcsgd.cost.traffic import of_meeting, of_step
+from hpcsgd.cost.traffic import ops_of_sync, of_step
 from hpcsgd.engine.in_parts import is_tensorwise, seen_whole
 from hpcsgd.engine.plan import StepPlan, Update
 from hpcsgd.errors import UserError
 from hpcsgd.methods import METHODS, Method, bsp, des_loc, hierarchical, selsync, sgp, streaming, switch
-from hpcsgd.parts.exchanges import Plain, Quantized, ReduceScatter, Sparse, WithAllgather, own
+from hpcsgd.parts.grad_reduces import Plain, Quantized, ReduceScatter, Sparse, WithAllgather, per_worker
 from hpcsgd.parts.quantizers import int8
 from hpcsgd.parts.sparsifiers import CLTk, Deft, HardThreshold, TopK
-from hpcsgd.train.subject import state_of
+from hpcsgd.train.training_profile import state_of
 from methods.table import EXCEPTIONS, REFERENCES
 from methods.test_unused_parts import Branches
 from references import model, one_step
@@ -90,7 +90,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"16 bit": Narrow, "unused paramete
 
 
 def counted(
-    world: Transport,
+    world: Communicator,
     P: int,
     new: Callable[[], Method],
     make: Make = at_rest,
@@ -104,13 +104,13 @@ def counted(
     )
     one_step(net, optimizer, topology, 0)  # what is sent once
     optimizer.state_dict()  # has been sent
-    before, met = world.ledger.totals(), 0.0
+    before, met = world.stats.totals(), 0.0
     world.barrier()  # or somebody's question is answered before this rank has begun to count
     for t in range(1, STEPS + 1):
         one_step(net, optimizer, topology, t)
         met += optimizer.metrics.get("met", 0.0)
     optimizer.method.state_dict()  # waits for what is under way
-    grown = world.ledger.since(before)
+    grown = world.stats.since(before)
     by_phase = {name: total.bytes / STEPS for name, total in grown.items() if name != "other"}
     return {name: nbytes for name, nbytes in by_phase.items() if nbytes} | {"met": met / STEPS}
 
@@ -126,15 +126,15 @@ def foretold(
     net = model()
     inner = make(list(net.parameters()))
     whole = seen_whole(inner) if K > 1 and is_tensorwise(inner) else frozenset[nn.Parameter]()
-    m = Sizes.of(net.named_parameters(), P, K, BUCKET_BYTES, *state_of(inner), whole=whole)
+    m = ModelLayout.of(net.named_parameters(), P, K, BUCKET_BYTES, *state_of(inner), whole=whole)
     return by_phase(StepPlan.of(method), m, meets)
 
 
-def by_phase(plan: StepPlan, m: Sizes, meets: float | None = None) -> dict[str, float]:
+def by_phase(plan: StepPlan, m: ModelLayout, meets: float | None = None) -> dict[str, float]:
     total = defaultdict[str, float](float)
     for x in of_step(plan, m, meets=meets):
         if x.over != "peers":
-            total[x.phase] += x.times * x.senders * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
+            total[x.phase] += x.times * x.sender_fraction * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
     return {name: nbytes for name, nbytes in total.items() if nbytes}
 
 
@@ -175,7 +175,7 @@ def test_bytes_with_awkward_models(run, label: str, kind: str, P: int, K: int) -
     [
         lambda: Sparse(Deft(0.2, exact=True), indices=Plain()),
         lambda: Sparse(CLTk(0.2), indices=Plain()),
-        lambda: Sparse(TopK(0.2), combine=own, indices=Plain()),
+        lambda: Sparse(TopK(0.2), combine=per_worker, indices=Plain()),
     ],
     ids=["DEFT", "CLT-k", "own Top-k"],
 )
@@ -183,7 +183,7 @@ def test_bytes_of_sparse_exchanges(run, exchange: Callable[[], Sparse], P: int, 
     found = on_the_mean(run(P * K, counted, P, lambda: bsp(exchange())))
     del found["met"]
     expected = foretold(P, K, bsp(exchange()), 0.0)
-    k = round(0.2 * Sizes.of(model().named_parameters(), P, K, BUCKET_BYTES).M)
+    k = round(0.2 * ModelLayout.of(model().named_parameters(), P, K, BUCKET_BYTES).M)
     assert found.keys() == expected.keys()
     for phase, nbytes in expected.items():
         assert found[phase] == pytest.approx(nbytes, rel=0.5 / k)  # k is a whole number
@@ -193,7 +193,7 @@ def test_bytes_per_index_of_gaps() -> None:
     torch.manual_seed(0)
     for density in (0.3, 0.01, 0.001):
         indices = torch.nonzero(torch.rand(400_000) < density).view(-1)
-        from hpcsgd.parts.exchanges import Gaps
+        from hpcsgd.parts.grad_reduces import Gaps
 
         found = Gaps().encode(indices, 400_000).numel() / indices.numel()
         assert Gaps().bytes_per_index(density) == pytest.approx(found, rel=0.03)
@@ -240,14 +240,14 @@ def test_optimizers_cost_what_they_look_at(
 ) -> None:
     """Those of unknown kinds an allgather, those that look at each tensor alone the padding."""
 
-    def bytes_of(world: Transport) -> dict[str, float]:
+    def bytes_of(world: Communicator) -> dict[str, float]:
         return counted(world, P, new, lambda params: kind(params, lr=0.0))
 
     found = on_the_mean(run(P * K, bytes_of))
     del found["met"]
     net, divided = model(), kind is not Unknown
     whole = set(net.parameters()) if divided else set[nn.Parameter]()
-    m = Sizes.of(net.named_parameters(), P, K, BUCKET_BYTES, whole=whole)
+    m = ModelLayout.of(net.named_parameters(), P, K, BUCKET_BYTES, whole=whole)
     total = defaultdict[str, float](float)
     for x in of_step(StepPlan.of(new(), Update() if divided else Update("model", by_itself=False)), m):
         total[x.phase] += x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
@@ -274,22 +274,22 @@ def test_bytes_of_a_switch_are_those_of_the_stage(run, pair: str, turn: int, P: 
     new = lambda: switch(*(method() for method in PAIRS[pair]), at=at)  # noqa: E731
     found = on_the_mean(run(P * K, counted, P, new))
     del found["met"]
-    m = Sizes.of(model().named_parameters(), P, K, BUCKET_BYTES)
-    assert found == pytest.approx(by_phase(StepPlan.of(new()).stages[turn][1], m), rel=1e-12)
+    m = ModelLayout.of(model().named_parameters(), P, K, BUCKET_BYTES)
+    assert found == pytest.approx(by_phase(StepPlan.of(new()).sequence[turn][1], m), rel=1e-12)
 
 
 def test_a_step_of_a_stage_sends_what_a_step_of_the_method_sends() -> None:
-    m = Sizes.of(model().named_parameters(), 4, 2, BUCKET_BYTES)
+    m = ModelLayout.of(model().named_parameters(), 4, 2, BUCKET_BYTES)
     alone = [of_step(StepPlan.of(method), m) for method in (bsp(), hierarchical(3))]
     plan = StepPlan.of(switch(bsp(), hierarchical(3), at=5))
-    assert [of_step(stage, m) for _, stage in plan.stages] == alone
-    for asked in (of_step, of_meeting):  # of neither, or it would be of none
+    assert [of_step(stage, m) for _, stage in plan.sequence] == alone
+    for asked in (of_step, ops_of_sync):  # of neither, or it would be of none
         with pytest.raises(AssertionError, match="stage"):
             asked(plan, m)
 
 
 def test_what_cannot_be_foretold_is_said() -> None:
-    m = Sizes.of(model().named_parameters(), 2, 2, BUCKET_BYTES)
+    m = ModelLayout.of(model().named_parameters(), 2, 2, BUCKET_BYTES)
     with pytest.raises(UserError, match="how often the groups meet depends on the gradients"):
         of_step(StepPlan.of(selsync(0.3)), m)
     with pytest.raises(UserError, match="HardThreshold: how many elements it selects depends on"):
@@ -298,32 +298,32 @@ def test_what_cannot_be_foretold_is_said() -> None:
 
 def test_who_exchanges_whole_vectors_and_averages_chunks_gathers_once_more() -> None:
     """As the engine's meetings do: of chunks where each position has all of w, an allgather follows."""
-    m = Sizes.of(model().named_parameters(), 2, 2, BUCKET_BYTES)
+    m = ModelLayout.of(model().named_parameters(), 2, 2, BUCKET_BYTES)
     found = of_step(StepPlan.of(hierarchical(3, WithAllgather(ReduceScatter()))), m)
     after = [x for x in found if x.phase == "parameters"]
     assert after == [
-        Message("allgather", "group", b.nbytes, "parameters", 1 / 3, stage="meeting") for b in m.buckets
+        CommOp("allgather", "group", b.nbytes, "parameters", 1 / 3, stage="meeting") for b in m.buckets
     ]
 
 
 @pytest.mark.ranks(3)
 def test_sizes_are_those_of_the_engine(run) -> None:
-    def laid_out(world: Transport) -> list[tuple[int, int]]:
+    def laid_out(world: Communicator) -> list[tuple[int, int]]:
         topology, net = form(world, groups=1), model()
         made = hpcsgd.DistributedOptimizer(
             at_rest(list(net.parameters())), net, topology, bsp(), bucket_cap_mb=BUCKET_BYTES / 1e6
         )
         return [(b.slots[-1].stop, b.size) for b in made.buckets]
 
-    m = Sizes.of(model().named_parameters(), 1, 3, BUCKET_BYTES)
+    m = ModelLayout.of(model().named_parameters(), 1, 3, BUCKET_BYTES)
     assert run(3, laid_out)[0] == [(b.used, b.padded) for b in m.buckets]
     assert sum(m.layers) == m.M == sum(p.numel() for p in model().parameters())
-    assert math.isclose(m.parcel(2) - 8, (m.parcel() - 8) / 2, rel_tol=0.1)
+    assert math.isclose(m.message_buffer(2) - 8, (m.message_buffer() - 8) / 2, rel_tol=0.1)
 
 
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2), (2, 1)])
 def test_buffers_that_groups_share_are_counted(run, P: int, K: int) -> None:
-    def counted(world: Transport) -> float:
+    def counted(world: Communicator) -> float:
         net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
         optimizer = hpcsgd.DistributedOptimizer(
             optim.SGD(net.parameters(), 0.1), net, form(world, P), bsp(), broadcast_buffers=True
@@ -333,13 +333,13 @@ def test_buffers_that_groups_share_are_counted(run, P: int, K: int) -> None:
         optimizer.step()
         return _counted(world) - before
 
-    def _counted(world: Transport) -> float:
-        totals = world.ledger.totals()
+    def _counted(world: Communicator) -> float:
+        totals = world.stats.totals()
         return totals["buffers"].bytes if "buffers" in totals else 0.0
 
     found = run(P * K, counted)
     buffers = sum(x.nbytes for x in nn.BatchNorm1d(4).buffers())
-    m = Sizes.of(list(nn.Linear(3, 4).named_parameters()), P, K, BUCKET_BYTES)
+    m = ModelLayout.of(list(nn.Linear(3, 4).named_parameters()), P, K, BUCKET_BYTES)
     foretold = [x for x in of_step(StepPlan.of(bsp()), m, broadcast=buffers) if x.phase == "buffers"]
     assert sum(found) / len(found) == pytest.approx(sum(sent(x.operation, x.nbytes, K) for x in foretold))
     assert not [x for x in of_step(StepPlan.of(bsp()), m) if x.phase == "buffers"]

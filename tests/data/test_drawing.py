@@ -21,7 +21,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.data import AsRank, Loader, Sampler, SelDP
 from hpcsgd.errors import JobError, UserError
@@ -197,14 +197,14 @@ def test_an_evaluation_counts_every_sample_once(total: int, ranks: int, shuffle:
         assert len(sampler) == 0 or len(hand) < max(map(len, hands))
 
 
-def lengths(world: Transport, loader: Any) -> int:
+def lengths(world: Communicator, loader: Any) -> int:
     return sum(1 for _ in hpcsgd.equal_batches(loader, form(world, 2)))
 
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("sized", [True, False])
 def test_all_ranks_have_as_many_batches_as_the_one_with_the_fewest(run, sized: bool) -> None:
-    def body(world: Transport) -> int:
+    def body(world: Communicator) -> int:
         batches = [torch.ones(2)] * [5, 3, 7, 4][world.rank]
         return lengths(world, batches if sized else (x for x in batches))
 
@@ -213,20 +213,20 @@ def test_all_ranks_have_as_many_batches_as_the_one_with_the_fewest(run, sized: b
 
 @pytest.mark.ranks(2)
 def test_ranks_ask_each_other_once_a_batch(run) -> None:
-    def asked(world: Transport, batches: int) -> int:
+    def asked(world: Communicator, batches: int) -> int:
         topology = form(world, 2)
-        before = sum(total.calls for total in topology.world.ledger.totals().values())
+        before = sum(total.calls for total in topology.world.stats.totals().values())
         assert sum(1 for _ in hpcsgd.equal_batches(iter(range(batches)), topology)) == batches
-        return sum(total.calls for total in topology.world.ledger.totals().values()) - before
+        return sum(total.calls for total in topology.world.stats.totals().values()) - before
 
-    def body(world: Transport) -> int:
+    def body(world: Communicator) -> int:
         return asked(world, 5) - asked(world, 2)
 
     assert list(run(2, body)) == [3, 3]
 
 
 def test_a_loader_that_fails_on_one_rank_ends_all() -> None:
-    def failing(world: Transport) -> Iterator[int]:
+    def failing(world: Communicator) -> Iterator[int]:
         yield 1
         if world.rank == 1:
             raise ZeroDivisionError("no more")

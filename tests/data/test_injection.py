@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.data import (
     AsRank,
@@ -169,12 +169,12 @@ def test_what_arrives(
     """Own samples, then those of each sharer: the last s that its rank of this position loaded."""
     injection = Injection(alpha, beta)
 
-    def one(world: Transport) -> Any:
+    def one(world: Communicator) -> Any:
         topology = form(world, groups=n // K)
         loader, batches, _ = loaded(topology, injection, b, n=160)
-        before = world.ledger.totals()
+        before = world.stats.totals()
         complete = [rows(batch) for batch in loader]
-        grown = world.ledger.since(before)
+        grown = world.stats.since(before)
         assert len(loader) == len(complete) == len(batches) > 0
         told = [batches.sharers(step) for step in range(len(batches))]
         sent = grown["injection"].bytes if "injection" in grown else 0
@@ -204,7 +204,7 @@ def test_what_arrives(
 def test_resumed_in_mid_epoch(run: Callable[..., list[Any]], n: int, partition: Partition | None) -> None:
     """By the sampler's state; and a loop that tells nobody where it is begins at the beginning."""
 
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         topology = form(world, groups=n)
         loader, batches, sampler = loaded(topology, Injection(0.5, 0.5), 8, partition=partition)
         sampler.set_epoch(3)
@@ -226,7 +226,7 @@ def test_resumed_in_mid_epoch(run: Callable[..., list[Any]], n: int, partition: 
 def test_resumed_with_another_K(run: Callable[..., list[Any]], n: int) -> None:
     """Groups go on behind what they have passed, and agree on the steps that are left."""
 
-    def one(world: Transport) -> tuple[int, list[int], int]:
+    def one(world: Communicator) -> tuple[int, list[int], int]:
         before = form(world, groups=2)
         _, batches, sampler = loaded(before, Injection(0.5, 0.5), 8, partition=SelDP())
         for _ in range(3):
@@ -245,13 +245,13 @@ def test_resumed_with_another_K(run: Callable[..., list[Any]], n: int) -> None:
 
 @pytest.mark.ranks(1)
 def test_one_group_has_nobody_to_share_with(run: Callable[..., list[Any]]) -> None:
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         topology = form(world, groups=1)
         loader, _, sampler = loaded(topology, Injection(0.5, 0.5), 8, n=64)
-        before = world.ledger.totals()
+        before = world.stats.totals()
         got = [rows(batch) for batch in loader]
         assert got == list(Batches(sampler, 8))
-        assert world.ledger.since(before) == {}
+        assert world.stats.since(before) == {}
 
     run(1, one)
 
@@ -270,7 +270,7 @@ def test_what_cannot_be() -> None:
 
 @pytest.mark.ranks(1)
 def test_loaders_that_do_not_fit(run: Callable[..., list[Any]]) -> None:
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         topology = form(world)
         with pytest.raises(UserError, match=r"batch_sampler=InjectedBatches.*given one with BatchSampler"):
             Injected(DataLoader(Numbered(8), 4), topology)

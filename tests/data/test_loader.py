@@ -48,7 +48,7 @@ def digests(ranks: list[Loader], steps: int | None = None) -> list[str]:
 @pytest.fixture(params=["fits into a pool", "in runs"])
 def data(path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Windows:
     if request.param == "in runs":
-        monkeypatch.setattr("hpcsgd.data.shards.RUN", 40)
+        monkeypatch.setattr("hpcsgd.data.token_segments.RUN", 40)
         monkeypatch.setattr("hpcsgd.data.rng.POOL", 5)
     return Windows(path, "train", bptt=10)
 

@@ -281,7 +281,7 @@ def test_cards_of_others_come_after_the_own_ones() -> None:
     """From the next group on, around, until the share is full."""
     samples = Samples(n=11, P=3, seed=0, shuffle=False)
     partition = Overlapping(0.8)
-    assert [partition.hand(samples, g, epoch=0).tolist() for g in range(3)] == [
+    assert [partition.assign(samples, g, epoch=0).tolist() for g in range(3)] == [
         [0, 3, 6, 9, 1, 4, 7, 10],
         [1, 4, 7, 10, 2, 5, 8, 0],
         [2, 5, 8, 0, 3, 6, 9, 1],

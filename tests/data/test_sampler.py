@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, SubsetRandomSampler
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.data import AsRank, DefDP, Overlapping, Sampler, SelDP
 from hpcsgd.data.partition import Partition
@@ -196,7 +196,7 @@ def test_what_is_no_partition_is_told_in_one_line(given: Any) -> None:
         samplers(8, 2, partition=given)
 
 
-def trained(world: Transport, sampler: Callable[[Topology], Sampler], used: bool = True) -> None:
+def trained(world: Communicator, sampler: Callable[[Topology], Sampler], used: bool = True) -> None:
     topology = form(world, 2)
     model = torch.nn.Linear(1, 1)
     optimizer = hpcsgd.DistributedOptimizer(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.data import Windows
 from hpcsgd.data.corpus import Corpus
-from hpcsgd.data.shards import Shards, dtype_of
+from hpcsgd.data.token_segments import TokenSegments, dtype_of
 from hpcsgd.errors import UserError
 from hpcsgd.files.hdf5 import new_file
 
@@ -24,8 +24,8 @@ SHARD, BLOCK, COUNT = 96, 16, 500
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcsgd.data.shards.SHARD", SHARD)
-    monkeypatch.setattr("hpcsgd.data.shards.BLOCK", BLOCK)
+    monkeypatch.setattr("hpcsgd.data.token_segments.SHARD", SHARD)
+    monkeypatch.setattr("hpcsgd.data.token_segments.BLOCK", BLOCK)
 
 
 def write(path: Path, types: int, count: int = COUNT) -> NDArray[np.int32]:
@@ -53,7 +53,7 @@ def test_the_narrowest_that_holds_all(types: int, bits: int) -> None:
 def test_windows_wherever_they_begin(path: Path, types: int, count: int) -> None:
     """Within a shard, over the end of one, of several."""
     tokens = write(path, types, count)
-    shards = Shards(path, "train", count, types)
+    shards = TokenSegments(path, "train", count, types)
     for length in {1, 7, BLOCK, SHARD, SHARD + 1, 2 * SHARD + 3, count} & set(range(1, count + 1)):
         starts = np.random.default_rng(1).permutation(count - length + 1)
         expected = [tokens[start : start + length] for start in starts]
@@ -65,17 +65,17 @@ def test_shards_share_a_descriptor(path: Path) -> None:
     """Of which a process has a thousand or so, and a text as many shards."""
     write(path, 300)
     before = len(os.listdir("/proc/self/fd"))
-    shards = Shards(path, "train", COUNT, 300)
+    shards = TokenSegments(path, "train", COUNT, 300)
     shards.windows(np.arange(0, COUNT - 1, 10), 1)
     assert len(os.listdir("/proc/self/fd")) <= before + 1
 
 
 def test_the_kernel_is_told_of_runs_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until so many others came that they may be gone."""
-    monkeypatch.setattr("hpcsgd.data.shards.RUN", 32)
-    monkeypatch.setattr("hpcsgd.data.shards.REMEMBERED", 3)
+    monkeypatch.setattr("hpcsgd.data.token_segments.RUN", 32)
+    monkeypatch.setattr("hpcsgd.data.token_segments.REMEMBERED", 3)
     write(path, 300)
-    shards, told = Shards(path, "train", COUNT, 300), list[int]()
+    shards, told = TokenSegments(path, "train", COUNT, 300), list[int]()
     tell = shards._begin_to_read
     monkeypatch.setattr(shards, "_begin_to_read", lambda start: (told.append(start // 32), tell(start)))
     for starts in ([0, 40, 33], [63, 499], [0, 64], [490], [0, 96], [64]):
@@ -92,7 +92,7 @@ def test_a_damaged_block_is_named_when_it_is_read(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[place + 2 * (BLOCK + 3)] ^= 1
     path.write_bytes(content)
-    shards = Shards(path, "train", COUNT, 300)
+    shards = TokenSegments(path, "train", COUNT, 300)
     shards.windows(np.array([2 * SHARD]), BLOCK)
     shards.windows(np.array([0, 2 * SHARD + 2 * BLOCK]), BLOCK)
     for _ in range(2):  # nor is it taken for good the next time
@@ -116,7 +116,7 @@ def test_a_damaged_block_in_the_middle_of_a_window_is_found(path: Path) -> None:
     path.write_bytes(content)
     for before, length in ((1, BLOCK + 2), (BLOCK, 3 * BLOCK)):
         with pytest.raises(UserError, match="block 1 of shard 2"):
-            Shards(path, "train", COUNT, 300).windows(np.array([2 * SHARD + BLOCK - before]), length)
+            TokenSegments(path, "train", COUNT, 300).windows(np.array([2 * SHARD + BLOCK - before]), length)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

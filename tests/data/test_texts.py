@@ -126,8 +126,8 @@ def test_pieces_and_shards_leave_no_trace(
 ) -> None:
     """Nor is a character ever cut."""
     monkeypatch.setattr("hpcsgd.data.texts.PIECE", piece)
-    monkeypatch.setattr("hpcsgd.data.shards.SHARD", 8 * shard)
-    monkeypatch.setattr("hpcsgd.data.shards.BLOCK", 4)
+    monkeypatch.setattr("hpcsgd.data.token_segments.SHARD", 8 * shard)
+    monkeypatch.setattr("hpcsgd.data.token_segments.BLOCK", 4)
     monkeypatch.setattr(Bytes, "encode", whole_characters)
     whole = []
     for i, document in enumerate(documents):
@@ -148,7 +148,7 @@ def test_neither_text_nor_tokens_have_to_fit_into_memory(
 ) -> None:
     monkeypatch.setattr("hpcsgd.data.texts.PIECE", 1 << 14)
     monkeypatch.setattr("hpcsgd.data.formats.streams.BLOCK", 1 << 14)
-    monkeypatch.setattr("hpcsgd.data.shards.SHARD", 1 << 16)
+    monkeypatch.setattr("hpcsgd.data.token_segments.SHARD", 1 << 16)
     lines = [f"line {i}, as long as those of a text are, more or less." for i in range(20)]
     (tmp_path / "a.txt").write_text("".join(f"{line}\n" * (1 << 11) for line in lines))
     size = (tmp_path / "a.txt").stat().st_size

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 import programs
-from hpcsgd.elastic.allotment import Allotment
+from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.elastic.client import Client
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.event_log import Event, EventLog, read
 from hpcsgd.elastic.journal import Term, claim
 from hpcsgd.elastic.register import Phase, Register
-from hpcsgd.elastic.whereabouts import Whereabouts
+from hpcsgd.elastic.coordinator_address import CoordinatorAddress
 
 SILENCE = 600.0
 """Seconds; longer than any machine keeps a thread waiting, so that nobody is lost who is not meant to be."""
@@ -43,11 +43,11 @@ class Desk:
     @contextmanager
     def coordinator(
         self,
-        islands: int,
+        replica_groups: int,
         *,
         timeout: float = 600,
         silence: float = SILENCE,
-        allotment: Allotment | None = None,
+        allotment: ResourceBudget | None = None,
         term: int | None = None,
     ) -> Iterator[Coordinator]:
         """In a thread of its own; ends when the clients have left. With a `term`, which becomes its own, that
@@ -56,14 +56,14 @@ class Desk:
         if term is not None:
             assert claim(self.folder, term)
         served = Coordinator(
-            islands, TOKEN, silence=silence, timeout=timeout, events=events, allotment=allotment,
+            replica_groups, TOKEN, silence=silence, timeout=timeout, events=events, allotment=allotment,
             journal=None if term is None else Term(self.folder, term), together=term is None,
         )  # fmt: skip
         thread = threading.Thread(target=lambda: asyncio.run(served.serve("127.0.0.1")))
         thread.start()
         wait_for(lambda: served.address)
         if term is not None:
-            Whereabouts(served.address, TOKEN).publish(self.folder, term)
+            CoordinatorAddress(served.address, TOKEN).publish(self.folder, term)
         try:
             yield served
         finally:
@@ -74,10 +74,10 @@ class Desk:
             events.close()
 
     @contextmanager
-    def killable(self, islands: int, port: int = 0, silence: float = SILENCE) -> Iterator[str]:
+    def killable(self, replica_groups: int, port: int = 0, silence: float = SILENCE) -> Iterator[str]:
         """The address of one that is a process of its own, killed at the end of the block."""
         told = {
-            "islands": islands, "token": TOKEN, "silence": silence, "timeout": 60,
+            "replica_groups": replica_groups, "token": TOKEN, "silence": silence, "timeout": 60,
             "folder": str(self.folder), "host": "127.0.0.1", "port": port,
         }  # fmt: skip
         words = [sys.executable, "-m", "hpcsgd.elastic"]
@@ -104,13 +104,13 @@ class Desk:
     def client(
         self,
         at: str,
-        island: int,
+        replica_group: int,
         rank: int = 0,
         ranks: int = 1,
         life: str = "first.1",
         on_change: Callable[[Register | None], None] = lambda _: None,
     ) -> Client:
-        hello = {"island": island, "rank": rank, "ranks": ranks, "life": life}
+        hello = {"replica_group": replica_group, "rank": rank, "ranks": ranks, "life": life}
         client = Client(at, TOKEN, hello, silence=SILENCE, patience=30, on_change=on_change)
         self.clients.append(client)
         return client

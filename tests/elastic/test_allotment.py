@@ -9,7 +9,7 @@ import pytest
 
 from hpcsgd.cluster.launch.run import allotment_of
 from hpcsgd.config.schema import RebalanceSection
-from hpcsgd.elastic.allotment import Allotment
+from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.elastic.register import Member, Phase, Point, Register
 
 
@@ -18,8 +18,8 @@ def register(*ranks: int, units: tuple[tuple[int, int], ...] = (), epoch: int = 
     return Register(1, 3, phase=Phase.RUN, members=members, units=units, place=Point(10, epoch, 0))
 
 
-def allotment(unit: str, total: int = 1, cost: float = 0.0) -> Allotment:
-    return Allotment(unit, total, margin=0.1, cost=cost, epochs=11)
+def allotment(unit: str, total: int = 1, cost: float = 0.0) -> ResourceBudget:
+    return ResourceBudget(unit, total, min_gain=0.1, cost=cost, epochs=11)
 
 
 def test_all_have_the_same_at_the_start() -> None:
@@ -59,6 +59,6 @@ def test_a_move_of_ranks_has_to_pay() -> None:
 )
 def test_what_a_move_costs(section: RebalanceSection, total: int, cost: float) -> None:
     config: Any = SimpleNamespace(rebalance=section, training=SimpleNamespace(epochs=3))
-    assert allotment_of(config) == Allotment(section.resource, total, 0.1, cost, 3)
+    assert allotment_of(config) == ResourceBudget(section.resource, total, 0.1, cost, 3)
     config.rebalance = RebalanceSection()
     assert allotment_of(config) is None

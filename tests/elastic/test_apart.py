@@ -10,41 +10,41 @@ from hpcsgd.elastic.client import Client
 from hpcsgd.elastic.handshake import CHALLENGE, PROOF
 from hpcsgd.elastic.journal import claim, newest
 from hpcsgd.elastic.membership import Membership
-from hpcsgd.elastic.register import Ballot, Phase, Point
-from hpcsgd.elastic.whereabouts import Whereabouts
+from hpcsgd.elastic.register import Vote, Phase, Point
+from hpcsgd.elastic.coordinator_address import CoordinatorAddress
 
-STOPS = Ballot(leaving=True)
+STOPS = Vote(leaving=True)
 
 
 def membership(*which: int) -> Membership:
     """Of these islands, each of one rank."""
     found = Membership(frozenset(), together=False)
-    for island in which:
-        found.come(island, 0, 1, f"{island}", found.register.rounds)
+    for replica_group in which:
+        found.come(replica_group, 0, 1, f"{island}", found.register.rounds)
     return found
 
 
-def vote(members: Membership, **ballots: Ballot) -> None:
+def vote(members: Membership, **ballots: Vote) -> None:
     now = members.register
-    for island in now.islands:
-        ballot = ballots.get(f"i{island}", Ballot())
-        members.vote(island, 0, now.generation, now.rounds, ballot)
+    for replica_group in now.replica_groups:
+        ballot = ballots.get(f"i{island}", Vote())
+        members.vote(replica_group, 0, now.generation, now.rounds, ballot)
 
 
 def come(members: Membership, *which: int) -> None:
-    for island in which:
-        members.come(island, 0, 1, f"{island}", members.register.rounds)
+    for replica_group in which:
+        members.come(replica_group, 0, 1, f"{island}", members.register.rounds)
 
 
 def test_the_first_waits_for_nobody_and_the_next_come_in_at_rounds() -> None:
     members = membership(4)
-    assert (members.register.phase, members.register.islands) == (Phase.RUN, (4,))
+    assert (members.register.phase, members.register.replica_groups) == (Phase.RUN, (4,))
     come(members, 1)
-    assert members.register.islands == (4,)
+    assert members.register.replica_groups == (4,)
     vote(members)
     assert members.register.phase is Phase.OPEN
     come(members, 4)
-    assert members.register.islands == (1, 4)
+    assert members.register.replica_groups == (1, 4)
 
 
 def test_who_has_to_stop_goes_alone() -> None:
@@ -55,11 +55,11 @@ def test_who_has_to_stop_goes_alone() -> None:
     vote(members, i1=STOPS)
     now = members.register
     assert (now.phase, now.going, now.leaving) == (Phase.RUN, (1,), False)
-    assert [now.stops(island) for island in (0, 1)] == [False, True]
+    assert [now.stops(replica_group) for replica_group in (0, 1)] == [False, True]
     members.lose(1)
     come(members, 0)
-    vote(members, i0=Ballot(Point(5)))
-    assert (members.register.islands, members.register.going, members.register.place.t) == ((0,), (), 5)
+    vote(members, i0=Vote(Point(5)))
+    assert (members.register.replica_groups, members.register.going, members.register.place.t) == ((0,), (), 5)
 
 
 def test_who_has_to_stop_gets_no_samples() -> None:
@@ -68,11 +68,11 @@ def test_who_has_to_stop_gets_no_samples() -> None:
     vote(members)
     come(members, 0)
     following = Point(4, epoch=1)
-    vote(members, i0=Ballot(following), i1=Ballot(following, leaving=True))
-    assert (members.register.dealt, members.register.sharing) == (following, (0,))
+    vote(members, i0=Vote(following), i1=Vote(following, leaving=True))
+    assert (members.register.assigned_at, members.register.sharing) == (following, (0,))
     members.lose(1)
     come(members, 0)
-    vote(members, i0=Ballot(Point(8, epoch=2), leaving=True))
+    vote(members, i0=Vote(Point(8, epoch=2), leaving=True))
     assert members.register.sharing == (0,), "nobody else is there"
 
 
@@ -81,7 +81,7 @@ def at_once(*calls):
         return [future.result(60) for future in [pool.submit(call) for call in calls]]
 
 
-def voting(client: Client, ballot: Ballot = Ballot()):  # noqa: B008 - frozen
+def voting(client: Client, ballot: Vote = Vote()):  # noqa: B008 - frozen
     now = client.register
     return lambda: client.vote(now.generation, now.rounds, ballot)
 
@@ -105,7 +105,7 @@ def test_a_port_that_somebody_else_has_now_is_that_of_one_that_has_left(desk: De
     folder = str(desk.folder.resolve())
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         assert claim(desk.folder, 1)
-        Whereabouts("{}:{}".format(*stranger.getsockname()), TOKEN).publish(desk.folder, 1)
+        CoordinatorAddress("{}:{}".format(*stranger.getsockname()), TOKEN).publish(desk.folder, 1)
         with ThreadPoolExecutor(1) as pool:
             client = pool.submit(desk.client, folder, 0)
             connection, _ = stranger.accept()
@@ -125,14 +125,14 @@ def test_who_left_is_no_loss_to_the_next_coordinator(desk: Desk) -> None:
             arrived = pool.submit(leaving.come, "nowhere:1", 0)
             while 1 not in at.membership.expected:
                 voting(staying)()
-            assert staying.come("nowhere:1", staying.register.rounds).islands == (0, 1)
+            assert staying.come("nowhere:1", staying.register.rounds).replica_groups == (0, 1)
             arrived.result(60)
         at_once(voting(staying), voting(leaving, STOPS))
         assert at.register.going == (1,)
         with desk.coordinator(2, term=2) as second:
             wait_for(lambda: second.register.phase is Phase.OPEN)
             assert second.membership.expected == {0}
-            assert staying.come("nowhere:1", 2).islands == (0,)
+            assert staying.come("nowhere:1", 2).replica_groups == (0,)
             desk.leave()
 
 

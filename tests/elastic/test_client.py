@@ -13,7 +13,7 @@ from hpcsgd.elastic.client import Client
 from hpcsgd.elastic.handshake import COORDINATOR, welcome
 from hpcsgd.elastic.register import Phase, Register
 
-HELLO = {"island": 0, "rank": 0, "ranks": 1, "life": "first"}
+HELLO = {"replica_group": 0, "rank": 0, "ranks": 1, "life": "first"}
 NOW = Register(1, 7, 7, Phase.RUN)
 
 

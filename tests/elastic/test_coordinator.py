@@ -16,9 +16,9 @@ from elastic.conftest import SILENCE, TOKEN, Desk, wait_for
 from hpcsgd.comm import PeerLost
 from hpcsgd.elastic.client import Client, Evicted
 from hpcsgd.elastic.handshake import CHALLENGE, PROOF, Unwelcome
-from hpcsgd.elastic.register import Ballot, Phase, Register
+from hpcsgd.elastic.register import Vote, Phase, Register
 
-NOTHING = Ballot()
+NOTHING = Vote()
 
 
 def at_once(*calls) -> list[Register]:
@@ -33,7 +33,7 @@ def come(*clients: Client, rounds: int = 0) -> Register:
     return registers[0]
 
 
-def vote(client: Client, now: Register, ballot: Ballot = NOTHING) -> Register:
+def vote(client: Client, now: Register, ballot: Vote = NOTHING) -> Register:
     return client.vote(now.generation, now.rounds, ballot, progress=0.0)
 
 
@@ -41,7 +41,7 @@ def assert_left_behind(client: Client, before: Register, why: str) -> None:
     """It is told why, or finds its connection broken and, on a new one, that the others have gone on."""
     try:
         after = vote(client, before)
-        assert after.phase is Phase.OPEN or client._hello["island"] not in after.islands
+        assert after.phase is Phase.OPEN or client._hello["replica_group"] not in after.replica_groups
     except Evicted as told:
         assert str(told) == why  # noqa: PT017 - it need not be raised
 
@@ -60,7 +60,7 @@ def test_rounds_go_by(desk: Desk) -> None:
             desk.client(at.address, 1),
         ]
         now = come(*clients)
-        assert now.islands == (0, 1)
+        assert now.replica_groups == (0, 1)
         for rounds in (1, 2, 3):
             (now,) = set(at_once(*(lambda client=client, now=now: vote(client, now) for client in clients)))
             assert (now.generation, now.rounds, now.phase) == (1, rounds, Phase.RUN)
@@ -71,7 +71,7 @@ def test_rounds_go_by(desk: Desk) -> None:
 def test_a_commit_tells_how_far_those_are_that_count(desk: Desk) -> None:
     """The first one of them, in each round anew."""
     with desk.coordinator(2) as at:
-        clients = [desk.client(at.address, island) for island in (0, 1)]
+        clients = [desk.client(at.address, replica_group) for replica_group in (0, 1)]
         now = come(*clients)
         for progress in ((2.25, 1.75), (0.0, 0.5)):
             votes = [
@@ -90,7 +90,7 @@ def test_a_broken_connection_is_noticed_at_once(desk: Desk) -> None:
         outcome = later(lambda: vote(staying, now))
         leaving.close()
         assert outcome.result(20).phase is Phase.OPEN
-        assert come(staying).islands == (0,)
+        assert come(staying).replica_groups == (0,)
 
 
 def test_the_silent_are_left_behind_and_told_when_they_wake(desk: Desk) -> None:
@@ -101,14 +101,14 @@ def test_the_silent_are_left_behind_and_told_when_they_wake(desk: Desk) -> None:
         frozen._sending.acquire()  # no beat gets out
 
         def after_long_silence() -> bool:
-            for client in [client for client in at._clients if client.island == 1]:
+            for client in [client for client in at._clients if client.replica_group == 1]:
                 client.heard -= SILENCE
             return outcome.done()
 
         wait_for(after_long_silence, 60)
         assert outcome.result().phase is Phase.OPEN
         alone = come(staying)
-        assert alone.islands == (0,)
+        assert alone.replica_groups == (0,)
         frozen._sending.release()
         assert_left_behind(frozen, now, f"nothing was heard of rank 0 for {SILENCE:g} s")
         back = desk.client(at.address, 1, life="first.2")
@@ -137,7 +137,7 @@ def test_who_is_waited_for_too_long_is_left_behind(desk: Desk) -> None:
         wait_for(lambda: at._arrived)
         at._since -= 601  # seconds
         assert later(lambda: vote(staying, now)).result(20).phase is Phase.OPEN
-    lost = [(event["island"], event["kind"]) for event in desk.events() if event["event"] == "lost"]
+    lost = [(event["replica_group"], event["kind"]) for event in desk.events() if event["event"] == "lost"]
     assert lost[0] == (1, "late")
 
 
@@ -175,9 +175,9 @@ def test_who_moves_is_waited_for_and_not_lost(desk: Desk, monkeypatch: pytest.Mo
         come(staying, *movers)
         expect = at.membership.expect
 
-        def busy(island: int) -> None:
+        def busy(replica_group: int) -> None:
             time.sleep(0.2)
-            expect(island)
+            expect(replica_group)
 
         monkeypatch.setattr(at.membership, "expect", busy)
         movers[0].move()
@@ -214,7 +214,7 @@ def test_members_that_a_new_coordinator_never_sees_are_lost(desk: Desk) -> None:
     clients[1].close()
     with desk.killable(2, port_of(at), silence=5):
         assert vote(clients[0], now).phase is Phase.OPEN
-        assert come(clients[0]).islands == (0,)
+        assert come(clients[0]).replica_groups == (0,)
 
 
 def port_of(address: str) -> int:
@@ -234,7 +234,7 @@ def test_without_a_coordinator_nobody_waits_for_ever(desk: Desk) -> None:
 
 def test_nobody_gets_in_without_the_token(desk: Desk) -> None:
     with desk.coordinator(1) as at:
-        hello = {"island": 0, "rank": 0, "ranks": 1, "life": "x"}
+        hello = {"replica_group": 0, "rank": 0, "ranks": 1, "life": "x"}
         with pytest.raises((Unwelcome, PeerLost)):
             Client(at.address, "guess", hello, silence=1, patience=0, on_change=lambda _: None)
         host, port = at.address.rsplit(":", 1)
@@ -258,7 +258,7 @@ def test_a_host_without_the_token_is_not_believed(desk: Desk) -> None:
 
         threading.Thread(target=pose, daemon=True).start()
         address = "{}:{}".format(*listener.getsockname())
-        hello = {"island": 0, "rank": 0, "ranks": 1, "life": "x"}
+        hello = {"replica_group": 0, "rank": 0, "ranks": 1, "life": "x"}
         with pytest.raises(Unwelcome, match="the host of a connection does not know this job's token"):
             Client(address, TOKEN, hello, silence=SILENCE, patience=0, on_change=lambda _: None)
 
@@ -291,18 +291,18 @@ def test_who_was_passed_over_asks_again(desk: Desk) -> None:
         here, slow = desk.client(at.address, 0), desk.client(at.address, 1, 0, 2)
         half = later(lambda: slow.come("nowhere:1", 0))
         alone = here.come("nowhere:1", 0)
-        assert alone.islands == (0,)
+        assert alone.replica_groups == (0,)
         rest = later(lambda: desk.client(at.address, 1, 1, 2).come("nowhere:1", 0))
         wait_for(lambda: 1 in at.membership.expected)
         assert vote(here, alone).phase is Phase.OPEN
         together = here.come("nowhere:1", 1)
-        assert together.islands == (0, 1)
+        assert together.replica_groups == (0, 1)
         assert half.result(10) == rest.result(10) == together
 
 
 def test_a_request_that_is_granted_already_does_not_end_the_generation(desk: Desk) -> None:
     with desk.coordinator(2) as at:
-        clients = [desk.client(at.address, island) for island in (0, 1)]
+        clients = [desk.client(at.address, replica_group) for replica_group in (0, 1)]
         now = come(*clients)
         clients[1]._say({"do": "come", "address": "nowhere:1", "rounds": 0, "generation": now.generation - 1})
         after = at_once(*(lambda client=client: vote(client, now) for client in clients))

@@ -23,14 +23,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def story(events: EventLog, clock: Clock) -> None:
     """Every event there is, a second after the other."""
     for tell in (
-        lambda: events.started(island=1, life="a", ranks=2),
+        lambda: events.started(replica_group=1, life="a", ranks=2),
         lambda: events.generation(generation=1, members=[1, 0], newcomers=[], rounds=0),
         lambda: events.units(unit="samples", units={1: 192, 0: 64}),
         lambda: events.commit(
             generation=1, rounds=1, members=(0, 1), counted=(0,), t=100, epoch=2, fraction=0.5
         ),
-        lambda: events.lost(island=1, why="its connection broke", kind=Loss.DIED),
-        lambda: events.ended(island=1, life="a", code=-9),
+        lambda: events.lost(replica_group=1, why="its connection broke", kind=Loss.DIED),
+        lambda: events.ended(replica_group=1, life="a", code=-9),
         events.stopped,
         events.finished,
     ):
@@ -46,7 +46,7 @@ def test_events_read_back_as_told_and_at_once(tmp_path: Path, clock: Clock) -> N
     assert list(told[2]["units"]) == [0, 1]
     assert [(event.pop("unix"), event.pop("at")) for event in told] == [(1000.0 + n, n) for n in range(8)]
     assert told == [
-        {"event": "started", "island": 1, "life": "a", "ranks": 2},
+        {"event": "started", "replica_group": 1, "life": "a", "ranks": 2},
         {"event": "generation", "generation": 1, "members": [0, 1], "newcomers": [], "rounds": 0},
         {"event": "units", "unit": "samples", "units": {0: 64, 1: 192}},
         {
@@ -59,8 +59,8 @@ def test_events_read_back_as_told_and_at_once(tmp_path: Path, clock: Clock) -> N
             "epoch": 2,
             "fraction": 0.5,
         },
-        {"event": "lost", "island": 1, "why": "its connection broke", "kind": "died"},
-        {"event": "ended", "island": 1, "life": "a", "code": -9},
+        {"event": "lost", "replica_group": 1, "why": "its connection broke", "kind": "died"},
+        {"event": "ended", "replica_group": 1, "life": "a", "code": -9},
         {"event": "stopped"},
         {"event": "finished"},
     ]
@@ -103,7 +103,7 @@ def test_a_writer_that_has_nothing_to_tell_leaves_an_empty_file(tmp_path: Path) 
 
 def test_how_an_island_was_lost_is_one_of_four(tmp_path: Path) -> None:
     with EventLog(tmp_path / "events.jsonl") as events, pytest.raises(ValueError, match="'asleep'"):
-        events.lost(island=0, why="", kind="asleep")  # type: ignore[arg-type]
+        events.lost(replica_group=0, why="", kind="asleep")  # type: ignore[arg-type]
     assert read(tmp_path / "events.jsonl") == []
 
 

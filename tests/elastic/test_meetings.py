@@ -12,41 +12,41 @@ import torch
 from torch import Tensor
 
 from elastic.conftest import SILENCE, TOKEN, Desk, wait_for
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.elastic.coordinator import Coordinator
-from hpcsgd.elastic.meetings import Meetings, Over
+from hpcsgd.elastic.elastic_average import ElasticAverage, Over
 
 SIZES = (37, 1, 8)
 """Of the vectors; some chunks are empty."""
 
 
-def start_values(island: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(island)
+def start_values(replica_group: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(replica_group)
     return [torch.randn(size, generator=generator) for size in SIZES]
 
 
-def islands(
+def replica_groups(
     at: Coordinator,
     ranks: Sequence[int],
-    body: Callable[[int, Transport, Meetings], Any],
+    body: Callable[[int, Communicator, ElasticAverage], Any],
     timeout: float = 60,
 ) -> list[list[Any]]:
-    """`body(island, group, meetings)` on every rank of every island; results by island and rank."""
+    """`body(replica_group, group, meetings)` on every rank of every island; results by island and rank."""
 
-    def of(island: int) -> list[Any]:
-        def rank(group: Transport) -> Any:
-            meetings = Meetings(
-                island, group, at.address, TOKEN, "127.0.0.1", silence=SILENCE, timeout=timeout
+    def of(replica_group: int) -> list[Any]:
+        def rank(group: Communicator) -> Any:
+            elastic_average = ElasticAverage(
+                replica_group, group, at.address, TOKEN, "127.0.0.1", silence=SILENCE, timeout=timeout
             )
             try:
-                return body(island, group, meetings)
+                return body(replica_group, group, elastic_average)
             finally:
-                meetings.close()
+                elastic_average.close()
 
-        return threads.run(ranks[island], rank)
+        return threads.run(ranks[replica_group], rank)
 
     with ThreadPoolExecutor(len(ranks)) as pool:
-        futures = [pool.submit(of, island) for island in range(len(ranks))]
+        futures = [pool.submit(of, replica_group) for replica_group in range(len(ranks))]
         for future in wait(futures, 60, FIRST_EXCEPTION).done:
             future.result()
         return [future.result() for future in futures]
@@ -55,13 +55,13 @@ def islands(
 def test_sixteen_bits_are_summed_in_more(desk: Desk) -> None:
     """Three islands of two ranks: the sum of what goes around would overflow, and round at each island."""
 
-    def body(island: int, group: Transport, meetings: Meetings) -> list[Tensor]:
-        w = [torch.full((7,), 30000.0 + 16 * island, dtype=torch.float16)]
-        meetings.mean(w)
+    def body(replica_group: int, group: Communicator, elastic_average: ElasticAverage) -> list[Tensor]:
+        w = [torch.full((7,), 30000.0 + 16 * replica_group, dtype=torch.float16)]
+        elastic_average.mean(w)
         return w
 
     with desk.coordinator(3) as at:
-        for lives in islands(at, (2, 1, 2), body):
+        for lives in replica_groups(at, (2, 1, 2), body):
             for (w,) in lives:
                 assert w.tolist() == [30016.0] * 7
 
@@ -77,17 +77,17 @@ def assert_close(w: list[Tensor], expected: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("ranks", [(1,), (1, 1), (2, 2), (2, 1, 3), (1, 1, 1, 1, 1)])
 def test_the_mean_of_all(desk: Desk, ranks: tuple[int, ...]) -> None:
-    def body(island: int, group: Transport, meetings: Meetings) -> list[Tensor]:
-        w = start_values(island)
+    def body(replica_group: int, group: Communicator, elastic_average: ElasticAverage) -> list[Tensor]:
+        w = start_values(replica_group)
         for _ in range(3):
-            meetings.mean(w)
+            elastic_average.mean(w)
             for x in w:
                 x.add_(1)
-        assert meetings.rounds == 3
+        assert elastic_average.rounds == 3
         return w
 
     with desk.coordinator(len(ranks)) as at:
-        found = islands(at, ranks, body)
+        found = replica_groups(at, ranks, body)
     for of_ranks in found:
         for w in of_ranks:
             assert_close(w, [x + 3 for x in mean_of(range(len(ranks)))])
@@ -97,18 +97,18 @@ def test_the_mean_of_all(desk: Desk, ranks: tuple[int, ...]) -> None:
 
 
 def test_one_that_dies_between_rounds(desk: Desk) -> None:
-    def body(island: int, group: Transport, meetings: Meetings) -> list[Tensor] | None:
-        w = start_values(island)
-        meetings.mean(w)
-        if island == 1:
+    def body(replica_group: int, group: Communicator, elastic_average: ElasticAverage) -> list[Tensor] | None:
+        w = start_values(replica_group)
+        elastic_average.mean(w)
+        if replica_group == 1:
             return None
-        w = start_values(island)
-        meetings.mean(w)
-        assert (meetings.rounds, meetings.members) == (2, (0, 2))
+        w = start_values(replica_group)
+        elastic_average.mean(w)
+        assert (elastic_average.rounds, elastic_average.members) == (2, (0, 2))
         return w
 
     with desk.coordinator(3) as at:
-        found = islands(at, (2, 2, 1), body)
+        found = replica_groups(at, (2, 2, 1), body)
     for w in (*found[0], *found[2]):
         assert_close(w, mean_of([0, 2]))
 
@@ -116,30 +116,30 @@ def test_one_that_dies_between_rounds(desk: Desk) -> None:
 def test_one_that_returns_takes_the_mean_and_adds_nothing(desk: Desk) -> None:
     died, seen = threading.Event(), threading.Event()
 
-    def body(island: int, group: Transport, meetings: Meetings) -> list[Tensor]:
-        w = start_values(island)
-        meetings.mean(w)
-        if island == 1:
-            meetings.close()
+    def body(replica_group: int, group: Communicator, elastic_average: ElasticAverage) -> list[Tensor]:
+        w = start_values(replica_group)
+        elastic_average.mean(w)
+        if replica_group == 1:
+            elastic_average.close()
             died.set()
             seen.wait(20)
-            again = Meetings(1, group, at.address, TOKEN, "127.0.0.1", silence=SILENCE)
+            again = ElasticAverage(1, group, at.address, TOKEN, "127.0.0.1", silence=SILENCE)
             w = [x * 1000 for x in w]
             again.mean(w)
             again.close()
             return w
         died.wait(20)
-        w = start_values(island)
-        while 1 not in meetings.members or not seen.is_set():
+        w = start_values(replica_group)
+        while 1 not in elastic_average.members or not seen.is_set():
             before = [x.clone() for x in w]
-            meetings.mean(w)
+            elastic_average.mean(w)
             seen.set()
-            wait_for(lambda: meetings.rounds > 2 or 1 in at.membership.expected)
+            wait_for(lambda: elastic_average.rounds > 2 or 1 in at.membership.expected)
         assert_close(w, before)
         return w
 
     with desk.coordinator(2) as at:
-        found = islands(at, (1, 1), body)
+        found = replica_groups(at, (1, 1), body)
     assert_close(found[1][0], found[0][0])
     assert_close(found[0][0], start_values(0))
 
@@ -147,20 +147,20 @@ def test_one_that_returns_takes_the_mean_and_adds_nothing(desk: Desk) -> None:
 def test_one_that_comes_after_the_end(desk: Desk) -> None:
     finished = threading.Event()
 
-    def body(island: int, group: Transport, meetings: Meetings) -> None:
-        w = start_values(island)
-        if island == 0:
-            meetings.mean(w)
-            meetings.finish()
+    def body(replica_group: int, group: Communicator, elastic_average: ElasticAverage) -> None:
+        w = start_values(replica_group)
+        if replica_group == 0:
+            elastic_average.mean(w)
+            elastic_average.finish()
             finished.set()
             return
-        meetings.close()
+        elastic_average.close()
         finished.wait(20)
-        late = Meetings(1, group, at.address, TOKEN, "127.0.0.1", silence=SILENCE)
+        late = ElasticAverage(1, group, at.address, TOKEN, "127.0.0.1", silence=SILENCE)
         with pytest.raises(Over):
             late.mean(w)
         late.close()
         assert_close(w, start_values(1))
 
     with desk.coordinator(2, timeout=1) as at:
-        islands(at, (1, 1), body)
+        replica_groups(at, (1, 1), body)

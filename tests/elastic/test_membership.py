@@ -9,31 +9,31 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hpcsgd.elastic.membership import Membership
-from hpcsgd.elastic.register import Ballot, Phase, Point, Register
+from hpcsgd.elastic.register import Vote, Phase, Point, Register
 
 RANKS = (2, 1, 3)
 """Of each island."""
-NOTHING = Ballot()
-CLIENTS = [(island, rank) for island, ranks in enumerate(RANKS) for rank in range(ranks)]
+NOTHING = Vote()
+CLIENTS = [(replica_group, rank) for replica_group, ranks in enumerate(RANKS) for rank in range(ranks)]
 clients = st.sampled_from(CLIENTS)
-islands = st.sampled_from(range(len(RANKS)))
+replica_groups = st.sampled_from(range(len(RANKS)))
 
 
-def come(membership: Membership, island: int, rounds: int = 0) -> None:
-    for rank in range(RANKS[island]):
-        membership.come(island, rank, RANKS[island], f"{island}.{rank}", rounds)
+def come(membership: Membership, replica_group: int, rounds: int = 0) -> None:
+    for rank in range(RANKS[replica_group]):
+        membership.come(replica_group, rank, RANKS[replica_group], f"{island}.{rank}", rounds)
 
 
-def vote(membership: Membership, island: int, ballot: Ballot = NOTHING) -> None:
+def vote(membership: Membership, replica_group: int, ballot: Vote = NOTHING) -> None:
     now = membership.register
-    for rank in range(RANKS[island]):
-        membership.vote(island, rank, now.generation, now.rounds, ballot)
+    for rank in range(RANKS[replica_group]):
+        membership.vote(replica_group, rank, now.generation, now.rounds, ballot)
 
 
 def running(*which: int) -> Membership:
     membership = Membership(frozenset(which))
-    for island in which:
-        come(membership, island)
+    for replica_group in which:
+        come(membership, replica_group)
     return membership
 
 
@@ -43,7 +43,7 @@ def test_the_register_closes_when_all_have_come() -> None:
     assert membership.register == Register()
     come(membership, 0)
     now = membership.register
-    assert (now.generation, now.rounds, now.phase, now.islands) == (1, 0, Phase.RUN, (0, 1))
+    assert (now.generation, now.rounds, now.phase, now.replica_groups) == (1, 0, Phase.RUN, (0, 1))
     assert now.members[0].addresses == ("0.0", "0.1")
 
 
@@ -66,8 +66,8 @@ def test_votes_of_the_past_do_not_count() -> None:
     come(membership, 0)
     come(membership, 1)
     assert membership.register.generation == 2
-    for island, rank in ((0, 0), (0, 1), (1, 0)):
-        membership.vote(island, rank, before.generation, before.rounds, NOTHING)
+    for replica_group, rank in ((0, 0), (0, 1), (1, 0)):
+        membership.vote(replica_group, rank, before.generation, before.rounds, NOTHING)
     assert membership.register.rounds == 0
     vote(membership, 1)
     assert membership.register.rounds == 0, "the votes of before the objection are void"
@@ -78,7 +78,7 @@ def test_one_survivor_goes_on() -> None:
     membership.lose(0)
     membership.lose(2)
     come(membership, 1)
-    assert membership.register.islands == (1,)
+    assert membership.register.replica_groups == (1,)
     vote(membership, 1)
     assert membership.register.rounds == 1
 
@@ -89,7 +89,7 @@ def test_whoever_returns_is_in_after_the_round() -> None:
     come(membership, 0)
     come(membership, 1)
     come(membership, 2)
-    assert membership.register.islands == (0, 1)
+    assert membership.register.replica_groups == (0, 1)
     vote(membership, 0)
     vote(membership, 1)
     now = membership.register
@@ -97,7 +97,7 @@ def test_whoever_returns_is_in_after_the_round() -> None:
     come(membership, 0, 1)
     come(membership, 1, 1)
     now = membership.register
-    assert (now.islands, now.rounds) == ((0, 1, 2), 1)
+    assert (now.replica_groups, now.rounds) == ((0, 1, 2), 1)
     assert [member.rounds for member in now.members] == [1, 1, 0]
 
 
@@ -106,11 +106,11 @@ def test_who_has_half_come_is_not_forgotten() -> None:
     membership = Membership(frozenset({1}))
     membership.come(0, 0, RANKS[0], "0.0", 0)
     come(membership, 1)
-    assert membership.register.islands == (1,)
+    assert membership.register.replica_groups == (1,)
     membership.come(0, 1, RANKS[0], "0.1", 0)
     vote(membership, 1)
     come(membership, 1, 1)
-    assert membership.register.islands == (0, 1)
+    assert membership.register.replica_groups == (0, 1)
 
 
 def test_the_frozen_are_not_waited_for() -> None:
@@ -119,14 +119,14 @@ def test_the_frozen_are_not_waited_for() -> None:
     come(membership, 0)
     assert membership.register.phase is Phase.OPEN
     membership.wait_no_longer()
-    assert membership.register.islands == (0,)
+    assert membership.register.replica_groups == (0,)
     membership.vote(1, 0, 1, 0, NOTHING)
     assert membership.register.rounds == 0
 
 
 def test_samples_are_dealt_to_those_that_make_the_round() -> None:
     membership = running(0, 1)
-    begins, later = Ballot(Point(0, 0, 0)), Ballot(Point(7, 0, 0))
+    begins, later = Vote(Point(0, 0, 0)), Vote(Point(7, 0, 0))
     vote(membership, 0, begins)
     vote(membership, 1, begins)
     assert membership.register.sharing == (0, 1)
@@ -136,16 +136,16 @@ def test_samples_are_dealt_to_those_that_make_the_round() -> None:
     come(membership, 0, 2)
     come(membership, 1, 2)
     now = membership.register
-    assert (now.islands, now.counting, now.sharing) == ((0, 1, 2), (0, 1), (0, 1))
-    vote(membership, 2, Ballot(Point(99, 5, 0)))
-    for island in (0, 1):
-        vote(membership, island, Ballot(Point(9, 0, 0)))
+    assert (now.replica_groups, now.counting, now.sharing) == ((0, 1, 2), (0, 1), (0, 1))
+    vote(membership, 2, Vote(Point(99, 5, 0)))
+    for replica_group in (0, 1):
+        vote(membership, replica_group, Vote(Point(9, 0, 0)))
     now = membership.register
-    assert (now.place.t, now.counting, now.dealt.t) == (9, (0, 1), 0), "who looks on never counts"
-    for island in (0, 1, 2):
-        vote(membership, island, Ballot(Point(14, 1, 0), leaving=island == 2))
+    assert (now.place.t, now.counting, now.assigned_at.t) == (9, (0, 1), 0), "who looks on never counts"
+    for replica_group in (0, 1, 2):
+        vote(membership, replica_group, Vote(Point(14, 1, 0), leaving=replica_group == 2))
     now = membership.register
-    assert (now.sharing, now.dealt, now.leaving) == ((0, 1, 2), Point(14, 1, 0), True)
+    assert (now.sharing, now.assigned_at, now.leaving) == ((0, 1, 2), Point(14, 1, 0), True)
     membership.lose(0)
     membership.lose(1)
     come(membership, 2, now.rounds)
@@ -154,11 +154,11 @@ def test_samples_are_dealt_to_those_that_make_the_round() -> None:
 
 def test_where_nobody_is_left_of_those_with_samples_all_count() -> None:
     membership = running(0)
-    vote(membership, 0, Ballot(Point(0, 0, 0)))
+    vote(membership, 0, Vote(Point(0, 0, 0)))
     come(membership, 1)
-    vote(membership, 0, Ballot(Point(3, 0, 0)))
+    vote(membership, 0, Vote(Point(3, 0, 0)))
     come(membership, 0, 2)
-    vote(membership, 0, Ballot(Point(6, 0, 0)))
+    vote(membership, 0, Vote(Point(6, 0, 0)))
     vote(membership, 1)
     membership.lose(0)
     come(membership, 1, 3)
@@ -171,13 +171,13 @@ def test_who_was_left_out_does_not_come_back_before_a_round_is_made() -> None:
         membership.leave_out(1)
         come(membership, 1)
         come(membership, 0, membership.register.rounds)
-        assert membership.register.islands == (0,)
+        assert membership.register.replica_groups == (0,)
         for _ in range(without):
             assert membership.register.phase is Phase.RUN
             vote(membership, 0)
         assert membership.register.phase is Phase.OPEN
         come(membership, 0, membership.register.rounds)
-        assert membership.register.islands == (0, 1)
+        assert membership.register.replica_groups == (0, 1)
 
 
 def test_who_was_left_out_comes_back_where_nobody_else_lives() -> None:
@@ -186,7 +186,7 @@ def test_who_was_left_out_comes_back_where_nobody_else_lives() -> None:
     membership.lose(0)
     come(membership, 1)
     membership.wait_no_longer()
-    assert membership.register.islands == (1,)
+    assert membership.register.replica_groups == (1,)
 
 
 def test_nothing_moves_a_finished_register() -> None:
@@ -222,7 +222,7 @@ class Islands(RuleBasedStateMachine):
         assert now.generation in (before.generation, before.generation + 1)
         if now.rounds == before.rounds + 1 and now.generation == before.generation:
             voters = self.voted[before.generation, before.rounds]
-            wanted = {client for client in CLIENTS if client[0] in before.islands}
+            wanted = {client for client in CLIENTS if client[0] in before.replica_groups}
             assert voters >= wanted, "committed without all votes"
         else:
             assert now.rounds == before.rounds, "rounds are only made by commits"
@@ -230,11 +230,11 @@ class Islands(RuleBasedStateMachine):
 
     @rule(client=clients)
     def comes(self, client: tuple[int, int]) -> None:
-        island, rank = client
-        if self.membership.register.phase is Phase.RUN and island in self.membership.register.islands:
+        replica_group, rank = client
+        if self.membership.register.phase is Phase.RUN and replica_group in self.membership.register.replica_groups:
             return
-        self.dead.discard(island)
-        self.membership.come(island, rank, RANKS[island], f"{island}.{rank}", self.held[client])
+        self.dead.discard(replica_group)
+        self.membership.come(replica_group, rank, RANKS[replica_group], f"{island}.{rank}", self.held[client])
         self.after()
 
     @rule(client=clients)
@@ -244,7 +244,7 @@ class Islands(RuleBasedStateMachine):
         self.membership.vote(*client, now.generation, now.rounds, NOTHING)
         self.after()
         if self.membership.register.rounds > now.rounds:
-            self.held |= {s: now.rounds + 1 for s in CLIENTS if s[0] in now.islands}
+            self.held |= {s: now.rounds + 1 for s in CLIENTS if s[0] in now.replica_groups}
 
     @rule(client=clients, ago=st.integers(0, 1))
     def objects(self, client: tuple[int, int], ago: int) -> None:
@@ -252,10 +252,10 @@ class Islands(RuleBasedStateMachine):
         self.membership.object(client[0], now.generation - ago, now.rounds)
         self.after()
 
-    @rule(island=islands)
-    def dies(self, island: int) -> None:
-        self.dead.add(island)
-        self.membership.lose(island)
+    @rule(replica_group=replica_groups)
+    def dies(self, replica_group: int) -> None:
+        self.dead.add(replica_group)
+        self.membership.lose(replica_group)
         self.after()
 
     @rule()
@@ -267,20 +267,20 @@ class Islands(RuleBasedStateMachine):
     @rule()
     def all_who_live_come_and_vote(self) -> None:
         """From any state, the living alone get a round done."""
-        living = [island for island in range(len(RANKS)) if island not in self.dead]
+        living = [replica_group for replica_group in range(len(RANKS)) if replica_group not in self.dead]
         for _ in range(3):
             if self.membership.register.phase is Phase.OPEN:
-                for island in living:
-                    come(self.membership, island, self.held[island, 0])
+                for replica_group in living:
+                    come(self.membership, replica_group, self.held[replica_group, 0])
                 self.membership.wait_no_longer()
             self.seen = now = self.membership.register
-            for island in living:
-                for rank in range(RANKS[island]):
-                    self.votes((island, rank))
+            for replica_group in living:
+                for rank in range(RANKS[replica_group]):
+                    self.votes((replica_group, rank))
             if self.membership.register.rounds > now.rounds:
                 return
-            for island in set(now.islands) & set(self.dead):
-                self.membership.lose(island)
+            for replica_group in set(now.replica_groups) & set(self.dead):
+                self.membership.lose(replica_group)
             self.membership.object(living[0], now.generation, now.rounds)
             self.seen = self.membership.register
         raise AssertionError("no round in three attempts")
@@ -288,7 +288,7 @@ class Islands(RuleBasedStateMachine):
     @invariant()
     def members_have_distinct_islands(self) -> None:
         if hasattr(self, "membership"):
-            members = self.membership.register.islands
+            members = self.membership.register.replica_groups
             assert len(set(members)) == len(members)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcsgd.elastic.reallocation import Reallocation, shares
+from hpcsgd.elastic.rebalancing import Rebalancing, shares
 from hpcsgd.errors import UserError
 
 alphas = st.dictionaries(
@@ -22,14 +22,14 @@ NOISE = 0.05
 
 
 def longest(alpha: Mapping[int, float], x: Mapping[int, float]) -> float:
-    return max(alpha[island] / x[island] for island in alpha)
+    return max(alpha[replica_group] / x[replica_group] for replica_group in alpha)
 
 
-def whole_shares(islands: int, X: int) -> Iterator[dict[int, int]]:
+def whole_shares(replica_groups: int, X: int) -> Iterator[dict[int, int]]:
     """All there are: X units in a row, cut between different ones."""
-    for cuts in combinations(range(1, X), islands - 1):
+    for cuts in combinations(range(1, X), replica_groups - 1):
         ends = [0, *cuts, X]
-        yield {island: ends[island + 1] - ends[island] for island in range(islands)}
+        yield {replica_group: ends[replica_group + 1] - ends[replica_group] for replica_group in range(replica_groups)}
 
 
 def spent(alpha: Mapping[int, float], t: float) -> float:
@@ -43,7 +43,7 @@ def lemma_1(alpha: Mapping[int, float], X: int) -> dict[int, float]:
     for _ in range(200):
         t = (low + high) / 2
         low, high = (t, high) if t == 0 or spent(alpha, t) > X else (low, t)
-    return {island: max(1, a / high) for island, a in alpha.items()}
+    return {replica_group: max(1, a / high) for replica_group, a in alpha.items()}
 
 
 @given(alphas, st.integers(0, 300))
@@ -59,10 +59,10 @@ def test_every_unit_is_given_once_and_every_island_has_one(alpha: dict[int, floa
 def test_shares_are_those_of_lemma_1_within_one_unit(alpha: dict[int, float], free: int) -> None:
     X = len(alpha) + free
     x, exact = shares(alpha, X), lemma_1(alpha, X)
-    plain = {island: X * a / sum(alpha.values()) for island, a in alpha.items()}
+    plain = {replica_group: X * a / sum(alpha.values()) for replica_group, a in alpha.items()}
     if min(plain.values()) >= 1:
         assert exact == pytest.approx(plain)
-    assert all(abs(x[island] - exact[island]) < 1 + 1e-6 for island in alpha)
+    assert all(abs(x[replica_group] - exact[replica_group]) < 1 + 1e-6 for replica_group in alpha)
 
 
 @given(few, st.integers(0, 12))
@@ -70,7 +70,7 @@ def test_one_unit_more_for_each_would_be_as_good_as_the_best(alpha: dict[int, in
     X = len(alpha) + free
     best = min(longest(alpha, x) for x in whole_shares(len(alpha), X))
     x = shares(alpha, X)
-    assert longest(alpha, {island: x[island] + 1 for island in alpha}) <= best
+    assert longest(alpha, {replica_group: x[replica_group] + 1 for replica_group in alpha}) <= best
 
 
 def test_the_largest_remainder_is_rounded_up() -> None:
@@ -105,12 +105,12 @@ def test_what_cannot_be_shared(alpha: dict[int, float], X: int, message: str) ->
 def test_what_no_policy_can_be_and_no_epoch_was() -> None:
     for X, margin in ((0, 0.1), (8, -0.1), (8, 1.0), (8, nan)):
         with pytest.raises(UserError):
-            Reallocation(X, margin)
+            Rebalancing(X, margin)
     for cost, ahead in ((-1.0, 1.0), (1.0, -1.0)):
         with pytest.raises(UserError, match="neither may be negative"):
-            Reallocation(8).propose({0: 1.0}, {0: 8}, cost, ahead)
+            Rebalancing(8).propose({0: 1.0}, {0: 8}, cost, ahead)
     with pytest.raises(UserError, match="island 0: -1 units"):
-        Reallocation(8).propose({0: 1.0}, {0: -1})
+        Rebalancing(8).propose({0: 1.0}, {0: -1})
 
 
 @given(few, st.data())
@@ -118,20 +118,20 @@ def test_a_constant_alpha_is_met_after_one_epoch(alpha: dict[int, int], data: st
     """max t is that of Lemma 1 but for a unit less, from wherever it began."""
     X = len(alpha) + data.draw(st.integers(0, 100))
     x = split(data, len(alpha), X)
-    x = Reallocation(X, margin=0.0).propose(epoch(alpha, x), x) or x
-    rounded_down = {island: max(1, floor(share - 1e-9)) for island, share in lemma_1(alpha, X).items()}
+    x = Rebalancing(X, min_gain=0.0).propose(epoch(alpha, x), x) or x
+    rounded_down = {replica_group: max(1, floor(share - 1e-9)) for replica_group, share in lemma_1(alpha, X).items()}
     assert longest(alpha, x) <= longest(alpha, rounded_down) * (1 + 1e-9)
 
 
 def test_a_move_has_to_gain_more_than_the_margin() -> None:
     seconds, units = {0: 1.0, 1: 1.5}, {0: 100, 1: 100}  # 1.5 s before, 1.25 s after: a gain of a sixth
-    assert Reallocation(200, margin=0.166).propose(seconds, units) == {0: 80, 1: 120}
-    assert Reallocation(200, margin=0.167).propose(seconds, units) is None
+    assert Rebalancing(200, min_gain=0.166).propose(seconds, units) == {0: 80, 1: 120}
+    assert Rebalancing(200, min_gain=0.167).propose(seconds, units) is None
 
 
 def test_a_move_has_to_gain_more_than_it_costs() -> None:
     policy, seconds, units = (
-        Reallocation(200),
+        Rebalancing(200),
         {0: 1.0, 1: 1.5},
         {0: 100, 1: 100},
     )  # a gain of 0.25 s an epoch
@@ -143,7 +143,7 @@ def test_a_move_has_to_gain_more_than_it_costs() -> None:
 
 
 def test_what_the_dead_leave_goes_to_the_living_at_any_cost() -> None:
-    policy = Reallocation(12)
+    policy = Rebalancing(12)
     seconds = {0: 1.0, 1: 1.0, 2: 2.0}
     assert policy.propose(seconds, {1: 4, 2: 4}, cost=inf) == {1: 4, 2: 8}
     assert policy.propose(seconds, {2: 4}, cost=inf) == {2: 12}
@@ -152,7 +152,7 @@ def test_what_the_dead_leave_goes_to_the_living_at_any_cost() -> None:
 
 
 def test_who_returns_counts_as_an_average_island() -> None:
-    policy = Reallocation(12)
+    policy = Rebalancing(12)
     assert policy.propose({0: 1.0, 1: 3.0}, {0: 6, 1: 6, 2: 0}, cost=inf) == {0: 2, 1: 6, 2: 4}
     assert policy.propose({0: 1.0, 1: 3.0}, {0: 6, 1: 6, 2: 6}, cost=inf) == {0: 2, 1: 6, 2: 4}
     assert policy.propose({0: 9.0, 1: 1.0}, {0: 0, 1: 12}) == {
@@ -176,7 +176,7 @@ def test_noise_moves_nothing_back(
     """Every move makes the true time shorter, so no allocation is ever left twice."""
     alpha = dict.fromkeys(alpha, 1.0) if alike else alpha
     X = len(alpha) + free
-    x, policy = split(data, len(alpha), X), Reallocation(X)
+    x, policy = split(data, len(alpha), X), Rebalancing(X)
     for _ in range(50):
         moved = policy.propose(epoch(alpha, x, chance), x)
         if moved is not None:
@@ -189,22 +189,22 @@ def test_noise_moves_nothing_where_all_are_as_fast(alpha: dict[int, float]) -> N
     x = shares(alpha, 320)
     assert longest(alpha, x) == pytest.approx(sum(alpha.values()) / 320)
     chance = Random(1)
-    assert all(Reallocation(320).propose(epoch(alpha, x, chance), x) is None for _ in range(1000))
+    assert all(Rebalancing(320).propose(epoch(alpha, x, chance), x) is None for _ in range(1000))
 
 
-def split(data: st.DataObject, islands: int, X: int) -> dict[int, int]:
+def split(data: st.DataObject, replica_groups: int, X: int) -> dict[int, int]:
     """Some way to give each island a unit or more."""
     cuts = sorted(
-        data.draw(st.lists(st.integers(0, X - islands), min_size=islands - 1, max_size=islands - 1))
+        data.draw(st.lists(st.integers(0, X - replica_groups), min_size=replica_groups - 1, max_size=replica_groups - 1))
     )
-    ends = [0, *cuts, X - islands]
-    return {island: 1 + ends[island + 1] - ends[island] for island in range(islands)}
+    ends = [0, *cuts, X - replica_groups]
+    return {replica_group: 1 + ends[replica_group + 1] - ends[replica_group] for replica_group in range(replica_groups)}
 
 
 def epoch(alpha: Mapping[int, float], x: Mapping[int, int], chance: Random | None = None) -> dict[int, float]:
     """t_i = α_i/x_i, as measured."""
-    noise = {island: 1 + (chance.uniform(-NOISE, NOISE) if chance else 0) for island in x}
-    return {island: alpha[island] / x[island] * noise[island] for island in x}
+    noise = {replica_group: 1 + (chance.uniform(-NOISE, NOISE) if chance else 0) for replica_group in x}
+    return {replica_group: alpha[replica_group] / x[replica_group] * noise[replica_group] for replica_group in x}
 
 
 EPOCHS, X, SLOW, DEAD = 50, 256, range(5, 15), range(26, 34)
@@ -220,10 +220,10 @@ def figure_5(number: int) -> dict[int, float]:
 @pytest.mark.parametrize("noise", [None, 5])
 def test_figure_5_of_the_paper(noise: int | None) -> None:
     chance = None if noise is None else Random(noise)
-    policy, x, seconds, moves = Reallocation(X), {0: 128, 1: 128}, {}, []
+    policy, x, seconds, moves = Rebalancing(X), {0: 128, 1: 128}, {}, []
     for number in range(EPOCHS):
         alpha = figure_5(number)
-        had = {island: x.get(island, 0) for island in alpha}
+        had = {replica_group: x.get(replica_group, 0) for replica_group in alpha}
         moved = policy.propose(seconds, had)
         if moved is not None:
             moves.append(number)
@@ -233,5 +233,5 @@ def test_figure_5_of_the_paper(noise: int | None) -> None:
         if number not in (SLOW.start, SLOW.stop):  # what an epoch is like is known when it is over
             assert longest(alpha, x) <= 1.15 * t
             if chance is None:
-                assert all(abs(x[island] - X * alpha[island] / sum(alpha.values())) < 1 for island in alpha)
+                assert all(abs(x[replica_group] - X * alpha[replica_group] / sum(alpha.values())) < 1 for replica_group in alpha)
     assert moves == [SLOW.start + 1, SLOW.stop + 1, DEAD.start, DEAD.stop]

@@ -56,7 +56,7 @@ def test_the_mean_is_the_same_everywhere(size: int, n: int, monkeypatch: pytest.
         assert torch.allclose(result, expected)
 
 
-def connected(doors: Sequence[ring.Door], over: Callable[[], bool] = lambda: False) -> list[TcpRing]:
+def connected(doors: Sequence[ring.Listener], over: Callable[[], bool] = lambda: False) -> list[TcpRing]:
     addresses = [door.address for door in doors]
 
     def connect(place: int) -> TcpRing:
@@ -70,14 +70,14 @@ def connected(doors: Sequence[ring.Door], over: Callable[[], bool] = lambda: Fal
 
 
 @pytest.fixture
-def doors() -> Iterator[list[ring.Door]]:
-    found = [ring.Door("127.0.0.1", TOKEN) for _ in range(3)]
+def doors() -> Iterator[list[ring.Listener]]:
+    found = [ring.Listener("127.0.0.1", TOKEN) for _ in range(3)]
     yield found
     for door in found:
         door.close()
 
 
-def test_they_find_each_other_by_their_doors(doors: list[ring.Door]) -> None:
+def test_they_find_each_other_by_their_doors(doors: list[ring.Listener]) -> None:
     found = connected(doors)
     try:
         results = means(found, [torch.full((5,), 3.0 * r) for r in range(3)], 5, 3)
@@ -89,8 +89,8 @@ def test_they_find_each_other_by_their_doors(doors: list[ring.Door]) -> None:
 
 def test_who_is_cut_looks_up_with_its_neighbour() -> None:
     """However long both may wait. What begins afterwards does not."""
-    both = [Rings(island, "127.0.0.1", TOKEN, PATIENCE) for island in (4, 7)]
-    members = tuple(Member(island, (here.address,), 0) for island, here in zip((4, 7), both, strict=True))
+    both = [Rings(replica_group, "127.0.0.1", TOKEN, PATIENCE) for replica_group in (4, 7)]
+    members = tuple(Member(replica_group, (here.address,), 0) for replica_group, here in zip((4, 7), both, strict=True))
     now = Register(1, 0, 0, Phase.RUN, members)
     with ThreadPoolExecutor(2) as pool:
         of = [pool.submit(here.of, 0, now, lambda since: False, lambda: False) for here in both]
@@ -107,7 +107,7 @@ def test_who_is_cut_looks_up_with_its_neighbour() -> None:
         here.close()
 
 
-def test_nobody_waits_for_a_neighbour_of_a_generation_that_has_ended(doors: list[ring.Door]) -> None:
+def test_nobody_waits_for_a_neighbour_of_a_generation_that_has_ended(doors: list[ring.Listener]) -> None:
     with pytest.raises(ConnectionError, match="the generation has ended"):
         doors[0].wait_for(3, 1, lambda since: False, lambda: True)
     with pytest.raises(Broken, match="the left neighbour did not connect") as raised:

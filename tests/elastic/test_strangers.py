@@ -7,11 +7,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from hpcsgd.elastic.strangers import Strangers
+from hpcsgd.elastic.pending_connections import PendingConnections
 
 
 def test_the_oldest_is_sent_away_for_each_one_too_many() -> None:
-    strangers, sent_away = Strangers(2), []
+    strangers, sent_away = PendingConnections(2), []
     with ExitStack() as here:
         first, second, third = ExitStack(), ExitStack(), ExitStack()
         for number, stack in enumerate((first, second, third)):
@@ -29,7 +29,7 @@ def test_the_oldest_is_sent_away_for_each_one_too_many() -> None:
 @pytest.mark.parametrize(("files", "most"), [(6, 3), (1, 1), (resource.RLIM_INFINITY, 1024)])
 def test_they_take_half_of_the_open_files(monkeypatch: pytest.MonkeyPatch, files: int, most: int) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (files, files))
-    strangers = Strangers()
+    strangers = PendingConnections()
     with ExitStack() as here:
         for _ in range(most + 2):
             here.enter_context(strangers.one_more(lambda: None))

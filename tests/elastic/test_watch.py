@@ -17,7 +17,7 @@ from hpcsgd.elastic.register import Phase, Register
 from hpcsgd.elastic.watch import Watch
 
 SILENCE = 1.0
-HELLO = {"island": 0, "rank": 0, "ranks": 1, "life": "first"}
+HELLO = {"replica_group": 0, "rank": 0, "ranks": 1, "life": "first"}
 
 
 class Clock:
@@ -56,11 +56,11 @@ def test_what_was_slept_through_counts_little(clock: Clock) -> None:
 class ScriptedClient:
     """A client that says what the test says, and nothing by itself."""
 
-    def __init__(self, address: str, island: int = 0) -> None:
+    def __init__(self, address: str, replica_group: int = 0) -> None:
         host, port = address.rsplit(":", 1)
         self.connection = socket.create_connection((host, int(port)), 60)
         introduce(self.connection, TOKEN, COORDINATOR)
-        self.say({**HELLO, "island": island})
+        self.say({**HELLO, "replica_group": replica_group})
         self._lines = self.connection.makefile("r")
         self.hear("register")
 
@@ -91,7 +91,7 @@ def test_a_coordinator_that_was_held_up_loses_nobody(desk: Desk, clock: Clock) -
 @pytest.mark.slow
 def test_who_gave_up_on_a_coordinator_that_was_held_up_may_come_back(desk: Desk, clock: Clock) -> None:
     with desk.coordinator(2, silence=SILENCE) as at:
-        clients = [ScriptedClient(at.address, island) for island in (0, 1)]
+        clients = [ScriptedClient(at.address, replica_group) for replica_group in (0, 1)]
         for client in clients:
             client.say({"do": "come", "address": "nowhere:1", "rounds": 0, "generation": 0})
         wait_for(lambda: at.register.phase is Phase.RUN, 60)
@@ -106,7 +106,7 @@ def test_who_gave_up_on_a_coordinator_that_was_held_up_may_come_back(desk: Desk,
             assert back.hear("beat")
         back.close()
         wait_for(lambda: not at._clients, 60)
-    lost = [(event["island"], event["why"]) for event in desk.events() if event["event"] == "lost"]
+    lost = [(event["replica_group"], event["why"]) for event in desk.events() if event["event"] == "lost"]
     assert lost == [(1, "it did not come back"), (0, "its connection broke")]
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from elastic.conftest import TOKEN, Desk
 from hpcsgd.comm import PeerLost
-from hpcsgd.elastic import addresses, whereabouts
+from hpcsgd.elastic import addresses, coordinator_address
 from hpcsgd.elastic.journal import claim
-from hpcsgd.elastic.whereabouts import Whereabouts, of_term, token_for
+from hpcsgd.elastic.coordinator_address import CoordinatorAddress, of_term, token_for
 
 
 def test_the_newest_term_says_where(tmp_path: Path) -> None:
@@ -24,13 +24,13 @@ def test_the_newest_term_says_where(tmp_path: Path) -> None:
         whereabouts.address(str(tmp_path))
     claim(tmp_path, 1)
     assert of_term(tmp_path, 1) is None
-    Whereabouts("10.0.0.1:5000", "a token").publish(tmp_path, 1)
+    CoordinatorAddress("10.0.0.1:5000", "a token").publish(tmp_path, 1)
     assert whereabouts.address(str(tmp_path)) == "10.0.0.1:5000"
     assert stat.S_IMODE((tmp_path / "1" / "address.json").stat().st_mode) == 0o600
     claim(tmp_path, 2)
     with pytest.raises(ConnectionError, match=nowhere):
         whereabouts.address(str(tmp_path))
-    Whereabouts("", "a token").publish(tmp_path, 2)
+    CoordinatorAddress("", "a token").publish(tmp_path, 2)
     with pytest.raises(ConnectionError, match=nowhere):
         whereabouts.address(str(tmp_path))
     assert whereabouts.address("10.0.0.2:5000") == "10.0.0.2:5000"
@@ -51,7 +51,7 @@ def test_an_island_that_starts_while_the_coordinator_moves(tmp_path: Path) -> No
         whereabouts.awaited(str(tmp_path), 0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(whereabouts.awaited, str(tmp_path), 60)
-        Whereabouts("10.0.0.1:5000", "a token").publish(tmp_path, 1)
+        CoordinatorAddress("10.0.0.1:5000", "a token").publish(tmp_path, 1)
         assert waiting.result(60) == "10.0.0.1:5000"
 
 
@@ -60,7 +60,7 @@ def test_the_token_is_that_of_the_run(tmp_path: Path) -> None:
     first = token_for(tmp_path, 1)
     assert len(first) == 64
     assert token_for(tmp_path, 1) != first
-    Whereabouts("10.0.0.1:5000", first).publish(tmp_path, 1)
+    CoordinatorAddress("10.0.0.1:5000", first).publish(tmp_path, 1)
     claim(tmp_path, 2)  # says nothing
     assert token_for(tmp_path, 3) == first
 
@@ -80,7 +80,7 @@ def test_a_node_has_the_address_on_the_network_of_the_coordinator(monkeypatch: p
 
 def test_only_a_coordinator_of_this_run_answers(desk: Desk) -> None:
     def answers(address: str, token: str) -> bool:
-        return asyncio.run(Whereabouts(address, token).answers(5))
+        return asyncio.run(CoordinatorAddress(address, token).answers(5))
 
     with desk.coordinator(1) as at:
         assert answers(at.address, TOKEN)
@@ -88,4 +88,4 @@ def test_only_a_coordinator_of_this_run_answers(desk: Desk) -> None:
     assert not answers(at.address, TOKEN), "it has ended"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = "{}:{}".format(*silent.getsockname())
-        assert not asyncio.run(Whereabouts(address, TOKEN).answers(0.2))
+        assert not asyncio.run(CoordinatorAddress(address, TOKEN).answers(0.2))

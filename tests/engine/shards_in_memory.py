@@ -23,7 +23,7 @@ from torch import Tensor, nn, optim
 from torch.distributed.fsdp import fully_shard
 
 import hpcsgd
-from hpcsgd.core.shards import local
+from hpcsgd.core.fsdp import local
 
 WIDTH, LAYERS = 1024, 24
 BLOCK = 4 * WIDTH**2

@@ -15,12 +15,12 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, Method, UserError, bsp, hierarchical, selsync
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.step import GradReduce
 from hpcsgd.core.topology import form
-from hpcsgd.engine.presence import Gradients, Presence, joined
+from hpcsgd.engine.presence import Gradients, Presence, united
 from hpcsgd.methods.selsync import gradients
-from hpcsgd.parts.exchanges import AllReduce
+from hpcsgd.parts.grad_reduces import AllReduce
 from methods.table import EXCEPTIONS, REFERENCES
 from references import batch, loss, vector
 from references import model as make_model
@@ -81,7 +81,7 @@ def experts_are_as_in_one_process(
         plain.step()
     expected = vector(net)
 
-    def train(world: Transport) -> tuple[Tensor, list[bool]]:
+    def train(world: Communicator) -> tuple[Tensor, list[bool]]:
         net = Experts()
         inner = MAKE[kind](net.parameters())
         optimizer = DistributedOptimizer(inner, net, form(world, P), method(), bucket_cap_mb=1e-4, **options)
@@ -136,7 +136,7 @@ def test_a_frozen_layer_stays_and_thaws(run, label: str) -> None:
     """By every method of the table: groups have trained apart when the layer is frozen."""
     case = TABLE[label]
 
-    def train(world: Transport) -> tuple[bool, bool, Tensor]:
+    def train(world: Communicator) -> tuple[bool, bool, Tensor]:
         net: Any = make_model(dtype=torch.float64)
         inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.0 if "sasgd" in label else 0.9)
         optimizer = DistributedOptimizer(inner, net, case.form(world, 2), case.new())
@@ -167,7 +167,7 @@ def test_a_frozen_layer_stays_and_thaws(run, label: str) -> None:
 @pytest.mark.parametrize("make", [hierarchical, hpcsgd.diloco])
 @pytest.mark.ranks(2)
 def test_a_frozen_layer_stays_in_groups_of_one_rank(run, make: Callable[[int], Method]) -> None:
-    def train(world: Transport) -> bool:
+    def train(world: Communicator) -> bool:
         net: Any = make_model()
         inner = optim.SGD(net.parameters(), lr=0.1)
         optimizer = DistributedOptimizer(inner, net, form(world, 2), make(2))
@@ -200,7 +200,7 @@ def test_a_layer_frozen_for_a_while_is_as_in_one_process(run, P: int, K: int, ki
         lambda t: torch.stack([loss(net, *batch(t, r)) for r in range(P * K)]).mean().backward(),
     )
 
-    def train(world: Transport) -> Tensor:
+    def train(world: Communicator) -> Tensor:
         own = make_model()
         optimizer = DistributedOptimizer(MAKE[kind](own.parameters()), own, form(world, P), bsp())
         steps(own, optimizer, lambda t: loss(own, *batch(t, world.rank)).backward())
@@ -234,7 +234,7 @@ def dropped(net: Any) -> None:
 def test_on_one_rank_alone_it_is_refused(
     change: Callable[[Any], None], early: bool, line: str, clipped: bool
 ) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net = make_model()
         optimizer = DistributedOptimizer(MAKE["adamw"](net.parameters()), net, form(world), bsp())
         if early and world.rank:
@@ -251,7 +251,7 @@ def test_on_one_rank_alone_it_is_refused(
 
 
 def test_frozen_on_one_rank_alone_after_clipping_is_refused() -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net = make_model()
         optimizer = DistributedOptimizer(MAKE["adamw"](net.parameters()), net, form(world), bsp())
         loss(net, *batch(0, world.rank)).backward()
@@ -267,7 +267,7 @@ def test_frozen_on_one_rank_alone_after_clipping_is_refused() -> None:
 def test_frozen_on_one_rank_and_unused_on_the_other_is_refused_too() -> None:
     """No rank has a gradient, but for another reason."""
 
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net = Experts()
         optimizer = DistributedOptimizer(MAKE["adamw"](net.parameters()), net, form(world), bsp())
         net.experts[2].requires_grad_(world.rank == 0)
@@ -290,12 +290,12 @@ def test_what_two_ranks_have_together(
     first: Presence, second: Presence, together: dict[int, Presence]
 ) -> None:
     for ranks in ([bytes([first]), bytes([second])], [bytes([second]), bytes([first])]):
-        assert joined(ranks, ["w"], lambda rank: rank) == Gradients(together)
+        assert united(ranks, ["w"], lambda rank: rank) == Gradients(together)
 
 
 @pytest.mark.ranks(2)
 def test_a_frozen_parameter_has_no_gradient_after_the_step(run) -> None:
-    def train(world: Transport) -> list[bool]:
+    def train(world: Communicator) -> list[bool]:
         net: Any = make_model()
         optimizer = DistributedOptimizer(MAKE["adamw"](net.parameters()), net, form(world), bsp())
         loss(net, *batch(0, world.rank)).backward()
@@ -311,7 +311,7 @@ def test_a_frozen_parameter_has_no_gradient_after_the_step(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_a_gradient_may_be_replaced_before_it_is_sent(run) -> None:
-    def train(world: Transport) -> bool:
+    def train(world: Communicator) -> bool:
         net: Any = make_model()
         inner = optim.SGD(net.parameters(), lr=1.0)
         optimizer = DistributedOptimizer(inner, net, form(world), bsp(), overlap_grad_reduce=False)
@@ -325,7 +325,7 @@ def test_a_gradient_may_be_replaced_before_it_is_sent(run) -> None:
 
 
 def test_a_gradient_that_is_replaced_unseen_is_refused() -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net: Any = make_model()
         optimizer = DistributedOptimizer(MAKE["adamw"](net.parameters()), net, form(world), bsp())
         loss(net, *batch(0, world.rank)).backward()
@@ -342,7 +342,7 @@ def test_a_gradient_that_is_replaced_unseen_is_refused() -> None:
 def test_what_an_exchange_has_kept_is_not_lost_with_the_gradient(run) -> None:
     """Error feedback sends elements of a layer that is not used any more, until nothing is left."""
 
-    def train(world: Transport) -> list[float]:
+    def train(world: Communicator) -> list[float]:
         net: Any = make_model()
         exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1))
         method = hierarchical(100, grad_reduce=exchange)
@@ -366,7 +366,7 @@ def test_what_an_exchange_has_kept_is_not_lost_with_the_gradient(run) -> None:
 def test_where_an_exchange_has_a_memory_a_missing_gradient_is_zero(run) -> None:
     """On all ranks, whether anything of earlier ones comes or not: weights decay."""
 
-    def train(world: Transport) -> Tensor:
+    def train(world: Communicator) -> Tensor:
         net: Any = make_model()
         inner = optim.SGD(net.parameters(), lr=0.1, weight_decay=1.0)
         method = bsp(hpcsgd.Sparse(hpcsgd.TopK(density=1.0)))

@@ -13,7 +13,7 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, UserError
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.methods.selsync import gradients
 from hpcsgd.parts.averagers import Mean
@@ -23,13 +23,13 @@ from references import model as make_model
 PATIENCE = 20.0
 
 
-def made(world: Transport, P: int, method: Callable[[], Any], lr: float = 0.1) -> tuple[nn.Module, Any]:
+def made(world: Communicator, P: int, method: Callable[[], Any], lr: float = 0.1) -> tuple[nn.Module, Any]:
     net = make_model()
     inner = optim.SGD(net.parameters(), lr=lr)
     return net, DistributedOptimizer(inner, net, form(world, P), method())
 
 
-def train(world: Transport, net: nn.Module, optimizer: Any, first: int, last: int) -> None:
+def train(world: Communicator, net: nn.Module, optimizer: Any, first: int, last: int) -> None:
     for t in range(first, last):
         optimizer.zero_grad()
         loss(net, *batch(t, world.rank)).backward()
@@ -59,7 +59,7 @@ def test_a_call_on_one_rank_alone_between_backward_and_step(K: int, call: str) -
     named = call.replace("()", r"\(\)")
     line = rf"rank 0 is in step\(\) after 2 updates, but rank {K - 1} is in {named} after 2 updates"
 
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net, optimizer = made(world, 1, lambda: hpcsgd.hierarchical(2))
         train(world, net, optimizer, 0, 2)
         optimizer.zero_grad()
@@ -91,7 +91,7 @@ METHODS = {
 def test_groups_that_are_unlike_steps_ahead_do_not_average(method: str) -> None:
     """Group 1 has made a step that no other has, so that it synchronizes after another number of updates."""
 
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net, optimizer = made(world, 3, METHODS[method])
         optimizer.take_up(world.rank * 2, [{} for _ in optimizer.param_groups], None)
         train(world, net, optimizer, 0, 6)
@@ -103,7 +103,7 @@ def test_groups_that_are_unlike_steps_ahead_do_not_average(method: str) -> None:
 
 
 def test_updates_before_a_synchronization_are_told() -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net, optimizer = made(world, 2, lambda: hpcsgd.hierarchical(2))
         train(world, net, optimizer, 0, 1)
         optimizer.take_up(1 + world.rank * 2, [{} for _ in optimizer.param_groups], None)
@@ -117,7 +117,7 @@ def test_updates_before_a_synchronization_are_told() -> None:
 def test_nobody_gets_a_bucket_before_the_agreement() -> None:
     """There are more of them than travel at once."""
 
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net = make_model()
         inner = optim.SGD(net.parameters(), lr=0.1)
         optimizer = DistributedOptimizer(
@@ -136,7 +136,7 @@ def test_learning_rates_that_come_to_differ(method: str, P: int, K: int) -> None
     if P == 1 and method == "sasgd":
         pytest.skip("there is no group to synchronize with")
 
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net, optimizer = made(world, P, METHODS[method])
         train(world, net, optimizer, 0, 2)
         optimizer.param_groups[0]["lr"] = 0.1 if world.rank == 0 else 0.2
@@ -149,7 +149,7 @@ def test_learning_rates_that_come_to_differ(method: str, P: int, K: int) -> None
 def test_a_rank_that_leaves_a_step_out_on_its_own() -> None:
     """It forgets gradients that the other one uses."""
 
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net, optimizer = made(world, 1, hpcsgd.bsp)
         for t in range(3):
             loss(net, *batch(t, world.rank)).backward()
@@ -189,7 +189,7 @@ def test_two_optimizers_whose_gradients_come_in_another_order_on_another_rank(
         order = reversed(nets) if rank % 2 else nets
         return torch.stack([loss(net, x, y) for net in order]).sum()
 
-    def body(world: Transport) -> Tensor:
+    def body(world: Communicator) -> Tensor:
         topology, nets = form(world, P), [Pair(1, 4), Pair(2, hidden)]
         optimizers = [
             DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, hpcsgd.bsp())
@@ -216,7 +216,7 @@ def test_two_optimizers_whose_gradients_come_in_another_order_on_another_rank(
 def test_nothing_is_updated_before_ranks_agree() -> None:
     """Not even by buckets that arrive early: who catches the error has the model of the step before."""
 
-    def body(world: Transport) -> bool:
+    def body(world: Communicator) -> bool:
         net = make_model()
         inner = optim.SGD(net.parameters(), lr=0.1)
         optimizer = DistributedOptimizer(inner, net, form(world, 1), hpcsgd.bsp(), bucket_cap_mb=1e-5)

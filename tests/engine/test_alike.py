@@ -14,7 +14,7 @@ from torch import nn, optim
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, JobError, Method, bsp, hierarchical
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from hpcsgd.engine.alike import SHORT, Fact, difference, in_words, method_facts, settings
 from methods.table import EXCEPTIONS, REFERENCES
@@ -58,7 +58,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[Params], optim.Optimizer], str]] = {
 
 
 def wrapped(
-    world: Transport,
+    world: Communicator,
     make: Callable[[Params], optim.Optimizer] = SGD,
     method: Method | None = None,
     **options: Any,
@@ -215,7 +215,7 @@ def test_methods_made_alike_are_alike(name: str) -> None:
 def test_what_a_method_remembers_may_differ(run, n: int) -> None:
     """A method goes on with another optimizer once its own is gone; what it knows is of this rank alone."""
 
-    def twice(world: Transport) -> float:
+    def twice(world: Communicator) -> float:
         topology, method = form(world, groups=n), hpcsgd.adacomm(2, 2)
         for _ in range(2):
             net = make_model()
@@ -230,7 +230,7 @@ def test_what_a_method_remembers_may_differ(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [2])
 def test_alike_ranks_train(run, n: int) -> None:
-    def train(world: Transport) -> torch.Tensor:
+    def train(world: Communicator) -> torch.Tensor:
         topology, net = form(world), make_model()
         inner = optim.Adam(net.parameters(), lr=0.01, betas=(0.9, 0.99))
         optimizer = DistributedOptimizer(inner, net, topology, hpcsgd.diloco(2), bucket_cap_mb=1)
@@ -275,7 +275,7 @@ def transposed(rank: int) -> nn.Module:
 def test_ranks_whose_models_differ_elsewhere_than_in_what_is_trained(
     run, n: int, make: Callable[[int], nn.Module], told: str
 ) -> None:
-    def wrap(world: Transport) -> str:
+    def wrap(world: Communicator) -> str:
         net = make(world.rank)
         trained = [p for p in net.parameters() if p.requires_grad]
         with pytest.raises(JobError) as error:

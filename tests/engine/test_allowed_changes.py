@@ -11,7 +11,7 @@ from torch import nn, optim
 from torch.nn.utils import prune
 
 from hpcsgd import DistributedOptimizer, bsp
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from references import model as make_model
 from references import one_step, vector
@@ -63,7 +63,7 @@ SAME_TRAINING: dict[str, Callable[[nn.Module], object]] = {
 @pytest.mark.parametrize("change", SAME_TRAINING)
 @pytest.mark.parametrize("n", [1, 2])
 def test_what_leaves_the_parameters_in_place_is_allowed(run, n: int, change: str) -> None:
-    def train(world: Transport) -> list[torch.Tensor]:
+    def train(world: Communicator) -> list[torch.Tensor]:
         topology, found = form(world), []
         for changes in (False, True):
             net = make_model()
@@ -84,7 +84,7 @@ def test_what_leaves_the_parameters_in_place_is_allowed(run, n: int, change: str
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_layers_that_start_anew_train_on(run, n: int) -> None:
-    def train(world: Transport) -> tuple[torch.Tensor, torch.Tensor]:
+    def train(world: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
         topology, net = form(world), make_model()
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, topology, bsp())
         net[2].reset_parameters()
@@ -96,7 +96,7 @@ def test_layers_that_start_anew_train_on(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_state_that_is_cleared_in_place_starts_anew(run, n: int) -> None:
-    def train(world: Transport) -> tuple[torch.Tensor, torch.Tensor]:
+    def train(world: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
         topology, found = form(world), []
         for wrapped in (False, True):
             net = make_model()

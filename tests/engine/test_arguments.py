@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, UserError, bsp
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from references import model as make_model
 
@@ -58,7 +58,7 @@ def given() -> dict[str, Any]:
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize(("wrong", "line"), CASES.values(), ids=list(CASES))
 def test_an_argument_of_another_kind_is_named(run, n: int, wrong: dict[str, Any], line: str) -> None:
-    def refused(world: Transport) -> str:
+    def refused(world: Communicator) -> str:
         with pytest.raises(UserError) as error:
             DistributedOptimizer(**{**given(), "topology": form(world), **wrong})
         return str(error.value)
@@ -70,7 +70,7 @@ def test_an_argument_of_another_kind_is_named(run, n: int, wrong: dict[str, Any]
 
 @pytest.mark.ranks(2)
 def test_arguments_in_another_order_are_told(run) -> None:
-    def refused(world: Transport) -> tuple[str, str]:
+    def refused(world: Communicator) -> tuple[str, str]:
         topology, right = form(world), given()
         with pytest.raises(UserError) as optimizer_and_model:
             DistributedOptimizer(right["model"], right["optimizer"], topology, bsp())
@@ -87,7 +87,7 @@ def test_arguments_in_another_order_are_told(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_the_first_of_two_optimizers_of_one_model_is_told_of_the_second(run) -> None:
-    def refused(world: Transport) -> str:
+    def refused(world: Communicator) -> str:
         topology, net = form(world), make_model()
         first, second = (
             DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, topology, bsp()) for _ in range(2)
@@ -109,7 +109,7 @@ class Lines(IterableDataset[int]):
 
 @pytest.mark.ranks(2)
 def test_what_a_sampler_cannot_sample_from_is_named(run) -> None:
-    def refused(world: Transport) -> list[str]:
+    def refused(world: Communicator) -> list[str]:
         topology, found = form(world), []
         wrong: list[tuple[Any, Any]] = [
             (Lines(), topology),

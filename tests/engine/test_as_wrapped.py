@@ -9,7 +9,7 @@ import torch
 from torch import nn, optim
 
 from hpcsgd import ChainedOptimizer, DistributedOptimizer, UserError, bsp, hierarchical
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from references import model as make_model
 from references import one_step, vector
@@ -100,7 +100,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
 def test_changes_after_the_wrapping_are_refused(run, P: int, K: int, change: str) -> None:
     apply, message = CHANGES[change]
 
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         topology, net = form(world, groups=P), make_model()
         net[2].requires_grad_(False)
         inner = optim.SGD(net.parameters(), lr=0.1)
@@ -115,7 +115,7 @@ def test_changes_after_the_wrapping_are_refused(run, P: int, K: int, change: str
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_groups_of_one_of_several_optimizers(run, n: int) -> None:
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         net = make_model()
         inner = ChainedOptimizer(*(optim.SGD(layer.parameters(), lr=0.1) for layer in (net[0], net[3])))
         optimizer = DistributedOptimizer(inner, net, form(world), bsp())
@@ -128,7 +128,7 @@ def test_groups_of_one_of_several_optimizers(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [2])
 def test_a_model_that_changed_has_no_mean(run, n: int) -> None:
-    def changed(world: Transport) -> list[str]:
+    def changed(world: Communicator) -> list[str]:
         topology, net, found = form(world, groups=n), make_model(), []
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, topology, hierarchical(2))
         assigned(net)
@@ -144,7 +144,7 @@ def test_a_model_that_changed_has_no_mean(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_what_cannot_be_wrapped(run, n: int) -> None:
-    def refusals(world: Transport) -> list[str]:
+    def refusals(world: Communicator) -> list[str]:
         topology = form(world)
 
         def message(net: nn.Module, optimizer: optim.Optimizer | None = None) -> str:
@@ -164,7 +164,7 @@ def test_what_cannot_be_wrapped(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_frozen_parameters_and_buffers_start_from_rank_0(run, n: int) -> None:
-    def start(world: Transport) -> tuple[torch.Tensor, list[float]]:
+    def start(world: Communicator) -> tuple[torch.Tensor, list[float]]:
         net = make_model(seed=world.rank)
         net[0].requires_grad_(False)
         net[2].weight.requires_grad_(False)
@@ -181,7 +181,7 @@ def test_frozen_parameters_and_buffers_start_from_rank_0(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [2])
 def test_models_compiled_down_to_aten_train_alike(run, n: int) -> None:
-    def train(world: Transport) -> float:
+    def train(world: Communicator) -> float:
         topology, nets = form(world), [make_model(), make_model()]
         for net in nets:
             optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, bsp())

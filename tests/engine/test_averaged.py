@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, JobError, Method, bsp, hierarchical
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import Topology, form
 from references import batch, loss, one_step, vector
 from references import model as make_model
@@ -23,7 +23,7 @@ def with_statistics() -> nn.Module:
 
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)])
 def test_inside_the_mean_outside_as_before(run, P: int, K: int) -> None:
-    def looked_at(world: Transport) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+    def looked_at(world: Communicator) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
         topology, net = form(world, groups=P), with_statistics()
         inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         optimizer = DistributedOptimizer(inner, net, topology, hierarchical(100))
@@ -52,7 +52,7 @@ def test_inside_the_mean_outside_as_before(run, P: int, K: int) -> None:
 def test_what_the_block_writes_is_undone(run, P: int, K: int) -> None:
     """Also where there is one group, which has no mean to make."""
 
-    def written(world: Transport) -> tuple[Tensor, Tensor]:
+    def written(world: Communicator) -> tuple[Tensor, Tensor]:
         topology, net = form(world, groups=P), with_statistics()
         inner = optim.SGD(net.parameters(), lr=0.1)
         optimizer = DistributedOptimizer(inner, net, topology, hierarchical(100))
@@ -83,7 +83,7 @@ class Assigning(nn.Module):
 
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 1)])
 def test_buffers_that_are_assigned_anew(run, P: int, K: int) -> None:
-    def looked_at(world: Transport) -> tuple[Tensor, Tensor]:
+    def looked_at(world: Communicator) -> tuple[Tensor, Tensor]:
         topology, net = form(world, groups=P), Assigning()
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, topology, hierarchical(100))
         for t in range(3):
@@ -105,7 +105,7 @@ def test_buffers_that_are_assigned_anew(run, P: int, K: int) -> None:
 
 @pytest.mark.parametrize("n", [2])
 def test_a_buffer_that_one_rank_alone_has(run, n: int) -> None:
-    def looked_at(world: Transport) -> str:
+    def looked_at(world: Communicator) -> str:
         topology, net = form(world, groups=n), make_model()
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, topology, hierarchical(100))
         if world.rank == 1:
@@ -148,7 +148,7 @@ def test_while_gradients_travel(
 ) -> None:
     """On the same communicators: neither comes in the other's way, nor between the passes of a step."""
 
-    def trained(world: Transport) -> list[Tensor]:
+    def trained(world: Communicator) -> list[Tensor]:
         topology = form(world, groups=P)
         return [weights(topology, between) for between in (lambda _: None, what)]
 

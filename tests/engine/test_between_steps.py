@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 
@@ -28,7 +28,7 @@ class WithEval(optim.SGD):
                 param.data.mul_(2)
 
 
-def made(world: Transport, P: int, of: type[optim.SGD] = optim.SGD, **options: Any) -> Optimizer:
+def made(world: Communicator, P: int, of: type[optim.SGD] = optim.SGD, **options: Any) -> Optimizer:
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     inner = of(net.parameters(), lr=0.1, momentum=0.9)
     return Optimizer(inner, net, form(world, P), hpcsgd.hierarchical(sync_every=4), **options)
@@ -56,7 +56,7 @@ CALLS: dict[str, Callable[[Optimizer, Path], Any]] = {
 @pytest.mark.parametrize("call", CALLS)
 @SHAPES
 def test_inside_averaged_it_is_refused(tmp_path: Path, P: int, K: int, call: str) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         optimizer = made(world, P, WithEval)
         backward(optimizer, 1)
         optimizer.step()
@@ -76,7 +76,7 @@ def test_inside_averaged_it_is_refused(tmp_path: Path, P: int, K: int, call: str
 
 
 def test_a_block_that_was_made_before_another_one_is_refused_in_it() -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         optimizer = made(world, 2)
         block = optimizer.averaged_model()
         with (
@@ -98,7 +98,7 @@ def test_a_block_that_was_made_before_another_one_is_refused_in_it() -> None:
 def test_after_some_of_the_backward_passes_it_is_refused(
     tmp_path: Path, P: int, K: int, call: str, overlap: bool
 ) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         optimizer = made(world, P, gradient_accumulation_steps=3, overlap_grad_reduce=overlap)
         folder = tmp_path / "checkpoints"
         CALLS[call](optimizer, tmp_path / "other")
@@ -125,7 +125,7 @@ def test_after_some_of_the_backward_passes_it_is_refused(
 
 @pytest.mark.parametrize("of", [optim.SGD, WithEval])
 def test_refused_by_one_rank_it_is_refused_by_all(tmp_path: Path, of: type[optim.SGD]) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         optimizer = made(world, 2, of, gradient_accumulation_steps=2)
         if world.rank == 1:
             backward(optimizer, 1)

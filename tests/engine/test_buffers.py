@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.buffers import make_writable
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError, UserError
@@ -77,7 +77,7 @@ class Net(nn.Module):
         return self.linear(x)
 
 
-def wrapped(world: Transport, groups: int, kind: str) -> tuple[Net, Any]:
+def wrapped(world: Communicator, groups: int, kind: str) -> tuple[Net, Any]:
     net = Net(KINDS[kind](world.rank), KINDS[kind](world.rank + 50))
     inner = optim.SGD(net.linear.parameters(), lr=0.1)
     return net, hpcsgd.DistributedOptimizer(inner, net, form(world, groups), hpcsgd.hierarchical(2))
@@ -103,7 +103,7 @@ def become(buffer: Tensor, kind: str, rank: int) -> None:
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_start_with_those_of_rank_0(run, kind: str, groups: int) -> None:
-    def body(world: Transport) -> list[Any]:
+    def body(world: Communicator) -> list[Any]:
         net, _ = wrapped(world, groups, kind)
         assert net.b is net.same.again
         return [bits(net.b), bits(net.frozen)]
@@ -115,7 +115,7 @@ def test_all_start_with_those_of_rank_0(run, kind: str, groups: int) -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_mean_inside_averaged_and_then_as_before(run, kind: str) -> None:
-    def body(world: Transport) -> tuple[list[Any], list[Any], list[Any]]:
+    def body(world: Communicator) -> tuple[list[Any], list[Any], list[Any]]:
         net, optimizer = wrapped(world, 2, kind)
         become(net.b, kind, world.rank)
         before, mine = net.b, bits(net.b)
@@ -139,13 +139,13 @@ def test_the_mean_inside_averaged_and_then_as_before(run, kind: str) -> None:
 @pytest.mark.threads
 @pytest.mark.parametrize("kind", KINDS)
 def test_they_are_saved_with_the_model(tmp_path: Path, kind: str) -> None:
-    def save(world: Transport) -> list[Any]:
+    def save(world: Communicator) -> list[Any]:
         net, optimizer = wrapped(world, 2, kind)
         become(net.b, kind, world.rank)
         hpcsgd.save(tmp_path, optimizer)
         return [bits(net.b), bits(net.frozen)]
 
-    def load(world: Transport) -> list[Any]:
+    def load(world: Communicator) -> list[Any]:
         net, optimizer = wrapped(world, min(2, world.size), kind)
         become(net.b, kind, world.rank + 7)
         hpcsgd.load(tmp_path, optimizer)
@@ -165,7 +165,7 @@ def test_they_are_saved_with_the_model(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_quantized_ones_are_shared_and_saving_them_is_refused(tmp_path: Path) -> None:
-    def body(world: Transport) -> list[float]:
+    def body(world: Communicator) -> list[float]:
         net = Net(torch.quantize_per_tensor(drawn(world.rank, 5).float(), 0.1, 0, torch.qint8), drawn(0, 1))
         inner = optim.SGD(net.linear.parameters(), lr=0.1)
         optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, 2), hpcsgd.hierarchical(2))
@@ -178,7 +178,7 @@ def test_quantized_ones_are_shared_and_saving_them_is_refused(tmp_path: Path) ->
 
 
 def test_kinds_that_differ_between_ranks_are_told() -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net = Net(drawn(0, 4, 6) if world.rank else drawn(0, 4, 6).to_sparse_coo(), drawn(0, 1))
         hpcsgd.DistributedOptimizer(
             optim.SGD(net.linear.parameters(), lr=0.1), net, form(world, 1), hpcsgd.bsp()
@@ -221,7 +221,7 @@ class Quantizer(nn.Module):
 @pytest.mark.parametrize(("P", "K"), [(1, 3), (2, 2), (3, 1)])
 @pytest.mark.parametrize("prefetch", [False, True])
 def test_a_group_goes_on_from_the_buffers_of_its_first_rank(run, P: int, K: int, prefetch: bool) -> None:
-    def body(world: Transport) -> list[list[Any]]:
+    def body(world: Communicator) -> list[list[Any]]:
         net = Quantizer()
         optimizer = hpcsgd.DistributedOptimizer(
             optim.SGD(net.parameters(), lr=0.1), net, form(world, P), hpcsgd.hierarchical(2),
@@ -244,7 +244,7 @@ def test_a_group_goes_on_from_the_buffers_of_its_first_rank(run, P: int, K: int,
 def test_an_expanded_buffer_of_a_forward_pass_is_broadcast() -> None:
     """All its elements are one in memory: nothing can be written there."""
 
-    def body(world: Transport) -> list[float]:
+    def body(world: Communicator) -> list[float]:
         net = Quantizer()
         optimizer = hpcsgd.DistributedOptimizer(
             optim.SGD(net.parameters(), lr=0.1), net, form(world, 1), hpcsgd.bsp(), broadcast_buffers=True
@@ -270,7 +270,7 @@ def test_a_buffer_that_can_be_written_stays_where_it_is(made: Tensor) -> None:
 
 
 def test_ranks_with_other_buffers_are_told_before_any_is_overwritten() -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net = Quantizer()
         optimizer = hpcsgd.DistributedOptimizer(
             optim.SGD(net.parameters(), lr=0.1), net, form(world, 1), hpcsgd.bsp(), broadcast_buffers=True

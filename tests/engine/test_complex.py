@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, bsp, hierarchical
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from methods.table import RATES, REFERENCES, STEPS
 from references import MakeOptimizer, batch, distributed, loss, same, vector
@@ -88,7 +88,7 @@ def test_methods_train_pairs_of_reals(run, monkeypatch, method: str, P: int, K: 
     expected = case.expected(P, K, make)
     as_trained(monkeypatch, mixed=mixed)
 
-    def trained(world: Transport) -> list[Tensor]:
+    def trained(world: Communicator) -> list[Tensor]:
         return distributed(world, P, case.new(), make, STEPS, rates=RATES, form=case.form)
 
     same(run(P * K, trained), expected, K)
@@ -121,7 +121,7 @@ def edited(net: nn.Module, _: optim.Optimizer) -> None:
 
 
 def trained(
-    world: Transport, P: int, make: Callable[[Any], optim.Optimizer], method: Callable[[], Any] = bsp, *,
+    world: Communicator, P: int, make: Callable[[Any], optim.Optimizer], method: Callable[[], Any] = bsp, *,
     dtype: torch.dtype = torch.float64, between: Between | None = None, passes: int = 1, frozen: bool = False,
     by_groups: bool = False, **options: Any,
 ) -> Tensor:  # fmt: skip
@@ -242,7 +242,7 @@ def test_gradients_that_are_replaced(run, P: int, K: int) -> None:
 def test_a_gradient_on_some_ranks_alone(run, P: int, K: int, method: Callable[[], Any]) -> None:
     """Others count as having zero; where nobody has one the parameter stays as it is, momentum or not."""
 
-    def one(world: Transport) -> tuple[list[Tensor], Tensor]:
+    def one(world: Communicator) -> tuple[list[Tensor], Tensor]:
         net = nn.ParameterList([torch.ones(3, dtype=torch.complex128) for _ in range(3)])
         topology = form(world, P)
         optimizer = DistributedOptimizer(adamw(net.parameters()), net, topology, method())

@@ -13,12 +13,12 @@ from torch import Tensor, nn, optim
 import hpcsgd
 from engine.test_complex import OPTIMIZERS, SHAPES, Moduli, adamw, momentum, plain, resolve, steps, trained
 from hpcsgd import DistributedOptimizer, UserError, bsp, hierarchical
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.elements import as_reals
 from hpcsgd.core.flat import flatten
 from hpcsgd.core.rows import in_buckets
 from hpcsgd.core.topology import form
-from hpcsgd.core.traffic import Sizes
+from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.parts.averagers.fragments import fragments
 from methods.table import STEPS
 from references import batch, loss, vector
@@ -39,7 +39,7 @@ def test_a_state_dict_is_that_of_plain_torch_and_goes_on(run, optimizer: str, P:
     make = {**OPTIMIZERS, "Moduli": lambda params: Moduli(params, 0.01)}[optimizer]
     options: dict[str, Any] = {"elementwise": True} if optimizer == "Moduli" else {}
 
-    def one(world: Transport) -> tuple[dict[Any, Any], list[Tensor]]:
+    def one(world: Communicator) -> tuple[dict[Any, Any], list[Tensor]]:
         topology = form(world, P)
         nets = [Operator(pairs=False, seed=seed) for seed in (0, 1, 2)]
         whole, resumed = (
@@ -104,7 +104,7 @@ def test_where_they_lie(run, P: int, K: int, dtype: torch.dtype) -> None:
     """At whole complex numbers of flat vectors of reals: devices read no others. Who saves one saves no more
     than that."""
 
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         net = Operator(pairs=False, dtype=dtype)
         inner = momentum(net.parameters())
         optimizer = DistributedOptimizer(inner, net, form(world, P), bsp(), bucket_cap_mb=1e-9)
@@ -127,7 +127,7 @@ def test_where_they_lie(run, P: int, K: int, dtype: torch.dtype) -> None:
 
 @SHAPES
 def test_the_mean_model_and_back(run, P: int, K: int) -> None:
-    def one(world: Transport) -> tuple[Tensor, Tensor, Tensor, float]:
+    def one(world: Communicator) -> tuple[Tensor, Tensor, Tensor, float]:
         net = Operator(pairs=False, seed=world.rank)
         optimizer = DistributedOptimizer(momentum(net.parameters()), net, form(world, P), hierarchical(100))
         steps(net, optimizer, [world.rank], torch.float64, None, 1)
@@ -149,7 +149,7 @@ def test_the_mean_model_and_back(run, P: int, K: int) -> None:
 def test_the_state_of_the_optimizer_is_averaged_as_reals(run, P: int, K: int) -> None:
     """Every moment of every element, once on each of a group's positions."""
 
-    def one(world: Transport) -> tuple[dict[str, int], int]:
+    def one(world: Communicator) -> tuple[dict[str, int], int]:
         net = Operator(pairs=False)
         optimizer = DistributedOptimizer(adamw(net.parameters()), net, form(world, P), bsp())
         steps(net, optimizer, [world.rank], torch.float64, None, 1)
@@ -166,7 +166,7 @@ def test_the_state_of_the_optimizer_is_averaged_as_reals(run, P: int, K: int) ->
 def test_masters_of_more_bits(run, P: int, K: int) -> None:
     """Complex numbers of float64 for those of float32; both parts are kept, and saved."""
 
-    def one(world: Transport) -> tuple[Tensor, dict[Any, Any]]:
+    def one(world: Communicator) -> tuple[Tensor, dict[Any, Any]]:
         net = Operator(pairs=False, dtype=torch.float32)
         topology = form(world, P)
         optimizer = DistributedOptimizer(
@@ -187,7 +187,7 @@ def test_masters_of_more_bits(run, P: int, K: int) -> None:
 def test_scaled_gradients_are_unscaled(run, P: int, K: int) -> None:
     """torch's own scaler has no complex gradients in any process."""
 
-    def one(world: Transport, scaled: bool) -> tuple[Tensor, int]:
+    def one(world: Communicator, scaled: bool) -> tuple[Tensor, int]:
         net = Operator(pairs=False, dtype=torch.float32)
         optimizer = DistributedOptimizer(momentum(net.parameters()), net, form(world, P), hierarchical(2))
         scaler = hpcsgd.GradScaler("cpu", enabled=scaled, init_scale=2.0**10)
@@ -207,7 +207,7 @@ def test_scaled_gradients_are_unscaled(run, P: int, K: int) -> None:
         assert torch.equal(found, expected)
 
 
-def refused(net: nn.Module, kind: Callable[..., optim.Optimizer], world: Transport) -> str:
+def refused(net: nn.Module, kind: Callable[..., optim.Optimizer], world: Communicator) -> str:
     with pytest.raises(UserError) as error:
         DistributedOptimizer(kind(net.parameters()), net, form(world), bsp())
     return str(error.value)
@@ -218,7 +218,7 @@ def refused(net: nn.Module, kind: Callable[..., optim.Optimizer], world: Transpo
 def test_refusals(run, n: int) -> None:
     """Each names the parameter."""
 
-    def all_of_them(world: Transport) -> dict[str, str]:
+    def all_of_them(world: Communicator) -> dict[str, str]:
         def net(dtype: torch.dtype = torch.complex64) -> nn.Module:
             return nn.ParameterDict({"w": torch.ones(2, 3, dtype=dtype)})
 
@@ -266,7 +266,7 @@ def test_muon_leaves_them_to_the_optimizer_of_the_rest() -> None:
 def test_sizes_count_reals(K: int) -> None:
     """As the twin of pairs has them, but for padding to whole complex numbers."""
     complex_, pairs = (
-        Sizes.of(Operator(pairs=pairs, dtype=torch.float32).named_parameters(), 2, K, 1.0)
+        ModelLayout.of(Operator(pairs=pairs, dtype=torch.float32).named_parameters(), 2, K, 1.0)
         for pairs in (False, True)
     )
     assert complex_.M == pairs.M == 84
@@ -305,7 +305,7 @@ def test_every_real_is_in_one_fragment(K: int, F: int) -> None:
 def test_nobody_waits_for_a_gradient_that_is_asked_whether_it_is_conjugated() -> None:
     """Ranks would have to ask together."""
 
-    def one(world: Transport) -> list[bool]:
+    def one(world: Communicator) -> list[bool]:
         net = Operator(pairs=False)
         optimizer = DistributedOptimizer(momentum(net.parameters()), net, form(world), bsp())
         loss(net, *batch(0, world.rank)).backward()

@@ -15,7 +15,7 @@ from torch import nn, optim
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, UserError
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from references import batch, loss, model, vector
 
@@ -28,13 +28,13 @@ COPIES: dict[str, Callable[[nn.Module, Any], object]] = {
 }
 
 
-def made(world: Transport, P: int) -> tuple[nn.Module, Any]:
+def made(world: Communicator, P: int) -> tuple[nn.Module, Any]:
     net = model()
     inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     return net, DistributedOptimizer(inner, net, form(world, P), hpcsgd.hierarchical(2))
 
 
-def train(world: Transport, net: nn.Module, optimizer: Any, steps: range) -> None:
+def train(world: Communicator, net: nn.Module, optimizer: Any, steps: range) -> None:
     for t in steps:
         optimizer.zero_grad()
         loss(net, *batch(t, world.rank)).backward()
@@ -45,7 +45,7 @@ def train(world: Transport, net: nn.Module, optimizer: Any, steps: range) -> Non
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (3, 1), (1, 3), (2, 2)])
 @pytest.mark.parametrize("kind", COPIES)
 def test_a_copy_of_the_optimizer_is_refused_and_training_goes_on(run, kind: str, P: int, K: int) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net, optimizer = made(world, P)
         train(world, net, optimizer, range(2))
         with pytest.raises(UserError, match=r"cannot be copied or pickled: save optimizer\.state_dict\(\)"):
@@ -63,7 +63,7 @@ def test_a_copy_of_the_optimizer_is_refused_and_training_goes_on(run, kind: str,
 def test_a_copy_of_the_model_is_a_model_of_its_own(run, P: int) -> None:
     """As one that keeps a moving average of the parameters."""
 
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net, optimizer = made(world, P)
         train(world, net, optimizer, range(2))
         other, before = copy.deepcopy(net), vector(net)
@@ -84,7 +84,7 @@ def test_a_copy_of_the_model_is_a_model_of_its_own(run, P: int) -> None:
 def test_what_is_saved_of_a_part_is_the_part_alone(run, dtype: torch.dtype) -> None:
     """And not the bucket that it lies in, with the weights of its neighbours."""
 
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         alone, net = (nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 3)).to(dtype) for _ in range(2))
         inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         optimizer = DistributedOptimizer(inner, net, form(world, 1), hpcsgd.bsp())

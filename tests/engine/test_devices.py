@@ -13,10 +13,10 @@ from torch import Tensor, nn, optim
 import hpcsgd
 from comm.broken_order import of_the_default_stream
 from far.ranks import FOR_TRAININGS, Delays, explicitly, on_the_host
-from hpcsgd.comm import Transport, lane, streams, threads
+from hpcsgd.comm import Communicator, comm_thread, streams, threads
 from hpcsgd.core.topology import form
 from hpcsgd.methods import Method, bsp, hierarchical
-from hpcsgd.parts.exchanges import AllReduce
+from hpcsgd.parts.grad_reduces import AllReduce
 from references import batch, loss, model, vector
 
 pytestmark = pytest.mark.usefixtures("far_device")
@@ -28,7 +28,7 @@ BUCKETS = 3
 class Training:
     """Of the small model in P groups, in several buckets, on a device or on the host."""
 
-    def __init__(self, world: Transport, P: int, method: Method, device: torch.device | None) -> None:
+    def __init__(self, world: Communicator, P: int, method: Method, device: torch.device | None) -> None:
         self.topology = form(world, P)
         self.device = device or torch.device("cpu")
         self.net = model(world.rank).to(self.device)
@@ -48,7 +48,7 @@ class Training:
         self.optimizer.step()
 
 
-def waits(world: Transport, P: int, device: torch.device) -> list[list[str]]:
+def waits(world: Communicator, P: int, device: torch.device) -> list[list[str]]:
     """Of each step, what the host waited for."""
     training = Training(world, P, hierarchical(sync_every=2), device)
     found = []
@@ -79,7 +79,7 @@ LAYERS = 8
 """Each of them a bucket."""
 
 
-def step_time(world: Transport, operation: float, copy: float, device: torch.device) -> float:
+def step_time(world: Communicator, operation: float, copy: float, device: torch.device) -> float:
     """Milliseconds of the device for one step in which an operation and a copy take so many microseconds."""
     net = nn.Sequential(*(part for _ in range(LAYERS) for part in (nn.Linear(5, 5), nn.Tanh()))).to(device)
     inner = optim.SGD(net.parameters(), lr=0.1)
@@ -126,7 +126,7 @@ def test_copies_are_made_while_the_device_computes() -> None:
 
 
 def waiting(init: Callable[..., None]) -> Callable[..., None]:
-    def begin(work: lane.Work, *arguments: object, **named: object) -> None:
+    def begin(work: comm_thread.Work, *arguments: object, **named: object) -> None:
         init(work, *arguments, **named)
         work.wait()
 
@@ -135,7 +135,7 @@ def waiting(init: Callable[..., None]) -> Callable[..., None]:
 
 ONE_STREAM: Mapping[str, tuple[object, str, Callable[..., object]]] = {
     "the lane works on the asker's stream": (streams.Streams, "on", lambda *_: nullcontext()),
-    "the asker waits at once": (lane.Work, "__init__", waiting(lane.Work.__init__)),
+    "the asker waits at once": (comm_thread.Work, "__init__", waiting(comm_thread.Work.__init__)),
 }
 """Right, and with nothing at the same time."""
 
@@ -146,7 +146,7 @@ def test_what_overlaps_with_nothing_is_seen(mutant: str) -> None:
         assert hidden() == pytest.approx(0.0, abs=1e-6)
 
 
-def on_a_stream_of_its_own(world: Transport, device: torch.device | None = None) -> Tensor:
+def on_a_stream_of_its_own(world: Communicator, device: torch.device | None = None) -> Tensor:
     with nullcontext() if device is None else torch.Stream(device):
         training = Training(world, 1, bsp(), device)
         for t in range(2):
@@ -175,7 +175,7 @@ class Forked(nn.Module):
         return here + there
 
 
-def on_two_streams(world: Transport, device: torch.device | None = None) -> Tensor:
+def on_two_streams(world: Communicator, device: torch.device | None = None) -> Tensor:
     net = Forked().to(device)
     inner = optim.SGD(net.parameters(), lr=0.1)
     optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, 1), bsp())
@@ -203,7 +203,7 @@ def test_hooks_go_by_the_stream_that_a_gradient_was_made_on(
 HOOKS: Mapping[str, tuple[Callable[..., Tensor], tuple[object, str, Callable[..., object]]]] = {
     "hooks go by the default stream": (
         on_a_stream_of_its_own,
-        (streams.Moment, "__init__", of_the_default_stream),
+        (streams.StreamEvent, "__init__", of_the_default_stream),
     ),
     "a bucket leaves behind its last gradient alone": (
         on_two_streams,

@@ -25,16 +25,16 @@ from hpcsgd import (
     sgp,
     streaming,
 )
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.layout import cut
 from hpcsgd.core.topology import form
-from hpcsgd.core.traffic import Sizes
+from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.engine.dividing import uncut, update_of
 from hpcsgd.engine.muon import hidden_matrices, muon
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.methods import Method, ensemble_sync
 from hpcsgd.models.gpt import gpt
-from hpcsgd.parts.exchanges import WithAllgather
+from hpcsgd.parts.grad_reduces import WithAllgather
 from references import vector
 
 STEPS = 4
@@ -66,7 +66,7 @@ def loss_of(net: nn.Module, t: int, rank: int) -> Tensor:
 
 
 def trained(
-    world: Transport, P: int, method: Method, make: Callable[[nn.Module], optim.Optimizer], **options: Any
+    world: Communicator, P: int, method: Method, make: Callable[[nn.Module], optim.Optimizer], **options: Any
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
     """The model, the optimizer's state over whole parameters, and the elements of state on this rank."""
     topology, net = form(world, groups=P), Language().to(options.pop("dtype", torch.float32))
@@ -137,7 +137,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def check(run: Any, P: int, K: int, method: Callable[[], Method], maker: str, **options: Any) -> None:
     """The bits are those of positions that all update everything."""
 
-    def both(world: Transport) -> Any:
+    def both(world: Communicator) -> Any:
         return [trained(world, P, method(), MAKERS[maker], **options, **said) for said in ({}, GATHERED)]
 
     for (model, state, _), (theirs, their_state, _) in run(P * K, both):
@@ -167,7 +167,7 @@ def test_so_with_every_option(run, options: dict[str, Any]) -> None:
 
 @pytest.mark.ranks(4)
 def test_the_bits_are_those_of_the_plain_order(run) -> None:
-    def of_rank(world: Transport) -> dict[str, Tensor]:
+    def of_rank(world: Communicator) -> dict[str, Tensor]:
         return trained(world, 2, hierarchical(2), MAKERS["muon"])[0]
 
     with in_the_plain_order():
@@ -183,7 +183,7 @@ def test_the_bits_are_those_of_the_plain_order(run) -> None:
 def test_narrow_wires_take_it(run, wire: Callable[[], Any]) -> None:
     """Also for parameters, which are known to their owners alone."""
 
-    def both(world: Transport) -> list[dict[str, Tensor]]:
+    def both(world: Communicator) -> list[dict[str, Tensor]]:
         methods = [hierarchical(2, Quantized(parameters=wire())), hierarchical(2)]
         return [trained(world, 2, method, MAKERS["muon"])[0] for method in methods]
 
@@ -198,7 +198,7 @@ def test_narrow_wires_take_it(run, wire: Callable[[], Any]) -> None:
 def test_the_state_dict_is_that_of_torch(run) -> None:
     """With the same keys and shapes, so that either takes the other's."""
 
-    def of_rank(world: Transport) -> bool:
+    def of_rank(world: Communicator) -> bool:
         topology, net, other = form(world), Language(), Language()
         optimizer = DistributedOptimizer(muon(net, 0.02), net, topology, bsp())
         plain = muon(other, 0.02)
@@ -220,7 +220,7 @@ def test_the_state_dict_is_that_of_torch(run) -> None:
 def test_clipping_leaves_the_padding_out(run) -> None:
     """An optimizer of single elements comes to the same, whoever owns what; padding counts for nothing."""
 
-    def both(world: Transport) -> list[tuple[Tensor, Tensor]]:
+    def both(world: Communicator) -> list[tuple[Tensor, Tensor]]:
         found = []
         settings: list[dict[str, Any]] = [{}, {"elementwise": False, "tensorwise": True}]
         for said in settings:
@@ -245,7 +245,7 @@ def test_clipping_leaves_the_padding_out(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_what_is_not_finite_stays_out_of_the_padding(run) -> None:
-    def padded(world: Transport) -> list[Tensor]:
+    def padded(world: Communicator) -> list[Tensor]:
         topology, net = form(world), Language()
         optimizer = DistributedOptimizer(muon(net, 0.02), net, topology, bsp(), bucket_cap_mb=5e-3)
         (loss_of(net, 0, topology.rank) * float("inf")).backward()
@@ -286,7 +286,7 @@ def test_it_is_the_update_of_the_papers(run) -> None:
     """In numpy: momentum, five iterations of Newton and Schulz in 16 bits, the size of AdamW's updates."""
     lr, momentum, decay = 0.02, 0.95, 0.1
 
-    def of_rank(world: Transport) -> list[tuple[Any, Any, Any]]:
+    def of_rank(world: Communicator) -> list[tuple[Any, Any, Any]]:
         topology, net = form(world), Language()
         optimizer = DistributedOptimizer(muon(net, lr), net, topology, bsp(), bucket_cap_mb=5e-3)
         found = []
@@ -333,7 +333,7 @@ def narrow(x: Any) -> Any:
 
 @pytest.mark.ranks(2)
 def test_gradients_may_be_scaled(run) -> None:
-    def both(world: Transport) -> list[Tensor]:
+    def both(world: Communicator) -> list[Tensor]:
         found = []
         for scaler in (None, hpcsgd.GradScaler("cpu", init_scale=2.0**10)):
             topology, net = form(world), Language()
@@ -356,18 +356,18 @@ def test_gradients_may_be_scaled(run) -> None:
 
 @pytest.mark.ranks(3)
 def test_the_layout_is_foretold(run) -> None:
-    def of_rank(world: Transport) -> Any:
+    def of_rank(world: Communicator) -> Any:
         topology, net = form(world), Language()
         optimizer = DistributedOptimizer(muon(net, 0.02), net, topology, bsp(), bucket_cap_mb=5e-3)
         sizes = [(sum(s.stop - s.start for s in b.slots), b.size) for b in optimizer.buckets]
-        return sizes, sum(len(b.pieces) for b in optimizer.buckets)
+        return sizes, sum(len(b.ranges) for b in optimizer.buckets)
 
     net = Language()
     named = [(n, p) for n, p in net.named_parameters() if p.requires_grad]
-    m = Sizes.of(named, 1, 3, 5e3, whole=set(hidden_matrices(net)))
+    m = ModelLayout.of(named, 1, 3, 5e3, whole=set(hidden_matrices(net)))
     ranks = run(3, of_rank)
     assert all(sizes == [(b.used, b.padded) for b in m.buckets] for sizes, _ in ranks)
-    assert sum(pieces for _, pieces in ranks) / 3 == m.pieces(range(len(m.layers)))
+    assert sum(pieces for _, pieces in ranks) / 3 == m.rows_of(range(len(m.layers)))
     assert sum(b.used for b in m.buckets) == sum(p.numel() for _, p in named)
 
 
@@ -383,7 +383,7 @@ def test_islands_own_no_tensors() -> None:
 
 @pytest.mark.ranks(3)
 def test_much_padding_is_told(run, caplog: pytest.LogCaptureFixture) -> None:
-    def wrap(world: Transport) -> None:
+    def wrap(world: Communicator) -> None:
         net = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40))
         inner = muon(net, 0.02, hidden=["0.weight"])
         DistributedOptimizer(inner, net, form(world), bsp())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 
 SHAPES = [(1, 1), (2, 1), (1, 2), (3, 1), (2, 2), (1, 3)]
@@ -42,7 +42,7 @@ def plain(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def test_against_autograd(run: Callable[..., list[Any]], P: int, K: int, kind: str) -> None:
     """In steps in which it is wanted. Nesterov's momentum writes into gradients."""
 
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         model, topology = net(), form(world, P)
         inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True)
         optimizer = hpcsgd.DistributedOptimizer(

@@ -15,9 +15,9 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, UserError, bsp
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
-from hpcsgd.parts.exchanges import AllReduce
+from hpcsgd.parts.grad_reduces import AllReduce
 from references import batch, loss, vector
 from references import model as make_model
 
@@ -307,7 +307,7 @@ def plain(N: int, loop: Loop, make: Callable[[Any], optim.Optimizer]) -> tuple[T
 
 
 def trained(
-    world: Transport, P: int, loop: Loop, make: Callable[[Any], optim.Optimizer], **options: Any
+    world: Communicator, P: int, loop: Loop, make: Callable[[Any], optim.Optimizer], **options: Any
 ) -> tuple[Tensor, object]:
     def backward(net: nn.Module, t: int) -> None:
         loss(net, *batch(t, world.rank)).backward()
@@ -334,7 +334,7 @@ def test_the_numbers_are_those_of_one_process(
     expected, seen = plain(P * K, LOOPS[name], MAKE[kind])
     options = {"method": method(), "overlap_grad_reduce": overlap, "bucket_cap_mb": 1e-4}
 
-    def train(world: Transport) -> tuple[Tensor, object]:
+    def train(world: Communicator) -> tuple[Tensor, object]:
         return trained(world, P, LOOPS[name], MAKE[kind], **options | {"method": method()})
 
     for w, theirs in run(P * K, train):
@@ -347,7 +347,7 @@ def test_the_numbers_are_those_of_one_process(
 def test_gradients_are_clipped_where_they_are_read(run) -> None:
     """What this rank updates by has been scaled alone; others get it by the first use."""
 
-    def train(world: Transport) -> list[float]:
+    def train(world: Communicator) -> list[float]:
         net = make_model()
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
         loss(net, *batch(0, world.rank)).backward()
@@ -364,7 +364,7 @@ def test_gradients_are_clipped_where_they_are_read(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_gradients_by_hand_in_place_of_averaged_ones_are_averaged(run) -> None:
-    def train(world: Transport) -> Tensor:
+    def train(world: Communicator) -> Tensor:
         net = make_model()
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, form(world), bsp())
         loss(net, *batch(0, world.rank)).backward()
@@ -381,14 +381,14 @@ def test_gradients_by_hand_in_place_of_averaged_ones_are_averaged(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_gradients_are_made_whole_once(run) -> None:
-    def train(world: Transport) -> list[int]:
+    def train(world: Communicator) -> list[int]:
         net = make_model()
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
         loss(net, *batch(0, world.rank)).backward()
         sent = []
         for _ in range(2):
             optimizer.synchronize()
-            sent.append(world.ledger.totals()["gradients"].bytes)
+            sent.append(world.stats.totals()["gradients"].bytes)
         return sent
 
     for once, twice in run(2, train):
@@ -408,7 +408,7 @@ USES: dict[str, Callable[[Any, Any], object]] = {
 def test_gradients_that_were_added_to_those_of_an_earlier_step(use: str, overlap: bool) -> None:
     """Where each rank has kept its own part of those alone."""
 
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net = make_model()
         inner = optim.SGD(net.parameters(), lr=0.1)
         optimizer = DistributedOptimizer(inner, net, form(world), bsp(), overlap_grad_reduce=overlap)
@@ -423,7 +423,7 @@ def test_gradients_that_were_added_to_those_of_an_earlier_step(use: str, overlap
 
 
 def test_gradients_of_an_earlier_step_that_this_one_adds_nothing_to() -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net: Any = make_model()
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
         for t in range(2):
@@ -439,7 +439,7 @@ def test_gradients_of_an_earlier_step_that_this_one_adds_nothing_to() -> None:
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_error_feedback_cannot_take_gradients_back(set_to_none: bool) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net = make_model()
         method = bsp(hpcsgd.Sparse(hpcsgd.TopK(density=0.5)))
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), method)
@@ -453,7 +453,7 @@ def test_error_feedback_cannot_take_gradients_back(set_to_none: bool) -> None:
 
 
 def test_a_hook_that_uses_gradients_in_the_backward_pass_is_refused() -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net: Any = make_model()
         DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
         net[3].weight.register_post_accumulate_grad_hook(lambda param: param.grad.mul_(2))
@@ -466,7 +466,7 @@ def test_a_hook_that_uses_gradients_in_the_backward_pass_is_refused() -> None:
 def test_the_form_of_a_gradient_may_be_asked_for_at_any_time() -> None:
     """Without any message: one rank alone asks."""
 
-    def body(world: Transport) -> tuple[list[Any], bool]:
+    def body(world: Communicator) -> tuple[list[Any], bool]:
         net = make_model()
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
         loss(net, *batch(0, world.rank)).backward()

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, UserError, bsp
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from methods.table import OF_INTERVALS
@@ -43,7 +43,7 @@ def alone(N: int, body: Body, inner: Callable[[nn.Module], optim.Optimizer] = sg
 
 
 def on_ranks(
-    world: Transport, P: int, body: Body, inner: Callable[[nn.Module], optim.Optimizer] = sgd, **options: Any
+    world: Communicator, P: int, body: Body, inner: Callable[[nn.Module], optim.Optimizer] = sgd, **options: Any
 ) -> Tensor:
     net = make_model()
     optimizer = DistributedOptimizer(inner(net), net, form(world, P), bsp(), bucket_cap_mb=1e-4, **options)
@@ -104,7 +104,7 @@ def test_hooks_of_all_optimizers_see_the_whole_once(run, P: int, K: int) -> None
 
 @pytest.mark.ranks(2)
 def test_hooks_of_what_an_optimizer_has_inside_are_refused(run) -> None:
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         net = make_model()
         params = list(net.parameters())
         parts = optim.SGD(params[:2], lr=0.1), optim.AdamW(params[2:], lr=0.1)
@@ -137,7 +137,7 @@ def test_a_step_that_was_patched_sees_the_whole(run, P: int, K: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_a_scheduler_of_the_wrapped_optimizer_knows_that_it_stepped(run) -> None:
-    def train(world: Transport) -> list[float]:
+    def train(world: Communicator) -> list[float]:
         net = make_model()
         inner = sgd(net)
         scheduler = optim.lr_scheduler.StepLR(inner, 1, 0.5)
@@ -170,7 +170,7 @@ LOOKUPS: dict[str, Callable[[Any, Any], object]] = {
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_state_is_not_looked_up_by_parameter_where_it_is_divided(run, name: str) -> None:
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         def body(net: Any, optimizer: optim.Optimizer, backward: Callable[[int], None]) -> None:
             for param in net.parameters():
                 assert param not in optimizer.state
@@ -208,7 +208,7 @@ OPTIONS = {"weight_decay": 0.3, "momentum": 0.5, "nesterov": True}
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 1)])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_an_option_of_one_rank_alone_is_told(run, P: int, K: int, name: str) -> None:
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         def body(net: Any, optimizer: optim.Optimizer, backward: Callable[[int], None]) -> None:
             ordinary(net, optimizer, backward)
             optimizer.param_groups[0][name] = OPTIONS[name] if world.rank else optimizer.param_groups[0][name]
@@ -224,7 +224,7 @@ def test_an_option_of_one_rank_alone_is_told(run, P: int, K: int, name: str) -> 
 
 @pytest.mark.ranks(2)
 def test_an_option_that_is_a_tensor_is_compared_by_value(run) -> None:
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         def body(net: Any, optimizer: optim.Optimizer, backward: Callable[[int], None]) -> None:
             ordinary(net, optimizer, backward)
             optimizer.param_groups[0]["momentum"] = torch.tensor(0.5 + 0.1 * world.rank)
@@ -310,7 +310,7 @@ def test_other_memory_may_be_shared(tie: Callable[[nn.Linear, nn.Linear], None])
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_embeddings_that_scale_rows_in_a_forward_pass_are_refused(run, kind: type) -> None:
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         net = nn.Sequential(kind(4, 3, max_norm=1.0))
         DistributedOptimizer(sgd(net), net, form(world), bsp())
 
@@ -353,7 +353,7 @@ def test_a_layer_that_one_rank_does_not_use_is_clipped_everywhere(
         change(plain)
         optimizer.step()
 
-    def train(world: Transport) -> Tensor:
+    def train(world: Communicator) -> Tensor:
         net = make_model()
         made = DistributedOptimizer(
             sgd(net), net, form(world, P), bsp(), overlap_grad_reduce=overlap, bucket_cap_mb=1e-4
@@ -376,7 +376,7 @@ def test_a_layer_is_clipped_everywhere_after_a_backward_pass_that_failed(run) ->
     def out_of_memory(gradient: Tensor) -> None:
         raise MemoryError
 
-    def train(world: Transport) -> Tensor:
+    def train(world: Communicator) -> Tensor:
         net: Any = make_model()
         optimizer = DistributedOptimizer(sgd(net), net, form(world, 2), bsp(), overlap_grad_reduce=False)
         x, y = batch(0, world.rank)
@@ -412,7 +412,7 @@ def test_whole_gradients_of_the_last_step_are_changed_and_used_again(run, P: int
 
 @pytest.mark.ranks(2)
 def test_gradients_that_nobody_has_are_none_after_zeroing_the_others(run) -> None:
-    def train(world: Transport) -> list[bool]:
+    def train(world: Communicator) -> list[bool]:
         net: Any = make_model()
         optimizer = DistributedOptimizer(sgd(net), net, form(world, 1), bsp())
         nn.functional.cross_entropy(parts(net, batch(0, 1)[0], 1), batch(0, 1)[1]).backward()
@@ -446,7 +446,7 @@ def test_gradients_are_used_in_the_middle_of_a_window(run, P: int, K: int, chang
 @pytest.mark.filterwarnings("ignore:Using backward")  # of the reference cycle
 @pytest.mark.parametrize("how", ["penalty", "second derivatives"])
 def test_gradients_whose_graph_is_lost_are_not_used(run, how: str) -> None:
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         net = make_model()
         DistributedOptimizer(sgd(net), net, form(world), bsp())
         loss(net, *batch(0, world.rank)).backward(create_graph=True)
@@ -544,7 +544,7 @@ def test_a_kept_gradient_that_was_never_averaged_is_refused(run) -> None:
 def test_a_collective_of_the_loop_is_no_matter_of_the_gradients(run) -> None:
     """Rank 1 has no gradients of the first layers, and has sent less when it comes to the mean."""
 
-    def train(world: Transport) -> tuple[Tensor, Tensor]:
+    def train(world: Communicator) -> tuple[Tensor, Tensor]:
         topology, net = form(world), make_model()
         optimizer = DistributedOptimizer(sgd(net), net, topology, bsp(), bucket_cap_mb=1e-4)
         x, y = batch(0, world.rank)
@@ -574,7 +574,7 @@ METHODS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (1, 1), (1, 2)])
 @pytest.mark.parametrize("name", METHODS)
 def test_groups_meet_before_the_first_step_and_alone(run, P: int, K: int, name: str) -> None:
-    def train(world: Transport) -> Tensor:
+    def train(world: Communicator) -> Tensor:
         net = make_model()
         made = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, form(world, P), METHODS[name]())
         made.average_models()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd import ChainedOptimizer, DistributedOptimizer, UserError, bsp, muon
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.engine.initial_state import like_new
 from references import batch, loss, vector
@@ -120,7 +120,7 @@ def test_what_cannot_be_joined() -> None:
 
 
 def test_it_goes_inside() -> None:
-    def wrap(world: Transport) -> None:
+    def wrap(world: Communicator) -> None:
         net = make_model()
         wrapped = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
         with pytest.raises(UserError, match="ChainedOptimizer goes inside"):

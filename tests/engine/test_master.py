@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.engine.master import Master
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, hierarchical
-from hpcsgd.parts.exchanges import Sparse
+from hpcsgd.parts.grad_reduces import Sparse
 from hpcsgd.parts.sparsifiers import TopK
 from references import batch, loss, model
 
@@ -42,7 +42,7 @@ Held = tuple[list[Tensor], list[Tensor]]
 """Parameters, and their masters."""
 
 
-def distributed(world: Transport, P: int, name: str, **options: Any) -> list[Held]:
+def distributed(world: Communicator, P: int, name: str, **options: Any) -> list[Held]:
     """After every step."""
     net = narrow_model()
     optimizer = hpcsgd.DistributedOptimizer(
@@ -116,7 +116,7 @@ def test_whole_tensors_on_every_position(run) -> None:
 def test_updates_of_less_than_half_an_ulp_add_up(run, P: int) -> None:
     """An ulp of 256 is 2 in bfloat16; without a master it stays where it is."""
 
-    def moved(world: Transport, master: torch.dtype | None) -> float:
+    def moved(world: Communicator, master: torch.dtype | None) -> float:
         net = nn.Linear(1, 1, bias=False).to(NARROW)
         with torch.no_grad():
             net.weight.fill_(256.0)
@@ -150,7 +150,7 @@ def test_a_master_follows_whoever_moves_the_parameters() -> None:
 def test_what_it_costs(run) -> None:
     """State and masters of M/K elements of 4 bytes, messages of M elements of 2."""
 
-    def sizes(world: Transport) -> tuple[int, set[torch.dtype], float, float]:
+    def sizes(world: Communicator) -> tuple[int, set[torch.dtype], float, float]:
         net = nn.Linear(32, 8, bias=False).to(NARROW)
         inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         optimizer = hpcsgd.DistributedOptimizer(
@@ -161,7 +161,7 @@ def test_what_it_costs(run) -> None:
         assert all(held.tensor.grad is None for held in optimizer.local.held)
         state = optimizer.local.tensors()["momentum_buffer"]
         held = [h.tensor for h in optimizer.local.held]
-        sent = world.ledger.totals()
+        sent = world.stats.totals()
         return (
             sum(x.numel() for x in state + held),
             {x.dtype for x in state + held},
@@ -179,7 +179,7 @@ def test_what_it_costs(run) -> None:
 def test_wide_parameters_need_none(run) -> None:
     """In the same model: they are updated as they are."""
 
-    def kept(world: Transport) -> set[str]:
+    def kept(world: Communicator) -> set[str]:
         net = nn.Sequential(nn.Linear(4, 4).to(NARROW), nn.Linear(4, 2))
         inner = optim.SGD(net.parameters(), lr=0.1)
         optimizer = hpcsgd.DistributedOptimizer(
@@ -194,7 +194,7 @@ def test_wide_parameters_need_none(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_a_state_with_masters_needs_them(run) -> None:
-    def taken(world: Transport) -> None:
+    def taken(world: Communicator) -> None:
         def made(master: torch.dtype | None) -> hpcsgd.DistributedOptimizer:
             net = narrow_model()
             inner = optim.SGD(net.parameters(), lr=0.1)
@@ -209,7 +209,7 @@ def test_a_state_with_masters_needs_them(run) -> None:
 
 @pytest.mark.parametrize("P", [1, 2])
 def test_a_scaler_is_refused(P: int) -> None:
-    def scaled(world: Transport) -> None:
+    def scaled(world: Communicator) -> None:
         net = narrow_model()
         inner = optim.SGD(net.parameters(), lr=0.1)
         optimizer = hpcsgd.DistributedOptimizer(
@@ -228,7 +228,7 @@ def test_a_scaler_is_refused(P: int) -> None:
 def test_clipped_and_sparse_gradients_arrive(run) -> None:
     """What becomes of a gradient between the exchange and the update is narrow, as it travelled."""
 
-    def trained(world: Transport, method: Callable[[], Method], clip: float) -> Tensor:
+    def trained(world: Communicator, method: Callable[[], Method], clip: float) -> Tensor:
         net = nn.Linear(2, 2, bias=False).to(NARROW)
         with torch.no_grad():
             net.weight.zero_()

@@ -6,14 +6,14 @@ import pytest
 from torch import optim
 
 from hpcsgd import DistributedOptimizer, JobError, Method, Sparse, TopK, diloco, hierarchical
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from references import model as make_model
 
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_method_is_of_one_optimizer_at_a_time(run, n: int) -> None:
-    def reused(world: Transport) -> list[str]:
+    def reused(world: Communicator) -> list[str]:
         topology, method, kept, found = form(world), diloco(2), [], []
         plain = hierarchical(8)
         sparse = Sparse(TopK(0.5))

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 import hpcsgd
 from far.ranks import PATTERNS, explicitly
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.comm.on_host import on_host
 from hpcsgd.core.norm import clip, squared_norm
 from hpcsgd.core.topology import form
@@ -42,7 +42,7 @@ def moved(state: Any) -> Any:
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "ASGD", "NAdam", "whole tensors"])
 def test_a_state_dict_goes_on_also_by_way_of_the_host(optimizer: str) -> None:
-    def both(world: Transport, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def both(world: Communicator, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         whole, resumed = (Training(form(world), optimizer, seed=seed, device=device) for seed in (0, 1))
         whole.steps(3)
         resumed.net.load_state_dict(copy.deepcopy(whole.net.state_dict()))
@@ -59,7 +59,7 @@ def test_a_state_dict_goes_on_also_by_way_of_the_host(optimizer: str) -> None:
 
 
 def test_the_state_dict_has_tensors_where_torch_has_them() -> None:
-    def places(world: Transport, device: torch.device) -> dict[tuple[int, str], torch.device]:
+    def places(world: Communicator, device: torch.device) -> dict[tuple[int, str], torch.device]:
         training = Training(form(world), "AdamW", device=device)
         training.steps(1)
         return {name: value.device for name, value in tensors(training.optimizer.state_dict()).items()}
@@ -72,7 +72,7 @@ def test_the_state_dict_has_tensors_where_torch_has_them() -> None:
 
 @pytest.mark.parametrize("make", [lambda: sasgd(3), lambda: hpcsgd.diloco(3)])
 def test_the_state_of_a_method_comes_back_to_the_device(make: Any) -> None:
-    def both(world: Transport, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def both(world: Communicator, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         whole, resumed = (Training(form(world, 2), "plain", make, seed=s, device=device) for s in (0, 1))
         whole.steps(2)
         resumed.net.load_state_dict(copy.deepcopy(whole.net.state_dict()))
@@ -86,7 +86,7 @@ def test_the_state_of_a_method_comes_back_to_the_device(make: Any) -> None:
         assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
 
 
-def clipped(world: Transport, most: float, device: torch.device = HOST) -> tuple[Tensor, list[Tensor]]:
+def clipped(world: Communicator, most: float, device: torch.device = HOST) -> tuple[Tensor, list[Tensor]]:
     net = model().to(device)
     optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
     x, y = (part.to(device) for part in batch(0, world.rank))
@@ -116,7 +116,7 @@ def test_nobody_waits_for_a_norm() -> None:
 
 @pytest.mark.parametrize("method", [hierarchical(1000), ssp(0)])
 def test_a_loss_is_kept_unread(method: Method) -> None:
-    def stepped(world: Transport) -> None:
+    def stepped(world: Communicator) -> None:
         net = nn.Linear(3, 1)
         optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), method)
         net(torch.ones(1, 3)).sum().backward()
@@ -126,7 +126,7 @@ def test_a_loss_is_kept_unread(method: Method) -> None:
     threads.run(1, stepped)
 
 
-def scaled(world: Transport, device: torch.device = HOST) -> tuple[Tensor, float, int]:
+def scaled(world: Communicator, device: torch.device = HOST) -> tuple[Tensor, float, int]:
     net = model(dtype=torch.float32).to(device)
     inner = optim.SGD(net.parameters(), lr=0.2, momentum=0.9)
     optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, 2), hierarchical(2), bucket_cap_mb=1e-4)
@@ -149,7 +149,7 @@ def test_all_skip_the_same_steps(pattern: str) -> None:
         assert torch.allclose(mine[0], theirs[0], rtol=1e-5)
 
 
-def two_branches(world: Transport, side_is_slow: bool, device: torch.device = HOST) -> Tensor:
+def two_branches(world: Communicator, side_is_slow: bool, device: torch.device = HOST) -> Tensor:
     """One of them computed on a stream of its own, and so are its gradients."""
     net = nn.ModuleList([nn.Linear(30, 30), nn.Linear(30, 30)])
     generator = torch.Generator().manual_seed(world.rank)

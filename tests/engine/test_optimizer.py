@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, JobError, UserError, bsp, hierarchical
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from references import MakeOptimizer, batch, gathered_step, loss, one_step, vector
 from references import model as make_model
@@ -43,7 +43,7 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 def test_clipping_is_exact(run, n: int, norm_type: float, P: int) -> None:
     """By bsp, whose update uses the gradient of all ranks, in one level and in two."""
 
-    def clipped(world: Transport) -> tuple[Tensor, list[float]]:
+    def clipped(world: Communicator) -> tuple[Tensor, list[float]]:
         topology, net = form(world, groups=P), make_model()
         optimizer = DistributedOptimizer(MOMENTUM(list(net.parameters())), net, topology, bsp())
         norms = []
@@ -70,7 +70,7 @@ def test_clipping_is_exact(run, n: int, norm_type: float, P: int) -> None:
 def test_clipping_where_elements_lie_in_another_order(run, n: int) -> None:
     """As those of a convolution in channels_last, also where gradients stay where autograd puts them."""
 
-    def clipped(world: Transport) -> tuple[float, float]:
+    def clipped(world: Communicator) -> tuple[float, float]:
         net = nn.ParameterList([torch.arange(12.0).view(3, 4).t()])
         optimizer = DistributedOptimizer(
             optim.SGD(net.parameters(), 0.1), net, form(world, n), hierarchical(9)
@@ -87,7 +87,7 @@ def test_clipping_where_elements_lie_in_another_order(run, n: int) -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_accumulation_equals_the_larger_batch(run, n: int, overlap: bool) -> None:
-    def accumulated(world: Transport) -> Tensor:
+    def accumulated(world: Communicator) -> Tensor:
         topology, net = form(world), make_model()
         inner = MOMENTUM(list(net.parameters()))
         optimizer = DistributedOptimizer(
@@ -111,7 +111,7 @@ def test_accumulation_equals_the_larger_batch(run, n: int, overlap: bool) -> Non
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_undeclared_accumulation_is_refused(run, n: int) -> None:
-    def twice(world: Transport) -> None:
+    def twice(world: Communicator) -> None:
         net = make_model()
         DistributedOptimizer(MOMENTUM(list(net.parameters())), net, form(world), bsp())
         loss(net, *batch(0, 0)).backward()
@@ -123,7 +123,7 @@ def test_undeclared_accumulation_is_refused(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_gradients_changed_by_way_of_an_older_tensor_are_refused(run, n: int) -> None:
-    def changed(world: Transport) -> None:
+    def changed(world: Communicator) -> None:
         net = make_model()
         optimizer = DistributedOptimizer(MOMENTUM(list(net.parameters())), net, form(world), bsp())
         loss(net, *batch(0, 0)).backward()
@@ -148,7 +148,7 @@ def test_gradients_changed_by_way_of_an_older_tensor_are_refused(run, n: int) ->
 )
 @pytest.mark.parametrize("made_before", [True, False])
 def test_schedulers_keep_working(run, n: int, schedule: Callable, made_before: bool) -> None:
-    def scheduled(world: Transport) -> Tensor:
+    def scheduled(world: Communicator) -> Tensor:
         topology, net = form(world), make_model()
         inner = MOMENTUM(list(net.parameters()))
         groups = inner.param_groups
@@ -182,7 +182,7 @@ def two_groups(net: nn.Module) -> optim.Optimizer:
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_param_groups_keep_their_options(run, n: int) -> None:
-    def grouped(world: Transport) -> Tensor:
+    def grouped(world: Communicator) -> Tensor:
         topology, net = form(world), make_model()
         optimizer = DistributedOptimizer(two_groups(net), net, topology, bsp())
         for t in range(STEPS):
@@ -209,7 +209,7 @@ def test_frozen_and_tied_parameters(run, n: int) -> None:
         net[0].weight.requires_grad_(False)
         return net
 
-    def trained(world: Transport) -> Tensor:
+    def trained(world: Communicator) -> Tensor:
         topology, net = form(world), tied()
         with torch.no_grad():
             net[0].weight.add_(world.rank)  # frozen, and yet the same on all ranks afterwards
@@ -228,7 +228,7 @@ def test_frozen_and_tied_parameters(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_optimizer_state_is_divided_by_K(run, n: int) -> None:
-    def elements(world: Transport) -> tuple[int, int]:
+    def elements(world: Communicator) -> tuple[int, int]:
         topology, net = form(world), make_model()
         inner = optim.Adam(net.parameters())
         optimizer = DistributedOptimizer(inner, net, topology, bsp())
@@ -244,7 +244,7 @@ def test_optimizer_state_is_divided_by_K(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_state_goes_to_a_plain_optimizer_and_back(run, n: int) -> None:
-    def through(world: Transport) -> tuple[Tensor, Tensor]:
+    def through(world: Communicator) -> tuple[Tensor, Tensor]:
         topology, net = form(world), make_model()
         optimizer = DistributedOptimizer(optim.Adam(net.parameters()), net, topology, bsp())
         for t in range(3):
@@ -268,7 +268,7 @@ def test_state_goes_to_a_plain_optimizer_and_back(run, n: int) -> None:
 def test_state_from_before_the_wrapping_is_kept(run, n: int) -> None:
     """Adagrad has state from the start; here it has made steps already."""
 
-    def wrapped_late(world: Transport) -> Tensor:
+    def wrapped_late(world: Communicator) -> Tensor:
         topology, net = form(world), make_model()
         inner = optim.Adagrad(net.parameters(), lr=0.1)
         for t in range(2):
@@ -284,7 +284,7 @@ def test_state_from_before_the_wrapping_is_kept(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_parameters_loaded_after_the_wrapping_count(run, n: int) -> None:
-    def loaded(world: Transport) -> Tensor:
+    def loaded(world: Communicator) -> Tensor:
         topology, net = form(world), make_model(seed=5)
         optimizer = DistributedOptimizer(MOMENTUM(list(net.parameters())), net, topology, bsp())
         net.load_state_dict(make_model().state_dict())
@@ -298,7 +298,7 @@ def test_parameters_loaded_after_the_wrapping_count(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_what_cannot_be_distributed_is_refused(run, n: int) -> None:
-    def refusals(world: Transport) -> list[str]:
+    def refusals(world: Communicator) -> list[str]:
         topology = form(world)
 
         def message(attempt: Callable[[], object]) -> str:
@@ -330,7 +330,7 @@ def test_what_cannot_be_distributed_is_refused(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_models_that_differ_between_ranks_end_all(run, n: int) -> None:
-    def differing(world: Transport) -> str:
+    def differing(world: Communicator) -> str:
         net = nn.Linear(3, 2 + (world.rank == 1))
         with pytest.raises(JobError) as error:
             DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, form(world), bsp())
@@ -343,7 +343,7 @@ def test_models_that_differ_between_ranks_end_all(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_closure(run, n: int) -> None:
-    def closed(world: Transport) -> Tensor:
+    def closed(world: Communicator) -> Tensor:
         topology, net = form(world), make_model()
         optimizer = DistributedOptimizer(MOMENTUM(list(net.parameters())), net, topology, bsp())
         for t in range(STEPS):
@@ -366,7 +366,7 @@ def test_closure(run, n: int) -> None:
 def test_zero_grad_of_either_kind(run, n: int, set_to_none: bool) -> None:
     """Views that zero_grad cut silently once meant: no error, no learning."""
 
-    def zeroed(world: Transport) -> Tensor:
+    def zeroed(world: Communicator) -> Tensor:
         topology, net = form(world), make_model()
         inner = MOMENTUM(list(net.parameters()))
         optimizer = DistributedOptimizer(inner, net, topology, bsp())
@@ -387,7 +387,7 @@ def test_public_names() -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("order", [2.0, float("inf"), 1.0])
 def test_clipping_where_a_position_owns_nothing(run, order: float) -> None:
-    def norm(world: Transport) -> float:
+    def norm(world: Communicator) -> float:
         net = nn.Linear(1, 1, bias=False)
         optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
         (3 * net(torch.ones(1, 1))).sum().backward()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, optim
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from trainings import OPTIMIZERS, Net, Training
 
@@ -17,7 +17,7 @@ from trainings import OPTIMIZERS, Net, Training
 def test_moments_are_all_tensors_of_the_own_pieces(run, n: int) -> None:
     """Those with a value for every element, and the number of steps that belongs to them."""
 
-    def of_rank(world: Transport) -> tuple[set[str], int, int]:
+    def of_rank(world: Communicator) -> tuple[set[str], int, int]:
         training = Training(form(world), "AdamW")
         training.steps(1)
         tensors = training.optimizer.local.tensors()
@@ -34,7 +34,7 @@ def test_moments_are_all_tensors_of_the_own_pieces(run, n: int) -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_a_state_dict_goes_on(run, n: int, optimizer: str) -> None:
-    def whole_and_resumed(world: Transport) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def whole_and_resumed(world: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         whole, resumed = (Training(form(world), optimizer, seed=seed) for seed in (0, 1))
         whole.steps(3)
         resumed.net.load_state_dict(copy.deepcopy(whole.net.state_dict()))
@@ -54,7 +54,7 @@ def test_a_state_dict_goes_on(run, n: int, optimizer: str) -> None:
 def test_the_state_dict_is_that_of_torch(run, n: int) -> None:
     """With the same keys and shapes, so that either takes the other's."""
 
-    def shapes(world: Transport) -> dict[tuple[int, str], torch.Size]:
+    def shapes(world: Communicator) -> dict[tuple[int, str], torch.Size]:
         training = Training(form(world), "AdamW")
         training.steps(1)
         return shapes_of(training.optimizer)

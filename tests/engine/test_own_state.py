@@ -12,7 +12,7 @@ from torch import nn, optim
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, UserError
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from references import batch, loss, model, vector
 
@@ -25,20 +25,20 @@ METHODS: dict[str, Callable[[], hpcsgd.Method]] = {
 }
 
 
-def made(world: Transport, P: int, method: str) -> tuple[nn.Module, Any]:
+def made(world: Communicator, P: int, method: str) -> tuple[nn.Module, Any]:
     net = model()
     inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     return net, DistributedOptimizer(inner, net, form(world, P), METHODS[method]())
 
 
-def train(world: Transport, net: nn.Module, optimizer: Any, steps: range) -> None:
+def train(world: Communicator, net: nn.Module, optimizer: Any, steps: range) -> None:
     for t in steps:
         optimizer.zero_grad()
         loss(net, *batch(t, world.rank)).backward()
         optimizer.step()
 
 
-def after_two_steps(world: Transport, P: int, method: str) -> tuple[nn.Module, Any, list[dict[str, Any]]]:
+def after_two_steps(world: Communicator, P: int, method: str) -> tuple[nn.Module, Any, list[dict[str, Any]]]:
     """A training, and the states of all ranks."""
     net, optimizer = made(world, P, method)
     train(world, net, optimizer, range(2))
@@ -51,7 +51,7 @@ def after_two_steps(world: Transport, P: int, method: str) -> tuple[nn.Module, A
     [("bsp", 1, 3), ("hierarchical", 1, 2), ("bsp", 2, 1), ("bsp", 2, 2), ("nothing kept", 1, 2)],
 )
 def test_what_is_the_same_everywhere_one_rank_may_save_for_all(run, method: str, P: int, K: int) -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net, optimizer, states = after_two_steps(world, P, method)
         other, resumed = made(world, P, method)
         other.load_state_dict(copy.deepcopy(net.state_dict()))
@@ -76,7 +76,7 @@ def test_what_is_the_same_everywhere_one_rank_may_save_for_all(run, method: str,
 def test_another_rank_s_own_state_is_refused(run, method: str, P: int, K: int, has: str) -> None:
     """Before anything is taken, and on no other rank than where it is wrong."""
 
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net, optimizer, states = after_two_steps(world, P, method)
         last = P * K - 1
         if world.rank == last:
@@ -97,7 +97,7 @@ def test_another_rank_s_own_state_is_refused(run, method: str, P: int, K: int, h
 def test_in_a_group_all_ranks_may_have_the_state_of_one(run) -> None:
     """Of hierarchical local SGD, which keeps nothing else."""
 
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net, optimizer, states = after_two_steps(world, 2, "hierarchical")
         first_of_group = world.rank - world.rank % 2
         optimizer.load_state_dict(states[first_of_group])

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, adacomm, bsp, hierarchical
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.errors import UserError
-from hpcsgd.parts.exchanges import Sparse
+from hpcsgd.parts.grad_reduces import Sparse
 from hpcsgd.parts.sparsifiers import TopK
 from references import batch, loss, model, vector
 from special_optimizers import LooksAhead, Nudging, Polyak, Sam, ScheduleFree
@@ -50,7 +50,7 @@ WAYS = ["after a backward pass", "dropping gradients", "alone"]
 
 
 def by_ranks(
-    world: Transport, P: int, make: Make, way: str, method: Callable[[], Any] = bsp, **options: Any
+    world: Communicator, P: int, make: Make, way: str, method: Callable[[], Any] = bsp, **options: Any
 ) -> Tensor:
     topology, net = form(world, P), model(world.rank)
     optimizer = DistributedOptimizer(make(net.parameters()), net, topology, method(), **options)
@@ -96,7 +96,7 @@ def test_where_it_begins_without_gradients(run, P: int, K: int, way: str) -> Non
 def test_pieces_are_whole_parameters_while_a_closure_runs(run, n: int, overlap: bool) -> None:
     expected = by_one(n, LooksAhead, "alone")
 
-    def cut(world: Transport) -> Tensor:
+    def cut(world: Communicator) -> Tensor:
         return by_ranks(world, 1, LooksAhead, "alone", elementwise=True, overlap_grad_reduce=overlap)
 
     for found in run(n, cut):
@@ -116,7 +116,7 @@ def test_ranks_whose_pieces_have_not_moved_evaluate_again_too(run) -> None:
                 param.zero_()  # 1.5 of which is the same
         return net
 
-    def cut(world: Transport) -> Tensor:
+    def cut(world: Communicator) -> Tensor:
         net = zero_but_for_the_first()
         inner = LooksAhead(net.parameters())
         optimizer = DistributedOptimizer(inner, net, form(world, 1), bsp(), elementwise=True)
@@ -145,7 +145,7 @@ def test_masters_are_rounded_while_a_closure_runs(run, n: int, elementwise: bool
             assert param.grad is not None
             m.sub_(0.1 * param.grad.double())
 
-    def of_rank(world: Transport) -> Tensor:
+    def of_rank(world: Communicator) -> Tensor:
         net, own = model(dtype=torch.float32), range(world.rank, world.rank + 1)
         inner, topology = LooksAhead(net.parameters()), form(world, 1)
         optimizer = DistributedOptimizer(
@@ -178,7 +178,7 @@ def test_a_loss_that_an_optimizer_goes_by_is_the_mean(run, n: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_what_the_optimizer_returns_is_returned(run) -> None:
-    def returned(world: Transport) -> tuple[Tensor, Tensor]:
+    def returned(world: Communicator) -> tuple[Tensor, Tensor]:
         topology, net = form(world, 1), model()
         optimizer = DistributedOptimizer(Polyak(net.parameters()), net, topology, bsp())
         expected = mean_loss(net, 0, range(2)).detach()
@@ -190,7 +190,7 @@ def test_what_the_optimizer_returns_is_returned(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_a_closure_is_evaluated_once_where_nothing_has_moved(run) -> None:
-    def evaluations(world: Transport) -> int:
+    def evaluations(world: Communicator) -> int:
         topology, net = form(world, 1), model()
         optimizer = DistributedOptimizer(Polyak(net.parameters()), net, topology, bsp())
         seen: list[int] = []
@@ -233,7 +233,7 @@ def test_an_exchange_with_a_memory_sees_one_gradient_a_step(run, way: str) -> No
 
 @pytest.mark.ranks(2)
 def test_nothing_has_moved_where_that_is_known_before(run) -> None:
-    def refused(world: Transport) -> Tensor:
+    def refused(world: Communicator) -> Tensor:
         topology, net = form(world, 1), model()
         optimizer = DistributedOptimizer(
             LooksAhead(net.parameters()), net, topology, bsp(grad_reduce=Sparse(TopK(0.5)))
@@ -248,7 +248,7 @@ def test_nothing_has_moved_where_that_is_known_before(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_a_closure_has_to_return_a_loss(run) -> None:
-    def several(world: Transport) -> None:
+    def several(world: Communicator) -> None:
         topology, net = form(world, 1), model()
         optimizer = DistributedOptimizer(Polyak(net.parameters()), net, topology, bsp())
         optimizer.step(lambda: {"loss": loss(net, *batch(0, topology.rank))})
@@ -282,7 +282,7 @@ def test_weights_for_an_evaluation_are_those_of_one_process(
     """By a method of the optimizer, called here or on the object that was wrapped."""
     expected = schedule_free(model(), lambda inner: inner, range(P * K))
 
-    def of_rank(world: Transport) -> list[Tensor]:
+    def of_rank(world: Communicator) -> list[Tensor]:
         topology, net = form(world, P), model(world.rank)
         return schedule_free(
             net,
@@ -295,7 +295,7 @@ def test_weights_for_an_evaluation_are_those_of_one_process(
             require_close(ours, theirs)
 
 
-def sam_of(world: Transport, **options: Any) -> tuple[Topology, nn.Module, Sam, DistributedOptimizer]:
+def sam_of(world: Communicator, **options: Any) -> tuple[Topology, nn.Module, Sam, DistributedOptimizer]:
     topology, net = form(world, 1), model()
     inner = Sam(net.parameters())
     return topology, net, inner, DistributedOptimizer(inner, net, topology, bsp(), **options)
@@ -308,7 +308,7 @@ def test_other_methods_find_averaged_gradients(run, n: int) -> None:
     mean_loss(net, 0, range(n)).backward()
     inner.first_step()
 
-    def first_step(world: Transport) -> Tensor:
+    def first_step(world: Communicator) -> Tensor:
         topology, net, _, optimizer = sam_of(world)
         loss(net, *batch(0, topology.rank)).backward()
         optimizer.first_step()
@@ -331,7 +331,7 @@ def test_what_they_make_of_pieces_of_gradients_is_read_whole(run, n: int) -> Non
     def norms(net: nn.Module) -> Tensor:
         return torch.stack([p.grad.norm() for p in net.parameters() if p.grad is not None])
 
-    def halved(world: Transport) -> tuple[Tensor, Tensor]:
+    def halved(world: Communicator) -> tuple[Tensor, Tensor]:
         net = model()
         inner = Halving(net.parameters(), lr=0.1)
         optimizer: Any = DistributedOptimizer(inner, net, form(world, 1), bsp(), elementwise=True)
@@ -353,7 +353,7 @@ def test_so_do_those_that_see_pieces(run, n: int, overlap: bool) -> None:
     inner.nudge(0.5)
     inner.step()
 
-    def nudged(world: Transport) -> Tensor:
+    def nudged(world: Communicator) -> Tensor:
         topology, net = form(world, 1), model()
         optimizer: Any = DistributedOptimizer(
             Nudging(net.parameters()), net, topology, bsp(), elementwise=True, overlap_grad_reduce=overlap
@@ -370,7 +370,7 @@ def test_so_do_those_that_see_pieces(run, n: int, overlap: bool) -> None:
 @pytest.mark.parametrize("called_on", ["ours", "theirs"])
 @pytest.mark.parametrize("n", [1, 2])
 def test_an_update_by_another_method_is_refused(run, n: int, called_on: str) -> None:
-    def two_steps(world: Transport) -> None:
+    def two_steps(world: Communicator) -> None:
         topology, net, inner, optimizer = sam_of(world)
         called: Any = optimizer if called_on == "ours" else inner
         loss(net, *batch(0, topology.rank)).backward()
@@ -386,7 +386,7 @@ def test_an_update_by_another_method_is_refused(run, n: int, called_on: str) -> 
 
 @pytest.mark.ranks(1)
 def test_an_optimizer_inside_is_not_to_update_either(run) -> None:
-    def inside(world: Transport) -> None:
+    def inside(world: Communicator) -> None:
         _, _, inner, _ = sam_of(world)
         inner.base_optimizer.step()
 
@@ -396,7 +396,7 @@ def test_an_optimizer_inside_is_not_to_update_either(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_ranks_are_in_the_same_method(run) -> None:
-    def one_alone(world: Transport) -> None:
+    def one_alone(world: Communicator) -> None:
         topology, net = form(world, 1), model()
         optimizer: Any = DistributedOptimizer(ScheduleFree(net.parameters()), net, topology, bsp())
         (optimizer.eval if topology.rank else optimizer.train)()
@@ -407,7 +407,7 @@ def test_ranks_are_in_the_same_method(run) -> None:
 
 @pytest.mark.ranks(1)
 def test_names_that_are_no_public_method_are_unknown(run) -> None:
-    def names(world: Transport) -> list[bool]:
+    def names(world: Communicator) -> list[bool]:
         _, _, inner, optimizer = sam_of(world)
         assert inner.base_optimizer is not None
         return [hasattr(optimizer, name) for name in ("first_step", "base_optimizer", "_move", "nothing")]
@@ -423,7 +423,7 @@ class WithGroupsOfItsOwn(Sam):
 
 @pytest.mark.ranks(2)
 def test_pieces_are_refused_to_an_optimizer_inside_that_would_miss_them(run) -> None:
-    def wrap(world: Transport) -> None:
+    def wrap(world: Communicator) -> None:
         net = model()
         DistributedOptimizer(
             WithGroupsOfItsOwn(net.parameters()), net, form(world, 1), bsp(), elementwise=True

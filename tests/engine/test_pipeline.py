@@ -20,20 +20,20 @@ from torch import Tensor, nn, optim
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import hpcsgd
-from hpcsgd.comm import Transport, Work, threads
+from hpcsgd.comm import Communicator, Work, threads
 from hpcsgd.comm.threads import ThreadBackend
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import ReduceContext
 from hpcsgd.core.topology import Topology, form
-from hpcsgd.engine import meeting, optimizer
-from hpcsgd.engine.meeting import Gathering
+from hpcsgd.engine import param_gather, optimizer
+from hpcsgd.engine.param_gather import ParamGather
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.methods import Method, bsp, delayed, diloco, hierarchical, post_local, selsync, streaming, switch
 from hpcsgd.methods.hierarchical import allreduce_local_sgd
 from hpcsgd.parts import quantizers
-from hpcsgd.parts.averagers import Mean, Measured
-from hpcsgd.parts.exchanges import AllToAll, ReduceScatter, Sparse, WithAllgather
+from hpcsgd.parts.averagers import Mean, WithDistance
+from hpcsgd.parts.grad_reduces import AllToAll, ReduceScatter, Sparse, WithAllgather
 from hpcsgd.parts.schedules import Every, never
 from hpcsgd.parts.sparsifiers import TopK
 from methods.table import REFERENCES, Case
@@ -56,7 +56,7 @@ METHODS: dict[str, Callable[[], Method]] = {
         sync_every=2, optimizer_state=hpcsgd.ResetState, grad_reduce=ReduceScatter()
     ),
     "bsp": bsp,
-    "bsp with meetings": lambda: Method(bsp().grad_reduce, Every(2), Measured(Mean())),
+    "bsp with meetings": lambda: Method(bsp().grad_reduce, Every(2), WithDistance(Mean())),
     "diloco": lambda: diloco(sync_every=2),
     "selsync": lambda: selsync(delta=0.3),
     "allreduce_local_sgd": lambda: allreduce_local_sgd(sync_every=2),
@@ -66,7 +66,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "delayed, one after the other": lambda: delayed(hierarchical(sync_every=2), 2),
     "delayed selsync": lambda: delayed(selsync(delta=0.3), 1),
     "delayed by a narrow wire": lambda: delayed(hierarchical(sync_every=2, quantize=quantizers.int8()), 1),
-    "delayed, gradients across": lambda: delayed(Method(bsp().grad_reduce, Every(2), Measured(Mean())), 1),
+    "delayed, gradients across": lambda: delayed(Method(bsp().grad_reduce, Every(2), WithDistance(Mean())), 1),
     "delayed, then bsp": lambda: switch(delayed(hierarchical(sync_every=2), 2), bsp(), at=3),
     "streaming": lambda: streaming(diloco(sync_every=2), 2, 1),
     "streamed without delay": lambda: streaming(hierarchical(sync_every=2), 2, 0),
@@ -85,7 +85,7 @@ def groups_of(net: nn.Module) -> list[dict[str, Any]]:
 
 
 def trained(
-    world: Transport,
+    world: Communicator,
     P: int,
     method: Callable[[], Method],
     inner: str,
@@ -123,11 +123,11 @@ late = functools.partial(trained, prefetch=True)
 def in_the_plain_order() -> Iterator[None]:
     """All gradients, the whole update, the meeting, all of the model: one after the other, on one lane."""
 
-    def met(s: Any, how: Any, gathering: Gathering, updated: Any) -> None:
+    def met(s: Any, how: Any, param_gather: ParamGather, updated: Any) -> None:
         updated = list(updated)
-        nothing_early = mock.patch.object(gathering, "chunks_are_final", return_value=None)
+        nothing_early = mock.patch.object(param_gather, "chunks_are_final", return_value=None)
         with nothing_early:
-            meeting.meet(s, how, gathering, updated)
+            meeting.synchronize_models(s, how, param_gather, updated)
 
     made = StepPlan.of
 
@@ -137,7 +137,7 @@ def in_the_plain_order() -> Iterator[None]:
     with (
         mock.patch.object(StepPlan, "of", plain),
         mock.patch.object(optimizer, "meet", met),
-        mock.patch.object(Transport, "on_its_own_lane", lambda transport: transport),
+        mock.patch.object(Communicator, "on_its_own_lane", lambda transport: transport),
     ):
         yield
 
@@ -197,7 +197,7 @@ def test_so_are_those_of_each_kind_of_method(run, method: str, dtype: torch.dtyp
 def test_so_are_those_of_all_methods_of_the_table(run, label: str) -> None:
     case: Case = REFERENCES[label]
 
-    def history(world: Transport) -> list[Tensor]:
+    def history(world: Communicator) -> list[Tensor]:
         topology, net = case.form(world, 2), make_model()
         made = hpcsgd.DistributedOptimizer(
             optim.SGD(net.parameters(), lr=0.1), net, topology, case.new(), bucket_cap_mb=LAYER
@@ -217,7 +217,7 @@ def test_so_are_those_of_all_methods_of_the_table(run, label: str) -> None:
         assert same_bits(run(4, history), plain)
 
 
-def one_step(world: Transport, P: int, method: Method) -> None:
+def one_step(world: Communicator, P: int, method: Method) -> None:
     net = make_model()
     inner = optim.SGD(net.parameters(), lr=0.1)
     made = hpcsgd.DistributedOptimizer(inner, net, form(world, P), method, bucket_cap_mb=FEW)
@@ -259,7 +259,7 @@ def has_changed(own: Tensor, before: Tensor) -> bool:
 
 
 def test_a_bucket_is_updated_while_the_next_one_is_on_its_way() -> None:
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         one_step(world, 1, Method(Until(has_changed), never, Mean()))
 
     threads.run(2, train, timeout=PATIENCE)
@@ -272,9 +272,9 @@ def test_a_bucket_is_averaged_while_the_next_one_is_in_its_group() -> None:
         averaged.append(backend.rank)
         plain(backend, *arguments)
 
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         exchange = Until(lambda own, before: has_changed(own, before) and len(averaged) > 0)
-        one_step(world, 2, Method(exchange, Every(1), Measured(Mean())))
+        one_step(world, 2, Method(exchange, Every(1), WithDistance(Mean())))
 
     plain = ThreadBackend.allreduce
     with mock.patch.object(ThreadBackend, "allreduce", allreduce):
@@ -371,7 +371,7 @@ def test_who_is_through_with_each_bucket_by_itself() -> None:
 def test_hooks_of_the_wrapped_optimizer_are_called_once_and_see_all(run) -> None:
     """What they are registered at sees no parts."""
 
-    def train(world: Transport) -> tuple[list[int], float, int]:
+    def train(world: Communicator) -> tuple[list[int], float, int]:
         net = make_model()
         inner = optim.SGD(net.parameters(), lr=0.1)
         made = hpcsgd.DistributedOptimizer(inner, net, form(world), bsp(), bucket_cap_mb=LAYER)
@@ -397,7 +397,7 @@ def test_hooks_of_all_optimizers_are_called_once(run) -> None:
     seen: list[object] = []
     handle = register_optimizer_step_post_hook(lambda of, *_: seen.append(of))
 
-    def train(world: Transport) -> object:
+    def train(world: Communicator) -> object:
         made = one_step_of_many_parts(world)
         return sum(each is made or each is made.local.optimizer for each in seen)
 
@@ -408,7 +408,7 @@ def test_hooks_of_all_optimizers_are_called_once(run) -> None:
         handle.remove()
 
 
-def one_step_of_many_parts(world: Transport, kind: type[optim.SGD] = optim.SGD) -> Any:
+def one_step_of_many_parts(world: Communicator, kind: type[optim.SGD] = optim.SGD) -> Any:
     net = make_model()
     made = hpcsgd.DistributedOptimizer(
         kind(net.parameters(), lr=0.1), net, form(world), bsp(), bucket_cap_mb=LAYER, elementwise=True
@@ -440,7 +440,7 @@ def test_who_is_not_known_makes_one_step(run) -> None:
 def test_in_parts_the_optimizer_and_its_groups_stay(run) -> None:
     """A scheduler notices each step, and state has counted it once."""
 
-    def train(world: Transport) -> tuple[list[float], bool, float]:
+    def train(world: Communicator) -> tuple[list[float], bool, float]:
         net = make_model()
         inner = optim.AdamW(groups_of(net), lr=0.01)
         schedule = optim.lr_scheduler.StepLR(inner, step_size=1, gamma=0.5)
@@ -465,7 +465,7 @@ def test_in_parts_the_optimizer_and_its_groups_stay(run) -> None:
 def test_lanes_end_with_what_was_never_used() -> None:
     """One hands over to the other while that is about to end."""
 
-    def leave(world: Transport) -> None:
+    def leave(world: Communicator) -> None:
         net = make_model()
         inner = optim.SGD(net.parameters(), lr=0.1)
         hpcsgd.DistributedOptimizer(inner, net, form(world, 2), bsp(), bucket_cap_mb=LAYER)

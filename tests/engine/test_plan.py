@@ -55,7 +55,7 @@ from hpcsgd.methods import (
     switch,
 )
 from hpcsgd.parts.averagers import Mean
-from hpcsgd.parts.exchanges import AllToAll, Quantized, Sparse, WithAllgather
+from hpcsgd.parts.grad_reduces import AllToAll, Quantized, Sparse, WithAllgather
 from hpcsgd.parts.quantizers import int8
 from hpcsgd.parts.schedules import never
 from hpcsgd.parts.sparsifiers import TopK
@@ -205,7 +205,7 @@ def test_a_run_goes_by_the_stages_of_its_method() -> None:
 @pytest.mark.parametrize("at", [0, 3])
 def test_who_waits_follows_from_the_stages(at: int) -> None:
     plan = StepPlan.of(switch(sgp(), hierarchical(4), at))
-    waits = [(until, stage.waits) for until, stage in plan.stages]
+    waits = [(until, stage.waits) for until, stage in plan.sequence]
     assert waits == [(3, GOSSIP), (None, All(period=4))][at == 0 :]
     assert plan.waits == in_turns(waits)
 
@@ -213,7 +213,7 @@ def test_who_waits_follows_from_the_stages(at: int) -> None:
 @pytest.mark.parametrize("update", [Update(), WHOLE, TENSORS])
 def test_a_stage_is_carried_out_as_the_whole_is(update: Update) -> None:
     plan = StepPlan.of(switch(hierarchical(2), bsp(), 3), update)
-    for _, stage in plan.stages:
+    for _, stage in plan.sequence:
         for name in ("sharding", "update_per_bucket", "decided_before_update", "divides_tensors"):
             assert getattr(stage, name) == getattr(plan, name)
         assert isinstance(stage.grad_reduce, WithAllgather) == isinstance(plan.grad_reduce, WithAllgather)

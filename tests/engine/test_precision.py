@@ -7,7 +7,7 @@ import torch
 from torch import nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from hpcsgd.engine.precision import PRECISIONS, precision
 from hpcsgd.errors import UserError
@@ -59,7 +59,7 @@ def test_without_more_it_is_the_plain_loop() -> None:
 def test_a_step_that_overflows_anywhere_is_made_by_nobody(run) -> None:
     """And goes on with the scale, after a restart, where it had come to."""
 
-    def trained(world: Transport) -> tuple[list[bool], list[int], float]:
+    def trained(world: Communicator) -> tuple[list[bool], list[int], float]:
         net = model(dtype=torch.float32)
         optimizer = hpcsgd.DistributedOptimizer(
             optim.SGD(net.parameters(), lr=0.1), net, form(world, groups=2), hierarchical(2)

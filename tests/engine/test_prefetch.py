@@ -16,11 +16,11 @@ from torch.utils.checkpoint import checkpoint
 
 import hpcsgd
 from hpcsgd.checkpoint import capture
-from hpcsgd.comm import Transport, Work, threads
+from hpcsgd.comm import Communicator, Work, threads
 from hpcsgd.comm.threads import ThreadBackend
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.topology import form
-from hpcsgd.engine import arriving
+from hpcsgd.engine import pending_params
 from hpcsgd.errors import UserError
 from references import batch, loss, vector
 from references import model as make_model
@@ -77,7 +77,7 @@ def entropy(net: nn.Module, t: int, rank: int) -> Tensor:
     return functional.cross_entropy(net(tokens).flatten(0, 1), tokens.roll(1, 1).flatten())
 
 
-def wrapped(world: Transport, net: nn.Module, *, prefetch: bool = True) -> Any:
+def wrapped(world: Communicator, net: nn.Module, *, prefetch: bool = True) -> Any:
     inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     method = hpcsgd.hierarchical(sync_every=2)
     topology = form(world, max(world.size // 2, 1))
@@ -106,13 +106,13 @@ class Held:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
     """Nothing arrives before somebody waits for it; these are the buckets for which somebody has."""
     found: list[Bucket] = []
-    plain = arriving.Arrivals.begin
+    plain = arriving.PendingParams.begin
 
-    def begin(arrivals: arriving.Arrivals, works: Mapping[Bucket, Work]) -> None:
+    def begin(pending: arriving.PendingParams, works: Mapping[Bucket, Work]) -> None:
         held = {b: Held(b, work, found) for b, work in works.items()}
-        plain(arrivals, held)  # pyright: ignore[reportArgumentType]
+        plain(pending, held)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(arriving.Arrivals, "begin", begin)
+    monkeypatch.setattr(arriving.PendingParams, "begin", begin)
     return found
 
 
@@ -120,7 +120,7 @@ def test_every_hazard_is_right(waits: list[Bucket]) -> None:
     torch.manual_seed(7)
     model = Hazards()
 
-    def train(world: Transport, *, prefetch: bool) -> Tensor:
+    def train(world: Communicator, *, prefetch: bool) -> Tensor:
         net = copy.deepcopy(model)
         made = wrapped(world, net, prefetch=prefetch)
         losses = []
@@ -165,7 +165,7 @@ READERS: dict[str, Callable[[nn.Module, Any], object]] = {
 
 @pytest.mark.parametrize("reader", READERS)
 def test_whoever_reads_waits(reader: str, waits: list[Bucket]) -> None:
-    def read(world: Transport) -> bool:
+    def read(world: Communicator) -> bool:
         net = make_model()
         made = wrapped(world, net)
         a_step(net, made)
@@ -182,7 +182,7 @@ def test_whoever_reads_waits(reader: str, waits: list[Bucket]) -> None:
 def test_weights_given_by_name_arrive(waits: list[Bucket]) -> None:
     """In lists, too; what is given by position is asked elsewhere."""
 
-    def read(world: Transport) -> bool:
+    def read(world: Communicator) -> bool:
         net = make_model()
         made = wrapped(world, net)
         x = torch.ones(2, 5, dtype=torch.float64)
@@ -197,7 +197,7 @@ def test_weights_given_by_name_arrive(waits: list[Bucket]) -> None:
 def test_the_next_step_begins_when_all_is_there(waits: list[Bucket]) -> None:
     """Also for weights that the forward pass has not used."""
 
-    def train(world: Transport) -> bool:
+    def train(world: Communicator) -> bool:
         net = make_model()
         made = wrapped(world, net)
         for t in range(2):
@@ -208,7 +208,7 @@ def test_the_next_step_begins_when_all_is_there(waits: list[Bucket]) -> None:
 
 
 def test_copies_are_plain(waits: list[Bucket]) -> None:
-    def read(world: Transport) -> bool:
+    def read(world: Communicator) -> bool:
         net = make_model()
         made = wrapped(world, net)
         a_step(net, made)
@@ -220,7 +220,7 @@ def test_copies_are_plain(waits: list[Bucket]) -> None:
 
 
 def test_who_needs_no_values_does_not_wait(waits: list[Bucket]) -> None:
-    def ask(world: Transport) -> None:
+    def ask(world: Communicator) -> None:
         net = make_model()
         made = wrapped(world, net)
         a_step(net, made)
@@ -238,7 +238,7 @@ def test_who_needs_no_values_does_not_wait(waits: list[Bucket]) -> None:
 def test_a_layer_waits_for_its_own_weights_alone(waits: list[Bucket]) -> None:
     """And those that the forward pass uses first are the first to leave."""
 
-    def use(world: Transport) -> list[str]:
+    def use(world: Communicator) -> list[str]:
         net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
         made = wrapped(world, net)
         value = net(torch.ones(2, 3)).sum()
@@ -250,13 +250,13 @@ def test_a_layer_waits_for_its_own_weights_alone(waits: list[Bucket]) -> None:
         return left
 
     order: list[Bucket] = []
-    plain = arriving.Arrivals.begin
+    plain = arriving.PendingParams.begin
 
-    def begin(arrivals: arriving.Arrivals, works: Mapping[Bucket, Work]) -> None:
+    def begin(pending: arriving.PendingParams, works: Mapping[Bucket, Work]) -> None:
         order.extend(works)
-        plain(arrivals, works)
+        plain(pending, works)
 
-    with mock.patch.object(arriving.Arrivals, "begin", begin):
+    with mock.patch.object(arriving.PendingParams, "begin", begin):
         for left in threads.run(2, use, timeout=PATIENCE):
             assert left == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
@@ -270,7 +270,7 @@ class Unseen(nn.Linear):
 
 
 def test_a_layer_that_torch_does_not_see_waits_before_its_call(waits: list[Bucket]) -> None:
-    def use(world: Transport) -> bool:
+    def use(world: Communicator) -> bool:
         net = nn.Sequential(Unseen(3, 2))
         made = wrapped(world, net)
         net(torch.ones(2, 3)).sum().backward()
@@ -287,7 +287,7 @@ class Own(nn.Parameter):
 
 
 def test_parameters_of_other_classes_arrive_in_the_step(waits: list[Bucket]) -> None:
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         net = nn.Linear(3, 2)
         net.weight = Own(net.weight.data)
         made = wrapped(world, net)
@@ -303,7 +303,7 @@ def test_parameters_of_other_classes_arrive_in_the_step(waits: list[Bucket]) -> 
 def test_the_job_ends_with_weights_under_way() -> None:
     nets: list[nn.Module] = []
 
-    def train(world: Transport) -> Tensor:
+    def train(world: Communicator) -> Tensor:
         net = make_model(world.rank)
         made = wrapped(world, net)
         a_step(net, made)
@@ -316,7 +316,7 @@ def test_the_job_ends_with_weights_under_way() -> None:
 
 
 def test_who_waits_hears_what_went_wrong() -> None:
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         net = make_model()
         made = wrapped(world, net)
         a_step(net, made)
@@ -348,5 +348,5 @@ def test_who_waits_hears_what_went_wrong() -> None:
 def test_compiled_models_are_refused(compiled: Callable[[nn.Module], nn.Module]) -> None:
     net = nn.Sequential(nn.Linear(3, 2))
     with pytest.raises(UserError, match=r"prefetch: (the model|0) is compiled, .* leave one of them out"):
-        arriving.Arrivals(compiled(net), wanted=True)
-    arriving.Arrivals(compiled(net), wanted=False)
+        arriving.PendingParams(compiled(net), wanted=True)
+    arriving.PendingParams(compiled(net), wanted=False)

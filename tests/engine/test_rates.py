@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import ReduceContext, StepContext
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.engine.lr import WarmUp
 from hpcsgd.methods import Method, bsp, sasgd
-from hpcsgd.parts.exchanges import AllToAll, LrInErrorFeedback, Sparse
+from hpcsgd.parts.grad_reduces import AllToAll, LrInErrorFeedback, Sparse
 from hpcsgd.parts.sparsifiers import Accumulated, Share, TopK
 from local_methods import accumulating, gradients_of
 from references import big_batch, model, one_step, same
@@ -28,7 +28,7 @@ WHERE = ["the inner optimizer before", "the inner optimizer after", "the wrapper
 
 
 def warmed_up(
-    world: Transport, P: int, method: Method, around: str
+    world: Communicator, P: int, method: Method, around: str
 ) -> tuple[nn.Module, hpcsgd.DistributedOptimizer]:
     """Plain SGD whose rate climbs, in small buckets."""
     net = model()
@@ -52,7 +52,7 @@ class Late:
     def cut(self, layers: Tensor, n: int) -> Tensor:
         return self.inner.cut(layers, n)
 
-    def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
+    def share(self, x: Accumulated, t: int, workers: Communicator) -> Share:
         assert self.begun.wait(20)
         self.begun.clear()
         return self.inner.share(x, t, workers)
@@ -66,7 +66,7 @@ class Late:
 def test_the_rate_inside_is_fixed_when_gradients_leave(run, n: int, around: str) -> None:
     """All elements are sent, so it is plain SGD, however late the exchange is carried out."""
 
-    def trained(world: Transport) -> list[Tensor]:
+    def trained(world: Communicator) -> list[Tensor]:
         begun = threading.Event()
         exchange = Sparse(Late(TopK(1.0), begun), feedback=LrInErrorFeedback())
         net, wrapped = warmed_up(world, 1, bsp(exchange), around)
@@ -84,7 +84,7 @@ def test_the_rate_inside_is_fixed_when_gradients_leave(run, n: int, around: str)
 @pytest.mark.parametrize("around", WHERE)
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1)])
 def test_sasgd_meets_at_the_rate_of_the_step(run, P: int, K: int, around: str) -> None:
-    def trained(world: Transport) -> list[Tensor]:
+    def trained(world: Communicator) -> list[Tensor]:
         net, wrapped = warmed_up(world, P, sasgd(3), around)
         return [one_step(net, wrapped, wrapped.topology, t) for t in range(STEPS)]
 
@@ -121,7 +121,7 @@ class Noting:
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("around", WHERE)
 def test_schedules_and_exchanges_see_it(run, around: str) -> None:
-    def seen(world: Transport) -> tuple[list[float], list[float], list[float]]:
+    def seen(world: Communicator) -> tuple[list[float], list[float], list[float]]:
         asked: list[float] = []
         exchange = Noting([])
         method = Method(exchange, Never(asked), sasgd(3).averager)
@@ -142,7 +142,7 @@ def test_schedules_and_exchanges_see_it(run, around: str) -> None:
 def test_a_warm_up_of_a_wrapper_counts_inside() -> None:
     net = model(dtype=torch.float32)
 
-    def rates(world: Transport) -> float:
+    def rates(world: Communicator) -> float:
         inner = optim.SGD(net.parameters(), lr=LR)
         wrapped = hpcsgd.DistributedOptimizer(inner, net, form(world), bsp())
         natural = hpcsgd.NaturalGradient(wrapped, net, rank=2)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, Method, UserError, bsp
-from hpcsgd.comm import Transport
-from hpcsgd.comm.recording import activity
+from hpcsgd.comm import Communicator
+from hpcsgd.comm.stats import activity
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import ReduceContext
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.parts.averagers import Mean
-from hpcsgd.parts.exchanges import AllReduce
+from hpcsgd.parts.grad_reduces import AllReduce
 from hpcsgd.parts.schedules import never
 from references import batch, gathered_step, loss, one_step, vector
 from references import model as make_model
@@ -57,7 +57,7 @@ def watched(net: nn.Module, topology: Topology, **options: object) -> tuple[Dist
 @pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_buckets_leave_in_order_and_during_the_backward_pass(run, n: int, overlap: bool) -> None:
-    def train(world: Transport) -> list[tuple[int, bool]]:
+    def train(world: Communicator) -> list[tuple[int, bool]]:
         net = make_model()
         optimizer, exchange = watched(net, form(world), overlap_grad_reduce=overlap)
         loss(net, *batch(0, world.rank)).backward()
@@ -73,7 +73,7 @@ def test_buckets_leave_in_order_and_during_the_backward_pass(run, n: int, overla
 def test_what_is_sent_in_the_backward_pass_belongs_to_it(run) -> None:
     """As ranks that wait for each other are told."""
 
-    def train(world: Transport) -> set[str]:
+    def train(world: Communicator) -> set[str]:
         topology, net = form(world), make_model()
         found = set[str]()
 
@@ -117,7 +117,7 @@ def test_ranks_may_use_their_layers_in_other_orders(run, n: int, orders: tuple[l
             loss(net, *batch(0, rank)).backward()
         return net
 
-    def train(world: Transport) -> tuple[list[int], Tensor]:
+    def train(world: Communicator) -> tuple[list[int], Tensor]:
         net = Switching()
         net.order = orders[world.rank % 2]
         optimizer, exchange = watched(net, form(world))
@@ -139,7 +139,7 @@ def test_ranks_may_use_their_layers_in_other_orders(run, n: int, orders: tuple[l
 def test_a_step_may_be_left_out_after_clipping(run, n: int, set_to_none: bool) -> None:
     """As when the norm is not finite."""
 
-    def train(world: Transport) -> Tensor:
+    def train(world: Communicator) -> Tensor:
         net = make_model()
         optimizer = DistributedOptimizer(momentum(net), net, form(world), bsp(), bucket_cap_mb=SMALL)
         for t in range(5):
@@ -163,7 +163,7 @@ def test_a_step_may_be_left_out_after_clipping(run, n: int, set_to_none: bool) -
 def test_a_model_may_be_wrapped_anew(run, n: int) -> None:
     """The hooks of the first time must not send."""
 
-    def train(world: Transport) -> Tensor:
+    def train(world: Communicator) -> Tensor:
         topology, net = form(world), make_model()
         for start in (0, 3):
             optimizer = DistributedOptimizer(momentum(net), net, topology, bsp())
@@ -186,7 +186,7 @@ def test_a_model_may_be_wrapped_anew(run, n: int) -> None:
 def test_nothing_stays_of_a_model_that_is_dropped(run, n: int, options: dict[str, Any]) -> None:
     """Or one training after the other in a process, as in a search, would need the memory of all."""
 
-    def train(world: Transport) -> list[bool]:
+    def train(world: Communicator) -> list[bool]:
         topology, net = form(world), make_model()
         optimizer = DistributedOptimizer(momentum(net), net, topology, bsp(), **options)
         for t in range(2):
@@ -209,7 +209,7 @@ def test_nothing_stays_of_a_model_that_is_dropped(run, n: int, options: dict[str
 @pytest.mark.filterwarnings("ignore:Using backward")  # of the reference cycle
 @pytest.mark.parametrize("n", [1, 2])
 def test_gradients_with_a_graph_of_their_own(run, n: int) -> None:
-    def train(world: Transport) -> Tensor:
+    def train(world: Communicator) -> Tensor:
         topology, net = form(world), make_model()
         optimizer = DistributedOptimizer(momentum(net), net, topology, bsp())
         for t in range(3):
@@ -228,7 +228,7 @@ def test_gradients_with_a_graph_of_their_own(run, n: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_sparse_gradients_are_refused(run) -> None:
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         net = nn.Embedding(10, 3, sparse=True)
         DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, form(world), bsp())
         net(torch.tensor([1, 2])).sum().backward()
@@ -242,7 +242,7 @@ def test_a_backward_pass_is_not_captured(run, monkeypatch: pytest.MonkeyPatch) -
     """As a CUDA graph: what is sent in it would never be sent again."""
     monkeypatch.setattr("hpcsgd.engine.reducer.captured", lambda device: device.type == "cpu")
 
-    def trained(world: Transport) -> None:
+    def trained(world: Communicator) -> None:
         net = make_model()
         inner = optim.SGD(net.parameters(), lr=0.1)
         DistributedOptimizer(inner, net, form(world, groups=1), bsp())

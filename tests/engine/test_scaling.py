@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import Absent, form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, adacomm, bsp, ensemble_sync, hierarchical, selsync, sgp
-from hpcsgd.parts.exchanges import Sparse
+from hpcsgd.parts.grad_reduces import Sparse
 from hpcsgd.parts.sparsifiers import TopK
 from references import average, batch, gathered_gradient, loss, model, vector
 
@@ -29,7 +29,7 @@ def sgd(net: nn.Module) -> optim.Optimizer:
 
 
 def distributed(
-    world: Transport, P: int, method: Method, clip: bool
+    world: Communicator, P: int, method: Method, clip: bool
 ) -> tuple[list[Tensor], list[float], int]:
     """Parameters and scale after every step, and the number of updates."""
     net = model(dtype=torch.float32)
@@ -101,7 +101,7 @@ def test_gradients_are_unscaled_where_they_are_read(run) -> None:
     def norms(net: nn.Module) -> Tensor:
         return torch.stack([p.grad.norm() for p in net.parameters() if p.grad is not None])
 
-    def train(world: Transport) -> tuple[Tensor, Tensor]:
+    def train(world: Communicator) -> tuple[Tensor, Tensor]:
         net = model()
         optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, form(world), bsp())
         scaler = hpcsgd.GradScaler("cpu", init_scale=2.0**10)
@@ -128,7 +128,7 @@ def test_any_dense_method_skips_together(run, make: Any) -> None:
 def test_a_position_that_owns_nothing(run) -> None:
     """One parameter of one element among four positions."""
 
-    def trained(world: Transport) -> tuple[float, float]:
+    def trained(world: Communicator) -> tuple[float, float]:
         net = nn.Linear(1, 1, bias=False)
         optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.5), net, form(world), bsp())
         with torch.no_grad():
@@ -145,7 +145,7 @@ def test_a_position_that_owns_nothing(run) -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("P", [1, 2])
 def test_torchs_own_is_refused_with_what_to_do(run, P: int) -> None:
-    def trained(world: Transport) -> None:
+    def trained(world: Communicator) -> None:
         net = model(dtype=torch.float32)
         optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, form(world, groups=P), hierarchical(2))
         scaler = torch.amp.GradScaler("cpu")
@@ -158,7 +158,7 @@ def test_torchs_own_is_refused_with_what_to_do(run, P: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_one_that_is_switched_off_is_nothing(run) -> None:
-    def trained(world: Transport) -> int:
+    def trained(world: Communicator) -> int:
         net = model(dtype=torch.float32)
         optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, form(world), hierarchical(2))
         for scaler in (torch.amp.GradScaler("cpu", enabled=False), hpcsgd.GradScaler("cpu", enabled=False)):
@@ -172,10 +172,10 @@ def test_one_that_is_switched_off_is_nothing(run) -> None:
 
 
 def test_refusals() -> None:
-    def scaled(world: Transport, case: str) -> None:
+    def scaled(world: Communicator, case: str) -> None:
         net, topology = model(dtype=torch.float32), form(world)
         method = bsp(Sparse(TopK(0.5))) if case == "sparse" else bsp()
-        if case == "islands":
+        if case == "replica_groups":
             topology, method = replace(topology, replica_groups=Absent(count=2)), ensemble_sync(sync_every=2)
         optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, topology, method)
         scaler = hpcsgd.GradScaler("cpu")
@@ -184,7 +184,7 @@ def test_refusals() -> None:
 
     for case, message in {
         "sparse": "GradScaler with an exchange that keeps gradients",
-        "islands": "GradScaler among groups that may die",
+        "replica_groups": "GradScaler among groups that may die",
     }.items():
         with pytest.raises(UserError, match=message):
             threads.run(2, scaled, case)
@@ -194,7 +194,7 @@ def test_refusals() -> None:
 def test_without_ranks_it_is_torchs(run) -> None:
     """Around an optimizer that is not distributed."""
 
-    def trained(world: Transport) -> Tensor:
+    def trained(world: Communicator) -> Tensor:
         net = model(dtype=torch.float32)
         optimizer, scaler = sgd(net), hpcsgd.GradScaler("cpu")
         scaler.scale(loss(net, *batch(0, 0, torch.float32))).backward()
@@ -210,7 +210,7 @@ def test_without_ranks_it_is_torchs(run) -> None:
     assert torch.allclose(run(2, trained)[0], vector(other), rtol=0, atol=1e-6)
 
 
-def natural(world: Transport, scaler: torch.amp.GradScaler | None) -> Tensor:
+def natural(world: Communicator, scaler: torch.amp.GradScaler | None) -> Tensor:
     net = model(dtype=torch.float32)
     wrapped = hpcsgd.DistributedOptimizer(sgd(net), net, form(world, groups=2), hierarchical(EVERY))
     optimizer = hpcsgd.NaturalGradient(wrapped, net, rank=2)
@@ -244,7 +244,7 @@ def test_around_a_natural_gradient(run) -> None:
 def test_who_has_no_batch_after_a_skipped_step(run) -> None:
     """Its gradient counts as zero, as ever: what was exchanged for the skipped step is not judged again."""
 
-    def trained(world: Transport) -> tuple[int, float]:
+    def trained(world: Communicator) -> tuple[int, float]:
         net = model(dtype=torch.float32)
         optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, form(world), bsp(), bucket_cap_mb=1e-4)
         scaler = hpcsgd.GradScaler("cpu", init_scale=4.0)
@@ -260,7 +260,7 @@ def test_who_has_no_batch_after_a_skipped_step(run) -> None:
     assert run(2, trained) == [(2, 2.0)] * 2
 
 
-def heard(world: Transport, natural: bool, scaled: bool) -> list[bool]:
+def heard(world: Communicator, natural: bool, scaled: bool) -> list[bool]:
     """Whether the method had the loss of the step, as it was before it was `scaled`, step by step."""
     net, topology = model(dtype=torch.float32), form(world, groups=2)
     wrapped = hpcsgd.DistributedOptimizer(sgd(net), net, topology, adacomm(2, adapt_every=2))

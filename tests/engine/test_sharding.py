@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, UserError, hierarchical
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.engine.in_parts import ELEMENTWISE, is_elementwise
 
@@ -73,7 +73,7 @@ def plain(make: Make, steps: int) -> tuple[nn.Module, optim.Optimizer]:
 States = tuple[dict[str, Any], dict[str, Any]]
 
 
-def continued(world: Transport, P: int, make: Make, start: States | None, first: int, last: int) -> States:
+def continued(world: Communicator, P: int, make: Make, start: States | None, first: int, last: int) -> States:
     """Train steps first … last; return what model and optimizer call their state."""
     topology, net = form(world, groups=P), Strange()
     optimizer = DistributedOptimizer(make(net), net, topology, hierarchical(2), bucket_cap_mb=1e-4)
@@ -164,7 +164,7 @@ def test_unknown_optimizers_and_subclasses_are_not_taken_for_element_wise() -> N
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_state_that_does_not_fit_is_refused(run, n: int) -> None:
-    def load(world: Transport) -> str:
+    def load(world: Communicator) -> str:
         net = Strange()
         optimizer = DistributedOptimizer(MAKERS["SGD"](net), net, form(world), hierarchical(2))
         with pytest.raises(UserError) as raised:

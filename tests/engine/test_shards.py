@@ -15,13 +15,13 @@ from torch.utils.checkpoint import checkpoint
 
 import hpcsgd
 from checkpoint.test_snapshot import load, save
-from hpcsgd.comm import Transport
-from hpcsgd.core.shards import is_sharded, local
+from hpcsgd.comm import Communicator
+from hpcsgd.core.fsdp import is_fsdp, local
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.engine.natural_gradient import NaturalGradient
 from hpcsgd.errors import JobError
 from hpcsgd.methods import Method, bsp, hierarchical, selsync
-from hpcsgd.parts.exchanges import Quantized, Sparse
+from hpcsgd.parts.grad_reduces import Quantized, Sparse
 from hpcsgd.parts.quantizers import int4
 from hpcsgd.parts.sparsifiers import TopK
 from methods.table import RATES, REFERENCES, STEPS
@@ -52,7 +52,7 @@ def shard(net: nn.Module, topology: Topology, **options: Any) -> nn.Module:
 
 
 def whole(x: Tensor) -> Tensor:
-    return (x.full_tensor() if is_sharded(x) else x).detach().clone()  # pyright: ignore[reportAttributeAccessIssue]
+    return (x.full_tensor() if is_fsdp(x) else x).detach().clone()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def vector(net: nn.Module) -> Tensor:
@@ -60,11 +60,11 @@ def vector(net: nn.Module) -> Tensor:
 
 
 def trained(
-    world: Transport,
+    world: Communicator,
     P: int,
     method: Method,
     make: Callable[[list[nn.Parameter]], optim.Optimizer],
-    form: Callable[[Transport, int], Topology] = form,
+    form: Callable[[Communicator, int], Topology] = form,
     **options: Any,
 ) -> Tensor:
     topology = form(world, P)
@@ -109,7 +109,7 @@ def test_equals_plain_torch(run, method: str, P: int, K: int) -> None:
 def test_however_gradients_travel(run, method: str, options: dict[str, Any]) -> None:
     make, case = OPTIMIZERS["momentum"], REFERENCES[method]
 
-    def in_two_passes(world: Transport) -> list[Tensor]:
+    def in_two_passes(world: Communicator) -> list[Tensor]:
         return twice(world, case.new(), make)
 
     if "accumulate" not in options:
@@ -121,7 +121,7 @@ def test_however_gradients_travel(run, method: str, options: dict[str, Any]) -> 
         torch.testing.assert_close(history[0], history[1], rtol=0, atol=1e-12)
 
 
-def twice(world: Transport, method: Method, make: Any) -> list[Tensor]:
+def twice(world: Communicator, method: Method, make: Any) -> list[Tensor]:
     """Two backward passes before each step, torch exchanging after each, or after the second alone."""
     found = []
     for synced in (True, False):
@@ -226,7 +226,7 @@ def over_all(net: nn.Module, topology: Topology) -> nn.Module:
 def test_refused(run, what: str) -> None:
     attempt, message = REFUSALS[what]
 
-    def refused(world: Transport) -> bool:
+    def refused(world: Communicator) -> bool:
         with pytest.raises((JobError, hpcsgd.UserError)) as caught:
             attempt(make_model(), form(world, 2))
         assert message in str(caught.value), caught.value
@@ -265,7 +265,7 @@ def whole_values(training: Training) -> dict[str, Tensor]:
     return {name: whole(x) for name, x in training.everything().items()}
 
 
-def training(world: Transport, P: int, sharded: bool, seed: int = 0, **options: Any) -> Training:
+def training(world: Communicator, P: int, sharded: bool, seed: int = 0, **options: Any) -> Training:
     options = {"make": Net, "share": of_two_dtypes if sharded else None, **options}
     return Training(form(world, P), seed=seed, **options)
 
@@ -300,7 +300,7 @@ def test_checkpoints_go_from_sharded_to_whole_and_back(
 ) -> None:
     """On one shape all goes on as if nothing had happened, but for the order of sums."""
 
-    def goes_on(world: Transport) -> None:
+    def goes_on(world: Communicator) -> None:
         first = training(world, *before, optimizer=optimizer, method=method)
         first.steps(4)
         save(first, tmp_path)
@@ -327,7 +327,7 @@ def test_a_checkpoint_after_a_forward_pass(run, tmp_path: Path) -> None:
         with torch.no_grad():
             net(torch.ones(2, 3, 5, 5))
 
-    def goes_on(world: Transport) -> None:
+    def goes_on(world: Communicator) -> None:
         first, again = training(world, 1, True), training(world, 1, True, seed=1)
         first.steps(2)
         looked_at(first.net)
@@ -351,7 +351,7 @@ def compare(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("method", ["hierarchical", "bsp"])
 def test_clipping_by_the_norm_of_all_rows(run, method: str) -> None:
-    def norms(world: Transport, sharded: bool) -> tuple[list[float], Tensor]:
+    def norms(world: Communicator, sharded: bool) -> tuple[list[float], Tensor]:
         topology = form(world, 2)
         net = make_model()
         net = shard(net, topology) if sharded else net
@@ -366,7 +366,7 @@ def test_clipping_by_the_norm_of_all_rows(run, method: str) -> None:
             optimizer.step()
         return found, vector(net)
 
-    def both(world: Transport) -> None:
+    def both(world: Communicator) -> None:
         (mine, w), (theirs, v) = norms(world, True), norms(world, False)
         assert mine == pytest.approx(theirs, rel=1e-12)
         torch.testing.assert_close(w, v, rtol=0, atol=1e-12)
@@ -379,7 +379,7 @@ def test_clipping_by_the_norm_of_all_rows(run, method: str) -> None:
 def test_gradients_that_are_dropped_are_nobodys(run, method: Method) -> None:
     """Or there would be two sets of them in the next backward pass."""
 
-    def kept(world: Transport) -> int:
+    def kept(world: Communicator) -> int:
         topology = form(world, 2)
         net = shard(make_model(), topology)
         optimizer = wrapped(net, topology, method)
@@ -407,7 +407,7 @@ class Branches(nn.Module):
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("method", ["bsp", "diloco", "hierarchical"])
 def test_groups_of_which_each_uses_other_parts(run, method: str) -> None:
-    def final(world: Transport, sharded: bool) -> Tensor:
+    def final(world: Communicator, sharded: bool) -> Tensor:
         topology, net = form(world, 2), Branches()
         net = shard(net, topology) if sharded else net
         inner = OPTIMIZERS["momentum"](list(net.parameters()))
@@ -419,7 +419,7 @@ def test_groups_of_which_each_uses_other_parts(run, method: str) -> None:
             optimizer.step()
         return vector(net)
 
-    def both(world: Transport) -> None:
+    def both(world: Communicator) -> None:
         torch.testing.assert_close(final(world, True), final(world, False), rtol=0, atol=1e-12)
 
     run(4, both)
@@ -427,7 +427,7 @@ def test_groups_of_which_each_uses_other_parts(run, method: str) -> None:
 
 @pytest.mark.ranks(4)
 def test_selsync_goes_by_the_norm_of_the_group(run) -> None:
-    def deltas(world: Transport, sharded: bool) -> list[float]:
+    def deltas(world: Communicator, sharded: bool) -> list[float]:
         topology = form(world, 2)
         net = shard(make_model(), topology) if sharded else make_model()
         optimizer = wrapped(net, topology, selsync(0.05))
@@ -440,7 +440,7 @@ def test_selsync_goes_by_the_norm_of_the_group(run) -> None:
         assert 0 < sum(found[1::2]) < 5, "it always meets, or never"
         return found
 
-    def both(world: Transport) -> None:
+    def both(world: Communicator) -> None:
         assert deltas(world, True) == pytest.approx(deltas(world, False), rel=1e-9)
 
     run(4, both)
@@ -450,7 +450,7 @@ def test_selsync_goes_by_the_norm_of_the_group(run) -> None:
 def test_inside_the_mean_outside_as_before(run) -> None:
     """Also where a forward pass of an evaluation leaves the weights of the outermost module gathered."""
 
-    def looked_at(world: Transport) -> None:
+    def looked_at(world: Communicator) -> None:
         topology = form(world, 2)
         found = []
         for sharded in (True, False):
@@ -492,7 +492,7 @@ class Recomputed(nn.Module):
 def test_beside_what_else_torch_does(run, what: str) -> None:
     """Sharded and whole to what the arithmetic allows."""
 
-    def final(world: Transport, sharded: bool) -> Tensor:
+    def final(world: Communicator, sharded: bool) -> Tensor:
         topology = form(world, 2)
         dtype = torch.float64 if what in ("recomputing", "compiled") else torch.float32
         net = make_model(dtype=torch.bfloat16 if what == "master" else dtype)
@@ -525,7 +525,7 @@ def test_beside_what_else_torch_does(run, what: str) -> None:
         assert all(local(p).dtype == next(net.parameters()).dtype for p in net.parameters())
         return vector(net).double()
 
-    def both(world: Transport) -> None:
+    def both(world: Communicator) -> None:
         exact = {"recomputing": 1e-12, "compiled": 1e-12, "GradScaler": 1e-6, "offload": 1e-6}
         tolerance = exact.get(what, 2e-2)
         torch.testing.assert_close(final(world, True), final(world, False), rtol=0, atol=tolerance)
@@ -535,7 +535,7 @@ def test_beside_what_else_torch_does(run, what: str) -> None:
 
 @pytest.mark.ranks(4)
 def test_weights_that_have_been_moved_are_noticed(run) -> None:
-    def moved(world: Transport) -> None:
+    def moved(world: Communicator) -> None:
         topology = form(world, 2)
         net = shard(make_model(), topology)
         optimizer = wrapped(net, topology, bsp())
@@ -548,14 +548,14 @@ def test_weights_that_have_been_moved_are_noticed(run) -> None:
 
 @pytest.mark.ranks(4)
 def test_weights_that_a_forward_pass_has_gathered_are_the_models_own(run) -> None:
-    def evaluated(world: Transport) -> None:
+    def evaluated(world: Communicator) -> None:
         topology = form(world, 2)
         net = shard(make_model(), topology, reshard_after_forward=False)
         optimizer = wrapped(net, topology, hierarchical(2))
         x, y = batch(0, topology.rank)
         with torch.no_grad():
             cross_entropy(net(x), y)
-        assert not all(is_sharded(p) for p in net.parameters())
+        assert not all(is_fsdp(p) for p in net.parameters())
         with optimizer.averaged_model() as D:
             assert D == 0
         with torch.no_grad():

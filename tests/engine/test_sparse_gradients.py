@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method
@@ -51,7 +51,7 @@ def by_hand(model: nn.Module, _: Any) -> Tensor:
 
 @pytest.mark.ranks(3)
 def test_clipping_goes_by_every_element_once(run) -> None:
-    def body(world: Transport) -> dict[str, Tensor]:
+    def body(world: Communicator) -> dict[str, Tensor]:
         model, method = net(), hpcsgd.hierarchical(100)
         optimizer = optim.SGD(model.parameters(), 0.1)
         optimizer = hpcsgd.DistributedOptimizer(optimizer, model, form(world, 3), method)
@@ -69,7 +69,7 @@ def test_clipping_goes_by_every_element_once(run) -> None:
     "method", [hpcsgd.selsync(0.1), hpcsgd.hierarchical(2)], ids=["selsync", "hierarchical"]
 )
 def test_methods_that_look_at_the_gradient_train(run, method: Method) -> None:
-    def body(world: Transport) -> dict[str, Tensor]:
+    def body(world: Communicator) -> dict[str, Tensor]:
         model = net()
         optimizer: Any = optim.SGD(model.parameters(), 0.1)
         optimizer = hpcsgd.DistributedOptimizer(optimizer, model, form(world, 2), copy.deepcopy(method))
@@ -84,7 +84,7 @@ def test_methods_that_look_at_the_gradient_train(run, method: Method) -> None:
 
 
 def test_in_a_group_they_are_refused() -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         model = net()
         optimizer: Any = optim.SGD(model.parameters(), 0.1)
         optimizer = hpcsgd.DistributedOptimizer(optimizer, model, form(world, 1), hpcsgd.bsp())

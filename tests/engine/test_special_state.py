@@ -13,9 +13,9 @@ from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, bsp, hierarchical
 from hpcsgd.checkpoint import Checkpoints, capture, restore
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import Topology, form
-from hpcsgd.engine.inside import state_of, take_state
+from hpcsgd.engine.inside import state_of, load_own_state
 from hpcsgd.errors import UserError
 from hpcsgd.parts.averagers import ResetState
 from references import batch, loss, model, vector
@@ -34,7 +34,7 @@ def test_state_of_several_optimizers_inside_goes_back_to_each() -> None:
     made, empty = ([optim.SGD([one]) for _ in range(3)] for _ in range(2))
     for number, each in enumerate(made):
         each.state[param] = {"step": number, "1.step": 10 + number}
-    take_state(empty, param, state_of(made, param))
+    load_own_state(empty, param, state_of(made, param))
     assert [each.state[param] for each in empty] == [each.state[param] for each in made]
 
 
@@ -70,7 +70,7 @@ def test_a_state_dict_goes_on(run, n: int, name: str) -> None:
     expected = model()
     train(expected, MAKERS[name](expected.parameters()), range(STEPS), range(n))
 
-    def resumed(world: Transport) -> Tensor:
+    def resumed(world: Communicator) -> Tensor:
         topology = form(world, 1)
         first, optimizer = wrapped(topology, MAKERS[name])
         train(first, optimizer, range(HALF), of_rank(topology))
@@ -86,7 +86,7 @@ def test_a_state_dict_goes_on(run, n: int, name: str) -> None:
 
 @pytest.mark.ranks(2)
 def test_it_is_laid_out_as_torchs_own(run) -> None:
-    def both(world: Transport) -> tuple[Any, Any]:
+    def both(world: Communicator) -> tuple[Any, Any]:
         topology = form(world, 1)
         net, optimizer = wrapped(topology, Counting)
         train(net, optimizer, range(HALF), of_rank(topology))
@@ -105,13 +105,13 @@ def test_a_checkpoint_goes_on_in_every_shape(run, tmp_path: Path, now: tuple[int
     train(expected, MAKERS[name](expected.parameters()), range(STEPS), range(1))
     everyone = range(1)  # all ranks see the same, so that their number does not matter
 
-    def saving(world: Transport) -> None:
+    def saving(world: Communicator) -> None:
         topology = form(world, 1)
         net, optimizer = wrapped(topology, MAKERS[name])
         train(net, optimizer, range(HALF), everyone)
         Checkpoints(tmp_path, topology).write(HALF, capture(optimizer, shared={}, own={}))
 
-    def going_on(world: Transport) -> Tensor:
+    def going_on(world: Communicator) -> Tensor:
         if world.rank == 0:
             threads.run(2, saving)
         world.barrier()
@@ -132,7 +132,7 @@ def test_a_checkpoint_goes_on_in_every_shape(run, tmp_path: Path, now: tuple[int
 def test_reset_is_a_new_optimizer(run, P: int, K: int, make: Callable[..., optim.Optimizer]) -> None:
     """But for what a user, or a scheduler, has set."""
 
-    def late_meeting(world: Transport) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def late_meeting(world: Communicator) -> tuple[Tensor, Tensor, dict[str, Any]]:
         topology = form(world, P)
         net, optimizer = wrapped(topology, make, method=hierarchical(HALF, optimizer_state=ResetState))
         optimizer.param_groups[0] |= {"lr": 0.02, "initial_lr": 0.3, "whose": 7}
@@ -153,7 +153,7 @@ def test_reset_is_a_new_optimizer(run, P: int, K: int, make: Callable[..., optim
 
 @pytest.mark.ranks(2)
 def test_reset_leaves_an_optimizer_in_its_mode(run) -> None:
-    def in_training(world: Transport) -> dict[str, Any]:
+    def in_training(world: Communicator) -> dict[str, Any]:
         topology = form(world, 2)
         net, optimizer = wrapped(
             topology, ScheduleFree, method=hierarchical(HALF, optimizer_state=ResetState)
@@ -184,7 +184,7 @@ def test_slow_weights_around_ours(run, n: int, prefetch: bool) -> None:
     plain = model()
     expected = around(plain, sgd(plain.parameters()), range(n))
 
-    def ours(world: Transport) -> Tensor:
+    def ours(world: Communicator) -> Tensor:
         topology = form(world, 1)
         net, optimizer = wrapped(topology, sgd, overlap_param_gather=prefetch)
         return around(net, optimizer, of_rank(topology))
@@ -193,7 +193,7 @@ def test_slow_weights_around_ours(run, n: int, prefetch: bool) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def slow_weights(world: Transport, **options: Any) -> tuple[Any, DistributedOptimizer]:
+def slow_weights(world: Communicator, **options: Any) -> tuple[Any, DistributedOptimizer]:
     topology = form(world, 1)
     net, optimizer = wrapped(topology, sgd, **options)
     outer = Lookahead(optimizer, k=1)
@@ -204,7 +204,7 @@ def slow_weights(world: Transport, **options: Any) -> tuple[Any, DistributedOpti
 
 @pytest.mark.ranks(2)
 def test_state_of_whole_parameters_is_not_left_out(run) -> None:
-    def saved(world: Transport) -> dict[str, Any]:
+    def saved(world: Communicator) -> dict[str, Any]:
         return slow_weights(world)[1].state_dict()
 
     with pytest.raises(UserError, match="slow of a whole parameter"):
@@ -215,7 +215,7 @@ def test_state_of_whole_parameters_is_not_left_out(run) -> None:
 def test_state_that_the_optimizer_would_not_find_is_refused(run) -> None:
     """As slow weights around ours may reset its momentum."""
 
-    def replace_momentum(world: Transport) -> None:
+    def replace_momentum(world: Communicator) -> None:
         topology = form(world, 1)
         net, optimizer = wrapped(topology, sgd)
         for param in net.parameters():
@@ -244,7 +244,7 @@ class Wide(optim.Optimizer):
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_state_keeps_a_type_that_the_optimizer_chooses(run, n: int) -> None:
-    def loaded(world: Transport) -> tuple[Tensor, Tensor]:
+    def loaded(world: Communicator) -> tuple[Tensor, Tensor]:
         nets = [model(dtype=torch.float32) for _ in range(2)]
         first, second = (
             DistributedOptimizer(Wide(net.parameters()), net, form(world, 1), bsp()) for net in nets
@@ -261,7 +261,7 @@ def test_state_keeps_a_type_that_the_optimizer_chooses(run, n: int) -> None:
 
 @pytest.mark.ranks(1)
 def test_what_is_no_optimizer_is_refused(run) -> None:
-    def wrap(world: Transport) -> None:
+    def wrap(world: Communicator) -> None:
         net = model()
         around: Any = Lookahead(sgd(net.parameters()))
         DistributedOptimizer(around, net, form(world, 1), bsp())
@@ -272,7 +272,7 @@ def test_what_is_no_optimizer_is_refused(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_it_is_saved_where_optimizers_update_whole_parameters(run) -> None:
-    def saved(world: Transport) -> set[str]:
+    def saved(world: Communicator) -> set[str]:
         state = slow_weights(world, elementwise=False, tensorwise=False)[1].state_dict()["state"]
         return {name for of_parameter in state.values() for name in of_parameter}
 

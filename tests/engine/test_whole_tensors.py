@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, bsp, hierarchical
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from references import big_batch, distributed, local_sgd, one_step, vector
 from references import model as make_model
@@ -71,7 +71,7 @@ def test_mixed_dtypes(run, n: int) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.narrow(self.wide(x).bfloat16()).double()
 
-    def train(world: Transport) -> tuple[Tensor, Tensor, Tensor]:
+    def train(world: Communicator) -> tuple[Tensor, Tensor, Tensor]:
         topology, net = form(world), Mixed()
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, bsp())
         before = net.narrow.weight.detach().clone()
@@ -89,7 +89,7 @@ def test_mixed_dtypes(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_autocast_trains(run, n: int) -> None:
-    def train(world: Transport) -> tuple[float, float]:
+    def train(world: Communicator) -> tuple[float, float]:
         topology, net = form(world), make_model(dtype=torch.float32)
         optimizer = DistributedOptimizer(optim.Adam(net.parameters(), lr=0.02), net, topology, bsp())
         generator = torch.Generator().manual_seed(world.rank)
@@ -111,7 +111,7 @@ def test_autocast_trains(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_compiled_models_train_alike(run, n: int) -> None:
-    def train(world: Transport) -> tuple[Tensor, Tensor]:
+    def train(world: Communicator) -> tuple[Tensor, Tensor]:
         topology = form(world)
         results = []
         for wrap in (lambda net: net, lambda net: torch.compile(net, backend="eager")):
@@ -129,7 +129,7 @@ def test_compiled_models_train_alike(run, n: int) -> None:
 
 @pytest.mark.parametrize("n", [2])
 def test_unused_parameters_stay_as_they_are(run, n: int) -> None:
-    def train(world: Transport) -> tuple[Tensor, Tensor]:
+    def train(world: Communicator) -> tuple[Tensor, Tensor]:
         topology, net = form(world), make_model()
         net.register_parameter("unused", nn.Parameter(torch.ones(3, dtype=torch.float64)))
         inner = optim.SGD(net.parameters(), lr=0.1, weight_decay=0.5)

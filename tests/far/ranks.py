@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.comm.streams import accelerator
 
 STREAMS = 4
@@ -32,7 +32,7 @@ FOR_TRAININGS = {
 """The same for programs of many tasks."""
 
 
-def place(world: Transport) -> torch.device:
+def place(world: Communicator) -> torch.device:
     """This rank's own device, which is the current one from now on; of real ones there may be fewer."""
     kind = accelerator()
     assert kind is not None, "a test on devices needs the fixture far_device or any_device"
@@ -57,7 +57,7 @@ def tolerance(same_bits: bool = True, otherwise: float = 1e-12) -> dict[str, Any
 def explicitly(function: Callable[..., Any], delays: Delays = PATTERNS["none"]) -> Callable[..., Any]:
     """`function(world, *args)` as `function(world, *args, device=…)`, which puts tensors there one by one."""
 
-    def on_a_rank(world: Transport, *args: Any) -> Any:
+    def on_a_rank(world: Communicator, *args: Any) -> Any:
         device = place(world)
         with slowed(device, delays):
             return on_the_host(function(world, *args, device=device))
@@ -68,7 +68,7 @@ def explicitly(function: Callable[..., Any], delays: Delays = PATTERNS["none"]) 
 def by_default(function: Callable[..., Any], delays: Delays = PATTERNS["none"]) -> Callable[..., Any]:
     """`function(world, *args)` with all that it makes on the device by itself."""
 
-    def on_a_rank(world: Transport, *args: Any) -> Any:
+    def on_a_rank(world: Communicator, *args: Any) -> Any:
         device = place(world)
         with slowed(device, delays), device:
             return on_the_host(function(world, *args))

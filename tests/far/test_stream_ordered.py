@@ -12,7 +12,7 @@ from torch import Tensor
 
 from far.ranks import PATTERNS, explicitly
 from far.stream_ordered import StreamOrdered
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 
 PATIENCE = 60.0  # seconds; the machine may be busy
 N = 2
@@ -20,7 +20,7 @@ N = 2
 pytestmark = pytest.mark.usefixtures("far_device")
 
 
-def every_operation(world: Transport, store: Any, device: torch.device) -> tuple[list[Tensor], list[str]]:
+def every_operation(world: Communicator, store: Any, device: torch.device) -> tuple[list[Tensor], list[str]]:
     """What each leaves, and what the host waited for."""
     group = StreamOrdered(store, world.rank, N, timedelta(seconds=PATIENCE))
     world.barrier()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.methods import Method
@@ -54,7 +54,7 @@ class Tallied(NamedTuple):
     """What is in the model of all."""
 
 
-def tallied(world: Transport, new: NewMethod, P: int) -> Tallied:
+def tallied(world: Communicator, new: NewMethod, P: int) -> Tallied:
     """Groups at a pace of their own, the last one slow; positions of a group do the same."""
     topology = form(world, groups=P)
     net, optimizer = tallying(topology, new(), STEPS)
@@ -93,7 +93,7 @@ def reads_within(s: int) -> Invariant:
     return invariant
 
 
-def meeting(world: Transport, new: NewMethod, P: int, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def meeting(world: Communicator, new: NewMethod, P: int, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """From starting points of their own, with gradients of zero: of this group before and after, of all
     before and after."""
     topology, net = form(world, groups=P), model()

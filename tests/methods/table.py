@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, optim
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.graphs import Exponential, Graph, Ring
 from hpcsgd.core.mixing import push_matrix, symmetric_matrix
 from hpcsgd.core.topology import Topology, form
@@ -21,7 +21,7 @@ from hpcsgd.methods import METHODS, Method, bsp, diloco, hierarchical, sgp
 from hpcsgd.methods.registry import DELAYABLE
 from hpcsgd.methods.selsync import gradients
 from hpcsgd.parts.averagers import AcrossShards, PerBlock
-from hpcsgd.parts.exchanges import Quantized, ReduceScatter, Sparse
+from hpcsgd.parts.grad_reduces import Quantized, ReduceScatter, Sparse
 from hpcsgd.parts.quantizers import fp16, int4, int8
 from hpcsgd.parts.sparsifiers import Deft
 from local_methods import (
@@ -80,7 +80,7 @@ class Case:
     """Whether it refuses all other optimizers."""
     same_bits: bool = True
     """Whether two runs have them; otherwise they differ by rounding."""
-    form: Callable[[Transport, int], Topology] = form
+    form: Callable[[Communicator, int], Topology] = form
     invariants: tuple[Invariant, ...] = ()
     """What holds besides."""
     still: Mapping[str, Any] | None = None
@@ -102,7 +102,7 @@ class Exempt:
     reason: str
     invariants: tuple[Invariant, ...]
     """What is tested in its stead."""
-    form: Callable[[Transport, int], Topology] = form
+    form: Callable[[Communicator, int], Topology] = form
 
     def new(self) -> Method:
         return METHODS[self.method](**self.arguments())
@@ -148,7 +148,7 @@ def pushing(
 class AllAlive:
     """Peers of which none ever dies; see tests/elastic for those that do."""
 
-    cross: Transport
+    cross: Communicator
 
     @property
     def number(self) -> int:
@@ -169,7 +169,7 @@ class AllAlive:
         """Nobody is told."""
 
 
-def islands(world: Transport, P: int) -> Topology:
+def replica_groups(world: Communicator, P: int) -> Topology:
     """Every group a job of its own, which the others are peers of."""
     topology = form(world, P)
     return replace(
@@ -229,7 +229,7 @@ REFERENCES: Mapping[str, Case] = {
         lambda: {"sync_every": EVERY, "outer": adam_outside},
         local(lambda P: with_outer(EVERY, adam_outside)),
     ),
-    "ensemble_sync": Case("ensemble_sync", lambda: {"sync_every": EVERY}, averaging, form=islands),
+    "ensemble_sync": Case("ensemble_sync", lambda: {"sync_every": EVERY}, averaging, form=replica_groups),
     "fedavg": Case(
         "fedavg",
         lambda: {"fraction": 0.5, "per_epoch": 2, "steps_per_epoch": 5},

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import (
@@ -96,7 +96,7 @@ def test_a_warm_up_is_no_low_first_rate() -> None:
 def test_all_ranks_have_the_interval_of_all_losses(run, P: int, K: int) -> None:
     """Though each sees a loss of its own; with one group there is none."""
 
-    def noted(world: Transport) -> list[float | None]:
+    def noted(world: Communicator) -> list[float | None]:
         topology, net = form(world, groups=P), model()
         optimizer = hpcsgd.DistributedOptimizer(
             SGD(list(net.parameters())), net, topology, adacomm(6, adapt_every=2)
@@ -121,7 +121,7 @@ def test_no_rank_goes_by_its_own_loss(run, P: int, K: int) -> None:
     def loss_of(rank: int, t: int) -> float:
         return 1.0 / (1.0 + 4 * rank * t)
 
-    def noted(world: Transport) -> list[float | None]:
+    def noted(world: Communicator) -> list[float | None]:
         topology, net = form(world, groups=P), model()
         optimizer = hpcsgd.DistributedOptimizer(
             SGD(list(net.parameters())), net, topology, adacomm(16, adapt_every=8)
@@ -147,7 +147,7 @@ def test_no_rank_goes_by_its_own_loss(run, P: int, K: int) -> None:
 def test_the_state_of_any_rank_has_the_losses_of_all(run, P: int) -> None:
     """On another P × K, and where one rank has saved for all."""
 
-    def means(world: Transport) -> tuple[list[float], list[float]]:
+    def means(world: Communicator) -> tuple[list[float], list[float]]:
         topology, net = form(world, groups=2), model()
         optimizer = hpcsgd.DistributedOptimizer(
             SGD(list(net.parameters())), net, topology, adacomm(4, adapt_every=4)
@@ -176,7 +176,7 @@ def test_the_state_of_any_rank_has_the_losses_of_all(run, P: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_a_closure_gives_the_loss_too(run) -> None:
-    def trained(world: Transport, closing: bool, giving: bool) -> Tensor:
+    def trained(world: Communicator, closing: bool, giving: bool) -> Tensor:
         topology, net = form(world, groups=2), model()
         optimizer = hpcsgd.DistributedOptimizer(
             SGD(list(net.parameters())), net, topology, adacomm(2, adapt_every=2)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 import hpcsgd
 from far.ranks import FOR_TRAININGS, PLACINGS, by_default, explicitly, tolerance
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.methods import METHODS, bsp, hierarchical
 from methods.invariants import Invariant
 from methods.table import EVERY, EXCEPTIONS, RATES, REFERENCES, STEPS, Case, Exempt, uncovered
@@ -74,7 +74,7 @@ def methods_and_optimizers(shapes: Sequence[tuple[int, int]]) -> list[Any]:
 
 
 def trained(
-    world: Transport, P: int, entry: Case | Exempt, make: MakeOptimizer, device: torch.device | None = None
+    world: Communicator, P: int, entry: Case | Exempt, make: MakeOptimizer, device: torch.device | None = None
 ) -> list[Tensor]:
     return distributed(world, P, entry.new(), make, STEPS, rates=RATES, form=entry.form, device=device)
 
@@ -98,7 +98,7 @@ def test_so_where_no_chunk_cuts_a_tensor(run, method: str) -> None:
     case = REFERENCES[method]
     make = OPTIMIZERS["SGD" if case.plain_sgd else "momentum"]
 
-    def undivided(world: Transport) -> list[Tensor]:
+    def undivided(world: Communicator) -> list[Tensor]:
         owned: dict[str, Any] = {"elementwise": False, "tensorwise": True}
         return distributed(world, 2, case.new(), make, STEPS, rates=RATES, form=case.form, **owned)
 
@@ -169,7 +169,7 @@ def test_state_survives_a_round_trip(run, method: str, P: int, K: int, optimizer
     """
     case, make = REFERENCES[method], OPTIMIZERS[optimizer]
 
-    def whole_and_resumed(world: Transport) -> tuple[Tensor, Tensor]:
+    def whole_and_resumed(world: Communicator) -> tuple[Tensor, Tensor]:
         topology = case.form(world, P)
 
         def new() -> tuple[nn.Module, hpcsgd.DistributedOptimizer, Callable[[range], None]]:

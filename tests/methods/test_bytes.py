@@ -10,11 +10,11 @@ import torch
 from torch import nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from hpcsgd.methods import Method, adacomm, allreduce_local_sgd, bsp, diloco, fedavg, hierarchical, sasgd
 from hpcsgd.parts.averagers import AverageState
-from hpcsgd.parts.exchanges import ReduceScatter
+from hpcsgd.parts.grad_reduces import ReduceScatter
 
 SHAPES = [(1, 2), (2, 2), (4, 1), (2, 4), (4, 2), (1, 4), (2, 1)]
 EVERY, STEPS = 2, 6
@@ -23,20 +23,20 @@ M = 16 * 24
 
 
 def recorded(
-    world: Transport, P: int, method: Method, momentum: float = 0.9, lr: float = 0.1
+    world: Communicator, P: int, method: Method, momentum: float = 0.9, lr: float = 0.1
 ) -> dict[str, float]:
     """Bytes by phase of STEPS steps, set-up left out."""
     topology = form(world, groups=P)
     net = nn.Linear(24, 16, bias=False)
     inner = optim.SGD(net.parameters(), lr=lr, momentum=momentum)
     optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method)
-    before = world.ledger.totals()
+    before = world.stats.totals()
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss = net(torch.ones(2, 24)).square().mean()
         loss.backward()
         optimizer.step(loss=loss)
-    return {name: total.bytes for name, total in world.ledger.since(before).items() if total.bytes}
+    return {name: total.bytes for name, total in world.stats.since(before).items() if total.bytes}
 
 
 def T0(K: int, M: int = M) -> Fraction:
@@ -108,7 +108,7 @@ def test_adacomm(run, P: int, K: int) -> None:
         loss=meetings * 2 * Fraction(P * K - 1, P * K) * 16,
     )
 
-    def stagnating(world: Transport) -> dict[str, float]:
+    def stagnating(world: Communicator) -> dict[str, float]:
         return recorded(world, P, adacomm(2, adapt_every=1), lr=0.0)
 
     for counted in run(P * K, stagnating):
@@ -150,7 +150,7 @@ def test_averaged_moments_are_counted_apart(run, P: int, K: int) -> None:
 def test_padding_adds_itself_and_no_more(run, P: int, K: int) -> None:
     """21 elements travel as 24 among 4 positions: chunks are ⌈M/K⌉."""
 
-    def padded(world: Transport) -> dict[str, float]:
+    def padded(world: Communicator) -> dict[str, float]:
         topology = form(world, groups=P)
         net = nn.Linear(7, 3)  # 24 elements in all, 3 of them biases, in one bucket: no padding
         odd = nn.Linear(6, 3)  # 21 elements: 3 of padding
@@ -159,10 +159,10 @@ def test_padding_adds_itself_and_no_more(run, P: int, K: int) -> None:
             optimizer = hpcsgd.DistributedOptimizer(
                 optim.SGD(model.parameters(), 0.1), model, topology, bsp()
             )
-            before = world.ledger.totals()
+            before = world.stats.totals()
             model(torch.ones(1, model.in_features)).sum().backward()
             optimizer.step()
-            counts.append(world.ledger.since(before)["parameters"].bytes)
+            counts.append(world.stats.since(before)["parameters"].bytes)
         return dict(zip(("whole", "odd"), counts, strict=True))
 
     for counted in run(P * K, padded):

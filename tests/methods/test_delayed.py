@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, optim
 
 import hpcsgd
-from hpcsgd.comm import PeerLost, Transport, threads
+from hpcsgd.comm import PeerLost, Communicator, threads
 from hpcsgd.core.averager import Averager, Traits, run_averager
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import Topology, form
@@ -40,8 +40,8 @@ from hpcsgd.methods import (
 from hpcsgd.methods.selsync import gradients
 from hpcsgd.parts import quantizers
 from hpcsgd.parts.averagers import AverageState, Mean, ResetState
-from hpcsgd.parts.averagers.under_way import apart, apart_step
-from hpcsgd.parts.exchanges import AllToAll, Sparse
+from hpcsgd.parts.averagers.pending_average import on_own_thread, step_on_own_thread
+from hpcsgd.parts.grad_reduces import AllToAll, Sparse
 from hpcsgd.parts.schedules import Every
 from hpcsgd.parts.sparsifiers import Deft
 from local_methods import NESTEROV, carried, in_turn
@@ -87,10 +87,10 @@ class OnCopies:
         self._apart: Topology | None = None
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
-        self._apart = self._apart or apart(s.topology)
+        self._apart = self._apart or on_own_thread(s.topology)
         found = list(vectors)
         copies = [own.clone() for own in found]
-        run_averager(self.inner, copies, apart_step(s, self._apart))
+        run_averager(self.inner, copies, step_on_own_thread(s, self._apart))
         for own, copied in zip(found, copies, strict=True):
             own.copy_(copied)
         return found
@@ -124,7 +124,7 @@ def test_an_evaluation_is_of_the_mean_of_what_groups_train_on(
 ) -> None:
     """And D is how far they are from it, whatever is under way, which goes on."""
 
-    def evaluated(world: Transport) -> tuple[Tensor, Tensor, float, list[Any]]:
+    def evaluated(world: Communicator) -> tuple[Tensor, Tensor, float, list[Any]]:
         optimizer, _, now = trained(world, new(), EVERY + 1, P)
         mine = now()
         with optimizer.averaged_model() as D:
@@ -150,12 +150,12 @@ def test_with_a_sparse_exchange(run) -> None:
     same(run(4, lambda world: distributed(world, 2, new(), OPTIMIZERS["SGD"], STEPS)), expected, 2)
 
 
-def distributed_by(world: Transport, P: int, new: Callable[[], Method]) -> list[Tensor]:
+def distributed_by(world: Communicator, P: int, new: Callable[[], Method]) -> list[Tensor]:
     return distributed(world, P, new(), OPTIMIZERS["momentum"], STEPS)
 
 
 def trained(
-    world: Transport, method: Method, steps: int, P: int = 2
+    world: Communicator, method: Method, steps: int, P: int = 2
 ) -> tuple[hpcsgd.DistributedOptimizer, list[dict[str, float]], Callable[[], Tensor]]:
     """After so many steps; what was noted in each; the parameters."""
     topology, net = form(world, P), model()
@@ -187,7 +187,7 @@ def test_one_that_falls_due_while_another_is_under_way_is_left_out(run) -> None:
 
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 def test_meeting_now_takes_in_what_is_under_way(run, P: int, K: int) -> None:
-    def ends(world: Transport) -> tuple[Tensor, Tensor]:
+    def ends(world: Communicator) -> tuple[Tensor, Tensor]:
         optimizer, _, now = trained(world, delayed(hierarchical(EVERY), 2), 4, P)
         mean = now()
         optimizer.topology.inter_group.allreduce(mean, "mean").wait()
@@ -228,7 +228,7 @@ class Held:
 def test_gradients_do_not_wait_for_a_meeting(run) -> None:
     """Two steps are made, their gradients exchanged, before it begins; what meets is w_t all the same."""
 
-    def trained_meanwhile(world: Transport) -> list[Tensor]:
+    def trained_meanwhile(world: Communicator) -> list[Tensor]:
         may = threading.Event()
         topology, net = form(world, 2), model()
         method = delayed(Method(AllToAll(), Every(4), Held(may)), 3)
@@ -262,7 +262,7 @@ class Broken:
 def test_a_fault_in_a_meeting_under_way_ends_all(world_size: int) -> None:
     reached = []
 
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         try:
             trained(world, delayed(Method(AllToAll(), Every(2), Broken(1)), 2), 20, world.size)
         except (OSError, PeerLost) as error:
@@ -278,7 +278,7 @@ def test_a_rank_that_dies_while_a_meeting_is_under_way_ends_all() -> None:
     reached = []
     stepped = threading.Barrier(4)  # its own: one of the transport may be broken while somebody leaves it
 
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         optimizer, *_ = trained(world, delayed(hierarchical(2), 2), 3)
         stepped.wait(60)
         if world.rank == 1:

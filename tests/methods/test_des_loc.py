@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
-from hpcsgd.core.traffic import Sizes
+from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.traffic import of_step
 from hpcsgd.engine.plan import StepPlan
@@ -21,7 +21,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, des_loc, hierarchical
 from hpcsgd.methods.des_loc import share_of_steps
 from hpcsgd.parts.averagers import AverageState
-from hpcsgd.train.subject import state_of
+from hpcsgd.train.training_profile import state_of
 from local_methods import desynced
 from methods.test_battery import OPTIMIZERS
 from methods.test_unused_parts import Branches
@@ -67,7 +67,7 @@ def test_moments_by_name(run, P: int, K: int) -> None:
 def test_with_one_interval_it_is_local_sgd_with_averaged_moments(run, name: str, P: int, K: int) -> None:
     """To the bit, counts of steps included, which groups that use unlike parts of a model do not share."""
 
-    def ends(world: Transport, method: Method) -> list[Tensor]:
+    def ends(world: Communicator, method: Method) -> list[Tensor]:
         net, topology = Two(), form(world, groups=P)
         inner = ADAPTIVE[name](list(net.parameters()))
         optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method)
@@ -83,16 +83,16 @@ def test_with_one_interval_it_is_local_sgd_with_averaged_moments(run, name: str,
         assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
 
 
-def counted(world: Transport, P: int, method: Method, make: MakeOptimizer, net: torch.nn.Module) -> list[Any]:
+def counted(world: Communicator, P: int, method: Method, make: MakeOptimizer, net: torch.nn.Module) -> list[Any]:
     """Bytes of each step by phase."""
     topology, found = form(world, P), []
     optimizer = hpcsgd.DistributedOptimizer(
         make(list(net.parameters())), net, topology, method, bucket_cap_mb=2e-4
     )
     for t in range(STEPS):
-        before = world.ledger.totals()
+        before = world.stats.totals()
         one_step(net, optimizer, topology, t)
-        found.append({name: total.bytes for name, total in world.ledger.since(before).items()})
+        found.append({name: total.bytes for name, total in world.stats.since(before).items()})
     return found
 
 
@@ -143,7 +143,7 @@ def test_bytes_are_as_foretold(
     """Of unlike intervals, over a whole number of each; counts of steps come with either moment."""
     ranks = run(P * K, lambda world: counted(world, P, des_loc(*periods), OPTIMIZERS["AdamW"], make_model()))
     net = make_model()
-    m = Sizes.of(net.named_parameters(), P, K, 200.0, *state_of(OPTIMIZERS["AdamW"](list(net.parameters()))))
+    m = ModelLayout.of(net.named_parameters(), P, K, 200.0, *state_of(OPTIMIZERS["AdamW"](list(net.parameters()))))
     for phase in ("average", "moments"):
         messages = [x for x in of_step(StepPlan.of(des_loc(*periods)), m) if x.phase == phase]
         expected = sum(x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in messages)
@@ -177,7 +177,7 @@ def test_the_share_of_steps_in_which_any_is_due() -> None:
 def test_moments_that_there_are_not(run, make: str, moments: dict[str, int], message: str) -> None:
     """In the first step, on all ranks, and not when they would meet."""
 
-    def told(world: Transport) -> str:
+    def told(world: Communicator) -> str:
         with pytest.raises(UserError) as caught:
             distributed(world, 2, des_loc(50, optimizer_state=moments), OPTIMIZERS[make], 1)
         return str(caught.value)
@@ -190,7 +190,7 @@ def test_a_position_may_own_nothing_of_a_kind(caplog: pytest.LogCaptureFixture) 
     """One hidden matrix for two positions: the other one has no momentum, and the optimizer has it."""
     caplog.set_level(logging.WARNING)
 
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         torch.manual_seed(0)
         net = torch.nn.Sequential(torch.nn.Linear(6, 4, bias=False), torch.nn.Linear(4, 3, bias=False))
         method = des_loc(4, first_every=2, second_every=3, optimizer_state={"momentum_buffer": 2})

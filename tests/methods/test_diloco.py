@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.graphs import Exponential
 from hpcsgd.core.topology import form
 from hpcsgd.methods import (
@@ -20,11 +20,11 @@ from hpcsgd.methods import (
     diloco,
     hierarchical,
 )
-from hpcsgd.methods.diloco import NESTEROV, Outer
+from hpcsgd.methods.diloco import NESTEROV, OuterOptimizer
 from hpcsgd.methods.fedavg import MeanOfSome
 from hpcsgd.methods.sgp import PushSum
 from hpcsgd.parts.averagers import AverageState, Mean, MeanOfAll, ResetState
-from hpcsgd.parts.exchanges import AllReduce, AllToAll
+from hpcsgd.parts.grad_reduces import AllReduce, AllToAll
 from hpcsgd.parts.schedules import Every
 from local_methods import with_outer
 from methods.table import REFERENCES
@@ -62,8 +62,8 @@ def test_an_outer_step_of_one_is_the_mean(run, P: int, K: int, optimizer: str) -
 def test_an_outer_optimizer_on_chunks_and_on_all_of_w(
     run, P: int, K: int, outer: Any, exchange: Any, inner: Any
 ) -> None:
-    def models(world: Transport) -> list[Tensor]:
-        method = Method(exchange, Every(2), Outer(inner, outer, lambda _: None))
+    def models(world: Communicator) -> list[Tensor]:
+        method = Method(exchange, Every(2), OuterOptimizer(inner, outer, lambda _: None))
         return distributed(world, P, method, OPTIMIZERS["AdamW"], STEPS, bucket_cap_mb=1e-4)
 
     expected = alone(P, K, OPTIMIZERS["AdamW"], STEPS, with_outer(2, outer))
@@ -72,7 +72,7 @@ def test_an_outer_optimizer_on_chunks_and_on_all_of_w(
 
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1)])
 def test_the_outer_state_is_of_the_own_chunk(run, P: int, K: int) -> None:
-    def held(world: Transport) -> tuple[int, int]:
+    def held(world: Communicator) -> tuple[int, int]:
         method = diloco(1)
         distributed(world, P, method, SGD, 1)
         chunks = method.state_dict()["averager"].sharded
@@ -83,11 +83,11 @@ def test_the_outer_state_is_of_the_own_chunk(run, P: int, K: int) -> None:
     assert run(P * K, held) == [(-(-M // K),) * 2] * (P * K)
 
 
-def gossiping(world: Transport, P: int, weight: float, outer: Any) -> list[Tensor]:
+def gossiping(world: Communicator, P: int, weight: float, outer: Any) -> list[Tensor]:
     """Push-sum, whose first group has another weight than the others."""
     push_sum = PushSum(Exponential())
     push_sum.weight = weight if world.rank * P < world.size else 1.0
-    how = push_sum if outer is None else Outer(push_sum, outer, lambda _: None)
+    how = push_sum if outer is None else OuterOptimizer(push_sum, outer, lambda _: None)
     return distributed(world, P, Method(AllToAll(), Every(1), how), SGD, STEPS)
 
 
@@ -117,9 +117,9 @@ def test_two_groups_that_gossip_agree(run, P: int, K: int) -> None:
 
 @pytest.mark.ranks(4)
 def test_outer_around_the_mean_of_some(run) -> None:
-    def models(world: Transport, outer: Any) -> list[Tensor]:
+    def models(world: Communicator, outer: Any) -> list[Tensor]:
         some = MeanOfSome(0.5, seed=0)
-        how = some if outer is None else Outer(some, outer, lambda _: None)
+        how = some if outer is None else OuterOptimizer(some, outer, lambda _: None)
         return distributed(world, 4, Method(AllToAll(), Every(2), how), SGD, STEPS)
 
     plain = run(4, models, None)
@@ -156,7 +156,7 @@ def test_rounding_to_16_bits_is_no_movement(run, method: str, dtype: torch.dtype
     float32, and stays."""
     ulp = 2.0**-7
 
-    def ends(world: Transport) -> tuple[float, float]:
+    def ends(world: Communicator) -> tuple[float, float]:
         net = torch.nn.Linear(4, 2, bias=False).to(dtype)
         made = STILL[method]()
         with torch.no_grad():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.graphs import Exponential
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
@@ -33,12 +33,12 @@ from hpcsgd.methods import (
     streaming,
     switch,
 )
-from hpcsgd.methods.diloco import NESTEROV, Outer
+from hpcsgd.methods.diloco import NESTEROV, OuterOptimizer
 from hpcsgd.methods.fedavg import MeanOfSome, PerEpoch
 from hpcsgd.methods.sgp import PushSum
 from hpcsgd.parts import quantizers
 from hpcsgd.parts.averagers import AcrossShards, AverageState, PerBlock
-from hpcsgd.parts.exchanges import AllToAll, Quantized
+from hpcsgd.parts.grad_reduces import AllToAll, Quantized
 from hpcsgd.parts.schedules import Every
 from local_methods import fed_averaging
 from methods.table import OF_INTERVALS
@@ -103,7 +103,7 @@ def test_all_take_the_mean_of_those_drawn(run, P: int, K: int, C: float, optimiz
 def test_all_leave_a_meeting_alike(run, P: int, K: int) -> None:
     """Apart before a meeting, bit for bit together after it; and the seed decides where to."""
 
-    def models(world: Transport, seed: int) -> list[Tensor]:
+    def models(world: Communicator, seed: int) -> list[Tensor]:
         method = fedavg(0.5, per_epoch=2, steps_per_epoch=STEPS, seed=seed)
         return distributed(world, P, method, SGD, STEPS)
 
@@ -135,7 +135,7 @@ FAMILY: dict[str, Callable[[], Method]] = {
     "sasgd": lambda: sasgd(EVERY),
     "adacomm": lambda: adacomm(3, adapt_every=4),
     "diloco around push-sum": lambda: Method(
-        AllToAll(), Every(1), Outer(PushSum(Exponential(), 1), NESTEROV, lambda _: None)
+        AllToAll(), Every(1), OuterOptimizer(PushSum(Exponential(), 1), NESTEROV, lambda _: None)
     ),
     "diloco with momentum averaged": lambda: diloco(EVERY, optimizer_state=AverageState),
     "packed, delayed": lambda: delayed(hierarchical(2, quantize=quantizers.int4()), 2),
@@ -165,7 +165,7 @@ FAMILY: dict[str, Callable[[], Method]] = {
 def test_goes_on_to_the_same_bits(run, P: int, K: int, method: str) -> None:
     """Saved after each number of steps: whatever a wrapped part remembers is in the state, too."""
 
-    def ends(world: Transport) -> list[Tensor]:
+    def ends(world: Communicator) -> list[Tensor]:
         """Of a training that is left alone, of one that is saved all the time, and of those resumed."""
         topology = form(world, groups=P)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from ahead import others_made
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.graphs import Complete, Exponential, Graph, PowersOfTwo, Ring, UndirectedExponential
 from hpcsgd.core.mixing import push_matrix, symmetric_matrix
 from hpcsgd.core.topology import form
@@ -64,7 +64,7 @@ def test_on_the_complete_graph_it_is_bsp(run, P: int, K: int, optimizer: str) ->
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-11)
 
 
-def unequal_start(world: Transport, P: int, graph: Graph, steps: int) -> tuple[Tensor, Tensor, float, float]:
+def unequal_start(world: Communicator, P: int, graph: Graph, steps: int) -> tuple[Tensor, Tensor, float, float]:
     """Parameters and weights of their own on every group, and then steps at the rate 0.
 
     Returns what z should come to, z, Σ w, and how far Σ x moved.
@@ -138,7 +138,7 @@ def test_on_time_it_is_the_same_bits(run, P: int, K: int) -> None:
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
-def slow_start(world: Transport, staleness: int, folder: Path) -> int:
+def slow_start(world: Communicator, staleness: int, folder: Path) -> int:
     """How many steps the other rank makes while the last one waits before its second."""
     topology = form(world, groups=world.size)
     net = model()
@@ -166,16 +166,16 @@ def test_a_slow_group_holds_up_the_others_only_after_so_many_steps(
 def test_bytes_of_a_step(run, P: int, K: int, peers: int) -> None:
     """A chunk and a weight to every peer, of whom there are P − 1."""
 
-    def recorded(world: Transport) -> tuple[float, int]:
+    def recorded(world: Communicator) -> tuple[float, int]:
         topology = form(world, groups=P)
         net = nn.Linear(24, 16, bias=False)
         optimizer = hpcsgd.DistributedOptimizer(
             optim.SGD(net.parameters(), lr=0.1), net, topology, sgp(peers)
         )
-        before = world.ledger.totals()
+        before = world.stats.totals()
         net(torch.ones(2, 24)).sum().backward()
         optimizer.step()
-        return world.ledger.since(before)["average"].bytes, min(peers, P - 1) * (24 * 16 // K * 4 + 8)
+        return world.stats.since(before)["average"].bytes, min(peers, P - 1) * (24 * 16 // K * 4 + 8)
 
     for sent, expected in run(P * K, recorded):
         assert sent == expected
@@ -185,7 +185,7 @@ def test_bytes_of_a_step(run, P: int, K: int, peers: int) -> None:
 def test_optimizers_that_look_at_whole_tensors(run, P: int, K: int) -> None:
     """Their steps depend on the norm of x_i: the weight has to reach all of it, not the own chunk alone."""
 
-    def trained(world: Transport, each: int) -> list[Tensor]:
+    def trained(world: Communicator, each: int) -> list[Tensor]:
         topology = form(world, groups=P)
         net, how = model(), PushSum(Ring())
         inner = Rows(list(net.parameters()), lr=0.1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.averager import run_averager
 from hpcsgd.core.graphs import Complete
 from hpcsgd.core.step import GradReduce, StepContext, TrainingContext
@@ -32,7 +32,7 @@ from hpcsgd.methods import (
 from hpcsgd.methods.fedavg import MeanOfSome
 from hpcsgd.methods.selsync import gradients
 from hpcsgd.parts.averagers import Mean, MeanOfAll
-from hpcsgd.parts.exchanges import AllReduce, AllToAll, ReduceScatter, Sparse
+from hpcsgd.parts.grad_reduces import AllReduce, AllToAll, ReduceScatter, Sparse
 from methods.table import OF_INTERVALS, REFERENCES
 from references import batch, loss, model, vector
 
@@ -61,7 +61,7 @@ FORMS = {label: case.form for label, case in REFERENCES.items()}
 
 
 def trained(
-    world: Transport,
+    world: Communicator,
     P: int,
     method: str,
     narrow: torch.dtype,
@@ -124,7 +124,7 @@ LARGE = 30000.0
 def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, exchange: Any) -> None:
     """In the group and across groups, of gradients and of models."""
 
-    def means(world: Transport) -> list[float]:
+    def means(world: Communicator) -> list[float]:
         topology = form(world, groups=P)
         g = torch.full((4,), LARGE, dtype=torch.float16)
         bucket: Any = SimpleNamespace(g=g, received=None, w=g.clone(), param_shard=g.clone())
@@ -160,7 +160,7 @@ def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, excha
 def test_meeting_equals_changes_nothing(run, make: Callable[[], Method], P: int, narrow: Any) -> None:
     """A third of a number, thrice, is the number: models that agree do not drift."""
 
-    def drifted(world: Transport) -> bool:
+    def drifted(world: Communicator) -> bool:
         net = model(dtype=torch.float32).to(narrow)
         inner = optim.SGD(net.parameters(), lr=0.0)
         optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, groups=P), make())
@@ -179,7 +179,7 @@ def test_meeting_equals_changes_nothing(run, make: Callable[[], Method], P: int,
 def test_a_server_loses_nothing_that_is_less_than_an_ulp(run, make: Callable[[], Method], P: int) -> None:
     """Each of P groups moves its bfloat16 by an ulp of 2, and so the server by 2/P; the mean of all is 2."""
 
-    def moved(world: Transport) -> float:
+    def moved(world: Communicator) -> float:
         net = nn.Linear(1, 1, bias=False).bfloat16()
         with torch.no_grad():
             net.weight.fill_(256.0)
@@ -197,7 +197,7 @@ def test_a_server_loses_nothing_that_is_less_than_an_ulp(run, make: Callable[[],
 def test_a_partner_keeps_halves_of_an_ulp() -> None:
     """AD-PSGD averages again and again: x goes on in float32."""
 
-    def kept(world: Transport) -> torch.dtype:
+    def kept(world: Communicator) -> torch.dtype:
         net = nn.Linear(2, 1).bfloat16()
         inner = optim.SGD(net.parameters(), lr=0.1)
         optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, groups=2), ad_psgd())

@@ -11,13 +11,13 @@ import pytest
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.state import State
 from hpcsgd.core.topology import form
 from hpcsgd.core.waits import Pairs
 from hpcsgd.errors import UserError
 from hpcsgd.methods import noloco
-from hpcsgd.methods.noloco import InPairs
+from hpcsgd.methods.noloco import PairOuterStep
 from local_methods import paired
 from methods.test_battery import OPTIMIZERS
 from references import alone, distributed, model, one_step, same
@@ -33,7 +33,7 @@ def test_equals_its_equations(run, P: int, K: int, alpha: float, beta: float, ga
     """So many meetings that everybody has been alone; chunks that do not divide M."""
     make = OPTIMIZERS["AdamW"]
 
-    def models(world: Transport) -> list[Tensor]:
+    def models(world: Communicator) -> list[Tensor]:
         method = noloco(EVERY, alpha, beta, gamma, seed=7)
         return distributed(world, P, method, make, STEPS, bucket_cap_mb=3e-4)
 
@@ -62,17 +62,17 @@ def test_partners_follow_from_seed_and_step() -> None:
 def test_a_meeting_sends_one_chunk_to_one_other(run, P: int, K: int) -> None:
     """And the number of the parcel; between meetings nothing."""
 
-    def sent(world: Transport) -> list[float]:
+    def sent(world: Communicator) -> list[float]:
         topology, net = form(world, P), nn.Linear(24, 16, bias=False)
         inner = optim.SGD(net.parameters(), lr=0.1)
         optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, noloco(EVERY))
         counts = []
         for t in range(6 * EVERY):
-            before = world.ledger.totals()
+            before = world.stats.totals()
             optimizer.zero_grad()
             net(optimizer.buckets[0].w.new_full((2, 24), t + topology.rank)).sum().backward()
             optimizer.step()
-            grown = world.ledger.since(before).get("average")
+            grown = world.stats.since(before).get("average")
             counts.append(0.0 if grown is None else grown.bytes)
         return counts
 
@@ -132,7 +132,7 @@ def test_groups_stay_together_within_the_bound_and_no_further(P: int, alpha: flo
     assert bound >= 2 * (1 - alpha**2) - 1e-12
     assert growth(P, alpha, 0.999 * bound) < 1 < growth(P, alpha, 1.001 * bound)
     how = noloco(1, alpha).averager
-    assert isinstance(how, InPairs)
+    assert isinstance(how, PairOuterStep)
     assert growth(P, alpha, how.gamma) < 0.97
 
 
@@ -168,7 +168,7 @@ def test_a_job_file_gives_the_constants(tmp_path: Path) -> None:
 
 @pytest.mark.ranks(3)
 def test_phi_and_delta_are_of_the_own_chunk_and_wide(run) -> None:
-    def kept(world: Transport) -> list[str]:
+    def kept(world: Communicator) -> list[str]:
         topology, net = form(world, 3), model().bfloat16()
         optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, noloco(1))
         assert optimizer.method.state_dict()["averager"] == State()
@@ -184,7 +184,7 @@ def test_phi_and_delta_are_of_the_own_chunk_and_wide(run) -> None:
 
 @pytest.mark.ranks(4)
 def test_it_is_evaluated_by_the_mean_of_all_groups(run) -> None:
-    def means(world: Transport) -> tuple[Tensor, Tensor, float]:
+    def means(world: Communicator) -> tuple[Tensor, Tensor, float]:
         topology, net = form(world, 4), model()
         optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, noloco(2))
         for t in range(5):

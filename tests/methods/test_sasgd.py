@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import (
@@ -20,7 +20,7 @@ from hpcsgd.methods import (
     sasgd,
     switch,
 )
-from hpcsgd.parts.exchanges import AllReduce, AllToAll
+from hpcsgd.parts.grad_reduces import AllReduce, AllToAll
 from local_methods import accumulating, gradients_of
 from methods.test_battery import OPTIMIZERS
 from references import (
@@ -38,7 +38,7 @@ SHAPES = [(1, 2), (2, 1), (2, 2), (4, 1)]
 SGD = OPTIMIZERS["SGD"]
 
 
-def plainly(world: Transport, P: int, method: Method, rates: list[float]) -> list[Tensor]:
+def plainly(world: Communicator, P: int, method: Method, rates: list[float]) -> list[Tensor]:
     """Plain SGD, with a rate for every step."""
     topology, net = form(world, groups=P), model(seed=world.rank)
     optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, topology, method)

@@ -16,7 +16,7 @@ from hypothesis import given
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.step import StepContext, TrainingContext
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
@@ -62,7 +62,7 @@ def test_without_memory_it_is_the_change_of_the_norm() -> None:
 
 
 def noted(
-    world: Transport, P: int, method: Method, make: MakeOptimizer
+    world: Communicator, P: int, method: Method, make: MakeOptimizer
 ) -> list[tuple[Tensor, dict[str, float]]]:
     """Parameters and notes of each step on this rank."""
     topology = form(world, groups=P)
@@ -102,7 +102,7 @@ def test_with_delta_0_all_steps_are_shared(run, P: int, K: int, optimizer: str) 
     rounding where the update is linear in the gradient."""
     make = OPTIMIZERS[optimizer]
 
-    def same(world: Transport) -> bool:
+    def same(world: Communicator) -> bool:
         pairs = [(selsync(0, gradients), bsp()), (selsync(0), hierarchical(1))]
         return all(
             all(map(torch.equal, *(distributed(world, P, method, make, STEPS) for method in pair)))
@@ -122,7 +122,7 @@ def test_with_delta_infinity_nobody_meets(run, P: int, K: int, by: str) -> None:
     """Bit for bit local SGD that never comes to its first meeting."""
     make = OPTIMIZERS["momentum"]
 
-    def same(world: Transport) -> bool:
+    def same(world: Communicator) -> bool:
         alone = distributed(world, P, hierarchical(STEPS + 1), make, STEPS)
         return all(map(torch.equal, alone, distributed(world, P, selsync(INFINITY, BY[by]), make, STEPS)))
 
@@ -135,7 +135,7 @@ def test_with_delta_infinity_nobody_meets(run, P: int, K: int, by: str) -> None:
 
 @pytest.mark.ranks(2)
 def test_no_change_at_all_is_as_much_as_delta_0(run) -> None:
-    def met(world: Transport) -> list[float]:
+    def met(world: Communicator) -> list[float]:
         topology = form(world, groups=2)
         net = model()
         optimizer = hpcsgd.DistributedOptimizer(
@@ -176,7 +176,7 @@ class Patient(optim.SGD):
 
 @pytest.mark.ranks(4)
 def test_numbers_travel_while_the_update_is_made(run) -> None:
-    def train(world: Transport) -> list[Tensor]:
+    def train(world: Communicator) -> list[Tensor]:
         method = selsync(0.3)
 
         def make(params: list[nn.Parameter]) -> optim.Optimizer:
@@ -192,9 +192,9 @@ def test_numbers_travel_while_the_update_is_made(run) -> None:
 
 @pytest.mark.ranks(4)
 def test_a_rank_gathers_8_bytes_from_every_other(run) -> None:
-    def sent(world: Transport) -> float:
+    def sent(world: Communicator) -> float:
         distributed(world, 2, selsync(INFINITY), OPTIMIZERS["SGD"], STEPS)
-        return world.ledger.totals()["vote"].bytes
+        return world.stats.totals()["vote"].bytes
 
     assert run(4, sent) == [STEPS * 3 * 8] * 4
 
@@ -203,7 +203,7 @@ def test_a_rank_gathers_8_bytes_from_every_other(run) -> None:
 def test_smoothing_follows_the_number_of_groups(run, P: int, K: int) -> None:
     """N/100 of the paper, whose workers are groups here: P/100, however many ranks a group has."""
 
-    def deltas(world: Transport, smoothing: float | None) -> list[float]:
+    def deltas(world: Communicator, smoothing: float | None) -> list[float]:
         history = noted(world, P, selsync(0.3, smoothing=smoothing), OPTIMIZERS["SGD"])
         return [notes["delta"] for _, notes in history]
 
@@ -220,7 +220,7 @@ def test_smoothing_follows_the_number_of_groups(run, P: int, K: int) -> None:
 def test_a_resumed_run_votes_as_the_uninterrupted_one(run, P: int, K: int, by: str) -> None:
     """Wherever it was saved: with its moving average, without which it would have no Δ, and meet."""
 
-    def history(world: Transport, saved_at: int) -> list[tuple[Tensor, dict[str, float]]]:
+    def history(world: Communicator, saved_at: int) -> list[tuple[Tensor, dict[str, float]]]:
         topology = form(world, groups=P)
 
         def new() -> tuple[nn.Module, hpcsgd.DistributedOptimizer]:
@@ -300,7 +300,7 @@ def test_what_is_no_number_means_meet(broken: float) -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(("delta", "met"), [(0.0, True), (1e300, True), (INFINITY, False)])
 def test_a_gradient_that_is_no_number_makes_groups_meet(run, delta: float, met: bool) -> None:
-    def last(world: Transport) -> float:
+    def last(world: Communicator) -> float:
         net, topology = nn.Linear(2, 1), form(world, groups=2)
         inner = optim.SGD(net.parameters(), lr=0.1)
         optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, selsync(delta))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.averager import run_averager
 from hpcsgd.core.flat import flatten
 from hpcsgd.core.step import StepContext, TrainingContext
@@ -60,7 +60,7 @@ def test_padding_is_never_sent(run, way: str) -> None:
     """67 weights for two positions: the last one has one of padding, which stays 0 wherever it is. So a
     resumed run, whose padding is new, is the same."""
 
-    def one(world: Transport) -> tuple[Tensor, Tensor]:
+    def one(world: Communicator) -> tuple[Tensor, Tensor]:
         topology, net, method = form(world, 2), Weights(67), WAYS[way]()
         optimizer = wrapped(net, topology, method)
         train(net, optimizer, range(STEPS // 2))
@@ -88,12 +88,12 @@ def test_padding_is_never_sent(run, way: str) -> None:
 def test_padding_costs_no_bytes_and_no_choice(run) -> None:
     """Of 5 weights the first position of a group has three, the second one two."""
 
-    def one(world: Transport) -> float:
+    def one(world: Communicator) -> float:
         net = Weights(5)
         optimizer = wrapped(net, form(world, 2), sparseloco(1, density=1.0, bits=32))
-        before = world.ledger.totals()
+        before = world.stats.totals()
         train(net, optimizer, range(1))
-        return world.ledger.since(before)["average"].bytes
+        return world.stats.since(before)["average"].bytes
 
     first, second, *others = run(4, one)
     assert others == [first, second]
@@ -108,7 +108,7 @@ def test_padding_costs_no_bytes_and_no_choice(run) -> None:
 def test_a_weight_with_nothing_to_send_stays(run, bits: int, wrap: Any) -> None:
     """More are chosen than have moved: three of a run of 10 have a gradient, and none of the next ones."""
 
-    def one(world: Transport) -> Tensor:
+    def one(world: Communicator) -> Tensor:
         net = Weights(40, used=13)
         method = wrap(sparseloco(EVERY, density=0.5, bits=bits, selection=PerBlock(10)))
         optimizer = wrapped(net, form(world, 2), method)
@@ -126,7 +126,7 @@ def test_a_weight_with_nothing_to_send_stays(run, bits: int, wrap: Any) -> None:
 def test_padding_between_parameters(run, select: Any) -> None:
     """As where torch shards the model: what stands there is neither sent nor written to."""
 
-    def one(world: Transport) -> list[float]:
+    def one(world: Communicator) -> list[float]:
         own = torch.zeros(9)
         own[3:5] = 7
         bucket = SimpleNamespace(param_shard=own, filled=[slice(0, 3), slice(5, 9)])

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
-from hpcsgd.core.traffic import Sizes
+from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.methods import Method, delayed, diloco, sparseloco, streaming
 from hpcsgd.methods.sparseloco import VALUES
 from hpcsgd.parts.averagers import AcrossShards, PerBlock
@@ -38,7 +38,7 @@ class OnAGrid(nn.Module):
         return (self.w * torch.randint(-8, 8, (23,), generator=chance).to(self.w.dtype)).sum()
 
 
-def on_a_grid(world: Transport, P: int, method: Method, dtype: torch.dtype) -> list[Tensor]:
+def on_a_grid(world: Communicator, P: int, method: Method, dtype: torch.dtype) -> list[Tensor]:
     topology, net = form(world, P), OnAGrid(dtype)
     optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.125), net, topology, method)
     history = []
@@ -67,7 +67,7 @@ def test_dense_and_whole_it_is_diloco_to_the_bit(run, P: int, K: int, select: An
 
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 def test_dense_and_whole_it_is_diloco_but_for_rounding(run, P: int, K: int) -> None:
-    def trained(world: Transport, method: Method) -> list[Tensor]:
+    def trained(world: Communicator, method: Method) -> list[Tensor]:
         topology, net = form(world, P), model(dtype=torch.float32)
         optimizer = hpcsgd.DistributedOptimizer(optim.AdamW(net.parameters(), lr=0.01), net, topology, method)
         history = []
@@ -105,7 +105,7 @@ def test_several_meetings_in_numpy(run, P: int, K: int, bits: int) -> None:
 def test_meetings_may_be_late(run, wrapped: Any) -> None:
     """All groups end with the same, and have learned."""
 
-    def ends(world: Transport) -> tuple[Tensor, Tensor]:
+    def ends(world: Communicator) -> tuple[Tensor, Tensor]:
         topology, net = form(world, 2), model()
         method = wrapped(sparseloco(4, density=0.25, selection=AcrossShards(5)))
         optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, method)
@@ -128,7 +128,7 @@ def test_meetings_may_be_late(run, wrapped: Any) -> None:
 def test_little_is_not_lost_in_16_bits(run, dtype: torch.dtype) -> None:
     """θ and e are wide: steps together that are less than an ulp of the parameters move them after all."""
 
-    def ends(world: Transport) -> tuple[Tensor, Tensor, list[torch.dtype]]:
+    def ends(world: Communicator) -> tuple[Tensor, Tensor, list[torch.dtype]]:
         topology, net = form(world, 2), nn.Linear(8, 2, bias=False).to(dtype)
         with torch.no_grad():
             net.weight.fill_(1.0)
@@ -150,7 +150,7 @@ def test_little_is_not_lost_in_16_bits(run, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("bits", VALUES)
 def test_what_is_not_a_number_reaches_everybody(run, bits: int, bad: float) -> None:
-    def ends(world: Transport) -> Tensor:
+    def ends(world: Communicator) -> Tensor:
         topology, net = form(world, 2), model()
         method = sparseloco(1, density=0.05, bits=bits)
         optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, method)
@@ -170,16 +170,16 @@ def test_what_is_not_a_number_reaches_everybody(run, bits: int, bad: float) -> N
 def test_bytes_of_a_meeting(run, n: int, bits: int, nbytes: int) -> None:
     """64 of 4096: 64 bytes of indices, 16 of values and 4 of sizes, of each chunk of `n` elements."""
 
-    def one(world: Transport) -> tuple[float, float]:
+    def one(world: Communicator) -> tuple[float, float]:
         topology, net = form(world, 2), nn.Linear(2 * n, 1, bias=False)
         method = sparseloco(1, bits=bits)
         optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, method)
         net(torch.randn(1, 2 * n)).sum().backward()
-        before = world.ledger.totals()
+        before = world.stats.totals()
         optimizer.step()
-        m = Sizes.of(net.named_parameters(), 2, 2, 25e6)
+        m = ModelLayout.of(net.named_parameters(), 2, 2, 25e6)
         told = next(x.nbytes for x in method.averager.inner.sends(m))  # type: ignore[attr-defined]
-        return world.ledger.since(before)["average"].bytes, told
+        return world.stats.since(before)["average"].bytes, told
 
     assert run(4, one) == [(nbytes, 2 * nbytes)] * 4
 
@@ -188,7 +188,7 @@ def test_bytes_of_a_meeting(run, n: int, bits: int, nbytes: int) -> None:
 def test_positions_where_more_has_gathered_send_more(run) -> None:
     """With one of the chunks a hundred times as far, nearly all are taken there; k in all stays."""
 
-    def one(world: Transport, select: Any) -> Tensor:
+    def one(world: Communicator, select: Any) -> Tensor:
         """What this position's chunk moved by."""
         topology, net = form(world, 2), nn.Linear(400, 1, bias=False, dtype=torch.float64)
         method = sparseloco(1, density=0.1, bits=32, selection=select)
@@ -208,7 +208,7 @@ def test_positions_where_more_has_gathered_send_more(run) -> None:
 def test_what_is_kept_is_what_was_not_said(run, P: int, K: int) -> None:
     """Without decay all that groups moved is in θ or still in e: mean e = θ − the plain mean of the moves."""
 
-    def one(world: Transport) -> tuple[np.ndarray, np.ndarray]:
+    def one(world: Communicator) -> tuple[np.ndarray, np.ndarray]:
         topology, net = form(world, P), OnAGrid(torch.float64)
         method = sparseloco(1, density=0.2, beta=1.0)
         optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.125), net, topology, method)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.flat import Bucket, flatten
 from hpcsgd.core.optional import prepare
 from hpcsgd.core.state import State
@@ -45,7 +45,7 @@ def test_equals_plain_torch(run, method: str, F: int, tau: int, alpha: float, P:
     """F·τ > I: several are under way; τ = I: one begins in the step in which the one before arrives."""
     make, (new, outer) = OPTIMIZERS["momentum"], NEW[method]
 
-    def models(world: Transport) -> list[Tensor]:
+    def models(world: Communicator) -> list[Tensor]:
         return distributed(world, P, streaming(new(), F, tau, alpha), make, STEPS, bucket_cap_mb=3e-4)
 
     expected = alone(P, K, make, STEPS, in_turn(I, F, tau, blended(alpha), outer))
@@ -88,7 +88,7 @@ def elements(net: nn.Module, K: int, bucket_bytes: float, F: int) -> list[list[t
         buckets: list[Bucket] = flatten(list(net.named_parameters()), K, j, bucket_bytes)
         for p, fragment in enumerate(fragments(buckets, F)):
             for b, cuts in zip(buckets, fragment.cuts, strict=True):
-                owners = [(piece.slot.name, i) for piece in b.pieces for i in range(piece.start, piece.stop)]
+                owners = [(piece.slot.name, i) for piece in b.ranges for i in range(piece.start, piece.stop)]
                 found[p] += [owner for c in cuts for owner in owners[c]]
     return [sorted(each) for each in found]
 
@@ -118,7 +118,7 @@ def test_the_distance_is_that_of_all_fragments(run, P: int, K: int) -> None:
     """Each counts once; with groups that stay where they are that of all is that of the model, also where
     groups are far apart in unlike parts of it."""
 
-    def noted(world: Transport) -> tuple[list[dict[str, float]], Tensor]:
+    def noted(world: Communicator) -> tuple[list[dict[str, float]], Tensor]:
         topology, net = form(world, P), model()
         optimizer = hpcsgd.DistributedOptimizer(
             optim.SGD(net.parameters(), lr=0.0), net, topology, streaming(hierarchical(I), 2, 1, 0.0)
@@ -147,16 +147,16 @@ def test_the_distance_is_that_of_all_fragments(run, P: int, K: int) -> None:
 
 @pytest.mark.ranks(4)
 def test_a_link_carries_as_much_in_smaller_parts(run) -> None:
-    def sent(world: Transport, method: Method) -> list[float]:
+    def sent(world: Communicator, method: Method) -> list[float]:
         topology, net = form(world, 2), model()
         inner = optim.SGD(net.parameters(), lr=0.1)
         optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method)
         counts = []
         for t in range(2 * I):
-            before = world.ledger.totals()
+            before = world.stats.totals()
             one_step(net, optimizer, topology, t)
             optimizer.method.state_dict()  # waits for what is under way
-            grown = world.ledger.since(before).get("average")
+            grown = world.stats.since(before).get("average")
             counts.append(0.0 if grown is None else grown.bytes)
         return counts
 
@@ -176,7 +176,7 @@ def test_streaming_diloco_of_4_bits_sends_its_formula(run, F: int, P: int, K: in
     the mean back; 4 bits an element, and a scale a block."""
     block, H = 8, 6
 
-    def sent(world: Transport) -> tuple[float, int]:
+    def sent(world: Communicator) -> tuple[float, int]:
         topology, net = form(world, P), model(dtype=torch.float32)
         method = streaming(diloco(H, quantize=quantizers.int4(block=block)), F, 2)
         inner = optim.AdamW(net.parameters(), lr=0.01)
@@ -190,11 +190,11 @@ def test_streaming_diloco_of_4_bits_sends_its_formula(run, F: int, P: int, K: in
                 optimizer.step()
             optimizer.method.state_dict()  # waits for what is under way
 
-        before = world.ledger.totals()
+        before = world.stats.totals()
         train(range(F * H))
         chunks = [b.param_shard for b in optimizer.buckets]
         owned = [x.numel() for cut in fragments(optimizer.buckets, F) for x in cut.of(chunks) if x.numel()]
-        return world.ledger.since(before)["average"].bytes, sum(map(formula, owned))
+        return world.stats.since(before)["average"].bytes, sum(map(formula, owned))
 
     def formula(n: int) -> int:
         part = -(-n // P)
@@ -207,7 +207,7 @@ def test_streaming_diloco_of_4_bits_sends_its_formula(run, F: int, P: int, K: in
 
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 def test_meeting_now_is_with_all_of_the_model(run, P: int, K: int) -> None:
-    def ends(world: Transport) -> tuple[Tensor, dict[str, float]]:
+    def ends(world: Communicator) -> tuple[Tensor, dict[str, float]]:
         optimizer, _, now = trained(world, streaming(hierarchical(EVERY), 2, 2), 4, P)
         optimizer.average_models()
         assert optimizer.method.state_dict()["averager"].replicated["due"] == [None, None]
@@ -223,7 +223,7 @@ def test_meeting_now_is_with_all_of_the_model(run, P: int, K: int) -> None:
 def test_a_switch_takes_in_all_that_is_under_way(run) -> None:
     """In its last step one fragment arrives, and another one would later."""
 
-    def ends(world: Transport) -> tuple[Any, Tensor]:
+    def ends(world: Communicator) -> tuple[Any, Tensor]:
         method = switch(streaming(hierarchical(I), 2, 3), bsp(), at=5)
         before = trained(world, method, 4)[0].method.state_dict()["averager.first.averager"].replicated["due"]
         assert before == [7, 5]
@@ -240,7 +240,7 @@ def test_a_switch_takes_in_all_that_is_under_way(run) -> None:
 def test_the_distance_goes_on(run) -> None:
     """What a fragment begins after a restart is noted with the others of before."""
 
-    def noted(world: Transport) -> tuple[dict[str, float], dict[str, float]]:
+    def noted(world: Communicator) -> tuple[dict[str, float], dict[str, float]]:
         optimizer, *_ = trained(world, streaming(hierarchical(I), 2, 1), 6)
         before = copy.deepcopy((optimizer.model.state_dict(), optimizer.state_dict()))
         again, *_ = trained(world, streaming(hierarchical(I), 2, 1), 0)
@@ -260,7 +260,7 @@ def test_the_distance_goes_on(run) -> None:
 def test_goes_on_with_a_meeting_that_takes_longer(run) -> None:
     """No other one of the fragment begins before that has arrived, 4 steps after it began."""
 
-    def due(world: Transport) -> list[Any]:
+    def due(world: Communicator) -> list[Any]:
         state = trained(world, streaming(hierarchical(4), 1, 4), 4)[0].state_dict()
         again, *_ = trained(world, streaming(hierarchical(2), 1, 1), 0)
         again.load_state_dict(state)
@@ -278,7 +278,7 @@ def test_goes_on_with_other_fragments(run, caplog: pytest.LogCaptureFixture) -> 
     """θ and its momentum come along by element; what is under way does not, and that is said."""
     caplog.set_level(logging.WARNING)
 
-    def resumed(world: Transport, F: int) -> tuple[Any, Any]:
+    def resumed(world: Communicator, F: int) -> tuple[Any, Any]:
         optimizer, *_ = trained(world, streaming(diloco(I), 2, 1), I)
         state = optimizer.state_dict()
         again, *_ = trained(world, streaming(diloco(I), F, 1), 0)
@@ -311,7 +311,7 @@ def test_goes_on_with_other_fragments_and_Adam_outside(
     def outside(params: Sequence[Tensor]) -> optim.Optimizer:
         return optim.Adam(params, lr=0.02)
 
-    def resumed(world: Transport) -> tuple[Any, Any, list[Tensor]]:
+    def resumed(world: Communicator) -> tuple[Any, Any, list[Tensor]]:
         optimizer, *_ = trained(world, streaming(diloco(I, outside), 2, 1), steps)
         state = optimizer.state_dict()
         again, _, now = trained(world, streaming(diloco(I, outside), 3, 1), 0)

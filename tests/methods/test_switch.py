@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.optional import Late, finish
-from hpcsgd.core.step import GroupGradReduce, publisher
+from hpcsgd.core.step import GroupGradReduce, quantized_gather
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import (
@@ -23,7 +23,7 @@ from hpcsgd.methods import (
     sgp,
     switch,
 )
-from hpcsgd.parts.exchanges import AllToAll, ReduceScatter, Sparse
+from hpcsgd.parts.grad_reduces import AllToAll, ReduceScatter, Sparse
 from hpcsgd.parts.sparsifiers import Deft
 from methods.table import RATES, REFERENCES, Case
 from methods.test_battery import ENTRIES, OPTIMIZERS
@@ -59,7 +59,7 @@ def test_never_and_at_once_are_the_methods_themselves(run, method: str, P: int, 
 def test_groups_start_the_second_method_from_their_mean(run, P: int, K: int) -> None:
     """Messages of overlap SGP may be under way: what counts is each group's model."""
 
-    def models(world: Transport) -> list[Tensor]:
+    def models(world: Communicator) -> list[Tensor]:
         both = switch(osgp(2), bsp(), at=4)
         return distributed(world, P, both, OPTIMIZERS["SGD"], STEPS)
 
@@ -70,7 +70,7 @@ def test_groups_start_the_second_method_from_their_mean(run, P: int, K: int) -> 
             torch.testing.assert_close(history[t], ranks[0][t], rtol=0, atol=1e-13)
 
 
-def at_the_end(world: Transport, method: Method, make: MakeOptimizer, steps: int, *, mean: bool) -> Tensor:
+def at_the_end(world: Communicator, method: Method, make: MakeOptimizer, steps: int, *, mean: bool) -> Tensor:
     """The model after so many steps: the groups' mean model, or this group's."""
     topology, net = form(world, 2), model()
     optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, topology, method)
@@ -99,12 +99,12 @@ def test_the_first_hands_over_the_mean_that_it_has(run, method: str, at: int) ->
     both = lambda: switch(entry.new(), entry.new(), at)  # noqa: E731
     found = run(4, lambda world: at_the_end(world, both(), make, at, mean=False))
     assert all(torch.equal(w, found[0]) for w in found)
-    if isinstance(entry, Case) and publisher(entry.new().grad_reduce) is None:  # or an owner knows more
+    if isinstance(entry, Case) and quantized_gather(entry.new().grad_reduce) is None:  # or an owner knows more
         (expected, *_) = run(4, lambda world: at_the_end(world, entry.new(), make, at, mean=True))
         torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-13)
 
 
-def trained(world: Transport, method: Method, rates: list[float], again: Method | None) -> list[bool]:
+def trained(world: Communicator, method: Method, rates: list[float], again: Method | None) -> list[bool]:
     """In which steps of these learning rates groups met; in the middle the state goes over to `again`."""
     topology = form(world, groups=world.size)
     net = model()
@@ -118,9 +118,9 @@ def trained(world: Transport, method: Method, rates: list[float], again: Method 
             net.load_state_dict(weights)
             optimizer.load_state_dict(state)
         optimizer.param_groups[0]["lr"] = lr
-        before = world.ledger.totals()
+        before = world.stats.totals()
         one_step(net, optimizer, topology, t)
-        met.append("average" in world.ledger.since(before))
+        met.append("average" in world.stats.since(before))
     return met
 
 
@@ -133,7 +133,7 @@ DECAYING = [0.1, 0.1, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05]
 def test_when_the_groups_begin_to_meet(run, at: int | str, expected: list[int], again: bool) -> None:
     """BSP never meets, SGP in every step; the step of the switch ends with the mean."""
 
-    def met(world: Transport) -> list[int]:
+    def met(world: Communicator) -> list[int]:
         both, resumed = (switch(bsp(), sgp(), at) for _ in range(2))  # type: ignore[arg-type]
         steps = trained(world, both, DECAYING, resumed if again else None)
         return [t for t, did in enumerate(steps) if did]
@@ -143,7 +143,7 @@ def test_when_the_groups_begin_to_meet(run, at: int | str, expected: list[int], 
 
 @pytest.mark.ranks(2)
 def test_a_state_of_other_methods_is_refused(run) -> None:
-    def loaded(world: Transport) -> None:
+    def loaded(world: Communicator) -> None:
         topology = form(world, groups=2)
         first, second = (
             hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, topology, method)
@@ -177,7 +177,7 @@ def test_what_a_sparse_exchange_has_kept_is_dropped_aloud(caplog: pytest.LogCapt
 def test_exchanges_that_need_rooms_of_unlike_size_take_turns(
     run, order: tuple[GroupGradReduce, GroupGradReduce], P: int, K: int
 ) -> None:
-    def models(world: Transport, method: Method) -> list[Tensor]:
+    def models(world: Communicator, method: Method) -> list[Tensor]:
         return distributed(world, P, method, OPTIMIZERS["momentum"], STEPS)
 
     alone = run(P * K, models, hierarchical(2))

@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_map
 
 import hpcsgd
 from ahead import others_made
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, ad_psgd, async_sgd, bsp, hierarchical, ssp, switch
-from hpcsgd.parts.averagers.server import Server
+from hpcsgd.parts.averagers.parameter_server import ParameterServer
 from methods.invariants import tallying
 from methods.test_battery import OPTIMIZERS, with_optimizers
 from references import distributed, vector
@@ -41,7 +41,7 @@ def test_ssp_that_may_not_be_stale_is_bsp(run, P: int, K: int, optimizer: str) -
 def kept(optimizer: DistributedOptimizer) -> Tensor:
     """A keeper's part, or the x that others average with."""
     how = optimizer.method.averager
-    if isinstance(how, Server):
+    if isinstance(how, ParameterServer):
         how.model()  # waits until all is taken in
         assert how.keeper is not None
         return how.keeper.part[0].view(-1)
@@ -53,7 +53,7 @@ def test_another_method_starts_from_what_the_server_has(run, n: int) -> None:
     """Not from the mean of what groups had read of it: while one is slow, others read without it."""
     steps = 4
 
-    def cells(world: Transport) -> Tensor:
+    def cells(world: Communicator) -> Tensor:
         topology = form(world, groups=world.size)
         net, optimizer = tallying(topology, switch(async_sgd(), hierarchical(100), at=steps), steps)
         for t in range(steps):
@@ -70,7 +70,7 @@ def test_another_method_starts_from_what_the_server_has(run, n: int) -> None:
 def test_the_servers_model_counts_also_inside_a_switch(run) -> None:
     """What a group has read is old: the updates of the slow one are in the model all the same."""
 
-    def cells(world: Transport) -> Tensor:
+    def cells(world: Communicator) -> Tensor:
         topology = form(world, groups=2)
         net, optimizer = tallying(topology, switch(bsp(), async_sgd(), at=1), 3)
         net.mark(topology.group_index, 0)
@@ -98,7 +98,7 @@ class Clocks:
         self.furthest = max(self.furthest, self.finished[rank] - min(self.finished))
 
 
-def adversary(world: Transport, clocks: Clocks, method: Method, schedules: int) -> Tensor:
+def adversary(world: Communicator, clocks: Clocks, method: Method, schedules: int) -> Tensor:
     """In every schedule of 4 steps another rank is slow, and others now and then. Returns what it has."""
     topology = form(world, groups=world.size)
     net, optimizer = tallying(topology, method, 1)
@@ -141,7 +141,7 @@ def test_a_slow_group_lets_the_others_go_on(
 ) -> None:
     """One more than s: the push after the last read that was allowed is not waited for by anybody."""
 
-    def trained(world: Transport) -> int:
+    def trained(world: Communicator) -> int:
         topology = form(world, groups=world.size)
         net, optimizer = tallying(topology, method(), 5)
 
@@ -156,7 +156,7 @@ def test_a_slow_group_lets_the_others_go_on(
     assert run(2, trained)[1] == ahead
 
 
-def gossiping(world: Transport, P: int, steps: int) -> tuple[Tensor, Tensor]:
+def gossiping(world: Communicator, P: int, steps: int) -> tuple[Tensor, Tensor]:
     """From starting points of their own and with the rate 0: the mean of all, and where this group ends."""
     topology = form(world, groups=P)
     net = nn.Linear(5, 3, bias=False).double()
@@ -183,7 +183,7 @@ def test_pairs_come_to_agree(run, P: int, K: int) -> None:
 def test_what_is_noted(run) -> None:
     """A slow group's gradient misses what the fast one did meanwhile."""
 
-    def noted(world: Transport, method: Callable[[], Method]) -> list[dict[str, float]]:
+    def noted(world: Communicator, method: Callable[[], Method]) -> list[dict[str, float]]:
         topology = form(world, groups=world.size)
         net, optimizer = tallying(topology, method(), 3)
         notes = []
@@ -215,7 +215,7 @@ def test_what_is_noted(run) -> None:
 def test_goes_on_from_its_state(run, P: int, fresh: bool, method: Callable[[], Method]) -> None:
     """No update is lost between the two halves, nor counted twice; also where some came in between."""
 
-    def halves(world: Transport) -> Tensor:
+    def halves(world: Communicator) -> Tensor:
         topology = form(world, groups=P)
         net, optimizer = tallying(topology, method(), 6)
         for t in range(3):
@@ -245,19 +245,19 @@ def test_bytes_of_a_step(run, P: int, K: int) -> None:
     """The own update to all other keepers, and what is kept here to all other groups: in sum over the ranks,
     since somebody's answers may be still on their way."""
 
-    def recorded(world: Transport) -> dict[str, float]:
+    def recorded(world: Communicator) -> dict[str, float]:
         topology = form(world, groups=P)
         net = nn.Linear(24, 16, bias=False)
         optimizer = hpcsgd.DistributedOptimizer(
             optim.SGD(net.parameters(), lr=0.1), net, topology, async_sgd()
         )
-        before = world.ledger.totals()
+        before = world.stats.totals()
         for _ in range(3):
             optimizer.zero_grad()
             net(torch.ones(2, 24)).sum().backward()
             optimizer.step()
         world.barrier()
-        return {name: total.bytes for name, total in world.ledger.since(before).items() if total.bytes}
+        return {name: total.bytes for name, total in world.stats.since(before).items() if total.bytes}
 
     part = 24 * 16 // (P * K) * 4 + 8
     ranks = run(P * K, recorded)

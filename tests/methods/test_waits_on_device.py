@@ -11,7 +11,7 @@ import torch
 
 import hpcsgd
 from far.ranks import explicitly
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from trainings import Training
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("far_device")
 STEPS = 3
 
 
-def waits(world: Transport, method: Callable[[], Any], device: torch.device) -> Counter[str]:
+def waits(world: Communicator, method: Callable[[], Any], device: torch.device) -> Counter[str]:
     """Of `STEPS` steps after the first two."""
     training = Training(form(world, 2), "plain", method, device=device)
     training.steps(2)

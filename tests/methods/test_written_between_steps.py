@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from hpcsgd.methods import (
     Method,
@@ -41,7 +41,7 @@ IN_STEP = [label for label in NEW if label not in {"ad_psgd", "async_sgd", "ssp,
 """Whose groups have made as many steps when they load weights."""
 
 
-def idle(world: Transport, P: int, method: str, write: Callable[[nn.Module], None]) -> tuple[Tensor, Tensor]:
+def idle(world: Communicator, P: int, method: str, write: Callable[[nn.Module], None]) -> tuple[Tensor, Tensor]:
     """The model of all before and after steps of no gradient, of which one follows a `write`."""
     net = model()
     inner = optim.SGD(net.parameters(), lr=0.1)
@@ -96,7 +96,7 @@ def test_clamped_weights_stay_clamped(run, method: str) -> None:
     """
     most, lr = 0.2, 0.01
 
-    def one(world: Transport) -> float:
+    def one(world: Communicator) -> float:
         net = model()
         inner = optim.SGD(net.parameters(), lr=lr)
         optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, 2), NEW[method]())

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.comm import Transport
-from hpcsgd.core.shards import gathered, is_sharded
+from hpcsgd.comm import Communicator
+from hpcsgd.core.fsdp import all_gathered, is_fsdp
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.models import build, gpt
@@ -64,13 +64,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_starts_from_the_same_bits_for_every_K(run, name: str, n: int) -> None:
-    def full(world: Transport) -> dict[str, Tensor]:
+    def full(world: Communicator) -> dict[str, Tensor]:
         topology = form(world, 1)
         with META if name == "gpt" else without_values():
             model = MODELS[name]()
         assert all(p.device == META for p in model.parameters())
         assert fully_shard(model, topology, seed=5) is model
-        assert all(is_sharded(p) for p in model.parameters())
+        assert all(is_fsdp(p) for p in model.parameters())
         return whole_state(model, keeps=True)
 
     wanted = expected(MODELS[name](), 5)
@@ -82,7 +82,7 @@ def test_starts_from_the_same_bits_for_every_K(run, name: str, n: int) -> None:
 
 @pytest.mark.ranks(4)
 def test_one_that_has_values_is_rank_0s(run) -> None:
-    def full(world: Transport) -> dict[str, Tensor]:
+    def full(world: Communicator) -> dict[str, Tensor]:
         topology = form(world, 2)
         torch.manual_seed(world.rank)
         model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
@@ -99,7 +99,7 @@ def test_one_that_has_values_is_rank_0s(run) -> None:
 
 @pytest.mark.ranks(4)
 def test_each_block_is_gathered_by_itself(run) -> None:
-    def units(world: Transport) -> list[list[str]]:
+    def units(world: Communicator) -> list[list[str]]:
         topology = form(world, 2)
         found = []
         for blocks in (None, ["blocks.*.attention", "scores"], []):
@@ -119,13 +119,13 @@ def test_models_of_transformers(run) -> None:
     sizes = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
 
-    def losses(world: Transport) -> tuple[float, float]:
+    def losses(world: Communicator) -> tuple[float, float]:
         with without_values():
             model = build("transformers:AutoModelForCausalLM", {"model_type": "llama", **sizes, **heads})
         fully_shard(model, form(world, 1))
         x = torch.arange(20).view(2, 10) % 32
         scores = model(x)
-        spread = gathered(next(p for n, p in model.named_parameters() if "q_proj" in n)).std().item()
+        spread = all_gathered(next(p for n, p in model.named_parameters() if "q_proj" in n)).std().item()
         return nn.functional.cross_entropy(scores.flatten(0, 1), x.flatten()).item(), spread
 
     for loss, spread in run(2, losses):
@@ -138,13 +138,13 @@ def test_gradients_of_16_bits_are_added_up_in_more(run) -> None:
     """Rounded once: in bfloat16 every sum on the way would be, too."""
     xs = [torch.randn(1, 64, generator=torch.Generator().manual_seed(r)).bfloat16() for r in range(4)]
 
-    def mean(world: Transport) -> Tensor:
+    def mean(world: Communicator) -> Tensor:
         with META:
             model = nn.Linear(64, 8, bias=False, dtype=torch.bfloat16)
         fully_shard(model, form(world, 1))
         model(xs[world.rank]).sum().backward()
         assert model.weight.grad is not None
-        return gathered(model.weight.grad).float()
+        return all_gathered(model.weight.grad).float()
 
     expected = torch.stack([x.float() for x in xs]).mean(0).bfloat16().float().expand(8, 64)
     for found in run(4, mean):
@@ -201,7 +201,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], list[str] | None, str]] = {
 def test_refused(run, what: str) -> None:
     make, blocks, message = REFUSED[what]
 
-    def refused(world: Transport) -> bool:
+    def refused(world: Communicator) -> bool:
         with META:
             model = make()
         with pytest.raises(JobError) as caught:
@@ -224,7 +224,7 @@ class Marked(Net):
 
 @pytest.mark.ranks(4)
 def test_rank_0_alone_need_have_values(run) -> None:
-    def given(world: Transport) -> bool:
+    def given(world: Communicator) -> bool:
         torch.manual_seed(0)
         mine = Marked()
         with META if world.rank else nullcontext():
@@ -264,7 +264,7 @@ def test_ranks_of_other_models_are_told(run, what: str) -> None:
     """And do not wait for each other."""
     make, blocks, message = OTHERS[what]
 
-    def refused(world: Transport) -> bool:
+    def refused(world: Communicator) -> bool:
         with pytest.raises(JobError) as caught:
             fully_shard(make(world.rank), form(world, 2), blocks(world.rank))
         assert message in str(caught.value), caught.value
@@ -278,7 +278,7 @@ def test_refused_before_torch_does(run, monkeypatch: pytest.MonkeyPatch) -> None
     """Which is an assertion, at the second call or at the first forward pass, or nothing at all."""
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
 
-    def refused(world: Transport) -> bool:
+    def refused(world: Communicator) -> bool:
         topology = form(world, 1)
         with pytest.raises(JobError, match="torch has sharded FSDPLinear already: call"):
             fully_shard(fully_shard(nn.Linear(2, 3), topology), topology)
@@ -299,7 +299,7 @@ def test_chance_on_devices_is_left_alone(run, monkeypatch: pytest.MonkeyPatch) -
     seeds: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
 
-    def seeded(world: Transport) -> bool:
+    def seeded(world: Communicator) -> bool:
         with META:
             model = nn.Linear(2, 3)
         fully_shard(model, form(world, 1))

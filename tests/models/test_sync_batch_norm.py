@@ -14,7 +14,7 @@ from torch import Tensor, nn, optim
 from torch.nn.utils import prune
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.models.sync_batch_norm import SyncBatchNorm, sync_batch_norm
@@ -65,7 +65,7 @@ def passed(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_it_is_batch_norm_of_all_samples(run, shape: str, settings: str) -> None:
-    def body(world: Transport) -> dict[str, Any]:
+    def body(world: Communicator) -> dict[str, Any]:
         layer = sync_batch_norm(layer_of(shape, **SETTINGS[settings]), form(world, 1))
         steps = [passed(layer, batches(shape, t)[world.rank]) for t in range(3)]
         layer.eval()
@@ -93,7 +93,7 @@ def test_it_is_batch_norm_of_all_samples(run, shape: str, settings: str) -> None
 def test_large_means_lose_no_digits() -> None:
     """In float32, where a difference of squares would be all noise."""
 
-    def body(world: Transport) -> Tensor:
+    def body(world: Communicator) -> Tensor:
         layer = sync_batch_norm(nn.BatchNorm1d(2), form(world, 1))
         return layer((drawn(world.rank, 64, 2) + 1e4).float()).detach()
 
@@ -104,7 +104,7 @@ def test_large_means_lose_no_digits() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_samples_have_statistics_of_32(dtype: torch.dtype) -> None:
-    def body(world: Transport) -> Tensor:
+    def body(world: Communicator) -> Tensor:
         layer = sync_batch_norm(nn.BatchNorm1d(2), form(world, 1))
         y = layer(drawn(world.rank, 5, 2).to(dtype))
         assert y.dtype == dtype
@@ -133,7 +133,7 @@ def test_a_group_trains_as_one_process_with_its_batch(run, P: int, K: int) -> No
             optimizer.step()
         return {name: x.clone() for name, x in net.state_dict().items()}
 
-    def body(world: Transport) -> dict[str, Tensor]:
+    def body(world: Communicator) -> dict[str, Tensor]:
         topology = form(world, P)
         net = sync_batch_norm(made(), topology)
         inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
@@ -169,7 +169,7 @@ def test_every_layer_is_replaced_once_and_nothing_else() -> None:
 
 
 def test_torchs_own_is_refused_where_it_would_know_no_group() -> None:
-    def body(world: Transport) -> None:
+    def body(world: Communicator) -> None:
         net = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
         inner, topology = optim.SGD(net.parameters(), lr=0.1), form(world, 1)
         with pytest.raises(hpcsgd.JobError, match=r"1 is torch's SyncBatchNorm.* hpcsgd\.sync_batch_norm"):
@@ -181,7 +181,7 @@ def test_torchs_own_is_refused_where_it_would_know_no_group() -> None:
 
 
 def test_a_copy_goes_by_the_same_ranks_and_pickling_is_refused() -> None:
-    def body(world: Transport) -> tuple[Tensor, Tensor]:
+    def body(world: Communicator) -> tuple[Tensor, Tensor]:
         net = sync_batch_norm(nn.Sequential(nn.BatchNorm1d(2).double()), form(world, 1))
         other = copy.deepcopy(net)
         with pytest.raises(UserError, match=r"cannot be pickled: save its state_dict\(\)"):

@@ -11,7 +11,7 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
         "def ready_for(self, call: str, *, across: bool = False) -> StepContext:",
     ): "an abstract method's default is that of nobody",
     (
-        "hpcsgd/elastic/meetings.py",
+        "hpcsgd/elastic/elastic_average.py",
         "OVER = 3",
         "OVER = 4",
     ): "states are compared with each other, and this one stays the largest",

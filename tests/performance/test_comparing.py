@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.variants import configs
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.performance import comparing
@@ -55,7 +55,7 @@ class After:
 class Stopping:
     """In place of that which asks the others."""
 
-    def __init__(self, reasons: After, _: Transport) -> None:
+    def __init__(self, reasons: After, _: Communicator) -> None:
         self._reasons = reasons
 
     def now(self) -> str | None:
@@ -78,7 +78,7 @@ def compare(
 
     before = frozenset(threading.enumerate())
 
-    def one(world: Transport) -> tuple[str | None, int]:
+    def one(world: Communicator) -> tuple[str | None, int]:
         words = [*options, "--run.output_dir", str(folder)]
         chosen = configs(job_file, words, methods)
         reasons: Any = After(after, before)

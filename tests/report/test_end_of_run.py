@@ -31,12 +31,12 @@ def step(metrics: Metrics, number: int, samples: int, speed: float) -> None:
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
     """Island 0 evaluated until it died; island 1 made the most steps and evaluated from then on."""
-    for island, steps, tested in ((0, (1, 2), 2), (1, (1, 2, 3), 3)):
-        folder = tmp_path / "islands" / str(island)
+    for replica_group, steps, tested in ((0, (1, 2), 2), (1, (1, 2, 3), 3)):
+        folder = tmp_path / "replica_groups" / str(replica_group)
         folder.mkdir(parents=True)
         with Metrics(folder / "metrics.jsonl") as metrics:
             for number in steps:
-                step(metrics, number, 10 * (island + 1), 40.0)
+                step(metrics, number, 10 * (replica_group + 1), 40.0)
             metrics.evaluation(
                 step=tested, epoch=1, loss=0.5, accuracy=0.1 * tested, distance=0.0, seconds=1.0
             )
@@ -45,9 +45,9 @@ def run_folder(tmp_path: Path) -> Path:
         for rounds in (1, 2):
             who = {"members": [0, 1], "counted": [0, 1]}
             events.commit(generation=1, rounds=rounds, **who, t=1, epoch=0, fraction=0.5)
-        events.lost(island=0, why="", kind=Loss.DIED)
+        events.lost(replica_group=0, why="", kind=Loss.DIED)
         events.generation(generation=2, members=[0, 1], newcomers=[0], rounds=2)
-        events.lost(island=0, why="", kind=Loss.LEFT)
+        events.lost(replica_group=0, why="", kind=Loss.LEFT)
     return tmp_path
 
 
@@ -71,7 +71,7 @@ def test_samples_are_those_of_all(run_folder: Path) -> None:
 def test_a_run_of_one_world_says_nothing_of_islands(tmp_path: Path) -> None:
     with Metrics(tmp_path / "metrics.jsonl") as metrics:
         step(metrics, 1, 10, 40.0)
-    assert "islands" not in report(tmp_path)
+    assert "replica_groups" not in report(tmp_path)
     assert "rounds" not in json.loads((tmp_path / "summary.json").read_text())
     assert (tmp_path / "curves.png").exists()
 

@@ -26,7 +26,7 @@ def add_step(metrics: Metrics, step: int) -> None:
 
 def add_all(metrics: Metrics, steps: range) -> None:
     for step in steps:
-        metrics.meeting(step=step, distance=0.5)
+        metrics.sync(step=step, distance=0.5)
         metrics.notes(step, {"delta": 0.25, "met": True})
         metrics.notes(step, {})
         add_step(metrics, step)

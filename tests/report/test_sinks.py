@@ -20,9 +20,9 @@ import pytest
 from hpcsgd.config.schema import Config, load
 from hpcsgd.errors import UserError
 from hpcsgd.report.metrics import Metrics, Record, read
-from hpcsgd.report.sinks import SINKS, make_sink_of, outlets, require_sinks
-from hpcsgd.report.sinks.base import scalars
-from hpcsgd.report.sinks.outlets import Outlets, sink_run
+from hpcsgd.report.loggers import LOGGERS, make_logger_of, outlets, require_loggers
+from hpcsgd.report.loggers.base import scalars
+from hpcsgd.report.loggers.outlets import LoggerProcesses, logger_run
 from train.launches import JOB
 
 USER = '''
@@ -97,11 +97,11 @@ def tell(
     run = Path("runs/job", of)
     run.mkdir(parents=True, exist_ok=True)
     with (
-        Outlets(said, sink_run(run, config(), resumed)) as sinks,
-        Metrics(run / "metrics.jsonl", resumed_step=resumed, also=sinks.put) as written,
+        LoggerProcesses(said, logger_run(run, config(), resumed)) as loggers,
+        Metrics(run / "metrics.jsonl", resumed_step=resumed, also=loggers.put) as written,
     ):
         for t in steps:
-            written.meeting(step=t, distance=t / 4)
+            written.sync(step=t, distance=t / 4)
             written.notes(t, {"delta": 0.5})
             if metrics is not None:
                 metrics(t)
@@ -145,7 +145,7 @@ def test_arguments_and_two_of_one_kind(folder: Path) -> None:
     ],
 )
 def test_one_that_fails_is_told_of_once_and_others_go_on(
-    folder: Path, caplog: pytest.LogCaptureFixture, sink: str, fault: str
+    folder: Path, caplog: pytest.LogCaptureFixture, logger: str, fault: str
 ) -> None:
     log = Path("runs/job/sinks", f"{sink}.log")
 
@@ -163,9 +163,9 @@ def test_one_that_fails_is_told_of_once_and_others_go_on(
 @pytest.mark.slow
 @pytest.mark.parametrize("sink", ["Stubborn", "Sleeps"])
 def test_one_that_does_not_end_is_ended(
-    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, sink: str
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, logger: str
 ) -> None:
-    monkeypatch.setattr(Outlets.close, "__defaults__", (3.0,))
+    monkeypatch.setattr(LoggerProcesses.close, "__defaults__", (3.0,))
     began = time.monotonic()
     run = tell(None, [f"user:{sink}", {"name": WORKING, "file": "own"}], range(1, 3))
     assert time.monotonic() - began < 30
@@ -178,12 +178,12 @@ def test_one_that_is_slow_delays_nobody_and_is_told_how_much_it_missed(
 ) -> None:
     """Its pipe is full after 64 kB, and lines wait; then they are left out."""
     monkeypatch.setattr(outlets, "WAITING", 10)
-    monkeypatch.setattr(Outlets.close, "__defaults__", (0.5,))
+    monkeypatch.setattr(LoggerProcesses.close, "__defaults__", (0.5,))
     longest = 0.0
-    with Outlets(["user:Sleeps"], sink_run(Path("runs/job"), config(), 0)) as sinks:
+    with LoggerProcesses(["user:Sleeps"], logger_run(Path("runs/job"), config(), 0)) as loggers:
         for _ in range(300):
             began = time.perf_counter()
-            sinks.put(b"x" * 1000 + b"\n")
+            loggers.put(b"x" * 1000 + b"\n")
             longest = max(longest, time.perf_counter() - began)
             time.sleep(1e-4)
     assert longest < 0.5
@@ -208,14 +208,14 @@ def test_a_run_that_dies_says_so(folder: Path) -> None:
 
 def test_a_process_that_has_been_forked_keeps_no_sink_waiting(folder: Path) -> None:
     """As those that load data: they have the pipe, too."""
-    with Outlets([WORKING], sink_run(Path("runs/job"), config(), 0)) as sinks:
+    with LoggerProcesses([WORKING], logger_run(Path("runs/job"), config(), 0)) as loggers:
         deadline = time.monotonic() + 60
         while not Path("runs/job/sinks/told").exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
         copies = [os.dup(file) for file in _pipes()]
         began = time.monotonic()
-        sinks.close()
+        loggers.close()
         assert time.monotonic() - began < outlets.CLOSING / 2
     for copy in copies:
         os.close(copy)
@@ -256,18 +256,18 @@ def test_numbers_have_places() -> None:
 )
 def test_what_could_not_begin_is_told_before(folder: Path, said: Any, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        require_sinks([said])
+        require_loggers([said])
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", SINKS)
+@pytest.mark.parametrize("name", LOGGERS)
 def test_a_missing_library_is_told_before(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (folder / name).mkdir()  # as W&B leaves one, which is no library
     monkeypatch.setattr(sys, "path", [str(folder)])
     monkeypatch.delitem(sys.modules, name, raising=False)
     message = rf'^\[run\] loggers {name}: needs the library `{name}`: pip install "hpcsgd\[{name}\]"$'
     with pytest.raises(UserError, match=message):
-        make_sink_of(name)
+        make_logger_of(name)
 
 
 def drawn_by_tensorboard(run: Path) -> dict[str, list[tuple[int, float]]]:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from hpcsgd.comm.events import MESSAGE, SPAN, WAIT, Event
 from hpcsgd.report import timeline
 from hpcsgd.report.timeline import plot_timeline
-from hpcsgd.report.trace import Clock, Meeting, Window, append, lines, text_of
+from hpcsgd.report.trace import Clock, TraceSync, Window, append, lines, text_of
 
 MS = 1e-3
 OWNER, LANE = 7, 8
@@ -32,7 +32,7 @@ def traced(file: Path, ranks: int, steps: int, met: int | None = None) -> Path:
     events = [event for t in range(steps) for event in step(t)]
     if met is not None:
         events.append(Event(MESSAGE, "allreduce", "average", LANE, 0.01 * met + 9 * MS, 0.01 * met + 10 * MS))
-    meetings = [] if met is None else [Meeting(met, 0.5, 10 * met * MS + 10 * MS)]
+    meetings = [] if met is None else [TraceSync(met, 0.5, 10 * met * MS + 10 * MS)]
     window = Window(0.0, 10 * steps * MS, steps, events, meetings)
     pieces = (text_of(lines(window, r, "here", {OWNER: 0}, {LANE: "lane"}, Clock())) for r in range(ranks))
     append(file, 0.0, list(pieces))

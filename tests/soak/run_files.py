@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.config.variants import configs
 from hpcsgd.core.topology import form
@@ -46,7 +46,7 @@ def train(*words: str) -> None:
 
 
 def compare() -> None:
-    def rank(world: Transport) -> None:
+    def rank(world: Communicator) -> None:
         comparing.compare(world, Path("job.toml"), configs(Path("job.toml"), (), METHODS), NEVER, resume=True)
 
     threads.run(2, rank)
@@ -105,16 +105,16 @@ def prepared(folder: Path) -> None:
     (folder / "job.toml").write_text(f'{JOB_OF_TWO}[run]\noutput_dir = "run"\n')
     (folder / "machine.toml").write_text(MACHINE)
     shutil.copytree("run", "islands-run", ignore=shutil.ignore_patterns("checkpoints", "metrics.jsonl"))
-    for island in range(2):
+    for replica_group in range(2):
         shutil.copytree("run", f"islands-run/islands/{island}", ignore=shutil.ignore_patterns("checkpoints"))
     with EventLog(Path("islands-run", NAME)) as events:
-        events.started(island=0, life="1", ranks=1)
-        events.started(island=1, life="1", ranks=1)
+        events.started(replica_group=0, life="1", ranks=1)
+        events.started(replica_group=1, life="1", ranks=1)
         events.generation(generation=1, members=[0, 1], newcomers=[], rounds=0)
         events.units(unit="threads", units={0: 1, 1: 2})
         events.commit(generation=1, rounds=1, members=[0, 1], counted=[0, 1], t=2, epoch=0, fraction=0.5)
-        events.lost(island=1, why="it said nothing", kind="silent")  # pyright: ignore[reportArgumentType]
-        events.ended(island=1, life="1", code=-9)
+        events.lost(replica_group=1, why="it said nothing", kind="silent")  # pyright: ignore[reportArgumentType]
+        events.ended(replica_group=1, life="1", code=-9)
         events.finished()
     probe = {"P": 2, "unclear": None, "setting": setting(load(Path("job.toml"))), "rows": []}
     (folder / "probe.json").write_text(json.dumps(probe))

@@ -355,9 +355,9 @@ def staged(seed: int | str, *more: tuple[str, Callable[[Stage], Any]], **limits:
     stage = Stage(seed, **limits)
     replaced: list[tuple[str, Callable[[Stage], Any]]] = [
         ("hpcsgd.comm.threads.threading", threading_of),
-        ("hpcsgd.comm.lane.threading", threading_of),
-        ("hpcsgd.comm.lane.queue", queue_of),
-        ("hpcsgd.comm.lane.Future", lambda stage: lambda: Future(stage)),
+        ("hpcsgd.comm.comm_thread.threading", threading_of),
+        ("hpcsgd.comm.comm_thread.queue", queue_of),
+        ("hpcsgd.comm.comm_thread.Future", lambda stage: lambda: Future(stage)),
         ("hpcsgd.methods.ad_psgd.threading", threading_of),
         *more,
     ]

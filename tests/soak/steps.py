@@ -15,7 +15,7 @@ import torch
 from torch import nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from methods.table import EXCEPTIONS, REFERENCES, Case
 from train import watched
 
@@ -48,7 +48,7 @@ def leak(t: int, model: nn.Module) -> None:
         threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
-def trained(world: Transport, label: str, steps: int, leaks: bool, looks: bool) -> list[Sample]:
+def trained(world: Communicator, label: str, steps: int, leaks: bool, looks: bool) -> list[Sample]:
     """This rank's samples, if it `looks`: of step, bytes, threads, files and tensors."""
     entry = ENTRIES[label]
     job = entry.form(world, P)
@@ -72,7 +72,7 @@ def trained(world: Transport, label: str, steps: int, leaks: bool, looks: bool) 
     return samples
 
 
-def at_rest(world: Transport, looks: bool) -> Sample:
+def at_rest(world: Communicator, looks: bool) -> Sample:
     """Once all ranks are here, and what is still under way has come."""
     world.barrier()
     time.sleep(0.01)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from hpcsgd.elastic.handshake import CHALLENGE, COORDINATOR, PROOF, RING, introduce, place, proof
 
 Stranger = Callable[[socket.socket, random.Random], None]
-HELLO = json.dumps({"island": 0, "rank": 0, "ranks": 1, "life": "stranger"}).encode() + b"\n"
+HELLO = json.dumps({"replica_group": 0, "rank": 0, "ranks": 1, "life": "stranger"}).encode() + b"\n"
 
 
 def says_nothing(_: socket.socket, chance: random.Random) -> None:

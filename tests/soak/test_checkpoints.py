@@ -16,7 +16,7 @@ from torch import Tensor
 
 from checkpoint.test_snapshot import load, save
 from hpcsgd.checkpoint import Checkpoints, folder
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from soak.conftest import Seeds
@@ -46,7 +46,7 @@ class Runs:
         return self.whole[key]
 
 
-def saved_by(world: Transport, path: Path, method: str) -> None:
+def saved_by(world: Communicator, path: Path, method: str) -> None:
     training = Training(form(world, groups=2), "AdamW", method)
     for step in SAVED:
         training.steps(step - training.t)
@@ -57,7 +57,7 @@ def restored(path: Path, method: str, shape: tuple[int, int]) -> list[tuple[int,
     """The step, and all that each rank has then."""
     P, K = shape
 
-    def rank(world: Transport) -> tuple[int, State]:
+    def rank(world: Communicator) -> tuple[int, State]:
         training = Training(form(world, groups=P), "AdamW", method, seed=1)
         load(training, path)
         return training.t, training.everything()
@@ -172,7 +172,7 @@ def test_numbers_that_nobody_checks_are_found(
 
 
 def test_where_nothing_is_damaged_the_newest_is_taken(runs: Runs) -> None:
-    def found(world: Transport) -> int:
+    def found(world: Communicator) -> int:
         saved = Checkpoints(runs.folder / METHODS[0], form(world)).newest()
         assert saved is not None
         return saved.step

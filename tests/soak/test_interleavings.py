@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
-from hpcsgd.methods.ad_psgd import Shared
+from hpcsgd.methods.ad_psgd import PairShard
 from hpcsgd.methods.sgp import PushSum
-from hpcsgd.parts.averagers.parcel import Parcel
-from hpcsgd.parts.averagers.server import Keeper
+from hpcsgd.parts.averagers.message_buffer import MessageBuffer
+from hpcsgd.parts.averagers.parameter_server import ServerPart
 from methods.table import EXCEPTIONS, REFERENCES, Case, Exempt
 from methods.test_battery import OPTIMIZERS, trained
 from references import model, one_step, same
@@ -93,7 +93,7 @@ def weights_sum_up(run: Run, label: str, P: int, K: int) -> None:
         assert sum(weights[::K]) == pytest.approx(P, abs=1e-12)
 
 
-def weight_after(world: Transport, P: int, entry: Case | Exempt, steps: int) -> float:
+def weight_after(world: Communicator, P: int, entry: Case | Exempt, steps: int) -> float:
     topology, net, method = form(world, P), model(), entry.new()
     inner = torch.optim.SGD(net.parameters(), lr=0.1)
     optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method)
@@ -101,7 +101,7 @@ def weight_after(world: Transport, P: int, entry: Case | Exempt, steps: int) -> 
         one_step(net, optimizer, topology, t)
     assert isinstance(optimizer.method.averager, PushSum)
     own = optimizer.method.averager.state_dict().per_rank
-    under_way = [Parcel.restored(parcel).number for sent in own["under_way"] for parcel in sent]
+    under_way = [MessageBuffer.restored(parcel).weight for sent in own["under_way"] for parcel in sent]
     return own["weight"] + sum(under_way)
 
 
@@ -130,10 +130,10 @@ def found(label: str, P: int, which: int, within: int = 100) -> bool:
 
 
 def test_a_server_that_lets_groups_run_too_far_is_found() -> None:
-    def may_read(keeper: Keeper, group: int) -> bool:
+    def may_read(keeper: ServerPart, group: int) -> bool:
         return keeper.staleness is None or keeper.ahead(group) <= keeper.staleness + 1
 
-    with mock.patch.object(Keeper, "_may_read", may_read):
+    with mock.patch.object(ServerPart, "_may_read", may_read):
         assert found("ssp", 3, READS)
 
 
@@ -145,7 +145,7 @@ def test_pairs_without_a_lock_are_found() -> None:
         def __exit__(self, *_: object) -> None: ...
 
     unlocked = property(lambda _: Open(), lambda *_: None)
-    with mock.patch.object(Shared, "_lock", unlocked, create=True):
+    with mock.patch.object(PairShard, "_lock", unlocked, create=True):
         assert found("ad_psgd", 3, UPDATES)
 
 
@@ -164,7 +164,7 @@ def test_shares_that_are_lost_are_found() -> None:
 
 
 def test_who_waits_for_ever_is_found_at_once() -> None:
-    def one_waits(world: Transport) -> None:
+    def one_waits(world: Communicator) -> None:
         if world.rank == 0:
             world.recv(torch.zeros(1), 1).wait()
 

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from elastic.conftest import TOKEN
-from hpcsgd.comm import PeerLost, Transport, threads
+from hpcsgd.comm import PeerLost, Communicator, threads
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.event_log import EventLog
 from hpcsgd.elastic.journal import Alone
-from hpcsgd.elastic.meetings import Meetings, Over
+from hpcsgd.elastic.elastic_average import ElasticAverage, Over
 from hpcsgd.elastic.membership import Membership
 from hpcsgd.elastic.register import Phase, Register
 from soak.conftest import Seeds
@@ -87,18 +87,18 @@ class World:
 
         self._start(("coordinator", self.terms), serve)
 
-    def live(self, island: int) -> None:
+    def live(self, replica_group: int) -> None:
         """Start an island, perhaps again."""
-        life = self.lives[island] = self.lives.get(island, 0) + 1
+        life = self.lives[replica_group] = self.lives.get(replica_group, 0) + 1
 
         def play() -> None:
             try:
-                threads.run(self.ranks[island], lambda group: self._rank(island, life, group), timeout=1e6)
-                self.done.add(island)
+                threads.run(self.ranks[replica_group], lambda group: self._rank(replica_group, life, group), timeout=1e6)
+                self.done.add(replica_group)
             except Exception as error:  # noqa: BLE001 - told by `play`
                 self.failed.append(error)
 
-        self._start(("island", island, life), play)
+        self._start(("replica_group", replica_group, life), play)
 
     def is_through(self) -> bool:
         return len(self.done) == len(self.ranks) or bool(self.failed)
@@ -113,39 +113,39 @@ class World:
         actor.troupe = troupe
         actor.start()
 
-    def _rank(self, island: int, life: int, group: Transport) -> None:
+    def _rank(self, replica_group: int, life: int, group: Communicator) -> None:
         host = f"10.1.{island}.{group.rank}"
-        limits = {"islands": len(self.ranks), "silence": SILENCE, "timeout": TIMEOUT}
+        limits = {"replica_groups": len(self.ranks), "silence": SILENCE, "timeout": TIMEOUT}
         try:
-            meetings = Meetings(island, group, self.address, TOKEN, host, **limits)
+            elastic_average = ElasticAverage(replica_group, group, self.address, TOKEN, host, **limits)
         except PeerLost:
             assert self.is_over(), "it looked for a coordinator in vain"
             return
-        drawn = torch.Generator().manual_seed(1000 * island + life)
+        drawn = torch.Generator().manual_seed(1000 * replica_group + life)
         w = [torch.randn(SIZE, generator=drawn)]
         try:
-            while meetings.rounds < LAST:
+            while elastic_average.rounds < LAST:
                 w[0] += torch.randn(SIZE, generator=drawn)
                 if group.rank == 0:
-                    self.given.setdefault(island, []).append(Given(meetings.rounds, w[0].clone()))
-                before = meetings.rounds
-                meetings.mean(w)
-                assert meetings.rounds > before
-                self._note(meetings, w[0])
-            meetings.finish()
+                    self.given.setdefault(replica_group, []).append(Given(elastic_average.rounds, w[0].clone()))
+                before = elastic_average.rounds
+                elastic_average.mean(w)
+                assert elastic_average.rounds > before
+                self._note(elastic_average, w[0])
+            elastic_average.finish()
         except (Over, PeerLost):
             assert self.is_over(), "others are gone in the middle of training"
         finally:
-            meetings.close()
+            elastic_average.close()
 
-    def _note(self, meetings: Meetings, w: Tensor) -> None:
+    def _note(self, elastic_average: ElasticAverage, w: Tensor) -> None:
         """A round is the same for all who are in it, and of what those brought that counted, each once; none
         of them comes from further back than another."""
-        r, mine = meetings.rounds, (meetings.counted, w.clone())
+        r, mine = elastic_average.rounds, (elastic_average.counted, w.clone())
         counted, agreed = self.rounds.setdefault(r, mine)
         assert counted == mine[0], f"round {r} counted {counted} and {mine[0]}"
         assert torch.equal(agreed, mine[1]), f"two results of round {r}"
-        brought = [self.given[island] for island in counted]
+        brought = [self.given[replica_group] for replica_group in counted]
         assert any(_is_mean(w, each) for each in itertools.product(*brought)), f"round {r} is no mean"
 
 
@@ -157,16 +157,16 @@ def _is_mean(w: Tensor, given: tuple[Given, ...]) -> bool:
 def someone_dies(world: World) -> None:
     """And is back sooner or later, unless the others are through."""
     if left := sorted(set(world.lives) - world.done):
-        island = world.chance.choice(left)
-        world.network.die(("island", island, world.lives[island]))
+        replica_group = world.chance.choice(left)
+        world.network.die(("replica_group", replica_group, world.lives[replica_group]))
         world.stage.sleep(world.chance.choice([0, 0, 1, 30]))
-        world.live(island)
+        world.live(replica_group)
 
 
 def someone_freezes(world: World) -> None:
     if left := sorted(set(world.lives) - world.done):
-        island = world.chance.choice(left)
-        world.stage.freeze(("island", island, world.lives[island]), world.chance.choice([1, 20, 400]))
+        replica_group = world.chance.choice(left)
+        world.stage.freeze(("replica_group", replica_group, world.lives[replica_group]), world.chance.choice([1, 20, 400]))
 
 
 def the_coordinator_dies(world: World) -> None:
@@ -229,8 +229,8 @@ def play(seed: int, folder: Path) -> World:
         world = World(stage, network, chance.choice(SIZES), folder, chance)
         left.callback(lambda: [log.close() for log in world.logs])
         world.coordinate()
-        for island in range(len(world.ranks)):
-            world.live(island)
+        for replica_group in range(len(world.ranks)):
+            world.live(replica_group)
         for _ in range(chance.choice([0, 1, 2, 3, 4])):
             soon = len(stage.order) + chance.randrange(1500)
             stage.wait(lambda soon=soon: len(stage.order) >= soon or world.is_through())
@@ -276,10 +276,10 @@ def found(folder: Path) -> bool:
 def test_rounds_that_not_all_have_voted_for_are_found(tmp_path: Path) -> None:
     vote = Membership.vote
 
-    def hasty(membership: Membership, island: int, rank: int, *rest: Any) -> None:
+    def hasty(membership: Membership, replica_group: int, rank: int, *rest: Any) -> None:
         now = membership.register
-        for other in now.islands:
-            for each in range({m.island: m.ranks for m in now.members}[other]):
+        for other in now.replica_groups:
+            for each in range({m.replica_group: m.ranks for m in now.members}[other]):
                 vote(membership, other, each, *rest)
 
     with mock.patch.object(Membership, "vote", hasty):
@@ -293,6 +293,6 @@ def test_a_coordinator_that_forgets_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_who_counts_though_it_comes_from_further_back_is_found(tmp_path: Path) -> None:
-    everybody = property(lambda register: register.islands)
+    everybody = property(lambda register: register.replica_groups)
     with mock.patch.object(Register, "counting", everybody):
         assert found(tmp_path)

@@ -21,7 +21,7 @@ from elastic.conftest import SILENCE, TOKEN, Desk, desk, wait_for
 from hpcsgd.elastic import ring
 from hpcsgd.elastic.client import Client
 from hpcsgd.elastic.handshake import GREETING, RING
-from hpcsgd.elastic.register import Ballot, Register
+from hpcsgd.elastic.register import Vote, Register
 from soak.conftest import Seeds
 from soak.sizes import cases
 from soak.strangers import KINDS, Stranger, knocks, overheard, replays, says_nothing
@@ -72,7 +72,7 @@ class Rounds:
             self.failed.append(error)
 
     def _next(self, client: Client, now: Register) -> Register:
-        after = client.vote(now.generation, now.rounds, Ballot(leaving=False))
+        after = client.vote(now.generation, now.rounds, Vote(leaving=False))
         assert (after.generation, after.rounds) == (now.generation, now.rounds + 1)
         self.generations.add(after.generation)
         self.made = max(self.made, after.rounds)
@@ -170,18 +170,18 @@ def test_a_flood_leaves_room_for_the_honest(desk: Desk) -> None:
             asked = time.monotonic()
             newcomer = desk.client(host.address, 2)
             assert time.monotonic() - asked < GREETING, "nobody had to give up before"
-            assert newcomer.register.islands == (0, 1)
+            assert newcomer.register.replica_groups == (0, 1)
             rounds.go_on()
         wait_for(lambda: host.files() <= usual + 1)
         assert not rounds.failed
 
 
-def door_address(door: ring.Door) -> tuple[str, int]:
+def door_address(door: ring.Listener) -> tuple[str, int]:
     name, port = door.address.rsplit(":", 1)
     return name, int(port)
 
 
-def neighbour(door: ring.Door) -> socket.socket:
+def neighbour(door: ring.Listener) -> socket.socket:
     """An honest one."""
     connection = socket.create_connection(door_address(door), timeout=30)
     ring.introduce(connection, TOKEN, RING)
@@ -190,7 +190,7 @@ def neighbour(door: ring.Door) -> socket.socket:
 
 
 def test_a_door_with_strangers_before_it_opens_to_neighbours() -> None:
-    door = ring.Door("127.0.0.1", TOKEN)
+    door = ring.Listener("127.0.0.1", TOKEN)
     before = threading.active_count()
     with ExitStack() as held:
         for seed in range(3 * ring._AT_THE_DOOR):
@@ -225,7 +225,7 @@ class OnceFull:
 
 
 def test_a_door_that_could_not_be_opened_once_is_no_wall() -> None:
-    door = ring.Door("127.0.0.1", TOKEN)
+    door = ring.Listener("127.0.0.1", TOKEN)
     full = OnceFull(door._listener)
     door._listener = full  # pyright: ignore[reportAttributeAccessIssue]
     socket.create_connection(door_address(door)).close()  # the one that is being waited for
@@ -238,7 +238,7 @@ def test_a_door_that_could_not_be_opened_once_is_no_wall() -> None:
 def test_who_says_one_byte_at_a_time_is_not_listened_to_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """The seconds that a greeting may take are those of all of it."""
     monkeypatch.setattr(ring, "GREETING", 0.5)
-    door = ring.Door("127.0.0.1", TOKEN)
+    door = ring.Listener("127.0.0.1", TOKEN)
     with socket.create_connection(door_address(door), timeout=30) as slow:
         slow.recv(32)
         for _ in range(64):

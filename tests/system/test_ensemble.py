@@ -85,9 +85,9 @@ class Groups:
     def has_saved(self) -> None:
         self.cluster.wait(lambda: any((self.run / "checkpoints").glob("step-*")), self.log)
 
-    def returned(self, *islands: int) -> None:
+    def returned(self, *replica_groups: int) -> None:
         """Wait until these were lost, came back, and train with the others again."""
-        self.cluster.wait(lambda: all(self._has_returned(island) for island in islands), self.log)
+        self.cluster.wait(lambda: all(self._has_returned(replica_group) for replica_group in replica_groups), self.log)
 
     def hurry(self) -> None:
         self._slowly.unlink()
@@ -109,8 +109,8 @@ class Groups:
         events = event_log.read(path) if path.exists() else []
         return [event for event in events if event["event"] in kinds]
 
-    def of(self, island: int, *kinds: str) -> list[event_log.Event]:
-        return [event for event in self.events(*kinds) if event["island"] == island]
+    def of(self, replica_group: int, *kinds: str) -> list[event_log.Event]:
+        return [event for event in self.events(*kinds) if event["replica_group"] == replica_group]
 
     def seen(self) -> Counter[str]:
         """How often each sample came by."""
@@ -127,7 +127,7 @@ class Groups:
                 words = (entry / "environ").read_text(errors="replace").split("\0")
                 told = dict(word.split("=", 1) for word in words if "=" in word)
                 if told.get("SLURM_JOB_ID") == self.job and {"PMI_RANK", "HPCSGD_ISLAND"} <= told.keys():
-                    rank = json.loads(told["HPCSGD_ISLAND"])["island"], int(told["PMI_RANK"])
+                    rank = json.loads(told["HPCSGD_ISLAND"])["replica_group"], int(told["PMI_RANK"])
                     found[rank] = int(entry.name), told["SLURMD_NODENAME"]
         return found
 
@@ -135,19 +135,19 @@ class Groups:
         """Rounds of all islands since a start of the job."""
         rounds = -1
         for event in self.events("started", "commit"):
-            if event["event"] == "started" and (event["island"], event["life"]) == (0, "1"):
+            if event["event"] == "started" and (event["replica_group"], event["life"]) == (0, "1"):
                 restart, rounds = restart - 1, 0
             rounds += event["event"] == "commit" and len(event["counted"]) == ISLANDS
         return rounds if restart < 0 else -1
 
-    def _has_returned(self, island: int) -> bool:
+    def _has_returned(self, replica_group: int) -> bool:
         is_back, lost = False, False
         for event in self.events("lost", "generation", "commit"):
-            if event["event"] == "lost" and event["island"] == island:
+            if event["event"] == "lost" and event["replica_group"] == replica_group:
                 lost, is_back = True, False
-            elif event["event"] == "generation" and lost and island in event["members"]:
+            elif event["event"] == "generation" and lost and replica_group in event["members"]:
                 is_back = True
-            elif event["event"] == "commit" and is_back and island in event["counted"]:
+            elif event["event"] == "commit" and is_back and replica_group in event["counted"]:
                 return True
         return False
 
@@ -225,8 +225,8 @@ def test_all_islands_are_killed(cluster: Cluster) -> None:
     groups.hurry()
     groups.completed()
     assert "resuming at step" in groups.log()
-    for island in range(ISLANDS):
-        assert [event["life"] for event in groups.of(island, "started")][:2] == ["1", "2"]
+    for replica_group in range(ISLANDS):
+        assert [event["life"] for event in groups.of(replica_group, "started")][:2] == ["1", "2"]
     assert cluster.restarts(groups.job) == 0
     t = [event["t"] for event in groups.events("commit")]
     assert t[-1] == EPOCHS * TRAIN // (ISLANDS * B) or len(groups.events("lost")) > ISLANDS

@@ -33,18 +33,18 @@ class Array:
         assert "asks for  3 × 1 node for 10: 0.5 node hours a start" in said
         self.number = said.split()[-1]
 
-    def task(self, island: int) -> str:
+    def task(self, replica_group: int) -> str:
         return f"{self.number}_{island}"
 
-    def hold(self, island: int) -> None:
-        self.cluster.do("scontrol", "requeuehold", self.task(island))
+    def hold(self, replica_group: int) -> None:
+        self.cluster.do("scontrol", "requeuehold", self.task(replica_group))
 
     def wait(self, happened: Callable[[], object]) -> None:
         self.cluster.wait(lambda: bool(happened()), self.logs)
 
-    def wait_for_a_round_of(self, *islands: int) -> None:
+    def wait_for_a_round_of(self, *replica_groups: int) -> None:
         before = len(self.rounds())
-        self.wait(lambda: list(islands) in self.rounds()[before:])
+        self.wait(lambda: list(replica_groups) in self.rounds()[before:])
 
     def rounds(self) -> list[list[int]]:
         """Who counted in each."""
@@ -83,10 +83,10 @@ def test_groups_begin_leave_and_return_as_nodes_do(cluster: Cluster) -> None:
     array.wait_for_a_round_of(0)
     assert last_claimed(array.run / FOLDER) > 1, "whoever had the coordinator has left once"
     array.hurry()
-    for island in (1, 2):
-        cluster.do("scontrol", "release", array.task(island))
-    for island in (0, 1, 2):
-        array.wait(lambda island=island: cluster.state(array.task(island)) == "COMPLETED")
+    for replica_group in (1, 2):
+        cluster.do("scontrol", "release", array.task(replica_group))
+    for replica_group in (0, 1, 2):
+        array.wait(lambda replica_group=replica_group: cluster.state(array.task(replica_group)) == "COMPLETED")
     assert (array.run / "model.pt").exists()
     commits = [event for event in event_log.of_run(array.run) if event["event"] == "commit"]
     assert commits[-1]["epoch"] == EPOCHS

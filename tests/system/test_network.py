@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import programs
-from cluster.launch.test_apart import Islands, islands
+from cluster.launch.test_apart import Islands, replica_groups
 from hpcsgd.elastic.journal import FOLDER, newest
 from system.machines import Network
 
-__all__ = ["islands"]
+__all__ = ["replica_groups"]
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 
@@ -73,20 +73,20 @@ def tunnel(network: Network) -> list[str]:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_islands_of_two_clusters_meet_through_a_tunnel(
-    network: Network, tunnel: list[str], islands: Islands
+    network: Network, tunnel: list[str], replica_groups: Islands
 ) -> None:
     """Of two ranks and of one, which listen there alone."""
-    for island, host in enumerate(tunnel):
+    for replica_group, host in enumerate(tunnel):
         there = ["ip", "netns", "exec", f"{network.name}-{island + 1}"]
-        islands.start(island, "--host", host, "--training.epochs", "1000", ranks=2 - island, on=there)
-        islands.wait_for_a_round_of(*range(island + 1))
-    met = newest(islands.run / FOLDER)
+        replica_groups.start(replica_group, "--host", host, "--training.epochs", "1000", ranks=2 - replica_group, on=there)
+        replica_groups.wait_for_a_round_of(*range(replica_group + 1))
+    met = newest(replica_groups.run / FOLDER)
     assert [member.ranks for member in met.members] == [2, 1]
     for member, host in zip(met.members, tunnel, strict=True):
         assert {address.rsplit(":", 1)[0] for address in member.addresses} == {host}
-    for launcher in islands.launchers.values():
+    for launcher in replica_groups.launchers.values():
         launcher.send_signal(signal.SIGUSR1)
-    assert [islands.ended(island) for island in (0, 1)] == [75, 75], islands.told()
+    assert [replica_groups.ended(replica_group) for replica_group in (0, 1)] == [75, 75], replica_groups.told()
 
 
 METHODS = Path(__file__).parents[1] / "methods"

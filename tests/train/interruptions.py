@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
-from hpcsgd.train.assembly import Assembly, assemble
-from hpcsgd.train.world import World
+from hpcsgd.train.training_setup import TrainingSetup, assemble
+from hpcsgd.train.static_run import StaticRun
 
 PATIENCE = 60.0  # seconds; the machine may be busy
 _run = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
@@ -47,7 +47,7 @@ class Never:
 class Interruption:
     """In place of `Stopping`: something happens after one step."""
 
-    def __init__(self, parts: Assembly, step: int, what: Callable[[int], str]) -> None:
+    def __init__(self, parts: TrainingSetup, step: int, what: Callable[[int], str]) -> None:
         self._parts, self._step, self._what = parts, step, what
 
     def now(self) -> str | None:
@@ -66,16 +66,16 @@ def train(
 ) -> list[str | None]:
     """As the command does it, on `n` threads."""
 
-    def one(world: Transport) -> str | None:
+    def one(world: Communicator) -> str | None:
         config = load(job_file, [*options, "--run.output_dir", str(folder)])
         parts = assemble(config, form(world, config.parallel.groups), job_file.name)
         interruption: Any = Interruption(parts, at, what)
         with ExitStack() as files:
-            setting, aside = World(config, parts.optimizer.topology), world.apart()
+            setting, control = StaticRun(config, parts.optimizer.topology), world.dup_with_thread()
             try:
-                return _run._train(setting, parts, interruption, aside, resume, files)
+                return _run._train(setting, parts, interruption, control, resume, files)
             except Killed:
-                world.end_apart(PATIENCE)  # nobody is left to write
+                world.close_dups(PATIENCE)  # nobody is left to write
                 raise
 
     folder.mkdir(exist_ok=True)
@@ -112,4 +112,4 @@ def assert_interruptions_change_nothing(job_file: Path, folder: Path, *options: 
 
 def without_pictures(patch: pytest.MonkeyPatch) -> None:
     """Which take longer than these runs."""
-    patch.setattr("hpcsgd.train.world._report", lambda _: None)
+    patch.setattr("hpcsgd.train.static_run._report", lambda _: None)

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from elastic.conftest import SILENCE, TOKEN
 from hpcsgd.checkpoint import Checkpoints, Writer, restore
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.event_log import Event
-from hpcsgd.elastic.meetings import Meetings, Over
+from hpcsgd.elastic.elastic_average import ElasticAverage, Over
 from hpcsgd.report.metrics import Metrics, Record, read
-from hpcsgd.train.assembly import Assembly, assemble
-from hpcsgd.train.ensemble import EnsembleLoop, living_of
+from hpcsgd.train.training_setup import TrainingSetup, assemble
+from hpcsgd.train.elastic_run import ElasticLoop, living_of
 
 TRAIN = 96
 WORDS = [
@@ -66,7 +66,7 @@ class Stops:
         return "it is time" if self._left is not None and self._left < 0 else None
 
 
-class Paced(Meetings):
+class Paced(ElasticAverage):
     """Says that a step takes so many seconds on one rank, however busy the machine is."""
 
     def __init__(self, work: float, *arguments: Any, **limits: Any) -> None:
@@ -117,56 +117,56 @@ class World:
 
     def live(
         self,
-        island: int,
-        islands: int,
+        replica_group: int,
+        replica_groups: int,
         ranks: int = 1,
         *,
         before_step: Callable[[int], None] = lambda t: None,
         stops_at: int | None = None,
-        prepare: Callable[[Assembly], None] = lambda parts: None,
+        prepare: Callable[[TrainingSetup], None] = lambda parts: None,
         work: float | None = None,
         went: list[Life] | None = None,
     ) -> list[Life]:
         """One life of an island, on threads; `before_step` may raise `Died`. `work`: seconds that a step is
         said to take on one rank, as measured by default. `went`: takes lives that ended with an exception."""
 
-        def rank(group: Transport) -> Life:
-            where = island, group, self.at.address, TOKEN, "127.0.0.1"
-            limits = {"islands": islands, "silence": SILENCE, "timeout": 600}
-            meetings = Meetings(*where, **limits) if work is None else Paced(work, *where, **limits)
+        def rank(group: Communicator) -> Life:
+            where = replica_group, group, self.at.address, TOKEN, "127.0.0.1"
+            limits = {"replica_groups": replica_groups, "silence": SILENCE, "timeout": 600}
+            elastic_average = ElasticAverage(*where, **limits) if work is None else Paced(work, *where, **limits)
             with ExitStack() as left:
-                left.callback(meetings.close)
+                left.callback(elastic_average.close)
                 life = Life()
                 if went is not None:
                     went.append(life)
-                topology = replace(form(group), replica_groups=meetings)
-                return self._train(topology, meetings, life, before_step, stops_at, prepare)
+                topology = replace(form(group), replica_groups=elastic_average)
+                return self._train(topology, elastic_average, life, before_step, stops_at, prepare)
 
         return threads.run(ranks, rank)
 
     def _train(
         self,
         topology: Topology,
-        meetings: Meetings,
+        elastic_average: ElasticAverage,
         life: Life,
         before_step: Callable[[int], None],
         stops_at: int | None,
-        prepare: Callable[[Assembly], None],
+        prepare: Callable[[TrainingSetup], None],
     ) -> Life:
         config = load(self.job_file, [*WORDS, *self.words])
         parts = assemble(config, topology, "job.toml")
         parts.transform = lambda x, _: x
         watch(parts, life, before_step)
         prepare(parts)
-        aside, unit = topology.world.apart(), config.rebalance.resource
+        control, unit = topology.world.dup_with_thread(), config.rebalance.resource
         writer, stops = Writer(self.folder, topology), Stops(stops_at)
-        loop = EnsembleLoop(
-            config, parts, writer, stops, aside,
-            meetings=meetings, reallocated=unit, living=living_of(config.lr_schedule, parts),
+        loop = ElasticLoop(
+            config, parts, writer, stops, control,
+            elastic_average=elastic_average, reallocated=unit, living=living_of(config.lr_schedule, parts),
         )  # fmt: skip
         if (saved := Checkpoints(self.folder, topology).newest()) is not None:
             shared, _ = restore(saved, parts.optimizer)
-            loop.take_up(shared, None)
+            loop.resume_from(shared, None)
         self.folder.mkdir(exist_ok=True)
         path = self.folder / f"metrics-{meetings.index}-{topology.rank}.jsonl"
         with Metrics(path, resumed_step=parts.optimizer.t) as loop.metrics:
@@ -176,16 +176,16 @@ class World:
         life.model = {name: value.clone() for name, value in parts.model.state_dict().items()}
         return life
 
-    def _live(self, loop: EnsembleLoop, life: Life) -> None:
+    def _live(self, loop: ElasticLoop, life: Life) -> None:
         try:
             life.reason = loop.train()
             if life.reason is None:
-                loop.meetings.finish()
+                loop.elastic_average.finish()
         except Over:
             life.over = True
 
 
-def watch(parts: Assembly, life: Life, before_step: Callable[[int], None]) -> None:
+def watch(parts: TrainingSetup, life: Life, before_step: Callable[[int], None]) -> None:
     """Note which samples come by, and let something happen before a step."""
     fetch = parts.loader.dataset.__getitems__  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -198,7 +198,7 @@ def watch(parts: Assembly, life: Life, before_step: Callable[[int], None]) -> No
     parts.loader.dataset.__getitems__ = fetched  # pyright: ignore[reportAttributeAccessIssue]
 
 
-DECIDING = ("event", "island", "why", "generation", "rounds", "members", "newcomers", "counted", "t", "epoch")
+DECIDING = ("event", "replica_group", "why", "generation", "rounds", "members", "newcomers", "counted", "t", "epoch")
 
 
 def course(events: Sequence[Event]) -> list[Event]:

@@ -14,12 +14,12 @@ from torch import nn, optim
 
 import hpcsgd
 from hpcsgd.core.layout import bucket_bytes, nbytes
-from hpcsgd.core.traffic import Sizes
+from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.memory import kept
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.methods import Method, bsp, delayed, diloco, hierarchical, streaming
 from hpcsgd.parts import quantizers
-from hpcsgd.parts.exchanges import Quantized
+from hpcsgd.parts.grad_reduces import Quantized
 from train import watched
 
 EVERY = 8
@@ -66,7 +66,7 @@ def main(name: str) -> None:
     last = watched.now()
     method = METHODS[name]()
     net, train = trained(topology, method, width=512, depth=16)
-    m = Sizes.of(
+    m = ModelLayout.of(
         net.named_parameters(),
         topology.num_groups,
         topology.group_size,
@@ -75,7 +75,7 @@ def main(name: str) -> None:
     train(2 * EVERY)
     time.sleep(1)
     grown = watched.now()["bytes"] - last["bytes"]
-    formula = {"expected": kept(StepPlan.of(method), m, moments=2), "model": m.K * m.owned()}
+    formula = {"expected": kept(StepPlan.of(method), m, moments=2), "model": m.K * m.own_elements()}
     told = {"first": first, "last": last, "grown": grown, **formula}
     Path(f"seen-{topology.rank}").write_text(json.dumps(told))
 

@@ -9,17 +9,17 @@ import torch
 from torch import Generator, Tensor, nn, optim
 from torch.optim import lr_scheduler
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.graphs import Exponential, Graph, PowersOfTwo, Ring
 from hpcsgd.core.topology import form
 from hpcsgd.data import crop_and_flip
 from hpcsgd.errors import JobError
 from hpcsgd.methods import hierarchical
-from hpcsgd.methods.diloco import Outer
+from hpcsgd.methods.diloco import OuterOptimizer
 from hpcsgd.methods.fedavg import PerEpoch
-from hpcsgd.parts.exchanges import Dense, ReduceScatter
-from hpcsgd.train.assembly import Assembly, assemble
+from hpcsgd.parts.grad_reduces import Dense, ReduceScatter
+from hpcsgd.train.training_setup import TrainingSetup, assemble
 from train.launches import JOB, make_store
 
 TRAIN = 50
@@ -34,11 +34,11 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def on_ranks(
-    job_file: Path, words: str, of: Callable[[Assembly], Any], *, n: int = 1, P: int | None = None
+    job_file: Path, words: str, of: Callable[[TrainingSetup], Any], *, n: int = 1, P: int | None = None
 ) -> list[Any]:
     """`of` what these words assemble, on each of `n` ranks."""
 
-    def one(world: Transport) -> Any:
+    def one(world: Communicator) -> Any:
         return of(assemble(load(job_file, words.split()), form(world, P), "job.toml"))
 
     return threads.run(n, one)
@@ -80,7 +80,7 @@ def test_functions_of_the_user_take_part(job_file: Path) -> None:
         f"--lr_schedule.name {HERE}:slowing --lr_schedule.arguments.by 0.75 --data.transform {HERE}:brighter"
     )
 
-    def check(parts: Assembly) -> None:
+    def check(parts: TrainingSetup) -> None:
         assert {p.unique().item() for p in parts.model.parameters()} == {0.25}
         assert isinstance(parts.optimizer.local.optimizer, optim.Adagrad)
         assert parts.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
@@ -101,7 +101,7 @@ def test_muon_is_made_of_the_model(job_file: Path) -> None:
         "--optimizer.arguments {momentum=0.9,rest={lr=0.001,betas=[0.8,0.9]}}"
     )
 
-    def read(parts: Assembly) -> list[tuple[Any, ...]]:
+    def read(parts: TrainingSetup) -> list[tuple[Any, ...]]:
         return [
             (g["lr"], g.get("momentum"), g.get("betas"), sum(p.numel() for p in g["params"]))
             for g in parts.optimizer.param_groups
@@ -130,7 +130,7 @@ def test_short_names(job_file: Path, words: str) -> None:
 
 @pytest.mark.parametrize("words", ["", "--training.broadcast_buffers true"])
 def test_buffers_are_broadcast_where_the_job_file_says_so(job_file: Path, words: str) -> None:
-    def taken(parts: Assembly) -> list[int]:
+    def taken(parts: TrainingSetup) -> list[int]:
         parts.model.register_buffer("at", torch.tensor(parts.optimizer.topology.rank))
         for batch in parts.loader:
             parts.optimizer.zero_grad()
@@ -189,8 +189,8 @@ def diloco(job_file: Path) -> Path:
 
 
 def test_an_optimizer_of_the_method_itself(diloco: Path) -> None:
-    def outer(parts: Assembly) -> optim.Optimizer:
-        assert isinstance(parts.optimizer.method.averager, Outer)
+    def outer(parts: TrainingSetup) -> optim.Optimizer:
+        assert isinstance(parts.optimizer.method.averager, OuterOptimizer)
         return parts.optimizer.method.averager.make_optimizer([torch.ones(2)])
 
     (made,) = on_ranks(diloco, "", outer)
@@ -271,7 +271,7 @@ def test_switches_that_are_refused(switching: Path, words: str, message: str) ->
 def test_the_batch_is_that_of_a_group(job_file: Path, n: int, P: int, batch: int, steps: int) -> None:
     """`batch` samples of each rank in each of `steps` steps; the last one takes what is left."""
 
-    def counts(parts: Assembly) -> tuple[list[int], int]:
+    def counts(parts: TrainingSetup) -> tuple[list[int], int]:
         return [len(y) for _, y in parts.loader], parts.steps_per_epoch
 
     left = TRAIN // n - batch * (steps - 1)
@@ -298,7 +298,7 @@ def test_the_learning_rate_grows_with_the_groups(
     """Not with the ranks, K of which share a batch; and the warm-up begins at that of one group."""
     words = f"--lr_schedule.scaling {rule} --lr_schedule.warmup_epochs 3"
 
-    def rates(parts: Assembly) -> tuple[float, float, int]:
+    def rates(parts: TrainingSetup) -> tuple[float, float, int]:
         lr = parts.optimizer.param_groups[0]["lr"]
         return lr, lr * parts.warm_up.factor(), parts.warm_up.steps
 
@@ -308,7 +308,7 @@ def test_the_learning_rate_grows_with_the_groups(
 
 
 def test_all_ranks_start_alike_and_then_take_their_own_chances(job_file: Path) -> None:
-    def start(parts: Assembly) -> tuple[list[float], float]:
+    def start(parts: TrainingSetup) -> tuple[list[float], float]:
         weights = torch.cat([p.detach().flatten() for p in parts.model.parameters()])
         return weights.tolist(), torch.rand((), generator=parts.generator).item()
 
@@ -319,7 +319,7 @@ def test_all_ranks_start_alike_and_then_take_their_own_chances(job_file: Path) -
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_seed_decides_about_everything(job_file: Path, seed: int) -> None:
-    def everything(parts: Assembly) -> tuple[list[float], list[int], float]:
+    def everything(parts: TrainingSetup) -> tuple[list[float], list[int], float]:
         weights = torch.cat([p.detach().flatten() for p in parts.model.parameters()])
         chance = torch.rand((), generator=parts.generator).item()
         return weights.tolist(), list(parts.sampler), chance
@@ -332,7 +332,7 @@ def test_the_seed_decides_about_everything(job_file: Path, seed: int) -> None:
 def test_trying_the_model_leaves_no_trace(job_file: Path) -> None:
     """Neither in its statistics nor in anybody's chance."""
 
-    def found(parts: Assembly) -> tuple[int, bool, float]:
+    def found(parts: TrainingSetup) -> tuple[int, bool, float]:
         norm = next(m for m in parts.model.modules() if isinstance(m, nn.BatchNorm1d))
         return int(norm.num_batches_tracked or 0), parts.model.training, torch.rand(()).item()
 

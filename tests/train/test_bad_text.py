@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from data.test_tokenizers import write_tokenizer
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import dump, load
 from hpcsgd.core.topology import form
 from hpcsgd.data import Windows
 from hpcsgd.data.tokenizers import Bytes, fingerprint
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.train.assembly import assemble
+from hpcsgd.train.training_setup import assemble
 from train.export.test_export import write_text
 from train.launches import launch
 
@@ -73,7 +73,7 @@ MISTAKES = [cut_off, another_tokenizer, no_tokenizer, too_few_types, too_long_wi
 def test_every_rank_tells_the_same(folder: Path, mistake: Callable[[Path], str]) -> None:
     line = "job.toml: " + mistake(folder).replace("{folder}", str(folder))
 
-    def refused(world: Transport) -> str:
+    def refused(world: Communicator) -> str:
         with pytest.raises(JobError) as caught:
             assemble(load(folder / "job.toml"), form(world, 2), "job.toml")
         return str(caught.value)

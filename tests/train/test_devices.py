@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hpcsgd.comm import streams, threads
-from hpcsgd.comm.choice import place_on_node
-from hpcsgd.comm.streams import HOST, Moment, device_for
+from hpcsgd.comm.backend_choice import place_on_node
+from hpcsgd.comm.streams import HOST, StreamEvent, device_for
 from hpcsgd.errors import UserError
 from hpcsgd.launcher import LAUNCHERS, Launcher
 from hpcsgd.train import devices
@@ -137,10 +137,10 @@ def test_samples_for_the_host_stay_what_they_are() -> None:
 
 @pytest.mark.usefixtures("far_device")
 def test_samples_travel_while_the_device_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    arrivals: list[devices.Moment] = []
+    arrivals: list[devices.StreamEvent] = []
 
-    def noted(device: torch.device) -> devices.Moment:
-        arrivals.append(Moment(device))
+    def noted(device: torch.device) -> devices.StreamEvent:
+        arrivals.append(StreamEvent(device))
         return arrivals[-1]
 
     monkeypatch.setattr(devices, "Moment", noted)

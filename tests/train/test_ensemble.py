@@ -14,21 +14,21 @@ from torch import Tensor
 
 from elastic.conftest import Desk, desk, wait_for
 from hpcsgd.checkpoint import Writer
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import NO_REPLICA_GROUPS, Absent, ReplicaGroups, form
-from hpcsgd.elastic.allotment import Allotment
+from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.elastic.event_log import Event
-from hpcsgd.elastic.meetings import Meetings
-from hpcsgd.elastic.reallocation import Reallocation
+from hpcsgd.elastic.elastic_average import ElasticAverage
+from hpcsgd.elastic.rebalancing import Rebalancing
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError
 from hpcsgd.methods import ensemble_sync, hierarchical
 from hpcsgd.report.summary import of_kind, summary
-from hpcsgd.train.assembly import Assembly, assemble
-from hpcsgd.train.ensemble import Moved
+from hpcsgd.train.training_setup import TrainingSetup, assemble
+from hpcsgd.train.elastic_run import Relocated
 from hpcsgd.train.run import setting_of
-from hpcsgd.train.world import WorldLoop
+from hpcsgd.train.static_run import StaticLoop
 from train.islands_of_threads import (
     NO_NORM,
     TRAIN,
@@ -72,11 +72,11 @@ def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, momentum: str) 
     for epoch in range(3):
         assert sorted(one.seen[epoch] + other.seen[epoch]) == list(range(TRAIN))
 
-    def plain(world: Transport) -> dict[str, Tensor]:
+    def plain(world: Communicator) -> dict[str, Tensor]:
         config = load(job_file, [*WORDS, *words, "--method.name", "hierarchical", "--parallel.groups", "2"])
         parts = assemble(config, form(world, 2), "job.toml")
         checkpoints, stopping = Writer(tmp_path / "plain", parts.optimizer.topology), cast(Any, Stops())
-        WorldLoop(config, parts, checkpoints, stopping, world.apart()).train()
+        StaticLoop(config, parts, checkpoints, stopping, world.dup_with_thread()).train()
         return parts.model.state_dict()
 
     parameters = {name: value for name, value in one.model.items() if "running" not in name}
@@ -114,7 +114,7 @@ def test_one_that_dies_leaves_its_samples_to_the_others(job_file: Path, tmp_path
     with desk.coordinator(3) as at:
         world = World(at, job_file, tmp_path / "checkpoints")
         (one,), _, (other,) = together(lambda: world.live(0, 3), dying, lambda: world.live(2, 3))
-    assert [event["island"] for event in lost(desk)] == [1]
+    assert [event["replica_group"] for event in lost(desk)] == [1]
     assert_same(one.model, other.model)
     assert len(one.seen[0]) == len(other.seen[0]) == TRAIN // 3
     for epoch in (1, 2):
@@ -136,7 +136,7 @@ def test_the_rate_follows_the_living_from_where_samples_are_dealt(
         with pytest.raises(Died):
             world.live(1, 3, before_step=die)
 
-    def read(parts: Assembly) -> None:
+    def read(parts: TrainingSetup) -> None:
         parts.optimizer.register_step_pre_hook(lambda *_: rates.append(parts.optimizer.rates[0]))
 
     rates: list[float] = []
@@ -154,7 +154,7 @@ def test_the_rate_climbs_from_that_of_one_group_to_that_of_the_living(
     """Also where it was scaled for more groups when it was saved. Of 4 groups an epoch has 6 steps, of 2 it
     has 12, and the climb ten times as many."""
 
-    def read(parts: Assembly) -> None:
+    def read(parts: TrainingSetup) -> None:
         optimizer = parts.optimizer
         optimizer.register_step_pre_hook(lambda *_: rates.append((optimizer.t, optimizer.rates[0])))
         made.append(optimizer)
@@ -274,7 +274,7 @@ def met_after(life: Life) -> list[int]:
 
 
 def test_islands_meet_by_ensemble_alone() -> None:
-    def wrap(world: Transport, method: Any, peers: ReplicaGroups) -> None:
+    def wrap(world: Communicator, method: Any, peers: ReplicaGroups) -> None:
         net = torch.nn.Linear(2, 1)
         DistributedOptimizer(
             torch.optim.SGD(net.parameters(), lr=0.1), net, replace(form(world), replica_groups=peers), method
@@ -287,7 +287,7 @@ def test_islands_meet_by_ensemble_alone() -> None:
 
 
 def test_an_island_does_not_train_as_if_it_were_alone(job_file: Path) -> None:
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         setting_of(load(job_file), replace(form(world), replica_groups=Absent(count=2)), None)
 
     with pytest.raises(AssertionError):
@@ -303,7 +303,7 @@ def test_the_slow_island_is_given_more(
     they have, as on an accelerator; on one island five times as much. Meetings cost more than anything, and
     count for nobody."""
     clock, seconds = Clock(), list[dict[int, float]]()
-    attempt, propose = Meetings._attempt, Reallocation.propose
+    attempt, propose = ElasticAverage._attempt, Rebalancing.propose
 
     def attempted(*given: Any) -> bool:
         clock.wait(100)
@@ -313,20 +313,20 @@ def test_the_slow_island_is_given_more(
         seconds.append(given[1])
         return propose(*given)
 
-    monkeypatch.setattr("hpcsgd.train.ensemble.time", clock)
-    monkeypatch.setattr("hpcsgd.elastic.meetings.time", clock)
-    monkeypatch.setattr(Meetings, "_attempt", attempted)
-    monkeypatch.setattr(Reallocation, "propose", proposed)
+    monkeypatch.setattr("hpcsgd.train.elastic_run.time", clock)
+    monkeypatch.setattr("hpcsgd.elastic.elastic_average.time", clock)
+    monkeypatch.setattr(ElasticAverage, "_attempt", attempted)
+    monkeypatch.setattr(Rebalancing, "propose", proposed)
 
-    def passes_of(seconds: float) -> Callable[[Assembly], None]:
-        def prepare(parts: Assembly) -> None:
+    def passes_of(seconds: float) -> Callable[[TrainingSetup], None]:
+        def prepare(parts: TrainingSetup) -> None:
             parts.model.register_forward_pre_hook(lambda *_: clock.wait(seconds))
 
         return prepare
 
     words = ["--rebalance.resource", "samples", "--rebalance.total", "8", "--data.group_batch_size", "24"]
     words += ["--training.epochs", "4", *NO_NORM]
-    allots = Allotment("samples", 8, margin=0.1, cost=0, epochs=4)
+    allots = ResourceBudget("samples", 8, min_gain=0.1, cost=0, epochs=4)
     with desk.coordinator(2, allotment=allots) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words)
         some, (other,) = together(
@@ -355,16 +355,16 @@ def test_an_island_that_is_given_other_ranks_comes_back_with_them(
     """The others wait for it, and nothing of its share is lost."""
     words = ["--rebalance.resource", "ranks", "--training.epochs", "2", *NO_NORM]
 
-    def lives(island: int, ranks: int, work: float) -> list[Life]:
+    def lives(replica_group: int, ranks: int, work: float) -> list[Life]:
         went: list[Life] = []
         while True:
             try:
-                world.live(island, 2, ranks, work=work, went=went)
+                world.live(replica_group, 2, ranks, work=work, went=went)
                 return went
-            except Moved:
-                ranks = dict(at.register.units)[island]
+            except Relocated:
+                ranks = dict(at.register.units)[replica_group]
 
-    allots = Allotment("ranks", 1, margin=0.1, cost=0, epochs=2)
+    allots = ResourceBudget("ranks", 1, min_gain=0.1, cost=0, epochs=2)
     with desk.coordinator(2, allotment=allots) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words)
         fast, slow = together(lambda: lives(0, 2, 0.04), lambda: lives(1, 2, 0.3))

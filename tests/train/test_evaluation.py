@@ -11,12 +11,12 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
 from hpcsgd.data import Store
 from hpcsgd.train import evaluation
-from hpcsgd.train.assembly import Assembly, assemble
+from hpcsgd.train.training_setup import TrainingSetup, assemble
 from hpcsgd.train.evaluation import evaluate
 from train.launches import JOB, make_store
 
@@ -67,7 +67,7 @@ def fill_buffers(model: nn.Module, seed: int) -> None:
             buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
 
 
-def parts_of(world: Transport, job_file: Path, P: int) -> Assembly:
+def parts_of(world: Communicator, job_file: Path, P: int) -> TrainingSetup:
     """After training, in effect: groups differ in parameters and all ranks in batch-norm statistics."""
     words = ("--model.name", "train.test_evaluation:net", "--model.arguments", "{}")
     parts = assemble(load(job_file, words), form(world, P), "job.toml")
@@ -102,7 +102,7 @@ def test_the_score_is_that_of_one_process(
 ) -> None:
     monkeypatch.setattr(evaluation, "BATCH", 4)
 
-    def score(world: Transport) -> tuple[float, float]:
+    def score(world: Communicator) -> tuple[float, float]:
         found = evaluate(parts_of(world, job_file, P))
         return found.loss, found.figures["accuracy"]
 
@@ -127,7 +127,7 @@ def test_every_sample_counts_once(
     monkeypatch.setattr(evaluation, "BATCH", 2)
     make_store(job_file.parent / "small.h5", TRAIN, count)
 
-    def seen(world: Transport) -> list[Tensor]:
+    def seen(world: Communicator) -> list[Tensor]:
         parts = parts_of(world, job_file, 1)
         evaluate(parts)
         return parts.model[0].seen  # type: ignore[index]
@@ -143,7 +143,7 @@ def test_every_sample_counts_once(
 def test_training_goes_on_as_if_nothing_had_been(
     run: Callable[..., list[Any]], job_file: Path, n: int
 ) -> None:
-    def changed(world: Transport) -> list[str]:
+    def changed(world: Communicator) -> list[str]:
         parts = parts_of(world, job_file, n)
         before = copy.deepcopy(parts.model.state_dict())
         evaluate(parts)

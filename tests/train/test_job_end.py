@@ -13,7 +13,7 @@ from typing import cast
 
 import pytest
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.train.job_end import pbs_end, seconds_left, slurm_end
 from hpcsgd.train.stopping import Reasons, Stopping
 
@@ -169,9 +169,9 @@ def test_a_run_stops_ahead_of_the_end(
 
 
 def test_all_ranks_are_told_the_reason_of_one_at_once() -> None:
-    def asked(world: Transport) -> list[str | None]:
+    def asked(world: Communicator) -> list[str | None]:
         reasons = SimpleNamespace(now=lambda: signal.SIGUSR1 if world.rank == 1 and begun else 0)
-        stopping, begun = Stopping(cast(Reasons, reasons), world.apart()), []
+        stopping, begun = Stopping(cast(Reasons, reasons), world.dup_with_thread()), []
         before = [stopping.now(), stopping.at_once()]  # the first one asks, and the other one asks again
         begun.append(True)
         return [*before, stopping.at_once()]

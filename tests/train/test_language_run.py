@@ -14,16 +14,16 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
 from hpcsgd.data import AsRank, Loader, Sampler, Windows, convert_text
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.models import build
-from hpcsgd.report.meter import Meter, Sample
+from hpcsgd.report.step_timer import StepTimer, Sample
 from hpcsgd.report.metrics import read
 from hpcsgd.report.summary import summary, summary_text
-from hpcsgd.train.assembly import assemble
+from hpcsgd.train.training_setup import assemble
 from hpcsgd.train.evaluation import evaluate
 from train.interruptions import assert_interruptions_change_nothing, train, without_pictures
 from train.launches import JOB as IMAGES
@@ -132,7 +132,7 @@ def test_interruptions_change_nothing(job_file: Path, tmp_path: Path) -> None:
     ],
 )
 def test_so_many_tokens(job_file: Path, words: tuple[str, ...], n: int, steps: int) -> None:
-    def one(world: Transport) -> int:
+    def one(world: Communicator) -> int:
         return assemble(load(job_file, words), form(world, n), "job.toml").length.expected
 
     assert threads.run(n, one) == [steps] * n
@@ -142,7 +142,7 @@ def test_so_many_tokens(job_file: Path, words: tuple[str, ...], n: int, steps: i
 def test_an_evaluation_of_a_part(run: Callable[..., list[Any]], job_file: Path, n: int, P: int) -> None:
     """Windows all over the test data, the same on any P × K."""
 
-    def one(world: Transport) -> float:
+    def one(world: Communicator) -> float:
         words = ["--training.eval_tokens", "64", "--data.group_batch_size", "12"]
         parts = assemble(load(job_file, words), form(world, P), "job.toml")
         return evaluate(parts).loss
@@ -170,10 +170,10 @@ def test_it_learns_in_16_bits(job_file: Path, tmp_path: Path, bits: str) -> None
 def test_the_meter(run: Callable[..., list[Any]], n: int) -> None:
     """Squares of all ranks, over as many groups."""
 
-    def measured(world: Transport) -> None:
+    def measured(world: Communicator) -> None:
         topology = form(world, groups=max(n // 2, 1))
         sample = Sample(tokens=5, flops=1e6, peak=0.5)
-        meter = Meter(topology, world.apart(), sample=sample, by_torch=7.0)
+        meter = StepTimer(topology, world.dup_with_thread(), sample=sample, by_torch=7.0)
         meter.passes(3)
         meter.step(torch.tensor(1.0), 3, 0.0, {})
         meter.gradient(torch.tensor(1.0 + world.rank))
@@ -217,7 +217,7 @@ def test_of_what_is_not_made_of_tokens(tmp_path: Path, key: str) -> None:
     make_store(tmp_path / "small.h5")
     (tmp_path / "job.toml").write_text(IMAGES)
 
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         assemble(load(tmp_path / "job.toml", [f"--training.{key}", "64"]), form(world, 1), "job.toml")
 
     with pytest.raises(JobError, match=rf"job.toml: \[training\] {key}: the samples of this store are not"):

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import Absent, form
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.train.assembly import assemble
+from hpcsgd.train.training_setup import assemble
 from hpcsgd.train.length import Length, warn_of_few
 from train.interruptions import (
     Killed,
@@ -43,7 +43,7 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 def length_of(job_file: Path, *options: str, n: int = 1) -> Length:
     """As every rank of `n` knows it."""
 
-    def one(world: Transport) -> Length:
+    def one(world: Communicator) -> Length:
         config = load(job_file, options)
         return assemble(config, form(world, config.parallel.groups), job_file.name).length
 
@@ -140,7 +140,7 @@ def test_not_both(job_file: Path) -> None:
 
 
 def test_not_of_islands(job_file: Path) -> None:
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         config = load(job_file, ["--training.steps", "2", "--method.name", "ensemble_sync"])
         assemble(config, replace(form(world), replica_groups=Absent(count=2)), job_file.name)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hpcsgd.cluster.batch import Allocation, check_training
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import Absent, form
 from hpcsgd.data import (
@@ -25,7 +25,7 @@ from hpcsgd.data import (
 )
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.performance.probing.job_file import plan_of
-from hpcsgd.train.assembly import Assembly, assemble
+from hpcsgd.train.training_setup import TrainingSetup, assemble
 from hpcsgd.train.loading import make_partition
 from train import small
 from train.interruptions import assert_interruptions_change_nothing, train, without_pictures
@@ -49,8 +49,8 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     without_pictures(monkeypatch)
 
 
-def parts_of(job_file: Path, words: str, n: int, groups: int) -> list[Assembly]:
-    def one(world: Transport) -> Assembly:
+def parts_of(job_file: Path, words: str, n: int, groups: int) -> list[TrainingSetup]:
+    def one(world: Communicator) -> TrainingSetup:
         return assemble(load(job_file, words.split()), form(world, groups), "job.toml")
 
     return threads.run(n, one)
@@ -96,7 +96,7 @@ class OfAUser:
 
     def __init__(self) -> None:
         inner = Overlapping(0.75)
-        self.require, self.length, self.hand = inner.require, inner.length, inner.hand
+        self.require, self.length, self.hand = inner.require, inner.length, inner.assign
 
 
 REFUSED = {
@@ -159,7 +159,7 @@ def test_the_probe_has_virtual_groups_that_share_alike(job_file: Path, key: str)
 )
 def test_islands_know_shares_alone(job_file: Path, words: str, told: str | None) -> None:
 
-    def one(world: Transport) -> Sampler:
+    def one(world: Communicator) -> Sampler:
         topology = replace(form(world), replica_groups=Absent(1, 3))
         return assemble(
             load(job_file, [*words.split(), "--method.name", "ensemble_sync"]), topology, "job.toml"

@@ -16,15 +16,15 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import cross_entropy
 
-from hpcsgd.comm import Transport, phase, threads
+from hpcsgd.comm import Communicator, phase, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
 from hpcsgd.data import Store
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.models import mlp
-from hpcsgd.report.meter import LARGEST, Meter
-from hpcsgd.train.assembly import assemble
-from hpcsgd.train.world import World
+from hpcsgd.report.step_timer import LARGEST, StepTimer
+from hpcsgd.train.training_setup import assemble
+from hpcsgd.train.static_run import StaticRun
 from train.launches import JOB, launch, make_store
 
 a_run = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
@@ -50,18 +50,18 @@ class NoStop:
 def train(job_file: Path, folder: Path, words: str, *, n: int = 1) -> list[dict[str, Any]]:
     """The metrics of a run on `n` threads, by step."""
 
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         config = load(job_file, [*words.split(), "--run.output_dir", str(folder)])
         parts = assemble(config, form(world, config.parallel.groups), "job.toml")
         stopping: Any = NoStop()
         with ExitStack() as files:
             a_run._train(
-                World(config, parts.optimizer.topology), parts, stopping, world.apart(), False, files
+                StaticRun(config, parts.optimizer.topology), parts, stopping, world.dup_with_thread(), False, files
             )
 
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hpcsgd.train.world._report", lambda _: None)
+        patch.setattr("hpcsgd.train.static_run._report", lambda _: None)
         threads.run(n, one)
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return sorted(records, key=lambda record: record["step"])  # readings come when all ranks have made them
@@ -208,9 +208,9 @@ def test_a_last_update_that_breaks_the_model(job_file: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_seconds_add_up_to_the_time_that_passed(run: Callable[..., list[Any]], n: int) -> None:
-    def measured(world: Transport) -> None:
+    def measured(world: Communicator) -> None:
         before = time.perf_counter()
-        meter = Meter(form(world), world.apart())
+        meter = StepTimer(form(world), world.dup_with_thread())
         began = time.perf_counter()
         time.sleep(0.05)
         if world.rank == 0:
@@ -233,8 +233,8 @@ def test_seconds_add_up_to_the_time_that_passed(run: Callable[..., list[Any]], n
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_the_loss_is_the_mean_over_all_samples(run: Callable[..., list[Any]], n: int) -> None:
-    def measured(world: Transport) -> tuple[float, int]:
-        meter = Meter(form(world), world.apart(), ["never", "ahead"])
+    def measured(world: Communicator) -> tuple[float, int]:
+        meter = StepTimer(form(world), world.dup_with_thread(), ["never", "ahead"])
         meter.step(torch.tensor(1.0 + world.rank), 2, 0.0, {"ahead": 3, "distance": 1.0})
         meter.step(torch.tensor(3.0), 1 + world.rank, 0.0, {"ahead": 100})
         reading = meter.read().wait()
@@ -251,14 +251,14 @@ def test_the_loss_is_the_mean_over_all_samples(run: Callable[..., list[Any]], n:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_messages_are_counted_by_where_they_went(run: Callable[..., list[Any]], n: int) -> None:
-    def measured(world: Transport) -> list[dict[int, float]]:
+    def measured(world: Communicator) -> list[dict[int, float]]:
         topology = form(world, groups=n)
         right, left = (topology.group_index + 1) % n, (topology.group_index - 1) % n
-        meter = Meter(topology, world.apart())
+        meter = StepTimer(topology, world.dup_with_thread())
         found = []
         for size in (3, 5):
             sent, received = torch.zeros(size), torch.zeros(size)
-            topology.inter_group.exchange(
+            topology.inter_group.sendrecv(
                 {right: sent, topology.group_index: sent},
                 {left: received, topology.group_index: received.clone()},
             ).wait()

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from hpcsgd import models
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import dump, load
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.performance.probing.virtual import virtual_groups
-from hpcsgd.train.assembly import assemble
+from hpcsgd.train.training_setup import assemble
 from hpcsgd.train.evaluation import evaluate
 from hpcsgd.train.export import export
 from hpcsgd.train.run import to_begin
@@ -50,7 +50,7 @@ def test_it_begins_where_the_other_ended(job_file: Path, kind: str) -> None:
     export(run, kind, folder / "out")
     job_file.write_text(GPT.replace('name = "gpt"', 'init_from = "out", name = "gpt"'))
 
-    def loss(world: Transport) -> float:
+    def loss(world: Communicator) -> float:
         return evaluate(assemble(load(job_file), form(world, 2), "job.toml")).loss
 
     assert threads.run(2, loss) == [evaluations(run)[-1]] * 2
@@ -61,7 +61,7 @@ def test_only_one_rank_reads(job_file: Path) -> None:
     theirs = models.gpt(256, width=8, layers=1, heads=2).state_dict()
     torch.save(theirs, job_file.parent / "of-0.pt")
 
-    def started(world: Transport) -> dict[str, Any]:
+    def started(world: Communicator) -> dict[str, Any]:
         config = load(job_file, ["--model.init_from", str(job_file.parent / f"of-{world.rank}.pt")])
         return dict(assemble(config, form(world, 2), "job.toml").model.state_dict())
 
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_told_by_all(job_file: Path, caplog: pytest.LogCapt
     torch.save({"x": torch.ones(1)}, job_file.parent / "x.pt")
     config = load(job_file, ["--model.init_from", str(job_file.parent / "x.pt")])
 
-    def refused(world: Transport) -> str:
+    def refused(world: Communicator) -> str:
         with pytest.raises(JobError) as caught:
             assemble(config, form(world, 2), "job.toml")
         return str(caught.value)

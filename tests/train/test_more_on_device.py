@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from elastic.conftest import Desk, desk
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.config.variants import configs
 from hpcsgd.core.topology import form
@@ -41,8 +41,8 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcsgd.train.world._report", lambda _: None)
-    monkeypatch.setattr("hpcsgd.comm.choice.launched", lambda *_: None)
+    monkeypatch.setattr("hpcsgd.train.static_run._report", lambda _: None)
+    monkeypatch.setattr("hpcsgd.comm.backend_choice.launched", lambda *_: None)
     monkeypatch.setattr("hpcsgd.performance.comparing._show", lambda *_: None)
     monkeypatch.setattr("hpcsgd.performance.comparing.gc", SimpleNamespace(collect=lambda: None))
     without_pictures(monkeypatch)
@@ -55,7 +55,7 @@ def test_methods_are_compared(job_file: Path, tmp_path: Path, monkeypatch: pytes
     for on in WHERE:
         folder = tmp_path / on
 
-        def one(world: Transport, on: str = on, folder: Path = folder) -> str | None:
+        def one(world: Communicator, on: str = on, folder: Path = folder) -> str | None:
             words = [*TWO, "--training.device", on, "--run.output_dir", str(folder)]
             reasons: Any = None
             return comparing.compare(
@@ -74,8 +74,8 @@ def test_steps_for_a_delta(job_file: Path) -> None:
     file = job_file.with_name("selsync.toml")
     file.write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', 'name = "selsync"\ndelta = 0.3'))
 
-    def one(world: Transport, on: str) -> dict[str, Any]:
-        config = delta.always_meeting(load(file, [*TWO, "--training.device", on]), file)
+    def one(world: Communicator, on: str) -> dict[str, Any]:
+        config = delta.synchronizing_always(load(file, [*TWO, "--training.device", on]), file)
         return asdict(delta.measure(config, form(world, 2), file, 5))
 
     host, device = (threads.run(2, one, on)[0] for on in WHERE)

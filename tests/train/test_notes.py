@@ -14,8 +14,8 @@ from torch import Tensor
 from hpcsgd.core.averager import Averager, Traits
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import StepContext
-from hpcsgd.parts.averagers import Mean, Measured
-from hpcsgd.parts.exchanges import AllToAll
+from hpcsgd.parts.averagers import Mean, WithDistance
+from hpcsgd.parts.grad_reduces import AllToAll
 from hpcsgd.parts.schedules import Every
 from hpcsgd.report.curves import plot_curves
 from hpcsgd.report.summary import of_kind
@@ -45,11 +45,11 @@ class Tasted:
 
 
 def tasted(sync_every: int) -> Method:
-    return Method(grad_reduce=AllToAll(), schedule=Every(sync_every), averager=Tasted(Measured(Mean())))
+    return Method(grad_reduce=AllToAll(), schedule=Every(sync_every), averager=Tasted(WithDistance(Mean())))
 
 
 def plain(sync_every: int) -> Method:
-    return Method(grad_reduce=AllToAll(), schedule=Every(sync_every), averager=Measured(Mean()))
+    return Method(grad_reduce=AllToAll(), schedule=Every(sync_every), averager=WithDistance(Mean()))
 
 
 def test_notes_that_nobody_has_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

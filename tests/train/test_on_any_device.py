@@ -16,7 +16,7 @@ from torch import Tensor
 
 import hpcsgd
 from far.ranks import tolerance
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
 from train.interruptions import without_pictures
@@ -77,8 +77,8 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def unlaunched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("hpcsgd.train.world._report", lambda _: None)
-    monkeypatch.setattr("hpcsgd.comm.choice.launched", lambda *_: None)
+    monkeypatch.setattr("hpcsgd.train.static_run._report", lambda _: None)
+    monkeypatch.setattr("hpcsgd.comm.backend_choice.launched", lambda *_: None)
     started_low = functools.partial(hpcsgd.GradScaler, init_scale=1024.0)  # no step is skipped
     monkeypatch.setattr("hpcsgd.engine.precision.GradScaler", started_low)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"))
@@ -89,7 +89,7 @@ def unlaunched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def trained(
-    world: Transport,
+    world: Communicator,
     job_file: Path,
     folder: Path,
     on: str,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from far.ranks import PATTERNS, slowed
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
@@ -38,8 +38,8 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcsgd.train.world._report", lambda _: None)
-    monkeypatch.setattr("hpcsgd.comm.choice.launched", lambda *_: None)
+    monkeypatch.setattr("hpcsgd.train.static_run._report", lambda _: None)
+    monkeypatch.setattr("hpcsgd.comm.backend_choice.launched", lambda *_: None)
 
 
 class StopsAfter:
@@ -67,7 +67,7 @@ def train(
 ) -> dict[str, Tensor]:
     """The model after a run on `n` threads; of one that stopped, none."""
 
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         config = load(job_file, [*words.split(), "--training.device", on, "--run.output_dir", str(folder)])
         reasons: Any = None
         with slowed(torch.device("far", world.rank), PATTERNS[slow]):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hpcsgd.cluster.batch import Allocation, check_training
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import MethodSection, load
 from hpcsgd.core.step import GroupGradReduce
@@ -20,12 +20,12 @@ from hpcsgd.core.topology import Topology, form
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp
-from hpcsgd.parts.exchanges import ReduceScatter
+from hpcsgd.parts.grad_reduces import ReduceScatter
 from hpcsgd.train import pace
-from hpcsgd.train.assembly import Assembly, assemble
-from hpcsgd.train.foretold import foretold
+from hpcsgd.train.training_setup import TrainingSetup, assemble
+from hpcsgd.train.predicted import predicted
 from hpcsgd.train.parts import make_method
-from hpcsgd.train.sending import BUCKETS_MB, DENSE, Sending, left_open
+from hpcsgd.train.reduce_settings import BUCKETS_MB, DENSE, ReduceSettings, left_open
 from train.interruptions import Never, without_pictures
 from train.launches import JOB, launch, make_store
 
@@ -43,20 +43,20 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def paces(monkeypatch: pytest.MonkeyPatch) -> dict[Sending, float]:
+def paces(monkeypatch: pytest.MonkeyPatch) -> dict[ReduceSettings, float]:
     """Seconds that steps are said to take on rank 0; on rank 1 a hundredth more."""
-    told: dict[Sending, float] = {}
+    told: dict[ReduceSettings, float] = {}
     tried: dict[int, Any] = {}
 
-    def assembled(config: Any, topology: Topology, source: str) -> Assembly:
+    def assembled(config: Any, topology: Topology, source: str) -> TrainingSetup:
         tried[topology.rank] = config
         return assemble(config, topology, source)
 
-    def times(parts: Assembly, batch_size: int, steps: int) -> list[float]:
+    def times(parts: TrainingSetup, batch_size: int, steps: int) -> list[float]:
         config = tried[parts.optimizer.topology.rank]
         assert batch_size == config.data.group_batch_size
         exchange = config.method.arguments.get("grad_reduce")
-        seconds = told[Sending(config.training.bucket_cap_mb, config.training.overlap_grad_reduce, exchange)]
+        seconds = told[ReduceSettings(config.training.bucket_cap_mb, config.training.overlap_grad_reduce, exchange)]
         parts.optimizer.topology.world.barrier()
         return [99.0] + [seconds + 0.01 * parts.optimizer.topology.rank] * (steps - 1)
 
@@ -66,7 +66,7 @@ def paces(monkeypatch: pytest.MonkeyPatch) -> dict[Sending, float]:
 
 
 def chosen(job_file: Path, *words: str, resume: bool = False) -> Any:
-    def one(world: Transport) -> Any:
+    def one(world: Communicator) -> Any:
         config = load(job_file, [*TWO, "--run.output_dir", str(job_file.parent / "run"), *words])
         return pace.tuned(config, form(world, 1), str(job_file), resume)
 
@@ -75,17 +75,17 @@ def chosen(job_file: Path, *words: str, resume: bool = False) -> Any:
     return first
 
 
-def test_the_fastest_is_taken(job_file: Path, paces: dict[Sending, float], caplog: Any) -> None:
+def test_the_fastest_is_taken(job_file: Path, paces: dict[ReduceSettings, float], caplog: Any) -> None:
     caplog.set_level("INFO")
     usual, other = DENSE
-    paces |= {Sending(size, True, usual): 1.0 for size in BUCKETS_MB} | {Sending(4.0, True, usual): 0.5}
-    paces |= {Sending(4.0, True, other): 0.7, Sending(4.0, False, usual): 0.6}
+    paces |= {ReduceSettings(size, True, usual): 1.0 for size in BUCKETS_MB} | {ReduceSettings(4.0, True, usual): 0.5}
+    paces |= {ReduceSettings(4.0, True, other): 0.7, ReduceSettings(4.0, False, usual): 0.6}
     config = chosen(job_file, "--training.autotune_steps", "3")
     training = config.training
     assert (training.bucket_cap_mb, training.overlap_grad_reduce) == (4.0, True)
     assert training.autotune_steps is None
     assert config.method.arguments == {"sync_every": 2, "grad_reduce": usual}
-    paces |= {Sending(4.0, True, other): 0.45, Sending(4.0, False, other): 0.4}
+    paces |= {ReduceSettings(4.0, True, other): 0.45, ReduceSettings(4.0, False, other): 0.4}
     config = chosen(job_file, "--training.autotune_steps", "3")
     assert (config.training.bucket_cap_mb, config.training.overlap_grad_reduce) == (4.0, False)
     assert config.method.arguments == {"sync_every": 2, "grad_reduce": other}
@@ -95,13 +95,13 @@ def test_the_fastest_is_taken(job_file: Path, paces: dict[Sending, float], caplo
     assert "to other bits: job.toml keeps these" in told[-1]
 
 
-def test_what_is_said_is_not_tried(job_file: Path, paces: dict[Sending, float]) -> None:
+def test_what_is_said_is_not_tried(job_file: Path, paces: dict[ReduceSettings, float]) -> None:
     said = ("--training.autotune_steps", "1", "--method.grad_reduce", "quantized")
-    paces |= {Sending(7.0, overlap, "quantized"): 1.0 + overlap for overlap in (True, False)}
+    paces |= {ReduceSettings(7.0, overlap, "quantized"): 1.0 + overlap for overlap in (True, False)}
     config = chosen(job_file, *said, "--training.bucket_cap_mb", "7")
     assert (config.training.bucket_cap_mb, config.training.overlap_grad_reduce) == (7.0, False)
     assert config.method.arguments["grad_reduce"] == "quantized"
-    paces |= {Sending(size, False, "quantized"): size for size in BUCKETS_MB}
+    paces |= {ReduceSettings(size, False, "quantized"): size for size in BUCKETS_MB}
     training = chosen(job_file, *said, "--training.overlap_grad_reduce", "false").training
     assert (training.bucket_cap_mb, training.overlap_grad_reduce) == (1.0, False)
 
@@ -136,7 +136,7 @@ def test_where_an_exchange_may_be_chosen(
     assert left_open(config, 1).exchanges == (None,)
     choices = left_open(config, 2).exchanges
     assert choices == ((None,) if expected is None else DENSE)
-    found = Sending(1.0, True, choices[-1]).within(config)
+    found = ReduceSettings(1.0, True, choices[-1]).within(config)
     assert found.method.arguments == (arguments if expected is None else expected)
     make_method(found.method, steps_per_epoch=3)
 
@@ -146,7 +146,7 @@ def test_real_steps_leave_nothing_behind(job_file: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(a_run, "Stopping", Never)
     folder = job_file.parent
 
-    def one(world: Transport, name: str, *words: str) -> None:
+    def one(world: Communicator, name: str, *words: str) -> None:
         config = load(job_file, [*TWO, "--run.output_dir", str(folder / name), *words])
         reasons: Any = None
         a_run.train(config, form(world, 1), "job.toml", reasons, resume=False)
@@ -226,7 +226,7 @@ def test_parameters_that_come_late_are_foretold(job_file: Path) -> None:
     by_machine(job_file)
     words = ("--parallel.groups", "1", "--training.bucket_cap_mb", "1e-4", *MLP)
     at_once, late = (
-        foretold(load(job_file, [*words, *more]), 1, 2, job_file.parent / "machine.toml", 2)
+        predicted(load(job_file, [*words, *more]), 1, 2, job_file.parent / "machine.toml", 2)
         for more in ([], ["--training.overlap_param_gather", "true"])
     )
     assert late.keys() == at_once.keys()
@@ -248,7 +248,7 @@ def test_both_methods_of_a_switch_are_foretold(job_file: Path) -> None:
             "false",
         ]
         config = load(job_file, [*given, *MLP, "--method", method])
-        return min(foretold(config, 2, 1, machine, 2).values())
+        return min(predicted(config, 2, 1, machine, 2).values())
 
     first, then = '{ name = "bsp" }', '{ name = "hierarchical", sync_every = 2 }'
     both = f'{{ name = "switch", first = {first}, then = {then}, at = {{ epoch = 1 }} }}'
@@ -280,7 +280,7 @@ def test_processes_choose_the_same(tmp_path: Path, asked: str, choices: int) -> 
     (taken,) = (line for line in told if line.endswith(": taken"))
     assert len(told) == choices
     table = read_toml(tmp_path / "runs" / "job" / "job.toml")
-    way = Sending(
+    way = ReduceSettings(
         *(table["training"][key] for key in ("bucket_cap_mb", "overlap_grad_reduce")),
         table["method"]["grad_reduce"],
     )
@@ -306,7 +306,7 @@ def test_the_optimizer_is_told(job_file: Path, monkeypatch: pytest.MonkeyPatch) 
     real = DistributedOptimizer.__init__
     monkeypatch.setattr(DistributedOptimizer, "__init__", lambda *a, **k: given.append(k) or real(*a, **k))
 
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         words = ["--training.bucket_cap_mb", "0.5", "--training.overlap_grad_reduce", "false"]
         assemble(load(job_file, [*TWO, *words]), form(world, 1), "job.toml")
 

@@ -19,11 +19,11 @@ from hpcsgd.core.step import GradReduce
 from hpcsgd.errors import UserError
 from hpcsgd.methods import METHODS, hierarchical
 from hpcsgd.methods.selsync import AGGREGATES, parameters
-from hpcsgd.parts.averagers import MOMENTS, SELECTIONS, AverageState, PerBlock
-from hpcsgd.parts.exchanges import EXCHANGES, AllToAll, Dense, ErrorFeedback, Plain, everyones
-from hpcsgd.parts.exchanges.codecs import CODECS
-from hpcsgd.parts.exchanges.combining import COMBINING
-from hpcsgd.parts.exchanges.feedback import FEEDBACKS
+from hpcsgd.parts.averagers import OPTIMIZER_STATE, SELECTIONS, AverageState, PerBlock
+from hpcsgd.parts.grad_reduces import EXCHANGES, AllToAll, Dense, ErrorFeedback, Plain, union
+from hpcsgd.parts.grad_reduces.codecs import CODECS
+from hpcsgd.parts.grad_reduces.combining import COMBINING
+from hpcsgd.parts.grad_reduces.feedback import FEEDBACKS
 from hpcsgd.parts.quantizers import QUANTIZERS, ROUNDINGS, Nearest, int2
 from hpcsgd.parts.quantizers.halves import Halves
 from hpcsgd.parts.schedules import Every
@@ -82,7 +82,7 @@ def aggregate(*of: Any) -> Averager:
 
 
 def combine(*of: Any) -> Any:
-    return everyones(*of)
+    return union(*of)
 
 
 def method(sync_every: int, grad_reduce: GradReduce = Dense(), label="") -> Method:  # noqa: B008
@@ -137,7 +137,7 @@ NEW: dict[str, Case] = {
         lambda m: type(m.averager.graph),
     ),
     "moments": (
-        MOMENTS,
+        OPTIMIZER_STATE,
         moments,
         LOCAL + 'optimizer_state = "NEW"\n',
         lambda m: type(m.averager) is AverageState and moments,

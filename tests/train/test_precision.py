@@ -16,14 +16,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import hpcsgd
-from hpcsgd.comm import Transport, streams, threads
+from hpcsgd.comm import Communicator, streams, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import Absent, form
 from hpcsgd.data import Store
 from hpcsgd.errors import UserError
 from hpcsgd.performance.probing.job_file import plan_of, probe_config
 from hpcsgd.train import process
-from hpcsgd.train.assembly import assemble
+from hpcsgd.train.training_setup import assemble
 from hpcsgd.train.probe_answer import setting
 from train.interruptions import assert_interruptions_change_nothing, outcome, train, without_pictures
 from train.launches import JOB, launch, make_store
@@ -163,7 +163,7 @@ def test_masters_are_of_a_model_in_bfloat16(job_file: Path, tmp_path: Path) -> N
 def test_what_does_not_go_together_is_refused_before_anything_trains(
     job_file: Path, words: list[str], message: str
 ) -> None:
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         assemble(load(job_file, ["--data.group_batch_size", "8", *words]), form(world, 1), "job.toml")
 
     with pytest.raises(UserError, match=message):
@@ -171,7 +171,7 @@ def test_what_does_not_go_together_is_refused_before_anything_trains(
 
 
 def test_groups_that_may_die_would_skip_other_steps(job_file: Path) -> None:
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         config = load(job_file, ["--training.precision", "fp16", "--method.name", "ensemble_sync"])
         assemble(config, dataclasses.replace(form(world), replica_groups=Absent(count=2)), "job.toml")
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from data.originals import write_wikitext
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import TrainingSection, load
 from hpcsgd.core.topology import form
 from hpcsgd.data import convert
 from hpcsgd.engine.precision import precision
 from hpcsgd.errors import UserError
 from hpcsgd.models import build
-from hpcsgd.train.assembly import assemble
+from hpcsgd.train.training_setup import assemble
 from hpcsgd.train.model_layout import lay_out
 from hpcsgd.train.recomputing import recompute
 from train.interruptions import assert_interruptions_change_nothing, outcome, train, without_pictures
@@ -196,7 +196,7 @@ def test_as_it_is_started(job_file: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_go_together(job_file: Path, words: tuple[str, ...], message: str) -> None:
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         types = ("--model.arguments", "{ types = 14 }")
         assemble(load(job_file, ["--model.name", "gpt", *types, *ON, *words]), form(world, 1), "job.toml")
 

@@ -14,7 +14,7 @@ import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, PolynomialLR
 
-from hpcsgd.train.scheduler import scheduler_state, take_up_scheduler
+from hpcsgd.train.scheduler import scheduler_state, resume_scheduler
 from train.interruptions import train, without_pictures
 from train.launches import JOB, make_store
 
@@ -39,7 +39,7 @@ def gone_on(make: Make, before: dict[str, Any], after: dict[str, Any], steps: in
     first, second = of(make, **before), of(make, **after)
     rates(first, steps)
     second.optimizer.load_state_dict(first.optimizer.state_dict())
-    take_up_scheduler(second, scheduler_state(first), after)
+    resume_scheduler(second, scheduler_state(first), after)
     return second
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.config.schema import Config, load
-from hpcsgd.core.shards import gathered
+from hpcsgd.core.fsdp import all_gathered
 from hpcsgd.core.topology import form
 from hpcsgd.performance.probing.virtual import virtual_groups
-from hpcsgd.train.assembly import assemble, make_model
+from hpcsgd.train.training_setup import assemble, make_model
 from hpcsgd.train.by_torch import bytes_by_torch
 from train.export.test_export import write_text
 
@@ -32,11 +32,11 @@ def config(tmp_path: Path) -> Config:
 def test_a_probe_starts_from_the_same_bits(run, config: Config, P: int) -> None:
     """With models of its own that are whole."""
 
-    def values(world: Transport) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def values(world: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         sharded = assemble(config, form(world, P), "job.toml").model
         alone = world.split(world.rank, 0)
         probed = virtual_groups(config, 2, 1, alone).trainees[0].model
-        return {n: gathered(p).detach() for n, p in sharded.named_parameters()}, dict(
+        return {n: all_gathered(p).detach() for n, p in sharded.named_parameters()}, dict(
             probed.named_parameters()
         )
 
@@ -49,7 +49,7 @@ def test_a_probe_starts_from_the_same_bits(run, config: Config, P: int) -> None:
 def test_what_torch_sends_is_told_of_the_sharded_model_as_of_the_plain_one(run, config: Config) -> None:
     """Weights twice, gradients once; what is outside of blocks is gathered once."""
 
-    def told(world: Transport) -> float:
+    def told(world: Communicator) -> float:
         return bytes_by_torch(assemble(config, form(world, 2), "job.toml").model, config.model.fsdp_units, 2)
 
     plain = make_model(config)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.report.metrics import Record, read
-from hpcsgd.report.run_folder import island_folder
+from hpcsgd.report.run_folder import replica_group_folder
 from report.test_sinks import USER, drawn_by_tensorboard
 from train.launches import JOB, launch, make_store
 
@@ -66,8 +66,8 @@ def test_each_island_has_its_own(folder: Path) -> None:
     (folder / "job.toml").write_text(job.replace(SINKS, 'loggers = ["user:MySink"]\n'))
     done = launch(folder, "launch", "job.toml", "--groups", "2")
     assert done.code == 0, done.err
-    runs = [island_folder(folder / "runs" / "job", island) for island in range(2)]
-    for island, run in enumerate(runs):
+    runs = [replica_group_folder(folder / "runs" / "job", replica_group) for replica_group in range(2)]
+    for replica_group, run in enumerate(runs):
         began, *records, ended = told(run)
         assert (began["name"], began["group"]) == (f"job/islands/{island}", "job")
         assert records == read(run / "metrics.jsonl")

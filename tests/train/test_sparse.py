@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.method import Method
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
-from hpcsgd.parts.exchanges import (
+from hpcsgd.parts.grad_reduces import (
     ErrorFeedback,
     LrInErrorFeedback,
     MomentumCorrection,
     Plain,
     Sparse,
-    everyones,
-    own,
+    union,
+    per_worker,
 )
 from hpcsgd.parts.sparsifiers import CLTk, Deft, HardThreshold, TopK
-from hpcsgd.train.assembly import assemble
+from hpcsgd.train.training_setup import assemble
 from train.interruptions import assert_interruptions_change_nothing, train, without_pictures
 from train.launches import JOB, make_store
 
@@ -39,7 +39,7 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def method_of(job_file: Path, words: Sequence[str]) -> Method:
-    def one(world: Transport) -> Method:
+    def one(world: Communicator) -> Method:
         return assemble(load(job_file, words), form(world, None), "job.toml").optimizer.method
 
     return threads.run(1, one)[0]
@@ -51,21 +51,21 @@ def exchange(**keys: str) -> list[str]:
 
 
 MADE = {
-    "the usual": ({"sparsifier": DEFT}, (Deft(0.05), everyones, ErrorFeedback(), None)),
+    "the usual": ({"sparsifier": DEFT}, (Deft(0.05), union, ErrorFeedback(), None)),
     "own values": (
         {"sparsifier": '{name="topk",density=0.1}', "combine": '"own"', "indices": '"plain"'},
-        (TopK(0.1), own, ErrorFeedback(), Plain()),
+        (TopK(0.1), per_worker, ErrorFeedback(), Plain()),
     ),
     "rate inside": (
         {"sparsifier": '{name="clt_k",density=0.1}', "feedback": '"lr_in_error_feedback"'},
-        (CLTk(0.1), everyones, LrInErrorFeedback(), None),
+        (CLTk(0.1), union, LrInErrorFeedback(), None),
     ),
     "momentum correction": (
         {
             "sparsifier": '{name="hard_threshold",threshold=0.2}',
             "feedback": '{name="momentum_correction",momentum=0.5}',
         },
-        (HardThreshold(0.2), everyones, MomentumCorrection(0.5), None),
+        (HardThreshold(0.2), union, MomentumCorrection(0.5), None),
     ),
 }
 

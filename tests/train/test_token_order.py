@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
 from hpcsgd.data import AsRank, Loader, Sampler, Windows, convert_text
 from hpcsgd.errors import JobError
-from hpcsgd.train.assembly import assemble
+from hpcsgd.train.training_setup import assemble
 from train import small
 from train.interruptions import train, without_pictures
 
@@ -70,7 +70,7 @@ def test_what_the_ranks_of_a_job_load(
 ) -> None:
     """On threads, and on processes."""
 
-    def loaded(world: Transport) -> list[Tensor]:
+    def loaded(world: Communicator) -> list[Tensor]:
         parts = assemble(load(job_file, shape(groups)), form(world, groups), "job.toml")
         return [x for x, _ in parts.loader]
 
@@ -107,7 +107,7 @@ def test_bad_input_is_one_line_before_anything_begins(
     (job_file.parent / "other.json").write_text("{}")
     monkeypatch.chdir(job_file.parent)
 
-    def line(world: Transport, *words: str) -> str:
+    def line(world: Communicator, *words: str) -> str:
         with pytest.raises(JobError) as caught:
             assemble(load(job_file, words), form(world, 1), "job.toml")
         return str(caught.value)

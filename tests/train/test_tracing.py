@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpcsgd.comm import Transport, phase, threads
+from hpcsgd.comm import Communicator, phase, threads
 from hpcsgd.core.topology import form
 from hpcsgd.report.overlap import per_step
 from hpcsgd.report.trace import NAME
@@ -67,8 +67,8 @@ def test_what_each_rank_did_in_some_steps(job_file: Path, tmp_path: Path) -> Non
         assert named(seen, "evaluation", rank, 0)
         assert named(seen, "checkpoint", rank, 0)
         assert seen.threads[rank, 0] == "training"
-        lanes = {name for (pid, _), name in seen.threads.items() if pid == rank}
-        assert f"lane apart of rank {rank}" in lanes
+        comm_threads = {name for (pid, _), name in seen.threads.items() if pid == rank}
+        assert f"lane apart of rank {rank}" in comm_threads
 
 
 def test_the_summary_is_what_is_in_the_trace(job_file: Path, tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_a_message_behind_computing_is_hidden_and_the_rest_of_it_is_not(tmp_path
     """Two of 0.2 s are on their way while the training computes for 0.1 s and then waits for both."""
     computing, sending = 0.1, 0.2
 
-    def one(world: Transport) -> float:
-        tracer = Trace(form(world), world.apart(), tmp_path / NAME, "1", 0)
-        other = world.apart()
+    def one(world: Communicator) -> float:
+        tracer = Trace(form(world), world.dup_with_thread(), tmp_path / NAME, "1", 0)
+        other = world.dup_with_thread()
         start = real_time.perf_counter()
         with phase("gradients"):
             slow = [on._start("slow", 1, lambda: real_time.sleep(sending)) for on in (world, other)]
@@ -118,10 +118,10 @@ def test_windows_are_there_before_the_run_has_ended_and_a_new_start_adds_to_them
     file = tmp_path / NAME
     counts: list[int] = []
 
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         for done in (0, 4):
             real_time.sleep(0.02 * (1 - world.rank))  # who is there first sees nothing before the beginning
-            tracer = Trace(form(world), world.apart(), file, "1-2, 4, 5-6", done)
+            tracer = Trace(form(world), world.dup_with_thread(), file, "1-2, 4, 5-6", done)
             for t in range(done + 1, done + 5):
                 world.allreduce(torch.ones(3)).wait()
                 tracer.stepped(t, {})
@@ -153,10 +153,10 @@ def test_clocks_are_brought_to_rank_0s(tmp_path: Path, monkeypatch: pytest.Monke
     clock = SimpleNamespace(time=real_time.time, perf_counter=perf_counter)
     monkeypatch.setattr(tracing, "time", clock)
 
-    def one(world: Transport) -> tuple[float, float]:
-        tracer = Trace(form(world), aside := world.apart(), tmp_path / NAME, "1", 0)
+    def one(world: Communicator) -> tuple[float, float]:
+        tracer = Trace(form(world), control := world.dup_with_thread(), tmp_path / NAME, "1", 0)
         tracer._began = clock.time()
-        found = aside.run(tracer._compared, "clocks").wait()
+        found = control.run(tracer._compared, "clocks").wait()
         return found.ahead, found.error
 
     told = threads.run(3, one)

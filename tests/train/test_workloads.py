@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 import torch
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
 from hpcsgd.data import Split, open_split
 from hpcsgd.errors import JobError
 from hpcsgd.report.metrics import read
-from hpcsgd.train.assembly import assemble
+from hpcsgd.train.training_setup import assemble
 from hpcsgd.train.evaluation import evaluate
-from hpcsgd.train.loop import Loop
+from hpcsgd.train.loop import TrainLoop
 from hpcsgd.train.tasks import task_of
 from train.interruptions import Killed, assert_same_outcome, killed, train, without_pictures
 from train.launches import launch
@@ -51,7 +51,7 @@ def test_the_score_is_that_of_one_process(run: Callable[..., list[Any]], job_fil
     name = name_of(job_file)
     own = ("--model.name", f"train.workloads:{MODELS[name].__name__}", "--model.arguments", "{}")
 
-    def score(world: Transport) -> tuple[float, dict[str, float]]:
+    def score(world: Communicator) -> tuple[float, dict[str, float]]:
         found = evaluate(assemble(load(job_file, own), form(world, n), "job.toml"))
         return found.loss, found.figures
 
@@ -123,14 +123,14 @@ def test_chance_makes_a_difference(job_file: Path, tmp_path: Path, monkeypatch: 
     without_pictures(monkeypatch)
     train(job_file, tmp_path / "whole")
     train(job_file, tmp_path / "resumed", at=3)
-    take_up = Loop.take_up
+    take_up = TrainLoop.resume_from
 
-    def forgetful(loop: Loop, shared: Any, own: Any) -> None:
+    def forgetful(loop: TrainLoop, shared: Any, own: Any) -> None:
         take_up(loop, shared, own)
         torch.manual_seed(77)
         loop._parts.generator.manual_seed(77)
 
-    monkeypatch.setattr(Loop, "take_up", forgetful)
+    monkeypatch.setattr(TrainLoop, "take_up", forgetful)
     train(job_file, tmp_path / "resumed", resume=True)
     with pytest.raises(AssertionError):
         assert_same_outcome(tmp_path / "resumed", tmp_path / "whole")
@@ -177,7 +177,7 @@ def test_a_model_of_other_sizes_is_one_line(run: Callable[..., list[Any]], job_f
     }
     key, given = others[name_of(job_file)]
 
-    def assembled(world: Transport) -> str:
+    def assembled(world: Communicator) -> str:
         with pytest.raises(JobError) as caught:
             assemble(load(job_file, [f"--model.arguments.{key}", str(given)]), form(world, 1), "job.toml")
         return str(caught.value)
@@ -200,7 +200,7 @@ def test_a_model_of_other_sizes_is_one_line(run: Callable[..., list[Any]], job_f
     ],
 )
 def test_mistakes(run: Callable[..., list[Any]], job_file: Path, words: list[str], message: str) -> None:
-    def assembled(world: Transport) -> None:
+    def assembled(world: Communicator) -> None:
         with pytest.raises(JobError, match=message):
             assemble(load(job_file, words), form(world, 1), "job.toml")
 
@@ -213,7 +213,7 @@ def test_windows_have_no_labels(run: Callable[..., list[Any]], tmp_path: Path) -
     folder.mkdir()
     job_file = WORKLOADS["words"](folder)
 
-    def assembled(world: Transport) -> None:
+    def assembled(world: Communicator) -> None:
         words = ["--data.partition.name", "by_label"]
         with pytest.raises(JobError, match="divides 119 samples by their labels: none are given"):
             assemble(load(job_file, words), form(world, 2), "job.toml")
@@ -228,7 +228,7 @@ def test_windows_have_no_labels(run: Callable[..., list[Any]], tmp_path: Path) -
 def test_samples_are_dealt_and_shared_as_images_are(
     run: Callable[..., list[Any]], job_file: Path, options: list[str]
 ) -> None:
-    def first(world: Transport) -> tuple[list[int], list[int], bool]:
+    def first(world: Communicator) -> tuple[list[int], list[int], bool]:
         parts = assemble(load(job_file, ["--parallel.groups", "2", *options]), form(world, 2), "job.toml")
         batch = next(iter(parts.loader))
         x, y = batch if parts.injected is None else parts.injected.complete(batch)

@@ -16,12 +16,12 @@ from hpcsgd.methods import METHODS
 from hpcsgd.methods.registry import PAPERS
 from hpcsgd.methods.selsync import AGGREGATES
 from hpcsgd.models import MODELS
-from hpcsgd.parts.averagers.moments import MOMENTS
+from hpcsgd.parts.averagers.optimizer_state import OPTIMIZER_STATE
 from hpcsgd.parts.averagers.selection import SELECTIONS
-from hpcsgd.parts.exchanges import EXCHANGES
-from hpcsgd.parts.exchanges.codecs import CODECS
-from hpcsgd.parts.exchanges.combining import COMBINING
-from hpcsgd.parts.exchanges.feedback import FEEDBACKS
+from hpcsgd.parts.grad_reduces import EXCHANGES
+from hpcsgd.parts.grad_reduces.codecs import CODECS
+from hpcsgd.parts.grad_reduces.combining import COMBINING
+from hpcsgd.parts.grad_reduces.feedback import FEEDBACKS
 from hpcsgd.parts.quantizers import QUANTIZERS, ROUNDINGS
 from hpcsgd.parts.sparsifiers import SPARSIFIERS
 from hpcsgd.train.families import OPTIMIZERS
@@ -109,7 +109,7 @@ USES: Sequence[tuple[Table, Papers]] = [
     ),
     (SELECTIONS, {"across_shards": ["sarfi2025sparseloco"], "per_block": ["sarfi2025sparseloco"]}),
     (AGGREGATES, _all(AGGREGATES, SELSYNC)),
-    (MOMENTS, _all(MOMENTS)),
+    (OPTIMIZER_STATE, _all(OPTIMIZER_STATE)),
     (CODECS, _all(CODECS)),
     (COMBINING, _all(COMBINING)),
     (OPTIMIZERS, {name: OF_OPTIMIZERS.get(name, []) for name in OPTIMIZERS}),

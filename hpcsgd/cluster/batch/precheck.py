@@ -12,7 +12,7 @@ from pathlib import Path
 from hpcsgd.cluster.batch.allocation import Allocation
 from hpcsgd.cluster.launch.run import group_sizes
 from hpcsgd.cluster.launch.supervisor import sizes
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import Config, load
 from hpcsgd.config.variants import configs
 from hpcsgd.core.topology import NO_REPLICA_GROUPS, Absent, ReplicaGroups, form, groups_across_nodes, shape
@@ -21,8 +21,8 @@ from hpcsgd.errors import count_text, in_file, in_section, located
 from hpcsgd.performance.comparing import folder_of
 from hpcsgd.performance.probing.job_file import plan_of
 from hpcsgd.report.run_folder import require_unused
-from hpcsgd.train.assembly import assemble
-from hpcsgd.train.foretold import foretold
+from hpcsgd.train.training_setup import assemble
+from hpcsgd.train.predicted import predicted
 from hpcsgd.train.loading import make_injection, make_partition, require_divisible
 from hpcsgd.train.probe_answer import take_answer
 
@@ -92,7 +92,7 @@ def check_ensemble(
     return Checked(config, f"{_placement(allocation, P, K[0])}, which the others survive")
 
 
-def check_islands(
+def check_replica_groups(
     path: Path, overrides: Sequence[str], allocation: Allocation, *, fresh: bool = False
 ) -> Checked:
     """As `check_ensemble`, of groups that are jobs of their own, each with such an allocation; more of them
@@ -136,7 +136,7 @@ def _placed(config: Config, path: Path, allocation: Allocation) -> str:
         require_divisible(config, P, K)
     if (machine := config.training.machine) is not None:
         with in_file(path), in_section("training", "machine"):
-            foretold(config, P, K, machine, allocation.ranks_per_node)
+            predicted(config, P, K, machine, allocation.ranks_per_node)
     return _placement(allocation, P, K)
 
 
@@ -148,7 +148,7 @@ def _undivided(config: Config) -> Config:
 
 
 def _assemble_alone(config: Config, path: Path, peers: ReplicaGroups = NO_REPLICA_GROUPS) -> None:
-    def one_rank(world: Transport) -> None:
+    def one_rank(world: Communicator) -> None:
         assemble(alone, dataclasses.replace(form(world), replica_groups=peers), str(path), values=False)
 
     alone = dataclasses.replace(config, data=dataclasses.replace(config.data, num_workers=0))

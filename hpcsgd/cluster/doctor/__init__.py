@@ -12,7 +12,7 @@ from hpcsgd.cluster.doctor.exercise import exercise
 from hpcsgd.cluster.doctor.finding import Finding, Level
 from hpcsgd.cluster.doctor.rank_info import examine, table
 from hpcsgd.cluster.doctor.stores import open_everywhere
-from hpcsgd.comm import joining, leave_together
+from hpcsgd.comm import joining, exit_all
 from hpcsgd.core.topology import Topology
 from hpcsgd.start import form_as_launched
 
@@ -37,7 +37,7 @@ def run(groups: int | None = None, group_size: int | None = None, store: Path | 
     found += exercise(topology.world)
     _tell(topology, "\n".join(map(str, found)))
     if any(finding.level is Level.ERROR for finding in found):
-        leave_together(1)
+        exit_all(1)
 
 
 def _tell(topology: Topology, text: str) -> None:

@@ -11,32 +11,32 @@ import torch
 
 from hpcsgd.cluster.doctor.exercise import LARGE_ROUNDS, bandwidth, finish, median_seconds, slowest
 from hpcsgd.cluster.doctor.finding import Finding, ok, warning
-from hpcsgd.comm import Transport
-from hpcsgd.comm.choice import Device, Wish, chosen, own_device
+from hpcsgd.comm import Communicator
+from hpcsgd.comm.backend_choice import Device, BackendName, chosen, local_device
 from hpcsgd.comm.streams import DRIVERS, all_visible, on_accelerator, reaches, why_none
 from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError, count_text
 
-WAYS: tuple[Wish, ...] = ("mpi", "nccl", "gpu_mpi")
+BACKENDS: tuple[BackendName, ...] = ("mpi", "nccl", "gpu_mpi")
 SIZE = 64 << 20  # bytes in a measurement
 
 
 def look_at_accelerators(topology: Topology) -> list[Finding]:
     """The same findings on every rank; collective."""
-    own = own_device(topology.world)
+    own = local_device(topology.world)
     having = topology.world.gather_objects(own.device is not None)
     if own.device is None or not all(having):
         return [_without(having)]
     found = [driver(topology.world, DRIVERS), links(topology.world), copies(topology.world, own.device)]
     if topology.world_size > 1:
-        found += [travel(topology.world, way, own) for way in WAYS]
+        found += [travel(topology.world, way, own) for way in BACKENDS]
         found.append(
-            ok(f"transport: {topology.intra_group.way} in groups, {topology.inter_group.way} across them")
+            ok(f"transport: {topology.intra_group.device_backend} in groups, {topology.inter_group.device_backend} across them")
         )
     return found
 
 
-def driver(world: Transport, files: Sequence[Path]) -> Finding:
+def driver(world: Communicator, files: Sequence[Path]) -> Finding:
     """Whether all nodes have the same."""
     told = sorted(set(world.gather_objects(driver_version(files))))
     if len(told) > 1:
@@ -44,12 +44,12 @@ def driver(world: Transport, files: Sequence[Path]) -> Finding:
     return ok(f"driver: {told[0]}")
 
 
-def links(world: Transport) -> Finding:
+def links(world: Communicator) -> Finding:
     """Which accelerators of a node read each other's memory; what rank 0 sees stands for all nodes."""
     return world.gather_objects(_links(all_visible()) if world.rank == 0 else None)[0]
 
 
-def copies(world: Transport, device: torch.device) -> Finding:
+def copies(world: Communicator, device: torch.device) -> Finding:
     """How fast pinned memory gets there and back: what staging costs."""
     there = torch.zeros(SIZE // 4, device=device)
     here = torch.zeros(SIZE // 4, device="cpu", pin_memory=on_accelerator(device))
@@ -66,13 +66,13 @@ def copies(world: Transport, device: torch.device) -> Finding:
     )
 
 
-def travel(world: Transport, way: Wish, own: Device) -> Finding:
+def travel(world: Communicator, way: BackendName, own: Device) -> Finding:
     """How fast it is this way, or why it cannot be gone."""
     try:
         ranks, _ = chosen(world, way, own, inside=True)
     except UserError as error:
         return ok(f"transport: not by {way}: {error}")
-    return bandwidth(ranks, f"from device to device by {ranks.way}", own.device, SIZE)
+    return bandwidth(ranks, f"from device to device by {ranks.device_backend}", own.device, SIZE)
 
 
 def _without(having: Sequence[bool]) -> Finding:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.cluster.doctor.finding import Finding, error, numbers, ok
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.comm.streams import on_accelerator, settle
 from hpcsgd.errors import count_text
 
@@ -21,7 +21,7 @@ LARGE_ROUNDS = 3
 LARGE_BYTES = 8 << 20
 
 
-def exercise(world: Transport) -> list[Finding]:
+def exercise(world: Communicator) -> list[Finding]:
     """The findings, the same on every rank; collective."""
     if world.size == 1:
         return [ok("exercise: one rank has nobody to talk to")]
@@ -34,15 +34,15 @@ def exercise(world: Transport) -> list[Finding]:
     ]
 
 
-def ring(world: Transport) -> bool:
+def ring(world: Communicator) -> bool:
     """Whether each rank's message arrives at the next one."""
     after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     received = torch.empty(LENGTH, dtype=torch.int64)
-    world.exchange({after: _pattern(world.rank)}, {before: received}).wait()
+    world.sendrecv({after: _pattern(world.rank)}, {before: received}).wait()
     return torch.equal(received, _pattern(before))
 
 
-def allreduce(world: Transport, dtype: torch.dtype) -> bool:
+def allreduce(world: Communicator, dtype: torch.dtype) -> bool:
     """Whether sums are exact; they are small integers, rounded once to `dtype`."""
     x = _pattern(world.rank).to(dtype)
     world.allreduce(x).wait()
@@ -51,7 +51,7 @@ def allreduce(world: Transport, dtype: torch.dtype) -> bool:
     return torch.equal(x, total.to(dtype))
 
 
-def alltoall(world: Transport, dtype: torch.dtype) -> bool:
+def alltoall(world: Communicator, dtype: torch.dtype) -> bool:
     """Whether every rank gets its piece of every other one."""
     sent = torch.cat([_pattern(world.rank + to) for to in range(world.size)]).to(dtype)
     received = torch.empty_like(sent)
@@ -60,7 +60,7 @@ def alltoall(world: Transport, dtype: torch.dtype) -> bool:
     return torch.equal(received, expected)
 
 
-def latency(world: Transport) -> Finding:
+def latency(world: Communicator) -> Finding:
     """How long the smallest allreduce takes."""
     x = torch.ones(1)
     seconds = slowest(world, median_seconds(lambda: world.allreduce(x).wait(), SMALL_ROUNDS))
@@ -70,7 +70,7 @@ def latency(world: Transport) -> Finding:
 
 
 def bandwidth(
-    world: Transport, what: str = "bandwidth", device: torch.device | None = None, size: int = LARGE_BYTES
+    world: Communicator, what: str = "bandwidth", device: torch.device | None = None, size: int = LARGE_BYTES
 ) -> Finding:
     """How many bytes a rank sends a second where all send at once: `size` of them, from `device`."""
     sent = torch.ones(size // 4 // world.size * world.size, device=device)
@@ -99,7 +99,7 @@ def _pattern(number: int) -> Tensor:
     return (torch.arange(LENGTH) * 3 + number) % 101
 
 
-def _judge(world: Transport, what: str, right: dict[str, bool]) -> Finding:
+def _judge(world: Communicator, what: str, right: dict[str, bool]) -> Finding:
     """`right` tells for each type whether this rank got what it should."""
     answers = world.gather_objects(right)
     types = [name for name in right if not all(answer[name] for answer in answers)]
@@ -127,6 +127,6 @@ def median_seconds(operation: Callable[[], object], rounds: int) -> float:
     return median(durations)
 
 
-def slowest(world: Transport, seconds: float) -> float:
+def slowest(world: Communicator, seconds: float) -> float:
     """Of all ranks; collective."""
     return max(world.gather_objects(seconds))

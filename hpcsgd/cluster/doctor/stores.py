@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpcsgd.cluster.doctor.finding import Finding, error, numbers, ok
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.data import open_split
 from hpcsgd.errors import UserError
 
 
-def open_everywhere(world: Transport, path: Path) -> Finding:
+def open_everywhere(world: Communicator, path: Path) -> Finding:
     """Whether each rank finds this store and reads its first training sample; collective."""
     answers = world.gather_objects(_read(path))
     failed = [rank for rank, (_, problem) in enumerate(answers) if problem]

@@ -24,7 +24,7 @@ WITHOUT = {"test", "tests", "idlelib", "turtledemo", "ensurepip", "site-packages
 """Of the standard library; packages of the base are packed where the environment sees them."""
 INTERPRETERS = re.compile(r"python[\d.]*|[aA]ctivate.*|pyvenv\.cfg")
 """What is made anew."""
-BESIDE = b"""#!/bin/sh
+ADDED_FILES = b"""#!/bin/sh
 '''exec' "$(dirname -- "$(realpath -- "$0")")/python" "$0" "$@"
 ' '''
 """
@@ -133,7 +133,7 @@ class Environment:
         python = re.escape(bytes(self.prefix / "bin" / "python"))
         named = rb"#!%b[\d.]*\n|#!/bin/sh\n'''exec' \"?%b[^\n]*\n' '''\n" % (python, python)
         found = re.match(named, text)
-        return member if found is None else Member(member.name, member.source, BESIDE + text[found.end() :])
+        return member if found is None else Member(member.name, member.source, ADDED_FILES + text[found.end() :])
 
 
 def below(folder: Path, name: str, without: Set[str] = frozenset()) -> Iterator[Member]:

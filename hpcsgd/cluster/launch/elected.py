@@ -14,9 +14,9 @@ from hpcsgd.elastic.event_log import EventLog
 from hpcsgd.elastic.journal import FOLDER, last_claimed, newest
 from hpcsgd.elastic.register import Phase, Register
 from hpcsgd.elastic.watch import beat
-from hpcsgd.elastic.whereabouts import of_term
+from hpcsgd.elastic.coordinator_address import of_term
 from hpcsgd.errors import UserError
-from hpcsgd.report.run_folder import island_folder
+from hpcsgd.report.run_folder import replica_group_folder
 
 
 class Elected:
@@ -26,13 +26,13 @@ class Elected:
     `told`: see `hpcsgd.elastic.__main__`.
     """
 
-    def __init__(self, folder: Path, island: int, *, silence: float, host: str, **told: Any) -> None:
+    def __init__(self, folder: Path, replica_group: int, *, silence: float, host: str, **told: Any) -> None:
         self._folder, self._terms = folder, folder / FOLDER
         self.address = str(self._terms.resolve())
         self.token = ""
-        self._silence, self._host = silence, host
+        self._heartbeat_timeout, self._host = silence, host
         self._told = {**told, "silence": silence, "host": host, "folder": str(folder)}
-        self._events = EventLog(island_folder(folder, island) / event_log.NAME)
+        self._events = EventLog(replica_group_folder(folder, replica_group) / event_log.NAME)
         self._process: asyncio.subprocess.Process | None = None
         self._seen = 0, time.monotonic()
         """The newest term, and when it was first seen or answered last."""
@@ -44,7 +44,7 @@ class Elected:
 
     async def start(self) -> None:
         while not self._over() and not await self._there():
-            await asyncio.sleep(beat(self._silence) / 4)
+            await asyncio.sleep(beat(self._heartbeat_timeout) / 4)
 
     async def keep(self) -> None:
         while True:
@@ -57,7 +57,7 @@ class Elected:
                 await self._there()
             except UserError as error:  # another launcher may have more luck
                 self._say(str(error))
-            await asyncio.sleep(beat(self._silence))
+            await asyncio.sleep(beat(self._heartbeat_timeout))
 
     def note(self, event: str, **fields: Any) -> None:
         getattr(self._events, event)(**fields)
@@ -71,7 +71,7 @@ class Elected:
         if process is not None and self.has_it:
             assert process.stdin is not None
             if self._over():
-                await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=self._silence)
+                await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=self._heartbeat_timeout)
             process.stdin.close()
             await process.wait()
         self._events.close()
@@ -88,15 +88,15 @@ class Elected:
         if term > self._seen[0]:
             self._seen = term, now
         found = of_term(self._terms, term)
-        if found is not None and found.address and await found.answers(self._silence):
+        if found is not None and found.address and await found.answers(self._heartbeat_timeout):
             self._seen, self.token = (term, time.monotonic()), found.token
             return True
         if term == 0 or (found is not None and not found.address):  # the last one has left
             await self._begin(term + 1)
-        elif now - self._seen[1] > self._silence:
+        elif now - self._seen[1] > self._heartbeat_timeout:
             where = f"number {term}" if found is None else f"at {found.address}"
             self._say(
-                f"nothing was heard of the coordinator {where} for {self._silence:g} s: the next one begins"
+                f"nothing was heard of the coordinator {where} for {self._heartbeat_timeout:g} s: the next one begins"
             )
             await self._begin(term + 1)
         return False

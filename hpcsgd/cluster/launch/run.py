@@ -16,11 +16,11 @@ from hpcsgd.cluster.launch.starter import starter
 from hpcsgd.cluster.launch.supervisor import Supervisor, sizes
 from hpcsgd.config.schema import Config, load
 from hpcsgd.elastic import event_log
-from hpcsgd.elastic.allotment import Allotment
+from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.elastic.journal import FOLDER, REGISTER
 from hpcsgd.errors import UserError, count_text, in_file
 from hpcsgd.report import end_of_run, run_folder
-from hpcsgd.report.sinks import require_sinks
+from hpcsgd.report.loggers import require_loggers
 from hpcsgd.train.parts import make_method
 
 
@@ -42,7 +42,7 @@ def launch(
     by = starter(srun)
     K = group_sizes(path, config, by.ranks, groups, group_size)
     with in_file(path):
-        require_sinks(config.run.loggers or ())
+        require_loggers(config.run.loggers or ())
     folder = config.run.output_dir
     if (folder / FOLDER).exists():
         raise UserError(
@@ -61,13 +61,13 @@ def launch(
         program = [of_ranks(), "-m", "hpcsgd", "train", str(path), *overrides]
         allotment = allotment_of(config)
         coordinator = CoordinatorProcess(
-            islands=len(K), token=secrets.token_hex(32), silence=silence, timeout=timeout, folder=str(folder),
+            replica_groups=len(K), token=secrets.token_hex(32), silence=silence, timeout=timeout, folder=str(folder),
             host=by.host, port=0, allotment=None if allotment is None else asdict(allotment),
         )  # fmt: skip
         supervisor = Supervisor(
             dict(enumerate(K)), len(K), program, folder, by, coordinator,
             restarts=restarts, silence=silence, timeout=timeout,
-            moves_ranks=allotment is not None and allotment.unit == "ranks",
+            moves_ranks=allotment is not None and allotment.resource == "ranks",
         )  # fmt: skip
         code = asyncio.run(supervisor.run())
         if supervisor.fault and fresh:
@@ -107,12 +107,12 @@ def require_sense(**given: float | None) -> None:
             raise UserError(f"--{name.replace('_', '-')} {value:g}: must be more than 0")
 
 
-def allotment_of(config: Config) -> Allotment | None:
+def allotment_of(config: Config) -> ResourceBudget | None:
     section = config.rebalance
     if section.resource == "none":
         return None
     cost = section.cost_s if section.cost_s is not None else (20.0 if section.resource == "ranks" else 0.0)
-    return Allotment(
+    return ResourceBudget(
         section.resource, section.total or 1, section.min_gain, cost, config.training.epochs or 1
     )
 

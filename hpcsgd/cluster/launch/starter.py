@@ -31,7 +31,7 @@ class Starter(Protocol):
         """How many there can be in all islands together; 0 where only the user knows."""
         ...
 
-    def command(self, island: int, K: int, program: Sequence[str]) -> list[str]: ...
+    def command(self, replica_group: int, K: int, program: Sequence[str]) -> list[str]: ...
 
 
 class Mpiexec:
@@ -47,7 +47,7 @@ class Mpiexec:
             raise UserError("no mpiexec beside this Python or on the PATH: groups are started by it")
         self._mpiexec = found
 
-    def command(self, island: int, K: int, program: Sequence[str]) -> list[str]:
+    def command(self, replica_group: int, K: int, program: Sequence[str]) -> list[str]:
         return [self._mpiexec, "-n", str(K), *program]
 
 
@@ -72,19 +72,19 @@ class Srun:
         if environ.get("SLURM_RESTART_COUNT", "0") != "0":
             self._clear_leftovers()
 
-    def command(self, island: int, K: int, program: Sequence[str]) -> list[str]:
+    def command(self, replica_group: int, K: int, program: Sequence[str]) -> list[str]:
         """A rank that dies ends its step (the others would wait for it), but a lost node not the job."""
         now = self._nodes()
-        here = self._at[island] = self._place(island, K, now)
+        here = self._at[replica_group] = self._place(replica_group, K, now)
         placed = [f"--nodelist={','.join(here)}", f"--nodes={len(here)}", f"--ntasks={K}"]
         ending = [f"--cpus-per-task={self._cores}", "--kill-on-bad-exit=1", "--no-kill"]
-        resized = self._ranks_at_first.setdefault(island, K) != K
+        resized = self._ranks_at_first.setdefault(replica_group, K) != K
         self._shared = self._shared or resized or len(now) < self._began_with
         shared = ["--overlap", "--cpu-bind=none"] if self._shared else ["--exact"]
         return ["srun", *placed, *ending, *self._words, *shared, *program]
 
-    def _place(self, island: int, K: int, now: Sequence[str]) -> list[str]:
-        count, before = -(-K // self._per_node), self._at.get(island, [])
+    def _place(self, replica_group: int, K: int, now: Sequence[str]) -> list[str]:
+        count, before = -(-K // self._per_node), self._at.get(replica_group, [])
         if len(before) == count and set(before) <= set(now):
             return before
         if count > len(now):
@@ -92,7 +92,7 @@ class Srun:
                 f"a group of {count_text(K, 'rank')} needs {count_text(count, 'node')}, the job has "
                 f"{len(now)}"
             )
-        used = Counter(node for other, nodes in self._at.items() if other != island for node in nodes)
+        used = Counter(node for other, nodes in self._at.items() if other != replica_group for node in nodes)
         return sorted(sorted(now, key=now.index), key=lambda node: used[node])[:count]
 
     def _clear_leftovers(self) -> None:

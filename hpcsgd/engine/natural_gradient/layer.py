@@ -61,12 +61,12 @@ class Side:
         """Whether there is an estimate, not counting what is under way."""
         return self._F is not None
 
-    def look_at(self, X: Tensor, arrivals: Arrivals) -> None:
+    def look_at(self, X: Tensor, pending: Arrivals) -> None:
         """Take the rows [N, D] into the estimate; where that fails the layer goes without one."""
         if (F := self.F) is None:
             return self._set(self._first(X))
         eta = min(1 - math.exp(-len(X) / self._history), FASTEST)
-        self._update = F.begun(X.to(F.R), eta, arrivals)
+        self._update = F.begun(X.to(F.R), eta, pending)
 
     def _first(self, X: Tensor) -> Fisher | None:
         """Of steps that go by each other's results: once, the host waits for each."""
@@ -173,13 +173,13 @@ class Layer:
         return self._modules
 
     @torch.no_grad()
-    def fold(self, arrivals: Arrivals) -> None:
+    def fold(self, pending: Arrivals) -> None:
         """Update both estimates by what passed since the last time, with what the host has to see among
         `arrivals`."""
         if self._X:
             dtype = torch.promote_types(self.weight.dtype, torch.float32)
-            self.inputs.look_at(torch.cat(self._X).to(dtype), arrivals)
-            self.outputs.look_at(torch.cat(self._Y).to(dtype), arrivals)
+            self.inputs.look_at(torch.cat(self._X).to(dtype), pending)
+            self.outputs.look_at(torch.cat(self._Y).to(dtype), pending)
         self._X.clear()
         self._Y.clear()
         self._taken = 0

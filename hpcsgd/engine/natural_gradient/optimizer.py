@@ -12,11 +12,11 @@ from torch import Tensor, nn, optim
 from hpcsgd import torch_private
 from hpcsgd.arguments import checked
 from hpcsgd.comm.on_host import Arrivals
-from hpcsgd.core.shards import is_sharded
+from hpcsgd.core.fsdp import is_fsdp
 from hpcsgd.engine.natural_gradient.layer import Layer
 from hpcsgd.engine.natural_gradient.rows import weight_of
 from hpcsgd.engine.optimizer import DistributedOptimizer
-from hpcsgd.engine.wrapping import Outermost
+from hpcsgd.engine.wrapping import OuterWrapper
 from hpcsgd.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _taken: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 @checked
-class NaturalGradient(torch_private.AskedByScaler, Outermost):
+class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
     """An optimizer fed with natural gradients of linear and convolution layers; the outermost wrapper.
 
     The gradient of every such layer is multiplied from both sides by the inverses of online estimates of the
@@ -88,7 +88,7 @@ class NaturalGradient(torch_private.AskedByScaler, Outermost):
                 f"NaturalGradient of rank = {rank}, alpha = {alpha}, history = {history}, every = {every}: "
                 "needs rank ≥ 1, alpha ≥ 0, history > 0, every ≥ 1"
             )
-        if isinstance(optimizer, Outermost):
+        if isinstance(optimizer, OuterWrapper):
             raise UserError(f"the optimizer is a {type(optimizer).__name__} already")
         self.optimizer = optimizer
         self._every = every
@@ -127,13 +127,13 @@ class NaturalGradient(torch_private.AskedByScaler, Outermost):
         rest = {key: value for key, value in state_dict.items() if key != "natural_gradient"}
         self.optimizer.load_state_dict(rest)
         self._join()
-        self.take_up(state_dict.get("natural_gradient"))
+        self.resume_from(state_dict.get("natural_gradient"))
 
     def estimates(self) -> dict[str, Any]:
         """The Fisher estimates of this rank, as nested dicts of tensors and numbers."""
         return {"t": self._t, "layers": {layer.name: layer.state_dict() for layer in self.layers}}
 
-    def take_up(self, saved: Mapping[str, Any] | None) -> None:
+    def resume_from(self, saved: Mapping[str, Any] | None) -> None:
         """Go on from `saved`, which `estimates` returned; what is missing there, or of another rank, starts
         afresh.
         """
@@ -184,9 +184,9 @@ class NaturalGradient(torch_private.AskedByScaler, Outermost):
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
 
     def _fold(self, *_: object) -> None:
-        arrivals = Arrivals()
+        pending = Arrivals()
         for layer in self.layers:
-            layer.fold(arrivals)
+            layer.fold(pending)
         self._t += 1
         if self._t == EVERY_TIME and not any(layer.inputs.is_known for layer in self.layers):
             log.warning("natural gradient: no layer saw a minibatch: gradients stay as they are")
@@ -216,7 +216,7 @@ def _layers(
     if not found:
         raise UserError("NaturalGradient: the optimizer trains no linear or convolution layer of the model")
     for name, module, weight in found:
-        if is_sharded(weight):
+        if is_fsdp(weight):
             where = name or "the model"
             raise UserError(f"NaturalGradient: torch has sharded {where}: leave one of them out")
         if weight.is_complex():

@@ -1,28 +1,28 @@
 """Averagers that several methods share: how groups meet."""
 
-from hpcsgd.parts.averagers.distance import Measured
-from hpcsgd.parts.averagers.ensemble import Ensemble
-from hpcsgd.parts.averagers.joined import average_joined
-from hpcsgd.parts.averagers.mean import Mean, MeanOfAll, agree
-from hpcsgd.parts.averagers.moments import MOMENTS, AroundMoments, AverageState, ResetState, keep_state
-from hpcsgd.parts.averagers.packed import PackedMean, mean_by
+from hpcsgd.parts.averagers.distance import WithDistance
+from hpcsgd.parts.averagers.elastic_mean import ElasticMean
+from hpcsgd.parts.averagers.flattened import average_flattened
+from hpcsgd.parts.averagers.mean import Mean, MeanOfAll, set_to_average
+from hpcsgd.parts.averagers.optimizer_state import OPTIMIZER_STATE, WithOptimizerState, AverageState, ResetState, keep_state
+from hpcsgd.parts.averagers.quantized_mean import QuantizedMean, mean_by
 from hpcsgd.parts.averagers.selection import SELECTIONS, AcrossShards, PerBlock
 
 __all__ = [
-    "MOMENTS",
+    "OPTIMIZER_STATE",
     "SELECTIONS",
     "AcrossShards",
-    "AroundMoments",
+    "WithOptimizerState",
     "AverageState",
-    "Ensemble",
+    "ElasticMean",
     "Mean",
     "MeanOfAll",
-    "Measured",
-    "PackedMean",
+    "WithDistance",
+    "QuantizedMean",
     "PerBlock",
     "ResetState",
-    "agree",
-    "average_joined",
+    "set_to_average",
+    "average_flattened",
     "keep_state",
     "mean_by",
 ]

@@ -18,7 +18,7 @@ from hpcsgd.core.averager import Averager, Traits
 from hpcsgd.core.norm import squared_norm, sum_on_host
 from hpcsgd.core.optional import sends
 from hpcsgd.core.step import StepContext
-from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce
+from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
 
 
 def distance(s: StepContext, mine: Sequence[Tensor], mean: Sequence[Tensor], shards: bool) -> float:
@@ -40,7 +40,7 @@ def _of_squared(s: StepContext, squared: Tensor, shards: bool) -> float:
 
 
 @dataclass(frozen=True)
-class Measured:
+class WithDistance:
     """`inner`, with D noted in `s.notes["distance"]`."""
 
     inner: Averager
@@ -63,14 +63,14 @@ class Measured:
             apart.append(squared_norm(brought.popleft().sub_(w)))  # while others are on their way
         squared = sum_on_host(apart)
         s.squared_distance = squared.item()
-        s.metrics["distance"] = _of_squared(s, squared.add_(s.squared_elsewhere), self._of_chunks(s.sharded))
+        s.metrics["distance"] = _of_squared(s, squared.add_(s.squared_elsewhere), self._of_shards(s.sharded))
 
-    def _of_chunks(self, sharded: bool) -> bool:
+    def _of_shards(self, sharded: bool) -> bool:
         """Whether a rank has a part of its group's model, or the whole of it."""
         return sharded or not self.traits.whole_model
 
-    def sends(self, m: Sizes) -> Iterator[Message]:
+    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
         yield from sends(self.inner, m)
-        if self._of_chunks(m.sharded):
+        if self._of_shards(m.sharded):
             yield allreduce("group", FLOAT64, "distance")
         yield allreduce("cross", FLOAT64, "distance")

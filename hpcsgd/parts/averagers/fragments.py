@@ -17,7 +17,7 @@ from hpcsgd.core.elements import num_reals
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.slot import Slot
 
-Share = tuple[int, int, int]
+ShardPart = tuple[int, int, int]
 """Of a parameter the reals [start, stop), and the fragment that they belong to."""
 
 
@@ -64,7 +64,7 @@ def fragments(buckets: Sequence[Bucket], F: int) -> list[Fragment]:
         size = _size(slots)
         parts = -(-size // most)
         cut += [(slots, i * size // parts, (i + 1) * size // parts) for i in range(parts)]
-    shares: dict[str, list[Share]] = {}
+    shares: dict[str, list[ShardPart]] = {}
     for (slots, low, high), p in zip(cut, in_order([high - low for _, low, high in cut], F), strict=True):
         for slot, start, stop in _within(slots, low, high):
             shares.setdefault(slot.name, []).append((start, stop, p))
@@ -99,10 +99,10 @@ def _within(slots: Sequence[Slot], low: int, high: int) -> Iterator[tuple[Slot, 
         start = stop
 
 
-def _cuts(bucket: Bucket, shares: Mapping[str, Sequence[Share]], p: int) -> list[slice]:
+def _cuts(bucket: Bucket, shares: Mapping[str, Sequence[ShardPart]], p: int) -> list[slice]:
     """Where in `param_shard` of a bucket fragment `p` is; neighbours are one."""
     found: list[slice] = []
-    for piece in bucket.pieces:
+    for piece in bucket.ranges:
         first, last = piece.start * bucket.reals, piece.stop * bucket.reals
         for start, stop, fragment in shares[piece.slot.name]:
             low, high = max(start, first), min(stop, last)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from hpcsgd.comm import Work
 from hpcsgd.core.averager import Traits, run_averager
-from hpcsgd.core.method import Central
+from hpcsgd.core.method import HoldsModel
 from hpcsgd.core.step import StepContext
-from hpcsgd.core.traffic import Message, Sizes, allreduce
+from hpcsgd.core.traffic import CommOp, ModelLayout, allreduce
 from hpcsgd.core.waits import All
 
 AT_ONCE = 4
@@ -29,10 +29,10 @@ class Mean:
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterator[Tensor]:
         return pipelined(vectors, s, lambda w: s.topology.inter_group.allreduce(w, "mean"))
 
-    def refer_to(self, common: Sequence[Tensor]) -> None:
+    def set_reference(self, common: Sequence[Tensor]) -> None:
         """Do nothing: chunks travel as they are, and not how they moved."""
 
-    def sends(self, m: Sizes) -> Iterator[Message]:
+    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
         """T1 of eq. 7."""
         for i, b in enumerate(m.buckets):
             yield replace(allreduce("cross", b.nbytes / m.K), bucket=i)
@@ -51,7 +51,7 @@ class MeanOfAll:
             work.wait()
         return found
 
-    def sends(self, m: Sizes) -> Iterator[Message]:
+    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
         """The second term of eq. 5."""
         return (allreduce("cross", m.here(b)) for b in m.buckets)
 
@@ -82,7 +82,7 @@ def pipelined(vectors: Iterable[Tensor], s: StepContext, start: Callable[[Tensor
         yield arrived()
 
 
-def agree(vectors: Sequence[Tensor], s: StepContext, central: Central | None) -> None:
+def set_to_average(vectors: Sequence[Tensor], s: StepContext, central: HoldsModel | None) -> None:
     """The own chunks become those of the model that all groups train: what `central` keeps, or their mean."""
     model = None if central is None else central.model()
     if model is None:

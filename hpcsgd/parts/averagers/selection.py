@@ -18,7 +18,7 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import phase
 from hpcsgd.core.norm import as_vector, squared_norm
 from hpcsgd.core.topology import Topology
-from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce
+from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
 from hpcsgd.errors import UserError
 from hpcsgd.parts.sparsifiers.base import Share, wanted
 from hpcsgd.parts.sparsifiers.deft import assign
@@ -39,7 +39,7 @@ class Selection(Protocol):
         """Of a vector of n elements, on the mean."""
         ...
 
-    def sends(self, m: Sizes) -> Iterable[Message]:
+    def sends(self, m: ModelLayout) -> Iterable[CommOp]:
         """What agreeing takes."""
         ...
 
@@ -79,7 +79,7 @@ class PerBlock:
     def expected(self, n: int, density: float) -> Share:
         return _evenly(n, self.size, density)
 
-    def sends(self, m: Sizes) -> Iterable[Message]:
+    def sends(self, m: ModelLayout) -> Iterable[CommOp]:
         return ()
 
 
@@ -112,20 +112,20 @@ class AcrossShards:
         Sparsification, ICPP 2023, algorithm 3, over positions in place of workers.
     """
 
-    run: int = 65536
+    block: int = 65536
 
     def __post_init__(self) -> None:
-        _require_run("run", self.run)
+        _require_run("run", self.block)
 
     def shares(self, e: Sequence[Tensor], density: float, topology: Topology) -> list[Share]:
-        runs = [part for x in e for part in x.split(self.run) if x.numel()]
+        runs = [part for x in e for part in x.split(self.block) if x.numel()]
         with phase(ALLOCATION):
             norms, sizes, mine = _of_all(runs, e[0].device, topology)
         by = norms if any(norms) else [float(n) for n in sizes]  # where nothing has gathered, evenly
         k = assign(by, sizes, wanted(density, sum(sizes)))[mine]
         counts, shares = iter(k), []
         for x in e:
-            bounds = [*range(0, x.numel(), self.run), x.numel()]
+            bounds = [*range(0, x.numel(), self.block), x.numel()]
             spans = list(itertools.pairwise(bounds))
             shares.append(_share([(low, high, next(counts)) for low, high in spans]))
         return shares
@@ -133,14 +133,14 @@ class AcrossShards:
     def expected(self, n: int, density: float) -> Share:
         """About that: no k is known before there are norms."""
         k = wanted(density, n) if n else 0
-        spans = itertools.pairwise([*range(0, n, self.run), n])
+        spans = itertools.pairwise([*range(0, n, self.block), n])
         return _share([(low, high, k * high // n - k * low // n) for low, high in spans])
 
-    def sends(self, m: Sizes) -> Iterable[Message]:
-        runs = sum(-(-m.chunk(b) // self.run) for b in m.buckets)
+    def sends(self, m: ModelLayout) -> Iterable[CommOp]:
+        runs = sum(-(-m.shard(b) // self.block) for b in m.buckets)
         yield allreduce("cross", FLOAT64 * runs, ALLOCATION)
-        yield Message("allgather", "group", FLOAT64 * m.K, ALLOCATION)
-        yield Message("allgather", "group", 2 * FLOAT64 * runs * m.K, ALLOCATION)
+        yield CommOp("allgather", "group", FLOAT64 * m.K, ALLOCATION)
+        yield CommOp("allgather", "group", 2 * FLOAT64 * runs * m.K, ALLOCATION)
 
 
 def _of_all(

@@ -45,6 +45,6 @@ class Rounding(Protocol):
         ...
 
 
-def throw(*numbers: int) -> int:
+def noise_for(*numbers: int) -> int:
     """Dice that no other numbers have, but for a chance of 2⁻³²: of a rank, a step, a bucket."""
     return int.from_bytes(hashlib.blake2b(struct.pack(f"{len(numbers)}q", *numbers), digest_size=4).digest())

@@ -16,15 +16,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import Transport, wide
-from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.comm import Communicator, accumulation_dtype
+from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.parts.quantizers.base import Quantizer
 
-Dice = Callable[[int], int]
+NoiseFor = Callable[[int], int]
 """For each number from 0 on others."""
 
 
-def mean_of_own(x: Tensor, ranks: Transport, wire: Quantizer, dice: Dice) -> Tensor:
+def mean_of_own(x: Tensor, ranks: Communicator, wire: Quantizer, dice: NoiseFor) -> Tensor:
     """The mean over the `ranks` of the own one of `ranks.size` pieces of `x`; leaves in `x` what was lost.
 
     `x`: float32 or float64, equal pieces. Collective.
@@ -47,7 +47,7 @@ def mean_of_own(x: Tensor, ranks: Transport, wire: Quantizer, dice: Dice) -> Ten
     return versions.mean(0)
 
 
-def mean_on_all(x: Tensor, ranks: Transport, wire: Quantizer, dice: Dice) -> Tensor:
+def mean_on_all(x: Tensor, ranks: Communicator, wire: Quantizer, dice: NoiseFor) -> Tensor:
     """The mean of `x` over the `ranks`, the same bits on all; leaves in `x` what was lost. Collective."""
     mean = mean_of_own(x, ranks, wire, dice)
     arrived = gathered(mean, ranks, wire, dice(ranks.size))
@@ -56,7 +56,7 @@ def mean_on_all(x: Tensor, ranks: Transport, wire: Quantizer, dice: Dice) -> Ten
     return arrived
 
 
-def gathered(x: Tensor, ranks: Transport, wire: Quantizer, dice: int) -> Tensor:
+def gathered(x: Tensor, ranks: Communicator, wire: Quantizer, dice: int) -> Tensor:
     """The vectors of all `ranks`, of equal length, as they arrive; the own one, too. Collective."""
     code = x.new_zeros(wire.nbytes(x.numel()), dtype=torch.uint8)
     wire.encode(x.float(), code, dice)
@@ -70,15 +70,15 @@ def gathered(x: Tensor, ranks: Transport, wire: Quantizer, dice: int) -> Tensor:
 
 def padded(x: Tensor, n: int) -> Tensor:
     """A copy, in float32 at least, with zeros up to a multiple of `n`."""
-    room = x.new_zeros(-(-x.numel() // n) * n, dtype=wide(x.dtype))
+    room = x.new_zeros(-(-x.numel() // n) * n, dtype=accumulation_dtype(x.dtype))
     room[: x.numel()] = x
     return room
 
 
-def sent_by_mean(wire: Quantizer, size: int, m: Sizes) -> list[Message]:
+def sent_by_mean(wire: Quantizer, size: int, m: ModelLayout) -> list[CommOp]:
     """By `mean_on_all` of `size` elements over the groups."""
     codes = m.P * wire.nbytes(-(-size // m.P))
-    return [Message("alltoall", "cross", codes), Message("allgather", "cross", codes)]
+    return [CommOp("alltoall", "cross", codes), CommOp("allgather", "cross", codes)]
 
 
 def decoded(code: Tensor, n: int, wire: Quantizer) -> Tensor:

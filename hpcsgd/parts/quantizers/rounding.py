@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hpcsgd.arguments import checked
 from hpcsgd.errors import UserError
-from hpcsgd.parts.quantizers.base import Rounding, throw
+from hpcsgd.parts.quantizers.base import Rounding, noise_for
 
 
 @checked
@@ -68,7 +68,7 @@ class Stochastic:
             )
 
     def draw(self, dice: int) -> int | None:
-        return throw(self.seed, dice)
+        return noise_for(self.seed, dice)
 
 
 ROUNDINGS: Mapping[str, Callable[..., Rounding]] = {"nearest": Nearest, "stochastic": Stochastic}

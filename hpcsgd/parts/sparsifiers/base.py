@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd import kernels
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.errors import UserError
 
 
@@ -96,7 +96,7 @@ class Sparsifier(Protocol):
         """The bounds of what norms are wanted of, from those of the parameters' own vectors."""
         ...
 
-    def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
+    def share(self, x: Accumulated, t: int, workers: Communicator) -> Share:
         """What of acc this worker searches. Collective over the workers."""
         ...
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hpcsgd.arguments import checked
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.parts.sparsifiers.base import Accumulated, Expected, Share, require_density, wanted
 
 
@@ -54,7 +54,7 @@ class CLTk:
     def cut(self, layers: Tensor, n: int) -> Tensor:
         return layers
 
-    def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
+    def share(self, x: Accumulated, t: int, workers: Communicator) -> Share:
         M, leader = x.acc.numel(), t % workers.size
         return Share.whole(M, wanted(self.density, M) if workers.rank == leader else 0, leader)
 

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from hpcsgd import kernels
 from hpcsgd.arguments import checked
-from hpcsgd.comm import Transport, phase
+from hpcsgd.comm import Communicator, phase
 from hpcsgd.core.balance import largest_first
 from hpcsgd.errors import UserError
 from hpcsgd.parts.sparsifiers.base import Accumulated, Expected, Share, require_density, wanted
@@ -96,7 +96,7 @@ class Deft:
     def cut(self, layers: Tensor, n: int) -> Tensor:
         return partition(layers, n)
 
-    def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
+    def share(self, x: Accumulated, t: int, workers: Communicator) -> Share:
         k, bins = share_out(x, wanted(self.density, x.acc.numel()), self.floor, workers.size)
         if workers.size > 1:
             decision = torch.stack([bins, k.int()]) if self.exact else bins.view(1, -1)

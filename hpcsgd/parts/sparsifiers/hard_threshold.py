@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hpcsgd import kernels
 from hpcsgd.arguments import checked
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.errors import UserError
 from hpcsgd.parts.sparsifiers.base import Accumulated, Share
 
@@ -58,7 +58,7 @@ class HardThreshold:
     def cut(self, layers: Tensor, n: int) -> Tensor:
         return layers
 
-    def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
+    def share(self, x: Accumulated, t: int, workers: Communicator) -> Share:
         return Share.whole(x.acc.numel(), x.acc.numel())
 
     def select(self, x: Accumulated, share: Share) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hpcsgd import kernels
 from hpcsgd.arguments import checked
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.state import State
 from hpcsgd.errors import UserError
 from hpcsgd.parts.sparsifiers.base import Accumulated, Expected, Share, everybodys, require_density
@@ -79,7 +79,7 @@ class SIDCo:
     def cut(self, layers: Tensor, n: int) -> Tensor:
         return layers
 
-    def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
+    def share(self, x: Accumulated, t: int, workers: Communicator) -> Share:
         return Share.whole(x.acc.numel(), x.acc.numel())
 
     def expected(self, M: int, layers: Sequence[int], n: int) -> Expected:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hpcsgd.arguments import checked
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.parts.sparsifiers.base import Accumulated, Expected, Share, everybodys, require_density, wanted
 
 
@@ -56,7 +56,7 @@ class TopK:
     def cut(self, layers: Tensor, n: int) -> Tensor:
         return layers
 
-    def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
+    def share(self, x: Accumulated, t: int, workers: Communicator) -> Share:
         return Share.whole(x.acc.numel(), wanted(self.density, x.acc.numel()))
 
     def expected(self, M: int, layers: Sequence[int], n: int) -> Expected:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import optim
 
-from hpcsgd.comm import Transport
-from hpcsgd.comm.choice import place_on_node
+from hpcsgd.comm import Communicator
+from hpcsgd.comm.backend_choice import place_on_node
 from hpcsgd.comm.streams import device_for
 from hpcsgd.cost.compute import Busy, Compute
 from hpcsgd.parts.sparsifiers import Accumulated, CLTk, Deft, HardThreshold, SIDCo, Sparsifier, TopK
-from hpcsgd.performance.measuring.lanes import busy
+from hpcsgd.performance.measuring.comm_threads import busy
 from hpcsgd.performance.measuring.timing import Together, clock
 from hpcsgd.performance.measuring.workload import Workload
 
@@ -37,7 +37,7 @@ Times = dict[str, list[float]]
 """Medians: of `forward` and `backward` an entry a batch size, of everything else one."""
 
 
-def measure(world: Transport, workload: Workload | None, seconds: float) -> Compute:
+def measure(world: Communicator, workload: Workload | None, seconds: float) -> Compute:
     """In about so many seconds; the same on every rank. Collective."""
     alone, place = world.split(world.rank, 0), place_on_node(world)
     device = device_for("auto", place) if workload is None else workload.device
@@ -63,7 +63,7 @@ def measure(world: Transport, workload: Workload | None, seconds: float) -> Comp
 
 
 def _times(
-    world: Transport,
+    world: Communicator,
     workload: Workload | None,
     parts: Mapping[str, Callable[[], Sequence[float]]],
     seconds: float,
@@ -90,7 +90,7 @@ def _steps(together: Together, step: Callable[[], Sequence[float]], budget: floa
     spent = 0.0
     while len(rounds) < LEAST_ROUNDS or (spent < budget and len(rounds) < ROUNDS):
         begun = perf_counter()
-        together.meet()
+        together.barrier()
         parts = step()
         *slowest, took = together.slowest(*parts, perf_counter() - begun)
         rounds.append(slowest)
@@ -119,7 +119,7 @@ def _mean(device: torch.device) -> Callable[[], Any]:
 
 
 def _selections(
-    alone: Transport, workload: Workload | None, device: torch.device
+    alone: Communicator, workload: Workload | None, device: torch.device
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """A worker that searches all by itself."""
     x = torch.randn(_searched(workload), device=device)
@@ -132,7 +132,7 @@ def _searched(workload: Workload | None) -> int:
     return max(workload.numel if workload else 0, ELEMENTS)
 
 
-def _selection(sparsifier: Sparsifier, acc: torch.Tensor, alone: Transport) -> Callable[[], Any]:
+def _selection(sparsifier: Sparsifier, acc: torch.Tensor, alone: Communicator) -> Callable[[], Any]:
     bounds = sparsifier.cut(torch.linspace(0, len(acc), LAYERS + 1, device="cpu").long(), 1)
     layers = [acc[start:stop] for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
     norms = torch.stack([layer.double().square().sum() for layer in layers])

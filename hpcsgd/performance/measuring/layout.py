@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from hpcsgd.cost.collectives import SHAPES
-from hpcsgd.cost.ways import Way
+from hpcsgd.cost.link_classes import LinkClass
 
 Part = Literal["group", "cross", "pair"]
 PAIR = ("exchange",)
@@ -18,10 +18,10 @@ PAIR = ("exchange",)
 
 
 @dataclass(frozen=True)
-class Course:
+class MeasuredLink:
     """A way, and whose it is."""
 
-    way: Way
+    link_class: LinkClass
     part: Part
     K: int = 0
     """Of the groups; of a pair it is nothing."""
@@ -32,7 +32,7 @@ class Course:
     def operations(self) -> tuple[str, ...]:
         return PAIR if self.part == "pair" else tuple(SHAPES)
 
-    def open(self, world: Transport) -> Transport:
+    def open(self, world: Communicator) -> Communicator:
         """This rank's communicator; collective. Ranks beside a pair have one of others like them."""
         if self.part == "pair":
             return world.split(int(world.rank in self.members), world.rank)
@@ -40,27 +40,27 @@ class Course:
         return topology.intra_group if self.part == "group" else topology.inter_group
 
 
-def courses(nodes: Sequence[int]) -> list[Course]:
+def courses(nodes: Sequence[int]) -> list[MeasuredLink]:
     """Every way once, of the groups and the positions of all P × K; rank r is on `nodes[r]`, ascending.
 
     What would lie unevenly is left out: on one host more of it than on another.
     """
     N = len(nodes)
-    found: dict[Way, Course] = {}
+    found: dict[LinkClass, MeasuredLink] = {}
     for K in (K for K in range(1, N + 1) if N % K == 0):
         groups = [range(g * K, (g + 1) * K) for g in range(N // K)]
         positions = [range(j, N, K) for j in range(K)]
         parts: list[tuple[Part, Sequence[range]]] = [("group", groups), ("cross", positions)]
         for part, communicators in parts:
-            way = way_of([[nodes[rank] for rank in each] for each in communicators])
+            way = link_class_of([[nodes[rank] for rank in each] for each in communicators])
             if way is not None and way.ranks > 1:
-                found.setdefault(way, Course(way, part, K))
+                found.setdefault(way, MeasuredLink(way, part, K))
     for pair in _pairs(nodes):
-        found.setdefault(pair.way, pair)
+        found.setdefault(pair.link_class, pair)
     return list(found.values())
 
 
-def way_of(hosts: Sequence[Sequence[int]]) -> Way | None:
+def link_class_of(hosts: Sequence[Sequence[int]]) -> LinkClass | None:
     """Of communicators at work at the same time: `hosts` has a list for each, the hosts of its ranks. None
     where they are unlike."""
     spread = [Counter(each) for each in hosts]
@@ -69,13 +69,13 @@ def way_of(hosts: Sequence[Sequence[int]]) -> Way | None:
     busy = Counter(host for each in spread for host in each)
     if len(set(busy.values())) > 1:
         return None
-    return Way(len(hosts[0]), len(spread[0]), max(busy.values()))
+    return LinkClass(len(hosts[0]), len(spread[0]), max(busy.values()))
 
 
-def _pairs(nodes: Sequence[int]) -> Iterator[Course]:
+def _pairs(nodes: Sequence[int]) -> Iterator[MeasuredLink]:
     """The first two ranks of a host, and the first ones of two hosts."""
     first, second = nodes[0], next((node for node in nodes if node != nodes[0]), None)
     if nodes.count(first) > 1:
-        yield Course(Way(2, 1), "pair", members=(0, 1))
+        yield MeasuredLink(LinkClass(2, 1), "pair", members=(0, 1))
     if second is not None:
-        yield Course(Way(2, 2), "pair", members=(0, nodes.index(second)))
+        yield MeasuredLink(LinkClass(2, 2), "pair", members=(0, nodes.index(second)))

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.cost.fit import fits
 from hpcsgd.cost.links import Link, Points
-from hpcsgd.performance.measuring.layout import Course
-from hpcsgd.performance.measuring.operations import BYTES, Room, bare, elements_of, on_lane
+from hpcsgd.performance.measuring.layout import MeasuredLink
+from hpcsgd.performance.measuring.operations import BYTES, Room, bare, elements_of, on_comm_thread
 from hpcsgd.performance.measuring.timing import Contest, Together, feasible, take_turns
 
 SMALLEST = 8
@@ -38,7 +38,7 @@ def sizes(max_bytes: int) -> list[int]:
     return [*found, max_bytes]
 
 
-def measure(world: Transport, found: list[Course], max_bytes: int, seconds: float) -> list[Series]:
+def measure(world: Communicator, found: list[MeasuredLink], max_bytes: int, seconds: float) -> list[Series]:
     """In about so many seconds; the same on every rank. Collective.
 
     What is beside a pair waits for it, looking now and then, as all that wait here do.
@@ -58,7 +58,7 @@ def measure(world: Transport, found: list[Course], max_bytes: int, seconds: floa
 
 
 def _timed(
-    world: Transport, course: Course, max_bytes: int, budget: float, together: Together, room: Room
+    world: Communicator, course: MeasuredLink, max_bytes: int, budget: float, together: Together, room: Room
 ) -> dict[str, list[Contest]]:
     """Of every operation, in about `budget` seconds each."""
     comm = course.open(world)
@@ -66,7 +66,7 @@ def _timed(
     for operation in course.operations:
         contests = [
             Contest(elements * BYTES, _calls(course, operation, comm, elements, room, world.rank))
-            for elements in _elements(max_bytes, course.way.ranks)
+            for elements in _elements(max_bytes, course.link_class.ranks)
         ]
         timed[operation] = feasible(together, contests, budget)
     everything = [contest for contests in timed.values() for contest in contests]
@@ -79,23 +79,23 @@ def _elements(max_bytes: int, p: int) -> list[int]:
 
 
 def _calls(
-    course: Course, operation: str, comm: Transport, elements: int, room: Room, rank: int
+    course: MeasuredLink, operation: str, comm: Communicator, elements: int, room: Room, rank: int
 ) -> list[Callable[[], Any]]:
     if course.part == "pair" and rank not in course.members:
         return [lambda: None, lambda: None]
-    return [on_lane(operation, comm, elements, room), bare(operation, comm, elements, room)]
+    return [on_comm_thread(operation, comm, elements, room), bare(operation, comm, elements, room)]
 
 
-def _series(operation: str, course: Course, timed: list[Contest]) -> Series:
-    way = course.way
-    lane, library = ([contest.timed[place].median for contest in timed] for place in (0, 1))
+def _series(operation: str, course: MeasuredLink, timed: list[Contest]) -> Series:
+    way = course.link_class
+    comm_thread, library = ([contest.timed[place].median for contest in timed] for place in (0, 1))
     points = Points(
         operation=operation,
         ranks=way.ranks,
         hosts=way.hosts,
         at_once=way.at_once,
         bytes=tuple(contest.nbytes for contest in timed),
-        seconds=tuple(_rounded(each) for each in lane),
+        seconds=tuple(_rounded(each) for each in comm_thread),
         bare_seconds=tuple(_rounded(each) for each in library),
     )
     scatter = tuple(contest.timed[0].scatter for contest in timed)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import Backend, Transport
+from hpcsgd.comm import Backend, Communicator
 
-Via = Transport | Backend
+Via = Communicator | Backend
 """With a lane, or without: their operations are called alike, but those of a transport are waited for."""
 BYTES = 4  # of a float32
 
@@ -61,7 +61,7 @@ def _exchange(via: Via, x: Tensor, out: Tensor) -> Callable[[], Any]:
     """To whoever is half way round, all at once: between hosts all of it leaves."""
     hop = max(via.size // 2, 1)
     after, before = (via.rank + hop) % via.size, (via.rank - hop) % via.size
-    return lambda: via.exchange({after: x}, {before: out})
+    return lambda: via.sendrecv({after: x}, {before: out})
 
 
 OPERATIONS: Mapping[str, Callable[[Via, Tensor, Tensor], Callable[[], Any]]] = {
@@ -75,12 +75,12 @@ OPERATIONS: Mapping[str, Callable[[Via, Tensor, Tensor], Callable[[], Any]]] = {
 }
 
 
-def on_lane(operation: str, comm: Transport, elements: int, room: Room) -> Callable[[], Any]:
+def on_comm_thread(operation: str, comm: Communicator, elements: int, room: Room) -> Callable[[], Any]:
     """As training calls it."""
     call = OPERATIONS[operation](comm, room.sent[:elements], room.received[:elements])
     return lambda: call().wait()
 
 
-def bare(operation: str, comm: Transport, elements: int, room: Room) -> Callable[[], Any]:
+def bare(operation: str, comm: Communicator, elements: int, room: Room) -> Callable[[], Any]:
     """The same by the library alone, on the caller's own thread: for nobody else may it be at work."""
     return OPERATIONS[operation](comm.backend, room.sent[:elements], room.received[:elements])

@@ -8,7 +8,7 @@ from typing import Any
 from hpcsgd.cost.collectives import SHAPES
 from hpcsgd.cost.machine import Machine
 from hpcsgd.files.pictures import save
-from hpcsgd.performance.measuring.words import told
+from hpcsgd.performance.measuring.summary_text import told
 
 
 def draw(machine: Machine, target: Path) -> None:
@@ -20,7 +20,7 @@ def draw(machine: Machine, target: Path) -> None:
     axes: Any = figure.subplots(
         2, len(operations), sharex=True, sharey="row", squeeze=False, height_ratios=[2, 1]
     )
-    ways = list(dict.fromkeys(p.way for p in machine.points))
+    ways = list(dict.fromkeys(p.link_class for p in machine.points))
     for column, operation in enumerate(operations):
         _draw_operation(machine, operation, ways, axes[:, column])
     axes[0, 0].set_ylabel("seconds, of the slowest rank")
@@ -39,8 +39,8 @@ def draw(machine: Machine, target: Path) -> None:
 def _draw_operation(machine: Machine, operation: str, ways: list[Any], axes: Any) -> None:
     above, below = axes
     for points in (p for p in machine.points if p.operation == operation):
-        color = f"C{ways.index(points.way)}"
-        lines = [machine.seconds(operation, n, points.way) for n in points.bytes]
+        color = f"C{ways.index(points.link_class)}"
+        lines = [machine.seconds(operation, n, points.link_class) for n in points.bytes]
         above.plot(points.bytes, lines, "-", color=color, lw=1)
         above.plot(points.bytes, points.seconds, "o", color=color, ms=4)
         above.plot(points.bytes, points.bare_seconds, ".", color=color, ms=3, alpha=0.6)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hpcsgd.comm import Transport, joining
-from hpcsgd.comm.choice import place_on_node
+from hpcsgd.comm import Communicator, joining
+from hpcsgd.comm.backend_choice import place_on_node
 from hpcsgd.comm.streams import device_for
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.topology import form, raise_on_all_ranks
@@ -20,7 +20,7 @@ from hpcsgd.performance.measuring import computing, messages
 from hpcsgd.performance.measuring.layout import courses
 from hpcsgd.performance.measuring.messages import Series
 from hpcsgd.performance.measuring.picture import draw
-from hpcsgd.performance.measuring.words import answers, table
+from hpcsgd.performance.measuring.summary_text import answers, table
 from hpcsgd.performance.measuring.workload import Workload
 from hpcsgd.train.process import keep_freed_memory, use_threads
 
@@ -70,7 +70,7 @@ def run(
 
 
 def measure(
-    world: Transport, extent: Extent, config: Config | None = None, source: str = ""
+    world: Communicator, extent: Extent, config: Config | None = None, source: str = ""
 ) -> tuple[Machine, list[Series]]:
     """The machine of these ranks, and the points as they came; the same on every rank. Collective.
 

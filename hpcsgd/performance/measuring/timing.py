@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.comm.streams import on_accelerator, settle
 from hpcsgd.cost.fit import SIZES
 
@@ -33,11 +33,11 @@ def clock(device: torch.device) -> float:
 class Together:
     """All ranks of `world`, whose lane must be idle whenever they meet: a meeting goes without it."""
 
-    def __init__(self, world: Transport) -> None:
+    def __init__(self, world: Communicator) -> None:
         self._backend = world.backend
         self._nothing = torch.zeros(1, device="cpu")
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Return when all are here. Twice, for whoever has waited long looks seldom whether it is over."""
         self._backend.allreduce(self._nothing, "max")
         self._backend.allreduce(self._nothing, "max")
@@ -87,7 +87,7 @@ class Contest:
         """A block of each call."""
         for call, timed in zip(self.calls, self.timed, strict=True):
             begun = perf_counter()
-            together.meet()
+            together.barrier()
             start = perf_counter()
             for _ in range(self.block):
                 call()

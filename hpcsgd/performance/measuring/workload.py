@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.config.schema import Config, MethodSection, unsharded
 from hpcsgd.core.elements import num_reals
 from hpcsgd.core.topology import form
 from hpcsgd.performance.measuring.timing import clock
-from hpcsgd.train.assembly import Assembly, assemble
+from hpcsgd.train.training_setup import TrainingSetup, assemble
 
 BATCHES = 4
 """So many sizes at most, the smallest."""
@@ -25,10 +25,10 @@ class Workload:
     Raises what `assemble` raises.
     """
 
-    def __init__(self, config: Config, source: str, world: Transport) -> None:
+    def __init__(self, config: Config, source: str, world: Communicator) -> None:
         self.batch_sizes = _batch_sizes(config.data.group_batch_size, world.size)
         alone = form(world.split(world.rank, 0))
-        self._parts: Assembly = assemble(_by_itself(config, self.batch_sizes[0]), alone, source)
+        self._parts: TrainingSetup = assemble(_by_itself(config, self.batch_sizes[0]), alone, source)
         self.device = self._parts.device
         self.numel = num_reals(p for p in self._parts.model.parameters() if p.requires_grad)
         self._samples = {b: self._load(b) for b in self.batch_sizes}

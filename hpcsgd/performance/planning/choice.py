@@ -15,7 +15,7 @@ GAIN = 0.05
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Limits:
     """What a run may cost."""
 
     budget: float | None = None
@@ -29,19 +29,19 @@ class Wishes:
             if value is not None and not value > 0:
                 raise UserError(f"--{name} {value:g}: more than 0 is needed")
 
-    def met_by(self, e: Estimate) -> bool:
+    def satisfied_by(self, e: Estimate) -> bool:
         in_budget = self.budget is None or e.node_hours <= self.budget
         return in_budget and (self.deadline is None or e.hours <= self.deadline)
 
 
-def ranked(estimates: Sequence[Estimate], wishes: Wishes, own: str = "") -> tuple[list[Estimate], str]:
+def ranked(estimates: Sequence[Estimate], wishes: Limits, own: str = "") -> tuple[list[Estimate], str]:
     """All of them, the best first, and why it is the best.
 
     With a deadline that is the cheapest one in time, else with a budget the fastest one within it, else the
     fastest one whose nodes are worth it; the job file's own method where others gain next to
     nothing. Raises `UserError` where none will do.
     """
-    fit = [e for e in estimates if wishes.met_by(e)]
+    fit = [e for e in estimates if wishes.satisfied_by(e)]
     if not fit:
         raise UserError(_out_of_reach(estimates, wishes))
     if wishes.deadline is not None:
@@ -60,7 +60,7 @@ def ranked(estimates: Sequence[Estimate], wishes: Wishes, own: str = "") -> tupl
             else f"the fastest; nothing keeps {WORTH:.0%} of what ranks would do on one node"
         )
     best = _without_need_to_change(best, fit, own)
-    rest = sorted((e for e in estimates if e is not best), key=lambda e: (not wishes.met_by(e), e.hours))
+    rest = sorted((e for e in estimates if e is not best), key=lambda e: (not wishes.satisfied_by(e), e.hours))
     return [best, *rest], f"{why}{_too_close(best, rest)}"
 
 
@@ -82,7 +82,7 @@ def _too_close(best: Estimate, rest: Sequence[Estimate]) -> str:
     return f"; within its errors so is {', '.join(near[:3])}" if near else ""
 
 
-def _out_of_reach(estimates: Sequence[Estimate], wishes: Wishes) -> str:
+def _out_of_reach(estimates: Sequence[Estimate], wishes: Limits) -> str:
     fastest = min(estimates, key=lambda e: e.hours)
     cheapest = min(estimates, key=lambda e: e.node_hours)
     limits = [

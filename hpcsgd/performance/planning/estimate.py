@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcsgd.core.traffic import Sizes
+from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.machine import Machine, measured
 from hpcsgd.cost.memory import kept
 from hpcsgd.cost.price import StepCost, computed, over_run, price
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError, count_text
 from hpcsgd.performance.planning.candidates import Option, shapes
-from hpcsgd.train.subject import Subject
+from hpcsgd.train.training_profile import TrainingProfile
 
 
 @dataclass(frozen=True)
-class Stage:
+class PricedPlan:
     """So many steps of a run by one method."""
 
     plan: StepPlan
@@ -32,10 +32,10 @@ class Estimate:
     K: int
     nodes: int
     plan: StepPlan
-    sizes: Sizes
+    sizes: ModelLayout
     step: StepCost
     """The mean one of the run."""
-    stages: tuple[Stage, ...]
+    sequence: tuple[PricedPlan, ...]
     """The methods that the run goes by: one, unless it changes to another one."""
     steps_per_epoch: int
     epochs: float
@@ -43,7 +43,7 @@ class Estimate:
     memory: float
     """Bytes a rank: parameters, gradients, optimizer state, what the method holds; no activations."""
     ranks_per_host: int
-    alone: float
+    one_node: float
     """Samples/s of a rank in a job of one node."""
 
     @property
@@ -74,11 +74,11 @@ class Estimate:
     @property
     def efficiency(self) -> float:
         """Samples/s of a rank, as a part of those in a job of one node."""
-        return self.samples_per_s / self.N / self.alone
+        return self.samples_per_s / self.N / self.one_node
 
 
 def estimate(
-    subject: Subject, machine: Machine, option: Option, P: int, K: int, *, meets: float | None, alone: float
+    subject: TrainingProfile, machine: Machine, option: Option, P: int, K: int, *, meets: float | None, alone: float
 ) -> Estimate:
     """Raises `UserError` for what cannot be told of the method or was not measured of the machine."""
     plan = subject.plan(subject.method(option.table, P))
@@ -99,7 +99,7 @@ def estimate(
             broadcast=subject.broadcast,
         )  # fmt: skip
 
-    stages = tuple(Stage(each, count, cost(each)) for each, count in plan.of_run(subject.steps(P)))
+    stages = tuple(PricedPlan(each, count, cost(each)) for each, count in plan.of_run(subject.steps(P)))
     return Estimate(
         option=option,
         P=P,
@@ -108,17 +108,17 @@ def estimate(
         plan=plan,
         sizes=m,
         step=over_run([(stage.step, stage.steps) for stage in stages]),
-        stages=stages,
+        sequence=stages,
         steps_per_epoch=steps,
         epochs=subject.epochs(P),
         B=subject.B,
         memory=kept(stages[0].plan, m, subject.state, *(stage.plan for stage in stages[1:])),
         ranks_per_host=min(machine.ranks_per_host, P * K),
-        alone=alone,
+        one_node=alone,
     )
 
 
-def alone(subject: Subject, machine: Machine, most_groups: int | None = None) -> float:
+def one_node(subject: TrainingProfile, machine: Machine, most_groups: int | None = None) -> float:
     """Samples/s of a rank where one node trains by itself, synchronously, in the groups that make it fastest.
 
     Raises `UserError` where no such groups can share a batch.

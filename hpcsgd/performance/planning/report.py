@@ -26,9 +26,9 @@ def row(e: Estimate) -> str:
         f"{e.samples_per_s:>10,.0f} {_time(e.epoch_seconds):>9} "
         f"{_time(3600 * e.hours):>9} {e.node_hours:>8.3g} {e.efficiency:>5.0%} {e.memory / 1e6:>8,.0f}"
     )
-    if len(e.stages) == 1:
+    if len(e.sequence) == 1:
         return first
-    stages = zip(("first", *("then" for _ in e.stages[1:])), e.stages, strict=True)
+    stages = zip(("first", *("then" for _ in e.sequence[1:])), e.sequence, strict=True)
     names = ((f"  {word} {count_text(stage.steps, 'step')}", stage.step) for word, stage in stages)
     return "\n".join([first, *(f"{name:<59} {_step(step)}" for name, step in names)])
 
@@ -58,7 +58,7 @@ def to_json(estimates: Sequence[Estimate], why: str, about: Mapping[str, Any]) -
 
 def _numbers(e: Estimate) -> dict[str, Any]:
     low, high = e.epoch_interval
-    stages = [{"steps": stage.steps, **_of_step(stage.step)} for stage in e.stages]
+    stages = [{"steps": stage.steps, **_of_step(stage.step)} for stage in e.sequence]
     return {
         "method": dict(e.option.table),
         "label": str(e.option),

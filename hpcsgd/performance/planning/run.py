@@ -15,12 +15,12 @@ from hpcsgd.files.atomic import replacing
 from hpcsgd.files.reading import read_json
 from hpcsgd.performance.planning import report
 from hpcsgd.performance.planning.candidates import Option, options, ranks_from, shapes
-from hpcsgd.performance.planning.choice import Wishes, ranked
-from hpcsgd.performance.planning.estimate import Estimate, alone, estimate
+from hpcsgd.performance.planning.choice import Limits, ranked
+from hpcsgd.performance.planning.estimate import Estimate, one_node, estimate
 from hpcsgd.performance.planning.job_file import write_choice
 from hpcsgd.performance.planning.picture import draw
 from hpcsgd.performance.planning.scenario import scenario_of
-from hpcsgd.train.subject import Subject, require_same_model, subject_of
+from hpcsgd.train.training_profile import TrainingProfile, require_same_model, profile_of
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def run(
     every: str | None,
     meets: float | None,
     samples: int | None,
-    wishes: Wishes,
+    wishes: Limits,
     runs: Sequence[Path],
     scenario: Path | None,
     write: bool,
@@ -50,7 +50,7 @@ def run(
         raise UserError(f"--sync-rate {meets:g}: the share of steps after which groups meet, 0 to 1")
     config, machine = load(path, overrides), machines.load(machine_file)
     with in_file(path):
-        subject = subject_of(config, samples)
+        subject = profile_of(config, samples)
     require_same_model(subject, machine, machine_file)
     limit = config.parallel.groups if probe is None else groups_of(probe)
     wanted = _ranks(ranks, machine)
@@ -78,7 +78,7 @@ def run(
 
 
 def estimates(
-    subject: Subject,
+    subject: TrainingProfile,
     machine: Machine,
     tried: Sequence[Option],
     ranks: Sequence[int],
@@ -90,7 +90,7 @@ def estimates(
 
     Raises `UserError` where nothing is left.
     """
-    per_rank = alone(subject, machine, limit)
+    per_rank = one_node(subject, machine, limit)
     found: list[Estimate] = []
     left_out: dict[str, str] = {}
     for option in tried:
@@ -121,7 +121,7 @@ def groups_of(probe: Path) -> int:
         raise UserError(f"{probe}: not the probe.json of a probe: {error}") from error
 
 
-def measured_run(folder: Path, subject: Subject) -> dict[str, Any]:
+def measured_run(folder: Path, subject: TrainingProfile) -> dict[str, Any]:
     """Ranks and seconds of an epoch, of a run that was. Raises `UserError` for a folder without them."""
     try:
         summary = read_json(folder / "summary.json")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import tomli_w
 
 from hpcsgd.core.waits import All, Living, Slowest, Then, Unknown
-from hpcsgd.cost.traffic import BY_TORCH, of_meeting
+from hpcsgd.cost.traffic import BY_TORCH, ops_of_sync
 from hpcsgd.errors import UserError, count_text, located
 from hpcsgd.performance.planning.estimate import Estimate
 from hpcsgd.performance.simulation.rules import rule_of
@@ -33,7 +33,7 @@ def scenario_of(e: Estimate) -> str:
     messages = {"exchange_seconds": exchange, "gather_seconds": phases.pop(AT_THE_END, 0.0)}
     between = sum(phases.values())
     if isinstance(waits, All | Living):
-        messages["meeting_seconds"] = _meeting(e, between, waits)
+        messages["meeting_seconds"] = _model_average(e, between, waits)
     else:
         senders = max(e.ranks_per_host // e.K, 1)
         period = float(waits.period or 1)
@@ -55,7 +55,7 @@ def scenario_of(e: Estimate) -> str:
     return f"# {e.option} on {count_text(e.N, 'rank')}, by hpcsgd plan\n\n{tomli_w.dumps(scenario)}"
 
 
-def _meeting(e: Estimate, waited: float, waits: All | Living) -> float:
+def _model_average(e: Estimate, waited: float, waits: All | Living) -> float:
     """Seconds of a meeting. Rules know no links: where it arrives steps later, and shares links with its
     group's own messages, it takes so long that groups stand still for as long as was estimated."""
     period = float(waits.period or 1)
@@ -70,6 +70,6 @@ def _meeting(e: Estimate, waited: float, waits: All | Living) -> float:
 def _messages(e: Estimate) -> float:
     """Those that a group sends when groups synchronize, on the mean: a push to a server and the answer to it
     are one in the simulation."""
-    (stage,) = e.stages
-    sent = sum(x.times * x.senders for x in of_meeting(stage.plan, e.sizes) if x.operation == "exchange")
+    (stage,) = e.sequence
+    sent = sum(x.times * x.sender_fraction for x in ops_of_sync(stage.plan, e.sizes) if x.operation == "exchange")
     return sent / 2 if isinstance(e.plan.waits, Slowest) else sent

@@ -17,7 +17,7 @@ from hpcsgd.files.atomic import replacing
 from hpcsgd.methods import METHODS
 from hpcsgd.named import annotations_of, resolve
 from hpcsgd.performance.probing.changes import Changes, changes_of, plot, table, to_json
-from hpcsgd.train.assembly import Assembly, assemble
+from hpcsgd.train.training_setup import TrainingSetup, assemble
 from hpcsgd.train.devices import form_job
 from hpcsgd.train.parts import make_method
 from hpcsgd.train.probe_answer import setting
@@ -31,7 +31,7 @@ def run(path: Path, overrides: Sequence[str], steps: int) -> None:
     with raise_on_all_ranks(world, "reading the job file"):
         if steps < 2:
             raise UserError(f"--steps {steps}: at least 2 are needed, the first one has no Δ")
-        config = always_meeting(load(path, overrides), path)
+        config = synchronizing_always(load(path, overrides), path)
     world.timeout = config.parallel.timeout_s
     use_threads(config.training.threads)
     compute_alike(config.training.deterministic)
@@ -47,7 +47,7 @@ def run(path: Path, overrides: Sequence[str], steps: int) -> None:
         _write(changes, config)
 
 
-def always_meeting(config: Config, path: Path) -> Config:
+def synchronizing_always(config: Config, path: Path) -> Config:
     """With δ = 0, as in the paper's figure 5. Raises `UserError` where the method has no δ."""
     name = config.method.name
     method = dataclasses.replace(config.method, arguments={**config.method.arguments, "delta": 0})
@@ -101,7 +101,7 @@ def _noted(notes: Mapping[str, float]) -> float:
     return notes["delta"]
 
 
-def _batches(parts: Assembly, scheduled_per: str) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(parts: TrainingSetup, scheduled_per: str) -> Iterator[tuple[Tensor, Tensor]]:
     for epoch in itertools.count(1):
         for batch in parts.loader:
             x, y = batch if parts.injected is None else parts.injected.complete(batch)

@@ -23,7 +23,7 @@ Tensors = Callable[[], Iterable[Tensor]]
 
 
 @runtime_checkable
-class Idle(Protocol):
+class Offload(Protocol):
     """Keeps the tensors of model `i` between its turns."""
 
     def put(self, i: int, tensors: Iterable[Tensor]) -> None:

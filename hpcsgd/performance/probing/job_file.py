@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 
-from hpcsgd.comm import Transport
-from hpcsgd.comm.choice import place_on_node
+from hpcsgd.comm import Communicator
+from hpcsgd.comm.backend_choice import place_on_node
 from hpcsgd.comm.streams import HOST
 from hpcsgd.config.schema import Config, DataSection, load
 from hpcsgd.core.topology import raise_on_all_ranks
 from hpcsgd.errors import UserError, count_text, in_file
 from hpcsgd.files.atomic import replacing
-from hpcsgd.performance.probing.idle import IN_MEMORY, Idle, OnDisk
+from hpcsgd.performance.probing.idle import IN_MEMORY, Offload, OnDisk
 from hpcsgd.performance.probing.probe import GROUPS, Plan, Probe, probe
 from hpcsgd.performance.probing.replicas import VirtualGroups
 from hpcsgd.performance.probing.report import HEAD, answer, plot, table_row, to_json
@@ -113,13 +113,13 @@ def _require_plain(data: DataSection) -> None:
 
 
 def probe_config(
-    config: Config, plan: Plan, world: Transport, idle: Idle = IN_MEMORY, device: torch.device = HOST
+    config: Config, plan: Plan, world: Communicator, idle: Offload = IN_MEMORY, device: torch.device = HOST
 ) -> Probe:
     """Collective; rank 0 prints a table row for every P."""
     K = config.parallel.group_size or 1
     config = _without_masters(config)
 
-    def start(P: int, seed: int, hosts: Transport) -> VirtualGroups:
+    def start(P: int, seed: int, hosts: Communicator) -> VirtualGroups:
         seeded = dataclasses.replace(config, seed=seed)
         ramp = plan.ramp * plan.every
         return virtual_groups(seeded, P, K, hosts, warm_up_steps=ramp, idle=idle, device=device)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.errors import UserError, count_text
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-def require_room(each: int, Ps: Sequence[int], free: int, world: Transport) -> None:
+def require_room(each: int, Ps: Sequence[int], free: int, world: Communicator) -> None:
     """Raise `UserError` naming the P that fit, unless all do: models of `each` bytes, `free` on this rank's
     node; collective."""
     nodes = world.gather_objects(world.backend.node)

@@ -13,11 +13,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, default_collate
 
 from hpcsgd.arguments import checked
-from hpcsgd.comm import Transport, joining
+from hpcsgd.comm import Communicator, joining
 from hpcsgd.core.generators import seed_generators
 from hpcsgd.engine.lr import WarmUp, lr_scale
 from hpcsgd.errors import UserError
-from hpcsgd.performance.probing.idle import IN_MEMORY, Idle
+from hpcsgd.performance.probing.idle import IN_MEMORY, Offload
 from hpcsgd.performance.probing.probe import GROUPS, Plan, Probe
 from hpcsgd.performance.probing.probe import probe as probe_groups
 from hpcsgd.performance.probing.replicas import Chance, Trainee, VirtualGroups
@@ -43,8 +43,8 @@ def probe(
     groups: Sequence[int] = GROUPS,
     seeds: Sequence[int] = (1,),
     threshold: float = THRESHOLD,
-    idle: Idle = IN_MEMORY,
-    world: Transport | None = None,
+    idle: Offload = IN_MEMORY,
+    world: Communicator | None = None,
 ) -> Probe:
     """How many groups can this training stand? `verdict.P` of the result; collective over `world`.
 
@@ -107,7 +107,7 @@ def probe(
         raise UserError("held_out: expected samples to see the loss on, given none")
     shown = range(0, size, -(-size // HELD_OUT))
 
-    def start(P: int, seed: int, hosts: Transport) -> VirtualGroups:
+    def start(P: int, seed: int, hosts: Communicator) -> VirtualGroups:
         seed_generators(seed)
         first = model()
         device = next(first.parameters()).device

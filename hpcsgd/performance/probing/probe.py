@@ -26,12 +26,12 @@ from statistics import median
 
 from torch import Tensor
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.comm.streams import HOST
 from hpcsgd.core.topology import raise_on_all_ranks
 from hpcsgd.engine.lr import lr_scale
 from hpcsgd.errors import UserError, count_text
-from hpcsgd.performance.probing.idle import IN_MEMORY, Idle
+from hpcsgd.performance.probing.idle import IN_MEMORY, Offload
 from hpcsgd.performance.probing.memory import model_bytes, require_room
 from hpcsgd.performance.probing.replicas import DivergedError, VirtualGroups
 from hpcsgd.train.growth import COMPARED, THRESHOLD, Growth, Verdict, growths_of, is_flat, verdict
@@ -112,7 +112,7 @@ class Probe:
     def seconds(self) -> float:
         return self.settled + sum(row.seconds for row in self.rows)
 
-    def meetings(self, i: int) -> int:
+    def num_syncs(self, i: int) -> int:
         """Of the last P that was measured, with the i-th seed."""
         return len(self.rows[-1].distances[i]) if self.rows else 0
 
@@ -156,11 +156,11 @@ class Probe:
 
 
 def probe(
-    start: Callable[[int, int, Transport], VirtualGroups],
+    start: Callable[[int, int, Communicator], VirtualGroups],
     plan: Plan,
-    world: Transport,
+    world: Communicator,
     told: Callable[[Probe], None] = lambda _: None,
-    idle: Idle = IN_MEMORY,
+    idle: Offload = IN_MEMORY,
 ) -> Probe:
     """Measure one P after another until the answer is final; collective.
 
@@ -176,11 +176,11 @@ def probe(
         row = Row(P, plan.lr * lr_scale(plan.rule, P))
         for i, seed in enumerate(plan.seeds):
             state = settled[seed]
-            enough = partial(_flat_after, result.meetings(i), plan)
+            enough = partial(_flat_after, result.num_syncs(i), plan)
             _measure(row, i, _from(state, start, P, seed), plan, world, enough)
             if row.diverged is not None:
                 break
-            if result.rows and (meetings := len(row.distances[i])) > result.meetings(i):
+            if result.rows and (meetings := len(row.distances[i])) > result.num_syncs(i):
                 smaller, enough = result.rows[-1], lambda distances: len(distances) >= meetings
                 _measure(smaller, i, _from(state, start, smaller.P, seed), plan, world, enough)
                 if smaller.diverged is not None:
@@ -204,7 +204,7 @@ def _flat_after(meetings: int, plan: Plan, distances: Sequence[float]) -> bool:
 
 
 def settle(
-    start: Callable[[int, int, Transport], VirtualGroups], plan: Plan, world: Transport, seed: int
+    start: Callable[[int, int, Communicator], VirtualGroups], plan: Plan, world: Communicator, seed: int
 ) -> dict[str, Tensor]:
     """What all groups start from: parameters and buffers of a model that trained alone, on rank 0.
 
@@ -227,9 +227,9 @@ def settle(
 
 
 def _from(
-    state: dict[str, Tensor], start: Callable[[int, int, Transport], VirtualGroups], P: int, seed: int
-) -> Callable[[Transport], VirtualGroups]:
-    def started(hosts: Transport) -> VirtualGroups:
+    state: dict[str, Tensor], start: Callable[[int, int, Communicator], VirtualGroups], P: int, seed: int
+) -> Callable[[Communicator], VirtualGroups]:
+    def started(hosts: Communicator) -> VirtualGroups:
         groups = start(P, seed, hosts)
         groups.start_from(state)
         return groups
@@ -238,7 +238,7 @@ def _from(
 
 
 def _require_room(
-    start: Callable[[int, int, Transport], VirtualGroups], plan: Plan, world: Transport, idle: Idle
+    start: Callable[[int, int, Communicator], VirtualGroups], plan: Plan, world: Communicator, idle: Offload
 ) -> None:
     """By the size of a model with all that belongs to it, after a step."""
     P = plan.groups[0]
@@ -257,9 +257,9 @@ def _require_room(
 def _measure(
     row: Row,
     i: int,
-    start: Callable[[Transport], VirtualGroups],
+    start: Callable[[Communicator], VirtualGroups],
     plan: Plan,
-    world: Transport,
+    world: Communicator,
     enough: Enough,
 ) -> None:
     """The i-th seed of one P, until its distances are `enough`; the series take the place of earlier ones.
@@ -285,7 +285,7 @@ def _meet(groups: VirtualGroups, plan: Plan, enough: Enough, series: list[tuple[
     """Add distance and loss of one meeting after the other to `series`."""
     while len(series) < plan.cap and not enough([D for D, _ in series]):
         groups.train(plan.every)
-        D = groups.meet()
+        D = groups.average()
         if D == 0:
             raise UserError(
                 f"D = 0 with {count_text(groups.P, 'group')}: their models stay equal, so nothing trains them"

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.buffers import is_averaged
 from hpcsgd.core.elements import as_reals
 from hpcsgd.core.generators import generators_state, load_generators_state
 from hpcsgd.core.norm import norm
 from hpcsgd.engine.precision import Precision
 from hpcsgd.errors import UserError
-from hpcsgd.performance.probing.idle import IN_MEMORY, Idle
+from hpcsgd.performance.probing.idle import IN_MEMORY, Offload
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 
@@ -82,11 +82,11 @@ class VirtualGroups:
         self,
         trainees: Sequence[Trainee],
         P: int,
-        world: Transport,
+        world: Communicator,
         loss: Callable[[Tensor, Tensor], Tensor],
         chance: Chance,
         held_out: tuple[Tensor, Tensor],
-        idle: Idle = IN_MEMORY,
+        idle: Offload = IN_MEMORY,
     ) -> None:
         self.trainees = trainees
         self.P = P
@@ -94,7 +94,7 @@ class VirtualGroups:
         self._world = world
         self._loss = loss
         self._chance = chance
-        self._idle = idle
+        self._offload = idle
         for i, trainee in enumerate(trainees):
             idle.put(i, trainee.tensors())
 
@@ -115,7 +115,7 @@ class VirtualGroups:
         return self._require_finite(mean, "loss")
 
     @torch.no_grad()
-    def meet(self) -> float:
+    def average(self) -> float:
         """All groups go on from the mean of their models; D = (1/P) Σ_i ‖w_i − w̄‖₂ before that (eq. 9).
 
         An allreduce of the sum of the models, then of the sum of the norms. Raises `DivergedError`.
@@ -142,7 +142,7 @@ class VirtualGroups:
         first = self.trainees[0]
         with torch.no_grad():
             mean = self._mean(lambda model: _flat(_floats(model)))
-            with self._idle.awake(0, first.tensors, changed=False):
+            with self._offload.awake(0, first.tensors, changed=False):
                 own = _flat(_floats(first.model))
                 _set(_floats(first.model), mean)
                 first.model.eval()
@@ -168,7 +168,7 @@ class VirtualGroups:
 
     def _each(self, *, changed: bool) -> Iterator[Trainee]:
         for i, trainee in enumerate(self.trainees):
-            with self._idle.awake(i, trainee.tensors, changed=changed):
+            with self._offload.awake(i, trainee.tensors, changed=changed):
                 yield trainee
 
     def _mean(self, of: Callable[[nn.Module], Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor, nn
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.comm.streams import HOST
 from hpcsgd.config.schema import Config, TrainingSection
 from hpcsgd.core.generators import seed_generators
@@ -16,11 +16,11 @@ from hpcsgd.data import AsRank, Batches, Sampler, Split, varied
 from hpcsgd.engine.lr import WarmUp, lr_scale
 from hpcsgd.engine.precision import Precision
 from hpcsgd.models.sharded import give_values
-from hpcsgd.performance.probing.idle import IN_MEMORY, Idle
+from hpcsgd.performance.probing.idle import IN_MEMORY, Offload
 from hpcsgd.performance.probing.own import HELD_OUT
 from hpcsgd.performance.probing.replicas import Chance, Trainee, VirtualGroups, VirtualRank
 from hpcsgd.performance.probing.virtual_ranks import virtual_rank
-from hpcsgd.train.assembly import (
+from hpcsgd.train.training_setup import (
     make_model,
     make_natural_gradient,
     make_optimizer,
@@ -39,10 +39,10 @@ def virtual_groups(
     config: Config,
     P: int,
     K: int,
-    world: Transport,
+    world: Communicator,
     *,
     warm_up_steps: int | None = None,
-    idle: Idle = IN_MEMORY,
+    idle: Offload = IN_MEMORY,
     device: torch.device = HOST,
 ) -> VirtualGroups:
     """P groups of K as `config` would train them, dealt out to the ranks of `world`; collective.

@@ -8,15 +8,15 @@ from bisect import bisect_right
 import numpy as np
 
 from hpcsgd.performance.simulation.compute import Seconds
-from hpcsgd.performance.simulation.course import Course
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 from hpcsgd.performance.simulation.links import Indices
 
 
 class Deaths:
     """Of all groups of a course. Those that share a node die with it together."""
 
-    def __init__(self, course: Course) -> None:
-        layout, self._course, self._failures = course.layout, course, course.failures
+    def __init__(self, course: SimulatedRun) -> None:
+        layout, self._run, self._failures = course.layout, course, course.failures
         self._chance = course.generator("deaths")
         nodes = math.ceil(layout.K / layout.ranks_per_host)
         self._shared = self._failures is not None and layout.groups_on_a_host > 1
@@ -32,7 +32,7 @@ class Deaths:
         if math.isfinite(self._life):
             dies = now + self._chance.exponential(self._life, len(groups))
         if self._shared:
-            nodes = self._course.host(groups)
+            nodes = self._run.host(groups)
             dies = np.minimum(
                 dies, [self._node(int(node)).after(t) for node, t in zip(nodes, now, strict=True)]
             )
@@ -41,14 +41,14 @@ class Deaths:
     def _node(self, number: int) -> _Node:
         if number not in self._of_nodes:
             assert self._failures is not None
-            self._of_nodes[number] = _Node(self._course, number, self._failures.mtbf_seconds)
+            self._of_nodes[number] = _Node(self._run, number, self._failures.mtbf_seconds)
         return self._of_nodes[number]
 
 
 class _Node:
     """One failure after another, each draws the time to the next."""
 
-    def __init__(self, course: Course, number: int, mtbf: float) -> None:
+    def __init__(self, course: SimulatedRun, number: int, mtbf: float) -> None:
         self._chance, self._mtbf = course.generator(f"node {number}"), mtbf
         self._times = [0.0]
 

@@ -74,16 +74,16 @@ class Durations:
     exchange: float = 0.0
     """Of gradients in a group."""
     update: float = 0.0
-    meeting: float = 0.0
+    model_average: float = 0.0
     """Of all groups, as all ranks share the links then."""
     gather: float = 0.0
     """Of chunks in a group."""
     message: Message = Message()
 
     def __post_init__(self) -> None:
-        _require_seconds(exchange=self.exchange, update=self.update, meeting=self.meeting, gather=self.gather)
+        _require_seconds(exchange=self.exchange, update=self.update, meeting=self.model_average, gather=self.gather)
 
     @property
-    def before_meeting(self) -> float:
+    def before_sync(self) -> float:
         """From the last gradient of a group to where it meets or sends."""
         return self.exchange + self.update

@@ -44,9 +44,9 @@ class Failures:
     """Work between checkpoints; None: the best that is found."""
     rank_mtbf_seconds: float | None = None
     """Of the processes of a rank, beside its node; None: they never fail by themselves."""
-    silence_seconds: float = 10.0
+    heartbeat_timeout_s: float = 10.0
     """Where groups die one by one: so long the others wait for one of which they hear nothing."""
-    meetings_per_epoch: int = 1
+    syncs_per_epoch: int = 1
     """There: synchronizations from one at which groups may come back to the next."""
 
     def __post_init__(self) -> None:
@@ -63,8 +63,8 @@ class Failures:
         for name in ("restart_seconds", "silence_seconds"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} = {getattr(self, name)}: expected 0 or more")
-        if self.meetings_per_epoch < 1:
-            raise UserError(f"meetings_per_epoch = {self.meetings_per_epoch}: expected 1 or more")
+        if self.syncs_per_epoch < 1:
+            raise UserError(f"meetings_per_epoch = {self.syncs_per_epoch}: expected 1 or more")
 
     def mtbf(self, nodes: int, ranks: int) -> float:
         """Seconds between failures of what consists of these; infinite where nothing of it can fail."""
@@ -75,7 +75,7 @@ class Failures:
 
 
 @dataclass(frozen=True)
-class Toll:
+class Overhead:
     """Where the time of jobs went, in seconds; the mean over repetitions, an entry for each interval."""
 
     work: Seconds
@@ -188,7 +188,7 @@ def mean_goodput(failures: Failures, M: float, interval: float) -> float:
         return float(interval / (M * np.exp(R / M) * np.expm1((interval + C) / M)))
 
 
-def jobs(failures: Failures, M: float, intervals: Seconds, repetitions: int, rng: Generator) -> Toll:
+def jobs(failures: Failures, M: float, intervals: Seconds, repetitions: int, rng: Generator) -> Overhead:
     """From one failure to the next, many jobs of each interval at once; each repetition has the same failures
     whatever the interval.
 
@@ -214,7 +214,7 @@ def jobs(failures: Failures, M: float, intervals: Seconds, repetitions: int, rng
         count += going
         start = R
     restarts += R * (count > 0)  # before the piece that went well
-    return Toll(
+    return Overhead(
         work=np.full(len(intervals), W),
         checkpoints=((pieces - 1) * C).mean(axis=1),
         restarts=restarts.mean(axis=1),

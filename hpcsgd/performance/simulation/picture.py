@@ -14,7 +14,7 @@ from matplotlib.ticker import NullFormatter, PercentFormatter
 from hpcsgd.files.pictures import STYLE, save
 from hpcsgd.performance.simulation.compute import Seconds
 from hpcsgd.performance.simulation.failures import Checkpointing
-from hpcsgd.performance.simulation.ledger import CAUSES, WAITING, Ledger
+from hpcsgd.performance.simulation.rank_times import CAUSES, WAITING, RankTimes
 from hpcsgd.performance.simulation.simulate import Simulated
 
 WORK = ("#0072B2", "#3B92C9", "#7DB8DE", "#B5D7EC", "#D3E8F5", "#EAF4FA")
@@ -35,31 +35,31 @@ def draw(simulated: Simulated, target: Path) -> None:
     with rc_context(STYLE):
         figure = Figure(figsize=(5.2 * panels, 4.4), dpi=120, layout="constrained")
         axes = figure.subplots(1, panels)
-        _seconds(axes[0], simulated.ledger, simulated.of.layout.P)
-        _apart(axes[1], simulated.ledger)
+        _seconds(axes[0], simulated.stats, simulated.of.layout.P)
+        _apart(axes[1], simulated.stats)
         if saving:
             _saving(axes[2], saving)
         save(figure, target)
 
 
-def _seconds(axes: Axes, ledger: Ledger, P: int) -> None:
+def _seconds(axes: Axes, stats: RankTimes, P: int) -> None:
     """Work below, waiting on top of it."""
-    order = [cause for cause in sorted(COLOURS, key=WAITING.__contains__) if ledger.seconds[cause].any()]
-    time = _averaged(ledger.mean)
-    layers = [_averaged(ledger.seconds[cause]) / P for cause in order]
+    order = [cause for cause in sorted(COLOURS, key=WAITING.__contains__) if stats.seconds[cause].any()]
+    time = _averaged(stats.mean)
+    layers = [_averaged(stats.seconds[cause]) / P for cause in order]
     axes.stackplot(time, layers, labels=order, colors=[COLOURS[cause] for cause in order], step="mid")
     axes.set(title="seconds of a step, mean over groups", xlabel="seconds", ylim=(0, None))
     axes.margins(x=0)
     axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4)
 
 
-def _apart(axes: Axes, ledger: Ledger) -> None:
+def _apart(axes: Axes, stats: RankTimes) -> None:
     """How many steps the first group and the last are from the mean, at the time of each step of the mean."""
-    steps = np.arange(1, len(ledger.mean) + 1)
-    time = ledger.mean
+    steps = np.arange(1, len(stats.mean) + 1)
+    time = stats.mean
     for name, ends, colour in (
-        ("first group", ledger.first, "#0072B2"),
-        ("last group", ledger.last, "#D55E00"),
+        ("first group", stats.first, "#0072B2"),
+        ("last group", stats.last, "#D55E00"),
     ):
         axes.plot(_averaged(time), _averaged(np.interp(time, ends, steps) - steps), color=colour, label=name)
     axes.axhline(0, color="#999999", linewidth=1)

@@ -6,7 +6,7 @@ from typing import Any
 
 from hpcsgd.errors import count_text
 from hpcsgd.performance.simulation.failures import Checkpointing
-from hpcsgd.performance.simulation.ledger import WAITING
+from hpcsgd.performance.simulation.rank_times import WAITING
 from hpcsgd.performance.simulation.simulate import Simulated
 
 
@@ -30,7 +30,7 @@ def lines(simulated: Simulated) -> list[str]:
 
 def record(simulated: Simulated) -> dict[str, Any]:
     """As JSON."""
-    layout, ledger = simulated.of.layout, simulated.ledger
+    layout, stats = simulated.of.layout, simulated.stats
     saving = simulated.checkpointing
     return {
         "groups": layout.P,
@@ -45,9 +45,9 @@ def record(simulated: Simulated) -> dict[str, Any]:
         "shares": simulated.shares,
         "checkpointing": None if saving is None else vars(saving),
         "by_step": {
-            "first_seconds": ledger.first.tolist(),
-            "mean_seconds": ledger.mean.tolist(),
-            "last_seconds": ledger.last.tolist(),
+            "first_seconds": stats.first.tolist(),
+            "mean_seconds": stats.mean.tolist(),
+            "last_seconds": stats.last.tolist(),
         },
     }
 

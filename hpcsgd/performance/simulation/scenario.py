@@ -96,7 +96,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Simulation:
             durations=Durations(
                 exchange=m.exchange_seconds,
                 update=m.update_seconds,
-                meeting=m.meeting_seconds,
+                model_average=m.meeting_seconds,
                 gather=m.gather_seconds,
                 message=Message(m.latency_seconds, m.link_seconds),
             ),
@@ -130,7 +130,7 @@ def _failures(section: FailuresSection | None) -> Failures | None:
         restart_seconds=section.restart_seconds,
         work_seconds=section.work_hours * HOUR,
         interval_seconds=section.checkpoint_every_seconds,
-        silence_seconds=section.silence_seconds,
-        meetings_per_epoch=section.meetings_per_epoch,
+        heartbeat_timeout_s=section.silence_seconds,
+        syncs_per_epoch=section.meetings_per_epoch,
         rank_mtbf_seconds=None if section.mtbf_hours_per_rank is None else section.mtbf_hours_per_rank * HOUR,
     )

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from hpcsgd.core.waits import Waits
 from hpcsgd.errors import UserError
 from hpcsgd.performance.simulation.compute import Compute, Distribution, Stragglers
-from hpcsgd.performance.simulation.course import Course, Rule
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun, Rule
 from hpcsgd.performance.simulation.durations import Durations, Layout
 from hpcsgd.performance.simulation.failures import Checkpointing, Failures, checkpointing, require_few
-from hpcsgd.performance.simulation.ledger import Ledger
+from hpcsgd.performance.simulation.rank_times import RankTimes
 from hpcsgd.performance.simulation.rules import rule_of
 
 MOST = 10**10
@@ -68,7 +68,7 @@ class Simulated:
     """The part of the groups' time that was not lost to failures, checkpoints included."""
     shares: dict[str, float]
     """Of the groups' time, by cause, until each ended."""
-    ledger: Ledger
+    stats: RankTimes
     checkpointing: Checkpointing | None
     """Where the whole job dies with one of its nodes."""
 
@@ -77,15 +77,15 @@ def simulate(simulation: Simulation) -> Simulated:
     """Raises `UserError` for what cannot be."""
     rule, failures = simulation.rule, simulation.failures
     compute = Compute(simulation.layout, simulation.compute, simulation.stragglers, simulation.seed)
-    course = Course(compute, simulation.durations, simulation.steps, failures)
+    course = SimulatedRun(compute, simulation.durations, simulation.steps, failures)
     rule.run(course)
-    totals = course.ledger.totals()
+    totals = course.stats.totals()
     spent = sum(totals.values())
     saving = None
     if failures and rule.dies_as_one:
         saving = checkpointing(failures, simulation.layout.hosts, simulation.seed, simulation.layout.N)
     goodput = saving.goodput if saving else 1 - totals["failures"] / spent
-    rates = course.ledger.useful / simulation.layout.P / course.ended
+    rates = course.stats.useful / simulation.layout.P / course.ended
     return Simulated(
         of=simulation,
         seconds=float(course.ended.max()),
@@ -93,6 +93,6 @@ def simulate(simulation: Simulation) -> Simulated:
         samples_per_second=float(rates.sum()) * simulation.batch_size * (saving.goodput if saving else 1.0),
         goodput=goodput,
         shares={cause: seconds / spent for cause, seconds in totals.items()},
-        ledger=course.ledger,
+        stats=course.stats,
         checkpointing=saving,
     )

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from hpcsgd.performance.simulation.compute import Seconds
-from hpcsgd.performance.simulation.course import Course, Table
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun, Table
 from hpcsgd.performance.simulation.links import Indices
 
 
@@ -44,7 +44,7 @@ class Inbox(Protocol):
         ...
 
 
-def in_windows(course: Course, inbox: Inbox) -> None:
+def in_windows(course: SimulatedRun, inbox: Inbox) -> None:
     """Every step: compute, exchange, update; send, if it is time; wait until all that is needed is there;
     gather."""
     P, d, tau = course.layout.P, course.durations, inbox.staleness
@@ -77,9 +77,9 @@ def in_windows(course: Course, inbox: Inbox) -> None:
         own = np.maximum(came[free], own)
         released = np.maximum(own, there)
         for_link = np.minimum(own - came[free], queued)
-        course.ledger.add("for the link", steps, for_link)
-        course.ledger.add("messages", steps, own - came[free] - for_link)
-        course.ledger.add("for other groups", steps, released - own)
+        course.stats.add("for the link", steps, for_link)
+        course.stats.add("messages", steps, own - came[free] - for_link)
+        course.stats.add("for other groups", steps, released - own)
         course.made(steps, free, released + d.gather)
 
         step[free] += 1

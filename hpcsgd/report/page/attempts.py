@@ -52,7 +52,7 @@ class Attempt:
 
 
 @dataclass
-class Story:
+class AttemptTimeline:
     """What the log tells of all attempts."""
 
     attempts: list[Attempt]
@@ -71,9 +71,9 @@ class Story:
         return [0, *again] if self.attempts else []
 
 
-def story(starts: Sequence[Mapping[str, Any]], log: Path) -> Story:
+def timeline(starts: Sequence[Mapping[str, Any]], log: Path) -> AttemptTimeline:
     """Of the entries of ``versions.json`` and the file ``run.log``, either of which may be missing."""
-    told = Story([Attempt(datetime.fromisoformat(s["started"]).astimezone(UTC), s) for s in starts])
+    told = AttemptTimeline([Attempt(datetime.fromisoformat(s["started"]).astimezone(UTC), s) for s in starts])
     ahead = None
     number, begun = -1, False
     for at, level, text in _lines(log, told.tail):

@@ -15,7 +15,7 @@ from hpcsgd.report.page.bars import count_bars, phase_bars, phase_course, rank_b
 from hpcsgd.report.page.reading import COMPUTED, SPENT, Key
 from hpcsgd.report.page.runs import Run
 from hpcsgd.report.page.thinning import BUCKETS, Points, Thinned
-from hpcsgd.report.page.timelines import islands, restarts
+from hpcsgd.report.page.timelines import replica_groups, restarts
 
 Trace = dict[str, Any]
 LOSS, GROUPS, TIME = "Loss and figures", "Groups", "Time and bytes"
@@ -78,7 +78,7 @@ def panels(runs: Sequence[Run], buckets: int) -> list[Panel]:
     colours = {phase: i for i, phase in enumerate(dict.fromkeys(phases))}
     found = [
         *_courses(runs, buckets),
-        *(Panel(GROUPS, **asdict(each)) for each in (*count_bars(runs), *islands(runs))),
+        *(Panel(GROUPS, **asdict(each)) for each in (*count_bars(runs), *replica_groups(runs))),
         *(Panel(TIME, **asdict(each)) for each in phase_bars(runs, colours)),
         *(Panel(TIME, course=True, **asdict(each)) for each in phase_course(runs, colours)),
         *(Panel(TIME, **asdict(each)) for each in rank_bars(runs, colours)),
@@ -102,7 +102,7 @@ def data(runs: Sequence[Run], found: Sequence[Panel], buckets: int) -> dict[str,
             {
                 "label": html.escape(run.label, quote=False),
                 "ruler": [_short(column) for column in ruler],
-                "restarts": [a.first_step for a in run.story.attempts[1:] if a.first_step],
+                "restarts": [a.first_step for a in run.timeline.attempts[1:] if a.first_step],
             }
             for run, ruler in zip(runs, columns, strict=True)
         ],

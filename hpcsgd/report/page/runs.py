@@ -17,7 +17,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.files.reading import read_json
 from hpcsgd.report import records, trace
 from hpcsgd.report.comparison import read_comparison
-from hpcsgd.report.page.attempts import COMPLETE, OPEN, STOPPED, Story, story
+from hpcsgd.report.page.attempts import COMPLETE, OPEN, STOPPED, AttemptTimeline, timeline
 from hpcsgd.report.page.ranks import Rank, ranks
 from hpcsgd.report.page.reading import Reading, read
 from hpcsgd.report.records import ISLANDS, METRICS
@@ -35,7 +35,7 @@ class Run:
     label: str
     config: Mapping[str, Any]
     """By whole keys, as ``optimizer.lr``."""
-    story: Story
+    timeline: AttemptTimeline
     reading: Reading
     ranks: Mapping[int, Rank] = field(default_factory=dict)
     """Of the traced steps, if any were."""
@@ -49,7 +49,7 @@ class Run:
     @property
     def environment(self) -> dict[str, Any]:
         """Of the last start."""
-        attempts = self.story.attempts
+        attempts = self.timeline.attempts
         return dict(flat(attempts[-1].about)) if attempts else {}
 
     @property
@@ -62,7 +62,7 @@ class Run:
         for event in reversed(self.events):
             if event["event"] in ("finished", "stopped", "started"):
                 return {"finished": COMPLETE, "stopped": STOPPED, "started": OPEN}[event["event"]]
-        return self.story.end
+        return self.timeline.end
 
 
 def find(paths: Sequence[Path]) -> dict[str, Path]:
@@ -114,22 +114,22 @@ def load(label: str, folder: Path) -> Run:
             folder,
             label,
             dict(flat(read_toml(job))) if job.exists() else {},
-            _story(folder / "versions.json", log),
+            _timeline(folder / "versions.json", log),
             read(folder / METRICS, records.of_run(folder)),
             ranks(traced) if traced.exists() else {},
             event_log.of_run(folder),
             datetime.fromtimestamp(max(touched), UTC) if touched else None,
-            records.samples_of_islands(folder),
+            records.samples_of_replica_groups(folder),
         )
     except OSError as error:
         raise UserError(f"{error.filename or folder}: cannot be read: {error.strerror}") from error
 
 
-def _story(versions: Path, log: Path) -> Story:
+def _timeline(versions: Path, log: Path) -> AttemptTimeline:
     starts = read_json(versions) if versions.exists() else []
     try:
         if not isinstance(starts, list):
             raise TypeError(f"a {type(starts).__name__}, and no list")
-        return story(starts, log)
+        return timeline(starts, log)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{versions}: not the starts of a run: {error}") from error

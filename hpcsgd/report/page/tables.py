@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcsgd.report import islands
+from hpcsgd.report import replica_groups
 from hpcsgd.report.figures import FIGURES
 from hpcsgd.report.page.runs import Run
 from hpcsgd.report.summary import byte_text, flop_text, second_text
@@ -81,7 +81,7 @@ def figures(runs: Sequence[Run]) -> list[Row]:
 
 def _numbers(run: Run) -> dict[str, Any]:
     numbers = run.reading.totals.numbers() | {"bytes": run.reading.totals.bytes}
-    return numbers | islands.numbers(run.events, run.samples, numbers["seconds"])
+    return numbers | replica_groups.numbers(run.events, run.samples, numbers["seconds"])
 
 
 def differences(tables: Sequence[Mapping[str, Any]], *, but: Sequence[str] = ()) -> list[Row]:
@@ -112,7 +112,7 @@ def starts(run: Run) -> list[list[str]]:
     """A line each, as `START_HEAD` says."""
     lines = []
     for number, (attempt, redone) in enumerate(
-        zip(run.story.attempts, run.story.redone(), strict=True), start=1
+        zip(run.timeline.attempts, run.timeline.redone(), strict=True), start=1
     ):
         about = attempt.about
         where = [f"{about['P']} × {about['K']}"] if {"P", "K"} <= about.keys() else [NOTHING]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from hpcsgd.errors import count_text
-from hpcsgd.report.islands import Story, tell
+from hpcsgd.report.replica_groups import Timeline, tell
 from hpcsgd.report.page.bars import Plot, Trace, plain
 from hpcsgd.report.page.runs import Run
 from hpcsgd.report.summary import second_text
@@ -22,9 +22,9 @@ def restarts(runs: Sequence[Run]) -> Iterator[Plot]:
     """Steps by time of day, where a run was started more than once: each start is a line of its own."""
     traces: list[Trace] = []
     for i, run in enumerate(runs):
-        if len(run.story.attempts) < 2:
+        if len(run.timeline.attempts) < 2:
             continue
-        for number, attempt in enumerate(run.story.attempts, start=1):
+        for number, attempt in enumerate(run.timeline.attempts, start=1):
             points = attempt.course.points() or [(attempt.started.timestamp(), attempt.first_step)]
             name = f"start {number}" if len(runs) == 1 else f"{run.label}, start {number}"
             look = {"mode": "lines+markers", "colour": number - 1 if len(runs) == 1 else i, "run": i}
@@ -39,53 +39,53 @@ def _clock(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
 
 
-def islands(runs: Sequence[Run]) -> Iterator[Plot]:
+def replica_groups(runs: Sequence[Run]) -> Iterator[Plot]:
     """Of islands: who averaged when, how far they were, and what each was given to compute with."""
     for run in runs:
-        story = tell(run.events)
+        timeline = tell(run.events)
         of = "" if len(runs) == 1 else f"{run.label}: "
-        if story.lines:
-            yield _members(story, of)
-            yield _progress(story, of)
-        yield from (_units(story, unit, of) for unit in story.units)
+        if timeline.lines:
+            yield _members(timeline, of)
+            yield _progress(timeline, of)
+        yield from (_units(timeline, unit, of) for unit in timeline.units)
 
 
-def _members(story: Story, of: str) -> Plot:
+def _members(timeline: Timeline, of: str) -> Plot:
     """A line for each island while it was a member, and marks where it was lost or came back."""
     traces: list[Trace] = []
-    for island, lines in story.lines.items():
+    for replica_group, lines in timeline.lines.items():
         x: list[float | None] = []
         for line in lines:
             x += [line[0][0], line[-1][0], None]
-        y = [None if at is None else island for at in x]
-        look = {"mode": "lines", "width": 6, "colour": island, "hoverinfo": "x+name"}
+        y = [None if at is None else replica_group for at in x]
+        look = {"mode": "lines", "width": 6, "colour": replica_group, "hoverinfo": "x+name"}
         traces.append({"type": "scatter", "name": f"island {island}", "x": x, "y": y, **look})
-    for kind, marks in story.marks.items():
-        traces.append(_marks(kind, [at for _, (at, _) in marks], [island for island, _ in marks]))
-    layout = {"yaxis": {"title": "island", "dtick": 1}, "xaxis": {"title": SECONDS}}
+    for kind, marks in timeline.marks.items():
+        traces.append(_marks(kind, [at for _, (at, _) in marks], [replica_group for replica_group, _ in marks]))
+    layout = {"yaxis": {"title": "replica_group", "dtick": 1}, "xaxis": {"title": SECONDS}}
     return Plot(f"{of}members: which islands averaged when", traces, wide=True, layout=layout)
 
 
-def _progress(story: Story, of: str) -> Plot:
+def _progress(timeline: Timeline, of: str) -> Plot:
     """One line, since all members have the same progress, and marks where islands were lost or came back."""
-    x, y = zip(*story.progress, strict=True)
+    x, y = zip(*timeline.progress, strict=True)
     line = {"mode": "lines", "shape": "hv", "colour": 0, "hovertemplate": "%{y:.4g} epochs"}
     traces: list[Trace] = [{"type": "scatter", "name": "all members", "x": x, "y": y, **line}]
-    for kind, marks in story.marks.items():
+    for kind, marks in timeline.marks.items():
         mark = _marks(kind, [at for _, (at, _) in marks], [epochs for _, (_, epochs) in marks])
-        traces.append({**mark, "text": [f"island {island}" for island, _ in marks]})
+        traces.append({**mark, "text": [f"island {island}" for replica_group, _ in marks]})
     title = f"{of}progress: {count_text(max(y), 'epoch')} in {second_text(story.end)}"
     return Plot(title, traces, wide=True, layout={"yaxis": {"title": "epochs"}, "xaxis": {"title": SECONDS}})
 
 
-def _units(story: Story, unit: str, of: str) -> Plot:
+def _units(timeline: Timeline, unit: str, of: str) -> Plot:
     """A line for each island; where some have as many, pointing at them tells of all."""
-    given = [*story.units[unit], (story.end, story.units[unit][-1][1])]
+    given = [*timeline.units[unit], (timeline.end, timeline.units[unit][-1][1])]
     x = [at for at, _ in given]
     look = {"type": "scatter", "mode": "lines", "shape": "hv"}
     traces: list[Trace] = [
         {"name": f"island {i}", "x": x, "y": [units.get(i) for _, units in given], "colour": i, **look}
-        for i in story.islands
+        for i in timeline.replica_groups
     ]
     totals = [sum(units.values()) for _, units in given]
     span = f"{min(totals):,}" if min(totals) == max(totals) else f"{min(totals):,} to {max(totals):,}"

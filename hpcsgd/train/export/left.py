@@ -14,7 +14,7 @@ from torch import nn
 
 from hpcsgd import models
 from hpcsgd.checkpoint import Checkpoints, Saved, restore_model
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
@@ -84,7 +84,7 @@ def built(config: Config) -> nn.Module:
 def newest(folder: Path) -> Saved | None:
     """The newest checkpoint that is whole; see `Checkpoints.newest`."""
 
-    def on_one_rank(world: Transport) -> Saved | None:
+    def on_one_rank(world: Communicator) -> Saved | None:
         return Checkpoints(folder, form(world)).newest()
 
     return threads.run(1, on_one_rank)[0]

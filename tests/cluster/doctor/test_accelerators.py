@@ -10,9 +10,9 @@ import torch
 from hpcsgd.cluster.doctor import Level, accelerators
 from hpcsgd.cluster.doctor.accelerators import driver, links, look_at_accelerators
 from hpcsgd.cluster.doctor.finding import Finding
-from hpcsgd.comm import Transport, threads
-from hpcsgd.comm.choice import Device
-from hpcsgd.comm.ending import close_libraries
+from hpcsgd.comm import Communicator, threads
+from hpcsgd.comm.backend_choice import Device
+from hpcsgd.comm.shutdown import close_libraries
 from hpcsgd.core.topology import form
 from hpcsgd.start import form_as_launched
 
@@ -22,13 +22,13 @@ NVIDIA = (
 )
 
 
-def there(world: Transport) -> Device:
+def there(world: Communicator) -> Device:
     return Device(torch.device("cpu"), f"GPU {world.rank}")
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="here is one")
 def test_without_any_it_is_one_line() -> None:
-    def look(world: Transport) -> list[Finding]:
+    def look(world: Communicator) -> list[Finding]:
         return look_at_accelerators(form_as_launched(world, 2, None).topology)
 
     (found,) = {tuple(each) for each in threads.run(2, look)}
@@ -76,7 +76,7 @@ def test_drivers_that_differ(tmp_path: Path) -> None:
     (tmp_path / "0").write_text(NVIDIA)
     (tmp_path / "1").write_text("6.10.5\n")
 
-    def ask(world: Transport) -> tuple[Finding, Finding]:
+    def ask(world: Communicator) -> tuple[Finding, Finding]:
         missing = tmp_path / "none"
         same = driver(world, [missing, tmp_path / "0"])
         return same, driver(world, [tmp_path / str(world.rank)])

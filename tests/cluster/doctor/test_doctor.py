@@ -14,7 +14,7 @@ from hpcsgd.cluster.doctor.exercise import exercise
 from hpcsgd.cluster.doctor.finding import numbers
 from hpcsgd.cluster.doctor.rank_info import RankInfo, examine, table
 from hpcsgd.cluster.doctor.stores import open_everywhere
-from hpcsgd.comm import Backend, Transport
+from hpcsgd.comm import Backend, Communicator
 from hpcsgd.comm import threads as in_threads
 from hpcsgd.core.topology import form
 from train.launches import launch, make_store
@@ -223,7 +223,7 @@ def test_a_library_that_gets_it_wrong(operation: str, dtype: torch.dtype, subjec
 def test_a_store_that_not_every_rank_finds(tmp_path: Path) -> None:
     path = make_store(tmp_path / "small.h5")
 
-    def look(world: Transport) -> Finding:
+    def look(world: Communicator) -> Finding:
         return open_everywhere(world, path if world.rank in (0, 3) else tmp_path / "none.h5")
 
     for found in in_threads.run(4, look):

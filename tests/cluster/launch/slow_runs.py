@@ -76,6 +76,6 @@ def at_work(folder: Path) -> dict[int, dict[str, str]]:
     return found
 
 
-def is_of(island: int, env: dict[str, str]) -> bool:
+def is_of(replica_group: int, env: dict[str, str]) -> bool:
     invited = env.get("HPCSGD_ISLAND")
-    return invited is not None and json.loads(invited)["island"] == island
+    return invited is not None and json.loads(invited)["replica_group"] == replica_group

@@ -9,8 +9,8 @@ import pytest
 
 import programs
 from cluster.launch.slow_runs import prepare
-from hpcsgd.cluster.launch import apart
-from hpcsgd.cluster.launch.apart import _made_or_joined
+from hpcsgd.cluster.launch import replica_group
+from hpcsgd.cluster.launch.replica_group import _made_or_joined
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, load
 from hpcsgd.elastic import event_log
@@ -18,7 +18,7 @@ from hpcsgd.elastic.journal import FOLDER, Term, claim
 from hpcsgd.elastic.register import Member, Phase, Register
 from hpcsgd.errors import UserError
 from hpcsgd.report import run_folder
-from hpcsgd.report.run_folder import island_folder
+from hpcsgd.report.run_folder import replica_group_folder
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ class Recorded:
         self.reported: list[Path] = []
         self.fault = self.another = False
 
-    def elected(self, folder: Path, island: int, **told: Any) -> None:
+    def elected(self, folder: Path, replica_group: int, **told: Any) -> None:
         self.told = told
 
     def supervisor(self, *words: Any, **options: Any) -> Recorded:
@@ -63,12 +63,12 @@ class Recorded:
 
     async def run(self) -> int:
         if self.another:
-            island_folder(Path("run"), 1).mkdir()
+            replica_group_folder(Path("run"), 1).mkdir()
         return 1 if self.fault else 75
 
-    def launch(self, island: int, *overrides: str) -> int:
+    def launch(self, replica_group: int, *overrides: str) -> int:
         words = ["--run.output_dir", "run", *overrides]
-        return apart.launch_island(Path("job.toml"), island, words, groups=2, group_size=2, host="127.0.0.1")
+        return apart.launch_replica_group(Path("job.toml"), replica_group, words, groups=2, group_size=2, host="127.0.0.1")
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def recorded(job: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 def test_what_the_coordinator_is_told(recorded: Recorded) -> None:
     assert recorded.launch(1) == 75
-    assert (recorded.told["islands"], recorded.told["allotment"]) == (2, None)
+    assert (recorded.told["replica_groups"], recorded.told["allotment"]) == (2, None)
     moves = ("--rebalance.resource", "samples", "--rebalance.total", "64", "--run.output_dir", "another")
     assert recorded.launch(1, *moves) == 75
     assert recorded.told["allotment"]["unit"] == "samples"
@@ -94,10 +94,10 @@ def test_what_the_coordinator_is_told(recorded: Recorded) -> None:
 def test_the_first_member_reports(recorded: Recorded) -> None:
     recorded.launch(1)
     assert claim(Path("run") / FOLDER, 1)
-    members = tuple(Member(island, ("a:1",), 7) for island in (0, 1))
+    members = tuple(Member(replica_group, ("a:1",), 7) for replica_group in (0, 1))
     Term(Path("run") / FOLDER, 1).write(Register(1, 7, 7, Phase.RUN, members))
-    for island in (1, 0):
-        recorded.launch(island)
+    for replica_group in (1, 0):
+        recorded.launch(replica_group)
     assert recorded.reported == [Path("run")]
 
 
@@ -112,7 +112,7 @@ def test_a_folder_whose_job_file_is_at_fault(recorded: Recorded, another: bool) 
 def test_a_damaged_event_log_is_one_line_before_anything_is_started(recorded: Recorded) -> None:
     recorded.launch(1)
     recorded.told.clear()
-    log = island_folder(Path("run"), 1) / event_log.NAME
+    log = replica_group_folder(Path("run"), 1) / event_log.NAME
     log.write_text("{\n")
     with pytest.raises(UserError, match=rf"^{log}:1: not an event of an event log"):
         recorded.launch(1)

@@ -17,7 +17,7 @@ import torch
 import programs
 from cluster.launch.slow_runs import EPOCHS, TRAIN, at_work, hurry, is_of, prepare, seen
 from hpcsgd.elastic import event_log
-from hpcsgd.report.run_folder import island_folder
+from hpcsgd.report.run_folder import replica_group_folder
 from train import launches
 from train.launches import HPCSGD
 
@@ -69,30 +69,30 @@ class Launch:
         events = event_log.read(path) if path.exists() else []
         return [event for event in events if event["event"] in kinds]
 
-    def of(self, island: int, *kinds: str) -> list[event_log.Event]:
-        return [event for event in self.events(*kinds) if event["island"] == island]
+    def of(self, replica_group: int, *kinds: str) -> list[event_log.Event]:
+        return [event for event in self.events(*kinds) if event["replica_group"] == replica_group]
 
-    def returned(self, island: int) -> bool:
+    def returned(self, replica_group: int) -> bool:
         """It was lost, came back, and trains with the others again."""
         last = ""
         for event in self.events("lost", "generation", "commit"):
-            if event.get("island") == island:
+            if event.get("replica_group") == replica_group:
                 last = "lost"
-            elif last == "lost" and island in event.get("newcomers", ()):
+            elif last == "lost" and replica_group in event.get("newcomers", ()):
                 last = "new"
-            elif last == "new" and island in event.get("counted", ()):
+            elif last == "new" and replica_group in event.get("counted", ()):
                 return True
         return False
 
-    def ranks(self, island: int) -> list[int]:
+    def ranks(self, replica_group: int) -> list[int]:
         """The processes that train, by rank."""
-        here = [(pid, env) for pid, env in at_work(self.folder).items() if is_of(island, env)]
+        here = [(pid, env) for pid, env in at_work(self.folder).items() if is_of(replica_group, env)]
         ranks = [(env.get("PMI_RANK", env.get("OMPI_COMM_WORLD_RANK")), pid) for pid, env in here]
         return [pid for rank, pid in sorted((rank, pid) for rank, pid in ranks if rank is not None)]
 
-    def processes(self, island: int | None = None) -> list[int]:
+    def processes(self, replica_group: int | None = None) -> list[int]:
         """All that were started in this folder, or those of one island with their launcher."""
-        return [pid for pid, env in at_work(self.folder).items() if island is None or is_of(island, env)]
+        return [pid for pid, env in at_work(self.folder).items() if replica_group is None or is_of(replica_group, env)]
 
     def assert_nothing_is_left(self, within: float) -> None:
         deadline = time.monotonic() + within
@@ -135,7 +135,7 @@ def test_a_rank_is_killed(launch: Launch) -> None:
     assert len(launch.events("finished")) == 1
     for name in ("model.pt", "summary.json", "curves.png"):
         assert (launch.run / name).exists(), name
-    starts = json.loads((island_folder(launch.run, 1) / "versions.json").read_text())
+    starts = json.loads((replica_group_folder(launch.run, 1) / "versions.json").read_text())
     assert [(start["P"], start["K"], start["devices"]) for start in starts][:2] == [(1, 2, {"cpu": 2})] * 2
 
 
@@ -228,8 +228,8 @@ def test_islands_start_from_weights_of_others(launch: Launch) -> None:
     assert done.code == 0, done
     found = torch.load(launch.run / "model.pt")
     assert all(torch.equal(found[name], x) for name, x in weights.items())
-    for island in (0, 1):
-        said = (island_folder(launch.run, island) / "output.log").read_text()
+    for replica_group in (0, 1):
+        said = (replica_group_folder(launch.run, replica_group) / "output.log").read_text()
         assert f"the model starts from {launch.folder}/there.pt\n" in said
 
     done = launches.launch(launch.folder, *words, "--run.output_dir", "no", "--model.init_from", "nowhere.pt")

@@ -45,13 +45,13 @@ class Island:
     address = token = ""
     host, ranks = "127.0.0.1", 0
 
-    def command(self, island: int, K: int, program: Sequence[str]) -> list[str]:
+    def command(self, replica_group: int, K: int, program: Sequence[str]) -> list[str]:
         life = self.lives[len(self.started)]
         self.started.append(K)
         if life.meets:
             self.now = replace(self.now, rounds=self.now.rounds + 1)
             with EventLog(self.folder / event_log.NAME) as events:
-                who = {"members": [0, island], "counted": [0, island]}
+                who = {"members": [0, replica_group], "counted": [0, replica_group]}
                 events.commit(generation=1, rounds=self.now.rounds, **who, t=1, epoch=0, fraction=0.5)
         self.now = replace(self.now, **life.now)
         return ["sh", "-c", life.end]
@@ -83,9 +83,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def supervised(island: Island, restarts: int, *, moves_ranks: bool = False) -> int:
+def supervised(replica_group: Island, restarts: int, *, moves_ranks: bool = False) -> int:
     supervisor = Supervisor(
-        {1: 2}, 2, [], island.folder, island, island,
+        {1: 2}, 2, [], replica_group.folder, replica_group, replica_group,
         restarts=restarts, silence=60, timeout=60, moves_ranks=moves_ranks,
     )  # fmt: skip
     return asyncio.run(supervisor.run())
@@ -93,10 +93,10 @@ def supervised(island: Island, restarts: int, *, moves_ranks: bool = False) -> i
 
 def test_it_is_waited_longer_where_lives_are_in_vain(tmp_path: Path, pauses: list[float]) -> None:
     met, vain, stop = Life("kill -9 $$", meets=True), Life("exit 3"), Life(f"exit {STOPPED}")
-    island = Island(tmp_path, [vain, vain, vain, met, vain, met, stop])
-    assert supervised(island, restarts=6) == STOPPED
+    replica_group = Island(tmp_path, [vain, vain, vain, met, vain, met, stop])
+    assert supervised(replica_group, restarts=6) == STOPPED
     assert pauses == [1, 2, 4, 1, 1, 1]
-    codes = [fields["code"] for event, fields in island.noted if event == "ended"]
+    codes = [fields["code"] for event, fields in replica_group.noted if event == "ended"]
     assert codes == [3, 3, 3, KILLED, 3, KILLED, STOPPED]
 
 
@@ -104,25 +104,25 @@ def test_who_moves_comes_back_at_once_and_has_not_died(
     tmp_path: Path, pauses: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     moves = Life(f"exit {MOVED}", now={"units": ((0, 1), (1, 3))})
-    island = Island(tmp_path, [moves, Life(f"exit {STOPPED}")])
-    assert supervised(island, restarts=0, moves_ranks=True) == STOPPED
-    assert (island.started, pauses) == ([2, 3], [])
+    replica_group = Island(tmp_path, [moves, Life(f"exit {STOPPED}")])
+    assert supervised(replica_group, restarts=0, moves_ranks=True) == STOPPED
+    assert (replica_group.started, pauses) == ([2, 3], [])
     assert capsys.readouterr().err == ""
 
 
 def test_units_that_are_no_ranks_leave_these_as_they_are(tmp_path: Path) -> None:
     moves = Life(f"exit {MOVED}", now={"units": ((0, 128), (1, 256))})
-    island = Island(tmp_path, [moves, Life(f"exit {STOPPED}")])
-    assert supervised(island, restarts=0) == STOPPED
-    assert island.started == [2, 2]
+    replica_group = Island(tmp_path, [moves, Life(f"exit {STOPPED}")])
+    assert supervised(replica_group, restarts=0) == STOPPED
+    assert replica_group.started == [2, 2]
 
 
 def test_it_is_given_up_after_so_many_lives(
     tmp_path: Path, pauses: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """0 is not believed: the register does not say that all is done."""
-    island = Island(tmp_path, [Life("exit 0"), Life("exit 3")])
-    assert supervised(island, restarts=1) == 3
+    replica_group = Island(tmp_path, [Life("exit 0"), Life("exit 3")])
+    assert supervised(replica_group, restarts=1) == 3
     assert pauses == [1]
     assert capsys.readouterr().err.splitlines() == [
         "hpcsgd: island 1 died with exit code 0",
@@ -138,21 +138,21 @@ def test_only_who_fails_before_any_meeting_would_fail_again(
     tmp_path: Path, pauses: list[float], capfd: pytest.CaptureFixture[str], end: str, rounds: int, fault: bool
 ) -> None:
     first = Life(f"echo a file is missing; {end}", now={"rounds": rounds})
-    island = Island(tmp_path, [first, Life(f"exit {STOPPED}")], Register(phase=Phase.RUN))
-    assert supervised(island, restarts=1) == (1 if fault else STOPPED)
-    assert len(island.started) == (1 if fault else 2)
+    replica_group = Island(tmp_path, [first, Life(f"exit {STOPPED}")], Register(phase=Phase.RUN))
+    assert supervised(replica_group, restarts=1) == (1 if fault else STOPPED)
+    assert len(replica_group.started) == (1 if fault else 2)
     told = capfd.readouterr()
     assert told.out == "a file is missing\n"
     assert ("the run is ended" in told.err) == fault
 
 
 def test_when_the_training_is_complete_codes_say_nothing(tmp_path: Path) -> None:
-    island = Island(tmp_path, [Life("exit 1", now={"phase": Phase.FINISHED})])
-    assert supervised(island, restarts=3) == 0
-    assert supervised(island, restarts=3) == 0
-    assert len(island.started) == 1, "the second time there was nothing left to do"
+    replica_group = Island(tmp_path, [Life("exit 1", now={"phase": Phase.FINISHED})])
+    assert supervised(replica_group, restarts=3) == 0
+    assert supervised(replica_group, restarts=3) == 0
+    assert len(replica_group.started) == 1, "the second time there was nothing left to do"
 
 
 def test_who_has_to_leave_with_all_others_has_stopped(tmp_path: Path) -> None:
-    island = Island(tmp_path, [Life("exit 0", now={"leaving": True})])
-    assert supervised(island, restarts=3) == STOPPED
+    replica_group = Island(tmp_path, [Life("exit 0", now={"leaving": True})])
+    assert supervised(replica_group, restarts=3) == STOPPED

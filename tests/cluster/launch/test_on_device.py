@@ -11,7 +11,7 @@ import torch
 
 import far
 import programs
-from hpcsgd.report.run_folder import island_folder
+from hpcsgd.report.run_folder import replica_group_folder
 from train.launches import HPCSGD, ended, make_store, start
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.usefixtures("far_device")]
@@ -49,7 +49,7 @@ def test_groups_that_may_die(tmp_path: Path) -> None:
         run = ended(start(tmp_path, [*HPCSGD, *words], PYTHONPATH=path))
         assert run.code == 0, run
         assert (", on far:0, far:1" in run.out) == (on == "auto"), run
-        (told,) = json.loads((island_folder(tmp_path / on, 1) / "versions.json").read_text())
+        (told,) = json.loads((replica_group_folder(tmp_path / on, 1) / "versions.json").read_text())
         assert told["devices"] == ({"far:0": 1, "far:1": 1} if on == "auto" else {"cpu": 2})
         models.append(torch.load(tmp_path / on / "model.pt"))
     for name, value in models[0].items():

@@ -17,7 +17,7 @@ from hpcsgd.cluster.launch.coordinator_process import CoordinatorProcess
 from hpcsgd.cluster.launch.starter import Mpiexec, Srun, starter
 from hpcsgd.cluster.launch.supervisor import Supervisor, sizes
 from hpcsgd.elastic import event_log
-from hpcsgd.elastic.allotment import Allotment
+from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.elastic.register import Phase, Register
 from hpcsgd.errors import STOPPED, UserError
 from pythons import python
@@ -25,7 +25,7 @@ from pythons import python
 ISLAND = """
 import sys, time
 from pathlib import Path
-from hpcsgd.elastic.invitation import invitation
+from hpcsgd.elastic.join_info import invitation
 from hpcsgd.elastic.register import Report
 from hpcsgd.comm import threads
 import torch
@@ -43,7 +43,7 @@ def rank(group):
     finally:
         meetings.close()
 
-from hpcsgd.elastic.meetings import Over
+from hpcsgd.elastic.elastic_average import Over
 try:
     threads.run(int(sys.argv[2]) if len(sys.argv) > 2 else 1, rank)
 except Over:
@@ -58,35 +58,35 @@ class Alone:
     host = "127.0.0.1"
     ranks = 0
 
-    def command(self, island: int, K: int, program: Sequence[str]) -> list[str]:
+    def command(self, replica_group: int, K: int, program: Sequence[str]) -> list[str]:
         return list(program)
 
 
 def supervise(
     folder: Path,
-    islands: int,
+    replica_groups: int,
     body: str,
     restarts: int = 2,
     sizes: Sequence[int] = (),
-    allotment: Allotment | None = None,
+    allotment: ResourceBudget | None = None,
 ) -> int:
     script = folder / "island.py"
     script.write_text(ISLAND)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         coordinator = CoordinatorProcess(
-            islands=islands, token="secret", silence=60, timeout=60, folder=str(folder),
+            replica_groups=replica_groups, token="secret", silence=60, timeout=60, folder=str(folder),
             host="127.0.0.1", port=0, allotment=None if allotment is None else asdict(allotment),
         )  # fmt: skip
         supervisor = Supervisor(
-            dict(enumerate(sizes or [1] * islands)), islands, python(str(script), body), folder, Alone(),
+            dict(enumerate(sizes or [1] * replica_groups)), replica_groups, python(str(script), body), folder, Alone(),
             coordinator, restarts=restarts, silence=60, timeout=60,
-            moves_ranks=allotment is not None and allotment.unit == "ranks",
+            moves_ranks=allotment is not None and allotment.resource == "ranks",
         )  # fmt: skip
         return asyncio.run(supervisor.run())
 
 
-def lives(folder: Path, island: int) -> int:
+def lives(folder: Path, replica_group: int) -> int:
     return len((folder / f"lives-{island}").read_text())
 
 
@@ -106,7 +106,7 @@ else:
 @pytest.mark.slow
 def test_all_come_to_the_end(tmp_path: Path) -> None:
     assert supervise(tmp_path, 2, FINISH) == 0
-    assert [lives(tmp_path, island) for island in (0, 1)] == [1, 1]
+    assert [lives(tmp_path, replica_group) for replica_group in (0, 1)] == [1, 1]
     assert len(events(tmp_path, "commit")) == 5
     assert [event["code"] for event in events(tmp_path, "ended")] == [0, 0]
 
@@ -156,8 +156,8 @@ def test_who_comes_when_it_is_over_does_not_wait(
         slow = Namespace(asyncio, create_subprocess_exec=start)
         monkeypatch.setattr("hpcsgd.cluster.launch.supervisor.asyncio", slow)
     assert asyncio.run(supervisor.run()) == 0
-    [island] = supervisor.islands
-    assert (island.lives, island.code) == (1, 128 + signal.SIGKILL)
+    [replica_group] = supervisor.replica_groups
+    assert (replica_group.lives, replica_group.code) == (1, 128 + signal.SIGKILL)
 
 
 def test_who_is_being_started_is_told_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ while 1 not in meetings.members or lives.name != "lives-1" and len(Path("lives-1
 @pytest.mark.slow
 def test_one_that_died_is_started_again_and_joins(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert supervise(tmp_path, 2, DIES) == 0
-    assert [lives(tmp_path, island) for island in (0, 1)] == [1, 2]
+    assert [lives(tmp_path, replica_group) for replica_group in (0, 1)] == [1, 2]
     assert "hpcsgd: island 1 died with exit code 137" in capfd.readouterr().err
     assert events(tmp_path, "generation")[-1]["newcomers"] == [1]
 
@@ -293,7 +293,7 @@ def test_all_that_had_to_stop_may_go_on(tmp_path: Path) -> None:
         "meetings.mean(w)\nassert meetings.leaving\nsys.exit(75)"
     )
     assert supervise(tmp_path, 2, body) == 75
-    assert [lives(tmp_path, island) for island in (0, 1)] == [1, 1]
+    assert [lives(tmp_path, replica_group) for replica_group in (0, 1)] == [1, 1]
 
 
 @pytest.mark.slow
@@ -322,7 +322,7 @@ def test_how_an_island_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Srun, "_nodes", lambda _: list(nodes))
     environment = {"SLURM_NTASKS": "6", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "localhost"}
     by = Srun(environment, ["--mpi=pmi2"])
-    first = [by.command(island, 2, ["program"]) for island in range(3)]
+    first = [by.command(replica_group, 2, ["program"]) for replica_group in range(3)]
     assert first[0][:4] == ["srun", "--nodelist=node1", "--nodes=1", "--ntasks=2"]
     assert first[0][-3:] == ["--mpi=pmi2", "--exact", "program"]
     assert [words[1] for words in first[1:]] == ["--nodelist=node2", "--nodelist=node3"]
@@ -367,12 +367,12 @@ def test_islands_come_back_with_the_ranks_that_they_are_given(
     """At once, without counting as dead."""
     started: list[int] = []
 
-    def command(_: Alone, island: int, K: int, program: Sequence[str]) -> list[str]:
+    def command(_: Alone, replica_group: int, K: int, program: Sequence[str]) -> list[str]:
         started.append(K)
         return [*program, str(K)]
 
     monkeypatch.setattr(Alone, "command", command)
-    allotment = Allotment("ranks", 1, margin=0.1, cost=0, epochs=9)
+    allotment = ResourceBudget("ranks", 1, min_gain=0.1, cost=0, epochs=9)
     assert supervise(tmp_path, 2, MOVES, restarts=0, sizes=[2, 2], allotment=allotment) == 0
     assert sorted(started) == [1, 2, 2, 3]
     assert not events(tmp_path, "lost")

@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, NaturalGradient, UserError
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from hpcsgd.methods import Method, allreduce_local_sgd, bsp, hierarchical
 from references import average, batch, loss, model, one_step, set_vector, vector
@@ -30,7 +30,7 @@ def momentum(net: nn.Module) -> optim.Optimizer:
     return optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
 
 
-def trained(world: Transport, P: int, method: Method, **options: Any) -> list[Tensor]:
+def trained(world: Communicator, P: int, method: Method, **options: Any) -> list[Tensor]:
     topology, net = form(world, groups=P), model(seed=world.rank)
     distributed = DistributedOptimizer(momentum(net), net, topology, copy.deepcopy(method), **options)
     optimizer = NaturalGradient(distributed, net, **OPTIONS)
@@ -81,7 +81,7 @@ def test_equals_plain_torch(run, method: str, P: int, K: int, options: dict[str,
 
 @pytest.mark.parametrize("n", [2])
 def test_what_else_the_distributed_optimizer_has(run, n: int) -> None:
-    def used(world: Transport) -> tuple[float, int, list[str]]:
+    def used(world: Communicator) -> tuple[float, int, list[str]]:
         topology, net = form(world, groups=n), model()
         optimizer = NaturalGradient(DistributedOptimizer(momentum(net), net, topology, hierarchical(2)), net)
         optimizer.zero_grad()
@@ -102,7 +102,7 @@ def test_what_else_the_distributed_optimizer_has(run, n: int) -> None:
 
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (2, 1), (1, 2)])
 def test_state_survives_a_round_trip(run, P: int, K: int) -> None:
-    def whole_and_resumed(world: Transport) -> tuple[Tensor, Tensor]:
+    def whole_and_resumed(world: Communicator) -> tuple[Tensor, Tensor]:
         topology = form(world, groups=P)
 
         def new() -> tuple[nn.Module, NaturalGradient]:
@@ -129,7 +129,7 @@ def test_state_survives_a_round_trip(run, P: int, K: int) -> None:
 
 @pytest.mark.ranks(1)
 def test_it_is_the_outermost(run) -> None:
-    def wrong_order(world: Transport) -> None:
+    def wrong_order(world: Communicator) -> None:
         net = model()
         inside = hpcsgd.NaturalGradient(momentum(net), net)
         DistributedOptimizer(inside, net, form(world), bsp())

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import dump, load
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.performance.probing.virtual import virtual_groups
-from hpcsgd.train.assembly import Assembly, assemble
-from hpcsgd.train.world import World
+from hpcsgd.train.training_setup import TrainingSetup, assemble
+from hpcsgd.train.static_run import StaticRun
 from train.launches import JOB, make_store
 
 a_run = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
@@ -43,13 +43,13 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcsgd.train.world._report", lambda _: None)
+    monkeypatch.setattr("hpcsgd.train.static_run._report", lambda _: None)
 
 
 class StopAt:
     """In place of `Stopping`."""
 
-    def __init__(self, parts: Assembly, step: int) -> None:
+    def __init__(self, parts: TrainingSetup, step: int) -> None:
         self._parts, self._step = parts, step
 
     def now(self) -> str | None:
@@ -61,14 +61,14 @@ def train(
 ) -> dict[str, Tensor] | None:
     """The model at the end, or None where the run was stopped `at` a step."""
 
-    def one(world: Transport) -> str | None:
+    def one(world: Communicator) -> str | None:
         options = f"{words} --training.epochs 2 --parallel.groups {n} --run.output_dir".split()
         config = load(job_file, [*options, str(folder)])
         parts = assemble(config, form(world, config.parallel.groups), "job.toml")
         stopping: Any = StopAt(parts, at)
         with ExitStack() as files:
             return a_run._train(
-                World(config, parts.optimizer.topology), parts, stopping, world.apart(), resume, files
+                StaticRun(config, parts.optimizer.topology), parts, stopping, world.dup_with_thread(), resume, files
             )
 
     folder.mkdir(exist_ok=True)
@@ -130,7 +130,7 @@ def test_mistakes_are_told_in_one_line(job_file: Path, words: str, line: str) ->
 
 def test_the_probe_trains_with_it(job_file: Path) -> None:
     def after(words: str) -> Tensor:
-        def one(world: Transport) -> Tensor:
+        def one(world: Communicator) -> Tensor:
             groups = virtual_groups(load(job_file, words.split()), 2, 1, world)
             groups.train(3)
             return torch.cat([p.detach().reshape(-1) for p in groups.trainees[0].model.parameters()])

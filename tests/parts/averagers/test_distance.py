@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, Method, allreduce_local_sgd, hierarchical
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.averager import Traits
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import form
 from hpcsgd.core.waits import All
-from hpcsgd.parts.averagers import Mean, Measured
+from hpcsgd.parts.averagers import Mean, WithDistance
 from hpcsgd.parts.averagers.mean import AT_ONCE
-from hpcsgd.parts.exchanges import AllToAll
+from hpcsgd.parts.grad_reduces import AllToAll
 from hpcsgd.parts.schedules import Every
 from references import average, gathered_step, one_step, vector
 from references import model as make_model
@@ -41,7 +41,7 @@ def expected(P: int, K: int) -> list[float]:
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1), (4, 2)])
 @pytest.mark.parametrize("method", [hierarchical, allreduce_local_sgd])
 def test_distance(run, P: int, K: int, method: Callable[[int], Method]) -> None:
-    def noted(world: Transport) -> list[float]:
+    def noted(world: Communicator) -> list[float]:
         topology, net = form(world, groups=P), make_model()
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.2), net, topology, method(EVERY))
         found = []
@@ -77,10 +77,10 @@ class Watched:
 
 @pytest.mark.ranks(2)
 def test_copies_are_kept_of_few_buckets(run) -> None:
-    def most(world: Transport) -> tuple[int, int]:
+    def most(world: Communicator) -> tuple[int, int]:
         net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(2 * AT_ONCE)))
         watched = Watched()
-        method = Method(AllToAll(), Every(1), Measured(watched))
+        method = Method(AllToAll(), Every(1), WithDistance(watched))
         optimizer = DistributedOptimizer(
             optim.SGD(net.parameters(), lr=0.1), net, form(world, groups=2), method, bucket_cap_mb=1e-6
         )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd import DistributedOptimizer, UserError, ensemble_sync
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import Absent, form
 from references import model as make_model
 from references import one_step
@@ -26,7 +26,7 @@ class Alone(Absent):
 
 @pytest.mark.parametrize("n", [2])
 def test_buffers_that_appear_on_one_rank_alone(run, n: int) -> None:
-    def train(world: Transport) -> tuple[float, str]:
+    def train(world: Communicator) -> tuple[float, str]:
         topology, net = dataclasses.replace(form(world), replica_groups=Alone()), make_model()
         net.register_buffer("seen", torch.full((2,), float(world.rank)))
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, topology, ensemble_sync(1))

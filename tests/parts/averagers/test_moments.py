@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd import Method, allreduce_local_sgd, hierarchical
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.parts.averagers import AverageState, ResetState, keep_state
@@ -64,7 +64,7 @@ def test_moments(
             average(nets)
             reference(optimizers)
 
-    def train(world: Transport) -> torch.Tensor:
+    def train(world: Communicator) -> torch.Tensor:
         made = method(EVERY, optimizer_state=moments)
         return distributed(world, P, made, lambda params: optim.Adam(params, lr=0.05), STEPS)[-1]
 
@@ -125,7 +125,7 @@ def averaged_by_hand(name: str, optimizers: Optimizers) -> None:
 def test_groups_that_used_other_parts_average_alike(run, name: str, P: int) -> None:
     """What a group never updated counts as what the optimizer would start from; nothing is mixed up."""
 
-    def train(world: Transport) -> list[Tensor]:
+    def train(world: Communicator) -> list[Tensor]:
         net, topology = Two(), form(world, groups=P)
         method = hierarchical(2, optimizer_state=AverageState)
         inner = ADAPTIVE[name](list(net.parameters()))
@@ -154,7 +154,7 @@ def test_groups_that_used_other_parts_average_alike(run, name: str, P: int) -> N
 def test_unlike_states_are_refused_on_all_ranks(run) -> None:
     """As where a state is loaded after the wrapping and in one group alone."""
 
-    def train(world: Transport) -> str:
+    def train(world: Communicator) -> str:
         net, topology = Two(), form(world, groups=2)
         inner = optim.Adam(net.parameters(), lr=0.1)
         optimizer = hpcsgd.DistributedOptimizer(
@@ -180,7 +180,7 @@ def test_unlike_states_are_refused_on_all_ranks(run) -> None:
 def test_reset_is_the_state_of_a_new_optimizer(run, name: str, P: int, K: int) -> None:
     """After a late meeting the next updates are those of an optimizer that was just made."""
 
-    def train(world: Transport) -> tuple[list[Tensor], list[Tensor]]:
+    def train(world: Communicator) -> tuple[list[Tensor], list[Tensor]]:
         topology = form(world, groups=P)
 
         def step(net: nn.Module, optimizer: Any, t: int) -> None:
@@ -218,7 +218,7 @@ class Asking(optim.SGD):
 
 
 def test_an_optimizer_that_cannot_be_made_anew_is_refused() -> None:
-    def train(world: Transport) -> None:
+    def train(world: Communicator) -> None:
         net = Two()
         optimizer = hpcsgd.DistributedOptimizer(
             Asking(net.parameters(), "?"),

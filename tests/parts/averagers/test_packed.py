@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from hpcsgd.methods import Method, diloco, hierarchical
 from hpcsgd.parts import quantizers
-from hpcsgd.parts.averagers import PackedMean
+from hpcsgd.parts.averagers import QuantizedMean
 from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.schedules import never
 from references import batch, loss, model, vector
@@ -34,7 +34,7 @@ MAKERS: dict[str, Callable[[Quantizer | None], Method]] = {
 }
 
 
-def trained(world: Transport, P: int, method: Method, dtype: torch.dtype, steps: int = 8) -> list[Tensor]:
+def trained(world: Communicator, P: int, method: Method, dtype: torch.dtype, steps: int = 8) -> list[Tensor]:
     net, topology = model(dtype=dtype), form(world, P)
     optimizer = hpcsgd.DistributedOptimizer(
         optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net, topology, method, bucket_cap_mb=1e-4
@@ -70,14 +70,14 @@ def test_all_groups_leave_with_the_same_bits(
 def test_groups_that_have_trained_apart_first_meet_as_they_are(run, late: bool) -> None:
     """From the beginning of a training they have something in common."""
 
-    def one(world: Transport, wire: Quantizer | None) -> tuple[Tensor, float]:
-        before = world.ledger.totals()
+    def one(world: Communicator, wire: Quantizer | None) -> tuple[Tensor, float]:
+        before = world.stats.totals()
         method = hierarchical(EVERY, quantize=wire)
         if late:
             method = hpcsgd.switch(hierarchical(99), method, at=1)
         end = trained(world, 3, method, torch.float32, EVERY)[-1]
         assert "average" not in before
-        return end, world.ledger.totals()["average"].bytes
+        return end, world.stats.totals()["average"].bytes
 
     found, plain = (run(3, one, wire) for wire in (quantizers.int4(), None))
     for (mine, few), (theirs, many) in zip(found, plain, strict=True):
@@ -90,10 +90,10 @@ def test_groups_that_have_trained_apart_first_meet_as_they_are(run, late: bool) 
 def test_what_was_said_and_what_is_kept_is_how_groups_moved(run, wire: str) -> None:
     """At every meeting: θ + mean of e is what plain means of all that groups moved would have led to."""
 
-    def one(world: Transport) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def one(world: Communicator) -> list[tuple[Tensor, Tensor, Tensor]]:
         topology = form(world, 3)
         net = model(dtype=torch.float64)
-        how = PackedMean(QUANTIZERS[wire])
+        how = QuantizedMean(QUANTIZERS[wire])
         method = Method(hpcsgd.AllToAll(), never, how)
         optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, topology, method)
         generator, found = torch.Generator().manual_seed(world.rank), []
@@ -137,7 +137,7 @@ def test_an_outer_optimizer_does_not_have_to_be_told_of(run) -> None:
         def decode(self, code: Tensor, out: Tensor) -> None:
             out.copy_(code.view(torch.float32))
 
-    def one(world: Transport) -> list[list[Tensor]]:
+    def one(world: Communicator) -> list[list[Tensor]]:
         """What was said in each step."""
         topology, net, wire = form(world, 2), model(dtype=torch.float32), Silent()
         method = diloco(1, outer=lambda params: optim.SGD(params, lr=0.7, momentum=0.9), quantize=wire)
@@ -162,7 +162,7 @@ def test_an_outer_optimizer_does_not_have_to_be_told_of(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_the_distance_is_to_what_groups_end_with(run) -> None:
-    def one(world: Transport) -> tuple[float, float]:
+    def one(world: Communicator) -> tuple[float, float]:
         topology, net = form(world, 2), model(dtype=torch.float64)
         method = hierarchical(1, quantize=quantizers.int4(block=8))
         optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.5), net, topology, method)

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.flat import Bucket, flatten
 from hpcsgd.core.optional import sends
 from hpcsgd.core.step import GradReduce, ReduceContext, TrainingContext
 from hpcsgd.core.topology import Topology, form
-from hpcsgd.core.traffic import Sizes
-from hpcsgd.parts.exchanges import AcrossGroups, AllReduce, AllToAll, Dense, ReduceScatter, WithAllgather
-from hpcsgd.parts.exchanges.dense import complete
+from hpcsgd.core.traffic import ModelLayout
+from hpcsgd.parts.grad_reduces import AcrossGroups, AllReduce, AllToAll, Dense, ReduceScatter, WithAllgather
+from hpcsgd.parts.grad_reduces.dense import complete
 
 EXCHANGES: dict[str, GradReduce] = {
     "all-to-all": AllToAll(),
@@ -40,7 +40,7 @@ def gradient(rank: int, round_: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(SIZE, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def exchanged(world: Transport, P: int, exchange: GradReduce, dtype: torch.dtype) -> list[Tensor]:
+def exchanged(world: Communicator, P: int, exchange: GradReduce, dtype: torch.dtype) -> list[Tensor]:
     """Of two rounds, what each rank may use: its own chunk, or all."""
     topology = form(world, groups=P)
     param = nn.Parameter(torch.zeros(SIZE, dtype=dtype))
@@ -92,7 +92,7 @@ def test_the_all_to_all_mean_of_narrow_gradients_is_rounded_once(run, K: int, dt
     ],
 )
 def test_what_fits_where_the_ranks_are(nodes: list[int], dtype: torch.dtype, fitting: GradReduce) -> None:
-    def room(world: Transport, exchange: GradReduce) -> int:
+    def room(world: Communicator, exchange: GradReduce) -> int:
         topology, param = form(world, groups=1), nn.Parameter(torch.zeros(8, dtype=dtype))
         (bucket,) = flatten([("p", param)], topology.group_size, topology.shard_index, 1e9)
         bucket.gather()
@@ -113,14 +113,14 @@ def test_what_fits_where_the_ranks_are(nodes: list[int], dtype: torch.dtype, fit
 )
 def test_what_fits_is_foretold(ranks_per_host: int | None, dtype: torch.dtype, fitting: GradReduce) -> None:
     named = [("p", nn.Parameter(torch.zeros(9, dtype=dtype)))]
-    m = Sizes.of(named, P=2, K=4, bucket_bytes=1e6, ranks_per_host=ranks_per_host)
+    m = ModelLayout.of(named, P=2, K=4, bucket_bytes=1e6, ranks_per_host=ranks_per_host)
     assert list(sends(Dense(), m)) == list(sends(fitting, m))
     assert Dense().holds(m) == fitting.holds(m)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("P", "K", "busy"), [(1, 1, set()), (1, 2, set(EXCHANGES)), (2, 1, {"across"})])
 def test_idle_where_there_is_nobody_to_talk_to(run, P: int, K: int, busy: set[str]) -> None:
-    def idle(world: Transport) -> dict[str, bool]:
+    def idle(world: Communicator) -> dict[str, bool]:
         topology = form(world, groups=P)
         return {name: exchange.idle(topology) for name, exchange in EXCHANGES.items()}
 

@@ -13,14 +13,14 @@ from torch import Tensor, nn, optim
 from torch.utils._pytree import tree_leaves
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.state import State
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, hierarchical, osgp, switch
 from hpcsgd.parts import quantizers
 from hpcsgd.parts.averagers import MeanOfAll
-from hpcsgd.parts.exchanges import AllToAll, Quantized
+from hpcsgd.parts.grad_reduces import AllToAll, Quantized
 from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.quantizers.whole import Whole
 from hpcsgd.parts.schedules import Every
@@ -35,7 +35,7 @@ def momentum(params: Sequence[nn.Parameter]) -> optim.Optimizer:
 
 
 def trained(
-    world: Transport,
+    world: Communicator,
     P: int,
     new: Callable[[], Method],
     dtype: torch.dtype = torch.float32,
@@ -95,7 +95,7 @@ def test_updates_too_small_for_the_wire_arrive(run, wire: Quantizer, dtype: torc
     rates = torch.full((size,), 1e-3)
     rates[::8] = 1.0
 
-    def one(world: Transport) -> Tensor:
+    def one(world: Communicator) -> Tensor:
         net = nn.Module()
         net.w = nn.Parameter(torch.zeros(size, dtype=dtype))
         topology = form(world, 1)
@@ -115,7 +115,7 @@ def test_updates_too_small_for_the_wire_arrive(run, wire: Quantizer, dtype: torc
 
 @pytest.mark.ranks(1)
 def test_what_is_known_alone_comes_home_where_a_group_is_of_one(run) -> None:
-    def one(world: Transport) -> tuple[Tensor, Tensor]:
+    def one(world: Communicator) -> tuple[Tensor, Tensor]:
         net, topology = model(dtype=torch.float32), form(world, 1)
         exchange = Quantized(parameters=quantizers.int8())
         optimizer = hpcsgd.DistributedOptimizer(
@@ -136,7 +136,7 @@ def test_what_is_known_alone_comes_home_where_a_group_is_of_one(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_optimizers_of_whole_tensors_train_and_say_that_parameters_do_not_travel(run, caplog) -> None:
-    def one(world: Transport) -> tuple[list[Tensor], list[Tensor]]:
+    def one(world: Communicator) -> tuple[list[Tensor], list[Tensor]]:
         found = []
         for exchange in (Quantized(None, quantizers.int4()), AllToAll()):
             net, topology = model(dtype=torch.float32), form(world, 1)
@@ -154,7 +154,7 @@ def test_optimizers_of_whole_tensors_train_and_say_that_parameters_do_not_travel
 
 @pytest.mark.ranks(2)
 def test_meetings_of_whole_models_are_refused(run) -> None:
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         net = model()
         method = Method(Quantized(parameters=quantizers.int8()), Every(2), MeanOfAll())
         hpcsgd.DistributedOptimizer(momentum(list(net.parameters())), net, form(world, 1), method)
@@ -169,7 +169,7 @@ def test_meetings_of_whole_models_are_refused(run) -> None:
     [(None, False), (quantizers.bf16(), False), (DICE, False), (quantizers.int8(), True)],
 )
 def test_loss_scales_go_with_what_keeps_nothing(run, gradients: Quantizer | None, refused: bool) -> None:
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         net, topology = model(dtype=torch.float32), form(world, 1)
         method = hierarchical(2, Quantized(gradients, quantizers.int8()))
         optimizer = hpcsgd.DistributedOptimizer(momentum(list(net.parameters())), net, topology, method)
@@ -186,7 +186,7 @@ def test_loss_scales_go_with_what_keeps_nothing(run, gradients: Quantizer | None
 
 @pytest.mark.ranks(2)
 def test_infinite_gradients_arrive_as_such(run) -> None:
-    def one(world: Transport) -> Tensor:
+    def one(world: Communicator) -> Tensor:
         net, topology = model(dtype=torch.float32), form(world, 1)
         optimizer = hpcsgd.DistributedOptimizer(
             optim.SGD(net.parameters(), lr=1.0),
@@ -267,7 +267,7 @@ def test_positions_keep_one_model_while_weights_of_push_sum_differ(run) -> None:
 def test_a_state_is_of_its_time() -> None:
     """What is trained later does not change it."""
 
-    def one(world: Transport) -> None:
+    def one(world: Communicator) -> None:
         net, topology = model(dtype=torch.float32), form(world, 2)
         method = hierarchical(1, Quantized(quantizers.int8(), quantizers.int8()), quantize=quantizers.int8())
         optimizer = hpcsgd.DistributedOptimizer(momentum(list(net.parameters())), net, topology, method)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, hierarchical
-from hpcsgd.parts.exchanges import ErrorFeedback, LrInErrorFeedback, MomentumCorrection, Plain, Sparse, own
-from hpcsgd.parts.exchanges.feedback import Feedback
+from hpcsgd.parts.grad_reduces import ErrorFeedback, LrInErrorFeedback, MomentumCorrection, Plain, Sparse, per_worker
+from hpcsgd.parts.grad_reduces.feedback import Feedback
 from hpcsgd.parts.sparsifiers import CLTk, Deft, HardThreshold, Sparsifier, TopK
 from references import MakeOptimizer, distributed, meet_every, model, one_step, same, set_vector, vector
 from sparsifying import (
@@ -113,7 +113,7 @@ def test_everything_is_the_dense_exchange(run, sparsifier: Sparsifier, K: int) -
 def test_nothing_is_lost(run, name: str) -> None:
     """At a rate of 1, what the parameters moved by was sent; with the residuals it is all gradients."""
 
-    def training(world: Transport) -> tuple[Tensor, Tensor]:
+    def training(world: Communicator) -> tuple[Tensor, Tensor]:
         net, another = model(), model()
         exchange = Sparse(SPARSIFIERS[name][0]())
         inner = optim.SGD(net.parameters(), lr=1.0)
@@ -150,7 +150,7 @@ def test_own_values_alone(run) -> None:
             given[idx] = mine[idx]
         e = acc - sent
         history.append([descend(net, 0.1 * sent.mean(0))])
-    ranks = run(4, lambda world: distributed(world, 1, bsp(Sparse(TopK(DENSITY), own)), sgd, STEPS))
+    ranks = run(4, lambda world: distributed(world, 1, bsp(Sparse(TopK(DENSITY), per_worker)), sgd, STEPS))
     same(ranks, history, 4)
 
 
@@ -169,7 +169,7 @@ def test_the_rate_inside(run) -> None:
     def rate(t: int) -> float:
         return 0.1 / (1 + t)
 
-    def training(world: Transport) -> list[Tensor]:
+    def training(world: Communicator) -> list[Tensor]:
         net = model(seed=world.rank)
         method = bsp(Sparse(TopK(DENSITY), feedback=LrInErrorFeedback()))
         topology = form(world)
@@ -255,7 +255,7 @@ WRONG: dict[str, tuple[Callable[[], Sparse], MakeOptimizer, str]] = {
 def test_what_would_be_wrong_is_refused(run, name: str) -> None:
     exchange, make, message = WRONG[name]
 
-    def training(world: Transport) -> str:
+    def training(world: Communicator) -> str:
         with pytest.raises(UserError) as raised:
             distributed(world, 1, bsp(exchange()), make, 1)
         return str(raised.value)
@@ -266,7 +266,7 @@ def test_what_would_be_wrong_is_refused(run, name: str) -> None:
 @pytest.mark.parametrize("sparsifier", [CLTk(0.1), Deft(0.1)])
 def test_own_values_where_one_worker_chooses_are_refused(sparsifier: Sparsifier) -> None:
     with pytest.raises(UserError, match="each element is one worker's to choose"):
-        Sparse(sparsifier, own)
+        Sparse(sparsifier, per_worker)
 
 
 @pytest.mark.ranks(1)
@@ -282,7 +282,7 @@ def test_a_group_of_one_sends_nothing(run) -> None:
 def test_back_at_the_start_nothing_is_kept(run, feedback: Feedback) -> None:
     """A state from before the first step is loaded by who has already trained."""
 
-    def training(world: Transport) -> tuple[Tensor, Tensor]:
+    def training(world: Communicator) -> tuple[Tensor, Tensor]:
         net = model()
         method = bsp(Sparse(TopK(DENSITY), feedback=feedback))
         optimizer = hpcsgd.DistributedOptimizer(sgd(list(net.parameters())), net, form(world), method)
@@ -302,7 +302,7 @@ def test_back_at_the_start_nothing_is_kept(run, feedback: Feedback) -> None:
 
 @pytest.mark.ranks(2)
 def test_what_is_noted_of_a_step(run) -> None:
-    def training(world: Transport) -> list[dict[str, float]]:
+    def training(world: Communicator) -> list[dict[str, float]]:
         net = model(seed=world.rank)
         exchange = Sparse(TopK(DENSITY))
         topology = form(world)
@@ -332,7 +332,7 @@ def test_what_is_noted_of_a_step(run) -> None:
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("name", ["CLT-k", "DEFT, exact"])
 def test_density_is_as_set(run, name: str) -> None:
-    def training(world: Transport) -> list[float]:
+    def training(world: Communicator) -> list[float]:
         net = model(seed=world.rank)
         topology = form(world)
         method = bsp(Sparse(SPARSIFIERS[name][0]()))
@@ -352,7 +352,7 @@ def test_density_is_as_set(run, name: str) -> None:
 def test_a_float32_model_and_one_of_two_types(run) -> None:
     """By the native kernels; and where a float64 parameter makes all of acc wide."""
 
-    def training(world: Transport, wide: bool) -> list[float]:
+    def training(world: Communicator, wide: bool) -> list[float]:
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 5))
         if wide:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from hpcsgd.methods import bsp
-from hpcsgd.parts.exchanges import Sparse
+from hpcsgd.parts.grad_reduces import Sparse
 from hpcsgd.parts.sparsifiers import Deft
 from references import vector
 from shapes import some
@@ -32,7 +32,7 @@ def gradients(n: int) -> Tensor:
 class Training:
     """One rank of a training at a rate of 1, in which parameters move by what is sent."""
 
-    def __init__(self, world: Transport, P: int, exact: bool) -> None:
+    def __init__(self, world: Communicator, P: int, exact: bool) -> None:
         parts = [nn.Parameter(torch.zeros(size, dtype=torch.float64)) for size in SIZES]
         self.net, self.g = nn.ParameterList(parts), gradients(world.size)[world.rank].split(SIZES)
         method = bsp(Sparse(Deft(DENSITY, exact=exact)))
@@ -59,7 +59,7 @@ def test_every_element_gets_its_update(run, P: int, K: int, exact: bool) -> None
     waits = round(n * n / DENSITY)
     steps = 3 * waits
 
-    def training(world: Transport) -> tuple[Tensor, list[float]]:
+    def training(world: Communicator) -> tuple[Tensor, list[float]]:
         one = Training(world, P, exact)
         errors = [one.step() for _ in range(steps)]
         return -vector(one.net), errors
@@ -76,7 +76,7 @@ def test_every_element_gets_its_update(run, P: int, K: int, exact: bool) -> None
 def test_goes_on_in_mid_rotation(run, n: int, exact: bool) -> None:
     """From a state of any step of a rotation, and with the same bits."""
 
-    def training(world: Transport) -> list[Tensor]:
+    def training(world: Communicator) -> list[Tensor]:
         one, ends = Training(world, 1, exact), []
         states = [one.state()]
         for _ in range(n * n + 1):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd import UserError, quantizers
-from hpcsgd.parts.quantizers.base import Quantizer, throw
+from hpcsgd.parts.quantizers.base import Quantizer, noise_for
 from hpcsgd.parts.quantizers.mean import decoded
 from packing import by_blocks, half
 
@@ -83,8 +83,8 @@ def test_nothing_is_nothing(name: str) -> None:
 
 def test_the_dice_are_the_same_from_run_to_run_and_others_elsewhere() -> None:
     x, wire = some(64), ALL["dice"]
-    assert torch.equal(there_and_back(wire, x, throw(1, 2)), there_and_back(wire, x, throw(1, 2)))
-    assert not torch.equal(there_and_back(wire, x, throw(1, 2)), there_and_back(wire, x, throw(2, 1)))
+    assert torch.equal(there_and_back(wire, x, noise_for(1, 2)), there_and_back(wire, x, noise_for(1, 2)))
+    assert not torch.equal(there_and_back(wire, x, noise_for(1, 2)), there_and_back(wire, x, noise_for(2, 1)))
     other = quantizers.int8(block=16, rounding=quantizers.Stochastic(seed=1))
     assert not torch.equal(there_and_back(wire, x, 5), there_and_back(other, x, 5))
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, optim
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.methods import Method, bsp, hierarchical
 from hpcsgd.parts import quantizers
-from hpcsgd.parts.exchanges import Quantized
-from hpcsgd.parts.quantizers.base import Quantizer, throw
+from hpcsgd.parts.grad_reduces import Quantized
+from hpcsgd.parts.quantizers.base import Quantizer, noise_for
 from hpcsgd.parts.quantizers.mean import mean_of_own, mean_on_all
 from hpcsgd.parts.schedules import never
 from references import distributed
@@ -40,9 +40,9 @@ def vector(rank: int, n: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("n", [1, 3, 4])
 @pytest.mark.parametrize("name", QUANTIZERS)
 def test_what_arrived_and_what_was_lost_is_what_was_given(run, name: str, n: int, dtype: torch.dtype) -> None:
-    def one(ranks: Transport) -> tuple[Tensor, Tensor]:
+    def one(ranks: Communicator) -> tuple[Tensor, Tensor]:
         x = vector(ranks.rank, n, dtype)
-        mean = mean_on_all(x, ranks, QUANTIZERS[name], partial(throw, ranks.rank))
+        mean = mean_on_all(x, ranks, QUANTIZERS[name], partial(noise_for, ranks.rank))
         return mean, x
 
     found = run(n, one)
@@ -59,9 +59,9 @@ def test_what_arrived_and_what_was_lost_is_what_was_given(run, name: str, n: int
 def test_the_mean_of_the_own_piece(run, name: str, n: int) -> None:
     """Of the others' versions as they arrived, in rank order; the own one as it is."""
 
-    def one(ranks: Transport) -> tuple[Tensor, Tensor]:
+    def one(ranks: Communicator) -> tuple[Tensor, Tensor]:
         x = vector(ranks.rank, n, torch.float32)
-        return mean_of_own(x, ranks, QUANTIZERS[name], partial(throw, ranks.rank)), x
+        return mean_of_own(x, ranks, QUANTIZERS[name], partial(noise_for, ranks.rank)), x
 
     found = run(n, one)
     for p, (mean, lost) in enumerate(found):
@@ -100,7 +100,7 @@ def test_no_two_vectors_are_rounded_by_the_same_dice(
 ) -> None:
     """Of no two pieces, ranks, buckets or steps, in a group or across: noise that is alike stays."""
 
-    def thrown(world: Transport) -> list[int]:
+    def thrown(world: Communicator) -> list[int]:
         wire = Noting()
         make = lambda params: optim.SGD(params, lr=0.1)  # noqa: E731
         distributed(world, P, new(wire), make, steps=3, bucket_cap_mb=1e-4)

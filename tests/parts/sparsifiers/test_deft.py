@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcsgd import kernels
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.errors import UserError
 from hpcsgd.parts.sparsifiers import Accumulated, CLTk, Deft, TopK
 from hpcsgd.parts.sparsifiers.deft import allocate, assign, partition
@@ -98,7 +98,7 @@ def test_allocated_by_longest_processing_time(data: st.DataObject, sizes: list[i
 def test_workers_select_disjoint_sets(run, n: int, exact: bool) -> None:
     sizes, M, k = [5, 300, 40, 1, 154], 500, 50
 
-    def select(world: Transport) -> list[list[int]]:
+    def select(world: Communicator) -> list[list[int]]:
         acc = torch.randn(M, generator=torch.Generator().manual_seed(7), dtype=torch.float32)
         acc += 0.1 * torch.randn(M, generator=torch.Generator().manual_seed(world.rank))
         deft = Deft(k / M, exact=exact)
@@ -119,7 +119,7 @@ def test_each_layer_comes_to_each_worker_whoever_decides(run, n: int) -> None:
     """However unlike the workers' norms are, n times in n² steps: once in the bins of every worker."""
     sizes = [50, 60, 70, 80, 90, 100, 110]
 
-    def visits(world: Transport) -> list[list[int]]:
+    def visits(world: Communicator) -> list[list[int]]:
         cut = bounds(sizes)
         norms = torch.rand(len(sizes), generator=torch.Generator().manual_seed(world.rank)).double()
         x = Accumulated(torch.zeros(sum(sizes)), cut, norms)
@@ -132,7 +132,7 @@ def test_each_layer_comes_to_each_worker_whoever_decides(run, n: int) -> None:
 
 @pytest.mark.ranks(1)
 def test_on_one_worker_with_one_layer_all_are_top_k(run) -> None:
-    def select(world: Transport) -> list[list[int]]:
+    def select(world: Communicator) -> list[list[int]]:
         acc = torch.randn(1000, generator=torch.Generator().manual_seed(3))
         x = Accumulated(acc, torch.tensor([0, 1000]), acc.square().sum().double().reshape(1))
         return [s.select(x, s.share(x, 5, world)).tolist() for s in (TopK(0.05), CLTk(0.05), Deft(0.05))]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.errors import UserError
 from hpcsgd.parts.sparsifiers import Accumulated, CLTk, HardThreshold, SIDCo, Sparsifier
 
@@ -30,7 +30,7 @@ DISTRIBUTIONS = {
 }
 
 
-def selected(sparsifier: Sparsifier, acc: Tensor, t: int, world: Transport) -> Tensor:
+def selected(sparsifier: Sparsifier, acc: Tensor, t: int, world: Communicator) -> Tensor:
     x = whole(acc)
     return sparsifier.select(x, sparsifier.share(x, t, world))
 
@@ -73,7 +73,7 @@ def test_stages_fit_what_the_one_before_kept() -> None:
 @pytest.mark.parametrize("density", [0.1, 0.01, 0.001])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_the_number_of_stages_finds_the_density(run, name: str, density: float) -> None:
-    def select(world: Transport) -> list[float]:
+    def select(world: Communicator) -> list[float]:
         sidco = SIDCo(density)
         return [len(selected(sidco, DISTRIBUTIONS[name](t), t, world)) / M for t in range(60)]
 
@@ -98,7 +98,7 @@ def test_what_cannot_be_fitted(run, acc: Tensor, chosen: list[int]) -> None:
 
 @pytest.mark.ranks(1)
 def test_sidco_goes_on_where_it_was(run) -> None:
-    def select(world: Transport) -> tuple[list[int], list[int]]:
+    def select(world: Communicator) -> tuple[list[int], list[int]]:
         def stages(sidco: SIDCo, times: range) -> list[int]:
             counts = []
             for t in times:
@@ -123,7 +123,7 @@ def test_all_of_it_has_no_tail() -> None:
 
 @pytest.mark.ranks(2)
 def test_leaders_take_turns(run) -> None:
-    def select(world: Transport) -> list[int]:
+    def select(world: Communicator) -> list[int]:
         acc = torch.arange(10.0)
         return [len(selected(CLTk(0.3), acc, t, world)) for t in range(4)]
 

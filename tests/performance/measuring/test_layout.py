@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpcsgd.comm import Transport, threads
-from hpcsgd.cost.ways import Way, ways
-from hpcsgd.performance.measuring.layout import Course, courses, way_of
+from hpcsgd.comm import Communicator, threads
+from hpcsgd.cost.link_classes import LinkClass, link_classes
+from hpcsgd.performance.measuring.layout import MeasuredLink, courses, link_class_of
 
 
 def on(hosts: int, ranks_per_host: int) -> list[int]:
@@ -18,23 +18,23 @@ def on(hosts: int, ranks_per_host: int) -> list[int]:
 def test_all_ways_that_a_plan_could_ask_for(hosts: int, ranks_per_host: int) -> None:
     """Those of all P × K whose groups fill hosts, as `ways` has them."""
     N = hosts * ranks_per_host
-    found = {course.way for course in courses(on(hosts, ranks_per_host))}
+    found = {course.link_class for course in courses(on(hosts, ranks_per_host))}
     for K in (K for K in range(1, N + 1) if N % K == 0):
         if ranks_per_host % K == 0 or K % ranks_per_host == 0:
-            wanted = ways(N // K, K, ranks_per_host)
+            wanted = link_classes(N // K, K, ranks_per_host)
             assert {way for way in wanted.values() if way.ranks > 1} <= found, K
 
 
 def test_every_way_once_and_a_pair_besides() -> None:
     assert courses(on(1, 4)) == [
-        Course(Way(4, 1, 1), "cross", K=1),
-        Course(Way(2, 1, 2), "group", K=2),
-        Course(Way(2, 1, 1), "pair", members=(0, 1)),
+        MeasuredLink(LinkClass(4, 1, 1), "cross", K=1),
+        MeasuredLink(LinkClass(2, 1, 2), "group", K=2),
+        MeasuredLink(LinkClass(2, 1, 1), "pair", members=(0, 1)),
     ]
-    assert courses(on(1, 2)) == [Course(Way(2, 1, 1), "cross", K=1)]
+    assert courses(on(1, 2)) == [MeasuredLink(LinkClass(2, 1, 1), "cross", K=1)]
     assert courses(on(1, 1)) == []
     pairs = [course for course in courses(on(2, 2)) if course.part == "pair"]
-    assert pairs == [Course(Way(2, 2, 1), "pair", members=(0, 2))]  # inside a host groups are such pairs
+    assert pairs == [MeasuredLink(LinkClass(2, 2, 1), "pair", members=(0, 2))]  # inside a host groups are such pairs
 
 
 def test_a_pair_only_exchanges() -> None:
@@ -46,20 +46,20 @@ def test_a_pair_only_exchanges() -> None:
 @pytest.mark.parametrize(
     ("hosts", "way"),
     [
-        ([[0, 0], [1, 1]], Way(2, 1, 1)),
-        ([[0, 0], [0, 0]], Way(2, 1, 2)),
-        ([[0, 1], [0, 1]], Way(2, 2, 2)),
-        ([[0, 0, 1, 1]], Way(4, 2, 1)),
+        ([[0, 0], [1, 1]], LinkClass(2, 1, 1)),
+        ([[0, 0], [0, 0]], LinkClass(2, 1, 2)),
+        ([[0, 1], [0, 1]], LinkClass(2, 2, 2)),
+        ([[0, 0, 1, 1]], LinkClass(4, 2, 1)),
         ([[0, 0, 1]], None),  # more of it on one host
         ([[0, 0], [0, 1], [1, 1]], None),  # unlike each other
         ([[0, 0], [0, 0], [1, 1]], None),  # more of them on one host
     ],
 )
-def test_the_way_of_communicators(hosts: list[list[int]], way: Way | None) -> None:
-    assert way_of(hosts) == way
+def test_the_way_of_communicators(hosts: list[list[int]], way: LinkClass | None) -> None:
+    assert link_class_of(hosts) == way
 
 
-def opened(world: Transport, nodes: list[int]) -> list[tuple[Course, int]]:
+def opened(world: Communicator, nodes: list[int]) -> list[tuple[MeasuredLink, int]]:
     return [(course, course.open(world).size) for course in courses(nodes)]
 
 
@@ -68,4 +68,4 @@ def test_a_course_opens_what_it_says() -> None:
     for rank, found in enumerate(threads.run(4, opened, nodes, nodes=nodes)):
         for course, size in found:
             among = course.part != "pair" or rank in course.members
-            assert size == course.way.ranks or not among
+            assert size == course.link_class.ranks or not among

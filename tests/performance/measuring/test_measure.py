@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.cost.collectives import SHAPES
 from hpcsgd.cost.machine import dump, load
-from hpcsgd.cost.ways import Way
+from hpcsgd.cost.link_classes import LinkClass
 from hpcsgd.errors import UserError
 from hpcsgd.parts.sparsifiers import SPARSIFIERS
 from hpcsgd.performance.measuring import computing, measure
 from hpcsgd.performance.measuring.run import QUICK, Extent, _extent, _require_writable
-from hpcsgd.performance.measuring.words import answers, table
+from hpcsgd.performance.measuring.summary_text import answers, table
 from train.launches import JOB, launch, make_store
 
 Run = Callable[..., list[Any]]
 LITTLE = Extent(max_bytes=4096, seconds=0.3)
 
 
-def machine_of(world: Transport) -> tuple[str, list[str]]:
+def machine_of(world: Communicator) -> tuple[str, list[str]]:
     machine, measured = measure(world, LITTLE)
     return dump(machine), [table(machine), *answers(machine, measured)]
 
@@ -40,12 +40,12 @@ def test_a_machine_of_two_ranks(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     machine = load(mine)
     assert (machine.hosts, machine.ranks_per_host) == (1, 2)
     assert {(link.operation, link.kind) for link in machine.link} == {(name, "inside") for name in SHAPES}
-    assert all(points.way == Way(2) for points in machine.points)
+    assert all(points.link_class == LinkClass(2) for points in machine.points)
     for points in machine.points:
         count = len(points.bytes)  # where the machine is busy the largest are left out
         assert 4 <= count == len(points.bare_seconds)
         assert points.bytes == (8, 32, 128, 512, 2048, 4096)[:count]
-        assert machine.seconds(points.operation, 2048, points.way) > 0
+        assert machine.seconds(points.operation, 2048, points.link_class) > 0
     assert machine.compute is not None
     assert machine.compute.update_seconds(1e6) > 0
     assert machine.compute.mean_seconds(1e6) > 0
@@ -63,8 +63,8 @@ def test_two_hosts_have_ways_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> No
     assert (machine.hosts, machine.ranks_per_host) == (2, 2)
     kinds = {link.kind for link in machine.link if link.operation == "alltoall"}
     assert kinds == {"inside", "across", "mixed"}
-    (across,) = {points.way for points in machine.points if points.operation == "bcast"} - {Way(2), Way(4, 2)}
-    assert across == Way(2, 2, at_once=2)
+    (across,) = {points.link_class for points in machine.points if points.operation == "bcast"} - {LinkClass(2), LinkClass(4, 2)}
+    assert across == LinkClass(2, 2, at_once=2)
 
 
 def test_every_sparsifier_is_timed() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.cost.collectives import SHAPES, sent
-from hpcsgd.performance.measuring.operations import OPERATIONS, Room, bare, elements_of, on_lane
+from hpcsgd.performance.measuring.operations import OPERATIONS, Room, bare, elements_of, on_comm_thread
 
 Run = Callable[..., list[Any]]
 
@@ -23,23 +23,23 @@ def test_sizes_that_ranks_can_share(nbytes: int, p: int, elements: int) -> None:
     assert elements_of(nbytes, p) == elements
 
 
-def called(world: Transport, operation: str) -> tuple[float, list[float], list[float]]:
+def called(world: Communicator, operation: str) -> tuple[float, list[float], list[float]]:
     """Bytes counted of a call on the lane; what is there after it, and after a bare one."""
     after: list[list[float]] = []
     counted = 0.0
-    for way in (on_lane, bare):
+    for way in (on_comm_thread, bare):
         room = Room(64)
         room.sent.fill_(world.rank + 1)
         room.received.zero_()
         way(operation, world, 64, room)()
         after.append([float(room.sent.sum()), float(room.received.sum())])
-        counted = counted or sum(total.bytes for total in world.ledger.totals().values())
+        counted = counted or sum(total.bytes for total in world.stats.totals().values())
     return counted, after[0], after[1]
 
 
 @pytest.mark.parametrize("operation", sorted(SHAPES))
 @pytest.mark.ranks(2)
 def test_bytes_are_those_of_the_model_and_bare_does_the_same(run: Run, operation: str) -> None:
-    for counted, lane, library in run(2, called, operation):
+    for counted, comm_thread, library in run(2, called, operation):
         assert counted == pytest.approx(float(sent(operation, 256, 2)))
-        assert lane == library
+        assert comm_thread == library

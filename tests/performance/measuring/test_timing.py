@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcsgd.comm import Transport
+from hpcsgd.comm import Communicator
 from hpcsgd.performance.measuring import timing
 from hpcsgd.performance.measuring.timing import (
     LARGEST_BLOCK,
@@ -26,7 +26,7 @@ Run = Callable[..., list[Any]]
 LATE = 0.02
 
 
-def slowest(world: Transport) -> list[float]:
+def slowest(world: Communicator) -> list[float]:
     """Rank 1 comes late to the meeting and then takes its time."""
     together = Together(world)
     contest = Contest(8, [lambda: time.sleep(LATE * world.rank)])
@@ -51,7 +51,7 @@ class Clock(threading.local):
         self.now += seconds
 
 
-def taken(world: Transport, clock: Clock) -> tuple[list[int], list[int], list[int]]:
+def taken(world: Communicator, clock: Clock) -> tuple[list[int], list[int], list[int]]:
     """Sizes that were kept, calls a block, rounds; each size takes thrice as long as the one before."""
     together = Together(world)
     contests = [Contest(3**i, [partial(clock.passes, 3**i * 1e-4)]) for i in range(8)]

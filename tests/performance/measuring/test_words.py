@@ -11,17 +11,17 @@ from hpcsgd.cost.collectives import messages
 from hpcsgd.cost.compute import Compute
 from hpcsgd.cost.links import Points
 from hpcsgd.cost.machine import About, Machine
-from hpcsgd.cost.ways import Way, load
+from hpcsgd.cost.link_classes import LinkClass, load
 from hpcsgd.performance.measuring.messages import Series, links, sizes
 from hpcsgd.performance.measuring.picture import draw
-from hpcsgd.performance.measuring.words import answers, table
+from hpcsgd.performance.measuring.summary_text import answers, table
 
-WAY = Way(4)
+WAY = LinkClass(4)
 BETA = 1e-10
 ALPHAS = {"alltoall": 2e-5, "reduce_scatter": 1e-5}
 
 
-def series(operation: str, way: Way = WAY, scatter: float = 0.1, alone: bool = False) -> Series:
+def series(operation: str, way: LinkClass = WAY, scatter: float = 0.1, alone: bool = False) -> Series:
     """Exact times, of which the library alone needs half."""
     n = tuple(sizes(64_000_000))
     alpha = ALPHAS.get(operation, 1e-5)
@@ -49,7 +49,7 @@ def test_sizes() -> None:
 
 def test_what_a_calm_machine_wants() -> None:
     measured = [series("alltoall"), series("reduce_scatter")]
-    exchange, bucket, lane = answers(machine_of(measured), measured)
+    exchange, bucket, comm_thread = answers(machine_of(measured), measured)
     # 1 MB: 3 messages and 3 MB through memory; the mean of a quarter of a million elements comes on top
     assert exchange == (
         "4 ranks inside a host: ReduceScatter, 1.85 times as fast, for buckets of 1 MB "
@@ -59,7 +59,7 @@ def test_what_a_calm_machine_wants() -> None:
     assert (
         bucket == "4 ranks inside a host: bucket_cap_mb = 2 or more reaches 90% of the speed of the largest"
     )
-    assert lane.startswith("a lane adds 23 µs to a small message")
+    assert comm_thread.startswith("a lane adds 23 µs to a small message")
 
 
 def test_what_is_alike_is_left_to_the_user() -> None:
@@ -85,16 +85,16 @@ def test_a_line_a_link() -> None:
 
 
 def test_a_pair_alone_counts_where_there_is_nothing_else() -> None:
-    pair = series("exchange", Way(2), alone=True)
-    ring = series("exchange", Way(4))
+    pair = series("exchange", LinkClass(2), alone=True)
+    ring = series("exchange", LinkClass(4))
     (link,) = links([pair, ring])
     assert link.ranks == (4,)
     (link,) = links([pair])
     assert link.ranks == (2,)
 
 
-@pytest.mark.parametrize("ways", [[WAY], [WAY, Way(2, 1, 2), Way(8, 4, 2)]])
-def test_a_picture(tmp_path: Path, ways: list[Way]) -> None:
+@pytest.mark.parametrize("ways", [[WAY], [WAY, LinkClass(2, 1, 2), LinkClass(8, 4, 2)]])
+def test_a_picture(tmp_path: Path, ways: list[LinkClass]) -> None:
     machine = machine_of([series(name, way) for way in ways for name in ("alltoall", "bcast")])
     draw(machine, tmp_path / "m.png")
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")

@@ -10,7 +10,7 @@ import pytest
 from hpcsgd.config.schema import load
 from hpcsgd.cost import machine as machines
 from hpcsgd.cost.machine import Machine
-from hpcsgd.train.subject import Subject, subject_of
+from hpcsgd.train.training_profile import TrainingProfile, profile_of
 
 JOB = """\
 # of ours
@@ -70,7 +70,7 @@ def machine_of() -> Machine:
 
 
 @pytest.fixture
-def subject_of_ours(tmp_path: Path) -> Subject:
+def subject_of_ours(tmp_path: Path) -> TrainingProfile:
     job = tmp_path / "job.toml"
     job.write_text(JOB)
-    return subject_of(load(job), samples=64_000)
+    return profile_of(load(job), samples=64_000)

@@ -16,21 +16,21 @@ from torch import nn, optim
 
 import hpcsgd
 from hpcsgd.cli import main
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
 from hpcsgd.cost import machine as machines
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, allreduce_local_sgd, bsp, ensemble_sync, hierarchical
-from hpcsgd.parts.exchanges import Sparse
+from hpcsgd.parts.grad_reduces import Sparse
 from hpcsgd.parts.sparsifiers import TopK
 from hpcsgd.performance.planning.candidates import Option, options, ranks_from, shapes
-from hpcsgd.performance.planning.choice import Wishes, ranked
-from hpcsgd.performance.planning.estimate import Estimate, alone
+from hpcsgd.performance.planning.choice import Limits, ranked
+from hpcsgd.performance.planning.estimate import Estimate, one_node
 from hpcsgd.performance.planning.job_file import nodes_of, write_choice
 from hpcsgd.performance.planning.run import estimates
-from hpcsgd.train.subject import Subject, state_of, subject_of
-from methods.table import islands
+from hpcsgd.train.training_profile import TrainingProfile, state_of, profile_of
+from methods.table import replica_groups
 from performance.planning.plans import JOB, MACHINE
 
 
@@ -43,12 +43,12 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def subject(files: tuple[Path, Path]) -> Subject:
-    return subject_of(load(files[0]), samples=64_000)
+def subject(files: tuple[Path, Path]) -> TrainingProfile:
+    return profile_of(load(files[0]), samples=64_000)
 
 
 def made(
-    files: tuple[Path, Path], subject: Subject, *names: str, ranks: str = "4..64", limit: int = 8, **more: Any
+    files: tuple[Path, Path], subject: TrainingProfile, *names: str, ranks: str = "4..64", limit: int = 8, **more: Any
 ) -> list[Estimate]:
     tried = options({"name": "hierarchical", "sync_every": 4}, names or None, more.get("every", []))
     return estimates(subject, machines.load(files[1]), tried, ranks_from(ranks), limit)[0]
@@ -80,7 +80,7 @@ def test_the_own_method_comes_first_and_keeps_its_arguments() -> None:
         options({"name": "bsp"}, ["selsync"], [])
 
 
-def test_an_estimate_adds_up(files: tuple[Path, Path], subject: Subject) -> None:
+def test_an_estimate_adds_up(files: tuple[Path, Path], subject: TrainingProfile) -> None:
     (e,) = made(files, subject, "hierarchical", ranks="32", limit=1 << 30)[-1:]
     assert e.N == 32
     assert e.nodes == 8
@@ -88,17 +88,17 @@ def test_an_estimate_adds_up(files: tuple[Path, Path], subject: Subject) -> None
     assert e.epoch_seconds == pytest.approx(e.steps_per_epoch * e.step.seconds)
     assert e.node_hours == pytest.approx(8 * 10 * e.epoch_seconds / 3600)
     assert e.efficiency == pytest.approx(
-        e.P * 64 / e.step.seconds / 32 / alone(subject, machines.load(files[1]))
+        e.P * 64 / e.step.seconds / 32 / one_node(subject, machines.load(files[1]))
     )
     assert e.step.low < e.step.seconds < e.step.high
-    assert subject.moments == {"momentum_buffer": set(subject.model.parameters())}
+    assert subject.optimizer_state == {"momentum_buffer": set(subject.model.parameters())}
     assert e.memory == pytest.approx(4 * subject.M * (2 + 1 / e.K + (e.K > 1)), rel=0.01)
 
 
 def test_buffers_that_are_broadcast_cost_a_message(files: tuple[Path, Path]) -> None:
     def step(*words: str) -> Mapping[str, float]:
         model = ["--model.name", "resnet20", "--model.arguments", "{}"]
-        found = made(files, subject_of(load(files[0], [*model, *words]), 64_000), "hierarchical", ranks="32")
+        found = made(files, profile_of(load(files[0], [*model, *words]), 64_000), "hierarchical", ranks="32")
         return next(e for e in found if e.K == 4).step.phases
 
     told = step("--training.broadcast_buffers", "true")
@@ -120,10 +120,10 @@ def test_buckets_are_those_of_the_engine(files: tuple[Path, Path], method: Metho
         "--training.bucket_cap_mb",
         "0.02",
     ]
-    subject = subject_of(load(files[0], words), samples=64_000)
-    form_of = islands if method.averager.traits.elastic else form
+    subject = profile_of(load(files[0], words), samples=64_000)
+    form_of = replica_groups if method.averager.traits.elastic else form
 
-    def laid_out(world: Transport) -> list[tuple[int, int, bool]]:
+    def laid_out(world: Communicator) -> list[tuple[int, int, bool]]:
         again = copy.deepcopy(subject)
         net, topology = again.model, form_of(world, 2)
         made = hpcsgd.DistributedOptimizer(
@@ -143,12 +143,12 @@ def test_complex_parameters_are_two_reals(files: tuple[Path, Path]) -> None:
     job.write_text(job.read_text().replace('name = "mlp"', 'name = "spectral:Operator"'))
     table = job.read_text().splitlines()
     job.write_text("\n".join("arguments = { pairs = false }" if "hidden" in x else x for x in table))
-    subject = subject_of(load(job), samples=64_000)
+    subject = profile_of(load(job), samples=64_000)
     assert subject.M == 84
     assert subject.state == 1.0
 
 
-def test_what_is_not_trained_has_no_state(subject: Subject) -> None:
+def test_what_is_not_trained_has_no_state(subject: TrainingProfile) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     model[0].weight.requires_grad_(False)
     model.register_parameter("none", nn.Parameter(torch.empty(0)))
@@ -156,7 +156,7 @@ def test_what_is_not_trained_has_no_state(subject: Subject) -> None:
     moments, numbers = state_of(optimizer)
     partly = replace(subject, model=model, optimizer=optimizer, moments=moments, numbers=numbers)
     m = partly.sizes(2, 2, 2, partly.plan(hierarchical(2)))
-    kept = {name: sum(m.layers[i] for i in who) for name, who in m.moments.items()}
+    kept = {name: sum(m.layers[i] for i in who) for name, who in m.optimizer_state.items()}
     assert kept == {"exp_avg": 14, "exp_avg_sq": 14}
     assert partly.state == 2
 
@@ -167,19 +167,19 @@ def test_what_is_not_trained_has_no_state(subject: Subject) -> None:
 )
 def test_epochs_of_another_length(files: tuple[Path, Path], words: list[str], epochs: float) -> None:
     """500 steps of 64 samples for each of 2 groups are those of an epoch."""
-    found = subject_of(load(files[0], words), samples=64_000)
+    found = profile_of(load(files[0], words), samples=64_000)
     assert found.epochs(2) == epochs
 
 
 def test_tokens_need_the_data(files: tuple[Path, Path]) -> None:
-    found = subject_of(load(files[0], ["--training.tokens", "500"]), samples=64_000)
+    found = profile_of(load(files[0], ["--training.tokens", "500"]), samples=64_000)
     with pytest.raises(UserError, match=r"\[training\] tokens: that the samples are made of them is"):
         found.epochs(2)
     assert replace(found, tokens=4).epochs(2) == 500 / 256_000
 
 
 def test_meeting_more_seldom_is_cheaper_and_synchronous_is_dearest(
-    files: tuple[Path, Path], subject: Subject
+    files: tuple[Path, Path], subject: TrainingProfile
 ) -> None:
     found = [e for e in made(files, subject, "bsp", "hierarchical", every=[2, 8], ranks="64") if e.P == 8]
     seconds = {str(e.option): e.step.seconds for e in found}
@@ -191,20 +191,20 @@ BOTH = {"name": "switch", "first": {"name": "bsp"}, "then": {"name": "delayed", 
 BOTH["then"]["method"] = {"name": "diloco", "sync_every": 4}  # type: ignore[index]
 
 
-def planned(files: tuple[Path, Path], subject: Subject, table: Mapping[str, Any]) -> Estimate:
+def planned(files: tuple[Path, Path], subject: TrainingProfile, table: Mapping[str, Any]) -> Estimate:
     """On 16 ranks, in 4 groups of 4: 10 epochs are 2500 steps."""
     found, _ = estimates(subject, machines.load(files[1]), [Option(table)], [16], 4)
     return next(e for e in found if e.P == 4)
 
 
-def test_a_switch_is_priced_by_both_methods(files: tuple[Path, Path], subject: Subject) -> None:
+def test_a_switch_is_priced_by_both_methods(files: tuple[Path, Path], subject: TrainingProfile) -> None:
     first, then, both = (
         planned(files, subject, table) for table in (BOTH["first"], BOTH["then"], {**BOTH, "at": AT})
     )
-    assert [stage.steps for stage in both.stages] == [AT, 2500 - AT]
-    hours = sum(stage.steps * stage.step.seconds for stage in both.stages) / 3600
+    assert [stage.steps for stage in both.sequence] == [AT, 2500 - AT]
+    hours = sum(stage.steps * stage.step.seconds for stage in both.sequence) / 3600
     assert both.hours == pytest.approx(hours, rel=1e-9)
-    for stage, each in zip(both.stages, (first, then), strict=True):
+    for stage, each in zip(both.sequence, (first, then), strict=True):
         assert stage.step.nbytes == each.step.nbytes
         assert stage.step.seconds == pytest.approx(each.step.seconds, rel=0.05)
     assert both.step.nbytes == pytest.approx(0.6 * first.step.nbytes + 0.4 * then.step.nbytes, rel=1e-12)
@@ -213,10 +213,10 @@ def test_a_switch_is_priced_by_both_methods(files: tuple[Path, Path], subject: S
 
 @pytest.mark.parametrize(("at", "alone"), [(0, "then"), (2500, "first"), (9999, "first")])
 def test_a_switch_that_never_comes_or_at_once(
-    files: tuple[Path, Path], subject: Subject, at: int, alone: str
+    files: tuple[Path, Path], subject: TrainingProfile, at: int, alone: str
 ) -> None:
     found, expected = planned(files, subject, {**BOTH, "at": at}), planned(files, subject, BOTH[alone])
-    assert len(found.stages) == 1
+    assert len(found.sequence) == 1
     assert found.step.nbytes == expected.step.nbytes
     assert found.memory == expected.memory
 
@@ -247,7 +247,7 @@ def test_both_methods_of_a_switch_are_shown(
 
 
 def test_a_change_that_nobody_can_tell_is_left_out_with_the_reason(
-    files: tuple[Path, Path], subject: Subject
+    files: tuple[Path, Path], subject: TrainingProfile
 ) -> None:
     tried = [Option({"name": name, "sync_every": 4}) for name in ("post_local", "hierarchical")]
     found, left_out = estimates(subject, machines.load(files[1]), tried, [16], 4)
@@ -255,30 +255,30 @@ def test_a_change_that_nobody_can_tell_is_left_out_with_the_reason(
     assert "nobody can tell when this method changes" in left_out["post_local sync_every=4"]
 
 
-def test_choice(files: tuple[Path, Path], subject: Subject) -> None:
+def test_choice(files: tuple[Path, Path], subject: TrainingProfile) -> None:
     found = made(files, subject)
     fastest, cheapest = min(found, key=lambda e: e.hours), min(found, key=lambda e: e.node_hours)
-    best, why = ranked(found, Wishes())
+    best, why = ranked(found, Limits())
     assert best[0].efficiency >= 0.5
     assert "50% or more" in why
     assert len(best) == len(found)
-    best, why = ranked(found, Wishes(deadline=1.01 * fastest.hours))
+    best, why = ranked(found, Limits(deadline=1.01 * fastest.hours))
     assert best[0].hours <= 1.01 * fastest.hours
     assert "the fewest node hours" in why
-    best, why = ranked(found, Wishes(budget=1.01 * cheapest.node_hours))
+    best, why = ranked(found, Limits(budget=1.01 * cheapest.node_hours))
     assert best[0].node_hours <= 1.01 * cheapest.node_hours
     assert "the fastest within" in why
     with pytest.raises(UserError, match=r"none of .* ways to run it; the fastest"):
-        ranked(found, Wishes(deadline=0.5 * fastest.hours))
+        ranked(found, Limits(deadline=0.5 * fastest.hours))
     with pytest.raises(UserError, match="--budget 0: more than 0"):
-        Wishes(budget=0)
+        Limits(budget=0)
 
 
-def test_nobody_changes_the_method_for_next_to_nothing(files: tuple[Path, Path], subject: Subject) -> None:
+def test_nobody_changes_the_method_for_next_to_nothing(files: tuple[Path, Path], subject: TrainingProfile) -> None:
     """On one node all methods are about alike."""
     found = made(files, subject, "bsp", "hierarchical", "sgp", ranks="4")
     for own in ("bsp", "hierarchical", "sgp"):
-        best, _ = ranked(found, Wishes(), own)
+        best, _ = ranked(found, Limits(), own)
         assert best[0].option.name == own
 
 

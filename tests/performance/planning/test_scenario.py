@@ -15,13 +15,13 @@ from hpcsgd.performance.planning.run import estimates
 from hpcsgd.performance.planning.scenario import scenario_of
 from hpcsgd.performance.simulation import simulate
 from hpcsgd.performance.simulation.scenario import load
-from hpcsgd.train.subject import Subject
+from hpcsgd.train.training_profile import TrainingProfile
 from performance.planning.plans import machine_of, subject_of_ours
 
 __all__ = ["subject_of_ours"]
 
 
-def estimated(subject: Subject, table: dict[str, Any], N: int, P: int) -> Estimate:
+def estimated(subject: TrainingProfile, table: dict[str, Any], N: int, P: int) -> Estimate:
     found, _ = estimates(subject, machine_of(), [Option(table)], [N], P)
     return next(e for e in found if e.P == P)
 
@@ -57,7 +57,7 @@ def estimated(subject: Subject, table: dict[str, Any], N: int, P: int) -> Estima
     ids=lambda table: table["name"],
 )
 def test_simulated_steps_take_what_was_estimated(
-    subject_of_ours: Subject, tmp_path: Path, table: dict[str, Any], N: int, P: int
+    subject_of_ours: TrainingProfile, tmp_path: Path, table: dict[str, Any], N: int, P: int
 ) -> None:
     e = estimated(subject_of_ours, table, N, P)
     file = tmp_path / "scenario.toml"
@@ -82,7 +82,7 @@ def test_simulated_steps_take_what_was_estimated(
     ids=lambda value: value["name"] if isinstance(value, dict) else "",
 )
 def test_a_link_is_kept_busy_as_long_as_the_operations_of_the_method_take(
-    subject_of_ours: Subject, table: dict[str, Any], messages: float
+    subject_of_ours: TrainingProfile, table: dict[str, Any], messages: float
 ) -> None:
     """Of three groups: a question and an answer for two of them, a message from each of a pair."""
     e = estimated(subject_of_ours, table, 6, 3)
@@ -107,7 +107,7 @@ def test_a_link_is_kept_busy_as_long_as_the_operations_of_the_method_take(
     ids=lambda value: value["name"] if isinstance(value, dict) else "",
 )
 def test_what_nobody_knows_beforehand_is_refused(
-    subject_of_ours: Subject, table: dict[str, Any], line: str
+    subject_of_ours: TrainingProfile, table: dict[str, Any], line: str
 ) -> None:
     e = estimated(subject_of_ours, table, 16, 4)
     with pytest.raises(UserError, match=f"^--scenario: {line}"):

@@ -14,13 +14,13 @@ from hpcsgd.config.schema import load, unsharded
 from hpcsgd.cost.machine import Machine
 from hpcsgd.cost.price import StepCost, computed, price
 from hpcsgd.cost.traffic import BY_TORCH
-from hpcsgd.cost.ways import Way
+from hpcsgd.cost.link_classes import LinkClass
 from hpcsgd.errors import UserError
 from hpcsgd.performance.planning.candidates import Option
 from hpcsgd.performance.planning.estimate import Estimate, estimate
-from hpcsgd.train.foretold import foretold
-from hpcsgd.train.sending import DENSE, left_open
-from hpcsgd.train.subject import Subject, subject_of
+from hpcsgd.train.predicted import predicted
+from hpcsgd.train.reduce_settings import DENSE, left_open
+from hpcsgd.train.training_profile import TrainingProfile, profile_of
 from performance.planning.plans import JOB, MACHINE, machine_of
 from train.launches import make_store
 
@@ -30,7 +30,7 @@ SHARDED = JOB.replace('name = "mlp"\narguments = { inputs = 64, hidden = [512], 
 )
 
 
-WAY = Way(4, 1, 1)
+WAY = LinkClass(4, 1, 1)
 """A group, on a host of its own."""
 
 
@@ -42,30 +42,30 @@ def job(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def subject(job: Path) -> Subject:
-    return subject_of(load(job), samples=64_000)
+def subject(job: Path) -> TrainingProfile:
+    return profile_of(load(job), samples=64_000)
 
 
-def whole(subject: Subject) -> Subject:
-    return subject_of(unsharded(subject.config), samples=64_000)
+def whole(subject: TrainingProfile) -> TrainingProfile:
+    return profile_of(unsharded(subject.config), samples=64_000)
 
 
 def on_device(machine: Machine) -> Machine:
     return replace(machine, machine=replace(machine.machine, device="cuda"))
 
 
-def made(subject: Subject, machine: Machine, P: int = 4, K: int = 4, name: str = "hierarchical") -> Estimate:
+def made(subject: TrainingProfile, machine: Machine, P: int = 4, K: int = 4, name: str = "hierarchical") -> Estimate:
     table = {"name": name, **({"sync_every": 4} if name == "hierarchical" else {})}
     return estimate(subject, machine, Option(table), P, K, meets=None, alone=1.0)
 
 
-def test_the_model_is_not_built(subject: Subject) -> None:
+def test_the_model_is_not_built(subject: TrainingProfile) -> None:
     assert {p.device.type for p in subject.model.parameters()} == {"meta"}
-    assert subject.moments == {"momentum_buffer": set(subject.model.parameters())}
+    assert subject.optimizer_state == {"momentum_buffer": set(subject.model.parameters())}
     assert subject.M == whole(subject).M
 
 
-def test_memory_is_a_kth_and_one_block(subject: Subject) -> None:
+def test_memory_is_a_kth_and_one_block(subject: TrainingProfile) -> None:
     """w, g and momentum; whole are one of the six layers, and what is outside of them."""
     K, M = 4, subject.M
     blocks = [sum(p.numel() for p in block.parameters()) for block in layers(subject.model)]
@@ -81,7 +81,7 @@ def layers(model: nn.Module) -> nn.ModuleList:
     return found
 
 
-def test_torchs_messages_are_paid_for_and_kept_apart(subject: Subject) -> None:
+def test_torchs_messages_are_paid_for_and_kept_apart(subject: TrainingProfile) -> None:
     on_cpu, beside = (made(subject, machine).step for machine in (machine_of(), on_device(machine_of())))
     ours = made(whole(subject), machine_of()).step
     assert on_cpu.phases[BY_TORCH] > 0
@@ -93,7 +93,7 @@ def test_torchs_messages_are_paid_for_and_kept_apart(subject: Subject) -> None:
     assert beside.hidden == pytest.approx(on_cpu.phases[BY_TORCH] - beside.phases[BY_TORCH])
 
 
-def test_what_is_not_hidden_behind_neighbours(subject: Subject) -> None:
+def test_what_is_not_hidden_behind_neighbours(subject: TrainingProfile) -> None:
     """With computing that takes no time nothing is hidden, with long computing all but the first gather of
     either pass and the last gradients are."""
     plan = subject.plan(subject.own_method(4))
@@ -113,14 +113,14 @@ def test_what_is_not_hidden_behind_neighbours(subject: Subject) -> None:
     assert step(1e3).phases[BY_TORCH] == pytest.approx(at_least)
 
 
-def test_nothing_is_chosen_that_torch_does(subject: Subject, job: Path) -> None:
+def test_nothing_is_chosen_that_torch_does(subject: TrainingProfile, job: Path) -> None:
     job.write_text(SHARDED.replace('[method.grad_reduce]\nname = "reduce_scatter"\n', ""))
     config = load(job)
     assert left_open(config, 4).exchanges == (None,)
     assert left_open(unsharded(config), 4).exchanges == DENSE
 
 
-def test_what_cannot_be_is_left_out(subject: Subject) -> None:
+def test_what_cannot_be_is_left_out(subject: TrainingProfile) -> None:
     with pytest.raises(UserError, match="Sparse: parameters are sharded by torch"):
         sparsifier = {"name": "topk", "density": 0.1}
         method = {
@@ -131,10 +131,10 @@ def test_what_cannot_be_is_left_out(subject: Subject) -> None:
         estimate(subject, machine_of(), Option(method), 4, 4, meets=None, alone=1.0)
     muon = replace(subject.config.optimizer, name="Adafactor", arguments={})
     with pytest.raises(UserError, match="not known to update every element by itself"):
-        made(subject_of(replace(subject.config, optimizer=muon), samples=64_000), machine_of())
+        made(profile_of(replace(subject.config, optimizer=muon), samples=64_000), machine_of())
     blocks = replace(subject.config.model, fsdp_units=("block.*",))
     with pytest.raises(UserError, match=r"\[model\]: blocks: no module 'block\.\*'"):
-        made(subject_of(replace(subject.config, model=blocks), samples=64_000), machine_of())
+        made(profile_of(replace(subject.config, model=blocks), samples=64_000), machine_of())
 
 
 def test_typed(job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,5 +152,5 @@ def test_typed(job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
 def test_foretold(job: Path) -> None:
     make_store(job.parent / "nowhere.h5", train=400)
-    found = foretold(load(job), 4, 4, job.parent / "machine.toml", 4)
+    found = predicted(load(job), 4, 4, job.parent / "machine.toml", 4)
     assert {sending.exchange for sending in found} == {None}

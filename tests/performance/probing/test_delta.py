@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import optim
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import form
@@ -19,10 +19,10 @@ from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method
 from hpcsgd.parts.averagers import Mean
-from hpcsgd.parts.exchanges import AllToAll
+from hpcsgd.parts.grad_reduces import AllToAll
 from hpcsgd.performance.probing import delta
 from hpcsgd.performance.probing.changes import changes_of
-from hpcsgd.train.assembly import Assembly, assemble
+from hpcsgd.train.training_setup import TrainingSetup, assemble
 from train.launches import JOB, make_store
 
 STEPS, AN_EPOCH = 14, 6
@@ -39,9 +39,9 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measured(job_file: Path, words: str) -> list[delta.Changes]:
-    def one(world: Transport) -> delta.Changes:
+    def one(world: Communicator) -> delta.Changes:
         options = f"--parallel.groups 2 --data.group_batch_size 8 {words}".split()
-        config = delta.always_meeting(load(job_file, options), job_file)
+        config = delta.synchronizing_always(load(job_file, options), job_file)
         return delta.measure(config, form(world, 2), job_file, STEPS)
 
     return threads.run(2, one)
@@ -52,7 +52,7 @@ def test_beyond_an_epoch(job_file: Path, monkeypatch: pytest.MonkeyPatch, words:
     """Of an injected batch of 8, 5 samples are a group's own and 3 are the other's."""
     seen: set[int] = set()
 
-    def watched(*given: Any) -> Assembly:
+    def watched(*given: Any) -> TrainingSetup:
         parts = assemble(*given)
         parts.model.register_forward_pre_hook(lambda _, x: seen.add(len(x[0])))
         return parts

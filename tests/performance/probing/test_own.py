@@ -10,7 +10,7 @@ from torch import optim
 from torch.utils.data import TensorDataset
 
 import hpcsgd
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.data import Store
 from hpcsgd.performance.probing.job_file import plan_of, probe_config
@@ -45,7 +45,7 @@ def test_the_same_distances_as_of_the_job_file(ranks: int, folder: Path) -> None
     config = load(path)
     expected = threads.run(1, lambda w: probe_config(config, plan_of(config, path, (2, 4), 2), w))[0]
 
-    def own(world: Transport) -> Probe:
+    def own(world: Communicator) -> Probe:
         data, held_out = samples(folder, "train"), samples(folder, "test")
         return hpcsgd.probe(steady, sgd, data, held_out, world=world, **GIVEN)
 

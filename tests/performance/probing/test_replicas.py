@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.topology import form
 from hpcsgd.performance.measuring.workload import Workload
-from hpcsgd.performance.probing.idle import Idle, InMemory, OnDisk, PinnedMemory
+from hpcsgd.performance.probing.idle import Offload, InMemory, OnDisk, PinnedMemory
 from hpcsgd.performance.probing.replicas import DivergedError
 from hpcsgd.performance.probing.virtual import virtual_groups
-from hpcsgd.train.assembly import assemble
+from hpcsgd.train.training_setup import assemble
 from performance.probing import drawing
 from train.launches import make_store
 
@@ -88,7 +88,7 @@ def a_config(folder: Path) -> Config:
     return load(folder / "job.toml")
 
 
-def real_distances(config: Config, world: Transport) -> list[float]:
+def real_distances(config: Config, world: Communicator) -> list[float]:
     """Of the job that `config` describes."""
     parts = assemble(config, form(world, groups=4), "job.toml")
     per_step = parts.steps_per_epoch
@@ -107,12 +107,12 @@ def real_distances(config: Config, world: Transport) -> list[float]:
     return distances[:MEETINGS]
 
 
-def virtual_distances(config: Config, world: Transport, P: int, K: int) -> list[float]:
+def virtual_distances(config: Config, world: Communicator, P: int, K: int) -> list[float]:
     groups = virtual_groups(config, P, K, world)
     distances = []
     for _ in range(MEETINGS):
         groups.train(EVERY)
-        distances.append(groups.meet())
+        distances.append(groups.average())
     return distances
 
 
@@ -135,7 +135,7 @@ def by_chance(config: Config, of: str) -> Config:
     return config
 
 
-def compared(world: Transport, folder: str, chance: str) -> list[list[float]]:
+def compared(world: Communicator, folder: str, chance: str) -> list[list[float]]:
     """The real job on eight ranks; then, where this one is a host, its virtual groups on one, two and three
     of them."""
     if world.rank == 0:
@@ -208,7 +208,7 @@ def test_every_virtual_rank_has_a_chance_of_its_own(config: Config) -> None:
 def test_models_stay_apart_after_a_meeting(config: Config) -> None:
     groups = threads.run(1, lambda world: virtual_groups(config, 2, 1, world))[0]
     groups.train(1)
-    groups.meet()
+    groups.average()
     one, other = (trainee.model for trainee in groups.trainees)
     assert all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
     with torch.no_grad():
@@ -217,10 +217,10 @@ def test_models_stay_apart_after_a_meeting(config: Config) -> None:
 
 
 def test_several_steps_at_once_are_as_many_steps(config: Config) -> None:
-    def trained(world: Transport, turns: list[int]) -> tuple[float, float]:
+    def trained(world: Communicator, turns: list[int]) -> tuple[float, float]:
         groups = virtual_groups(config, 3, 2, world)
         losses = [groups.train(steps) * steps for steps in turns]
-        return sum(losses) / sum(turns), groups.meet()
+        return sum(losses) / sum(turns), groups.average()
 
     (at_once,) = threads.run(1, trained, [5])
     (one_by_one,) = threads.run(1, trained, [1, 1, 2, 1])
@@ -235,11 +235,11 @@ def test_where_models_wait_makes_no_difference(
 ) -> None:
     config = replace(config, optimizer=replace(config.optimizer, name="AdamW", arguments={}))
 
-    def trained(world: Transport, idle: Idle) -> list[tuple[float, float, float]]:
+    def trained(world: Communicator, idle: Offload) -> list[tuple[float, float, float]]:
         groups = virtual_groups(config, 4, 1, world, idle=idle)
-        return [(groups.train(2), groups.meet(), groups.loss()) for _ in range(3)]
+        return [(groups.train(2), groups.average(), groups.loss()) for _ in range(3)]
 
-    def place() -> Idle:
+    def place() -> Offload:
         return OnDisk(tmp_path) if elsewhere is OnDisk else InMemory()
 
     expected = threads.run(1, lambda world: trained(world, InMemory()))[0]
@@ -258,7 +258,7 @@ def test_idle_models_take_no_memory(config: Config, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_a_loss_that_is_not_finite_is_heard_everywhere(hosts: int, config: Config) -> None:
-    def spoilt(world: Transport) -> str:
+    def spoilt(world: Communicator) -> str:
         groups = virtual_groups(config, 2, 1, world)
         if world.rank == world.size - 1:
             with torch.no_grad():
@@ -300,7 +300,7 @@ def test_complex_numbers_are_two_reals(config: Config) -> None:
         torch.testing.assert_close(model.weight.detach(), weights.mean(0))
         torch.testing.assert_close(model.mean, buffers.mean(0))
     apart = torch.stack([torch.view_as_real(w - weights.mean(0)).norm() for w in weights]).mean().item()
-    assert groups.meet() == pytest.approx(apart, rel=1e-5)
+    assert groups.average() == pytest.approx(apart, rel=1e-5)
     for trainee in groups.trainees:
         torch.testing.assert_close(trainee.model.weight.detach(), weights.mean(0))
 
@@ -310,9 +310,9 @@ def test_complex_numbers_are_two_reals(config: Config) -> None:
 def test_on_a_device(elsewhere: type, config: Config, tmp_path: Path) -> None:
     idle = OnDisk(tmp_path) if elsewhere is OnDisk else elsewhere()
 
-    def trained(world: Transport, idle: Idle, device: torch.device) -> list[tuple[float, float, float]]:
+    def trained(world: Communicator, idle: Offload, device: torch.device) -> list[tuple[float, float, float]]:
         groups = virtual_groups(config, 4, 1, world, idle=idle, device=device)
-        return [(groups.train(2), groups.meet(), groups.loss()) for _ in range(3)]
+        return [(groups.train(2), groups.average(), groups.loss()) for _ in range(3)]
 
     expected = threads.run(1, trained, InMemory(), torch.device("cpu"))[0]
     found = threads.run(1, trained, idle, torch.device("far", 0))[0]

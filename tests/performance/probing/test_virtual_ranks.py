@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
 from hpcsgd.data import Windows, convert_text
 from hpcsgd.errors import UserError
 from hpcsgd.performance.probing.virtual import virtual_groups
 from hpcsgd.performance.probing.virtual_ranks import virtual_rank
-from hpcsgd.train.assembly import assemble
+from hpcsgd.train.training_setup import assemble
 
 JOB = """
 data = { path = "text.h5", group_batch_size = 8, arguments = { bptt = 3 } }
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 def test_epochs_are_as_long_as_in_the_real_job(folder: Path) -> None:
     config = load(folder / "job.toml")
 
-    def rates(world: Transport) -> list[float]:
+    def rates(world: Communicator) -> list[float]:
         assert assemble(config, form(world), "job.toml").steps_per_epoch == 2
         groups, found = virtual_groups(config, 1, 1, world), list[float]()
         for _ in range(5):

@@ -109,7 +109,7 @@ def synchronous(job: Job, rule: Synchronous) -> np.ndarray:
                 if arrived[t] == job.P:
                     job.event(t).succeed()
                 yield job.event(t)
-                yield job.env.timeout(job.d.meeting)
+                yield job.env.timeout(job.d.model_average)
             yield from job.gather(g, t)
 
     return job.run(group)
@@ -117,12 +117,12 @@ def synchronous(job: Job, rule: Synchronous) -> np.ndarray:
 
 def delayed(job: Job, rule: Delayed) -> np.ndarray:
     arrived = [0] * job.T
-    lane = simpy.Resource(job.env)
+    comm_thread = simpy.Resource(job.env)
 
     def meeting(t: int) -> Process:
-        with lane.request() as turn:
+        with comm_thread.request() as turn:
             yield turn
-            yield job.env.timeout(job.d.meeting)
+            yield job.env.timeout(job.d.model_average)
         job.event(t).succeed()
 
     def group(g: int) -> Process:

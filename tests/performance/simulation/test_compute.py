@@ -21,7 +21,7 @@ from hpcsgd.performance.simulation import (
     Wandering,
 )
 from hpcsgd.performance.simulation.compute import Compute, Distribution, Stragglers
-from hpcsgd.performance.simulation.course import Course
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 from hpcsgd.performance.simulation.rules import Synchronous, rule_of
 
 
@@ -47,12 +47,12 @@ def test_a_synchronous_step_is_the_expected_maximum(sigma: float, P: int, K: int
     """Over all ranks, however they are grouped; over those of a group where groups never meet."""
     T = 4000
     compute = Compute(Layout(P, K), LogNormal(0.1, sigma))
-    together, alone = Course(compute, Durations(), T), Course(compute, Durations(), T)
+    together, alone = SimulatedRun(compute, Durations(), T), SimulatedRun(compute, Durations(), T)
     Synchronous(1).run(together)
     Synchronous(T + 1).run(alone)
     assert together.ended.max() / T == pytest.approx(expected_max(0.1, sigma, P * K), rel=0.01)
     assert alone.ended.mean() / T == pytest.approx(expected_max(0.1, sigma, K), rel=0.01)
-    in_the_group = alone.ledger.totals()["in the group"] / (P * T)
+    in_the_group = alone.stats.totals()["in the group"] / (P * T)
     assert in_the_group == pytest.approx(expected_max(0.1, sigma, K) - 0.1, abs=0.001)
 
 
@@ -100,8 +100,8 @@ def test_wandering_stragglers_do_not() -> None:
         (lambda: Durations(gather=float("nan")), "gather = nan: expected seconds, 0 or more"),
         (lambda: Failures(1.0, 1.0, -1.0), "restart_seconds = -1.0: expected 0 or more"),
         (lambda: Failures(1.0, 0.0), "checkpoint_seconds = 0.0: expected a number above 0"),
-        (lambda: Failures(1.0, 1.0, silence_seconds=-1.0), "silence_seconds = -1.0: expected 0 or more"),
-        (lambda: Failures(1.0, 1.0, meetings_per_epoch=0), "meetings_per_epoch = 0: expected 1 or more"),
+        (lambda: Failures(1.0, 1.0, heartbeat_timeout_s=-1.0), "silence_seconds = -1.0: expected 0 or more"),
+        (lambda: Failures(1.0, 1.0, syncs_per_epoch=0), "meetings_per_epoch = 0: expected 1 or more"),
         (lambda: rule_of(All(period=0)), "period = 0: groups synchronize after 1 step or more"),
     ],
 )  # fmt: skip

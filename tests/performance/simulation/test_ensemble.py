@@ -22,19 +22,19 @@ from hpcsgd.performance.simulation import (
     simulate,
 )
 from hpcsgd.performance.simulation.compute import Compute
-from hpcsgd.performance.simulation.course import Course
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 from hpcsgd.performance.simulation.rules import Ensemble
 from performance.simulation.processes import Process
 
 T = 48
 LIVING = Living(4)
-D = Durations(exchange=0.011, update=0.003, meeting=0.04, gather=0.007)
+D = Durations(exchange=0.011, update=0.003, model_average=0.04, gather=0.007)
 
 
 class Islands:
     """A process for each life of an island, and one that brings the living together."""
 
-    def __init__(self, course: Course, rule: Ensemble) -> None:
+    def __init__(self, course: SimulatedRun, rule: Ensemble) -> None:
         assert course.failures is not None
         self.failures = course.failures
         self.env, self.course, self.rule = simpy.Environment(), course, rule
@@ -60,26 +60,26 @@ class Islands:
         self.env.run()
         return self.F
 
-    def begin(self, islands: range | list[int], t: int) -> None:
+    def begin(self, replica_groups: range | list[int], t: int) -> None:
         """Lives from step t on, all from now."""
         self.met = self.env.event()
-        for g, end in zip(islands, self.ends(islands), strict=True):
+        for g, end in zip(replica_groups, self.ends(replica_groups), strict=True):
             self.dies[g] = end
             self.alive.add(g)
             self.env.process(self.lives(g, t))
 
-    def ends(self, islands: range | list[int]) -> list[float]:
+    def ends(self, replica_groups: range | list[int]) -> list[float]:
         """Of lives that begin now: by what an island has for itself, or with a node that it shares."""
-        many, now = len(islands), self.env.now
+        many, now = len(replica_groups), self.env.now
         own = self.chance.exponential(self.life, many) if self.life < math.inf else [math.inf] * many
-        shared = [self.downs[g // self.course.layout.groups_on_a_host] for g in islands if self.downs]
+        shared = [self.downs[g // self.course.layout.groups_on_a_host] for g in replica_groups if self.downs]
         nodes = [down[down > now][0] for down in shared] or [math.inf] * many
         return [min(now + life, node) for life, node in zip(own, nodes, strict=True)]
 
     def lives(self, g: int, t: int) -> Process:
         """Up to the death, or to the end."""
         while t < T:
-            work = float(self.course.compute.seconds(t)[g].max()) + D.before_meeting
+            work = float(self.course.compute.seconds(t)[g].max()) + D.before_sync
             if self.env.now + work >= self.dies[g]:
                 yield self.env.timeout(max(self.dies[g] - self.env.now, 0.0))
                 return self.dead(g, t)
@@ -96,7 +96,7 @@ class Islands:
     def dead(self, g: int, t: int) -> None:
         self.deaths += 1
         self.alive.remove(g)
-        self.unheard = max(self.unheard, self.dies[g] + self.failures.silence_seconds)
+        self.unheard = max(self.unheard, self.dies[g] + self.failures.heartbeat_timeout_s)
         if not self.alive:
             self.env.process(self.begins_again(t))
         elif t < T:
@@ -107,7 +107,7 @@ class Islands:
         self.unheard, self.arrived = 0.0, set()
         first = min(range(self.P), key=lambda g: self.dies[g])
         yield self.env.timeout(max(self.dies[first] + self.restart - self.env.now, 0.0))
-        self.begin([first], t - t % (self.rule.every * self.failures.meetings_per_epoch))
+        self.begin([first], t - t % (self.rule.every * self.failures.syncs_per_epoch))
 
     def look(self, t: int) -> None:
         """Whether all the living are at the meeting before step t."""
@@ -118,16 +118,16 @@ class Islands:
         yield self.env.timeout(max(self.unheard - self.env.now, 0.0))
         self.unheard, begin = 0.0, self.env.now
         if len(self.alive) > 1:
-            yield self.env.timeout(D.meeting)
+            yield self.env.timeout(D.model_average)
         met, self.met = self.met, self.env.event()
         self.arrived = set()
-        if t % (self.rule.every * self.failures.meetings_per_epoch) == 0:
+        if t % (self.rule.every * self.failures.syncs_per_epoch) == 0:
             dead = sorted(set(range(self.P)) - self.alive)
             self.back([g for g in dead if self.dies[g] + self.restart <= begin], t)
         met.succeed()
 
-    def back(self, islands: list[int], t: int) -> None:
-        for g, end in zip(islands, self.ends(islands), strict=True):
+    def back(self, replica_groups: list[int], t: int) -> None:
+        for g, end in zip(replica_groups, self.ends(replica_groups), strict=True):
             self.dies[g] = end
             self.alive.add(g)
             self.env.process(self.comes_back(g, t))
@@ -157,10 +157,10 @@ def test_the_same_as_islands_that_are_killed(
     for seed in range(1, 9):
         failures = Failures(
             mtbf, checkpoint_seconds=1.0, restart_seconds=0.7, rank_mtbf_seconds=of_rank,
-            silence_seconds=0.3, meetings_per_epoch=2,
+            heartbeat_timeout_s=0.3, syncs_per_epoch=2,
         )  # fmt: skip
         compute = Compute(Layout(*shape, ranks_per_host=a_host), LogNormal(0.1, 0.4), seed=seed)
-        course = Course(compute, D, T, failures)
+        course = SimulatedRun(compute, D, T, failures)
         F, made = np.full((T, shape[0]), np.nan), course.made
 
         def listen(steps: int, groups: np.ndarray, times: np.ndarray, F=F, made=made) -> None:
@@ -169,10 +169,10 @@ def test_the_same_as_islands_that_are_killed(
 
         course.made = listen  # pyright: ignore[reportAttributeAccessIssue]
         rule.run(course)
-        islands = Islands(Course(compute, D, T, failures), rule)
-        np.testing.assert_allclose(F, islands.run(), rtol=1e-9, err_msg=str(seed))
-        assert sum(course.ledger.totals().values()) == pytest.approx(course.ended.sum(), rel=1e-9)
-        deaths, again = deaths + islands.deaths, again + islands.again
+        replica_groups = Islands(SimulatedRun(compute, D, T, failures), rule)
+        np.testing.assert_allclose(F, replica_groups.run(), rtol=1e-9, err_msg=str(seed))
+        assert sum(course.stats.totals().values()) == pytest.approx(course.ended.sum(), rel=1e-9)
+        deaths, again = deaths + replica_groups.deaths, again + replica_groups.again
     assert deaths
     assert again or shape[0] > 1
 
@@ -196,9 +196,9 @@ def test_silence_is_waited_for_and_the_living_go_on() -> None:
     assert 0 < soon.goodput < 1
     assert soon.checkpointing is None
     assert soon.samples_per_second < simulated(None).samples_per_second
-    assert soon.ledger.useful < 8 * T
+    assert soon.stats.useful < 8 * T
 
 
 def test_an_epoch_that_nobody_lives_through_is_told() -> None:
     with pytest.raises(UserError, match=r"^no group lived through the epoch from step 0 on in 1,000"):
-        simulated(Failures(0.3, checkpoint_seconds=1.0, meetings_per_epoch=10))
+        simulated(Failures(0.3, checkpoint_seconds=1.0, syncs_per_epoch=10))

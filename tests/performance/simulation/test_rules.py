@@ -23,7 +23,7 @@ from hpcsgd.performance.simulation import (
     Wandering,
 )
 from hpcsgd.performance.simulation.compute import Compute
-from hpcsgd.performance.simulation.course import Course, Rule
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun, Rule
 from hpcsgd.performance.simulation.rules import (
     AdPsgd,
     AsyncSgd,
@@ -82,9 +82,9 @@ def id_of(value: object) -> str:
     return value.__name__ if callable(value) else str(value).replace("()", "")
 
 
-def simulated(rule: Rule, compute: Compute, durations: Durations) -> tuple[np.ndarray, Course]:
+def simulated(rule: Rule, compute: Compute, durations: Durations) -> tuple[np.ndarray, SimulatedRun]:
     """When each group ended each step, (T, P)."""
-    course = Course(compute, durations, T)
+    course = SimulatedRun(compute, durations, T)
     F, made = np.full((T, compute.layout.P), np.nan), course.made
 
     def listen(steps: Any, groups: Any, times: np.ndarray) -> None:
@@ -97,7 +97,7 @@ def simulated(rule: Rule, compute: Compute, durations: Durations) -> tuple[np.nd
 
 
 def durations(message: Message) -> Durations:
-    return Durations(exchange=0.011, update=0.003, meeting=0.04, gather=0.007, message=message)
+    return Durations(exchange=0.011, update=0.003, model_average=0.04, gather=0.007, message=message)
 
 
 @pytest.mark.parametrize("compute", COMPUTE)
@@ -112,9 +112,9 @@ def test_the_same_as_one_event_at_a_time(rule: Rule, process: Any, message: str,
         np.testing.assert_allclose(
             F, process(processes.Job(drawn, d, T), rule), rtol=1e-9, err_msg=str(shape)
         )
-        spent = sum(course.ledger.totals().values())
+        spent = sum(course.stats.totals().values())
         assert spent == pytest.approx(course.ended.sum(), rel=1e-9)
-        assert all(seconds.min() > -1e-9 for seconds in course.ledger.seconds.values())
+        assert all(seconds.min() > -1e-9 for seconds in course.stats.seconds.values())
 
 
 @pytest.mark.parametrize("meeting", [0.1, 0.3, 1.0])
@@ -138,7 +138,7 @@ def test_answers_that_are_late_hold_up_those_who_asked_alone(link: float) -> Non
 
 def closed(d: Durations, every: float) -> float:
     """Seconds of T steps of constant compute, with a meeting in every I-th."""
-    return T * (0.1 + d.exchange + d.update + d.gather) + T // every * d.meeting
+    return T * (0.1 + d.exchange + d.update + d.gather) + T // every * d.model_average
 
 
 @pytest.mark.parametrize("every", [1, 2, 7])
@@ -157,13 +157,13 @@ def test_all_at_once_share_the_link_as_the_closed_form_has_it(rule: Rule, on_a_h
     d = durations(Message(latency=1e-3, link=4e-3))
     compute = Compute(Layout(8, 2, 2 * on_a_host), Constant(0.1))
     F, _ = simulated(rule, compute, d)
-    assert F[0].max() == pytest.approx(0.1 + d.before_meeting + 1e-3 + on_a_host * 4e-3 + d.gather, rel=1e-9)
+    assert F[0].max() == pytest.approx(0.1 + d.before_sync + 1e-3 + on_a_host * 4e-3 + d.gather, rel=1e-9)
 
 
 def test_ssp_of_no_staleness_goes_at_the_pace_of_the_last_message() -> None:
     d = durations(Message(latency=1e-3, link=4e-3))
     F, _ = simulated(Ssp(0), Compute(Layout(8, 2, 8), Constant(0.1)), d)
-    step = 0.1 + d.before_meeting + 1e-3 + 4 * 4e-3 + d.gather
+    step = 0.1 + d.before_sync + 1e-3 + 4 * 4e-3 + d.gather
     np.testing.assert_allclose(F, step * np.arange(1, T + 1)[:, None] * np.ones(8), rtol=1e-9)
 
 
@@ -208,8 +208,8 @@ def test_after_a_change_all_go_on_together_as_the_second_one_alone(first: Rule, 
     alone, _ = simulated(then if at == 0 else first, drawn, d)
     until = min(at, T) if at else T
     np.testing.assert_array_equal(F[:until], alone[:until])
-    assert (course.ledger.count == 5).all()
-    assert sum(course.ledger.totals().values()) == pytest.approx(course.ended.sum(), rel=1e-9)
+    assert (course.stats.count == 5).all()
+    assert sum(course.stats.totals().values()) == pytest.approx(course.ended.sum(), rel=1e-9)
     if at == T:
         np.testing.assert_allclose(course.ended, course.ended.max())
         assert course.ended.max() > F[-1].max()
@@ -220,7 +220,7 @@ def test_after_a_change_all_go_on_together_as_the_second_one_alone(first: Rule, 
 
 def test_who_changes_takes_in_what_is_under_way() -> None:
     """A synchronization begins after step 4, takes half a second, and is not there when the groups change."""
-    d = Durations(meeting=0.5)
+    d = Durations(model_average=0.5)
     _, course = simulated(
         Changing(Delayed(4, 3), Synchronous(100), 5), Compute(Layout(3, 1), Constant(0.1)), d
     )

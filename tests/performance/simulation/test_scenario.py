@@ -41,7 +41,7 @@ def test_the_example_is_read_as_it_stands() -> None:
     assert simulation.compute == LogNormal(0.12, 0.08)
     assert simulation.stragglers == Wandering(factor=3.0, fraction=0.001)
     assert simulation.waits == All(period=8)
-    assert simulation.durations.meeting == 0.06
+    assert simulation.durations.model_average == 0.06
     assert simulation.durations.message.link == 0.02
     assert simulation.failures == Failures(2000 * 3600, 30, 180, 72 * 3600)
 

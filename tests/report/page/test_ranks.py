@@ -10,7 +10,7 @@ from hpcsgd.comm.events import MESSAGE, SPAN, WAIT, Event
 from hpcsgd.report.overlap import overlap, per_step, together
 from hpcsgd.report.page import write
 from hpcsgd.report.page.ranks import ranks
-from hpcsgd.report.trace import NAME, Clock, Meeting, Window, append, lines, text_of, totals_line
+from hpcsgd.report.trace import NAME, Clock, TraceSync, Window, append, lines, text_of, totals_line
 from report.page.folders import Page, run
 
 OWNER, LANE = 7, 8
@@ -28,7 +28,7 @@ def window(rank: int, begin: float) -> Window:
         Event(SPAN, "step 3", "", OWNER, begin, begin + 1.0),
         Event(SPAN, "step 4", "", OWNER, begin + 1.0, begin + 2.0),
     ]
-    return Window(begin, begin + 2.0, 2, events, (Meeting(4, 0.5, begin + 2.0),))
+    return Window(begin, begin + 2.0, 2, events, (TraceSync(4, 0.5, begin + 2.0),))
 
 
 def trace(file: Path, size: int = 3) -> None:
@@ -84,11 +84,11 @@ def test_a_run_of_islands_shows_who_was_there_how_far_and_with_what(tmp_path: Pa
     folder = run(tmp_path / "ensemble", [])
     (folder / "metrics.jsonl").unlink()
     reading = {"kind": "step", "epoch": 1, "lr": 0.1, "phase_seconds": {"compute": 1.0}, "phase_bytes": {}}
-    for island, steps in ((0, (10, 20)), (1, (10, 20, 30))):
+    for replica_group, steps in ((0, (10, 20)), (1, (10, 20, 30))):
         (folder / f"islands/{island}").mkdir(parents=True)
         speed = {"samples": 64, "samples_per_s": 32.0}
-        found = [reading | speed | {"step": step, "loss": island + step / 100} for step in steps]
-        if island == 0:
+        found = [reading | speed | {"step": step, "loss": replica_group + step / 100} for step in steps]
+        if replica_group == 0:
             found.append({"kind": "evaluation", "step": 20, "epoch": 1, "loss": 0.5, "accuracy": 0.875})
         text = "".join(json.dumps(record) + "\n" for record in found)
         (folder / f"islands/{island}/metrics.jsonl").write_text(text)
@@ -98,7 +98,7 @@ def test_a_run_of_islands_shows_who_was_there_how_far_and_with_what(tmp_path: Pa
         {"event": "generation", "at": 0.0, "members": [0, 1]} | at,
         commit | {"at": 1.0, "members": [0, 1]} | at,
         {"event": "units", "at": 0.0, "unix": 1.5e9, "unit": "samples", "units": {"0": 8, "1": 8}},
-        {"event": "lost", "at": 2.0, "island": 0, "why": "it died", "kind": "died", "unix": 1.5e9},
+        {"event": "lost", "at": 2.0, "replica_group": 0, "why": "it died", "kind": "died", "unix": 1.5e9},
         {"event": "generation", "at": 2.0, "members": [1]} | at,
         {"event": "units", "at": 2.0, "unix": 1.5e9, "unit": "samples", "units": {"1": 16}},
         commit | {"at": 4.0, "members": [1], "counted": [1], "epoch": 1} | at,

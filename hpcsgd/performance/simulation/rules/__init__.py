@@ -15,7 +15,7 @@ from hpcsgd.core.waits import (
     Waits,
 )
 from hpcsgd.errors import UserError
-from hpcsgd.performance.simulation.course import Rule
+from hpcsgd.performance.simulation.simulated_run import Rule
 from hpcsgd.performance.simulation.rules.ad_psgd import AdPsgd
 from hpcsgd.performance.simulation.rules.changing import Changing
 from hpcsgd.performance.simulation.rules.delayed import Delayed

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcsgd.performance.simulation.compute import Seconds
-from hpcsgd.performance.simulation.course import Course, Table
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun, Table
 from hpcsgd.performance.simulation.links import Indices
 
 
@@ -30,7 +30,7 @@ class AdPsgd:
     seed: int = 0
     dies_as_one = True
 
-    def run(self, course: Course) -> None:
+    def run(self, course: SimulatedRun) -> None:
         P = course.layout.P
         work = Table(course)
         odd = _Passive(course, work, np.arange(1 if P > 1 else 0, P, 2))
@@ -47,7 +47,7 @@ class AdPsgd:
 class _Passive:
     """The odd groups, or the only one."""
 
-    def __init__(self, course: Course, work: Table, groups: Indices) -> None:
+    def __init__(self, course: SimulatedRun, work: Table, groups: Indices) -> None:
         self._course, self._work, self._groups = course, work, groups
         self._F = np.full(len(groups), course.start)
         self._made = course.first
@@ -65,7 +65,7 @@ class _Active:
     """The even groups. In windows, as `in_windows`, but the next question of a group also waits for the
     answer to its last one: the horizon does not go beyond the earliest that this can come."""
 
-    def __init__(self, course: Course, work: Table, rule: AdPsgd) -> None:
+    def __init__(self, course: SimulatedRun, work: Table, rule: AdPsgd) -> None:
         self._course, self._work, self._rule = course, work, rule
         self.groups = np.arange(0, course.layout.P, 2)
         n = len(self.groups)
@@ -100,8 +100,8 @@ class _Active:
         steps, groups, times = self.step[now], self.groups[now], asks[now]
         waited = times - self.ready[now]
         for_link = np.minimum(waited, self.queued[now])
-        course.ledger.add("for the link", steps, for_link)
-        course.ledger.add("messages", steps, waited - for_link)
+        course.stats.add("for the link", steps, for_link)
+        course.stats.add("messages", steps, waited - for_link)
         course.made(steps, groups, times + course.durations.gather)
 
         begin = self._questions.begin(course.host(groups), times)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcsgd.performance.simulation.course import Course, Rule
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun, Rule
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Changing:
     at: int
     dies_as_one = True
 
-    def run(self, course: Course) -> None:
+    def run(self, course: SimulatedRun) -> None:
         if self.at == 0:
             self.then.run(course)
             return
@@ -26,20 +26,20 @@ class Changing:
         part = course.part(course.first, change, course.start)
         self.first.run(part)
         if change == self.at:
-            part = course.part(change, course.T, self._meet(part))
+            part = course.part(change, course.T, self._synchronize(part))
             self.then.run(part)
         course.under_way = part.under_way
 
-    def _meet(self, course: Course) -> float:
+    def _synchronize(self, course: SimulatedRun) -> float:
         """Return when all have become one model, which what is under way comes before."""
         t, F = course.T - 1, course.ended.copy()
         if len(F) == 1:
             return float(F[0])
         begin = max(F.max(), course.under_way)
-        met = np.full_like(F, begin + course.durations.meeting)
-        course.ledger.add("for other groups", t, F.max() - F)
-        course.ledger.add("meetings", t, met - F.max())
-        course.ledger.forget(t)
-        course.ledger.finished(t, met)
+        met = np.full_like(F, begin + course.durations.model_average)
+        course.stats.add("for other groups", t, F.max() - F)
+        course.stats.add("meetings", t, met - F.max())
+        course.stats.forget(t)
+        course.stats.finished(t, met)
         course.ended[:] = met
         return float(met[0])

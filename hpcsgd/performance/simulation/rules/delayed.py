@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcsgd.core.waits import Period, due
-from hpcsgd.performance.simulation.course import Course
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Delayed:
     steps: int
     dies_as_one = True
 
-    def run(self, course: Course) -> None:
+    def run(self, course: SimulatedRun) -> None:
         d = course.durations
         F = np.full(course.layout.P, course.start)
         under_way: deque[tuple[int, float, float]] = deque()
@@ -37,10 +37,10 @@ class Delayed:
                 _, first, over = under_way.popleft()
                 here = np.maximum(ready, over)
                 for_others = np.clip(first - ready, 0, None)
-                course.ledger.add("for other groups", t, for_others)
-                course.ledger.add("meetings", t, here - ready - for_others)
+                course.stats.add("for other groups", t, for_others)
+                course.stats.add("meetings", t, here - ready - for_others)
             if due(t + 1, self.period) and len(F) > 1:
-                last = max(here.max(), last) + d.meeting
+                last = max(here.max(), last) + d.model_average
                 under_way.append((t + self.steps, here.max(), last))
             F = here + d.gather
             course.made(t, slice(None), F)

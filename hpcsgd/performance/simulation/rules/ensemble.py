@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.errors import UserError
 from hpcsgd.performance.simulation.compute import Seconds
-from hpcsgd.performance.simulation.course import Course
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 from hpcsgd.performance.simulation.deaths import Deaths
 
 PATIENCE = 1000
@@ -31,30 +31,30 @@ class Ensemble:
     every: int
     dies_as_one = False
 
-    def run(self, course: Course) -> None:
-        islands = _Islands(course)
-        epoch = self.every * (course.failures.meetings_per_epoch if course.failures else 1)
+    def run(self, course: SimulatedRun) -> None:
+        replica_groups = _ReplicaGroups(course)
+        epoch = self.every * (course.failures.syncs_per_epoch if course.failures else 1)
         t = 0
         while t < course.T:
-            islands.step(t, t - t % self.every)
-            if not islands.alive.any():
+            replica_groups.step(t, t - t % self.every)
+            if not replica_groups.alive.any():
                 t -= t % epoch
-                islands.begin_again(t)
+                replica_groups.begin_again(t)
                 continue
             if (t + 1) % self.every == 0:
-                islands.meet(t, epoch_begins=(t + 1) % epoch == 0)
-            islands.end(t)
+                replica_groups.synchronize(t, epoch_begins=(t + 1) % epoch == 0)
+            replica_groups.end(t)
             t += 1
-        islands.close()
+        replica_groups.close()
 
 
-class _Islands:
+class _ReplicaGroups:
     """Who lives, and how far in time each is."""
 
-    def __init__(self, course: Course) -> None:
+    def __init__(self, course: SimulatedRun) -> None:
         P, failures = course.layout.P, course.failures
         self._course = course
-        self._silence = failures.silence_seconds if failures else 0.0
+        self._heartbeat_timeout = failures.heartbeat_timeout_s if failures else 0.0
         self._restart = failures.restart_seconds if failures else 0.0
         self._deaths = Deaths(course)
         self.F = np.zeros(P)
@@ -70,26 +70,26 @@ class _Islands:
     def step(self, t: int, round_began: int) -> None:
         """Compute, up to the meeting."""
         mean, longest = self._course.drawn(t)
-        ready = self.F + longest + self._course.durations.before_meeting
+        ready = self.F + longest + self._course.durations.before_sync
         died = self.alive & (self._dies <= ready)
         self.alive &= ~died
-        self._unheard = max(self._unheard, float((self._dies[died] + self._silence).max(initial=-np.inf)))
-        self._course.ledger.lost[round_began:t] += np.count_nonzero(died)
+        self._unheard = max(self._unheard, float((self._dies[died] + self._heartbeat_timeout).max(initial=-np.inf)))
+        self._course.stats.lost[round_began:t] += np.count_nonzero(died)
         self._course.computed(t, mean[self.alive], longest[self.alive])
         self.F[self.alive] = ready[self.alive]
 
-    def meet(self, t: int, epoch_begins: bool) -> None:
-        ledger, here = self._course.ledger, self.F[self.alive]
+    def synchronize(self, t: int, epoch_begins: bool) -> None:
+        stats, here = self._course.stats, self.F[self.alive]
         begin = max(here.max(), self._unheard)
-        met = begin + (self._course.durations.meeting if len(here) > 1 else 0.0)
-        ledger.add("for other groups", t, here.max() - here)
-        ledger.add("failures", t, np.full_like(here, begin - here.max()))
-        ledger.add("meetings", t, np.full_like(here, met - begin))
+        met = begin + (self._course.durations.model_average if len(here) > 1 else 0.0)
+        stats.add("for other groups", t, here.max() - here)
+        stats.add("failures", t, np.full_like(here, begin - here.max()))
+        stats.add("meetings", t, np.full_like(here, met - begin))
         self.F[self.alive] = met
         self._unheard = -np.inf
         if epoch_begins:
             back = ~self.alive & (self._dies + self._restart <= begin)
-            ledger.add("failures", t, met - self.F[back])
+            stats.add("failures", t, met - self.F[back])
             self._begin_life(back, np.full_like(self.F, met))
 
     def end(self, t: int) -> None:
@@ -101,18 +101,18 @@ class _Islands:
         self._in_vain[t] += 1
         if self._in_vain[t] == PATIENCE:
             raise UserError(f"no group lived through the epoch from step {t} on in {PATIENCE:,} attempts")
-        self._course.ledger.forget(t)
+        self._course.stats.forget(t)
         first = (self._dies + self._restart).argmin()
         all_dead = np.maximum(self._dies, self.F).max()  # who dies while it waits is missed after that
         now = max(self._dies[first] + self._restart, all_dead)
-        self._course.ledger.add("failures", t, now - self.F[first])
+        self._course.stats.add("failures", t, now - self.F[first])
         self._unheard = -np.inf
         self._begin_life(np.arange(len(self.F)) == first, np.full_like(self.F, now))
 
     def close(self) -> None:
         """The others end without the dead."""
         end = self.F[self.alive].max()
-        self._course.ledger.add("failures", self._course.T - 1, np.maximum(end - self.F[~self.alive], 0.0))
+        self._course.stats.add("failures", self._course.T - 1, np.maximum(end - self.F[~self.alive], 0.0))
         self._course.ended[~self.alive] = end
 
     def _begin_life(self, who: NDArray[np.bool_], now: Seconds) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hpcsgd.core.graphs import Graph
 from hpcsgd.core.waits import Pairs, Period, due
 from hpcsgd.performance.simulation.compute import Seconds
-from hpcsgd.performance.simulation.course import Course
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 from hpcsgd.performance.simulation.links import Indices
 from hpcsgd.performance.simulation.windows import in_windows
 
@@ -32,7 +32,7 @@ class Push:
     period: Period = 1
     dies_as_one = True
 
-    def run(self, course: Course) -> None:
+    def run(self, course: SimulatedRun) -> None:
         P = course.layout.P
         steps = range(self.graph.period(P))
         edges = [_Edges([self.graph.peers(i, t, P) for i in range(P)]) for t in steps]
@@ -51,7 +51,7 @@ class Paired:
     period: Period
     dies_as_one = True
 
-    def run(self, course: Course) -> None:
+    def run(self, course: SimulatedRun) -> None:
         edges = partial(self._edges, course.layout.P)
         in_windows(course, _Arrivals(edges, self.pairs.late, self.period, course))
 
@@ -100,7 +100,7 @@ class _Arrivals:
         edges: Callable[[int], _Edges],
         staleness: int,
         period: Period,
-        course: Course,
+        course: SimulatedRun,
         *,
         always: bool = False,
     ) -> None:

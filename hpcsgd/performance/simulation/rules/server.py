@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcsgd.performance.simulation.compute import Seconds
-from hpcsgd.performance.simulation.course import Course
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 from hpcsgd.performance.simulation.links import Indices
 from hpcsgd.performance.simulation.windows import in_windows
 
@@ -26,7 +26,7 @@ class Ssp:
     staleness: int
     dies_as_one = True
 
-    def run(self, course: Course) -> None:
+    def run(self, course: SimulatedRun) -> None:
         in_windows(course, _Clocks(self.staleness, course))
 
 
@@ -36,7 +36,7 @@ class AsyncSgd:
 
     dies_as_one = True
 
-    def run(self, course: Course) -> None:
+    def run(self, course: SimulatedRun) -> None:
         in_windows(course, _Open())
 
 
@@ -46,7 +46,7 @@ class _Clocks:
     staleness = 0  # of messages: a group waits for its own answer
     always = True
 
-    def __init__(self, s: int, course: Course) -> None:
+    def __init__(self, s: int, course: SimulatedRun) -> None:
         self._s, self._P, self._first, T = s, course.layout.P, course.first, course.T
         self._pushes, self._last = np.zeros(T, int), np.full(T, -np.inf)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcsgd.core.waits import Period, due
-from hpcsgd.performance.simulation.course import Course
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,15 @@ class Synchronous:
     period: Period
     dies_as_one = True
 
-    def run(self, course: Course) -> None:
+    def run(self, course: SimulatedRun) -> None:
         d = course.durations
         F = np.full(course.layout.P, course.start)
         for t in range(course.first, course.T):
             ready = F + course.work(t)
             if due(t + 1, self.period) and len(F) > 1:
-                met = np.full_like(F, ready.max() + d.meeting)
-                course.ledger.add("for other groups", t, ready.max() - ready)
-                course.ledger.add("meetings", t, np.full_like(F, d.meeting))
+                met = np.full_like(F, ready.max() + d.model_average)
+                course.stats.add("for other groups", t, ready.max() - ready)
+                course.stats.add("meetings", t, np.full_like(F, d.model_average))
             else:
                 met = ready
             F = met + d.gather

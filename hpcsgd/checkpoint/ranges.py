@@ -1,0 +1,146 @@
+"""Parameters and optimizer state as the ranks saved them, piece by piece, read for any other cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpcsgd.checkpoint import tree
+from hpcsgd.core.buffers import is_averaged, widened
+from hpcsgd.core.elements import in_rows
+from hpcsgd.core.flat import Bucket, ShardRange
+from hpcsgd.core.state import State
+from hpcsgd.engine.optimizer import DistributedOptimizer
+from hpcsgd.engine.sharding import RangeState
+
+
+@dataclass(frozen=True)
+class SavedRange:
+    """Elements [start, stop) of a parameter in the file of the rank that owned them, unread."""
+
+    start: int
+    stop: int
+    w: tree.Item
+    elements: dict[str, tree.Item]
+    rest: tree.Item
+    method: dict[str, dict[str, tree.Item]]
+
+
+def capture_ranges(
+    optimizer: DistributedOptimizer, w: Sequence[Tensor], method: Mapping[str, Mapping[str, Sequence[Tensor]]]
+) -> tree.Tree:
+    """Of what this position owns, by parameter name: `w`, its chunks of the model, optimizer state, and the
+    method's vectors by role and name."""
+    numbers = {id(bucket): i for i, bucket in enumerate(optimizer.buckets)}
+    pieces = {}
+    for bucket, piece, state in optimizer.local.states_by_range():
+        i = numbers[id(bucket)]
+        pieces[piece.slot.name] = {
+            "start": piece.start,
+            "stop": piece.stop,
+            "w": values_of_range(w[i], bucket, piece).to(bucket.w.dtype),
+            "elements": state.elements,
+            "rest": state.rest,
+            "method": {
+                role: {name: values_of_range(vectors[i], bucket, piece) for name, vectors in named.items()}
+                for role, named in method.items()
+            },
+        }
+    return pieces
+
+
+def values_of_range(vector: Tensor, bucket: Bucket, piece: ShardRange) -> Tensor:
+    """The elements of one piece, of a vector that is like `param_shard` or like `w`: complex ones as rows."""
+    like_own = vector.numel() == bucket.param_shard.numel()
+    return in_rows(vector[piece.in_own if like_own else piece.in_w], bucket.reals)
+
+
+class SavedGroups:
+    """Some of the groups of a checkpoint, given as what their positions saved, unread; read as their mean."""
+
+    def __init__(self, groups: Sequence[Sequence[tree.Item]]) -> None:
+        self._groups = [_index(files) for files in groups]
+        self._files = [file for files in groups for file in files]
+
+    def w(self, name: str, start: int, stop: int) -> Tensor:
+        """Elements [start, stop) of a parameter."""
+        return mean(_elements(group[name], start, stop, lambda piece: piece.w) for group in self._groups)
+
+    def state(self, name: str, start: int, stop: int) -> RangeState:
+        """Their optimizer state; of groups that never updated the parameter there is none."""
+        groups = [group[name] for group in self._groups if _has_state(group.get(name, []))]
+        if not groups:
+            return RangeState({}, {})
+        fullest = max(groups, key=lambda pieces: len(pieces[0].elements))[0]  # others may have masters alone
+        elements = {
+            key: mean(
+                _elements(g, start, stop, lambda piece, key=key: piece.elements[key])
+                for g in groups
+                if key in g[0].elements
+            )
+            for key in fullest.elements
+        }
+        return RangeState(elements, tree.read(fullest.rest))
+
+    def states(self) -> Iterator[tuple[str, list[State]]]:
+        """By role what the method remembered on each rank, unread, but for what is sharded."""
+        methods = [tree.items(tree.items(tree.items(file)["optimizer"])["method"]) for file in self._files]
+        for role in methods[0]:
+            yield role, [State.from_dict(tree.items(method[role])) for method in methods]
+
+    def shard_names(self) -> dict[str, list[str]]:
+        """Of the method's vectors, by role."""
+        pieces = next(iter(self._groups[0].values()))
+        return {role: list(named) for role, named in pieces[0].method.items()}
+
+    def shard(self, role: str, key: str, name: str, start: int, stop: int) -> Tensor:
+        """Elements [start, stop) of what a method has for a parameter."""
+
+        def theirs(piece: SavedRange) -> tree.Item:
+            return piece.method[role][key]
+
+        return mean(_elements(group[name], start, stop, theirs) for group in self._groups)
+
+
+def mean(values: Iterator[Tensor]) -> Tensor:
+    """Rounded once; of values that are not averaged, the first."""
+    first = next(values)
+    if not is_averaged(first):
+        return first
+    total, count = widened(first), 1
+    for value in values:
+        total += value.to(total.dtype)
+        count += 1
+    return (total / count).to(first.dtype)
+
+
+def _index(files: Sequence[tree.Item]) -> dict[str, list[SavedRange]]:
+    pieces: dict[str, list[SavedRange]] = {}
+    for file in files:
+        for name, item in tree.items(tree.items(file)["pieces"]).items():
+            children = tree.items(item)
+            start, stop = (tree.read_item(children[key]) for key in ("start", "stop"))
+            elements = tree.items(children["elements"])
+            method = {role: tree.items(named) for role, named in tree.items(children["method"]).items()}
+            piece = SavedRange(start, stop, children["w"], elements, children["rest"], method)
+            pieces.setdefault(name, []).append(piece)
+    return pieces
+
+
+def _has_state(pieces: Sequence[SavedRange]) -> bool:
+    return bool(pieces) and bool(pieces[0].elements or tree.items(pieces[0].rest))
+
+
+def _elements(
+    pieces: Sequence[SavedRange], start: int, stop: int, of: Callable[[SavedRange], tree.Item]
+) -> Tensor:
+    """Elements [start, stop) of what there is `of` a piece, from whoever saved them."""
+    cuts = []
+    for piece in sorted(pieces, key=lambda p: p.start):
+        low, high = max(start, piece.start), min(stop, piece.stop)
+        if low < high:
+            cuts.append(tree.read_slice(of(piece), low - piece.start, high - piece.start))
+    return torch.cat(cuts)

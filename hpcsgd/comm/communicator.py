@@ -1,0 +1,300 @@
+"""`Communicator`: one communicator as the rest of hpcsgd sees it. Tensors in, tensors out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcsgd.comm.backend import ANY, Backend, Reduction
+from hpcsgd.comm.events import MESSAGE
+from hpcsgd.comm.comm_thread import CommThread, Work, close_comm_threads, finished
+from hpcsgd.comm.operands import device_of, nbytes, overlap, require
+from hpcsgd.comm.posted import Posted
+from hpcsgd.comm.rank_watch import Member, Operation
+from hpcsgd.comm.stats import CommStats
+
+Messages = tuple[Sequence[int], Mapping[int, Tensor]]
+"""The ranks that messages go to, and room for those that come, by their senders."""
+_FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
+_SUMMED = _FLOATS | {torch.int32, torch.int64}
+_REDUCED = {"sum": _SUMMED, "mean": _FLOATS, "max": _SUMMED | {torch.uint8}}
+
+
+class Communicator:
+    """Collectives and messages of `size` ranks, carried out in order by one communication thread.
+
+    Every operation returns a `Work` at once; its tensors must stay untouched until `wait()` returns. All
+    ranks must start the same collectives in the same order on one lane. Communicators made by `split` use
+    their parent's lane; `apart` gives one with a lane of its own, for whoever must answer requests while
+    the owner computes. Work submitted with `run` is ordinary blocking code that executes on the lane.
+
+    Tensors must be contiguous and detached; sums take float16, bfloat16, float32, float64, int32 and int64,
+    means the floats. Those of 16-bit floats are made in float32 and rounded once, so that a mean does not
+    overflow where the sum would. Everything else raises `ValueError` instead of arriving wrong.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        timeout: float,
+        comm_thread: CommThread | None = None,
+        stats: CommStats | None = None,
+        member: Member | None = None,
+    ) -> None:
+        self.backend = backend
+        self.rank = backend.rank
+        self.size = backend.size
+        self.timeout = timeout
+        self.comm_thread = comm_thread or CommThread(f"lane of rank {backend.rank}")
+        self.stats = stats or CommStats()
+        self.member = member
+        """What is reported of this rank here; None if nobody watches."""
+        if member is not None:
+            member.watch.adopt(self.comm_thread)
+        self.device_backend = "mpi"
+        """By which library tensors on devices travel; by this one they are staged in host memory."""
+        self.chosen = ""
+        """Of a whole world: by which backend it talks, and why."""
+        self._place: CommThread | None = None
+        self._control: Communicator | None = None
+        self.dup_threads: list[CommThread] = []
+        """Of everything that was made apart from this communicator or from its parts."""
+
+    def alltoall(self, out: Tensor, x: Tensor) -> Work:
+        """`out[i] = x[own rank]` of rank i; both n elements, n a multiple of `size`."""
+        self._check(out, x)
+        require(x.numel() % self.size == 0, f"alltoall of {x.numel()} elements over {self.size} ranks")
+        require(out.numel() == x.numel(), f"alltoall of {x.numel()} elements into {out.numel()}")
+        return self._start("alltoall", self._share(x), lambda: self.backend.alltoall(out, x), out, x)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction = "sum") -> Work:
+        """`out` = Σ_i of the `x[own rank]` of rank i, or their mean; `x` has `size` times the elements of
+        `out`."""
+        require(reduction != "max", "reduce_scatter of a max: sums and means are scattered")
+        self._check(out, x, allowed=_REDUCED[reduction])
+        require(x.numel() == out.numel() * self.size, f"reduce_scatter of {x.numel()} into {out.numel()}")
+        operation = lambda: self.backend.reduce_scatter(out, x, reduction)  # noqa: E731
+        return self._start("reduce_scatter", self._share(x), operation, out, x)
+
+    def allgather(self, out: Tensor, x: Tensor) -> Work:
+        """`out[i] = x` of rank i; `out` has `size` times the elements of `x`, which may be a view of it."""
+        in_place = x.data_ptr() == out.data_ptr() + self.rank * nbytes(x)
+        self._check(out) if in_place else self._check(out, x)
+        require(out.numel() == x.numel() * self.size, f"allgather of {x.numel()} into {out.numel()}")
+        return self._start("allgather", self._share(out), lambda: self.backend.allgather(out, x), out, x)
+
+    def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> Work:
+        """`out` = the `x` of all ranks in rank order, `counts[i]` elements from rank i."""
+        self._check(out, x)
+        require(
+            len(counts) == self.size and out.numel() == sum(counts) and x.numel() == counts[self.rank],
+            f"allgatherv of {x.numel()} into {out.numel()} with counts {list(counts)}",
+        )
+        sent = (self.size - 1) * nbytes(x)
+        operation = lambda: self.backend.allgatherv(out, x, counts)  # noqa: E731
+        needed = lambda: [i for i, n in enumerate(counts) if n]  # noqa: E731
+        return self._start("allgatherv", sent, operation, out, x, needed=needed)
+
+    def allreduce(self, x: Tensor, reduction: Reduction = "sum") -> Work:
+        """Σ, mean or max over the ranks, in place, the same bits on every rank."""
+        self._check(x, allowed=_REDUCED[reduction])
+        operation = lambda: self.backend.allreduce(x, reduction)  # noqa: E731
+        return self._start("allreduce", 2 * self._share(x), operation, x)
+
+    def bcast(self, x: Tensor, root: int = 0) -> Work:
+        """`x` of rank `root`, in place."""
+        self._check(x)
+        needed = lambda: [root] if self.rank != root else []  # noqa: E731
+        operation = lambda: self.backend.bcast(x, root)  # noqa: E731
+        return self._start("bcast", self._share(x), operation, x, needed=needed)
+
+    def sendrecv(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> Work:
+        """Messages to and from the ranks that are the keys, all at once."""
+        self._check(*send.values(), *recv.values(), alike=False)
+        sent = self._posted(send)
+        operation = lambda: self.backend.sendrecv(send, recv)  # noqa: E731
+        tensors = (*send.values(), *recv.values())
+        return self._start("exchange", sent, operation, *tensors, messages=(tuple(send), recv))
+
+    def send(self, x: Tensor, to: int) -> Work:
+        """One message to rank `to`."""
+        self._check(x)
+        operation = lambda: self.backend.send(x, to)  # noqa: E731
+        return self._start("send", self._posted({to: x}), operation, x, messages=((to,), {}))
+
+    def recv(self, out: Tensor, source: int = ANY) -> Work:
+        """One message from `source`, or from whoever sends first; `wait()` returns the sender."""
+        self._check(out)
+        messages: Messages = ((), {} if source == ANY else {source: out})
+        return self._start("recv", 0, lambda: self.backend.recv(out, source), out, messages=messages)
+
+    def gather_objects(self, item: Any) -> list[Any]:
+        """The picklable `item` of every rank, in rank order, on every rank. Blocks; for set-up and metadata.
+
+        Pickles are not counted in the ledger's bytes: their size is no property of the method.
+        """
+        if self.size == 1:
+            return [item]
+        return self._start("gather_objects", 0, lambda: self.backend.gather_objects(item)).wait()
+
+    def post_record(self, record: bytes) -> Work:
+        """Gather the `record` of every rank, of one length, without the lane: `wait()` returns them one after
+        the other in rank order. Nothing else may use this communicator until then. Like pickles, records are
+        metadata, and not counted in the ledger's bytes."""
+        told = f"allgather over {self.size} ranks"
+        if self._place is None:
+            self._place = CommThread("what a thread has posted")
+            if self.member is not None:
+                self.member.watch.adopt(self._place)
+        self.stats.add(calls=1)
+        received = bytearray(self.size * len(record))
+        operation = self.member.collective(told) if self.member is not None and self.size > 1 else None
+        posted = Posted(self.backend.post_record(record, received), received, self._place, operation)
+        return Work(posted, told, self.timeout, self.stats, comm_thread=self._place)
+
+    def barrier(self) -> None:
+        """Return once every rank is here."""
+        self.gather_objects(None)
+
+    def split(self, color: int, key: int) -> Communicator:
+        """Ranks of one `color`, ordered by (`key`, rank), on this communicator's lane."""
+        return self._relative(*self._part(color, key), self.comm_thread)
+
+    def dup_with_thread(self) -> Communicator:
+        """The same ranks on a communicator and a lane of their own."""
+        return self._relative(*self._part(0, self.rank), self.comm_thread).with_own_thread()
+
+    @property
+    def control(self) -> Communicator:
+        """A communicator of the same ranks on the same lane, for what must not pair with anything that is
+        sent here; collective when it is asked for the first time."""
+        # No cached_property: Python 3.11 lets one thread at a time make any of them.
+        if self._control is None:
+            self._control = self.split(0, self.rank)
+        return self._control
+
+    def with_own_thread(self) -> Communicator:
+        """The same communicator by way of a lane that nothing else uses: it is to be used by that alone."""
+        comm_thread = CommThread(f"lane apart of rank {self.rank}")
+        self.dup_threads.append(comm_thread)
+        return self.with_thread(comm_thread)
+
+    def with_thread(self, comm_thread: CommThread) -> Communicator:
+        """The same communicator by way of another lane: one sends there while the other one receives."""
+        return self._relative(self.backend, self.member, comm_thread)
+
+    def with_backend(self, backend: Backend, way: str) -> Communicator:
+        """The same communicator with another backend of the same ranks, whose parts are staged again."""
+        made = self._relative(backend, self.member, self.comm_thread)
+        made.device_backend = way
+        return made
+
+    def close_dups(self, timeout: float) -> bool:
+        """End what was made apart; False if some of it was still busy `timeout` seconds later. Collective."""
+        self.run(lambda: None, "what may still be handed over to them").wait()
+        return close_comm_threads(timeout, self.dup_threads)
+
+    def run(self, call: Callable[[], Any], what: str, *tensors: Tensor) -> Work:
+        """Execute `call`, blocking code using this lane's transports, on the lane; where it works on
+        `tensors` on a device, on the lane's stream."""
+        return self.comm_thread.submit(call, what, self.timeout, self.stats, device_of(tensors), tensors)
+
+    def _part(self, color: int, key: int) -> tuple[Backend, Member | None]:
+        def split() -> tuple[Backend, Member | None]:
+            backend = self.backend.split(color, key)
+            if self.member is None:
+                return backend, None
+            return backend, self.member.split(color, backend.gather_objects(self.member.watch.rank))
+
+        return self._start("split", 0, split).wait()
+
+    def _start(
+        self,
+        what: str,
+        sent: float,
+        operation: Callable[[], Any],
+        *tensors: Tensor,
+        needed: Callable[[], Iterable[int]] | None = None,
+        messages: Messages | None = None,
+    ) -> Work:
+        """Have the lane execute `operation`, which waits for all ranks or for those of `needed`; where it
+        sends and receives `messages`, for their senders."""
+        told, member = f"{what} over {self.size} ranks", self.member
+        self.stats.add(calls=1, sent=sent)  # in the step that asks, whenever the lane comes to it
+
+        def timed() -> Any:
+            start = time.perf_counter()
+            if member is not None and self.size > 1:
+                self.comm_thread.executing = self._begun(told, member, tensors, needed, messages)
+            try:
+                return operation()
+            finally:
+                if member is not None and self.size > 1:
+                    self.comm_thread.executing = None
+                end = time.perf_counter()
+                self.stats.add(seconds=end - start)
+                if self.size > 1:
+                    self.stats.note(MESSAGE, what, start, end, sent, self.size)
+
+        if self.size == 1:  # nobody to wait for
+            return finished(timed, told, self.stats)
+        device = device_of(tensors)
+        return self.comm_thread.submit(timed, told, self.timeout, self.stats, device, tensors, single=True)
+
+    def _begun(
+        self,
+        told: str,
+        member: Member,
+        tensors: Sequence[Tensor],
+        needed: Callable[[], Iterable[int]] | None,
+        messages: Messages | None,
+    ) -> Operation:
+        if messages is not None:
+            to, received = messages
+            operation = member.messages(told, to, {i: x.numel() > 0 for i, x in received.items()})
+        else:
+
+            def awaited() -> Iterable[int] | None:
+                empty = bool(tensors) and not any(x.numel() for x in tensors)  # then nothing is sent
+                return [] if empty else needed and needed()
+
+            operation = member.collective(told, awaited)
+        if self.backend.returns_early and device_of(tensors) is not None:
+            operation.needs = None
+        return operation
+
+    def _relative(self, backend: Backend, member: Member | None, comm_thread: CommThread) -> Communicator:
+        made = Communicator(backend, timeout=self.timeout, comm_thread=comm_thread, stats=self.stats, member=member)
+        made.dup_threads = self.dup_threads
+        return made
+
+    def _posted(self, messages: Mapping[int, Tensor]) -> int:
+        """Bytes of messages; what a rank sends itself does not count."""
+        sizes = {to: nbytes(x) for to, x in messages.items() if to != self.rank}
+        self.stats.add_messages(sizes)
+        return sum(sizes.values())
+
+    def _share(self, whole: Tensor) -> float:
+        return (self.size - 1) * nbytes(whole) / self.size
+
+    def _check(
+        self, *tensors: Tensor, allowed: frozenset[torch.dtype] | None = None, alike: bool = True
+    ) -> None:
+        for x in tensors:
+            require(x.is_contiguous(), f"tensor of strides {x.stride()}: only contiguous ones are sent")
+            require(not x.requires_grad, "tensor with requires_grad: send its .detach()")
+            require(
+                self.backend.accepts(x.device), f"tensor on {x.device}: {self.backend.name} cannot send it"
+            )
+            require(not x.is_complex(), f"{x.dtype}: complex tensors are not sent")
+            if allowed is not None:
+                names = ", ".join(sorted(str(t).removeprefix("torch.") for t in allowed))
+                require(x.dtype in allowed, f"{x.dtype} cannot be reduced; allowed: {names}")
+            require(not alike or x.dtype == tensors[0].dtype, f"{x.dtype} beside {tensors[0].dtype}")
+        if alike and len(tensors) == 2:
+            require(not overlap(*tensors), "send and receive tensors share memory")

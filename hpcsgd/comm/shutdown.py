@@ -1,0 +1,285 @@
+"""How a job of many processes ends: all of its ranks, soon, with one message.
+
+An exception that one rank raises ends every rank through the backend's abort. A `JobError` is raised by
+all ranks alike: rank 0 prints it and everybody leaves in good order. A process that the script forks is no
+rank, and ends alone.
+"""
+
+from __future__ import annotations
+
+import _sitebuiltins
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from types import TracebackType
+from typing import NoReturn, Protocol
+
+import torch
+
+from hpcsgd.comm.backend import Backend, PeerLost
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.deadlock import Reports
+from hpcsgd.comm.comm_thread import close_comm_threads
+from hpcsgd.comm.last_words import exit_code, is_loss, last_line, under_way, with_traceback, words
+from hpcsgd.comm.rank_watch import RankWatch
+from hpcsgd.comm.readers import wait_for_readers
+from hpcsgd.comm.script import MainModule
+from hpcsgd.errors import JobError, UserError, in_one_line, print_at_once, tell
+
+GRACE = 5.0
+"""Seconds that ranks leaving together wait for each other before the job is aborted."""
+
+
+class Shutdown:
+    """Watches over how this process ends; one per process, made by `guard`."""
+
+    def __init__(self, world: Communicator) -> None:
+        self._world = world
+        self._parting = world.backend.split(0, world.rank)  # who parts must not meet the others' collectives
+        self._parted: _Parting | None = None
+        self._telling = threading.Lock()  # two threads may miss the same rank: one says so
+        self._raise_exit = sys.exit
+        self._exit_code: object = None
+        self._has_called_exit = False
+        self._script = MainModule()
+        self._told: BaseException | None = None
+        self._is_child = False
+        self._watch: RankWatch | None = None
+        self._reports: ClosableReports | None = None
+
+    def watched(self, reports: ClosableReports) -> RankWatch:
+        """Return a watch which reports what this rank waits for, until it leaves."""
+        self._reports, self._watch = reports, RankWatch(self._world.rank, reports)
+        return self._watch
+
+    def fail(self, message: str) -> None:
+        """End every rank of the job with this line, which is about all of them."""
+        with self._telling:
+            tell(f"hpcsgd: {message}")
+            self._abort(1)
+
+    def install(self) -> None:
+        sys.excepthook = self._uncaught
+        sys.exit = self._exit
+        call = _sitebuiltins.Quitter.__call__  # of `exit()` and `quit()`
+
+        def leave(quitter: _sitebuiltins.Quitter, code: str | int | None = None) -> NoReturn:
+            self._note_exit(code)
+            call(quitter, code)
+
+        _sitebuiltins.Quitter.__call__ = leave  # pyright: ignore[reportAttributeAccessIssue]
+        atexit.register(self._leave)
+        os.register_at_fork(after_in_child=self._become_child)
+
+    def uncaught(self, error: BaseException) -> None:
+        """End the job as if nobody had caught `error`, on any thread."""
+        self._uncaught(type(error), error, error.__traceback__)
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self._told = error
+        if self._is_child:
+            self._exit_code = exit_code(error)
+            sys.__excepthook__(kind, error, trace)
+            return
+        first = under_way(error)
+        if isinstance(error, JobError) and first is None:
+            if self._world.rank == 0:
+                tell(f"hpcsgd: {error}")
+            self.part(1)
+            return
+        with self._telling:
+            code = exit_code(error)
+            late = isinstance(error, UserError) or is_loss(error)
+            self._wait_for_turn(code, 0 if first else self._world.rank + late)
+            try:
+                self._tell(error, first)
+            finally:
+                self._abort(code)
+
+    def _tell(self, error: BaseException, first: BaseException | None) -> None:
+        """Also what came `first`, and has only been followed by this `error`."""
+        said = words(error)
+        if first is not None:
+            said = f"{with_traceback(first)}\nhpcsgd: {self._name}{said}"
+        to = print_at_once if is_loss(error) and first is None else tell
+        to(f"hpcsgd: {self._name}{said}")
+
+    @property
+    def _name(self) -> str:
+        return f"rank {self._world.rank}: " if self._world.size > 1 else ""
+
+    def _wait_for_turn(self, code: int, turn: int) -> None:
+        """Who says so first ends the others before they repeat it, if by the TERM of `srun -K`. That is a
+        rank which knows why ranks do different things, before one which knows no more than that they do."""
+        if threading.current_thread() is threading.main_thread():  # no other one may
+            signal.signal(signal.SIGTERM, lambda signum, frame: os._exit(code))
+        if self._world.size > 1:
+            time.sleep(min(1.2 * turn, 4.8))
+
+    def part(self, code: int) -> None:
+        """Leave in good order with all others. Where one does not come the job is aborted with `code`: MPI
+        would wait for it as the last thing this process does, when nothing can be done any more."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of `srun -K` to whoever leaves after the first
+        self._exit_code = None
+        _flush()
+        if self._world.size > 1:
+            self._parted = _Parting(self._parting, code)
+
+    def _exit(self, code: str | int | None = None) -> NoReturn:
+        self._note_exit(code)
+        self._raise_exit(code)
+
+    def _note_exit(self, code: object) -> None:
+        if threading.current_thread() is threading.main_thread():  # another one ends itself alone
+            self._exit_code, self._has_called_exit = code, True
+
+    def _left_by(self) -> str:
+        return "" if self._has_called_exit else self._script.left_by
+
+    def _become_child(self) -> None:
+        self._is_child = True
+        self._exit_code, self._has_called_exit = None, False
+
+    def _leave_as_child(self, code: int) -> NoReturn:
+        """Before MPI hears of it: what it ends is the parent's."""
+        if early := self._left_by():
+            print_at_once(f"hpcsgd: a forked process has ended by {early}: end it by sys.exit or os._exit")
+            code = 1
+        _flush()
+        os._exit(code)
+
+    def _leave(self) -> None:
+        """A rank that exits alone with an error takes the others along; calls in flight are waited for."""
+        if self._script.is_complete:  # whoever called sys.exit has been stopped from leaving
+            self._exit_code = None
+        code = 0 if self._exit_code is None else self._exit_code if isinstance(self._exit_code, int) else 1
+        if self._is_child:
+            self._leave_as_child(code)
+        if code:
+            self._abort(code)
+        uncaught = self._script.uncaught()
+        if uncaught is not None and uncaught is not self._told and self._world.size > 1:
+            self._end_as_printed(uncaught)
+        if self._watch is not None:
+            self._watch.leaving = True
+            self._watch.last = " and ".join(filter(None, [self._watch.last, self._left_by()]))
+        try:
+            closed = close_comm_threads(GRACE)
+        except PeerLost as error:  # somebody might still have asked this rank
+            self._uncaught(PeerLost, error, None)
+            return
+        if not closed:
+            print_at_once(f"hpcsgd: rank {self._world.rank} leaves with communication in flight")
+            self._abort(1)
+        if self._watch is not None:
+            self._watch.left()
+        close_libraries()
+        if self._parted is not None and not self._parted.complete():
+            self._abort(self._parted.code)
+        if self._reports is not None:
+            self._reports.close(self._world.timeout)
+
+    def _end_as_printed(self, error: BaseException) -> None:
+        """A hook that the script has put in the place of ours has told the user, but nobody else."""
+        if isinstance(error, JobError):
+            self._uncaught(JobError, error, error.__traceback__)
+            return
+        code = exit_code(error)
+        self._wait_for_turn(code, self._world.rank)
+        tell(f"hpcsgd: {self._name}{in_one_line(last_line(error))}")
+        self._abort(code)
+
+    def _abort(self, code: int) -> None:
+        """End all ranks with `code`, or with 1 where the byte that the system keeps of it says success."""
+        if self._world.size > 1:
+            code = code % 256 or 1
+            _flush()
+            wait_for_readers(1, 2)
+            self._world.backend.abort(code)
+            os._exit(code)
+
+
+class ClosableReports(Reports, Protocol):
+    """Reports that travel by a library, which has to be told that there are no more."""
+
+    def close(self, timeout: float) -> None: ...
+
+
+class _Parting:
+    """All ranks of `backend` meet a last time, each on a thread of its own until its process ends."""
+
+    def __init__(self, backend: Backend, code: int) -> None:
+        self.code = code
+        self._too_long = threading.Timer(1.5 * GRACE, backend.abort, [code])  # if we do not get to the end
+        self._meeting = threading.Thread(target=backend.allreduce, args=(torch.zeros(1), "sum"), daemon=True)
+        self._too_long.daemon = True
+        self._too_long.start()
+        self._meeting.start()
+
+    def complete(self) -> bool:
+        """Whether the others come in time, too."""
+        self._meeting.join(GRACE)
+        self._too_long.cancel()
+        return not self._meeting.is_alive()
+
+
+class Library(Protocol):
+    """What has threads or devices of its own, which must end before the process does."""
+
+    def close(self) -> None: ...
+
+
+_libraries: weakref.WeakSet[Library] = weakref.WeakSet()
+
+
+def close_at_the_end(library: Library) -> None:
+    """Close it when all lanes have ended; nobody need keep it for that."""
+    _libraries.add(library)
+
+
+def close_libraries() -> None:
+    """All that are still there."""
+    for library in list(_libraries):
+        library.close()
+
+
+_guarded: list[Shutdown] = []
+
+
+def guard(world: Communicator) -> Shutdown | None:
+    """From now on an uncaught exception or a non-zero `sys.exit` on this rank ends every rank of `world`.
+
+    Returns:
+        How it does; None if this process has been guarded before.
+    """
+    if _guarded:
+        return None
+    _guarded.append(Shutdown(world))
+    _guarded[0].install()
+    return _guarded[0]
+
+
+def exit_all(code: int) -> NoReturn:
+    """End this process with `code`, knowing that every rank of the job does the same."""
+    for ending in _guarded:
+        ending.part(code)
+    raise SystemExit(code)
+
+
+def end_by(error: BaseException) -> None:
+    """Do on any thread as if nobody had caught `error`, also where the script has a hook of its own."""
+    for ending in _guarded:
+        ending.uncaught(error)
+    if not _guarded:
+        sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _flush() -> None:
+    """What the script has printed, unless it has closed its stdout or has put something else in its place."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()

@@ -1,0 +1,210 @@
+"""The tokens of a split: shards in the order of the text, read where they lie in the file.
+
+A shard is a dataset without gaps or filters, so that the file is mapped into memory there, whatever its size.
+In place of HDF5's checksums there is a CRC-32 of every `BLOCK` tokens, compared when a process first reads
+there.
+"""
+
+from __future__ import annotations
+
+import mmap
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.data.layout import dataset, open_store
+from hpcsgd.data.split import damaged
+
+SHARD = 1 << 24
+"""Tokens of every shard but the last."""
+BLOCK = 1 << 12
+"""Tokens that have a checksum together."""
+RUN = 1 << 17
+"""Tokens that lie together and are read at one go."""
+REMEMBERED = 512
+"""Runs that the kernel was told of, and need not be again."""
+Tokens = NDArray[np.unsignedinteger[Any]]
+
+
+def dtype_of(types: int) -> np.dtype[Any]:
+    """The smallest for so many types of tokens."""
+    return np.dtype(np.min_scalar_type(types - 1)).newbyteorder("<")
+
+
+class Writer:
+    """Fills the group of a split, shard by shard: no more than one is in memory."""
+
+    def __init__(self, group: h5py.Group, types: int) -> None:
+        self._group, self._types = group, types
+        self._dtype = dtype_of(types)
+        self._room = np.empty(SHARD, self._dtype)
+        self._filled = self._shards = 0
+        self.tokens = 0
+
+    def append(self, tokens: NDArray[Any]) -> None:
+        assert not len(tokens) or 0 <= tokens.min() <= tokens.max() < self._types, "a token of no type"
+        self.tokens += len(tokens)
+        while len(tokens):
+            some = tokens[: SHARD - self._filled]
+            self._room[self._filled : self._filled + len(some)] = some
+            self._filled += len(some)
+            tokens = tokens[len(some) :]
+            if self._filled == SHARD:
+                self._close_shard()
+
+    def finish(self) -> None:
+        """Write what is left."""
+        if self._filled:
+            self._close_shard()
+        self._group.attrs["tokens"] = self.tokens
+
+    def _close_shard(self) -> None:
+        tokens = self._room[: self._filled]
+        shard = self._group.create_group(str(self._shards))
+        shard.create_dataset("x", data=tokens)
+        blocks = (tokens[start : start + BLOCK] for start in range(0, len(tokens), BLOCK))
+        sums = np.array([zlib.crc32(block.data) for block in blocks], "<u4")
+        shard.create_dataset("crc32", data=sums, chunks=(len(sums),), fletcher32=True)
+        self._shards, self._filled = self._shards + 1, 0
+
+
+class TokenSegments:
+    """The `count` tokens of a split of the store at `path`, where there are so many `types`.
+
+    Mapped at the first reading in each process, so it may be pickled and may cross forks. Raises `UserError`
+    where the file does not hold them, and when reading where it is damaged.
+    """
+
+    def __init__(self, path: Path, split: str, count: int, types: int) -> None:
+        self.path, self.split, self.count = path, split, count
+        self._dtype = dtype_of(types)
+        self._places = self._found()  # bytes at which shards begin
+        self._checked = bytearray(-(-count // BLOCK))
+        self._sums: dict[int, NDArray[np.uint32]] = {}
+        self._content: mmap.mmap | None = None
+        self._expected: dict[int, None] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_content": None, "_expected": {}}
+
+    def expect(self, starts: NDArray[np.int64]) -> None:
+        """Windows that begin there will be read soon: the kernel may begin with their runs."""
+        for run in sorted(set((starts // RUN).tolist())):
+            if run not in self._expected:
+                self._begin_to_read(run * RUN)
+            self._expected.pop(run, None)
+            self._expected[run] = None  # the latest at the end
+        while len(self._expected) > REMEMBERED:
+            del self._expected[next(iter(self._expected))]
+
+    def windows(self, starts: NDArray[np.int64], length: int) -> Tokens:
+        """So many tokens from each of `starts` on: [len(starts), length]."""
+        content = self._mapped()
+        self._check(content, starts, length)
+        shards, places = np.divmod(starts, SHARD)
+        across = places > SHARD - length
+        if not across.any():
+            return self._within(content, shards, places, length)
+        windows = np.empty((len(starts), length), self._dtype)
+        windows[~across] = self._within(content, shards[~across], places[~across], length)
+        for i in np.flatnonzero(across).tolist():
+            windows[i] = np.concatenate(list(self._segments(content, int(starts[i]), length)))
+        return windows
+
+    def _segments(self, content: mmap.mmap, start: int, length: int) -> Iterator[Tokens]:
+        """Of one window, of each shard what it has of it."""
+        stop = start + length
+        while start < stop:
+            shard, place = divmod(start, SHARD)
+            some = min(stop - start, SHARD - place)
+            yield self._within(content, np.array([shard]), np.array([place]), some)[0]
+            start += some
+
+    def _within(
+        self, content: mmap.mmap, shards: NDArray[np.int64], places: NDArray[np.int64], length: int
+    ) -> Tokens:
+        """Windows that begin at these places of their shards, and do not go beyond."""
+        width = length * self._dtype.itemsize
+        everywhere = np.ndarray((len(content) - width + 1, width), np.uint8, content, strides=(1, 1))
+        begins = self._places[shards] + places * self._dtype.itemsize
+        return everywhere[begins].view(self._dtype)  # bytes: shards may lie at odd ones
+
+    def _check(self, content: mmap.mmap, starts: NDArray[np.int64], length: int) -> None:
+        """Blocks that nobody here has read before."""
+        first, last = starts // BLOCK, (starts + (length - 1)) // BLOCK
+        there = {*first.tolist(), *last.tolist()}
+        for i in range(1, (length - 2) // BLOCK + 1):
+            there.update(np.minimum(first + i, last).tolist())
+        new = [block for block in there if not self._checked[block]]
+        with memoryview(content) as view:
+            for block in sorted(new):
+                begin, size = self._bytes_of(block * BLOCK, BLOCK)
+                number, place = divmod(block, SHARD // BLOCK)
+                if zlib.crc32(view[begin : begin + size]) != self._sums_of(number)[place]:
+                    text = f"block {place} of shard {number} does not match its checksum"
+                    raise damaged(self.path, self.split, text)
+                self._checked[block] = True
+
+    def _begin_to_read(self, start: int) -> None:
+        begin, length = self._bytes_of(start, RUN)
+        before = begin % mmap.PAGESIZE
+        self._mapped().madvise(mmap.MADV_WILLNEED, begin - before, before + length)
+
+    def _bytes_of(self, start: int, tokens: int) -> tuple[int, int]:
+        """Of so many tokens, as far as they are in one shard: the first byte, and how many."""
+        number, before = divmod(start, SHARD)
+        width = self._dtype.itemsize
+        begin = int(self._places[number]) + before * width
+        return begin, min(tokens, SHARD - before, self.count - start) * width
+
+    def _mapped(self) -> mmap.mmap:
+        """The whole file, once: every mapping costs a descriptor. Who reads where a file ended before it was
+        cut off is killed, so it is looked at each time."""
+        if self._content is None:
+            with self.path.open("rb") as file:
+                self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if self._content.size() < len(self._content):
+            raise damaged(self.path, self.split, "the file has been cut off since it was opened")
+        return self._content
+
+    def _sums_of(self, number: int) -> NDArray[np.uint32]:
+        if number not in self._sums:
+            blocks = -(-min(SHARD, self.count - number * SHARD) // BLOCK)
+            with open_store(self.path, "tokens") as file:
+                try:
+                    sums = np.asarray(file[f"{self.split}/{number}/crc32"])
+                except (OSError, RuntimeError, KeyError) as error:
+                    raise damaged(self.path, self.split, f"shard {number}: no checksums ({error})") from error
+            if sums.shape != (blocks,):
+                raise damaged(self.path, self.split, f"shard {number}: {len(sums)} checksums of {blocks}")
+            self._sums[number] = sums
+        return self._sums[number]
+
+    def _found(self) -> NDArray[np.int64]:
+        with open_store(self.path, "tokens") as file:
+            try:
+                names = sorted(file[self.split], key=int)  # pyright: ignore[reportArgumentType, reportCallIssue]
+            except (OSError, RuntimeError, ValueError) as error:
+                raise damaged(self.path, self.split, f"its shards cannot be read ({error})") from error
+            if names != [str(number) for number in range(-(-self.count // SHARD))]:
+                raise damaged(self.path, self.split, f"{len(names)} shards, {self.count} tokens")
+            return np.array([self._place(file, number) for number in range(len(names))], np.int64)
+
+    def _place(self, file: h5py.File, number: int) -> int:
+        """The byte at which a shard begins. That the file does not end before the shard HDF5 has seen to."""
+        length = min(SHARD, self.count - number * SHARD)
+        try:
+            x = dataset(file, f"{self.split}/{number}/x")
+        except (OSError, RuntimeError, KeyError) as error:
+            raise damaged(self.path, self.split, f"shard {number} cannot be read ({error})") from error
+        place = x.id.get_offset()
+        if (x.shape, x.dtype) != ((length,), self._dtype) or place is None:
+            expected = f"expected {length} of {self._dtype}"
+            text = f"shard {number} has {x.shape} of {x.dtype}, {expected}"
+            raise damaged(self.path, self.split, text)
+        return place

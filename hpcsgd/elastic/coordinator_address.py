@@ -1,0 +1,110 @@
+"""How islands that were started apart find their coordinator, which moves: a file in the folder of each term.
+
+It has the address and the run's token, so only its owner may read it, and it is renamed into place. The token
+is that of the term before: rings of islands outlive coordinators.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hpcsgd.comm import PeerLost
+from hpcsgd.elastic.handshake import CHALLENGE, COORDINATOR, PROOF, challenge, place, proof, require
+from hpcsgd.elastic.journal import last_claimed
+from hpcsgd.errors import UserError
+from hpcsgd.files.atomic import replacing
+from hpcsgd.files.reading import parsed
+from hpcsgd.files.shared import text_of
+
+NAME = "address.json"
+PAUSE = 0.25
+"""Seconds between two looks at it."""
+
+
+@dataclass(frozen=True)
+class CoordinatorAddress:
+    """Of one term."""
+
+    address: str
+    """host:port; empty once the coordinator has left, and the next one is due at once."""
+    token: str
+
+    def publish(self, terms: Path, term: int) -> None:
+        """For all who can read the owner's files."""
+        with replacing(terms / str(term) / NAME) as part:
+            part.touch(0o600)
+            part.write_text(json.dumps(asdict(self)))
+
+    async def answers(self, patience: float) -> bool:
+        """Whether a coordinator of this run is there, and says so within `patience` seconds."""
+        with suppress(OSError, EOFError, TimeoutError):
+            await asyncio.wait_for(self._greet(), patience)
+            return True
+        return False
+
+    async def _greet(self) -> None:
+        host_name, port = self.address.rsplit(":", 1)
+        reader, writer = await asyncio.open_connection(host_name, int(port))
+        at = place(COORDINATOR, writer.get_extra_info("sockname"), writer.get_extra_info("peername"))
+        try:
+            host, client = await reader.readexactly(CHALLENGE), challenge()
+            writer.write(client + proof(self.token, "client", at, host, client))
+            require(self.token, "host", at, host, client, await reader.readexactly(PROOF))
+        finally:
+            writer.close()
+
+
+def of_term(terms: Path, term: int) -> CoordinatorAddress | None:
+    """None where that term's coordinator has not told yet."""
+    path = terms / str(term) / NAME
+    text = text_of(path)
+    try:
+        return None if text is None else CoordinatorAddress(**parsed(text))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: not where a coordinator is, or damaged: {error}") from error
+
+
+def token_for(terms: Path, term: int) -> str:
+    """The token of the terms before, or a new one."""
+    for earlier in range(term - 1, 0, -1):
+        if (found := of_term(terms, earlier)) is not None:
+            return found.token
+    return secrets.token_hex(32)
+
+
+def awaited(coordinator: str, patience: float) -> str:
+    """`address`, which is missing while the coordinator moves. Raises `PeerLost` after so many seconds."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return address(coordinator)
+        except ConnectionError as error:
+            if time.monotonic() > until:
+                raise PeerLost(f"{error}, for {patience:g} s") from error
+            time.sleep(PAUSE)
+
+
+def moves(coordinator: str) -> bool:
+    """Whether that is a folder, which says where it is."""
+    return os.path.isabs(coordinator)
+
+
+def address(coordinator: str) -> str:
+    """host:port of the coordinator, which is given as that, or as the folder of its terms.
+
+    Raises `ConnectionError` where there is none at the moment.
+    """
+    if not moves(coordinator):
+        return coordinator
+    terms = Path(coordinator)
+    found = of_term(terms, last_claimed(terms))
+    if found is None or not found.address:
+        raise ConnectionError(f"no coordinator has said in {terms} where it is")
+    return found.address

@@ -1,0 +1,45 @@
+"""What whoever starts an island tells it, by way of one environment variable."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from hpcsgd.comm import Communicator
+from hpcsgd.elastic import coordinator_address
+from hpcsgd.elastic.addresses import own_towards
+from hpcsgd.elastic.elastic_average import ElasticAverage
+
+VARIABLE = "HPCSGD_ISLAND"
+
+
+@dataclass(frozen=True)
+class JoinInfo:
+    """To the meetings of `replica_groups` islands, for the one with this number."""
+
+    replica_group: int
+    replica_groups: int
+    coordinator: str
+    """host:port, or the folder that says where it is; see `whereabouts`."""
+    token: str
+    heartbeat_timeout: float
+    timeout: float
+
+    def to_environment(self) -> dict[str, str]:
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    def accept(self, group: Communicator) -> ElasticAverage:
+        """Collective over the ranks of the island, which are `group`."""
+        host = own_towards(whereabouts.awaited(self.coordinator, self.timeout))
+        return ElasticAverage(
+            self.replica_group, group, self.coordinator, self.token, host,
+            replica_groups=self.replica_groups, silence=self.heartbeat_timeout, timeout=self.timeout,
+        )  # fmt: skip
+
+
+def join_info(environ: Mapping[str, str] = os.environ) -> JoinInfo | None:
+    """The one that this process was started with, if any."""
+    text = environ.get(VARIABLE)
+    return None if text is None else JoinInfo(**json.loads(text))

@@ -1,0 +1,47 @@
+"""Those who have connected and not yet said who they are: anybody can, so there are only so many at once."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from itertools import count
+
+MOST = 1024
+"""At once, and half of the files that this process may open at most: honest clients need theirs."""
+
+
+class PendingConnections:
+    """For each one too many the oldest is sent away: who knows the token has said so long since."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._leave: dict[int, Callable[[], None]] = {}
+        self._numbers = count()
+        self._changing = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._leave)
+
+    @contextmanager
+    def one_more(self, leave: Callable[[], None]) -> Generator[None, None, None]:
+        """Inside the block there is one, which `leave` sends away, perhaps on another thread."""
+        number = next(self._numbers)
+        too_many: list[Callable[[], None]] = []
+        with self._changing:
+            self._leave[number] = leave
+            while len(self._leave) > max(1, min(self._most, _room())):
+                too_many.append(self._leave.pop(next(iter(self._leave))))
+        for sent_away in too_many:
+            sent_away()
+        try:
+            yield
+        finally:
+            with self._changing:
+                self._leave.pop(number, None)
+
+
+def _room() -> int:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST if files == resource.RLIM_INFINITY else files // 2

@@ -1,0 +1,53 @@
+"""What is reallocated, and how much there is: ranks of a group, threads of a rank, samples of a pass."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpcsgd.elastic.rebalancing import Rebalancing
+from hpcsgd.elastic.register import Register
+
+
+@dataclass(frozen=True)
+class ResourceBudget:
+    """`unit`: "ranks", "threads" or "samples"; `total`: X of them, for the islands that are alive.
+
+    Ranks of the dead are gone with their node, and those that a group has are told by the register, so for
+    them X is what the living have. `cost`: seconds that a move takes; `epochs`: of the whole training.
+    """
+
+    resource: str
+    total: int
+    min_gain: float
+    cost: float
+    epochs: int
+
+    def units(self, now: Register, seconds: Mapping[int, float]) -> dict[int, int] | None:
+        """Of each member, where samples have just been dealt; None where nothing moves. `seconds`: what each
+        computed in the last epoch."""
+        given = dict(now.units)
+        if self.resource == "ranks":
+            given = {member.replica_group: member.ranks for member in now.members}
+        units = {replica_group: given.get(replica_group, 0) for replica_group in now.replica_groups}
+        total = sum(units.values()) if self.resource == "ranks" else self.total
+        ahead = max(self.epochs - now.place.epoch, 0)
+        return Rebalancing(total, self.min_gain).propose(seconds, units, self.cost, ahead)
+
+
+class StepTimes:
+    """Seconds that a step of each island takes since samples were dealt, on its slowest rank."""
+
+    def __init__(self) -> None:
+        self._pace: defaultdict[int, float] = defaultdict(float)
+
+    def add(self, replica_group: int, pace: float) -> None:
+        """One of its ranks says so, or 0 where it does not know."""
+        self._pace[replica_group] = max(self._pace[replica_group], pace)
+
+    def seconds(self, steps: int) -> dict[int, float]:
+        """What each computed in so many steps, of those that know; then they are forgotten."""
+        seconds = {replica_group: pace * steps for replica_group, pace in self._pace.items() if pace and steps}
+        self._pace.clear()
+        return seconds

@@ -1,0 +1,208 @@
+"""The local update of a step: of all at once, or of some buckets while others are on their way."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+from torch import nn, optim
+
+from hpcsgd.core.agreement import Call
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.slot import Slot
+from hpcsgd.engine.closures import Closure, Versions, unchanged, versions
+from hpcsgd.engine.gradient_norm import GradientNorm
+from hpcsgd.engine.inside import optimizers_in
+from hpcsgd.engine.chained import kind_of
+from hpcsgd.engine.passes import Passes
+from hpcsgd.engine.presence import Progress
+from hpcsgd.engine.reducer import GradientReducer
+from hpcsgd.engine.sharding import ShardedOptimizer
+from hpcsgd.errors import UserError
+from hpcsgd.torch_private import hooks_of
+
+
+class LocalUpdate:
+    """Updates what has arrived where that changes nothing: if the plan of the step allows it, and nobody else
+    has hooks around the optimizer's `step()`."""
+
+    def __init__(self, local: ShardedOptimizer, reducer: GradientReducer | None, *, per_bucket: bool) -> None:
+        """`per_bucket`: `StepPlan.update_per_bucket`."""
+        self._local, self._reducer, self._allowed = local, reducer, per_bucket
+        self._running = False
+        self._passing = ""
+        """The name of another method of the optimizer, while that runs."""
+        self._used: Versions = []
+        """The gradients of the last step, where they stay this rank's own."""
+        self._passes = Passes([held.param for held in local.held]) if reducer is None else None
+        self._call = Call("step()", 0)
+        self.norm = GradientNorm(exchanged=reducer is not None)
+        self._optimizers = optimizers_in(local.optimizer)
+        for each in self._optimizers:
+            each.register_step_pre_hook(self._only_from_here)
+
+    def ready(self, call: Call) -> None:
+        """Return once the step may begin: all gradients are there, or may come later; collective."""
+        self._call = call
+        self._require_whole_for_hooks()
+        if self._reducer is not None and not self._in_parts():
+            self._reducer.finish(call)
+
+    def finish(self, call: Call) -> None:
+        """Return once all gradients have been averaged; collective."""
+        if self._reducer is not None:
+            self._reducer.finish(call)
+
+    def synchronize(self, call: Call) -> None:
+        """Return once `param.grad` is the averaged gradient of all parameters, whole; collective."""
+        if self._reducer is not None:
+            self._reducer.synchronize(call)
+
+    def scaled(self) -> None:
+        """What is to be updated by has been scaled, and nothing else of the gradients."""
+        if self._reducer is not None:
+            self._reducer.scaled()
+
+    def discard(self, name: str) -> None:
+        """Forget the gradients of this step, in the call `name`; collective where some have been sent."""
+        if self._reducer is not None:
+            self._reducer.discard(name)
+        if self._passes is not None:
+            self._passes.start_over()
+
+    def settle(self, call: Call) -> None:
+        """Return once those have been that are to leave before the update; collective."""
+        if self._reducer is not None:
+            self._reducer.settle(call)
+
+    def start_over(self) -> None:
+        """The exchanged gradients have been used, or are not to be."""
+        if self._passes is not None:
+            self._passes.start_over()
+        if self._reducer is not None:
+            self._reducer.start_over()
+        elif not self._local.known:
+            self._used = versions(self._local.held)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the optimizer is at work."""
+        return self._running or bool(self._passing)
+
+    @contextlib.contextmanager
+    def passing(self, name: str, gradients: bool) -> Generator[None, None, None]:
+        """In the block another method of the optimizer runs, of that `name`, with or without `gradients`."""
+        if gradients:
+            absent = self._absent()
+        else:
+            absent = {held.param for held in self._local.held if held.tensor is not held.param}
+        self._passing = name
+        try:
+            with self._local.at_work(self._local.held, absent):
+                yield
+        finally:
+            self._passing = ""
+        if gradients:
+            self.scaled()
+
+    @contextlib.contextmanager
+    def interrupted(self) -> Generator[None, None, None]:
+        """In the block, which is within `step()` of the optimizer, the model is as that has made it so far.
+        Afterwards it finds the gradients that are averaged then."""
+        self._running = False
+        with self._local.interrupted():
+            yield
+        self._running = True
+        self._local.take_gradients(self._absent())
+
+    @property
+    def progress(self) -> Progress:
+        """How far the gradients of the next step are."""
+        if self._reducer is not None:
+            return self._reducer.progress
+        there = any(held.param.grad is not None for held in self._local.held)
+        used = not there or unchanged(self._used, versions(self._local.held))
+        return Progress.NONE if used else Progress.AVERAGED
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the exchange keeps what it has seen for later steps."""
+        return self._reducer is not None and self._reducer.remembers
+
+    def __call__(self, buckets: Sequence[Bucket], closure: Closure | None = None) -> Iterator[Bucket]:
+        """Update all of them; yield each, in their order, once it is updated. The optimizer gets the
+        `closure`, if any. Collective."""
+        if self._reducer is None or not self._in_parts():
+            for bucket in buckets:
+                bucket.show_found()
+            self.norm.see(buckets)
+            self._update(functools.partial(self._local.step, self._absent(), closure))
+            yield from buckets
+            return
+        for arrived in self._reducer.received(self._call):
+            self.norm.see(arrived)
+            self._update(functools.partial(self._local.step_of, arrived, self._absent()))
+            yield from arrived
+
+    def _absent(self) -> set[nn.Parameter]:
+        return set() if self._reducer is None else {slot.param for slot in self._reducer.absent()}
+
+    def accumulate(self, passes: int) -> None:
+        """From the next step on so many backward passes come before each step."""
+        if self._reducer is not None:
+            self._reducer.passes = passes
+        if self._passes is not None:
+            self._passes.expect(passes)
+
+    @property
+    def accumulated(self) -> tuple[int, int]:
+        """How many backward passes of this step there are, and how many are to come before it."""
+        if self._reducer is not None:
+            return self._reducer.accumulated, self._reducer.passes
+        return (0, 1) if self._passes is None else (self._passes.accumulated, self._passes.expected)
+
+    def frozen(self) -> list[Slot] | None:
+        """The parameters that do not require a gradient now; None where this rank's gradients stay its own,
+        and nobody looks at each."""
+        return None if self._reducer is None else self._reducer.frozen
+
+    def zeroed(self) -> None:
+        """All gradients are zero now."""
+        if self._reducer is not None:
+            self._reducer.zeroed()
+
+    def _in_parts(self) -> bool:
+        return self._allowed and not self._hooks_inside()
+
+    def _hooks_inside(self) -> bool:
+        """Whether there are any around `step()` of the optimizers inside the wrapped one."""
+        return any(hook != self._only_from_here for each in self._optimizers[1:] for hook in hooks_of(each))
+
+    def _require_whole_for_hooks(self) -> None:
+        if not self._local.whole and self._hooks_inside():
+            raise UserError(
+                f"a hook around step() was registered inside {kind_of(self._local.optimizer)}, where it "
+                "would see the pieces that this rank updates: register it on the DistributedOptimizer"
+            )
+
+    def _update(self, step: Callable[[], None]) -> None:
+        self._running = True
+        try:
+            step()
+        finally:
+            self._running = False
+
+    def _only_from_here(self, optimizer: optim.Optimizer, *_: Any) -> None:
+        if all(optimizer is not each for each in self._optimizers):
+            return  # the outer one, whose hooks are the same
+        if self._passing:
+            raise UserError(
+                f"{self._passing} of {kind_of(self._local.optimizer)} calls step() of an optimizer inside: "
+                "call step(closure) of the DistributedOptimizer; the closure computes the loss and gradients"
+            )
+        if not self._running:
+            raise UserError(
+                "step() of the wrapped optimizer was called: call step() of the DistributedOptimizer"
+            )

@@ -1,0 +1,99 @@
+"""What the user's optimizer has in place of a parameter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from hpcsgd.core.elements import as_elements, as_reals, require_alike, shaped
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.fsdp import is_fsdp, local
+from hpcsgd.engine.master import Master, needs_master
+from hpcsgd.engine.memory_order import in_memory_order
+
+
+@dataclass(slots=True)
+class OptimizerParam:
+    """A tensor the optimizer updates: elements [start, stop), in memory order, of one parameter."""
+
+    index: int
+    """The parameter's number in the optimizer's state_dict."""
+    param: nn.Parameter
+    tensor: Tensor
+    start: int
+    stop: int
+    bucket: Bucket | None = None
+    """None where whole parameters are updated on every position."""
+    offset: int = 0
+    """Where it begins in the bucket's own chunk."""
+    whole: bool = True
+    """Whether it has the shape of its parameter."""
+    master: Master | None = None
+    """Where the tensor is one, and the model's elements are rounded from it."""
+    is_complex: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_complex = self.param.is_complex()
+
+    def take_gradient(self, *, absent: bool = False) -> None:
+        """Find the gradient that the exchange left in the bucket; none where it is `absent` on all ranks."""
+        g = self.param.grad
+        if absent:
+            g = None
+        elif is_fsdp(self.param):
+            g = None if g is None else local(g).view(-1)
+        elif self.bucket is not None:
+            g = self._place_in(self.bucket, self.bucket.grad_shard)
+        elif self.is_complex and g is not None:
+            g = g.resolve_conj()  # torch's optimizers look for the two reals of a number in memory
+        if self.master is not None:
+            self.master.take_gradient(g)
+        else:
+            self.tensor.grad = g
+
+    def as_reals(self) -> Tensor:
+        """Return the tensor with its gradient, or views of the reals of both."""
+        if not self.is_complex:
+            return self.tensor
+        reals, g = as_reals(self.tensor.detach()), self.tensor.grad
+        reals.grad = None if g is None else as_reals(g)
+        return reals
+
+    def drop_gradient(self) -> None:
+        """Once it has been used: where it is torch's, whoever drops it is to have its memory back."""
+        if is_fsdp(self.param):
+            self.tensor.grad = None
+
+    def restore_tensor(self) -> None:
+        """Make a piece that was given other memory its view of the bucket again, with its own values."""
+        if self.bucket is None or self.master is not None:
+            return
+        place = self._place_in(self.bucket, self.bucket.param_shard)
+        if place.data_ptr() != self.tensor.data_ptr():
+            require_alike(f"{self.index} (a piece of it)", self.tensor, place)
+            place.copy_(self.tensor.detach())
+            self.tensor.data = place
+
+    def keep_master(self, dtype: torch.dtype) -> None:
+        """Have a master of that type updated in place of the model's elements, if they are narrower."""
+        if needs_master(self.param, dtype):
+            self.master = Master.of(self.tensor, dtype)
+            self.tensor = self.master.m
+
+    def _place_in(self, bucket: Bucket, own: Tensor) -> Tensor:
+        return place_in(own, bucket, self.offset, self.stop - self.start, self.param)
+
+    def cut(self, value: Tensor) -> Tensor:
+        """This tensor's part of a state tensor shaped like the parameter."""
+        if self.whole:
+            return value.clone()
+        return in_memory_order(value, self.param)[self.start : self.stop].clone()
+
+
+def place_in(own: Tensor, bucket: Bucket, offset: int, numel: int, param: nn.Parameter) -> Tensor:
+    """The elements of a piece of `param` in the bucket's `param_shard` chunk, in its shape if it is a whole
+    one."""
+    elements = as_elements(own[offset : offset + numel * bucket.reals], bucket.reals)
+    return shaped(elements, 0, param) if bucket.whole else elements

@@ -1,0 +1,109 @@
+"""Where positions own chunks and averagers may want whole models: who makes which of the other, and when."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from hpcsgd.comm import Work, phase
+from hpcsgd.core.averager import Averager, vectors_of
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.method import Method
+from hpcsgd.core.step import QuantizedGather, StepContext
+from hpcsgd.core.topology import Topology
+from hpcsgd.engine.pending_params import PendingParams
+from hpcsgd.engine.plan import StepPlan
+from hpcsgd.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+class ParamGather:
+    """At the end of a step w is made of the chunks that the positions of the group own, `shards`, or is whole
+    already. A bucket is gathered while others are worked on, in the same order on all ranks; all at the end
+    where somebody is `publishing`, who has them back before the update. Begins before that.
+
+    `arrivals`: where w may come later, all is gathered at the end, what is used first before the rest.
+    """
+
+    def __init__(
+        self,
+        s: StepContext,
+        shards: bool,
+        publishing: QuantizedGather | None = None,
+        pending: PendingParams | None = None,
+    ) -> None:
+        self.shards = shards
+        self._pending = pending if pending is not None and pending.enabled else None
+        self._s = s
+        self._quantized_gather = publishing
+        self._begun: dict[Bucket, Work] = {}
+        if publishing is not None:
+            publishing.restore(s)
+
+    def shards_are_final(self, buckets: Iterable[Bucket]) -> None:
+        """Of these, for this step: w is made of them."""
+        if self._pending is None:
+            self._begin(buckets)
+
+    def finish(self) -> None:
+        """Return once all of w is whole, or is to arrive; collective over the group."""
+        order = self._s.buckets if self._pending is None else reversed(self._s.buckets)
+        self._begin(b for b in order if b not in self._begun)
+        if self._pending is not None:
+            self._pending.begin(self._begun)
+            self._begun = {}
+        with phase("parameters"):
+            for work in self._begun.values():
+                work.wait()
+            if self._quantized_gather is not None:
+                self._quantized_gather.gather(self._s)
+
+    def _begin(self, buckets: Iterable[Bucket]) -> None:
+        if self.shards and self._quantized_gather is None:
+            with phase("parameters"):
+                for b in (b for b in buckets if b.cut_by_elements):
+                    self._begun[b] = self._s.topology.intra_group.allgather(b.w, b.param_shard)
+
+
+def gather_shards(s: StepContext) -> None:
+    """w ← the chunks that the positions of the group own; collective over the group."""
+    works = [s.topology.intra_group.allgather(b.w, b.param_shard) for b in s.buckets if b.cut_by_elements]
+    for work in works:
+        work.wait()
+
+
+def quantized_gather(topology: Topology, method: Method, plan: StepPlan) -> QuantizedGather | None:
+    """Who makes one model of the positions' chunks after a step, where that is no plain allgather.
+
+    Raises `UserError` where groups meet with whole models.
+    """
+    if plan.quantizes_gather is None:
+        asked = any(isinstance(part, QuantizedGather) and part.publishes for _, part in method.by_role())
+        if asked and topology.world_size > 1 and topology.rank == 0:
+            log.warning(
+                "Quantized(parameters=…): the optimizer looks at whole tensors, so parameters travel as they "
+                "are"
+            )
+        return None
+    if method.averager.traits.whole_model:
+        raise UserError(
+            "Quantized(parameters=…): groups of this method meet with whole models; leave `parameters` out"
+        )
+    return plan.quantizes_gather
+
+
+def synchronize_models(s: StepContext, how: Averager, param_gather: ParamGather, updated: Iterable[Bucket]) -> None:
+    """Let `how` average what groups have of all buckets, each once it is `updated`. An averager of whole
+    models finds them whole, and one of chunks leaves them `gathering`, of each bucket while others are on
+    their way. Collective."""
+    whole = how.traits.whole_model
+    if param_gather.shards and whole:
+        updated = list(updated)
+        with phase("parameters"):
+            gather_shards(s)
+    param_gather.shards |= not whole
+    with phase("average"):
+        for b, _ in zip(s.buckets, how.average(vectors_of(how, updated), s), strict=True):
+            if not whole:
+                param_gather.shards_are_final([b])

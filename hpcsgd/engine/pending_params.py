@@ -1,0 +1,117 @@
+"""Weights that are still on their way when a step returns: whoever uses one first waits for its bucket.
+
+Until then a parameter is of a class of its own, whose operations torch hands over here before it carries them
+out. So it does not matter which module a weight is read by, or whether any is: a method of the model, a norm,
+`state_dict()` and `detach()` find it in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from hpcsgd import torch_private
+from hpcsgd.comm import Work, phase
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.pending_gradient import operands
+from hpcsgd.core.fsdp import is_fsdp
+from hpcsgd.errors import UserError
+
+_GRAD: Any = Tensor.grad
+_ABOUT: set[Any] = {
+    *(getattr(Tensor, name).__get__ for name in ("grad", "requires_grad", "shape", "dtype", "device")),
+    *(_GRAD.__set__, _GRAD.__delete__),
+}
+"""What is asked of a parameter without its values; `zero_grad()` is not to wait."""
+
+
+class PendingParams:
+    """The buckets that a step has left under way, if it is to leave any (`wanted`)."""
+
+    def __init__(self, model: nn.Module, wanted: bool) -> None:
+        if wanted:
+            if any(is_fsdp(param) for param in model.parameters()):
+                raise UserError("prefetch: torch has sharded the model, and gathers it itself: leave one out")
+            _require_interpreted(model)
+            for module in model.modules():  # for extensions in C++ that operate on their own weights
+                module.register_forward_pre_hook(_wait_for_own)
+        self.enabled = wanted
+        self._under_way: list[_PendingParam] = []
+
+    def begin(self, works: Mapping[Bucket, Work]) -> None:
+        """These are, each until its weights are used."""
+        self._under_way = [_PendingParam(b, work) for b, work in works.items()]
+
+    def finish(self) -> None:
+        """Return once all are here."""
+        for arrival in self._under_way:
+            arrival.finish()
+        self._under_way = []
+
+
+class _PendingParam:
+    """Of one bucket."""
+
+    def __init__(self, b: Bucket, work: Work) -> None:
+        self._params = [slot.param for slot in b.slots]
+        self._work = work
+        if any(type(param) is not nn.Parameter for param in self._params):
+            work.wait()  # classes of others have a meaning that is not to be lost
+            self._params = []
+        for param in self._params:
+            torch_private.become(param, _LazyParameter)
+            param.arrival = self  # type: ignore[attr-defined]
+
+    def finish(self) -> None:
+        if self._params:
+            with phase("parameters"):
+                self._work.wait()
+        for param in self._params:
+            torch_private.become(param, nn.Parameter)
+            del param.arrival  # type: ignore[attr-defined]
+        self._params = []
+
+
+class _LazyParameter(nn.Parameter):
+    pending: _PendingParam
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        if func in _ABOUT:
+            plain = cast("Callable[..., object]", super().__torch_function__)  # pyright: ignore[reportUnknownMemberType]
+            return plain(func, types, args, kwargs or {})
+        for arrival in _pending_of([*args, kwargs]):
+            arrival.finish()
+        return func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> nn.Parameter:
+        self.pending.finish()
+        return self.__deepcopy__(memo)  # of the class that it has now
+
+
+def _wait_for_own(module: nn.Module, _: object) -> None:
+    for arrival in _pending_of(module.parameters(recurse=False)):
+        arrival.finish()
+
+
+def _pending_of(given: Iterable[object]) -> Iterator[_PendingParam]:
+    """Of the parameters in what a function was given, in lists and in tables, too."""
+    return (param.pending for param in operands(_LazyParameter, given))
+
+
+def _require_interpreted(model: nn.Module) -> None:
+    """Compiled code reads weights without asking, or is compiled anew for those that are under way."""
+    for name, module in cast("Iterator[tuple[str, nn.Module]]", model.named_modules()):
+        if torch_private.is_compiled(module) or "ScriptModule" in type(module).__name__:
+            raise UserError(
+                f"prefetch: {name or 'the model'} is compiled, and compiled code does not wait for weights: "
+                "leave one of them out"
+            )

@@ -1,0 +1,55 @@
+"""The mean of the models of the islands that are alive (EnsembleSync, section 3.1, step 4).
+
+    W ← (1/M) Σ_i W_i   over the M islands that the register counts in this round
+
+Float buffers are averaged with the parameters, over all ranks: who returns has none of its own. How
+all or none take the mean, whatever dies, is the business of `ReplicaGroups`: see `hpcsgd.elastic.elastic_average`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hpcsgd.comm import phase
+from hpcsgd.core.averager import Traits
+from hpcsgd.core.norm import squared_norm, sum_on_host
+from hpcsgd.core.step import StepContext
+from hpcsgd.core.traffic import CommOp, ModelLayout, allreduce
+from hpcsgd.core.waits import Living
+from hpcsgd.parts.averagers.flattened import average_flattened, require_same_layout
+
+
+@dataclass(frozen=True)
+class ElasticMean:
+    """Averages with `topology.replica_groups`. Notes ‖W_i − W̄‖₂ of this island as the `distance`."""
+
+    traits = Traits(Living(), whole_model=True, elastic=True)
+
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
+        found = list(vectors)
+        model = [b.parameters for b in s.buckets]
+        brought = [w.clone() for w in model]
+        buffers = s.buffers
+        with phase("buffers"):
+            require_same_layout({"float buffers": buffers}, s.topology.intra_group, "models", "rank")
+        average_flattened(
+            buffers,
+            s.topology.intra_group,
+            lambda joined: s.topology.replica_groups.mean([*model, *joined], s.t, alike=not s.sharded),
+        )
+        apart = (before.sub_(w) for w, before in zip(model, brought, strict=True))
+        squared = sum_on_host(squared_norm(x) for x in apart)
+        if s.sharded:
+            s.topology.intra_group.allreduce(squared).wait()
+        s.metrics["distance"] = squared.sqrt().item()
+        return found
+
+    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
+        """Each of the K ranks has a ring of its own for a K-th of the model."""
+        yield allreduce("group", 16, "buffers")
+        yield from (allreduce("group", nbytes) for nbytes in m.buffers)
+        model = sum(b.used * b.width for b in m.buckets) + sum(m.buffers)
+        yield allreduce("peers", model / m.K)

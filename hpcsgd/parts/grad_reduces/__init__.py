@@ -1,0 +1,46 @@
+"""Exchanges: how the gradients of a group's ranks come together."""
+
+from collections.abc import Callable, Mapping
+
+from hpcsgd.core.step import GradReduce
+from hpcsgd.parts.grad_reduces.codecs import Gaps, Plain
+from hpcsgd.parts.grad_reduces.combining import union, per_worker
+from hpcsgd.parts.grad_reduces.dense import (
+    AcrossGroups,
+    AllReduce,
+    AllToAll,
+    Dense,
+    ReduceScatter,
+    WithAllgather,
+)
+from hpcsgd.parts.grad_reduces.feedback import ErrorFeedback, LrInErrorFeedback, MomentumCorrection
+from hpcsgd.parts.grad_reduces.packed import Quantized
+from hpcsgd.parts.grad_reduces.sparse import Sparse
+
+EXCHANGES: Mapping[str, Callable[..., GradReduce]] = {
+    "alltoall": AllToAll,
+    "dense": Dense,
+    "quantized": Quantized,
+    "reduce_scatter": ReduceScatter,
+    "sparse": Sparse,
+}
+"""As job files call them."""
+
+__all__ = [
+    "EXCHANGES",
+    "AcrossGroups",
+    "AllReduce",
+    "AllToAll",
+    "Dense",
+    "ErrorFeedback",
+    "Gaps",
+    "LrInErrorFeedback",
+    "MomentumCorrection",
+    "Plain",
+    "Quantized",
+    "ReduceScatter",
+    "Sparse",
+    "WithAllgather",
+    "union",
+    "per_worker",
+]

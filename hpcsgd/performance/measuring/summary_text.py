@@ -1,0 +1,138 @@
+"""What was measured, as a table, and what it means for a training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from hpcsgd.core.layout import bucket_bytes
+from hpcsgd.cost.links import Link, Points
+from hpcsgd.cost.machine import Machine
+from hpcsgd.cost.link_classes import LinkClass
+from hpcsgd.errors import count_text
+from hpcsgd.performance.measuring.messages import Series
+
+ASYMPTOTIC = 0.9
+LARGE = 25_000_000
+"""Parameters, where the model is not known."""
+CLEAR = 1.1
+WIDE = 0.5
+"""Quartiles or errors further apart than this are told."""
+HEAD = ("operation", "way", "ranks", "smallest", "bare", "alpha", "GB/s", "bare", "knees", "error")
+
+
+def table(machine: Machine) -> str:
+    """A line a link: its smallest messages in µs, its bytes per second on the largest, with the lane and
+    without."""
+    rows = [HEAD, *(_row(link, _of(machine, link)) for link in machine.link)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def answers(machine: Machine, measured: Sequence[Series]) -> Iterator[str]:
+    """What the machine wants, a line each, and what of it is not to be trusted."""
+    for way in _groups(machine):
+        yield from _exchange(machine, way)
+        bucket = _bucket(machine, way) / 1e6
+        share = f"{ASYMPTOTIC:.0%} of the speed of the largest"
+        yield f"{told(way)}: bucket_cap_mb = {bucket:.2g} or more reaches {share}"
+    comm_threads = [p.seconds[0] - p.bare_seconds[0] for p in machine.points]
+    if comm_threads:
+        yield f"a lane adds {1e6 * median(lanes):.0f} µs to a small message; computing goes on meanwhile"
+    yield from _doubts(machine, measured)
+
+
+def told(way: LinkClass) -> str:
+    """A way in a few words."""
+    where = "inside a host" if way.kind == "inside" else f"on {count_text(way.hosts, 'host')}"
+    return f"{count_text(way.ranks, 'rank')} {where}" + (
+        f", {way.at_once} at once" if way.at_once > 1 else ""
+    )
+
+
+def _of(machine: Machine, link: Link) -> list[Points]:
+    return [
+        p
+        for p in machine.points
+        if (p.operation, p.kind) == (link.operation, link.kind) and p.ranks in link.ranks
+    ]
+
+
+def _row(link: Link, points: Sequence[Points]) -> tuple[str, ...]:
+    def microseconds(seconds: float) -> str:
+        return f"{1e6 * seconds:.1f}"
+
+    def rate(*times: float) -> str:
+        return f"{median(p.bytes[-1] / t for p, t in zip(points, times, strict=True)) / 1e9:.2f}"
+
+    return (
+        link.operation,
+        link.kind,
+        ",".join(map(str, link.ranks)),
+        microseconds(median(p.seconds[0] for p in points)),
+        microseconds(median(p.bare_seconds[0] for p in points)),
+        microseconds(link.alpha_seconds[0]),
+        rate(*(p.seconds[-1] for p in points)),
+        rate(*(p.bare_seconds[-1] for p in points)),
+        " ".join(_size(knee) for knee in link.from_bytes[1:]) or "-",
+        f"{link.relative_error:.0%}",
+    )
+
+
+def _groups(machine: Machine) -> list[LinkClass]:
+    """The ways of an exchange of gradients."""
+    return list(dict.fromkeys(p.link_class for p in machine.points if p.operation == "alltoall"))
+
+
+def _exchange(machine: Machine, way: LinkClass) -> Iterator[str]:
+    """AllToAll or ReduceScatter, for a bucket of this model; an all-to-all leaves the sum to the ranks."""
+    if machine.compute is None:
+        return
+    model = 4 * (machine.compute.numel or LARGE)
+    n = min(int(bucket_bytes(model)), model, _largest(machine, way))
+    ours = machine.seconds("alltoall", n, way) + machine.compute.mean_seconds(n / 4)
+    theirs = machine.seconds("reduce_scatter", n, way)
+    ratio = max(ours, theirs) / min(ours, theirs)
+    better = "AllToAll" if ours <= theirs else "ReduceScatter"
+    advice = "AllToAll or ReduceScatter" if ratio < CLEAR else f"{better}, {ratio:.2f} times as fast,"
+    yield (
+        f"{told(way)}: {advice} for buckets of {_size(n)} "
+        f"(alltoall and mean {1e3 * ours:.2f} ms, reduce_scatter {1e3 * theirs:.2f} ms)"
+    )
+
+
+def _bucket(machine: Machine, way: LinkClass) -> float:
+    """The smallest bytes, halving the largest, that move at nearly the speed of the fastest."""
+    sizes = [_largest(machine, way) / 2**i for i in range(20, -1, -1)]
+    speeds = [n / machine.seconds("alltoall", n, way) for n in sizes]
+    return next(n for n, speed in zip(sizes, speeds, strict=True) if speed >= ASYMPTOTIC * max(speeds))
+
+
+def _largest(machine: Machine, way: LinkClass) -> int:
+    return max(p.bytes[-1] for p in machine.points if p.link_class == way and p.operation == "alltoall")
+
+
+def _doubts(machine: Machine, measured: Sequence[Series]) -> Iterator[str]:
+    scatter = {f"{s.points.operation}, {told(s.points.link_class)}": median(s.scatter) for s in measured}
+    if wide := {name: value for name, value in scatter.items() if value > WIDE}:
+        name, value = max(wide.items(), key=lambda item: item[1])
+        yield (
+            f"WARNING  repeats of {len(wide)} of {len(scatter)} series differ by more than {WIDE:.0%}, "
+            f"{name} by {value:.0%}: is somebody else on these hosts, or their network?"
+        )
+    errors = {f"{link.operation} {link.kind}": link.relative_error for link in machine.link}
+    if wide := {name: value for name, value in errors.items() if value > WIDE}:
+        yield (
+            "WARNING  lines miss one in ten points by more than a factor: "
+            + ", ".join(f"{name} {1 + value:.2g}" for name, value in wide.items())
+            + "; see the picture before you plan with them"
+        )
+
+
+def _size(nbytes: float) -> str:
+    for unit, scale in (("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.3g} {unit}"
+    return f"{nbytes:.0f} B"

@@ -1,0 +1,63 @@
+"""One sink in a process of its own, which ends when the pipe from the run does: see `outlets`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from hpcsgd.report.loggers import LoggerRun, make_logger_of
+
+AT_ONCE = 1 << 20
+"""Bytes of records, at most."""
+LEFT_ALONE = 20.0
+"""Seconds after which a sink ends whose run is gone."""
+
+
+def main() -> None:
+    """Told on stdin: the sink and its run in the first line, then records, then whether the run has died."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _not_for_us)
+    threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
+    lines = sys.stdin.buffer
+    first = json.loads(lines.readline())
+    logger = make_logger_of(first["sink"])(LoggerRun(**first["run"]))
+    failed = None
+    for batch in _batches(lines):
+        if isinstance(batch[-1], bool):
+            failed = batch.pop()
+        if batch:
+            logger.write(batch)
+        if failed is not None:
+            break
+    logger.close(failed is not False)
+
+
+def _not_for_us(number: int, frame: object) -> None:
+    """A handler, and not to ignore it: what a sink starts would ignore it, too."""
+
+
+def _batches(lines: BinaryIO) -> Iterator[list[Any]]:
+    """What has come, as soon as something has; a last line that is not whole is left out."""
+    begun = b""
+    while some := lines.read1(AT_ONCE):  # pyright: ignore[reportAttributeAccessIssue]
+        *whole, begun = (begun + some).split(b"\n")
+        if whole:
+            yield [json.loads(line) for line in whole]
+
+
+def _end_after(parent: int) -> None:
+    """Also where it hangs."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    time.sleep(LEFT_ALONE)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""The way of a run's metrics to its sinks: nobody who trains waits for one, and nothing it does ends the run.
+
+Each sink is a process of its own (``__main__.py``), and a thread of rank 0 writes lines into its pipe. Where
+lines come faster than it takes them they are left out; where it dies, nobody minds; where it does not come
+to an end, it is ended.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Self
+
+from hpcsgd.config.schema import Config, as_table
+from hpcsgd.files.atomic import replacing
+from hpcsgd.report.loggers import LoggerRun, name_of
+
+log = logging.getLogger(__name__)
+
+FOLDER = "sinks"
+"""In the run's folder: the run's id, what sinks write, and what they print."""
+WAITING = 10_000
+"""Lines for one sink, at most; more are left out."""
+CLOSING, HURRY = 20.0, 2.0
+"""Seconds that all sinks have to come to an end, and where the run has died."""
+LAST = {False: b"false\n", True: b"true\n"}
+"""Follows the last record: whether the run has died. Processes forked from this one may keep the pipe."""
+
+
+class LoggerProcesses:
+    """All sinks of a run; for rank 0."""
+
+    def __init__(self, said: Sequence[str | Mapping[str, Any]], run: LoggerRun) -> None:
+        """What a job file says of them, which `require_sinks` has found nothing wrong with."""
+        self._outlets = [_LoggerProcess(each, run, label) for each, label in zip(said, _labels(said), strict=True)]
+
+    def put(self, line: bytes) -> None:
+        """A line of ``metrics.jsonl``; returns at once."""
+        for outlet in self._outlets:
+            outlet.put(line)
+
+    def close(self, seconds: float = CLOSING, *, failed: bool = False) -> None:
+        """Wait so long, and no longer, until all have written what they were given; once."""
+        outlets, self._outlets = self._outlets, []
+        deadline = time.monotonic() + seconds
+        for outlet in outlets:
+            outlet.end(failed)
+        for outlet in outlets:
+            outlet.join(deadline)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.close(HURRY, failed=True)
+
+
+def logger_run(folder: Path, config: Config, resumed_step: int) -> LoggerRun:
+    """The run, or the island, whose metrics are in `folder`: by the id that it was given when it began."""
+    place = folder.absolute() / FOLDER
+    place.mkdir(exist_ok=True)
+    whole, file = config.run.output_dir, place / "id"
+    if not file.exists():
+        with replacing(file) as part:
+            part.write_text(f"{os.urandom(6).hex()}\n")
+    parts = folder.relative_to(whole).parts
+    return LoggerRun(
+        id=file.read_text().strip(),
+        name="/".join([whole.name, *parts]),
+        group=whole.name if parts else None,
+        folder=str(place),
+        resumed_step=resumed_step,
+        config=as_table(config),
+    )
+
+
+def _labels(said: Sequence[str | Mapping[str, Any]]) -> list[str]:
+    """How each is called in messages and files; the second of a name has a number."""
+    names = [name_of(each).rpartition(":")[2] for each in said]
+    before = [names[:place].count(name) for place, name in enumerate(names)]
+    return [f"{name}-{n + 1}" if n else name for name, n in zip(names, before, strict=True)]
+
+
+class _LoggerProcess:
+    """One sink, and the thread that hands lines to it."""
+
+    def __init__(self, said: str | Mapping[str, Any], run: LoggerRun, label: str) -> None:
+        self._label = label
+        self._first = json.dumps({"sink": said, "run": asdict(run)}, default=str).encode() + b"\n"
+        self._printed = Path(run.folder) / f"{label}.log"
+        self._lines = SimpleQueue[bytes | None]()
+        self._left_out = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended = self._given_up = False
+        self._thread = Thread(target=self._serve, name=f"sink {label}", daemon=True)
+        self._thread.start()
+
+    def put(self, line: bytes) -> None:
+        if self._ended:
+            return
+        if self._lines.qsize() < WAITING:
+            self._lines.put(line)
+        else:
+            self._left_out += 1
+
+    def end(self, failed: bool) -> None:
+        self._lines.put(LAST[failed])
+        self._lines.put(None)
+
+    def join(self, deadline: float) -> None:
+        """Not for longer than until then; what is not over is ended."""
+        self._thread.join(max(deadline - time.monotonic(), 0))
+        if self._thread.is_alive():
+            self._given_up = True
+            self._kill()
+            self._thread.join(1.0)
+            log.warning("sink %s: did not come to its end in time; metrics.jsonl has all", self._label)
+        if self._left_out:
+            log.warning(
+                "sink %s: took lines too slowly: %d were left out, metrics.jsonl has all",
+                self._label,
+                self._left_out,
+            )
+
+    def _serve(self) -> None:
+        try:
+            fault = self._deliver()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on
+            fault = f"{type(error).__name__}: {error}"
+        self._ended = True
+        if fault and not self._given_up:
+            log.warning("sink %s: gets no more of this run: %s", self._label, fault)
+
+    def _deliver(self) -> str:
+        """Why it ended before its time, or nothing."""
+        process = self._begin()
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(self._first)
+            pipe.flush()
+            while (line := self._lines.get()) is not None:
+                pipe.write(line)
+                if self._lines.empty():
+                    pipe.flush()
+        code = process.wait()
+        return f"{_last_line(self._printed)} ({self._printed})" if code else ""
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        """In a session of its own: signals to the run's processes are not for it."""
+        with self._printed.open("ab") as printed:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "hpcsgd.report.loggers"],
+                stdin=subprocess.PIPE, stdout=printed, stderr=printed, start_new_session=True,
+            )  # fmt: skip
+        if self._given_up:
+            self._kill()
+        return self._process
+
+    def _kill(self) -> None:
+        """With whatever it has started."""
+        if self._process is not None:
+            with suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _last_line(file: Path) -> str:
+    lines = file.read_text(errors="replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "it said nothing")

@@ -1,0 +1,44 @@
+"""For TensorBoard: its event files, in ``sinks/tensorboard`` of the run folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+from hpcsgd.report.metrics import Record
+from hpcsgd.report.loggers.base import Logger, LoggerRun, scalars, writable
+
+
+def tensorboard(run: LoggerRun) -> Logger:
+    """To be looked at with ``tensorboard --logdir RUN``, where ``RUN`` may have many runs in it."""
+    return _TensorBoard(run)
+
+
+class _TensorBoard:
+    """Every start of a run has a file of its own; TensorBoard joins them."""
+
+    def __init__(self, run: LoggerRun) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        events: Any = event_pb2  # made by protobuf, it says little of itself
+        self._event, self._summary = events.Event, cast("Any", summary_pb2).Summary
+        self._writer = EventFileWriter(writable(run.folder, "tensorboard"))
+        if run.resumed_step:  # what is drawn from there on is forgotten
+            begins = events.SessionLog(status=events.SessionLog.START)
+            self._writer.add_event(
+                events.Event(step=run.resumed_step + 1, wall_time=time.time(), session_log=begins)
+            )
+
+    def write(self, records: Sequence[Record]) -> None:
+        for record in records:
+            values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars(record)]
+            event = self._event(
+                step=record["step"], wall_time=time.time(), summary=self._summary(value=values)
+            )
+            self._writer.add_event(event)
+        self._writer.flush()
+
+    def close(self, failed: bool) -> None:
+        self._writer.close()

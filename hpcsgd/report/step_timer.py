@@ -1,0 +1,168 @@
+"""What happened between two reports: loss, speed, and where time and bytes went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcsgd.comm import Communicator, Work, phase
+from hpcsgd.core.topology import Topology
+
+LARGEST = 63
+"""Of the numbers that are counted; more counts as so much."""
+_OWN = "metrics"
+"""The phase of the meter's own messages, left out of the bytes: they leave whenever all have read."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one is to the model, where that is known."""
+
+    tokens: int | None = None
+    """That it is made of."""
+    flops: float | None = None
+    """Of a forward and a backward pass."""
+    peak: float | None = None
+    """TFLOP/s that a rank can do."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """Over all ranks: `loss`, the mean per sample, tokens and FLOPs, where a `Sample` says of how many it is
+    made, `utilization`, the part that these are of what all ranks can do, and how often a method noted which
+    number; `gradient_norm`, the root of the mean over the groups of ‖g‖² in the last step. Over this rank:
+    seconds and bytes of each phase, and bytes of messages to each rank of its cross communicator, all of our
+    own messages; `bytes_by_torch`, by formula, what torch sends of a model that it shards."""
+
+    loss: float
+    samples: int
+    samples_per_s: float
+    phase_seconds: dict[str, float]
+    phase_bytes: dict[str, float]
+    link_bytes: dict[int, float]
+    counts: dict[str, dict[int, int]]
+    gradient_norm: float | None = None
+    tokens: int | None = None
+    tokens_per_s: float | None = None
+    flops: float | None = None
+    utilization: float | None = None
+    bytes_by_torch: float | None = None
+
+
+class StepTimer:
+    """Adds up steps until it is read.
+
+    Sums over all ranks are taken on `aside`, a communicator with a lane of its own: groups that wait for
+    nobody are not to wait here. `counted` are the notes, the same on all ranks, that come in small whole
+    numbers.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        control: Communicator,
+        counted: Sequence[str] = (),
+        sample: Sample | None = None,
+        by_torch: float | None = None,
+    ) -> None:
+        """`by_torch`: bytes that torch sends of this rank in a backward pass and the forward pass before."""
+        self._job = topology
+        self._control = control
+        self._data_seconds = 0.0
+        self._losses: Tensor | None = None  # times samples, where the model is
+        self._samples = 0
+        self._square: Tensor | None = None
+        self._sample = sample or Sample()
+        self._by_torch = by_torch
+        self._passes = 0
+        self.counted = counted
+        self._counts = torch.zeros(len(counted), LARGEST + 1, dtype=torch.float64, device="cpu")
+        self.pause()
+
+    def step(self, loss: Tensor, samples: int, data_seconds: float, notes: Mapping[str, float]) -> None:
+        """Count one step: its mean loss over `samples` of this rank, how long it waited for them, and what
+        the method noted."""
+        losses = (loss.detach() * samples).double()  # nobody waits for a device here
+        self._losses = losses if self._losses is None else self._losses + losses
+        self._samples += samples
+        self._data_seconds += data_seconds
+        for name, counts in zip(self.counted, self._counts, strict=True):
+            if name in notes:
+                counts[min(int(notes[name]), LARGEST)] += 1
+
+    def passes(self, count: int) -> None:
+        """Of the next step: its backward passes."""
+        self._passes += count
+
+    def gradient(self, square: Tensor | None) -> None:
+        """This rank's part of ‖g‖² in the step just counted, where it is."""
+        self._square = square
+
+    def pause(self) -> None:
+        """What came since the last reading (an evaluation, a checkpoint) does not count."""
+        self._totals = self._job.world.stats.totals()
+        self._links = self._job.world.stats.links()
+        self._since = time.perf_counter()
+
+    def read(self) -> Work:
+        """What came since the last reading: a `Reading`, to be had once all ranks have read theirs. Waits for
+        the model's device."""
+        grown = self._job.world.stats.since(self._totals)
+        elapsed = time.perf_counter() - self._since
+        seconds = {name: total.waited for name, total in grown.items()} | {"data": self._data_seconds}
+        seconds["compute"] = max(elapsed - sum(seconds.values()), 0.0)
+        sent = {name: total.bytes for name, total in grown.items() if total.bytes and name != _OWN}
+        link_bytes: dict[int, float] = dict(self._job.world.stats.links() - self._links)
+        losses = 0.0 if self._losses is None else self._losses.item()
+        square = 0.0 if self._square is None else self._square.item()
+        known = self._square is not None  # on all ranks or none
+        sums = torch.tensor([losses, self._samples, square], dtype=torch.float64, device="cpu")
+        joined = torch.cat([sums, self._counts.flatten()])
+        by_torch = None if self._by_torch is None else self._passes * self._by_torch
+
+        def over_all_ranks() -> StepRecord:
+            self._control.allreduce(joined).wait()
+            total, samples, squares = joined[:3].tolist()
+            found = map(_histogram, joined[3:].view(-1, LARGEST + 1))
+            return StepRecord(
+                loss=total / max(samples, 1),
+                samples=int(samples),
+                samples_per_s=samples / elapsed,
+                phase_seconds=seconds,
+                phase_bytes=sent,
+                link_bytes=link_bytes,
+                counts={name: counts for name, counts in zip(self.counted, found, strict=True) if counts},
+                gradient_norm=(squares / self._job.num_groups) ** 0.5 if known else None,
+                bytes_by_torch=by_torch,
+                **self._amounts(int(samples), elapsed),
+            )
+
+        self._losses = None
+        self._samples = 0
+        self._passes = 0
+        self._square = None
+        self._counts.zero_()
+        self._data_seconds = 0.0
+        self.pause()
+        with phase(_OWN):
+            return self._control.run(over_all_ranks, "metrics")
+
+    def _amounts(self, samples: int, seconds: float) -> dict[str, Any]:
+        """Of tokens and FLOPs."""
+        sample, found = self._sample, dict[str, Any]()
+        if sample.tokens is not None:
+            found |= {"tokens": samples * sample.tokens, "tokens_per_s": samples * sample.tokens / seconds}
+        if sample.flops is not None:
+            found["flops"] = samples * sample.flops
+            if sample.peak is not None:
+                found["utilization"] = found["flops"] / seconds / (sample.peak * 1e12 * self._job.world.size)
+        return found
+
+
+def _histogram(counts: Tensor) -> dict[int, int]:
+    return {value: int(count) for value, count in enumerate(counts.tolist()) if count}

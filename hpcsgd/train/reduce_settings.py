@@ -1,0 +1,129 @@
+"""How gradients travel, where a job file leaves it open: in which buckets, when, and by which dense exchange.
+
+All of these give the same mean, in sums of other orders and so with other bits. What is chosen is written
+into the run's own job file, and a run that is resumed keeps it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpcsgd.config.parts import NAME, alternatives
+from hpcsgd.config.reader import read_toml
+from hpcsgd.config.schema import Config, MethodSection, TrainingSection
+from hpcsgd.core.method import Method
+from hpcsgd.core.step import GradReduce, GroupGradReduce
+from hpcsgd.methods import METHODS
+from hpcsgd.named import annotations_of, resolve
+from hpcsgd.parts.grad_reduces import Dense
+from hpcsgd.report.run_folder import JOB_FILE
+
+BUCKETS_MB = (1.0, 4.0, 25.0)
+DENSE = ("alltoall", "reduce_scatter")
+"""Exchanges of the same mean, the usual one first."""
+
+
+@dataclass(frozen=True)
+class ReduceSettings:
+    """Buckets of so many megabytes, whether they leave during the backward pass, and by which exchange."""
+
+    bucket_cap_mb: float
+    overlap: bool
+    exchange: str | None = None
+    """One of `DENSE`; None: as the method has it, which says so itself or has none of these."""
+
+    def within(self, config: Config) -> Config:
+        settled = {"autotune_steps": None, "machine": None}
+        training = replace(
+            config.training, bucket_cap_mb=self.bucket_cap_mb, overlap_grad_reduce=self.overlap, **settled
+        )
+        arguments: Mapping[str, Any] = config.method.arguments
+        for path in _unsaid(config.method) if self.exchange is not None else ():
+            arguments = _with(arguments, path, self.exchange)
+        return replace(config, training=training, method=replace(config.method, arguments=dict(arguments)))
+
+    def __str__(self) -> str:
+        overlap = "true" if self.overlap else "false"
+        said = f"bucket_cap_mb = {self.bucket_cap_mb:g}, overlap_grad_reduce = {overlap}"
+        return said if self.exchange is None else f"{said}, grad_reduce = {self.exchange}"
+
+
+@dataclass(frozen=True)
+class Open:
+    """What there is to choose among, the usual ones first."""
+
+    sizes: tuple[float, ...]
+    overlaps: tuple[bool, ...]
+    exchanges: tuple[str | None, ...]
+
+
+def left_open(config: Config, K: int) -> Open:
+    """What `config` leaves open, in groups of K. Raises `UserError` for a method that there is not."""
+    training = config.training
+    return Open(
+        sizes=BUCKETS_MB if training.bucket_cap_mb is None else (training.bucket_cap_mb,),
+        overlaps=(True, False) if training.overlap_grad_reduce is None else (training.overlap_grad_reduce,),
+        exchanges=DENSE
+        if K > 1 and not config.parallel.fsdp and _unsaid(config.method)
+        else (None,),  # or it is torch's
+    )
+
+
+def is_to_choose(training: TrainingSection) -> bool:
+    return training.autotune_steps is not None or training.machine is not None
+
+
+def as_it_began(config: Config) -> Config:
+    """With what was chosen when the run in that folder began, where `config` leaves it to be chosen."""
+    before = of_the_run(config) if is_to_choose(config.training) else None
+    return config if before is None else before.within(config)
+
+
+def of_the_run(config: Config) -> ReduceSettings | None:
+    """What was chosen when the run in that folder began, if it has begun."""
+    file = config.run.output_dir / JOB_FILE
+    told = read_toml(file) if file.exists() else {"training": {}}
+    training = told["training"]
+    if not {"bucket_cap_mb", "overlap_grad_reduce"} <= training.keys():
+        return None
+    exchange = next((_at(told["method"], path) for path in _unsaid(config.method)), None)
+    return ReduceSettings(
+        training["bucket_cap_mb"], training["overlap_grad_reduce"], exchange if exchange in DENSE else None
+    )
+
+
+def _unsaid(section: MethodSection) -> list[Sequence[str]]:
+    """Where in the table of a method, or of one inside it, a dense exchange may be named and is not."""
+    return list(_unsaid_in(section.name, section.arguments))
+
+
+def _unsaid_in(name: str, said: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    function = resolve(name, METHODS)
+    for key, annotation in annotations_of(function).items():
+        kinds = alternatives(annotation)
+        if key in said and Method in kinds:
+            inner = _table(said[key])
+            if isinstance(named := inner.get(NAME), str):
+                yield from ([key, *path] for path in _unsaid_in(named, inner))
+        elif key not in said and not {GradReduce, GroupGradReduce}.isdisjoint(kinds):
+            yield from [[key]] if inspect.signature(function).parameters[key].default == Dense() else []
+
+
+def _table(part: Any) -> Mapping[str, Any]:
+    """Of a part that a job file names, alone or with arguments; empty for what is neither."""
+    if isinstance(part, Mapping):
+        return part
+    return {"name": part} if isinstance(part, str) else {}
+
+
+def _with(table: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    key, *rest = path
+    return {**table, key: _with(_table(table[key]), rest, value) if rest else value}
+
+
+def _at(table: Mapping[str, Any], path: Sequence[str]) -> Any:
+    key, *rest = path
+    return _at(_table(table.get(key)), rest) if rest else table.get(key)

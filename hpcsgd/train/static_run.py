@@ -1,0 +1,109 @@
+"""A run of one world: all ranks live and die together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.checkpoint import Writer
+from hpcsgd.checkpoint.folder import remove_unfinished
+from hpcsgd.comm import Communicator
+from hpcsgd.config.schema import Config
+from hpcsgd.core.by_rank_0 import by_rank_0
+from hpcsgd.core.topology import Topology
+from hpcsgd.report import run_folder
+from hpcsgd.train.training_setup import TrainingSetup
+from hpcsgd.train.loop import TrainLoop
+from hpcsgd.train.stopping import Stopping, saved_at
+
+log = logging.getLogger(__name__)
+
+
+class StaticLoop(TrainLoop):
+    """One epoch after the other."""
+
+    def _train_epochs(self) -> str | None:
+        while not self._over():
+            if (reason := self._finish_epoch()) is not None:
+                return reason
+        return None
+
+    def _at_exit(self) -> str:
+        return saved_at(self._parts.optimizer.t)
+
+    def _stands_for_all(self) -> bool:
+        return True
+
+    def _finish_epoch(self) -> str | None:
+        for x, y, data_seconds in islice(self._batches(), self._left()):
+            self._step(x, y, data_seconds)
+            if (reason := self._stopping.now()) is not None:
+                self._read_meter()
+                return reason
+        self._close_epoch(cut=len(self._parts.batches) > 0)
+        return None
+
+
+def record_start(folder: Path, topology: Topology, devices: Mapping[str, int]) -> None:
+    """What takes part in this start of the run; by one rank."""
+    run_folder.write_versions(
+        folder,
+        mpi=topology.world.backend.name,
+        groups=topology.num_groups,
+        group_size=topology.group_size,
+        devices=devices,
+        device_backend={"intra_group": topology.intra_group.device_backend, "inter_group": topology.inter_group.device_backend},
+    )
+
+
+@dataclass(frozen=True)
+class StaticRun:
+    """What is particular to it."""
+
+    config: Config
+    topology: Topology
+
+    @property
+    def folder(self) -> Path:
+        """Of its log and metrics."""
+        return self.config.run.output_dir
+
+    def open_folder(self, resume: bool, open_files: ExitStack, devices: Mapping[str, int]) -> None:
+        """`devices`: how many ranks train on which."""
+        topology, folder = self.topology, self.folder
+        with topology.raise_on_all_ranks("opening the run folder"):
+            if topology.rank == 0:
+                open_files.enter_context(run_folder.owned(folder, resume=resume))
+                with run_folder.usable(folder):
+                    remove_unfinished(folder / run_folder.CHECKPOINTS)
+                    open_files.enter_context(run_folder.log_into(folder))
+                    run_folder.write_config(folder, self.config)
+                    record_start(folder, topology, devices)
+
+    def goes_on(self, resume: bool) -> bool:
+        """Whether to begin at the newest checkpoint, if there is one."""
+        return resume
+
+    def own(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
+        """What of a rank's own state in a checkpoint is for this one."""
+        return state
+
+    def loop(self, parts: TrainingSetup, checkpoints: Writer, stopping: Stopping, control: Communicator) -> StaticLoop:
+        return StaticLoop(self.config, parts, checkpoints, stopping, control)
+
+    def conclude(self, complete: bool) -> None:
+        """After the training; where it is complete its model has been saved."""
+        by_rank_0(self.topology.world, "reporting", lambda: _report(self.folder))
+
+
+def _report(folder: Path) -> None:
+    """Called by rank 0, so that the other ranks do not open what it imports."""
+    from hpcsgd.report.end_of_run import report
+
+    with run_folder.usable(folder):
+        log.info("%s", report(folder))

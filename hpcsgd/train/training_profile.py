@@ -1,0 +1,189 @@
+"""What of a job file its cost goes by: samples, the model's parameters, what the optimizer keeps of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from hpcsgd import models
+from hpcsgd.config.schema import Config, MethodSection
+from hpcsgd.core.buffers import averaged_buffers
+from hpcsgd.core.elements import num_reals
+from hpcsgd.core.layout import bucket_bytes, nbytes
+from hpcsgd.core.method import Method
+from hpcsgd.core.traffic import ModelLayout
+from hpcsgd.cost.machine import Machine, measured
+from hpcsgd.engine.dividing import uncut, update_of
+from hpcsgd.engine.chained import parts_of
+from hpcsgd.engine.plan import StepPlan
+from hpcsgd.errors import UserError, in_section
+from hpcsgd.models.sharded import units, without_values
+from hpcsgd.train.training_setup import make_optimizer
+from hpcsgd.train.loading import opened
+from hpcsgd.train.parts import make_method
+from hpcsgd.train.tasks import task_of
+
+Having = Mapping[str, Collection[nn.Parameter]]
+"""The parameters that have a state tensor of this name."""
+
+
+@dataclass(frozen=True)
+class TrainingProfile:
+    """One training, on any number of ranks."""
+
+    config: Config
+    samples: int
+    """Of an epoch."""
+    model: nn.Module
+    optimizer: optim.Optimizer
+    """As in the job file, of the model's parameters."""
+    optimizer_state: Having
+    """The optimizer's state tensors that are like a parameter."""
+    numbers: Having
+    """Those of one number."""
+    tokens: int | None = None
+    """Of a sample, where that is known."""
+
+    @property
+    def B(self) -> int:
+        return self.config.data.group_batch_size
+
+    @property
+    def M(self) -> int:
+        return num_reals(p for p in self.model.parameters() if p.requires_grad)
+
+    @property
+    def state(self) -> float:
+        """How many moments an element has, on the mean: joined optimizers may keep unlike many."""
+        return num_reals(p for having in self.optimizer_state.values() for p in having) / self.M
+
+    @property
+    def broadcast(self) -> int:
+        """Bytes of the buffers that the first rank of a group gives the others after each step."""
+        wanted = self.config.training.broadcast_buffers
+        return sum(x.nbytes for x in self.model.buffers()) if wanted else 0
+
+    def steps_per_epoch(self, P: int) -> int:
+        return self.samples // (P * self.B)
+
+    def epochs(self, P: int) -> float:
+        """Of the run: those of the job file, or what its steps, samples or tokens come to."""
+        training = self.config.training
+        if training.steps is not None:
+            return training.steps / self.steps_per_epoch(P)
+        if training.samples is not None:
+            return training.samples / self.samples
+        if training.tokens is not None:
+            if self.tokens is None:
+                raise UserError(
+                    "[training] tokens: that the samples are made of them is not known here",
+                    key=("training", "tokens"),
+                )
+            return training.tokens / (self.samples * self.tokens)
+        assert training.epochs is not None, "the schema asks for a length"
+        return training.epochs
+
+    def steps(self, P: int) -> int:
+        """Of the run."""
+        given = self.config.training.steps
+        return max(round(self.epochs(P) * self.steps_per_epoch(P)), 1) if given is None else given
+
+    def plan(self, method: Method) -> StepPlan:
+        """How the engine carries out a step of this method."""
+        return StepPlan.of(method, update_of(self.optimizer), by_torch=self.config.parallel.fsdp)
+
+    def sizes(self, P: int, K: int, ranks_per_host: int, plan: StepPlan) -> ModelLayout:
+        """As the engine lays the model out by this plan."""
+        trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        bucket = bucket_bytes(nbytes(p for _, p in trained), self.config.training.bucket_cap_mb)
+        return ModelLayout.of(
+            trained, P, K, bucket, self.optimizer_state, self.numbers, averaged_buffers(self.model), ranks_per_host,
+            whole=uncut(plan, self.optimizer, K), units=self._units(),
+        )  # fmt: skip
+
+    def _units(self) -> list[list[nn.Parameter]]:
+        """What torch gathers as one, where it shards the model."""
+        config = self.config
+        if not config.parallel.fsdp:
+            return []
+        with in_section("model"):
+            return [params for _, params in units(self.model, config.model.fsdp_units)]
+
+    def method(self, table: Mapping[str, Any], P: int) -> Method:
+        """Raises `UserError` for arguments that the method does not take."""
+        arguments = {key: value for key, value in table.items() if key != "name"}
+        section = MethodSection(name=table["name"], arguments=arguments)
+        return self.with_config(dataclasses.replace(self.config, method=section)).own_method(P)
+
+    def own_method(self, P: int) -> Method:
+        """That of the job file."""
+        return make_method(self.config.method, self.steps_per_epoch(P))
+
+    def with_config(self, config: Config) -> TrainingProfile:
+        """The same model and samples, trained otherwise."""
+        return dataclasses.replace(self, config=config)
+
+
+def profile_of(config: Config, samples: int | None = None) -> TrainingProfile:
+    """`samples`: of an epoch, for a job whose data are not here. Raises `UserError`, naming the key."""
+    if samples is not None and samples < 1:
+        raise UserError(f"--samples {samples}: at least 1 is needed")
+    with without_values() if config.parallel.fsdp else nullcontext():
+        model = models.build(config.model.name, config.model.arguments)
+    inner = make_optimizer(config, model, 1)
+    moments, numbers = state_of(inner)
+    train = None if samples is not None else opened(config.data, "train")
+    return TrainingProfile(
+        config=config,
+        samples=samples or len(train or ()),
+        model=model,
+        optimizer=inner,
+        optimizer_state=moments,
+        numbers=numbers,
+        tokens=None if train is None else task_of(train).tokens,
+    )
+
+
+def require_same_model(subject: TrainingProfile, machine: Machine, file: Path) -> None:
+    """Raise `UserError` where the machine file's computing times are another model's."""
+    numel = measured(machine).numel
+    if numel is not None and numel != subject.M:
+        raise UserError(
+            f"{file}: [compute] numel = {numel}: the job's model has {subject.M} parameters: measure this job"
+        )
+
+
+def state_of(optimizer: optim.Optimizer) -> tuple[Having, Having]:
+    """What it is going to keep of its parameters: tensors like them, and tensors of one number."""
+    found = defaultdict[str, set[nn.Parameter]](set), defaultdict[str, set[nn.Parameter]](set)
+    for part in parts_of(optimizer):
+        for group in part.param_groups:
+            trained = [p for p in group["params"] if p.requires_grad and p.numel()]
+            kinds = {max(p.dim(), 1): _state(part, group, max(p.dim(), 1)) for p in trained}
+            for p in trained:
+                for having, names in zip(found, kinds[max(p.dim(), 1)], strict=True):
+                    for name in names:
+                        having[name].add(p)
+    return found
+
+
+def _state(like: optim.Optimizer, group: Mapping[str, Any], dim: int) -> tuple[list[str], list[str]]:
+    """The names of what such an optimizer keeps of a parameter of this group, found out by a step of it."""
+    param = nn.Parameter(torch.zeros((2, 3, *[1] * dim)[:dim]))
+    param.grad = torch.zeros_like(param)
+    arguments = inspect.signature(type(like)).parameters
+    defaults = {key: value for key, value in like.defaults.items() if key in arguments}
+    made = type(like)([{**group, "params": [param]}], **defaults)
+    made.step()
+    tensors = {name: x for name, x in made.state[param].items() if isinstance(x, torch.Tensor)}
+    moments = [name for name, x in tensors.items() if x.shape == param.shape]
+    return moments, [name for name, x in tensors.items() if x.numel() == 1]

@@ -1,0 +1,298 @@
+"""From a job file's names to the objects of a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn, optim
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader
+
+from hpcsgd import models
+from hpcsgd.comm.backend_choice import place_on_node
+from hpcsgd.comm.streams import on_accelerator
+from hpcsgd.config.schema import Config, LrScheduleSection, TrainingSection
+from hpcsgd.core.generators import seed_generators
+from hpcsgd.core.fsdp import reshard
+from hpcsgd.core.topology import Topology
+from hpcsgd.data import (
+    Batches,
+    Injected,
+    InjectedBatches,
+    Sampler,
+    Split,
+    crop_and_flip,
+    reading,
+    require_workers,
+    varied,
+)
+from hpcsgd.engine.lr import WarmUp, lr_scale
+from hpcsgd.engine.natural_gradient import NaturalGradient
+from hpcsgd.engine.optimizer import DistributedOptimizer
+from hpcsgd.engine.precision import Precision, precision
+from hpcsgd.engine.scaling import require_scalable
+from hpcsgd.errors import UserError, in_file, in_section
+from hpcsgd.models.sharded import META, fully_shard, without_values
+from hpcsgd.models.weights import load_into
+from hpcsgd.named import annotations_of, build, call, resolve
+from hpcsgd.report.step_timer import Sample
+from hpcsgd.report.loggers import require_loggers
+from hpcsgd.train.by_torch import bytes_by_torch
+from hpcsgd.train.devices import Delivery, device_of
+from hpcsgd.train.length import Length, length, tested
+from hpcsgd.train.loading import loader_factory, opened
+from hpcsgd.train.model_flops import flops_of_sample
+from hpcsgd.train.model_layout import compile_regions, lay_out
+from hpcsgd.train.parts import OF_A_MODEL, SCHEDULERS, make_method
+from hpcsgd.train.tasks import Task, task_of
+from hpcsgd.train.trial import require_model_fits
+
+Transform = Callable[[Tensor, Generator], Tensor]
+LENGTH = "length"
+SENDING = ("bucket_cap_mb", "overlap_grad_reduce", "overlap_param_gather", "broadcast_buffers")
+TRANSFORMS: Mapping[str, Transform] = {"crop_and_flip": crop_and_flip}
+
+
+@dataclass
+class TrainingSetup:
+    """Everything that trains, ready to go."""
+
+    model: nn.Module
+    device: torch.device
+    """Where it is."""
+    deliver: Delivery
+    """Of samples, there."""
+    task: Task
+    precision: Precision
+    optimizer: DistributedOptimizer
+    warm_up: WarmUp
+    scheduler: LRScheduler | None
+    sampler: Sampler
+    batches: Batches | InjectedBatches
+    """What is left of the epoch of `sampler`."""
+    loader: DataLoader[Any]
+    injected: Injected | None
+    """What completes the batches of `loader`, where groups share samples."""
+    transform: Transform
+    generator: Generator
+    """This rank's chance in `vary`."""
+    train: Split
+    test: Split
+    steps_per_epoch: int
+    length: Length
+    tested: int
+    """Samples of `test` that an evaluation is of."""
+    sample: Sample
+    by_torch: float | None
+    """Bytes that torch sends of a rank in a backward pass, where it shards the model."""
+    natural_gradient: NaturalGradient | None
+    """Around `optimizer`; its hooks do everything, so that nobody has to step it."""
+
+    def vary(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """What to train on in place of these samples, on the device: transformed, and as the data has it."""
+        x, y = varied(self.train, self.transform(x, self.generator), y, self.generator)
+        return self.deliver(x), self.deliver(y)
+
+
+def assemble(config: Config, topology: Topology, source: str, *, values: bool = True) -> TrainingSetup:
+    """Build what `config`, read from the file `source`, names on this rank of `job`; collective.
+
+    Without `values` a model that is to be sharded gets none: it may be larger than this rank.
+
+    Raises `JobError` naming file and key.
+    """
+    section, place, K = config.training, place_on_node(topology.world), topology.group_size
+    with topology.raise_on_all_ranks("preparing the run"), in_file(source):
+        with in_section("data"):
+            require_workers(config.data.num_workers, "num_workers")
+        train, test = opened(config.data, "train"), opened(config.data, "test")
+        task = task_of(train)
+        dealt = loader_factory(topology)
+        sampler = dealt.sampler(train, config)
+        batches = dealt.batches(sampler, config.data)
+        transform = make_transform(config.data.transform)
+        seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
+        model = make_model(config, reads=topology.rank == 0)
+        device = device_of(section, place)
+        bits = make_precision(section, device)
+        if not values and config.parallel.fsdp:
+            device = META
+        sample = Sample(task.tokens, _flops(section, topology.rank, task, model, train), section.peak_tflops)
+
+        def require_fitting() -> None:
+            with bits.computing():  # nor need a device have all operations in 16 bits
+                require_model_fits(model, train, task, config.model.name, device)
+            reshard(model)
+
+        if not config.parallel.fsdp or device == META:
+            model.to(device)
+            require_fitting()
+        lay_out(model, section, bits)
+    if config.parallel.fsdp:
+        with in_file(source):
+            fully_shard(model, topology, config.model.fsdp_units, device=device, seed=config.seed)
+    with topology.raise_on_all_ranks("preparing the run"), in_file(source):
+        if config.parallel.fsdp and device != META:
+            require_fitting()
+        if section.compile:
+            compile_regions(model)
+        inner = make_optimizer(config, model, topology.total_groups)
+        steps_per_epoch = len(batches)
+        if topology.is_elastic and (section.steps or section.samples or section.tokens):
+            raise UserError(
+                "[training]: groups that `hpcsgd launch` starts go by epochs, not by steps", key=("training",)
+            )
+        how_long = length(section, batches, topology.world_size, task.tokens)
+        enough = tested(section, len(test), task.tokens)
+        method = make_method(config.method, steps_per_epoch)
+        require_loggers(config.run.loggers or ())
+    own = config.seed + 1 + number_of(topology)
+    seed_generators(own)  # from here on chance (dropout) differs between ranks
+    optimizer = DistributedOptimizer(
+        inner, model, topology, method, master_dtype=bits.master, **sending(section)
+    )
+    with topology.raise_on_all_ranks("preparing the run"), in_file(source):
+        if bits.scaler is not None:
+            with in_section("training", "precision"):
+                require_scalable(optimizer)
+        if config.lr_schedule.scale_with == "alive" and not topology.is_elastic:
+            raise UserError(
+                "[lr_schedule] scale_with = alive: only groups that may die do, by ensemble_sync",
+                key=("lr_schedule", "scale_with"),
+            )
+        start = 1 / lr_scale(config.lr_schedule.scaling, topology.total_groups)
+        warm_up = WarmUp(optimizer, round(config.lr_schedule.warmup_epochs * steps_per_epoch), start)
+        scheduler = make_scheduler(config.lr_schedule, optimizer, how_long)
+        natural_gradient = make_natural_gradient(config, optimizer, model)
+    loader = reading(train, batches, config.data.num_workers, pinned=on_accelerator(device))
+    return TrainingSetup(
+        model=model,
+        device=device,
+        deliver=Delivery(device),
+        task=task,
+        precision=bits,
+        optimizer=optimizer,
+        warm_up=warm_up,
+        scheduler=scheduler,
+        sampler=sampler,
+        batches=batches,
+        loader=loader,
+        injected=Injected(loader, topology) if batches.shares_samples else None,
+        transform=transform,
+        generator=Generator("cpu").manual_seed(own),
+        train=train,
+        test=test,
+        steps_per_epoch=steps_per_epoch,
+        length=how_long,
+        tested=enough,
+        sample=sample,
+        by_torch=bytes_by_torch(model, config.model.fsdp_units, K) if config.parallel.fsdp else None,
+        natural_gradient=natural_gradient,
+    )
+
+
+def _flops(training: TrainingSection, rank: int, task: Task, model: nn.Module, data: Split) -> float | None:
+    """Of a sample, where somebody may ask; counted once, on the rank that writes it down."""
+    asked = task.tokens is not None or training.peak_tflops is not None
+    return flops_of_sample(model, data.trial()) if asked and rank == 0 else None
+
+
+def number_of(topology: Topology) -> int:
+    """This rank's among all that train together; with islands of unlike sizes some share one."""
+    return topology.replica_groups.index * topology.world_size + topology.rank
+
+
+def sending(training: TrainingSection) -> dict[str, Any]:
+    """What is said of how gradients and parameters travel."""
+    said = {name: getattr(training, name) for name in SENDING}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def make_model(config: Config, *, reads: bool = True) -> nn.Module:
+    """With the weights that it is to start from where this rank `reads` them; one that does not is given them
+    by `DistributedOptimizer`, and one that is to be sharded by that, which others have no room for."""
+    section = config.model
+    is_given_values_later = config.parallel.fsdp and (section.init_from is None or not reads)
+    with without_values() if is_given_values_later else nullcontext():
+        model = models.build(section.name, section.arguments)
+    if section.init_from is not None and reads:
+        with in_section("model", "init_from"):
+            load_into(model, section.init_from)
+    return model
+
+
+def make_precision(training: TrainingSection, device: torch.device) -> Precision:
+    with in_section("training"):
+        return precision(training.precision, device)
+
+
+def make_optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:
+    name, arguments = config.optimizer.name, config.optimizer.arguments
+    if "lr" in arguments:
+        raise UserError(
+            f"[optimizer.arguments]: lr = {arguments['lr']}: give it as lr of [optimizer], for one group",
+            key=("optimizer", "arguments", "lr"),
+            value=arguments["lr"],
+        )
+    lr = config.optimizer.lr * lr_scale(config.lr_schedule.scaling, P)
+    of = model if _takes_model(name) else model.parameters()
+    return build("optimizer", name, OF_A_MODEL, {"lr": lr, **arguments}, optim.Optimizer, of)
+
+
+def _takes_model(name: str) -> bool:
+    """What makes an optimizer of parameters, or of a model where it says so."""
+    with in_section("optimizer", "name"):
+        annotations = list(annotations_of(resolve(name, OF_A_MODEL)).values())
+    first = annotations[0] if annotations else None
+    return isinstance(first, type) and issubclass(first, nn.Module)
+
+
+def make_natural_gradient(
+    config: Config, optimizer: optim.Optimizer, model: nn.Module
+) -> NaturalGradient | None:
+    arguments = config.optimizer.natural_gradient
+    if arguments is None:
+        return None
+    with in_section("optimizer", "natural_gradient"):
+        if config.training.activation_checkpointing:
+            raise UserError(
+                "activation_checkpointing: layers would be seen twice: give one of them, not both"
+            )
+        return call(NaturalGradient, arguments, optimizer, model)
+
+
+def make_scheduler(
+    schedule: LrScheduleSection, optimizer: optim.Optimizer, how_long: Length
+) -> LRScheduler | None:
+    if schedule.name is None:
+        return None
+    given = scheduler_arguments(schedule, how_long)
+    made = build("lr_schedule", schedule.name, SCHEDULERS, given, LRScheduler, optimizer)
+    if isinstance(made, ReduceLROnPlateau):
+        raise UserError(
+            "[lr_schedule] name: ReduceLROnPlateau goes by results; allowed are schedulers that go by "
+            "the number of steps or epochs alone",
+            key=("lr_schedule", "name"),
+        )
+    return made
+
+
+def scheduler_arguments(schedule: LrScheduleSection, how_long: Length) -> dict[str, Any]:
+    """Where one is the word "length" it is that of the run, in what the scheduler counts."""
+    whole = how_long.expected if schedule.interval == "step" else how_long.epochs
+    return {name: whole if value == LENGTH else value for name, value in schedule.arguments.items()}
+
+
+def make_transform(name: str | None) -> Transform:
+    if name is None:
+        return _unchanged
+    with in_section("data", "transform"):
+        return resolve(name, TRANSFORMS)
+
+
+def _unchanged(x: Tensor, _: Generator) -> Tensor:
+    return x
