@@ -68,7 +68,11 @@ def measured(method: str, N: int, K: int, T: int) -> dict[str, Any]:
         layout=Layout(N // K, K, RANKS_PER_HOST),
         compute=LogNormal(0.1, 0.2),
         durations=Durations(
-            exchange=0.01, update=0.002, model_average=0.05, gather=0.01, message=Message(latency=1e-5, link=5e-3)
+            exchange=0.01,
+            update=0.002,
+            model_average=0.05,
+            gather=0.01,
+            message=Message(latency=1e-5, link=5e-3),
         ),
         waits=METHODS[method]().waits,
         steps=T,

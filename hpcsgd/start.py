@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from hpcsgd.arguments import checked
 from hpcsgd.comm import Communicator, joining
-from hpcsgd.comm.backend_choice import AUTO, GivenBackends, DeviceBackends, share_thread, chosen, local_device
+from hpcsgd.comm.backend_choice import AUTO, DeviceBackends, GivenBackends, chosen, local_device, share_thread
 from hpcsgd.core.topology import Topology, form, raise_on_all_ranks, require_counts
-from hpcsgd.elastic.join_info import join_info
 from hpcsgd.elastic.elastic_average import ElasticAverage
+from hpcsgd.elastic.join_info import join_info
 from hpcsgd.errors import UserError, count_text, located
 from hpcsgd.launcher import launched
 
@@ -112,7 +112,9 @@ def form_as_launched(
         return Formed(_travelling(_formed(world, groups, group_size), wished, device), None)
     topology = form(world)
     elastic_average = invited.accept(topology.world)
-    return Formed(_travelling(replace(topology, replica_groups=elastic_average), wished, device), elastic_average)
+    return Formed(
+        _travelling(replace(topology, replica_groups=elastic_average), wished, device), elastic_average
+    )
 
 
 def _formed(world: Communicator, groups: int | None, group_size: int | None) -> Topology:

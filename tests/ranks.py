@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 
-from hpcsgd.comm import Backend, PeerLost, Communicator, joining
+from hpcsgd.comm import Backend, Communicator, PeerLost, joining
 from hpcsgd.comm.by_device import ByDevice
 from hpcsgd.comm.readers import wait_for_readers
 
@@ -46,7 +46,9 @@ class Processes:
     def __init__(self) -> None:
         self.world = joining.world()
         assert (self.world.rank, self.world.size) == (RANK, RANKS), "the launcher numbers ranks differently"
-        self.control = self.world.dup_with_thread()  # a rank that failed must not meet the others' collectives
+        self.control = (
+            self.world.dup_with_thread()
+        )  # a rank that failed must not meet the others' collectives
 
     def run(self, n: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """The results of `function(world, *args)` on all ranks, or the exception of one of them."""
@@ -64,7 +66,9 @@ class Processes:
     def attempt(self, function: Callable[..., Any], *args: Any) -> Outcome:
         test = os.environ["PYTEST_CURRENT_TEST"]
         # As with threads, bytes are counted from zero in every run.
-        world = Communicator(self.world.backend, timeout=self.world.timeout, comm_thread=self.world.comm_thread)
+        world = Communicator(
+            self.world.backend, timeout=self.world.timeout, comm_thread=self.world.comm_thread
+        )
         try:
             value = function(world, *args)
             pickle.dumps(value)

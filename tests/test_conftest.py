@@ -46,7 +46,7 @@ def test_what_one_rank_raises_is_raised(run, n):
 def test_bytes_are_counted_from_zero_in_every_run(run, n):
     def count(world):
         world.allreduce(torch.ones(n)).wait()
-        return sum(total.calls for total in world.ledger.totals().values())
+        return sum(total.calls for total in world.stats.totals().values())
 
     assert run(n, count) == run(n, count) == [1] * n
 

@@ -31,12 +31,12 @@ import hpcsgd
 import hpcsgd.comm
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.core import averager, method, optional, step
-from hpcsgd.core.optional import Holds, Searches, Sends
+from hpcsgd.core.optional import WithCommOps, WithMemory, WithSearch
 from hpcsgd.core.topology import form
 from hpcsgd.data import Partition
 from hpcsgd.parts.averagers.selection import Selection
 from hpcsgd.parts.grad_reduces.by_torch import Separable
-from hpcsgd.parts.grad_reduces.feedback import Feedback
+from hpcsgd.parts.grad_reduces.error_feedback import Feedback
 from hpcsgd.parts.quantizers.base import Rounding
 from hpcsgd.parts.sparsifiers import Sparsifier
 from hpcsgd.parts.sparsifiers.base import Foreseeing
@@ -54,7 +54,7 @@ NO_PAPER = {
 PROTOCOLS = (
     averager.Averager, method.HoldsModel, optional.Composed, optional.Late, optional.Prepares,
     optional.Stateful, optional.Wrapping, step.GroupGradReduce, step.QuantizedGather,
-    Feedback, Foreseeing, Holds, Partition, Rounding, Searches, Selection, Sends, Separable, Sparsifier,
+    Feedback, Foreseeing, WithMemory, Partition, Rounding, WithSearch, Selection, WithCommOps, Separable, Sparsifier,
     hpcsgd.graphs.Graph,
 )  # fmt: skip
 """What their members do is said there, once, and not again in every class that has them."""

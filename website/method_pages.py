@@ -16,7 +16,7 @@ import hpcsgd
 import pictures
 from hpcsgd.cli.citing.bibtex import entries
 from hpcsgd.cli.citing.uses import papers_of
-from hpcsgd.core.traffic import ModelLayout, BucketLayout
+from hpcsgd.core.traffic import BucketLayout, ModelLayout
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.traffic import of_step
 from hpcsgd.engine.plan import StepPlan
@@ -130,7 +130,9 @@ def table(plan: StepPlan) -> str:
     found = defaultdict[tuple[str, str, str], float](float)
     for x in of_step(plan, sizes(), meets=MEETS):
         of_rank = sent(x.operation, x.nbytes, sizes().ranks(x.over))
-        found[x.phase, x.operation, AMONG[x.over]] += float(of_rank) * x.times * x.sender_fraction / (M * WIDTH)
+        found[x.phase, x.operation, AMONG[x.over]] += (
+            float(of_rank) * x.times * x.sender_fraction / (M * WIDTH)
+        )
     return SENT + "".join(
         f"| {' | '.join(key)} | {_told(share)} |\n" for key, share in found.items() if share
     )

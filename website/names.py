@@ -10,8 +10,8 @@ from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.methods import METHODS
 from hpcsgd.models import MODELS
 from hpcsgd.named import annotations_of
-from hpcsgd.train.training_setup import TRANSFORMS
 from hpcsgd.train.families import FAMILIES
+from hpcsgd.train.training_setup import TRANSFORMS
 
 HEAD = """
 ## Names

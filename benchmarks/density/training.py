@@ -28,7 +28,7 @@ from hpcsgd.core.topology import form
 from hpcsgd.data import ByLabel
 from hpcsgd.data.partition import Samples as Dealt
 from hpcsgd.data.windows import IGNORED
-from hpcsgd.parts.grad_reduces.combining import union
+from hpcsgd.parts.grad_reduces.combining import joint_indices
 from hpcsgd.parts.sparsifiers import Accumulated, Sparsifier
 from hpcsgd.parts.sparsifiers.base import wanted
 from hpcsgd.train.process import keep_freed_memory
@@ -122,7 +122,7 @@ class Exchange:
         """Lines 6 to 12; density and error."""
         said: list[Tensor] = []
         turns = sorted(range(WORKERS), key=lambda rank: (rank - self.t) % WORKERS)
-        joint = union([self._selected(rank, said) for rank in turns])
+        joint = joint_indices([self._selected(rank, said) for rank in turns])
         self.g[joint] = self.acc[:, joint].mean(0)
         self.acc[:, joint] = 0
         self.norms.clear()

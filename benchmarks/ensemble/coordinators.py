@@ -18,7 +18,12 @@ def coordinator(
 ) -> Iterator[list[str]]:
     """While this lasts it listens at `host`; the arguments that its islands are to get."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"replica_groups": replica_groups, "token": secrets.token_hex(16), "silence": 10.0, "timeout": 300.0}
+    told = {
+        "replica_groups": replica_groups,
+        "token": secrets.token_hex(16),
+        "silence": 10.0,
+        "timeout": 300.0,
+    }
     told |= {"folder": str(folder), "host": host, "port": 0}
     command = [*launcher, sys.executable, "-m", "hpcsgd.elastic"]
     with (

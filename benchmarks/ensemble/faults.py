@@ -28,8 +28,8 @@ from harness import programs
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.coordinator import Coordinator
-from hpcsgd.elastic.journal import Alone
 from hpcsgd.elastic.elastic_average import ElasticAverage, Over
+from hpcsgd.elastic.journal import Alone
 from hpcsgd.elastic.register import Phase, Register
 
 ISLANDS = 4
@@ -80,7 +80,9 @@ class Run:
         self._happened: list[tuple[str, float]] = []
 
     def story(self) -> str:
-        return ", ".join(f"{f.kind} {f.island} at {f.at:.2f} s for {f.lasts:.1f} s" for f in self._faults)
+        return ", ".join(
+            f"{f.kind} {f.replica_group} at {f.at:.2f} s for {f.lasts:.1f} s" for f in self._faults
+        )
 
     def play(self) -> Outcome:
         self._coordinator = self._fork(0, self._coordinate)
@@ -132,7 +134,7 @@ class Run:
             case "freeze" | "pause":
                 self._signal(fault.replica_group, signal.SIGSTOP)
             case "cut":
-                self._network("link", "set", f"port{fault.island + 1}", "down")
+                self._network("link", "set", f"port{fault.replica_group + 1}", "down")
             case "pair":
                 self._routes("add", fault.replica_group)
             case "all but one":
@@ -145,12 +147,14 @@ class Run:
             case "freeze" | "pause":
                 self._signal(fault.replica_group, signal.SIGCONT)
             case "cut":
-                self._network("link", "set", f"port{fault.island + 1}", "up")
+                self._network("link", "set", f"port{fault.replica_group + 1}", "up")
             case "pair":
                 self._routes("del", fault.replica_group)
             case "kill" | "all but one":
                 for replica_group in range(ISLANDS):
-                    if replica_group not in self._pids and (fault.kind == "kill") == (replica_group == fault.replica_group):
+                    if replica_group not in self._pids and (fault.kind == "kill") == (
+                        replica_group == fault.replica_group
+                    ):
                         self._start(replica_group)
 
     def _routes(self, what: str, replica_group: int) -> None:
@@ -228,17 +232,21 @@ class Run:
         threads.run(self._ranks[replica_group], lambda group: self._rank(replica_group, life, group))
 
     def _rank(self, replica_group: int, life: int, group: Communicator) -> None:
-        chance = random.Random(f"{island} {life}")
+        chance = random.Random(f"{replica_group} {life}")
         elastic_average = ElasticAverage(
-            replica_group, group, f"10.77.0.254:{PORT}", self._token, f"10.77.0.{island + 1}",
+            replica_group, group, f"10.77.0.254:{PORT}", self._token, f"10.77.0.{replica_group + 1}",
             replica_groups=ISLANDS, silence=SILENCE, timeout=TIMEOUT,
         )  # fmt: skip
         steps = torch.Generator().manual_seed(1000 * replica_group + life)
         w = [torch.zeros(size) for size in SIZES]
-        with Frames(self._folder / f"frames-{island}-{life}-{group.rank}") as frames:
+        with Frames(self._folder / f"frames-{replica_group}-{life}-{group.rank}") as frames:
             try:
                 enough = self._folder / "enough"
-                while elastic_average.rounds < ROUNDS or min(elastic_average.counted) != replica_group or not enough.exists():
+                while (
+                    elastic_average.rounds < ROUNDS
+                    or min(elastic_average.counted) != replica_group
+                    or not enough.exists()
+                ):
                     time.sleep(chance.uniform(0, 2 * TRAINING))
                     for x in w:
                         x.add_(torch.randn(x.shape, generator=steps))

@@ -20,8 +20,8 @@ from ensemble.flow import flow
 from harness import Contestant, Spread, interleaved, ratios
 from harness.mpi import Together
 from hpcsgd.comm import Communicator, mpi
-from hpcsgd.elastic.join_info import JoinInfo
 from hpcsgd.elastic.elastic_average import ElasticAverage
+from hpcsgd.elastic.join_info import JoinInfo
 from hpcsgd.train.process import keep_freed_memory
 
 COMMITS = 5
@@ -35,7 +35,9 @@ def commits(elastic_average: ElasticAverage, rounds: int) -> list[float]:
     return interleaved({"commit": commit}, rounds=COMMITS * rounds, ranks=Together())["commit"].wall
 
 
-def contestants(x: torch.Tensor, elastic_average: ElasticAverage, world: Communicator) -> dict[str, Contestant]:
+def contestants(
+    x: torch.Tensor, elastic_average: ElasticAverage, world: Communicator
+) -> dict[str, Contestant]:
     """Neighbours run next to each other in time."""
     return {
         "meeting": Contestant(lambda: elastic_average.mean([x])),
@@ -44,7 +46,9 @@ def contestants(x: torch.Tensor, elastic_average: ElasticAverage, world: Communi
     }
 
 
-def measure(sizes: Sequence[int], rounds: int, elastic_average: ElasticAverage, world: Communicator) -> list[dict[str, Any]]:
+def measure(
+    sizes: Sequence[int], rounds: int, elastic_average: ElasticAverage, world: Communicator
+) -> list[dict[str, Any]]:
     """A row for each number of float32 in the vector."""
     commit = Spread.of(commits(elastic_average, rounds))
     rows = []
@@ -75,7 +79,12 @@ def main() -> None:
     world = mpi.world()
     K = world.size // given.replica_groups
     invited = JoinInfo(
-        world.rank // K, given.replica_groups, given.coordinator, given.token, heartbeat_timeout=10.0, timeout=300.0
+        world.rank // K,
+        given.replica_groups,
+        given.coordinator,
+        given.token,
+        heartbeat_timeout=10.0,
+        timeout=300.0,
     )
     elastic_average = invited.accept(world.split(world.rank // K, world.rank))
     rows = measure([size // 4 for size in given.bytes], given.rounds, elastic_average, world)

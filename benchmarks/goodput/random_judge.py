@@ -108,11 +108,11 @@ def bad_codes(folder: Path, codes: Mapping[int, Sequence[int]], late: Collection
             last = life == len(lives)
             goes_on = not last or replica_group in late
             killed = code == -signal.SIGKILL and goes_on
-            log = folder / f"log-{island}-{life}"
+            log = folder / f"log-{replica_group}-{life}"
             said = log.read_text() if log.exists() else ""  # it may be killed before it has one
             went_back = code == 1 and goes_on and GONE_BACK in said
             if not (killed or went_back or (last and code == 0)):
-                wrong.append(f"life {life} of island {island} ended with {code}: {said[-LAST_WORDS:]}")
+                wrong.append(f"life {life} of island {replica_group} ended with {code}: {said[-LAST_WORDS:]}")
     return wrong
 
 

@@ -32,8 +32,8 @@ from hpcsgd.core.topology import form
 from hpcsgd.data.convert import convert_npz
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.coordinator import Coordinator
-from hpcsgd.elastic.journal import REGISTER, Alone
 from hpcsgd.elastic.elastic_average import ElasticAverage
+from hpcsgd.elastic.journal import REGISTER, Alone
 from hpcsgd.elastic.register import Phase
 from hpcsgd.errors import STOPPED
 from hpcsgd.train.run import train
@@ -128,7 +128,7 @@ checkpoint_every_steps = {2 * EVERY}
     def story(self) -> str:
         shape = "+".join(map(str, self._ranks))
         return f"islands of {shape}, " + ", ".join(
-            f"{kill.islands} at {kill.at:.2f} s" for kill in self._plan
+            f"{kill.replica_groups} at {kill.at:.2f} s" for kill in self._plan
         )
 
     def play(self) -> None:
@@ -193,7 +193,9 @@ checkpoint_every_steps = {2 * EVERY}
     def _start(self, replica_group: int) -> None:
         self._lives[replica_group] += 1
         life = str(self._lives[replica_group])
-        self._pids[replica_group] = self._fork(f"{island}-{life}", lambda: self._live(replica_group, life))
+        self._pids[replica_group] = self._fork(
+            f"{replica_group}-{life}", lambda: self._live(replica_group, life)
+        )
 
     def _fork(self, name: str, body: Callable[[], int]) -> int:
         pid = os.fork()
@@ -241,7 +243,14 @@ checkpoint_every_steps = {2 * EVERY}
             replica_groups=len(self._ranks), silence=SILENCE, timeout=LIMIT,
         )  # fmt: skip
         topology = replace(form(group), replica_groups=elastic_average)
-        return train(load(Path("job.toml")), topology, "job.toml", reasons, resume=True, elastic_average=elastic_average)
+        return train(
+            load(Path("job.toml")),
+            topology,
+            "job.toml",
+            reasons,
+            resume=True,
+            elastic_average=elastic_average,
+        )
 
 
 def write_store(path: Path) -> Path:

@@ -85,8 +85,8 @@ class Watched:
         frames.write(peers.index, peers.rounds, peers.counted, [b.parameters for b in s.buckets])
         return found
 
-    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
-        return iter(self.inner.sends(m))
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
+        return iter(self.inner.comm_ops(m))
 
 
 def read(path: Path) -> Iterable[Any]:

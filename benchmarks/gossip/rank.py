@@ -31,7 +31,7 @@ class Entry:
     known."""
 
     step: Step
-    ledger: CommStats | None = None
+    stats: CommStats | None = None
     all_arrived: Callable[[], object] = lambda: None
     """Waits for messages that no step has waited for."""
     sent: float | None = None

@@ -65,7 +65,7 @@ def used(world: Communicator) -> None:
         group.allgatherv(out.zero_(), x, [x.numel()])
         assert torch.equal(out, expected)
         group.bcast(x, 0)
-        group.exchange({0: x}, {0: out.zero_()})
+        group.sendrecv({0: x}, {0: out.zero_()})
         assert torch.equal(out, expected)
     group.close()
 

@@ -28,8 +28,8 @@ from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.waits import Living
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.coordinator import Coordinator
-from hpcsgd.elastic.journal import Alone
 from hpcsgd.elastic.elastic_average import ElasticAverage, Over
+from hpcsgd.elastic.journal import Alone
 from hpcsgd.performance.simulation import simulate
 from hpcsgd.performance.simulation.compute import Constant
 from hpcsgd.performance.simulation.durations import Durations, Layout
@@ -115,7 +115,9 @@ class _Islands:
     def _up(self, replica_group: int) -> None:
         self._link(replica_group, "up")
         self._pids[replica_group] = self._fork(replica_group + 1, lambda: self._live(replica_group))
-        self._plan.append((time.monotonic() + self._chance.expovariate(1 / self._mtbf), self._down, replica_group))
+        self._plan.append(
+            (time.monotonic() + self._chance.expovariate(1 / self._mtbf), self._down, replica_group)
+        )
 
     def _down(self, replica_group: int) -> None:
         if len(self._pids) == 1:  # somebody has to be left, or all begin anew
@@ -129,7 +131,9 @@ class _Islands:
         self._plan.append((time.monotonic() + RESTART, self._up, replica_group))
 
     def _link(self, replica_group: int, state: str) -> None:
-        programs.run(["ip", "-n", f"{self._hosts}-0", "link", "set", f"port{island + 1}", state], timeout=60)
+        programs.run(
+            ["ip", "-n", f"{self._hosts}-0", "link", "set", f"port{replica_group + 1}", state], timeout=60
+        )
 
     def _fork(self, host: int, body: Callable[[], None]) -> int:
         pid = os.fork()
@@ -156,7 +160,7 @@ class _Islands:
 
     def _train(self, replica_group: int, group: Communicator) -> None:
         elastic_average = ElasticAverage(
-            replica_group, group, f"10.77.0.254:{PORT}", self._token, f"10.77.0.{island + 1}",
+            replica_group, group, f"10.77.0.254:{PORT}", self._token, f"10.77.0.{replica_group + 1}",
             replica_groups=ISLANDS, silence=SILENCE, timeout=TIMEOUT,
         )  # fmt: skip
         w = [torch.zeros(ELEMENTS)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpcsgd.core.traffic import ModelLayout
+from hpcsgd.cost.link_classes import Kind
 from hpcsgd.cost.links import Link
 from hpcsgd.cost.machine import About, Machine
 from hpcsgd.cost.price import Computed, price
-from hpcsgd.cost.link_classes import Kind
 from hpcsgd.engine.plan import StepPlan
 from step_time.networks import FORWARD, Compute
 from strong_scaling.places import BITS, BUCKET_MB, RANKS_PER_HOST, Place, hosts, network

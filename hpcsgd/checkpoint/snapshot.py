@@ -29,8 +29,8 @@ from hpcsgd.core.elements import as_elements, in_rows, reals_per_element
 from hpcsgd.core.fsdp import is_fsdp, local, local_of, reshard
 from hpcsgd.core.state import State
 from hpcsgd.core.topology import Topology
-from hpcsgd.engine.inside import shared_state, load_shared_state
 from hpcsgd.engine.chained import kind_of
+from hpcsgd.engine.inside import load_shared_state, shared_state
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import JobError, UserError
 

@@ -182,7 +182,9 @@ def bench(path: Path, /, *overrides: JobKeys, wanted: TopologyRequest | None = N
 
 
 @job.command(usage=f"Usage: hpcsgd job measure {USAGE}")
-def measure(path: Path, /, *overrides: JobKeys, quick: Flag = False, wanted: TopologyRequest | None = None) -> None:
+def measure(
+    path: Path, /, *overrides: JobKeys, quick: Flag = False, wanted: TopologyRequest | None = None
+) -> None:
     """Write a script that finds out what messages, and the job's model, take on these nodes.
 
     :param path: The job file, as for hpcsgd measure.
@@ -223,7 +225,12 @@ def pack(
 
 
 def _write(
-    kind: str, words: list[str], checked: Checked, wanted: TopologyRequest, tasks: int | None = None, **own: str
+    kind: str,
+    words: list[str],
+    checked: Checked,
+    wanted: TopologyRequest,
+    tasks: int | None = None,
+    **own: str,
 ) -> None:
     from hpcsgd.cluster.batch import by_hand, estimate, load_site, prepare, submit
 

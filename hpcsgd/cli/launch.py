@@ -52,7 +52,9 @@ def launch(
         if replica_group is None and host is not None:
             raise UserError(f"--host {host}: only with --replica-group")
         start = (
-            start_all if replica_group is None else partial(launch_replica_group, replica_group=replica_group, host=host)
+            start_all
+            if replica_group is None
+            else partial(launch_replica_group, replica_group=replica_group, host=host)
         )
         code = start(
             job, overrides=overrides, groups=groups, group_size=group_size, restarts=max_restarts,

@@ -15,8 +15,8 @@ import torch
 
 from hpcsgd.comm import process_group, proof
 from hpcsgd.comm.backend import Backend, PeerLost, first_line
-from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.by_device import ByDevice
+from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.gpu_mpi import GpuAware, TakesAddresses
 from hpcsgd.comm.process_group import LIBRARIES, GroupBackend
 from hpcsgd.comm.streams import identity, of_place
@@ -110,7 +110,11 @@ def chosen(ranks: Communicator, wish: BackendName, own: Device, inside: bool) ->
 def share_thread(group: Communicator, cross: Communicator) -> Communicator:
     """`cross`, on the lane of `group` where both put work on the device by libraries of their own: begun in
     another order on each rank, these may wait for each other for ever."""
-    return cross if "mpi" in (group.device_backend, cross.device_backend) else cross.with_thread(group.comm_thread)
+    return (
+        cross
+        if "mpi" in (group.device_backend, cross.device_backend)
+        else cross.with_thread(group.comm_thread)
+    )
 
 
 def _without(ranks: Communicator, wish: BackendName, identities: Sequence[str]) -> tuple[Communicator, str]:

@@ -52,7 +52,7 @@ class ByDevice(Backend):
     def bcast(self, x: Tensor, root: int) -> None:
         self._of(x).bcast(x, root)
 
-    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+    def sendrecv(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
         for x in (*send.values(), *recv.values()):
             return self._of(x).sendrecv(send, recv)
 

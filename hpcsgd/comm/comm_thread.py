@@ -104,7 +104,11 @@ class Work:
 
     def _given_up(self) -> PeerLost:
         comm_thread = self._comm_thread
-        missing = [] if comm_thread is None or comm_thread.watch is None else comm_thread.watch.missing(comm_thread, self._timeout)
+        missing = (
+            []
+            if comm_thread is None or comm_thread.watch is None
+            else comm_thread.watch.missing(comm_thread, self._timeout)
+        )
         where = f"; not reported to be in it: {names(missing)}" if missing else ""
         return PeerLost(f"{self._what}: no answer within {self._timeout:g} s{where}", missing)
 
@@ -192,7 +196,9 @@ class CommThread:
         self._thread = None
         return True
 
-    def _carried_out(self, call: Callable[[], Any], asked: StreamEvent | None) -> tuple[Any, StreamEvent | None]:
+    def _carried_out(
+        self, call: Callable[[], Any], asked: StreamEvent | None
+    ) -> tuple[Any, StreamEvent | None]:
         """What `call` returns, and when its work on a device is done."""
         if asked is None:
             return call(), None

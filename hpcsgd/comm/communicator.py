@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hpcsgd.comm.backend import ANY, Backend, Reduction
-from hpcsgd.comm.events import MESSAGE
 from hpcsgd.comm.comm_thread import CommThread, Work, close_comm_threads, finished
+from hpcsgd.comm.events import MESSAGE
 from hpcsgd.comm.operands import device_of, nbytes, overlap, require
 from hpcsgd.comm.posted import Posted
 from hpcsgd.comm.rank_watch import Member, Operation
@@ -269,7 +269,9 @@ class Communicator:
         return operation
 
     def _relative(self, backend: Backend, member: Member | None, comm_thread: CommThread) -> Communicator:
-        made = Communicator(backend, timeout=self.timeout, comm_thread=comm_thread, stats=self.stats, member=member)
+        made = Communicator(
+            backend, timeout=self.timeout, comm_thread=comm_thread, stats=self.stats, member=member
+        )
         made.dup_threads = self.dup_threads
         return made
 

@@ -15,9 +15,9 @@ from datetime import timedelta
 from typing import Any, NoReturn, Protocol
 
 from hpcsgd.comm.backend import PeerLost
-from hpcsgd.comm.shutdown import end_by
 from hpcsgd.comm.lines import ALL, Line, Switch, Word
 from hpcsgd.comm.process_group import distributed
+from hpcsgd.comm.shutdown import end_by
 from hpcsgd.launcher import AGENT
 
 _END = -1  # tag

@@ -70,7 +70,7 @@ class FailingBackend(Backend):
     def bcast(self, x: Tensor, root: int) -> None:
         self._usable().bcast(x, root)
 
-    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+    def sendrecv(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
         self._usable().sendrecv(send, recv)
 
     def send(self, x: Tensor, to: int) -> None:

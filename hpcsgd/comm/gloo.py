@@ -101,7 +101,7 @@ class GlooBackend(Backend):
         if x.numel() and self.size > 1:
             self._complete("bcast", lambda: self._group.broadcast([as_bytes(x)], starting_at(root)))
 
-    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+    def sendrecv(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
         if self.rank in send:
             self._letters.put(self.rank, send[self.rank].clone())
         sent = {to: x for to, x in send.items() if to != self.rank}
@@ -112,14 +112,14 @@ class GlooBackend(Backend):
 
     def send(self, x: Tensor, to: int) -> None:
         if to == self.rank or not 0 < x.nbytes <= EAGER:
-            self.exchange({to: x}, {})
+            self.sendrecv({to: x}, {})
             return
         copy = as_bytes(x).clone()
         self._outbox.put(_guarded(lambda: self._group.send([copy], to, _ASKED), "send", self))
 
     def recv(self, out: Tensor, source: int) -> int:
         if source != ANY:
-            self.exchange({}, {source: out})
+            self.sendrecv({}, {source: out})
             return source
         if self._collector is None and self.size > 1:
             self._collect(torch.empty_like(as_bytes(out)))

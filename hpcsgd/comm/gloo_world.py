@@ -7,16 +7,16 @@ import os
 import threading
 
 from hpcsgd.comm.backend import Backend
-from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.by_device import ByDevice
-from hpcsgd.comm.company import Company
-from hpcsgd.comm.shutdown import GRACE, close_at_the_end, guard
-from hpcsgd.comm.gloo import GlooBackend
 from hpcsgd.comm.comm_thread import know_processor
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.company import Company
+from hpcsgd.comm.gloo import GlooBackend
 from hpcsgd.comm.mailed_reports import MailedReports
 from hpcsgd.comm.place import Place
 from hpcsgd.comm.rank_watch import WORLD, Member
 from hpcsgd.comm.rendezvous import met
+from hpcsgd.comm.shutdown import GRACE, close_at_the_end, guard
 
 
 def world(place: Place, timeout: float) -> Communicator:

@@ -85,7 +85,7 @@ class GpuAware(Backend):
         settle(x.device)
         self._host.bcast(x, root)
 
-    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+    def sendrecv(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
         for device in {x.device for x in (*send.values(), *recv.values())}:
             settle(device)
         self._host.sendrecv(send, recv)

@@ -66,7 +66,9 @@ def told_once(choose: Callable[[], Choice]) -> Choice:
 def chosen(backend: str, environ: Mapping[str, str], no_mpi: Callable[[], str]) -> Choice:
     """Raises `NoWorld`. `no_mpi` says why there is none; it is asked only where that counts."""
     if backend not in REQUESTED_BACKEND:
-        raise NoWorld(f"backend = {backend!r}: {near_miss(backend, REQUESTED_BACKEND)}", key="backend", value=backend)
+        raise NoWorld(
+            f"backend = {backend!r}: {near_miss(backend, REQUESTED_BACKEND)}", key="backend", value=backend
+        )
     if backend == "mpi":
         return Choice("mpi", "asked for")
     told = launched(environ)

@@ -17,7 +17,6 @@ import torch
 
 from hpcsgd.comm.backend import Backend
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.shutdown import close_at_the_end
 from hpcsgd.comm.process_group import (
     LIBRARIES,
     distributed,
@@ -25,6 +24,7 @@ from hpcsgd.comm.process_group import (
     missing,
     require_address_of_gloo,
 )
+from hpcsgd.comm.shutdown import close_at_the_end
 from hpcsgd.comm.streams import current, identity, none_here
 from hpcsgd.errors import UserError
 

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from hpcsgd.comm import by_node, gpu_mpi, ring, sums
 from hpcsgd.comm.backend import ANY, Backend, Ending, Reduction, polled
-from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.by_device import ByDevice
-from hpcsgd.comm.shutdown import guard
 from hpcsgd.comm.comm_thread import know_processor
+from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.mailed_reports import MailedReports
 from hpcsgd.comm.mpi_library import MPI
 from hpcsgd.comm.mpi_mail import MpiMail
 from hpcsgd.comm.rank_watch import WORLD, Member
+from hpcsgd.comm.shutdown import guard
 from hpcsgd.errors import JobError
 from hpcsgd.launcher import check_world, misfit
 
@@ -125,7 +125,7 @@ class MpiBackend(Backend):
     def bcast(self, x: Tensor, root: int) -> None:
         _complete(self._comm.Ibcast(_carried(x), root))
 
-    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+    def sendrecv(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
         requests = [self._comm.Irecv(_carried(out), source, _ASKED) for source, out in recv.items()]
         requests += [self._comm.Isend(_carried(x), to, _ASKED) for to, x in send.items()]
         for request in requests:
@@ -223,16 +223,16 @@ def world(timeout: float = 600.0) -> Communicator:
     Raises `JobError` where the launcher meant another number of ranks or MPI lacks thread support.
     """
     know_processor()
-    comm = MPI.COMM_WORLD
-    shared = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    node = shared.bcast(comm.Get_rank())
+    all_ranks = MPI.COMM_WORLD
+    shared = all_ranks.Split_type(MPI.COMM_TYPE_SHARED)
+    node = shared.bcast(all_ranks.Get_rank())
     shared.Free()
-    comm = Communicator(ByDevice(MpiBackend(comm.Dup(), node)), timeout=timeout)
+    comm = Communicator(ByDevice(MpiBackend(all_ranks.Dup(), node)), timeout=timeout)
     ending = guard(comm)
     _check_launch(comm)
     if ending is None or comm.size == 1:
         return comm
-    watch = ending.watched(MailedReports(MpiMail(comm.Dup()), ending.fail))
+    watch = ending.watched(MailedReports(MpiMail(all_ranks.Dup()), ending.fail))
     member = Member(watch, WORLD, range(comm.size))
     return Communicator(comm.backend, timeout=timeout, comm_thread=comm.comm_thread, member=member)
 

@@ -24,7 +24,9 @@ class Posted(Future[Any]):
     for.
     """
 
-    def __init__(self, ends: Ending, received: bytearray, place: CommThread, operation: Operation | None) -> None:
+    def __init__(
+        self, ends: Ending, received: bytearray, place: CommThread, operation: Operation | None
+    ) -> None:
         super().__init__()
         self._ends, self._received = ends, received
         self._settling = threading.Lock()

@@ -101,7 +101,7 @@ class GroupBackend(Backend):
         if x.numel():
             self._complete(self._group.broadcast([as_bytes(x)], starting_at(root)), "bcast", x)
 
-    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+    def sendrecv(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
         if self.rank in recv:
             recv[self.rank].copy_(send[self.rank])
         self._messages(

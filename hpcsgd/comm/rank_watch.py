@@ -115,8 +115,8 @@ class RankWatch:
             del self._waiting[thread]
 
     def missing(self, comm_thread: CommThread, timeout: float) -> list[int]:
-        """Return the ranks that have not reported to be where `comm_thread` has waited for them for so many seconds;
-        none if that was too short for a report."""
+        """Return the ranks that have not reported to be where `comm_thread` has waited for them for so many
+        seconds; none if that was too short for a report."""
         operation = comm_thread.executing
         if operation is None or operation.needs is None or timeout < 2 * (PATIENCE + LOOK):
             return []
@@ -183,7 +183,10 @@ class RankWatch:
             return None
         first = waiting[self._owner][0]
         awaited = {comm_thread for comm_thread, _ in waiting.values()}
-        comm_threads = sorted((comm_thread for comm_thread in self._comm_threads if not comm_thread.serves), key=lambda comm_thread: comm_thread is not first)
+        comm_threads = sorted(
+            (comm_thread for comm_thread in self._comm_threads if not comm_thread.serves),
+            key=lambda comm_thread: comm_thread is not first,
+        )
         seen = [(len(comm_thread.entries), comm_thread.executing) for comm_thread in comm_threads]
         operations: list[Operation] = []
         for comm_thread, (count, operation) in zip(comm_threads, seen, strict=True):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from hpcsgd.comm.backend import ANY, PeerLost
+from hpcsgd.comm.comm_thread import CommThread, Work
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.shutdown import end_by
-from hpcsgd.comm.comm_thread import CommThread, Work
 
 Answer = Callable[[int, Tensor], Iterable[tuple[int, Tensor]]]
 """Of a question and the rank it came from: answers that can be given now, each with the rank that waits for

@@ -22,9 +22,9 @@ from typing import NoReturn, Protocol
 import torch
 
 from hpcsgd.comm.backend import Backend, PeerLost
+from hpcsgd.comm.comm_thread import close_comm_threads
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.deadlock import Reports
-from hpcsgd.comm.comm_thread import close_comm_threads
 from hpcsgd.comm.last_words import exit_code, is_loss, last_line, under_way, with_traceback, words
 from hpcsgd.comm.rank_watch import RankWatch
 from hpcsgd.comm.readers import wait_for_readers

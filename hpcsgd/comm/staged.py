@@ -66,7 +66,7 @@ class Staged(Backend):
         if self.rank != root:
             _up(x, told)
 
-    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+    def sendrecv(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
         sent = {to: _room(x).copy_(x, non_blocking=True) for to, x in send.items()}
         for device in {x.device for x in send.values()}:
             settle(device)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from hpcsgd.comm.backend import ANY, Backend, Ending, PeerLost, Reduction
-from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.by_device import ByDevice
-from hpcsgd.comm.deadlock import Table
 from hpcsgd.comm.comm_thread import know_processor
+from hpcsgd.comm.communicator import Communicator
+from hpcsgd.comm.deadlock import Table
 from hpcsgd.comm.rank_watch import WORLD, Member, RankWatch
 from hpcsgd.comm.sums import reduced
 
@@ -155,7 +155,7 @@ class ThreadBackend(Backend):
 
         self._meeting.together(self.rank, f"bcast from {root}", x, read)
 
-    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+    def sendrecv(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
         for to, x in send.items():
             self.send(x, to)
         for source, out in recv.items():

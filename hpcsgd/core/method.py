@@ -116,7 +116,7 @@ class Method:
     @property
     def sequence(self) -> Sequence[tuple[int | None, Method]]:
         """The methods that it changes between, as `Staged` has them; none where it stays as it is."""
-        return self.averager.stages if isinstance(self.averager, Staged) else ()
+        return self.averager.sequence if isinstance(self.averager, Staged) else ()
 
     def state_dict(self) -> dict[str, State]:
         """The state of the parts that have one, by their role, as it is now; collective."""

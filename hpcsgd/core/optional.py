@@ -7,9 +7,9 @@
 
 Three are what a part predicts of itself, for `hpcsgd.cost`, which adds them up:
 
-    Sends      the operations of a step or of a synchronization
-    Holds      the bytes that it keeps from step to step
-    Searches   the elements that an exchange looks through
+    WithCommOps      the operations of a step or of a synchronization
+    WithMemory      the bytes that it keeps from step to step
+    WithSearch   the elements that an exchange looks through
 
 They are three, since their parts differ: many send something, few keep vectors, and one exchange searches.
 A part that does none of it has nothing to write.
@@ -103,36 +103,36 @@ class Staged(Protocol):
     """An averager of several methods, which train one after the other."""
 
     @property
-    def stages(self) -> Sequence[tuple[int | None, Any]]:
+    def sequence(self) -> Sequence[tuple[int | None, Any]]:
         """Each method with its last step; None: nobody can tell beforehand, or it is the last method."""
         ...
 
 
 @runtime_checkable
-class Sends(Protocol):
+class WithCommOps(Protocol):
     """A part of a method that sends something: an exchange in a step, a schedule in a step, an averager at a
     meeting."""
 
-    def sends(self, m: ModelLayout) -> Iterable[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> Iterable[CommOp]:
         """Return the operations, those of the parts inside among them, for a model of these sizes."""
         ...
 
 
 @runtime_checkable
-class Holds(Protocol):
+class WithMemory(Protocol):
     """A part of a method that keeps vectors from one step to the next."""
 
-    def holds(self, m: ModelLayout) -> float:
+    def memory_bytes(self, m: ModelLayout) -> float:
         """Bytes of a rank: the most that they are, of all that is not inside parts that tell for themselves;
         of a part of a meeting, where there are groups to meet."""
         ...
 
 
 @runtime_checkable
-class Searches(Protocol):
+class WithSearch(Protocol):
     """An exchange that looks for the largest elements in a step."""
 
-    def searched(self, m: ModelLayout) -> float:
+    def elements_searched(self, m: ModelLayout) -> float:
         """Elements that a rank looks through, on the mean."""
         ...
 
@@ -167,16 +167,16 @@ def finish(averager: Averager, vectors: Sequence[Tensor], s: StepContext, due: b
         run_averager(averager, vectors, s)
 
 
-def sends(part: object, m: ModelLayout) -> list[CommOp]:
+def comm_ops(part: object, m: ModelLayout) -> list[CommOp]:
     """Return what `part` sends; of a part that sends nothing, none."""
-    return list(part.sends(m)) if isinstance(part, Sends) else []
+    return list(part.comm_ops(m)) if isinstance(part, WithCommOps) else []
 
 
-def held(parts: Iterable[object], m: ModelLayout) -> float:
+def memory_bytes(parts: Iterable[object], m: ModelLayout) -> float:
     """Return the bytes that these parts keep."""
-    return sum(part.holds(m) for part in parts if isinstance(part, Holds))
+    return sum(part.memory_bytes(m) for part in parts if isinstance(part, WithMemory))
 
 
-def searched(part: object, m: ModelLayout) -> float:
+def elements_searched(part: object, m: ModelLayout) -> float:
     """Return the elements that `part` looks through; where it searches nothing, 0."""
-    return part.searched(m) if isinstance(part, Searches) else 0.0
+    return part.elements_searched(m) if isinstance(part, WithSearch) else 0.0

@@ -209,7 +209,7 @@ class QuantizedGather(Protocol):
     """
 
     @property
-    def publishes(self) -> bool: ...
+    def quantizes_gather(self) -> bool: ...
 
     def restore(self, s: StepContext) -> None:
         """Before an update: `param_shard` of every bucket becomes what its position knows of it."""
@@ -229,8 +229,8 @@ class QuantizedGather(Protocol):
 
 
 def quantized_gather(exchange: GradReduce) -> QuantizedGather | None:
-    """It, if it publishes."""
-    return exchange if isinstance(exchange, QuantizedGather) and exchange.publishes else None
+    """It, if it quantizes_gather."""
+    return exchange if isinstance(exchange, QuantizedGather) and exchange.quantizes_gather else None
 
 
 def gather_ops(exchange: GradReduce, m: ModelLayout) -> Iterable[CommOp]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torch import Tensor
 
-from hpcsgd.comm import PeerLost, Communicator, mesh
+from hpcsgd.comm import Communicator, PeerLost, mesh
 from hpcsgd.comm.by_node import levels
 from hpcsgd.errors import About, JobError, UserError, count_text, in_one_line
 

@@ -137,7 +137,7 @@ class ModelLayout:
             K=K,
             buckets=tuple(found),
             layers=tuple(num_reals([p]) for p in params),
-            moments={name: {order[p] for p in who} for name, who in (moments or {}).items()},
+            optimizer_state={name: {order[p] for p in who} for name, who in (moments or {}).items()},
             numbers={name: {order[p] for p in who} for name, who in (numbers or {}).items()},
             buffers=tuple(by_dtype.values()),
             ranks_per_host=ranks_per_host,

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.cost.collectives import messages
-from hpcsgd.cost.links import Link, Points
 from hpcsgd.cost.link_classes import load
+from hpcsgd.cost.links import Link, Points
 
 Numbers = NDArray[np.float64]
 

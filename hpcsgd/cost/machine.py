@@ -21,9 +21,9 @@ import tomli_w
 from hpcsgd.config.reader import as_table, read_section, read_toml
 from hpcsgd.cost.collectives import SHAPES
 from hpcsgd.cost.compute import Compute
+from hpcsgd.cost.link_classes import Kind, LinkClass
 from hpcsgd.cost.links import ANY, Count, Link, Points, require_operation
 from hpcsgd.cost.units import require_plausible
-from hpcsgd.cost.link_classes import Kind, LinkClass
 from hpcsgd.errors import UserError, count_text, located
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcsgd.core.method import parts_of
-from hpcsgd.core.optional import Stateful, held
+from hpcsgd.core.optional import Stateful, memory_bytes
 from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.engine.plan import StepPlan
 
@@ -24,8 +24,10 @@ def kept(plan: StepPlan, m: ModelLayout, moments: float, *later: StepPlan) -> fl
     model = sum(m.here(b) for b in m.buckets)
     state = moments * (m.own_elements() if plan.grad_reduce.traits.shards else model)
     stages = [list(_parts(stage, m)) for stage in (plan, *later)]
-    lasting = held((part for parts in stages for part in parts if isinstance(part, Stateful)), m)
-    passing = (held((part for part in parts if not isinstance(part, Stateful)), m) for parts in stages)
+    lasting = memory_bytes((part for parts in stages for part in parts if isinstance(part, Stateful)), m)
+    passing = (
+        memory_bytes((part for part in parts if not isinstance(part, Stateful)), m) for parts in stages
+    )
     return 2 * model + state + lasting + max(passing) + one_block(m)
 
 

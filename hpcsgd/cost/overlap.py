@@ -23,7 +23,7 @@ class Buckets:
     """Of its meeting, if there is one and it is through bucket by bucket, and"""
     gather: Seconds
     """of its chunks' way to all of the group."""
-    own_thread: bool
+    own_links: bool
     """Whether groups and what is between them have links of their own."""
 
 
@@ -52,10 +52,10 @@ def exposed(ready: Seconds, backward: float, b: Buckets, update: Update) -> Expo
     inside, exchanged = _exchanged(ready, b)
     updated = _updated(exchanged, backward, update)
     end = updated[-1]
-    at = updated if update.gathered and b.own_thread else [end] * len(updated)
+    at = updated if update.gathered and b.own_links else [end] * len(updated)
     gathered = pipelined([max(inside, x) for x in at], b.gather)
     met = _running(b.model_average)
-    at = met if b.own_thread else [met[-1]] * len(met)
+    at = met if b.own_links else [met[-1]] * len(met)
     return Exposed(
         exchange=max(end - backward - update.seconds, 0.0),
         gather=gathered - end,
@@ -96,7 +96,7 @@ def _exchanged(ready: Seconds, b: Buckets) -> tuple[float, list[float]]:
         inside = max(inside, start) + first
         across = max(across, inside) + second
         done.append(across)
-        if not b.own_thread:
+        if not b.own_links:
             inside = across
     return inside, done
 

@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hpcsgd.core.method import parts_of
-from hpcsgd.core.optional import searched
+from hpcsgd.core.optional import elements_searched
 from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.compute import Compute
+from hpcsgd.cost.link_classes import LinkClass, link_classes
 from hpcsgd.cost.machine import Machine
 from hpcsgd.cost.overlap import Buckets, Update, among_blocks, awaited, exposed
 from hpcsgd.cost.traffic import BY_TORCH, of_step
-from hpcsgd.cost.link_classes import LinkClass, link_classes
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError
 from hpcsgd.parts.sparsifiers import SPARSIFIERS, Sparsifier
@@ -114,7 +114,9 @@ def price(
         inside = sum(
             s
             for x, s in ours
-            if over[x.over].kind == "inside" and not x.overlap_steps and (x.bucket is None or x.stage == "gather")
+            if over[x.over].kind == "inside"
+            and not x.overlap_steps
+            and (x.bucket is None or x.stage == "gather")
         )
         passes = computed.times((1 + COMPUTE_ERROR) ** sign)
         theirs = [(x, s) for x, s in timed if x.phase == BY_TORCH]
@@ -164,7 +166,7 @@ def over_run(costs: Sequence[tuple[StepCost, int]]) -> StepCost:
 
 def computed(plan: StepPlan, m: ModelLayout, compute: Compute, batch: float) -> Computed:
     """Of a rank with `batch` samples. Raises `UserError` for what was not measured."""
-    elements = searched(plan.grad_reduce, m)
+    elements = elements_searched(plan.grad_reduce, m)
     selection = compute.selection_seconds(_sparsifier(plan), elements) if elements else 0.0
     updated = m.M / m.K if plan.grad_reduce.traits.shards else m.M
     busy = compute.busy

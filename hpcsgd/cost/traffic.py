@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hpcsgd.core.optional import sends
+from hpcsgd.core.optional import comm_ops
 from hpcsgd.core.step import gather_ops
 from hpcsgd.core.traffic import CommOp, ModelLayout, Stage, param_gathers
 from hpcsgd.engine.plan import StepPlan
@@ -40,9 +40,9 @@ def of_step(
     assert not plan.sequence, "a step is one of a stage"
     exchange = plan.grad_reduce
     found = by_torch(m)
-    found += [x.within("gradients") for x in sends(exchange, m)]
+    found += [x.within("gradients") for x in comm_ops(exchange, m)]
     if m.P > 1 or plan.averager.traits.elastic:
-        found += [x.within("other") for x in sends(plan.schedule, m)]
+        found += [x.within("other") for x in comm_ops(plan.schedule, m)]
         found += [
             replace(x.within("average", plan.sync_rate(meets)), stage="meeting") for x in ops_of_sync(plan, m)
         ]
@@ -60,7 +60,7 @@ def ops_of_sync(plan: StepPlan, m: ModelLayout) -> list[CommOp]:
     exchange, whole = plan.grad_reduce, plan.averager.traits.whole_model
     before = param_gathers(m) if exchange.traits.shards and whole else []
     after = param_gathers(m) if not exchange.traits.shards and not whole else []
-    return [*before, *sends(plan.averager, m), *after]
+    return [*before, *comm_ops(plan.averager, m), *after]
 
 
 def gathered(plan: StepPlan, m: ModelLayout) -> list[CommOp]:

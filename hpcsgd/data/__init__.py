@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpcsgd.data.arrays import Arrays
+from hpcsgd.data.assignment import AsRank
 from hpcsgd.data.augment import crop_and_flip
 from hpcsgd.data.batches import Batches
 from hpcsgd.data.convert import Summary, convert, convert_images, convert_npz, convert_pairs, convert_text
@@ -14,7 +15,6 @@ from hpcsgd.data.loader import Loader, reading, require_a_batch
 from hpcsgd.data.open_split import open_split
 from hpcsgd.data.pairs import Pairs
 from hpcsgd.data.partition import PARTITIONS, ByLabel, DefDP, Dirichlet, Overlapping, Partition, SelDP
-from hpcsgd.data.assignment import AsRank
 from hpcsgd.data.ratings import Ratings
 from hpcsgd.data.sampler import Sampler, Stream
 from hpcsgd.data.split import Batch, Split, collate, varied

@@ -14,7 +14,7 @@ from hpcsgd.data.decoding import pillow
 from hpcsgd.data.formats import READERS, npz
 from hpcsgd.data.image_files import Collected, require_size
 from hpcsgd.data.image_folder import listed
-from hpcsgd.data.image_index import remove_others, shards_of
+from hpcsgd.data.image_shards import remove_others, shards_of
 from hpcsgd.data.reductions import Reductions
 from hpcsgd.data.texts import Texts
 from hpcsgd.data.tokenizers import tokenizer_of

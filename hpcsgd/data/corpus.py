@@ -90,7 +90,7 @@ class Corpus:
         vocabulary = Vocabulary.of(Words(self.types), kind)
         vocabulary.write(file)
         for split, tokens in self.tokens.items():
-            writer = shards.Writer(file.create_group(split), vocabulary.types)
+            writer = token_segments.Writer(file.create_group(split), vocabulary.types)
             writer.append(tokens)
             writer.finish()
         return vocabulary

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hpcsgd.data.decoding import DRAWS, decoded, middle, pillow, varied
 from hpcsgd.data.image_folder import ImageFolder
-from hpcsgd.data.image_index import Reader, Written, folder_of
+from hpcsgd.data.image_shards import Reader, Written, folder_of
 from hpcsgd.data.images import STATISTICS_SPLIT, mean_and_std
 from hpcsgd.data.layout import Header, open_store
 from hpcsgd.data.split import Batch, Drawn, Split, damaged, require_labels

@@ -29,8 +29,8 @@ from torch.utils.data import DataLoader
 from hpcsgd.arguments import checked
 from hpcsgd.comm import phase
 from hpcsgd.core.topology import Topology
-from hpcsgd.data.batches import Batches
 from hpcsgd.data.assignment import Assignment
+from hpcsgd.data.batches import Batches
 from hpcsgd.data.rng import Purpose, shuffled
 from hpcsgd.data.sampler import Sampler
 from hpcsgd.data.split import Drawn
@@ -228,7 +228,9 @@ class Injected:
         self._loader, self._batches = loader, batches
         self._g, self._P = topology.group_index, topology.num_groups
         # A method's messages between groups may be under way, and late.
-        self._cross = topology.inter_group.dup_with_thread() if topology.num_groups > 1 else topology.inter_group
+        self._cross = (
+            topology.inter_group.dup_with_thread() if topology.num_groups > 1 else topology.inter_group
+        )
 
     def __len__(self) -> int:
         return len(self._batches)

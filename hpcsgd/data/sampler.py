@@ -24,9 +24,9 @@ from hpcsgd.arguments import checked
 from hpcsgd.core.noted import note
 from hpcsgd.core.topology import Topology
 from hpcsgd.data.arguments import digest_of, partition_text, whole_number
+from hpcsgd.data.assignment import Assignment, length_of
 from hpcsgd.data.drawing import Drawing, drawn, require_whole
 from hpcsgd.data.partition import Partition, Samples
-from hpcsgd.data.assignment import Assignment, length_of
 from hpcsgd.errors import UserError, count_text
 
 

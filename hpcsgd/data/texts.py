@@ -95,7 +95,7 @@ class Writer:
 
     def __init__(self, group: h5py.Group, tokenizer: Tokenizer) -> None:
         self._group, self._tokenizer = group, tokenizer
-        self._shards = shards.Writer(group, tokenizer.types)
+        self._shards = token_segments.Writer(group, tokenizer.types)
         self._end = np.array([tokenizer.end])
         self._waiting: list[Segment] = []
         self._held = self._bytes = self._documents = 0

@@ -60,7 +60,7 @@ class Windows(Split):
                 value=bptt,
             )
         self._count = whole + (split != "train" and rest > 0)
-        self._shards = shards.TokenSegments(self.path, split, self.tokens, self.header.types)
+        self._shards = token_segments.TokenSegments(self.path, split, self.tokens, self.header.types)
 
     @property
     def types(self) -> int:
@@ -80,7 +80,7 @@ class Windows(Split):
     @property
     def run_length(self) -> int:
         """Windows that lie together and are read at one go (`Stream`)."""
-        return max(1, shards.RUN // self.bptt)
+        return max(1, token_segments.RUN // self.bptt)
 
     def expect(self, rows: NDArray[np.int64]) -> None:
         """They will be read soon (`Stream`)."""

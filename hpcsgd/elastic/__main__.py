@@ -19,11 +19,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.elastic.coordinator import Coordinator
+from hpcsgd.elastic.coordinator_address import CoordinatorAddress, token_for
 from hpcsgd.elastic.event_log import NAME, EventLog
 from hpcsgd.elastic.journal import FOLDER, REGISTER, Alone, Term, claim
-from hpcsgd.elastic.coordinator_address import CoordinatorAddress, token_for
+from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.errors import UserError, in_one_line
 
 

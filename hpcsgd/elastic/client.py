@@ -15,7 +15,7 @@ from typing import Any
 from hpcsgd.comm import PeerLost
 from hpcsgd.elastic import coordinator_address
 from hpcsgd.elastic.handshake import COORDINATOR, Unwelcome, introduce
-from hpcsgd.elastic.register import Vote, Phase, Register
+from hpcsgd.elastic.register import Phase, Register, Vote
 from hpcsgd.elastic.watch import Watch, beat
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class Client:
             try:
                 return self._connect_once()
             except OSError as error:
-                if isinstance(error, Unwelcome) and not whereabouts.moves(self._coordinator):
+                if isinstance(error, Unwelcome) and not coordinator_address.moves(self._coordinator):
                     raise  # or else somebody has the port of one that has left, and the next one is due
                 if time.monotonic() > until or self._closed:
                     raise PeerLost(
@@ -177,7 +177,7 @@ class Client:
                 time.sleep(self._beat / 4)
 
     def _connect_once(self) -> socket.socket:
-        host, port = whereabouts.address(self._coordinator).rsplit(":", 1)
+        host, port = coordinator_address.address(self._coordinator).rsplit(":", 1)
         connection = socket.create_connection((host, int(port)), timeout=self._heartbeat_timeout)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -16,15 +16,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hpcsgd.elastic.resource_budget import ResourceBudget, StepTimes
-from hpcsgd.elastic.membership_log import MembershipLog, committed
 from hpcsgd.elastic.connection import Connection, greeted
 from hpcsgd.elastic.event_log import EventLog, Loss
 from hpcsgd.elastic.handshake import GREETING
 from hpcsgd.elastic.journal import Journal, Superseded
 from hpcsgd.elastic.membership import Membership
-from hpcsgd.elastic.register import Vote, Phase, Point, Register
+from hpcsgd.elastic.membership_log import MembershipLog, committed
 from hpcsgd.elastic.pending_connections import PendingConnections
+from hpcsgd.elastic.register import Phase, Point, Register, Vote
+from hpcsgd.elastic.resource_budget import ResourceBudget, StepTimes
 from hpcsgd.elastic.watch import Watch, beat
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,9 @@ class Coordinator:
         if self._was_followed(client):
             self._evict(client, STARTED_AGAIN)
             raise ConnectionError(STARTED_AGAIN)
-        others = {other for other in self._clients if other.replica_group == client.replica_group} - self._moving
+        others = {
+            other for other in self._clients if other.replica_group == client.replica_group
+        } - self._moving
         if any(other.life != client.life for other in others):
             self._lose(client.replica_group, Loss.DIED, STARTED_AGAIN)
         self._clients.add(client)
@@ -292,6 +294,8 @@ class Coordinator:
     def _end_waiting(self, now: Register) -> None:
         if now.phase is Phase.OPEN:
             self.membership.wait_no_longer()
-        elif now.phase is Phase.RUN and any(replica_group in now.counting for replica_group, _ in self._arrived):
+        elif now.phase is Phase.RUN and any(
+            replica_group in now.counting for replica_group, _ in self._arrived
+        ):
             for replica_group in {replica_group for replica_group, _ in now.clients - self._arrived}:
                 self._lose(replica_group, Loss.LATE, f"it did not arrive within {self._timeout:g} s")

@@ -26,7 +26,7 @@ from torch import Tensor
 from hpcsgd.comm import Communicator, accumulation_dtype
 from hpcsgd.comm.on_host import room_for, settle_all
 from hpcsgd.elastic.client import Client, Evicted
-from hpcsgd.elastic.register import Vote, Phase, Point, Register, Report
+from hpcsgd.elastic.register import Phase, Point, Register, Report, Vote
 from hpcsgd.elastic.ring import Broken
 from hpcsgd.elastic.rings import Rings, part_of
 from hpcsgd.errors import UserError
@@ -51,9 +51,9 @@ class State(IntEnum):
 class ElasticAverage:
     """One on every rank of an island, made by all at once.
 
-    `replica_groups`: how many were started. `host`: the address of this node in the job's own network. `silence`:
-    seconds after which those that say nothing are left behind. `timeout`: seconds to wait for islands that
-    are alive but do not arrive.
+    `replica_groups`: how many were started. `host`: the address of this node in the job's own network.
+    `silence`: seconds after which those that say nothing are left behind. `timeout`: seconds to wait for
+    islands that are alive but do not arrive.
     """
 
     def __init__(
@@ -201,7 +201,9 @@ class ElasticAverage:
             raise Over
         self._generation, self._due = now, now.rounds
         if self._group.rank == 0:
-            log.info("generation %d: islands %s average", now.generation, ", ".join(map(str, now.replica_groups)))
+            log.info(
+                "generation %d: islands %s average", now.generation, ", ".join(map(str, now.replica_groups))
+            )
 
     def _sum(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> None:
         """The mean of the chunks that this rank owns, in `aside`. Raises `OSError`."""
@@ -260,7 +262,12 @@ class ElasticAverage:
     def _connect(self) -> Client:
         self._lives += 1
         life = f"{self._processes}.{self._lives}"
-        hello = {"replica_group": self.index, "rank": self._group.rank, "ranks": self._group.size, "life": life}
+        hello = {
+            "replica_group": self.index,
+            "rank": self._group.rank,
+            "ranks": self._group.size,
+            "life": life,
+        }
         return Client(
             self._coordinator, self._token, hello,
             silence=self._heartbeat_timeout, patience=self._timeout, on_change=self._cut_what_is_past,

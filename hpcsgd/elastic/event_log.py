@@ -104,7 +104,9 @@ class EventLog:
 
     def units(self, *, unit: str, units: Mapping[int, int]) -> None:
         """What each living island has from now on of ranks, threads or samples."""
-        self._note("units", unit=unit, units={replica_group: units[replica_group] for replica_group in sorted(units)})
+        self._note(
+            "units", unit=unit, units={replica_group: units[replica_group] for replica_group in sorted(units)}
+        )
 
     def finished(self) -> None:
         """The training is done."""

@@ -32,7 +32,7 @@ class JoinInfo:
 
     def accept(self, group: Communicator) -> ElasticAverage:
         """Collective over the ranks of the island, which are `group`."""
-        host = own_towards(whereabouts.awaited(self.coordinator, self.timeout))
+        host = own_towards(coordinator_address.awaited(self.coordinator, self.timeout))
         return ElasticAverage(
             self.replica_group, group, self.coordinator, self.token, host,
             replica_groups=self.replica_groups, silence=self.heartbeat_timeout, timeout=self.timeout,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from hpcsgd.elastic.register import Vote, Member, Phase, Register
+from hpcsgd.elastic.register import Member, Phase, Register, Vote
 
 
 @dataclass
@@ -124,7 +124,11 @@ class Membership:
 
     def _commit(self, rounds: int) -> None:
         now = self.register
-        places = {ballot.place for (replica_group, _), ballot in self._votes.items() if replica_group in now.counting}
+        places = {
+            ballot.place
+            for (replica_group, _), ballot in self._votes.items()
+            if replica_group in now.counting
+        }
         place = max(places, key=lambda place: (place.epoch, place.t))
         stopping = {replica_group for (replica_group, _), ballot in self._votes.items() if ballot.leaving}
         leaving = bool(stopping) and self._together
@@ -132,8 +136,10 @@ class Membership:
         self._votes.clear()
         self.register = replace(now, rounds=rounds, place=place, leaving=leaving, going=going)
         if place.as_assigned != now.assigned_at.as_assigned:
-            staying = tuple(replica_group for replica_group in now.replica_groups if replica_group not in going)
-            self.register = replace(self.register, dealt=place, sharing=staying or now.replica_groups)
+            staying = tuple(
+                replica_group for replica_group in now.replica_groups if replica_group not in going
+            )
+            self.register = replace(self.register, assigned_at=place, sharing=staying or now.replica_groups)
 
     def _running(self, replica_group: int, generation: int, rounds: int) -> bool:
         now = self.register

@@ -39,14 +39,16 @@ def shares(alpha: Mapping[int, float], X: int) -> dict[int, int]:
     """
     for replica_group, a in alpha.items():
         if not (isfinite(a) and a > 0):
-            raise UserError(f"island {island}: alpha = {a}, must be positive and finite")
+            raise UserError(f"island {replica_group}: alpha = {a}, must be positive and finite")
     if len(alpha) > X:
         raise UserError(
             f"{count_text(X, 'unit')} for {count_text(len(alpha), 'island')}: each needs at least one"
         )
     exact = _lemma_1({replica_group: Fraction(a) for replica_group, a in sorted(alpha.items())}, X)
     x = {replica_group: floor(share) for replica_group, share in exact.items()}
-    by_remainder = sorted(x, key=lambda replica_group: x[replica_group] - exact[replica_group])  # stable: ties by island
+    by_remainder = sorted(
+        x, key=lambda replica_group: x[replica_group] - exact[replica_group]
+    )  # stable: ties by island
     for replica_group in by_remainder[: X - sum(x.values())]:
         x[replica_group] += 1
     return x
@@ -107,7 +109,7 @@ class Rebalancing:
         """
         for replica_group, x in units.items():
             if x < 0:
-                raise UserError(f"island {island}: {count_text(x, 'unit')}, must not be negative")
+                raise UserError(f"island {replica_group}: {count_text(x, 'unit')}, must not be negative")
         if cost < 0 or ahead < 0:
             raise UserError(f"a cost of {cost} s, {ahead} epochs ahead: neither may be negative")
         alpha = _alpha(seconds, units)
@@ -123,7 +125,11 @@ class Rebalancing:
 
 def _alpha(seconds: Mapping[int, float], units: Mapping[int, int]) -> dict[int, float]:
     """α_i = t_i·x_i of the living; the mean of those known where it is not."""
-    known = {replica_group: seconds[replica_group] * x for replica_group, x in units.items() if replica_group in seconds and x}
+    known = {
+        replica_group: seconds[replica_group] * x
+        for replica_group, x in units.items()
+        if replica_group in seconds and x
+    }
     usual = fmean(known.values()) if known else 1.0
     return {replica_group: known.get(replica_group, usual) for replica_group in units}
 

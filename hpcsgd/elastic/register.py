@@ -102,7 +102,8 @@ class Register:
         return self.leaving or replica_group in self.going
 
     def grants(self, replica_group: int, last: int) -> bool:
-        """Return whether `replica_group` is a member of a running generation that began after the generation `last`.
+        """Return whether `replica_group` is a member of a running generation that began after the generation
+        `last`.
 
         A client asks again when a generation begins without it. If its first request is granted meanwhile,
         the second one must not end the new generation.
@@ -123,7 +124,9 @@ class Register:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Register:
-        members = tuple(Member(m["replica_group"], tuple(m["addresses"]), m["rounds"]) for m in saved["members"])
+        members = tuple(
+            Member(m["replica_group"], tuple(m["addresses"]), m["rounds"]) for m in saved["members"]
+        )
         places: dict[str, Any] = {name: Point(**saved[name]) for name in ("place", "dealt")}
         rest: dict[str, Any] = {
             **saved,

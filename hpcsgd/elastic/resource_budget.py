@@ -48,6 +48,8 @@ class StepTimes:
 
     def seconds(self, steps: int) -> dict[int, float]:
         """What each computed in so many steps, of those that know; then they are forgotten."""
-        seconds = {replica_group: pace * steps for replica_group, pace in self._pace.items() if pace and steps}
+        seconds = {
+            replica_group: pace * steps for replica_group, pace in self._pace.items() if pace and steps
+        }
         self._pace.clear()
         return seconds

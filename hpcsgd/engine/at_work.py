@@ -10,8 +10,8 @@ from torch import Tensor, nn, optim
 
 from hpcsgd.core.flat import Bucket
 from hpcsgd.engine.closures import Closure
-from hpcsgd.engine.optimizer_param import OptimizerParam
 from hpcsgd.engine.in_parts import step_without_hooks
+from hpcsgd.engine.optimizer_param import OptimizerParam
 
 
 class AtWork:
@@ -79,7 +79,9 @@ class AtWork:
         with self._having(self._by_group(self.held, OptimizerParam.as_reals)):
             yield
 
-    def _by_group(self, held: Iterable[OptimizerParam], tensor: Callable[[OptimizerParam], Tensor]) -> list[list[Tensor]]:
+    def _by_group(
+        self, held: Iterable[OptimizerParam], tensor: Callable[[OptimizerParam], Tensor]
+    ) -> list[list[Tensor]]:
         found: list[list[Tensor]] = [[] for _ in self._sizes]
         for each in held:
             found[self._groups[each.param]].append(tensor(each))

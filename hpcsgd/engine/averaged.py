@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from hpcsgd.comm import phase
 from hpcsgd.core.buffers import averaged_buffers, make_writable, places
-from hpcsgd.core.method import HoldsModel
 from hpcsgd.core.fsdp import reshard
+from hpcsgd.core.method import HoldsModel
 from hpcsgd.core.step import StepContext
 from hpcsgd.engine.alike import buffer_facts, require_alike
 from hpcsgd.engine.param_gather import gather_shards
 from hpcsgd.errors import UserError
-from hpcsgd.parts.averagers import set_to_average, average_flattened
+from hpcsgd.parts.averagers import average_flattened, set_to_average
 from hpcsgd.parts.averagers.distance import distance
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd import torch_private
-from hpcsgd.engine.optimizer_param import OptimizerParam
 from hpcsgd.engine.in_parts import step_without_hooks
+from hpcsgd.engine.optimizer_param import OptimizerParam
 from hpcsgd.errors import UserError
 
 Versions = list[tuple[ref[Tensor], int] | None]

@@ -9,9 +9,9 @@ import torch
 from torch import nn, optim
 
 from hpcsgd.core.flat import Bucket, flatten
+from hpcsgd.core.fsdp import flatten_shards, is_fsdp
 from hpcsgd.core.layout import bucket_bytes, nbytes
 from hpcsgd.core.method import Method
-from hpcsgd.core.fsdp import flatten_shards, is_fsdp
 from hpcsgd.core.topology import Topology
 from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise, seen_whole
 from hpcsgd.engine.plan import StepPlan, Update

@@ -12,10 +12,10 @@ from torch import nn, optim
 from hpcsgd.core.agreement import Call
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.slot import Slot
+from hpcsgd.engine.chained import kind_of
 from hpcsgd.engine.closures import Closure, Versions, unchanged, versions
 from hpcsgd.engine.gradient_norm import GradientNorm
 from hpcsgd.engine.inside import optimizers_in
-from hpcsgd.engine.chained import kind_of
 from hpcsgd.engine.passes import Passes
 from hpcsgd.engine.presence import Progress
 from hpcsgd.engine.reducer import GradientReducer

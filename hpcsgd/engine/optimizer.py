@@ -13,25 +13,25 @@ from hpcsgd.arguments import checked
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.averager import vectors_of
 from hpcsgd.core.flat import Bucket
+from hpcsgd.core.fsdp import is_fsdp, reshard
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import begin, is_due, prepare
-from hpcsgd.core.fsdp import is_fsdp, reshard
 from hpcsgd.core.step import ReduceContext, StepContext, TrainingContext
 from hpcsgd.core.topology import Topology
 from hpcsgd.engine.alike import facts, require_alike
-from hpcsgd.engine.pending_params import PendingParams
 from hpcsgd.engine.as_wrapped import AsWrapped
 from hpcsgd.engine.averaged import Block, Buffers, averaged
 from hpcsgd.engine.broadcasting import broadcast_buffers
 from hpcsgd.engine.closures import Closure
 from hpcsgd.engine.dividing import laid_out
-from hpcsgd.engine.param_gather import ParamGather, gather_shards, synchronize_models, quantized_gather
+from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.engine.options import Options
+from hpcsgd.engine.param_gather import ParamGather, gather_shards, quantized_gather, synchronize_models
 from hpcsgd.engine.passing_through import PassingThrough
+from hpcsgd.engine.pending_params import PendingParams
 from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.unmoved import Unmoved
-from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.engine.with_gradients import WithGradients
 from hpcsgd.engine.with_state import WithState
 from hpcsgd.engine.wrapping import (
@@ -132,7 +132,10 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         require_alike(topology.world, mine)
         self.model, self.method, self._broadcasts = model, method, broadcast_buffers
         self._plan, buckets = laid_out(topology, method, optimizer, model, self.trained, **cut_by)
-        self._exchange, self._quantized_gather = self._plan.grad_reduce, quantized_gather(topology, method, self._plan)
+        self._exchange, self._quantized_gather = (
+            self._plan.grad_reduce,
+            quantized_gather(topology, method, self._plan),
+        )
         share_start(topology, buckets, model, self.trained)
         cut = self._exchange.traits.shards and (topology.group_size > 1 or is_fsdp(self.trained[0][1]))
         self.local = ShardedOptimizer(optimizer, buckets, cut=cut, master=master_dtype)
@@ -251,7 +254,9 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         self.updating.ready(call)
         s.t, s.rates = s.t + 1, self.rates
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
-        param_gather = ParamGather(s, self._exchange.traits.shards, self._quantized_gather, self._pending_params)
+        param_gather = ParamGather(
+            s, self._exchange.traits.shards, self._quantized_gather, self._pending_params
+        )
         prepare(averager := self.method.averager, self._vectors, s)
         updated: Iterable[Bucket] = self.updating(s.buckets, passed)  # each of them once it is updated
         if not self._plan.decided_before_update:

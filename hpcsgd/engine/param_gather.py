@@ -79,7 +79,9 @@ def quantized_gather(topology: Topology, method: Method, plan: StepPlan) -> Quan
     Raises `UserError` where groups meet with whole models.
     """
     if plan.quantizes_gather is None:
-        asked = any(isinstance(part, QuantizedGather) and part.publishes for _, part in method.by_role())
+        asked = any(
+            isinstance(part, QuantizedGather) and part.quantizes_gather for _, part in method.by_role()
+        )
         if asked and topology.world_size > 1 and topology.rank == 0:
             log.warning(
                 "Quantized(parameters=…): the optimizer looks at whole tensors, so parameters travel as they "
@@ -93,7 +95,9 @@ def quantized_gather(topology: Topology, method: Method, plan: StepPlan) -> Quan
     return plan.quantizes_gather
 
 
-def synchronize_models(s: StepContext, how: Averager, param_gather: ParamGather, updated: Iterable[Bucket]) -> None:
+def synchronize_models(
+    s: StepContext, how: Averager, param_gather: ParamGather, updated: Iterable[Bucket]
+) -> None:
     """Let `how` average what groups have of all buckets, each once it is `updated`. An averager of whole
     models finds them whole, and one of chunks leaves them `gathering`, of each bucket while others are on
     their way. Collective."""

@@ -22,13 +22,13 @@ from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.step import GradReduce, QuantizedGather, StepContext
 from hpcsgd.engine.as_wrapped import AsWrapped
 from hpcsgd.engine.averaged import Block
+from hpcsgd.engine.chained import kind_of
 from hpcsgd.engine.closures import Closure, Ranks
 from hpcsgd.engine.inside import optimizers_in, own_methods
-from hpcsgd.engine.chained import kind_of
+from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.engine.param_gather import ParamGather, gather_shards
 from hpcsgd.engine.presence import Progress
 from hpcsgd.engine.sharding import ShardedOptimizer
-from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.errors import UserError
 
 NAME = "the closure of step()"

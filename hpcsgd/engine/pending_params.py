@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from hpcsgd import torch_private
 from hpcsgd.comm import Work, phase
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.pending_gradient import operands
 from hpcsgd.core.fsdp import is_fsdp
+from hpcsgd.core.pending_gradient import operands
 from hpcsgd.errors import UserError
 
 _GRAD: Any = Tensor.grad

@@ -76,7 +76,7 @@ class StepPlan:
             decided_before_update=method.schedule.traits.known_before_update,
         )
         stages = ((until, cls.of(each, update, by_torch=by_torch)) for until, each in method.sequence)
-        return replace(plan, stages=tuple((until, plan.carries_out(each)) for until, each in stages))
+        return replace(plan, sequence=tuple((until, plan.carries_out(each)) for until, each in stages))
 
     def carries_out(self, stage: StepPlan) -> StepPlan:
         """Return a stage as the engine carries it out: this plan says what is done bucket by bucket."""

@@ -13,7 +13,7 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.slot import Slot
 from hpcsgd.core.step import GradReduce, ReduceContext
 from hpcsgd.engine import presence
-from hpcsgd.engine.presence import PresenceAgreement, Gradients, Presence, Progress
+from hpcsgd.engine.presence import Gradients, Presence, PresenceAgreement, Progress
 from hpcsgd.engine.sending import SendsGradients, arrived, call_on_arrival, wait_for
 from hpcsgd.engine.unused import Unused
 from hpcsgd.errors import UserError
@@ -41,7 +41,7 @@ class GradientReducer:
         overlap: bool,
         remembers: bool,
     ) -> None:
-        self._sending = departing
+        self._make_context = departing
         self._agreement, self._calling, self.remembers = agreement, calling, remembers
         self.passes = passes
         """Backward passes before each `finish`; may change between two steps."""
@@ -87,7 +87,9 @@ class GradientReducer:
         """How far the gradients of the next step are, those that somebody has put in place by hand, too."""
         if self._averaged:
             return Progress.AVERAGED
-        there = self._pending_params or any(s.gradient is not None and not s.is_attached() for s in self._slots)
+        there = self._pending_params or any(
+            s.gradient is not None and not s.is_attached() for s in self._slots
+        )
         return Progress.RECEIVED if there else Progress.NONE
 
     @property
@@ -100,7 +102,9 @@ class GradientReducer:
         """The parameters that do not require a gradient now, on this rank."""
         if len(self._pending_params) == len(self._slots):
             return []
-        return [slot for slot in self._slots if slot not in self._pending_params and not slot.param.requires_grad]
+        return [
+            slot for slot in self._slots if slot not in self._pending_params and not slot.param.requires_grad
+        ]
 
     def finish(self, call: Call) -> None:
         """Return once every bucket has been averaged, at once if they have been since the last gradient was
@@ -143,7 +147,7 @@ class GradientReducer:
             presence.refuse_graph()
         self.finish(call)
         if not self._whole:
-            group = self._sending().topology.intra_group
+            group = self._make_context().topology.intra_group
             with phase("gradients"):
                 works = [group.allgather(b.g, b.grad_shard) for b in self._buckets if b.cut_by_elements]
                 for work in works:

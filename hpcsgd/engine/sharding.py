@@ -20,22 +20,22 @@ from hpcsgd.core.elements import as_reals
 from hpcsgd.core.flat import Bucket, ShardRange
 from hpcsgd.core.fsdp import is_fsdp, local
 from hpcsgd.engine.at_work import AtWork
-from hpcsgd.engine.optimizer_param import OptimizerParam, place_in
 from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise
 from hpcsgd.engine.initial_state import complete, like_new, start_counters
 from hpcsgd.engine.inside import (
     forget_tensors,
+    load_own_state,
+    load_shared_state,
     optimizers_in,
     require_saved,
     require_used,
     shared_state,
     state_of,
-    load_shared_state,
-    load_own_state,
     with_own_state,
 )
 from hpcsgd.engine.master import MASTER
 from hpcsgd.engine.memory_order import has_every_element, in_memory_order, like
+from hpcsgd.engine.optimizer_param import OptimizerParam, place_in
 from hpcsgd.engine.state_of_parts import StateOfParts
 from hpcsgd.errors import UserError
 

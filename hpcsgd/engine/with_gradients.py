@@ -16,10 +16,10 @@ from hpcsgd.core.norm import clip
 from hpcsgd.core.slot import Slot
 from hpcsgd.core.step import StepContext
 from hpcsgd.engine.averaged import Block
+from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.engine.lr import rates_in_force
 from hpcsgd.engine.options import Options
 from hpcsgd.engine.sharding import ShardedOptimizer
-from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.engine.wrapping import require_passes
 from hpcsgd.errors import UserError
 

@@ -49,7 +49,9 @@ class WithState(optim.Optimizer):
         self.method.load_state_dict(states)
         s.t = state_dict["hpcsgd"]["t"]
 
-    def resume_from(self, t: int, groups: Sequence[dict[str, Any]], method: Mapping[str, State] | None) -> None:
+    def resume_from(
+        self, t: int, groups: Sequence[dict[str, Any]], method: Mapping[str, State] | None
+    ) -> None:
         """Go on after `t` updates with these options of param `groups` and, if any, state of the `method`."""
         self._step.t = t
         for group, saved in zip(self.param_groups, groups, strict=True):

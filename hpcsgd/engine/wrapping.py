@@ -19,8 +19,8 @@ from hpcsgd import torch_private
 from hpcsgd.comm import Communicator, phase
 from hpcsgd.core.buffers import make_parameters_writable, make_writable, share
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.method import Method
 from hpcsgd.core.fsdp import is_fsdp, local, require_sharded_alike, reshard
+from hpcsgd.core.method import Method
 from hpcsgd.core.topology import Topology
 from hpcsgd.engine.alike import is_ours, settings
 from hpcsgd.engine.distributable import require_distributable

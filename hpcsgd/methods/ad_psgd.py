@@ -20,7 +20,7 @@ from collections.abc import Generator, Iterable, Sequence
 from torch import Tensor
 
 from hpcsgd.arguments import checked
-from hpcsgd.comm import PendingRequest, RequestServer, Communicator, phase, accumulation_dtype
+from hpcsgd.comm import Communicator, PendingRequest, RequestServer, accumulation_dtype, phase
 from hpcsgd.comm.on_host import on_host, room_for, settle_all
 from hpcsgd.comm.streams import HOST
 from hpcsgd.core.averager import Traits
@@ -155,7 +155,7 @@ class PairAverage:
             self._shared.ask(2 * chance.randrange(s.topology.num_groups // 2) + 1)
         return found
 
-    def sends(self, m: ModelLayout) -> list[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         """x_i of the active half to the passive one, and the average back.
 
         `crowded`: partners are drawn by chance, and a link whose host has groups of both kinds carries

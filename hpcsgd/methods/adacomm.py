@@ -30,7 +30,7 @@ from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
 from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import WithOptimizerState, WithDistance, keep_state, mean_by
+from hpcsgd.parts.averagers import WithDistance, WithOptimizerState, keep_state, mean_by
 from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.quantizers.base import Quantizer
 
@@ -93,7 +93,7 @@ class Adaptive:
             self._change(s)
         return True
 
-    def sends(self, m: ModelLayout) -> list[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         """F(w) and F(w_0), once a block."""
         once = 1 / max(self.block, self.block_state.I)
         return [allreduce("world", 2 * FLOAT64).within("loss", once)]

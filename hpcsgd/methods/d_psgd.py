@@ -56,11 +56,16 @@ class GossipAverage:
             own.copy_(x)
         return found
 
-    def sends(self, m: ModelLayout) -> list[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         """x_i to every neighbour; the mean over a period of the graph."""
         nbytes = mean_peers(self.graph, m.P) * m.message_buffer()
         return [
-            CommOp("exchange", "cross", nbytes, off_host_fraction=mean_leaving(self.graph, m.P, m.groups_per_host))
+            CommOp(
+                "exchange",
+                "cross",
+                nbytes,
+                off_host_fraction=mean_leaving(self.graph, m.P, m.groups_per_host),
+            )
         ]
 
     def _row(self, s: StepContext) -> dict[int, float]:

@@ -26,7 +26,7 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import accumulation_dtype
 from hpcsgd.core.averager import Averager, run_averager
 from hpcsgd.core.method import Method
-from hpcsgd.core.optional import sends
+from hpcsgd.core.optional import comm_ops
 from hpcsgd.core.state import State
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import Topology
@@ -34,7 +34,7 @@ from hpcsgd.core.traffic import CommOp, ModelLayout, overlapped
 from hpcsgd.core.waits import later
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import DELAYABLE, method
-from hpcsgd.parts.averagers.pending_average import PendingAverage, on_own_thread, begin
+from hpcsgd.parts.averagers.pending_average import PendingAverage, begin, on_own_thread
 
 PAPER = """
 @misc{zhou2020dasgd,
@@ -80,7 +80,9 @@ class Delayed:
             self._on_own_thread = on_own_thread(s.topology)
         self._brought = [own.clone() for own in vectors]
         copies = [x.clone() for x in self._brought]
-        self._pending = begin(partial(run_averager, self.inner), s, self._on_own_thread, copies, s.t + self.steps)
+        self._pending = begin(
+            partial(run_averager, self.inner), s, self._on_own_thread, copies, s.t + self.steps
+        )
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
@@ -103,11 +105,11 @@ class Delayed:
         s.metrics.update(self._pending.notes)
         self._pending, self._brought = None, []
 
-    def holds(self, m: ModelLayout) -> float:
+    def memory_bytes(self, m: ModelLayout) -> float:
         return 2 * m.own_elements()
 
-    def sends(self, m: ModelLayout) -> list[CommOp]:
-        return [overlapped(x, self.steps) for x in sends(self.inner, m)]
+    def comm_ops(self, m: ModelLayout) -> list[CommOp]:
+        return [overlapped(x, self.steps) for x in comm_ops(self.inner, m)]
 
     def state_dict(self) -> State:
         """With w_t and w̄_t of the meeting under way, which it waits for."""

@@ -31,14 +31,14 @@ from torch import Tensor
 from hpcsgd.arguments import checked
 from hpcsgd.core.averager import Averager, Traits, run_averager
 from hpcsgd.core.method import Method
-from hpcsgd.core.optional import sends
+from hpcsgd.core.optional import comm_ops
 from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.core.waits import Unknown
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
 from hpcsgd.parts.averagers import WithDistance, mean_by
-from hpcsgd.parts.averagers.optimizer_state import average_states, comparison, sent_by_state, sent_by_number
+from hpcsgd.parts.averagers.optimizer_state import average_states, comparison, sent_by_number, sent_by_state
 from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.schedules import Every
@@ -120,10 +120,12 @@ class Desynced:
         if due:
             run_averager(self, vectors, s)
 
-    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """Of a meeting: also what moments send between two of them."""
-        yield from sends(self.inner, m)
-        periods = {name: period for name in m.optimizer_state if (period := self.periods.of(name)) is not None}
+        yield from comm_ops(self.inner, m)
+        periods = {
+            name: period for name in m.optimizer_state if (period := self.periods.of(name)) is not None
+        }
         often = share_of_steps(list(periods.values())) * self.every
         if often:
             yield replace(comparison(), times=often)

@@ -35,13 +35,13 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import accumulation_dtype
 from hpcsgd.core.averager import Averager, run_averager
 from hpcsgd.core.method import Method
-from hpcsgd.core.optional import sends
+from hpcsgd.core.optional import comm_ops
 from hpcsgd.core.state import State
 from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import WithOptimizerState, WithDistance, keep_state, mean_by
+from hpcsgd.parts.averagers import WithDistance, WithOptimizerState, keep_state, mean_by
 from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.schedules import Every
@@ -98,12 +98,12 @@ class OuterOptimizer:
         self._moved_on(found)
         return found
 
-    def holds(self, m: ModelLayout) -> float:
+    def memory_bytes(self, m: ModelLayout) -> float:
         chunks = m.sharded or not self.traits.whole_model
         return (1 + self._state) * m.own_elements(wide=True) * (1 if chunks else m.K)
 
-    def sends(self, m: ModelLayout) -> list[CommOp]:
-        return [replace(x, bucket=None) for x in sends(self.inner, m)]  # it moves w when all are there
+    def comm_ops(self, m: ModelLayout) -> list[CommOp]:
+        return [replace(x, bucket=None) for x in comm_ops(self.inner, m)]  # it moves w when all are there
 
     def state_dict(self) -> State:
         if self._optimizer is None:
@@ -124,7 +124,11 @@ class OuterOptimizer:
         saved, self._saved = self._saved, State()
         for i, theta in enumerate(self._theta[: len(saved.sharded.get("theta", []))]):
             theta.copy_(saved.sharded["theta"][i])
-            moments = {k.removeprefix(OUTER_STATE): v[i] for k, v in saved.sharded.items() if k.startswith(OUTER_STATE)}
+            moments = {
+                k.removeprefix(OUTER_STATE): v[i]
+                for k, v in saved.sharded.items()
+                if k.startswith(OUTER_STATE)
+            }
             if state := copy.deepcopy(saved.replicated["rest"]) | moments:
                 self._optimizer.state[theta] = state
 

@@ -37,7 +37,7 @@ from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.core.waits import All, due
 from hpcsgd.errors import UserError, count_text
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import WithOptimizerState, WithDistance, keep_state
+from hpcsgd.parts.averagers import WithDistance, WithOptimizerState, keep_state
 from hpcsgd.parts.grad_reduces import Dense
 
 PAPER = r"""
@@ -112,7 +112,7 @@ class MeanOfSome:
             w.copy_(x.div_(len(drawn)))
         return found
 
-    def sends(self, m: ModelLayout) -> list[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         return [allreduce("cross", m.shard(b) * b.wide) for b in m.buckets]
 
 

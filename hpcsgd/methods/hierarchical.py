@@ -23,7 +23,7 @@ from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import GradReduce
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import WithOptimizerState, MeanOfAll, WithDistance, keep_state, mean_by
+from hpcsgd.parts.averagers import MeanOfAll, WithDistance, WithOptimizerState, keep_state, mean_by
 from hpcsgd.parts.grad_reduces import AllReduce, Dense
 from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.schedules import Every
@@ -107,5 +107,7 @@ def allreduce_local_sgd(sync_every: int, optimizer_state: WithOptimizerState = k
         The baseline of S. Lee et al., IEEE Big Data 2020, eq. 5.
     """
     return Method(
-        grad_reduce=AllReduce(), schedule=Every(sync_every), averager=optimizer_state(WithDistance(MeanOfAll()))
+        grad_reduce=AllReduce(),
+        schedule=Every(sync_every),
+        averager=optimizer_state(WithDistance(MeanOfAll())),
     )

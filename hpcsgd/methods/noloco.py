@@ -96,15 +96,17 @@ class PairOuterStep:
             own.copy_(phi.add_(delta))
         return found
 
-    def holds(self, m: ModelLayout) -> float:
+    def memory_bytes(self, m: ModelLayout) -> float:
         """φ and δ, and the two parcels."""
         return 2 * m.own_elements(wide=True) + 2 * m.message_buffer()
 
-    def sends(self, m: ModelLayout) -> list[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         """y_i to one other."""
         away = 0.0 if m.groups_per_host >= m.P else (m.P - m.groups_per_host) / (m.P - 1)
         paired = m.P // 2 * 2 / m.P
-        return [CommOp("exchange", "cross", m.message_buffer(), off_host_fraction=away, sender_fraction=paired)]
+        return [
+            CommOp("exchange", "cross", m.message_buffer(), off_host_fraction=away, sender_fraction=paired)
+        ]
 
     def state_dict(self) -> State:
         return State(sharded={"phi": self._phi, "delta": self._delta}) if self._phi else self._saved
@@ -185,5 +187,7 @@ def noloco(
         )
     when = Every(sync_every)
     return Method(
-        grad_reduce=grad_reduce, schedule=when, averager=PairOuterStep(Pairs(seed, sync_every), alpha, beta, gamma)
+        grad_reduce=grad_reduce,
+        schedule=when,
+        averager=PairOuterStep(Pairs(seed, sync_every), alpha, beta, gamma),
     )

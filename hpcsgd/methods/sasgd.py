@@ -86,10 +86,10 @@ class Accumulated:
             total.zero_()
         return found
 
-    def holds(self, m: ModelLayout) -> float:
+    def memory_bytes(self, m: ModelLayout) -> float:
         return 2 * m.own_elements(wide=True)
 
-    def sends(self, m: ModelLayout) -> list[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         return [allreduce("cross", m.shard(b) * b.wide) for b in m.buckets]
 
     def state_dict(self) -> State:

@@ -34,7 +34,7 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import Work, phase
 from hpcsgd.core.averager import Averager, Traits
 from hpcsgd.core.method import Method
-from hpcsgd.core.optional import sends
+from hpcsgd.core.optional import comm_ops
 from hpcsgd.core.state import State
 from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
@@ -42,7 +42,7 @@ from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.core.waits import All
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import WithOptimizerState, Mean, WithDistance, keep_state
+from hpcsgd.parts.averagers import Mean, WithDistance, WithOptimizerState, keep_state
 from hpcsgd.parts.grad_reduces import Dense
 
 LARGEST = sys.float_info.max
@@ -133,7 +133,7 @@ class Significance:
             s.metrics.update(mine, met=float(self._significant))
         return self._significant
 
-    def sends(self, m: ModelLayout) -> list[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         """Line 11: in every step, one number of each rank."""
         return [CommOp("allgather", "world", FLOAT64 * m.N, "vote")] if m.P > 1 else []
 
@@ -162,8 +162,8 @@ class Watching:
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
         return self.inner.average(vectors, s)
 
-    def sends(self, m: ModelLayout) -> list[CommOp]:
-        return sends(self.inner, m)
+    def comm_ops(self, m: ModelLayout) -> list[CommOp]:
+        return comm_ops(self.inner, m)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class MeanGradient:
         """All is done."""
         return vectors
 
-    def sends(self, m: ModelLayout) -> list[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         return [allreduce("cross", m.shard(b) * b.width) for b in m.buckets]
 
 

@@ -89,7 +89,9 @@ class PushSum:
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
-        x = [own.to(accumulation_dtype(own.dtype)) for own in found]  # the chunks themselves, but for 16-bit ones
+        x = [
+            own.to(accumulation_dtype(own.dtype)) for own in found
+        ]  # the chunks themselves, but for 16-bit ones
         self._under_way.append(self._send(s, found, x))
         if len(self._under_way) > self.staleness:
             self._take_in(x, self._under_way.popleft())
@@ -97,7 +99,7 @@ class PushSum:
             own.copy_(mine if self.weight == 1 else mine.div_(self.weight))
         return found
 
-    def sends(self, m: ModelLayout) -> list[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         """Line 3: x_i and w_i to each out-neighbour; the mean over a period of the graph."""
         nbytes = mean_peers(self.graph, m.P) * m.message_buffer()
         leaving = mean_leaving(self.graph, m.P, m.groups_per_host)
@@ -111,7 +113,9 @@ class PushSum:
     def load_state_dict(self, state: State) -> None:
         own = state.per_rank or {"weight": 1.0, "under_way": []}
         self.weight = own["weight"]
-        self._under_way = deque(MessageRound([MessageBuffer.restored(x) for x in arrived]) for arrived in own["under_way"])
+        self._under_way = deque(
+            MessageRound([MessageBuffer.restored(x) for x in arrived]) for arrived in own["under_way"]
+        )
 
     def _send(self, s: StepContext, like: Sequence[Tensor], x: list[Tensor]) -> MessageRound:
         """Give away all but the own share: of x what is not sent, so that rounding neither adds nor takes.
@@ -124,7 +128,9 @@ class PushSum:
         sent.add_to(x, -len(peers))
         self.weight *= share
         if self._link is None:
-            self._link = s.topology.inter_group.dup_with_thread() if self.staleness else s.topology.inter_group
+            self._link = (
+                s.topology.inter_group.dup_with_thread() if self.staleness else s.topology.inter_group
+            )
         link, outgoing = self._link, dict.fromkeys(peers, sent.bytes)
         incoming = {j: message.bytes for j, message in zip(sources, arriving, strict=True)}
 

@@ -42,7 +42,7 @@ from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.core.waits import All
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import WithOptimizerState, WithDistance, PerBlock, keep_state
+from hpcsgd.parts.averagers import PerBlock, WithDistance, WithOptimizerState, keep_state
 from hpcsgd.parts.averagers.selection import Selection
 from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.quantizers import bf16, int4, int8
@@ -117,7 +117,10 @@ class SparseDelta:
         owned, thetas, errors = (self._without_padding(x) for x in (found, self._theta, self._error))
         for own, theta, e in zip(owned, thetas, errors, strict=True):
             e.mul_(self.beta).add_(theta.to(own.dtype).to(theta.dtype) - own)
-        codes = [SparseMessage(share, self.values) for share in self.select.shares(errors, self.density, s.topology)]
+        codes = [
+            SparseMessage(share, self.values)
+            for share in self.select.shares(errors, self.density, s.topology)
+        ]
         s.agreement().wait()
         said = self._gathered(s, codes, errors)
         for i, (own, theta, e) in enumerate(zip(owned, thetas, errors, strict=True)):
@@ -125,11 +128,11 @@ class SparseDelta:
             own.copy_(theta)
         return found
 
-    def holds(self, m: ModelLayout) -> float:
+    def memory_bytes(self, m: ModelLayout) -> float:
         return 2 * m.own_elements(wide=True)
 
-    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
-        yield from self.select.sends(m)
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
+        yield from self.select.comm_ops(m)
         counts = (n for b in m.buckets for n in m.filled(b) if n)
         shares = (self.select.expected(n, self.density) for n in counts)
         nbytes = sum(SparseMessage(share, self.values).nbytes for share in shares)
@@ -148,7 +151,9 @@ class SparseDelta:
         self._filled = filled
         kept, self._saved = self._saved.sharded, State()
         theta = kept.get("theta", owned)
-        self._theta = [x.to(accumulation_dtype(own.dtype), copy=True) for x, own in zip(theta, owned, strict=True)]
+        self._theta = [
+            x.to(accumulation_dtype(own.dtype), copy=True) for x, own in zip(theta, owned, strict=True)
+        ]
         self._error = [torch.zeros_like(x) for x in self._theta]
         for e, saved in zip(self._error, kept.get("error", ()), strict=False):
             e.copy_(saved)

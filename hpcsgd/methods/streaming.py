@@ -30,18 +30,18 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import accumulation_dtype
 from hpcsgd.core.averager import Averager
 from hpcsgd.core.method import Method, parts_of
-from hpcsgd.core.optional import held, prepare, sends
+from hpcsgd.core.optional import comm_ops, memory_bytes, prepare
 from hpcsgd.core.state import State
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import Topology
-from hpcsgd.core.traffic import CommOp, ModelLayout, BucketLayout, overlapped
+from hpcsgd.core.traffic import BucketLayout, CommOp, ModelLayout, overlapped
 from hpcsgd.core.waits import later
 from hpcsgd.errors import UserError
 from hpcsgd.methods.delayed import require_vectors_only
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers.fragments import fragments, put_together
 from hpcsgd.parts.averagers.fragment_sync import LEFT, FragmentSync
-from hpcsgd.parts.averagers.pending_average import PendingAverage, on_own_thread, step_on_own_thread, begin
+from hpcsgd.parts.averagers.fragments import fragments, put_together
+from hpcsgd.parts.averagers.pending_average import PendingAverage, begin, on_own_thread, step_on_own_thread
 from hpcsgd.parts.schedules.in_turn import InTurn
 
 log = logging.getLogger(__name__)
@@ -102,21 +102,21 @@ class Streaming:
         for stream in self._streams:
             self._take_in(stream, vectors, s)
 
-    def holds(self, m: ModelLayout) -> float:
+    def memory_bytes(self, m: ModelLayout) -> float:
         """With averagers of all fragments, which together have what one of the model has."""
         I, F = self.turn.I, self.turn.F  # noqa: E741 - the papers' letter
         begun = [[(t + offset) % I for offset in self.turn.offsets] for t in range(I)]
         most = max(sum(steps_ago < self.delay for steps_ago in each) for each in begun)
         under_way = most / F * m.own_elements()
-        return under_way + held((part for _, part in parts_of("averager", self.how)), m)
+        return under_way + memory_bytes((part for _, part in parts_of("averager", self.how)), m)
 
-    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """About an F-th of the model each time; while the F are on their way, F·τ steps are computed."""
         F = self.turn.F
         for p in range(F):
             counts = [(b.used * (p + 1) // F - b.used * p // F, b.width) for b in m.buckets]
             part = replace(m, buckets=tuple(BucketLayout(n, n, width) for n, width in counts))
-            for x in sends(self.how, part):
+            for x in comm_ops(self.how, part):
                 yield overlapped(replace(x, times=x.times / F), F * self.delay)
 
     def state_dict(self) -> State:

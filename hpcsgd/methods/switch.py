@@ -16,7 +16,14 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import begin, finish, is_due
 from hpcsgd.core.state import State
-from hpcsgd.core.step import GradReduce, QuantizedGather, ReduceContext, StepContext, gather_ops, quantized_gather
+from hpcsgd.core.step import (
+    GradReduce,
+    QuantizedGather,
+    ReduceContext,
+    StepContext,
+    gather_ops,
+    quantized_gather,
+)
 from hpcsgd.core.topology import Topology
 from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.core.traits import GradReduceTraits, ScheduleTraits
@@ -95,15 +102,15 @@ class SwitchedGradReduce:
         return self._exchange(d, b)
 
     @property
-    def publishes(self) -> bool:
+    def quantizes_gather(self) -> bool:
         return any(quantized_gather(exchange) for exchange in (self._first, self._then))
 
-    def take_back(self, s: StepContext) -> None:
+    def restore(self, s: StepContext) -> None:
         self._beside = quantized_gather(self._exchange)
         if self._beside is not None:
             self._beside.restore(s)
 
-    def publish(self, s: StepContext) -> None:
+    def gather(self, s: StepContext) -> None:
         """In the last step of `first` as they are, so that nothing is kept that `then` does not know."""
         if self._beside is not None and not self._turn.last:
             self._beside.gather(s)
@@ -111,13 +118,13 @@ class SwitchedGradReduce:
         if s.topology.group_size > 1:
             for b in s.buckets:
                 s.topology.intra_group.allgather(b.w, b.param_shard).wait()
-        self.forget()
+        self.clear()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         if self._beside is not None:
             self._beside.clear()
 
-    def publications(self, m: ModelLayout) -> Iterable[CommOp]:
+    def gather_ops(self, m: ModelLayout) -> Iterable[CommOp]:
         return gather_ops(self._exchange, m)
 
 
@@ -144,8 +151,8 @@ class SwitchedAverager:
         self._turn = turn
         first, then = turn.first.averager.traits, turn.then.averager.traits
         names = dict.fromkeys([*first.histogram_names, *then.histogram_names])
-        self.stages = turn.sequence
-        waits = in_turns([(until, stage.waits) for until, stage in self.stages])
+        self.sequence = turn.sequence
+        waits = in_turns([(until, stage.waits) for until, stage in self.sequence])
         self.traits = Traits(waits, whole_model=first.whole_model, histogram_names=tuple(names))
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:

@@ -67,7 +67,9 @@ def sync_batch_norm(model: nn.Module, topology: Topology) -> nn.Module:
         raise UserError(
             f"sync_batch_norm: {type(model).__name__} has no BatchNorm1d, 2d, 3d or SyncBatchNorm"
         )
-    ranks = topology.intra_group.dup_with_thread()  # beside the gradients, which leave in an order of their own
+    ranks = (
+        topology.intra_group.dup_with_thread()
+    )  # beside the gradients, which leave in an order of their own
     replaced: dict[nn.Module | None, nn.Module] = {layer: SyncBatchNorm(layer, ranks) for layer in plain}
     for module in list(model.modules()):
         for name, layer in torch_private.tables_of(module)[1].items():

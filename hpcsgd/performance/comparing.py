@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.comm import PeerLost, Communicator
+from hpcsgd.comm import Communicator, PeerLost
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, RunSection, dump
 from hpcsgd.config.variants import configs, folder_name
@@ -24,12 +24,12 @@ from hpcsgd.files.atomic import replacing
 from hpcsgd.report import run_folder
 from hpcsgd.report.comparison import Comparison, Entry, comparison_text, read_comparison, write_comparison
 from hpcsgd.report.metrics import read
-from hpcsgd.train.training_setup import assemble
 from hpcsgd.train.devices import form_job
 from hpcsgd.train.process import compute_alike, keep_freed_memory, log_to_stdout, use_threads, world_for
-from hpcsgd.train.run import end_as, train
 from hpcsgd.train.reduce_settings import as_it_began
+from hpcsgd.train.run import end_as, train
 from hpcsgd.train.stopping import Reasons
+from hpcsgd.train.training_setup import assemble
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,12 @@ def run(path: Path, overrides: Sequence[str], methods: str, target: float | None
 
 
 def _run(
-    world: Communicator, path: Path, overrides: Sequence[str], methods: str, target: float | None, resume: bool
+    world: Communicator,
+    path: Path,
+    overrides: Sequence[str],
+    methods: str,
+    target: float | None,
+    resume: bool,
 ) -> str | None:
     with raise_on_all_ranks(world, "reading the job file"):
         chosen = configs(path, overrides, methods)

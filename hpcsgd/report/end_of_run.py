@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpcsgd.elastic import event_log
-from hpcsgd.report import replica_groups, records, run_folder, trace
+from hpcsgd.report import records, replica_groups, run_folder, trace
 from hpcsgd.report.overlap import per_step
 from hpcsgd.report.summary import summary, summary_text
 

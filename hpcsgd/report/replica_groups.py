@@ -28,7 +28,9 @@ class Timeline:
 
     @property
     def replica_groups(self) -> list[int]:
-        had = (replica_group for steps in self.units.values() for _, units in steps for replica_group in units)
+        had = (
+            replica_group for steps in self.units.values() for _, units in steps for replica_group in units
+        )
         return sorted({*self.lines, *had})
 
     @property

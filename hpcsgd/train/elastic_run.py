@@ -19,7 +19,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpcsgd.checkpoint import Writer
-from hpcsgd.comm import PeerLost, Communicator
+from hpcsgd.comm import Communicator, PeerLost
 from hpcsgd.config.schema import Config, LrScheduleSection
 from hpcsgd.core.topology import Topology
 from hpcsgd.data import Batches
@@ -28,10 +28,10 @@ from hpcsgd.elastic.register import Point
 from hpcsgd.engine.lr import Living
 from hpcsgd.errors import without_warnings
 from hpcsgd.report import run_folder
-from hpcsgd.train.training_setup import TrainingSetup
 from hpcsgd.train.loop import TrainLoop
-from hpcsgd.train.stopping import Stopping, saved_at
 from hpcsgd.train.static_run import record_start
+from hpcsgd.train.stopping import Stopping, saved_at
+from hpcsgd.train.training_setup import TrainingSetup
 
 
 class Relocated(Exception):
@@ -45,7 +45,11 @@ class ElasticLoop(TrainLoop):
     """
 
     def __init__(
-        self, *arguments: Any, elastic_average: ElasticAverage, reallocated: str = "none", living: Living | None = None
+        self,
+        *arguments: Any,
+        elastic_average: ElasticAverage,
+        reallocated: str = "none",
+        living: Living | None = None,
     ) -> None:
         """`reallocated`: the unit of compute that the coordinator moves between islands. `living`: what the
         learning rate follows them by, if it does."""
@@ -147,7 +151,11 @@ class ElasticLoop(TrainLoop):
     def _take_share(self) -> None:
         """Of the samples as they were dealt, from where the others are."""
         elastic_average, sampler = self.elastic_average, self._parts.sampler
-        place, dealt, sharing = elastic_average.after.place, elastic_average.after.assigned_at, elastic_average.after.sharing
+        place, dealt, sharing = (
+            elastic_average.after.place,
+            elastic_average.after.assigned_at,
+            elastic_average.after.sharing,
+        )
         here = sharing.index(elastic_average.index) if elastic_average.index in sharing else 0
         self._assigned = dealt.as_assigned
         if self._living is not None:
@@ -180,7 +188,11 @@ class ElasticLoop(TrainLoop):
         if self._resource != "ranks":
             return set()
         units, members = dict(self.elastic_average.after.units), self.elastic_average.after.members
-        return {member.replica_group for member in members if units.get(member.replica_group, member.ranks) != member.ranks}
+        return {
+            member.replica_group
+            for member in members
+            if units.get(member.replica_group, member.ranks) != member.ranks
+        }
 
     def _move(self) -> None:
         """Those with other ranks leave once a checkpoint is there, and all wait until they are back."""
@@ -207,7 +219,9 @@ class ElasticLoop(TrainLoop):
         """Of those that go on, where any do: whoever has to stop need not wait for files."""
         counted, after = set(self.elastic_average.counted), self.elastic_average.after
         going = set(after.going)
-        return self.elastic_average.index == min(counted - going or set(after.replica_groups) - going or counted)
+        return self.elastic_average.index == min(
+            counted - going or set(after.replica_groups) - going or counted
+        )
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hpcsgd.comm import phase
-from hpcsgd.train.training_setup import TrainingSetup
 from hpcsgd.train.tasks import task_of
+from hpcsgd.train.training_setup import TrainingSetup
 
 BATCH = 256
 """Samples, at most."""

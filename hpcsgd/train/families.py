@@ -20,7 +20,7 @@ from hpcsgd.parts.averagers.selection import SELECTIONS, Selection
 from hpcsgd.parts.grad_reduces import EXCHANGES
 from hpcsgd.parts.grad_reduces.codecs import CODECS, Codec
 from hpcsgd.parts.grad_reduces.combining import COMBINING, Combine
-from hpcsgd.parts.grad_reduces.feedback import FEEDBACKS, Feedback
+from hpcsgd.parts.grad_reduces.error_feedback import FEEDBACKS, Feedback
 from hpcsgd.parts.quantizers import QUANTIZERS, ROUNDINGS
 from hpcsgd.parts.quantizers.base import Quantizer, Rounding
 from hpcsgd.parts.sparsifiers import SPARSIFIERS, Sparsifier

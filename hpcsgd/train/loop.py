@@ -17,18 +17,18 @@ from hpcsgd.config.schema import Config
 from hpcsgd.core.generators import generators_state, load_generators_state
 from hpcsgd.errors import JobError
 from hpcsgd.report.figures import speed_text, written
-from hpcsgd.report.step_timer import StepTimer, StepRecord
 from hpcsgd.report.metrics import Metrics
 from hpcsgd.report.progress import Progress
-from hpcsgd.train.training_setup import TrainingSetup
+from hpcsgd.report.step_timer import StepRecord, StepTimer
 from hpcsgd.train.divergence import diverged
 from hpcsgd.train.evaluation import evaluate
 from hpcsgd.train.monitor import DistanceMonitor
 from hpcsgd.train.passes import backward
 from hpcsgd.train.readings import Readings
-from hpcsgd.train.scheduler import scheduler_state, resume_schedule
+from hpcsgd.train.scheduler import resume_schedule, scheduler_state
 from hpcsgd.train.stopping import Stopping
 from hpcsgd.train.tracing import Tracer, Untraced
+from hpcsgd.train.training_setup import TrainingSetup
 
 Tree = dict[str, Any]
 
@@ -40,7 +40,12 @@ class TrainLoop(ABC):
     """
 
     def __init__(
-        self, config: Config, parts: TrainingSetup, checkpoints: Writer, stopping: Stopping, control: Communicator
+        self,
+        config: Config,
+        parts: TrainingSetup,
+        checkpoints: Writer,
+        stopping: Stopping,
+        control: Communicator,
     ) -> None:
         self._config = config.training
         self._schedule = config.lr_schedule

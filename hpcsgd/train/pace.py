@@ -18,10 +18,10 @@ from hpcsgd.config.schema import Config
 from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError, in_file, in_section, located
 from hpcsgd.report.run_folder import JOB_FILE
-from hpcsgd.train.training_setup import TrainingSetup, assemble
-from hpcsgd.train.predicted import predicted
 from hpcsgd.train.loading import batch_of_rank
+from hpcsgd.train.predicted import predicted
 from hpcsgd.train.reduce_settings import Open, ReduceSettings, is_to_choose, left_open, of_the_run
+from hpcsgd.train.training_setup import TrainingSetup, assemble
 
 log = logging.getLogger(__name__)
 

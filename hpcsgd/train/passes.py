@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hpcsgd.train.training_setup import TrainingSetup
 from hpcsgd.train.divergence import require_finite
 from hpcsgd.train.tracing import Tracer
+from hpcsgd.train.training_setup import TrainingSetup
 
 
 def backward(parts: TrainingSetup, tracer: Tracer, x: Tensor, y: Tensor, *, size: int) -> tuple[Tensor, int]:

@@ -10,7 +10,7 @@ from hpcsgd.cost import machine as machines
 from hpcsgd.cost.machine import measured
 from hpcsgd.cost.price import StepCost, computed, over_run, price
 from hpcsgd.train.reduce_settings import ReduceSettings, left_open
-from hpcsgd.train.training_profile import require_same_model, profile_of
+from hpcsgd.train.training_profile import profile_of, require_same_model
 
 
 def predicted(config: Config, P: int, K: int, file: Path, ranks_per_host: int) -> dict[ReduceSettings, float]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcsgd.comm import Work
 from hpcsgd.errors import JobError
-from hpcsgd.report.step_timer import StepTimer, StepRecord
+from hpcsgd.report.step_timer import StepRecord, StepTimer
 from hpcsgd.train.divergence import diverged
 
 Tree = dict[str, Any]

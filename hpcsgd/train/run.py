@@ -22,12 +22,11 @@ from hpcsgd.errors import MOVED, STOPPED, count_text, in_file, in_section
 from hpcsgd.files.atomic import replacing
 from hpcsgd.models.weights import whole_state
 from hpcsgd.report import trace
+from hpcsgd.report.loggers.processes import LoggerProcesses, logger_run
 from hpcsgd.report.metrics import Metrics
 from hpcsgd.report.run_folder import CHECKPOINTS, usable
-from hpcsgd.report.loggers.outlets import LoggerProcesses, logger_run
 from hpcsgd.report.summary import byte_text
 from hpcsgd.start import log_joined
-from hpcsgd.train.training_setup import TrainingSetup, assemble
 from hpcsgd.train.devices import form_job
 from hpcsgd.train.elastic_run import ElasticRun, Relocated
 from hpcsgd.train.length import warn_of_few
@@ -36,9 +35,10 @@ from hpcsgd.train.monitor import DistanceMonitor
 from hpcsgd.train.pace import tuned
 from hpcsgd.train.probe_answer import take_answer
 from hpcsgd.train.process import compute_alike, keep_freed_memory, log_to_stdout, use_threads, world_for
+from hpcsgd.train.static_run import StaticRun
 from hpcsgd.train.stopping import Reasons, Stopping
 from hpcsgd.train.tracing import Trace
-from hpcsgd.train.static_run import StaticRun
+from hpcsgd.train.training_setup import TrainingSetup, assemble
 
 log = logging.getLogger(__name__)
 
@@ -177,12 +177,20 @@ def to_begin(config: Config, goes_on: bool) -> Config:
     return config
 
 
-def setting_of(config: Config, topology: Topology, elastic_average: ElasticAverage | None) -> StaticRun | ElasticRun:
+def setting_of(
+    config: Config, topology: Topology, elastic_average: ElasticAverage | None
+) -> StaticRun | ElasticRun:
     assert topology.is_elastic == (elastic_average is not None)
-    return StaticRun(config, topology) if elastic_average is None else ElasticRun(config, topology, elastic_average)
+    return (
+        StaticRun(config, topology)
+        if elastic_average is None
+        else ElasticRun(config, topology, elastic_average)
+    )
 
 
-def _go_on(setting: StaticRun | ElasticRun, parts: TrainingSetup, checkpoints: Checkpoints, loop: TrainLoop) -> None:
+def _go_on(
+    setting: StaticRun | ElasticRun, parts: TrainingSetup, checkpoints: Checkpoints, loop: TrainLoop
+) -> None:
     found = restore_newest(checkpoints, parts.optimizer)
     if found is None:
         log.info("no checkpoint to resume from: starting at the beginning")

@@ -17,9 +17,9 @@ from hpcsgd.config.schema import Config
 from hpcsgd.core.by_rank_0 import by_rank_0
 from hpcsgd.core.topology import Topology
 from hpcsgd.report import run_folder
-from hpcsgd.train.training_setup import TrainingSetup
 from hpcsgd.train.loop import TrainLoop
 from hpcsgd.train.stopping import Stopping, saved_at
+from hpcsgd.train.training_setup import TrainingSetup
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,10 @@ def record_start(folder: Path, topology: Topology, devices: Mapping[str, int]) -
         groups=topology.num_groups,
         group_size=topology.group_size,
         devices=devices,
-        device_backend={"intra_group": topology.intra_group.device_backend, "inter_group": topology.inter_group.device_backend},
+        device_backend={
+            "intra_group": topology.intra_group.device_backend,
+            "inter_group": topology.inter_group.device_backend,
+        },
     )
 
 
@@ -93,7 +96,9 @@ class StaticRun:
         """What of a rank's own state in a checkpoint is for this one."""
         return state
 
-    def loop(self, parts: TrainingSetup, checkpoints: Writer, stopping: Stopping, control: Communicator) -> StaticLoop:
+    def loop(
+        self, parts: TrainingSetup, checkpoints: Writer, stopping: Stopping, control: Communicator
+    ) -> StaticLoop:
         return StaticLoop(self.config, parts, checkpoints, stopping, control)
 
     def conclude(self, complete: bool) -> None:

@@ -22,15 +22,15 @@ from hpcsgd.core.layout import bucket_bytes, nbytes
 from hpcsgd.core.method import Method
 from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.machine import Machine, measured
-from hpcsgd.engine.dividing import uncut, update_of
 from hpcsgd.engine.chained import parts_of
+from hpcsgd.engine.dividing import uncut, update_of
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError, in_section
 from hpcsgd.models.sharded import units, without_values
-from hpcsgd.train.training_setup import make_optimizer
 from hpcsgd.train.loading import opened
 from hpcsgd.train.parts import make_method
 from hpcsgd.train.tasks import task_of
+from hpcsgd.train.training_setup import make_optimizer
 
 Having = Mapping[str, Collection[nn.Parameter]]
 """The parameters that have a state tensor of this name."""

@@ -16,8 +16,8 @@ from hpcsgd import models
 from hpcsgd.comm.backend_choice import place_on_node
 from hpcsgd.comm.streams import on_accelerator
 from hpcsgd.config.schema import Config, LrScheduleSection, TrainingSection
-from hpcsgd.core.generators import seed_generators
 from hpcsgd.core.fsdp import reshard
+from hpcsgd.core.generators import seed_generators
 from hpcsgd.core.topology import Topology
 from hpcsgd.data import (
     Batches,
@@ -39,8 +39,8 @@ from hpcsgd.errors import UserError, in_file, in_section
 from hpcsgd.models.sharded import META, fully_shard, without_values
 from hpcsgd.models.weights import load_into
 from hpcsgd.named import annotations_of, build, call, resolve
-from hpcsgd.report.step_timer import Sample
 from hpcsgd.report.loggers import require_loggers
+from hpcsgd.report.step_timer import Sample
 from hpcsgd.train.by_torch import bytes_by_torch
 from hpcsgd.train.devices import Delivery, device_of
 from hpcsgd.train.length import Length, length, tested

@@ -120,13 +120,15 @@ def left(tmp_path: Path) -> Path:
         x, y = (torch.from_numpy(np.asarray(file[f"train/{name}"])) for name in "xy")
     start = np.zeros(18, np.float32)
     rows = {0: [[0, 1], [2, 3]], 1: [[4, 5], [6, 7]]}
-    ends = {replica_group: random_judge.sgd(start, steps, x, y, RATE) for replica_group, steps in rows.items()}
+    ends = {
+        replica_group: random_judge.sgd(start, steps, x, y, RATE) for replica_group, steps in rows.items()
+    }
     mean = (ends[0] + ends[1]) / 2
     for replica_group, steps in rows.items():
         at = 0.0
         with (
-            (tmp_path / f"frames-{island}-1-0").open("wb") as frames,
-            (tmp_path / f"steps-{island}-1-0").open("wb") as told,
+            (tmp_path / f"frames-{replica_group}-1-0").open("wb") as frames,
+            (tmp_path / f"steps-{replica_group}-1-0").open("wb") as told,
         ):
             for t, brought, rounds, took, seen in [
                 (0, start, 1, start, []),

@@ -19,7 +19,7 @@ import hpcsgd
 import programs
 from hpcsgd.checkpoint import Checkpoints, capture
 from hpcsgd.checkpoint.in_scripts import load, save
-from hpcsgd.comm import Deadlock, Communicator, threads
+from hpcsgd.comm import Communicator, Deadlock, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.files import lock

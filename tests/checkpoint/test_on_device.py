@@ -63,7 +63,9 @@ def whole(world: Communicator, setting: str, folder: Path, device: torch.device 
     return training.everything()
 
 
-def resumed(world: Communicator, setting: str, folder: Path, device: torch.device = HOST) -> dict[str, Tensor]:
+def resumed(
+    world: Communicator, setting: str, folder: Path, device: torch.device = HOST
+) -> dict[str, Tensor]:
     training = Training(form(world, P), *SETTINGS[setting], seed=1, device=device)
     load(training, folder)
     training.steps(LAST - training.t)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hpcsgd.checkpoint import Checkpoints, Writer, tree
-from hpcsgd.comm import PeerLost, Communicator, threads
+from hpcsgd.comm import Communicator, PeerLost, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 

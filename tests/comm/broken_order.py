@@ -42,7 +42,9 @@ def for_the_default_stream(moment: streams.StreamEvent) -> None:
     precede(moment) if on_a_comm_thread() else default_stream(moment.device).wait_event(moment._event)
 
 
-def done_too_early(of: comm_thread.CommThread, call: Callable[[], Any], asked: streams.StreamEvent | None) -> Any:
+def done_too_early(
+    of: comm_thread.CommThread, call: Callable[[], Any], asked: streams.StreamEvent | None
+) -> Any:
     if asked is None:
         return call(), None
     with of._streams.on(asked.device):
@@ -85,11 +87,15 @@ def without_keeping(*arguments: Any, work: Callable[..., None] = comm_thread.Wor
 MUTANTS: Mapping[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     "the lane does not wait for the asker": (
         "allreduce",
-        patched(streams.StreamEvent, "precede", lambda moment: None if on_a_comm_thread() else precede(moment)),
+        patched(
+            streams.StreamEvent, "precede", lambda moment: None if on_a_comm_thread() else precede(moment)
+        ),
     ),
     "the asker does not wait for the lane": (
         "allreduce",
-        patched(streams.StreamEvent, "precede", lambda moment: precede(moment) if on_a_comm_thread() else None),
+        patched(
+            streams.StreamEvent, "precede", lambda moment: precede(moment) if on_a_comm_thread() else None
+        ),
     ),
     **{
         f"the host reads before the copy is down: {name}": (name, patched(staged, "settle", lambda _: None))
@@ -98,7 +104,10 @@ MUTANTS: Mapping[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     "pinned memory is used again too early": ("one_letter_after_the_other", one_room_for_all),
     "tensors are not kept until wait()": ("dropped", patched(comm_thread.Work, "__init__", without_keeping)),
     "what was handed over is not waited for": ("handed_over", patched(comm_thread.Work, "wait", here_alone)),
-    "the result of a call stays the lane's": ("result_let_go", patched(comm_thread, "take_over", lambda _: None)),
+    "the result of a call stays the lane's": (
+        "result_let_go",
+        patched(comm_thread, "take_over", lambda _: None),
+    ),
     "the lane says that it is done before it is": (
         "run_on_the_lane",
         patched(comm_thread.CommThread, "_carried_out", done_too_early),

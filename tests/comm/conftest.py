@@ -12,9 +12,9 @@ import pytest
 
 from hpcsgd.comm import Backend, Communicator, gpu_mpi
 from hpcsgd.comm.by_device import ByDevice
-from hpcsgd.comm.shutdown import close_libraries
 from hpcsgd.comm.gpu_mpi import GpuAware
 from hpcsgd.comm.process_group import GroupBackend
+from hpcsgd.comm.shutdown import close_libraries
 
 BATTERY = {"test_operations.py", "test_messages.py"}
 NOT_BY_GLOO = {

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
-from hpcsgd.comm.deadlock import Report, Table
 from hpcsgd.comm.comm_thread import CommThread
+from hpcsgd.comm.deadlock import Report, Table
 from hpcsgd.comm.rank_watch import Member, RankWatch
 
 

@@ -10,7 +10,14 @@ import torch
 
 from hpcsgd import start
 from hpcsgd.comm import Backend, Communicator, backend_choice, proof, threads
-from hpcsgd.comm.backend_choice import BACKEND_NAMES, Device, BackendName, DeviceBackends, chosen, local_device
+from hpcsgd.comm.backend_choice import (
+    BACKEND_NAMES,
+    BackendName,
+    Device,
+    DeviceBackends,
+    chosen,
+    local_device,
+)
 from hpcsgd.comm.shutdown import close_libraries
 from hpcsgd.config.schema import DeviceBackendName as WishOfAJobFile
 from hpcsgd.errors import JobError, UserError
@@ -87,7 +94,7 @@ def test_a_rank_without_one_is_told() -> None:
 @pytest.mark.parametrize("broken", ["alltoall", "allreduce", "exchange"])
 def test_what_arrives_wrong_is_not_used(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one rank alone, and heard of by all."""
-    right = getattr(choice.GroupBackend, broken)
+    right = getattr(backend_choice.GroupBackend, broken)
 
     def wrong(backend: Backend, *arguments) -> None:
         right(backend, *arguments)
@@ -96,7 +103,7 @@ def test_what_arrives_wrong_is_not_used(broken: str, monkeypatch: pytest.MonkeyP
             out = arguments[0] if broken == "alltoall" else last
             out[-1] += 1
 
-    monkeypatch.setattr(choice.GroupBackend, broken, wrong)
+    monkeypatch.setattr(backend_choice.GroupBackend, broken, wrong)
     way, why = choose("auto")
     assert way == "mpi"
     assert why.startswith(f"nccl: {broken} arrived wrong from gloo of torch")
@@ -216,4 +223,6 @@ def test_who_trains_on_the_host_has_no_ways() -> None:
     with pytest.raises(
         JobError, match=r"^device_backend intra_group = 'nccl': rank 0 of 2 has no accelerator"
     ):
-        threads.run(4, lambda world: form_as_launched(world, 2, None, DeviceBackends(intra_group="nccl"), "cpu"))
+        threads.run(
+            4, lambda world: form_as_launched(world, 2, None, DeviceBackends(intra_group="nccl"), "cpu")
+        )

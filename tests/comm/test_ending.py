@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from comm.jobs import KILLED, LIMIT, launch
 from hpcsgd import errors
-from hpcsgd.comm import PeerLost, Communicator, shutdown, last_words, readers, threads
+from hpcsgd.comm import Communicator, PeerLost, last_words, readers, shutdown, threads
 from hpcsgd.errors import PEER_LOST, JobError, UserError
 
 SERVICE = "service = Service(world, lambda source, question: [(source, question)], 8)\n"
@@ -308,7 +308,7 @@ def test_rank_0_alone_tells_what_all_raise(
     left: list[tuple[int, int]] = []
 
     def raised(world: Communicator) -> None:
-        here = ending.Shutdown(world)
+        here = shutdown.Shutdown(world)
         monkeypatch.setattr(here, "part", lambda code: left.append((world.rank, code)))
         error = JobError(f"seen by rank {world.rank}")
         here._uncaught(JobError, error, None)

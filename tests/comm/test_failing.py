@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from hpcsgd.comm import PeerLost, Communicator, threads
+from hpcsgd.comm import Communicator, PeerLost, threads
 from hpcsgd.comm.failing import FailingBackend, Faults
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import programs
-from hpcsgd.comm import CommThread, CommStats, PeerLost, phase, threads
+from hpcsgd.comm import CommStats, CommThread, PeerLost, phase, threads
 from hpcsgd.comm.comm_thread import close_comm_threads, know_processor
 
 PATIENCE = 60.0  # seconds; the machine may be busy

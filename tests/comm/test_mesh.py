@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from comm.jobs import KILLED, LIMIT, Job, launch
 from far.ranks import place
-from hpcsgd.comm import PeerLost, Communicator, last_words, mesh, threads
+from hpcsgd.comm import Communicator, PeerLost, last_words, mesh, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError, UserError
 

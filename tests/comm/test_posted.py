@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from hpcsgd.comm import Deadlock, PeerLost, Communicator, rank_watch, threads
+from hpcsgd.comm import Communicator, Deadlock, PeerLost, rank_watch, threads
 from hpcsgd.comm.comm_thread import CommThread
 from hpcsgd.comm.posted import Posted
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpcsgd.comm import ANY, Backend, PeerLost, Communicator, process_group, threads
+from hpcsgd.comm import ANY, Backend, Communicator, PeerLost, process_group, threads
 from hpcsgd.comm.by_device import ByDevice
-from hpcsgd.comm.shutdown import close_libraries
 from hpcsgd.comm.process_group import GroupBackend
+from hpcsgd.comm.shutdown import close_libraries
 from hpcsgd.errors import UserError
 
 
@@ -144,7 +144,7 @@ def test_messages_on_a_device_are_begun_together_and_watched(monkeypatch: pytest
         backend._group = group
         x = torch.empty(4, device="meta")
         monkeypatch.setattr(backend._watch, "add", lambda what, done: watched.append((what, done())))
-        backend.exchange({1: x, 2: x}, {2: x})
+        backend.sendrecv({1: x, 2: x}, {2: x})
         backend.send(x, 2)
         backend.alltoall(x, x)
 

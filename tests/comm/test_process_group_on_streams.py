@@ -15,8 +15,8 @@ from far.ranks import PATTERNS, explicitly
 from far.stream_ordered import StreamOrdered, end_groups
 from hpcsgd.comm import Backend, Communicator, process_group, threads
 from hpcsgd.comm.by_device import ByDevice
-from hpcsgd.comm.shutdown import close_libraries
 from hpcsgd.comm.process_group import GroupBackend
+from hpcsgd.comm.shutdown import close_libraries
 
 RANKS = 2
 BOTH_SEND_FIRST = {"send", "one_letter_after_the_other"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcsgd.comm import PeerLost, RequestServer, Communicator, threads
+from hpcsgd.comm import Communicator, PeerLost, RequestServer, threads
 
 LARGE = 2_000_000  # bytes: more than MPI sends before somebody receives
 

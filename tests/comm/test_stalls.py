@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from comm.jobs import KILLED, launch
-from hpcsgd.comm import Deadlock, PeerLost, RequestServer, Communicator, doing, phase, rank_watch, threads
+from hpcsgd.comm import Communicator, Deadlock, PeerLost, RequestServer, doing, phase, rank_watch, threads
 from hpcsgd.comm.backend import ANY
-from hpcsgd.comm.deadlock import Need, Report, Table
 from hpcsgd.comm.comm_thread import CommThread
+from hpcsgd.comm.deadlock import Need, Report, Table
 from hpcsgd.comm.rank_watch import Member, Operation, RankWatch, _State
 
 SAME = "all ranks of a group have to make the same calls in the same order"

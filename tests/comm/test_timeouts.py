@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hpcsgd.comm import PeerLost, Communicator, threads
+from hpcsgd.comm import Communicator, PeerLost, threads
 
 SHORT = 0.4
 

@@ -22,7 +22,7 @@ from hpcsgd.methods.delayed import Delayed
 from hpcsgd.methods.des_loc import Desynced, Periods
 from hpcsgd.methods.diloco import NESTEROV, OuterOptimizer
 from hpcsgd.methods.streaming import Streaming
-from hpcsgd.parts.averagers import AverageState, Mean, MeanOfAll, WithDistance, QuantizedMean, ResetState
+from hpcsgd.parts.averagers import AverageState, Mean, MeanOfAll, QuantizedMean, ResetState, WithDistance
 from hpcsgd.parts.schedules import Every
 from hpcsgd.parts.schedules.in_turn import InTurn
 
@@ -78,7 +78,7 @@ def test_traits_are_those_of_the_one_inside_but_for_what_changes(name: str, trai
     inner.traits = traits
     found = WRAPPERS[name](inner).traits
     assert found.whole_model == traits.whole_model
-    assert found.histograms == traits.histogram_names
+    assert found.histogram_names == traits.histogram_names
     assert not found.elastic
     assert found.waits == later(traits.waits, LATE.get(name, 0))
     assert found.leaves_mean <= traits.leaves_mean

@@ -13,7 +13,7 @@ from torch import nn
 
 from hpcsgd.core import layout
 from hpcsgd.core.flat import flatten
-from hpcsgd.core.layout import EMPTY, Layout, bucket_bytes, cost, cut, assign, nbytes
+from hpcsgd.core.layout import EMPTY, Layout, assign, bucket_bytes, cost, cut, nbytes
 from hpcsgd.engine.muon import hidden_matrices
 from hpcsgd.models.gpt import gpt
 

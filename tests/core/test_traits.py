@@ -23,7 +23,7 @@ from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError
 from hpcsgd.methods import bsp, fedavg, hierarchical, selsync, ssp, switch
 from hpcsgd.parts import quantizers
-from hpcsgd.parts.averagers import AverageState, Mean, MeanOfAll, WithDistance, ResetState
+from hpcsgd.parts.averagers import AverageState, Mean, MeanOfAll, ResetState, WithDistance
 from hpcsgd.parts.grad_reduces import AcrossGroups, AllReduce, AllToAll, Quantized, Sparse, WithAllgather
 from hpcsgd.parts.schedules import Every
 from hpcsgd.parts.sparsifiers import TopK
@@ -280,7 +280,9 @@ def test_the_probe_goes_by_what_a_method_can(
 
 def test_a_delta_is_probed_of_whatever_has_one(config: Callable[..., Any]) -> None:
     for name in ("selsync", f"{__name__}:jumpy"):
-        assert synchronizing_always(config(name, delta=0.5), Path("job.toml")).method.arguments == {"delta": 0}
+        assert synchronizing_always(config(name, delta=0.5), Path("job.toml")).method.arguments == {
+            "delta": 0
+        }
     for name in ("hierarchical", f"{__name__}:calm"):
         with pytest.raises(UserError, match=r"job.toml: \[method\] name = .*: it has no delta to probe"):
             synchronizing_always(config(name), Path("job.toml"))

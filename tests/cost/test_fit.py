@@ -8,8 +8,8 @@ import pytest
 
 from hpcsgd.cost.collectives import messages
 from hpcsgd.cost.fit import fit, held_out_error
-from hpcsgd.cost.links import Link, Points
 from hpcsgd.cost.link_classes import LinkClass, load
+from hpcsgd.cost.links import Link, Points
 
 ALPHA, BETA = 2e-6, 8e-11
 SIZES = tuple(8 * 4**i for i in range(12))
@@ -112,7 +112,9 @@ def test_sizes_that_ways_nearly_share_are_one_size() -> None:
     points = [
         each
         for p in (2, 3, 4, 6, 12)
-        for each in measured(two_lines, 0.02, ways=(LinkClass(p),), sizes=[-(-n // (4 * p)) * 4 * p for n in SIZES])
+        for each in measured(
+            two_lines, 0.02, ways=(LinkClass(p),), sizes=[-(-n // (4 * p)) * 4 * p for n in SIZES]
+        )
     ]
     link = fit(points)
     assert len(link.from_bytes) == 2

@@ -9,9 +9,9 @@ import pytest
 
 from hpcsgd.cost.collectives import SHAPES, seconds
 from hpcsgd.cost.compute import Busy, Compute
+from hpcsgd.cost.link_classes import LinkClass
 from hpcsgd.cost.links import Link, Points
 from hpcsgd.cost.machine import STAND_IN, About, Machine, dump, load, versions
-from hpcsgd.cost.link_classes import LinkClass
 from hpcsgd.errors import UserError
 
 BY_HAND = """\
@@ -149,7 +149,9 @@ def test_every_segment_holds_from_its_bytes_on() -> None:
         (["exchange inside", "alltoall across"], "alltoall", INSIDE, "exchange inside", True),
     ],
 )
-def test_what_stands_in_for_what(there: list[str], asked: str, way: LinkClass, taken: str, stands_in: bool) -> None:
+def test_what_stands_in_for_what(
+    there: list[str], asked: str, way: LinkClass, taken: str, stands_in: bool
+) -> None:
     links = [
         link(*name.split(), alpha_seconds=(1e-6 * (1 + i),), relative_error=0.1)
         for i, name in enumerate(there)

@@ -69,7 +69,9 @@ WITH_SGD = ("sasgd", "sparse")
 """The others are trained by AdamW, which has two moments."""
 
 
-def trained(world: Communicator, P: int, method: str, dtype: torch.dtype) -> tuple[nn.Module, optim.Optimizer]:
+def trained(
+    world: Communicator, P: int, method: str, dtype: torch.dtype
+) -> tuple[nn.Module, optim.Optimizer]:
     """The layers' sizes are no multiples of K; biases are next to nothing."""
     layers = (nn.Linear(5, 97), nn.Tanh(), nn.Linear(97, 101), nn.Tanh(), nn.Linear(101, 3))
     net, topology = nn.Sequential(*layers).to(dtype), form(world, P)

@@ -8,15 +8,17 @@ import pytest
 from torch import nn
 
 from hpcsgd.core.traffic import ModelLayout
+from hpcsgd.cost.link_classes import Kind
 from hpcsgd.cost.links import Link
 from hpcsgd.cost.machine import About, Machine
 from hpcsgd.cost.overlap import Buckets, Update, awaited, exposed, pipelined
 from hpcsgd.cost.price import Computed, StepCost, price
-from hpcsgd.cost.link_classes import Kind
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.methods import Method, bsp, diloco, hierarchical
 
-BUCKETS = Buckets(inside=(1.0,) * 3, across=(4.0,) * 3, model_average=(5.0,) * 3, gather=(2.0,) * 3, own_thread=True)
+BUCKETS = Buckets(
+    inside=(1.0,) * 3, across=(4.0,) * 3, model_average=(5.0,) * 3, gather=(2.0,) * 3, own_links=True
+)
 UPDATE = Update(seconds=3.0, in_parts=True, gathered=True)
 READY, BACKWARD = (0.0, 0.0, 0.0), 0.0
 
@@ -35,7 +37,7 @@ def test_only_what_the_last_bucket_waits_for_is_left() -> None:
 
 
 def test_on_shared_links_all_is_one_after_the_other() -> None:
-    rest = exposed(READY, BACKWARD, replace(BUCKETS, apart=False), UPDATE)
+    rest = exposed(READY, BACKWARD, replace(BUCKETS, own_links=False), UPDATE)
     assert (rest.exchange, rest.gather, rest.gather_after_sync) == (15 + 1 - 3, 6, 6)
 
 

@@ -10,11 +10,11 @@ from torch import nn
 
 from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.compute import Busy, Compute
+from hpcsgd.cost.link_classes import link_classes
 from hpcsgd.cost.links import Link
 from hpcsgd.cost.machine import About, Machine
 from hpcsgd.cost.papers import Setting, allreduce_epoch, hierarchical_epoch
 from hpcsgd.cost.price import COMPUTE_ERROR, Computed, computed, over_run, price
-from hpcsgd.cost.link_classes import link_classes
 from hpcsgd.engine.plan import StepPlan, Update
 from hpcsgd.errors import UserError
 from hpcsgd.methods import (

@@ -186,7 +186,9 @@ def test_bytes_are_those_of_the_ledger_and_of_torch(run, method: str, P: int, K:
         if x.phase == BY_TORCH:
             torchs[names[x.operation], int(x.nbytes)] += 1
         else:
-            expected[x.phase] += x.times * x.sender_fraction * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
+            expected[x.phase] += (
+                x.times * x.sender_fraction * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
+            )
     phases = {name for rank in ranks for name in rank.ledger}
     on_the_mean = {name: sum(rank.ledger.get(name, 0.0) for rank in ranks) / len(ranks) for name in phases}
     assert on_the_mean == pytest.approx({k: v for k, v in expected.items() if v}, rel=1e-12)

@@ -16,7 +16,7 @@ from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.cost.collectives import sent
-from hpcsgd.cost.traffic import ops_of_sync, of_step
+from hpcsgd.cost.traffic import of_step, ops_of_sync
 from hpcsgd.engine.in_parts import is_tensorwise, seen_whole
 from hpcsgd.engine.plan import StepPlan, Update
 from hpcsgd.errors import UserError
@@ -134,7 +134,9 @@ def by_phase(plan: StepPlan, m: ModelLayout, meets: float | None = None) -> dict
     total = defaultdict[str, float](float)
     for x in of_step(plan, m, meets=meets):
         if x.over != "peers":
-            total[x.phase] += x.times * x.sender_fraction * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
+            total[x.phase] += (
+                x.times * x.sender_fraction * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
+            )
     return {name: nbytes for name, nbytes in total.items() if nbytes}
 
 

@@ -21,7 +21,7 @@ import programs
 from data.pictures import noise, save, write_classes
 from hpcsgd.data import AsRank, Batches, ImageFiles, Loader, Sampler, convert_images, decoding, image_folder
 from hpcsgd.data.decoding import DRAWS
-from hpcsgd.data.image_index import folder_of
+from hpcsgd.data.image_shards import folder_of
 from hpcsgd.data.split import Drawn
 from hpcsgd.errors import UserError
 

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 import programs
-from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.elastic.client import Client
 from hpcsgd.elastic.coordinator import Coordinator
+from hpcsgd.elastic.coordinator_address import CoordinatorAddress
 from hpcsgd.elastic.event_log import Event, EventLog, read
 from hpcsgd.elastic.journal import Term, claim
 from hpcsgd.elastic.register import Phase, Register
-from hpcsgd.elastic.coordinator_address import CoordinatorAddress
+from hpcsgd.elastic.resource_budget import ResourceBudget
 
 SILENCE = 600.0
 """Seconds; longer than any machine keeps a thread waiting, so that nobody is lost who is not meant to be."""

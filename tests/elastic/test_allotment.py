@@ -9,8 +9,8 @@ import pytest
 
 from hpcsgd.cluster.launch.run import allotment_of
 from hpcsgd.config.schema import RebalanceSection
-from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.elastic.register import Member, Phase, Point, Register
+from hpcsgd.elastic.resource_budget import ResourceBudget
 
 
 def register(*ranks: int, units: tuple[tuple[int, int], ...] = (), epoch: int = 1) -> Register:

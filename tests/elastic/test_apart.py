@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from elastic.conftest import TOKEN, Desk, wait_for
 from hpcsgd.elastic.client import Client
+from hpcsgd.elastic.coordinator_address import CoordinatorAddress
 from hpcsgd.elastic.handshake import CHALLENGE, PROOF
 from hpcsgd.elastic.journal import claim, newest
 from hpcsgd.elastic.membership import Membership
-from hpcsgd.elastic.register import Vote, Phase, Point
-from hpcsgd.elastic.coordinator_address import CoordinatorAddress
+from hpcsgd.elastic.register import Phase, Point, Vote
 
 STOPS = Vote(leaving=True)
 
@@ -20,20 +20,20 @@ def membership(*which: int) -> Membership:
     """Of these islands, each of one rank."""
     found = Membership(frozenset(), together=False)
     for replica_group in which:
-        found.come(replica_group, 0, 1, f"{island}", found.register.rounds)
+        found.come(replica_group, 0, 1, f"{replica_group}", found.register.rounds)
     return found
 
 
 def vote(members: Membership, **ballots: Vote) -> None:
     now = members.register
     for replica_group in now.replica_groups:
-        ballot = ballots.get(f"i{island}", Vote())
+        ballot = ballots.get(f"i{replica_group}", Vote())
         members.vote(replica_group, 0, now.generation, now.rounds, ballot)
 
 
 def come(members: Membership, *which: int) -> None:
     for replica_group in which:
-        members.come(replica_group, 0, 1, f"{island}", members.register.rounds)
+        members.come(replica_group, 0, 1, f"{replica_group}", members.register.rounds)
 
 
 def test_the_first_waits_for_nobody_and_the_next_come_in_at_rounds() -> None:
@@ -59,7 +59,11 @@ def test_who_has_to_stop_goes_alone() -> None:
     members.lose(1)
     come(members, 0)
     vote(members, i0=Vote(Point(5)))
-    assert (members.register.replica_groups, members.register.going, members.register.place.t) == ((0,), (), 5)
+    assert (members.register.replica_groups, members.register.going, members.register.place.t) == (
+        (0,),
+        (),
+        5,
+    )
 
 
 def test_who_has_to_stop_gets_no_samples() -> None:

@@ -16,7 +16,7 @@ from elastic.conftest import SILENCE, TOKEN, Desk, wait_for
 from hpcsgd.comm import PeerLost
 from hpcsgd.elastic.client import Client, Evicted
 from hpcsgd.elastic.handshake import CHALLENGE, PROOF, Unwelcome
-from hpcsgd.elastic.register import Vote, Phase, Register
+from hpcsgd.elastic.register import Phase, Register, Vote
 
 NOTHING = Vote()
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hpcsgd.elastic.membership import Membership
-from hpcsgd.elastic.register import Vote, Phase, Point, Register
+from hpcsgd.elastic.register import Phase, Point, Register, Vote
 
 RANKS = (2, 1, 3)
 """Of each island."""
@@ -21,7 +21,7 @@ replica_groups = st.sampled_from(range(len(RANKS)))
 
 def come(membership: Membership, replica_group: int, rounds: int = 0) -> None:
     for rank in range(RANKS[replica_group]):
-        membership.come(replica_group, rank, RANKS[replica_group], f"{island}.{rank}", rounds)
+        membership.come(replica_group, rank, RANKS[replica_group], f"{replica_group}.{rank}", rounds)
 
 
 def vote(membership: Membership, replica_group: int, ballot: Vote = NOTHING) -> None:
@@ -231,10 +231,15 @@ class Islands(RuleBasedStateMachine):
     @rule(client=clients)
     def comes(self, client: tuple[int, int]) -> None:
         replica_group, rank = client
-        if self.membership.register.phase is Phase.RUN and replica_group in self.membership.register.replica_groups:
+        if (
+            self.membership.register.phase is Phase.RUN
+            and replica_group in self.membership.register.replica_groups
+        ):
             return
         self.dead.discard(replica_group)
-        self.membership.come(replica_group, rank, RANKS[replica_group], f"{island}.{rank}", self.held[client])
+        self.membership.come(
+            replica_group, rank, RANKS[replica_group], f"{replica_group}.{rank}", self.held[client]
+        )
         self.after()
 
     @rule(client=clients)

@@ -29,7 +29,10 @@ def whole_shares(replica_groups: int, X: int) -> Iterator[dict[int, int]]:
     """All there are: X units in a row, cut between different ones."""
     for cuts in combinations(range(1, X), replica_groups - 1):
         ends = [0, *cuts, X]
-        yield {replica_group: ends[replica_group + 1] - ends[replica_group] for replica_group in range(replica_groups)}
+        yield {
+            replica_group: ends[replica_group + 1] - ends[replica_group]
+            for replica_group in range(replica_groups)
+        }
 
 
 def spent(alpha: Mapping[int, float], t: float) -> float:
@@ -119,7 +122,9 @@ def test_a_constant_alpha_is_met_after_one_epoch(alpha: dict[int, int], data: st
     X = len(alpha) + data.draw(st.integers(0, 100))
     x = split(data, len(alpha), X)
     x = Rebalancing(X, min_gain=0.0).propose(epoch(alpha, x), x) or x
-    rounded_down = {replica_group: max(1, floor(share - 1e-9)) for replica_group, share in lemma_1(alpha, X).items()}
+    rounded_down = {
+        replica_group: max(1, floor(share - 1e-9)) for replica_group, share in lemma_1(alpha, X).items()
+    }
     assert longest(alpha, x) <= longest(alpha, rounded_down) * (1 + 1e-9)
 
 
@@ -195,16 +200,25 @@ def test_noise_moves_nothing_where_all_are_as_fast(alpha: dict[int, float]) -> N
 def split(data: st.DataObject, replica_groups: int, X: int) -> dict[int, int]:
     """Some way to give each island a unit or more."""
     cuts = sorted(
-        data.draw(st.lists(st.integers(0, X - replica_groups), min_size=replica_groups - 1, max_size=replica_groups - 1))
+        data.draw(
+            st.lists(
+                st.integers(0, X - replica_groups), min_size=replica_groups - 1, max_size=replica_groups - 1
+            )
+        )
     )
     ends = [0, *cuts, X - replica_groups]
-    return {replica_group: 1 + ends[replica_group + 1] - ends[replica_group] for replica_group in range(replica_groups)}
+    return {
+        replica_group: 1 + ends[replica_group + 1] - ends[replica_group]
+        for replica_group in range(replica_groups)
+    }
 
 
 def epoch(alpha: Mapping[int, float], x: Mapping[int, int], chance: Random | None = None) -> dict[int, float]:
     """t_i = α_i/x_i, as measured."""
     noise = {replica_group: 1 + (chance.uniform(-NOISE, NOISE) if chance else 0) for replica_group in x}
-    return {replica_group: alpha[replica_group] / x[replica_group] * noise[replica_group] for replica_group in x}
+    return {
+        replica_group: alpha[replica_group] / x[replica_group] * noise[replica_group] for replica_group in x
+    }
 
 
 EPOCHS, X, SLOW, DEAD = 50, 256, range(5, 15), range(26, 34)
@@ -233,5 +247,8 @@ def test_figure_5_of_the_paper(noise: int | None) -> None:
         if number not in (SLOW.start, SLOW.stop):  # what an epoch is like is known when it is over
             assert longest(alpha, x) <= 1.15 * t
             if chance is None:
-                assert all(abs(x[replica_group] - X * alpha[replica_group] / sum(alpha.values())) < 1 for replica_group in alpha)
+                assert all(
+                    abs(x[replica_group] - X * alpha[replica_group] / sum(alpha.values())) < 1
+                    for replica_group in alpha
+                )
     assert moves == [SLOW.start + 1, SLOW.stop + 1, DEAD.start, DEAD.stop]

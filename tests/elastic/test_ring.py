@@ -90,7 +90,9 @@ def test_they_find_each_other_by_their_doors(doors: list[ring.Listener]) -> None
 def test_who_is_cut_looks_up_with_its_neighbour() -> None:
     """However long both may wait. What begins afterwards does not."""
     both = [Rings(replica_group, "127.0.0.1", TOKEN, PATIENCE) for replica_group in (4, 7)]
-    members = tuple(Member(replica_group, (here.address,), 0) for replica_group, here in zip((4, 7), both, strict=True))
+    members = tuple(
+        Member(replica_group, (here.address,), 0) for replica_group, here in zip((4, 7), both, strict=True)
+    )
     now = Register(1, 0, 0, Phase.RUN, members)
     with ThreadPoolExecutor(2) as pool:
         of = [pool.submit(here.of, 0, now, lambda since: False, lambda: False) for here in both]

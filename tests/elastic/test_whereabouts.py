@@ -14,26 +14,26 @@ import pytest
 from elastic.conftest import TOKEN, Desk
 from hpcsgd.comm import PeerLost
 from hpcsgd.elastic import addresses, coordinator_address
-from hpcsgd.elastic.journal import claim
 from hpcsgd.elastic.coordinator_address import CoordinatorAddress, of_term, token_for
+from hpcsgd.elastic.journal import claim
 
 
 def test_the_newest_term_says_where(tmp_path: Path) -> None:
     nowhere = re.escape(f"no coordinator has said in {tmp_path} where it is")
     with pytest.raises(ConnectionError, match=nowhere):
-        whereabouts.address(str(tmp_path))
+        coordinator_address.address(str(tmp_path))
     claim(tmp_path, 1)
     assert of_term(tmp_path, 1) is None
     CoordinatorAddress("10.0.0.1:5000", "a token").publish(tmp_path, 1)
-    assert whereabouts.address(str(tmp_path)) == "10.0.0.1:5000"
+    assert coordinator_address.address(str(tmp_path)) == "10.0.0.1:5000"
     assert stat.S_IMODE((tmp_path / "1" / "address.json").stat().st_mode) == 0o600
     claim(tmp_path, 2)
     with pytest.raises(ConnectionError, match=nowhere):
-        whereabouts.address(str(tmp_path))
+        coordinator_address.address(str(tmp_path))
     CoordinatorAddress("", "a token").publish(tmp_path, 2)
     with pytest.raises(ConnectionError, match=nowhere):
-        whereabouts.address(str(tmp_path))
-    assert whereabouts.address("10.0.0.2:5000") == "10.0.0.2:5000"
+        coordinator_address.address(str(tmp_path))
+    assert coordinator_address.address("10.0.0.2:5000") == "10.0.0.2:5000"
 
 
 @pytest.mark.usefixtures("forgetful")
@@ -42,15 +42,15 @@ def test_what_nfs_remembers_is_not_believed(tmp_path: Path) -> None:
     claim(tmp_path, 1)
     assert of_term(tmp_path, 1) is None
     (tmp_path / "1" / "address.json").write_bytes(b'{"address": "10.0.0.1:5000", "token": "a token"}')
-    assert whereabouts.address(str(tmp_path)) == "10.0.0.1:5000"
+    assert coordinator_address.address(str(tmp_path)) == "10.0.0.1:5000"
 
 
 def test_an_island_that_starts_while_the_coordinator_moves(tmp_path: Path) -> None:
     claim(tmp_path, 1)
     with pytest.raises(PeerLost, match="where it is, for 0 s"):
-        whereabouts.awaited(str(tmp_path), 0)
+        coordinator_address.awaited(str(tmp_path), 0)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(whereabouts.awaited, str(tmp_path), 60)
+        waiting = pool.submit(coordinator_address.awaited, str(tmp_path), 60)
         CoordinatorAddress("10.0.0.1:5000", "a token").publish(tmp_path, 1)
         assert waiting.result(60) == "10.0.0.1:5000"
 

@@ -93,7 +93,7 @@ def test_groups_that_are_unlike_steps_ahead_do_not_average(method: str) -> None:
 
     def body(world: Communicator) -> None:
         net, optimizer = made(world, 3, METHODS[method])
-        optimizer.take_up(world.rank * 2, [{} for _ in optimizer.param_groups], None)
+        optimizer.resume_from(world.rank * 2, [{} for _ in optimizer.param_groups], None)
         train(world, net, optimizer, 0, 6)
 
     with pytest.raises(
@@ -106,7 +106,7 @@ def test_updates_before_a_synchronization_are_told() -> None:
     def body(world: Communicator) -> None:
         net, optimizer = made(world, 2, lambda: hpcsgd.hierarchical(2))
         train(world, net, optimizer, 0, 1)
-        optimizer.take_up(1 + world.rank * 2, [{} for _ in optimizer.param_groups], None)
+        optimizer.resume_from(1 + world.rank * 2, [{} for _ in optimizer.param_groups], None)
         train(world, net, optimizer, 1, 2)
 
     line = "rank 0 is in a synchronization after 1 update, but rank 1 is in a synchronization after 3 updates"

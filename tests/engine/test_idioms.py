@@ -43,7 +43,11 @@ def alone(N: int, body: Body, inner: Callable[[nn.Module], optim.Optimizer] = sg
 
 
 def on_ranks(
-    world: Communicator, P: int, body: Body, inner: Callable[[nn.Module], optim.Optimizer] = sgd, **options: Any
+    world: Communicator,
+    P: int,
+    body: Body,
+    inner: Callable[[nn.Module], optim.Optimizer] = sgd,
+    **options: Any,
 ) -> Tensor:
     net = make_model()
     optimizer = DistributedOptimizer(inner(net), net, form(world, P), bsp(), bucket_cap_mb=1e-4, **options)

@@ -25,7 +25,8 @@ from hpcsgd.comm.threads import ThreadBackend
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import ReduceContext
 from hpcsgd.core.topology import Topology, form
-from hpcsgd.engine import param_gather, optimizer
+from hpcsgd.engine import optimizer
+from hpcsgd.engine import param_gather as gather_module
 from hpcsgd.engine.param_gather import ParamGather
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.engine.sharding import ShardedOptimizer
@@ -66,7 +67,9 @@ METHODS: dict[str, Callable[[], Method]] = {
     "delayed, one after the other": lambda: delayed(hierarchical(sync_every=2), 2),
     "delayed selsync": lambda: delayed(selsync(delta=0.3), 1),
     "delayed by a narrow wire": lambda: delayed(hierarchical(sync_every=2, quantize=quantizers.int8()), 1),
-    "delayed, gradients across": lambda: delayed(Method(bsp().grad_reduce, Every(2), WithDistance(Mean())), 1),
+    "delayed, gradients across": lambda: delayed(
+        Method(bsp().grad_reduce, Every(2), WithDistance(Mean())), 1
+    ),
     "delayed, then bsp": lambda: switch(delayed(hierarchical(sync_every=2), 2), bsp(), at=3),
     "streaming": lambda: streaming(diloco(sync_every=2), 2, 1),
     "streamed without delay": lambda: streaming(hierarchical(sync_every=2), 2, 0),
@@ -125,9 +128,9 @@ def in_the_plain_order() -> Iterator[None]:
 
     def met(s: Any, how: Any, param_gather: ParamGather, updated: Any) -> None:
         updated = list(updated)
-        nothing_early = mock.patch.object(param_gather, "chunks_are_final", return_value=None)
+        nothing_early = mock.patch.object(param_gather, "shards_are_final", return_value=None)
         with nothing_early:
-            meeting.synchronize_models(s, how, param_gather, updated)
+            gather_module.synchronize_models(s, how, param_gather, updated)
 
     made = StepPlan.of
 
@@ -136,8 +139,8 @@ def in_the_plain_order() -> Iterator[None]:
 
     with (
         mock.patch.object(StepPlan, "of", plain),
-        mock.patch.object(optimizer, "meet", met),
-        mock.patch.object(Communicator, "on_its_own_lane", lambda transport: transport),
+        mock.patch.object(optimizer, "synchronize_models", met),
+        mock.patch.object(Communicator, "with_own_thread", lambda transport: transport),
     ):
         yield
 

@@ -106,13 +106,13 @@ class Held:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
     """Nothing arrives before somebody waits for it; these are the buckets for which somebody has."""
     found: list[Bucket] = []
-    plain = arriving.PendingParams.begin
+    plain = pending_params.PendingParams.begin
 
-    def begin(pending: arriving.PendingParams, works: Mapping[Bucket, Work]) -> None:
+    def begin(pending: pending_params.PendingParams, works: Mapping[Bucket, Work]) -> None:
         held = {b: Held(b, work, found) for b, work in works.items()}
         plain(pending, held)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(arriving.PendingParams, "begin", begin)
+    monkeypatch.setattr(pending_params.PendingParams, "begin", begin)
     return found
 
 
@@ -250,13 +250,13 @@ def test_a_layer_waits_for_its_own_weights_alone(waits: list[Bucket]) -> None:
         return left
 
     order: list[Bucket] = []
-    plain = arriving.PendingParams.begin
+    plain = pending_params.PendingParams.begin
 
-    def begin(pending: arriving.PendingParams, works: Mapping[Bucket, Work]) -> None:
+    def begin(pending: pending_params.PendingParams, works: Mapping[Bucket, Work]) -> None:
         order.extend(works)
         plain(pending, works)
 
-    with mock.patch.object(arriving.PendingParams, "begin", begin):
+    with mock.patch.object(pending_params.PendingParams, "begin", begin):
         for left in threads.run(2, use, timeout=PATIENCE):
             assert left == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
@@ -348,5 +348,5 @@ def test_who_waits_hears_what_went_wrong() -> None:
 def test_compiled_models_are_refused(compiled: Callable[[nn.Module], nn.Module]) -> None:
     net = nn.Sequential(nn.Linear(3, 2))
     with pytest.raises(UserError, match=r"prefetch: (the model|0) is compiled, .* leave one of them out"):
-        arriving.PendingParams(compiled(net), wanted=True)
-    arriving.PendingParams(compiled(net), wanted=False)
+        pending_params.PendingParams(compiled(net), wanted=True)
+    pending_params.PendingParams(compiled(net), wanted=False)

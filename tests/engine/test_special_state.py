@@ -15,7 +15,7 @@ from hpcsgd import DistributedOptimizer, bsp, hierarchical
 from hpcsgd.checkpoint import Checkpoints, capture, restore
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import Topology, form
-from hpcsgd.engine.inside import state_of, load_own_state
+from hpcsgd.engine.inside import load_own_state, state_of
 from hpcsgd.errors import UserError
 from hpcsgd.parts.averagers import ResetState
 from references import batch, loss, model, vector

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, optim
 
 import hpcsgd
-from hpcsgd.comm import PeerLost, Communicator, threads
+from hpcsgd.comm import Communicator, PeerLost, threads
 from hpcsgd.core.averager import Averager, Traits, run_averager
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import Topology, form

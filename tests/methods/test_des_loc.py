@@ -83,7 +83,9 @@ def test_with_one_interval_it_is_local_sgd_with_averaged_moments(run, name: str,
         assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
 
 
-def counted(world: Communicator, P: int, method: Method, make: MakeOptimizer, net: torch.nn.Module) -> list[Any]:
+def counted(
+    world: Communicator, P: int, method: Method, make: MakeOptimizer, net: torch.nn.Module
+) -> list[Any]:
     """Bytes of each step by phase."""
     topology, found = form(world, P), []
     optimizer = hpcsgd.DistributedOptimizer(
@@ -143,7 +145,9 @@ def test_bytes_are_as_foretold(
     """Of unlike intervals, over a whole number of each; counts of steps come with either moment."""
     ranks = run(P * K, lambda world: counted(world, P, des_loc(*periods), OPTIMIZERS["AdamW"], make_model()))
     net = make_model()
-    m = ModelLayout.of(net.named_parameters(), P, K, 200.0, *state_of(OPTIMIZERS["AdamW"](list(net.parameters()))))
+    m = ModelLayout.of(
+        net.named_parameters(), P, K, 200.0, *state_of(OPTIMIZERS["AdamW"](list(net.parameters())))
+    )
     for phase in ("average", "moments"):
         messages = [x for x in of_step(StepPlan.of(des_loc(*periods)), m) if x.phase == phase]
         expected = sum(x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in messages)

@@ -64,7 +64,9 @@ def test_on_the_complete_graph_it_is_bsp(run, P: int, K: int, optimizer: str) ->
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-11)
 
 
-def unequal_start(world: Communicator, P: int, graph: Graph, steps: int) -> tuple[Tensor, Tensor, float, float]:
+def unequal_start(
+    world: Communicator, P: int, graph: Graph, steps: int
+) -> tuple[Tensor, Tensor, float, float]:
     """Parameters and weights of their own on every group, and then steps at the rate 0.
 
     Returns what z should come to, z, Σ w, and how far Σ x moved.

@@ -99,7 +99,9 @@ def test_the_first_hands_over_the_mean_that_it_has(run, method: str, at: int) ->
     both = lambda: switch(entry.new(), entry.new(), at)  # noqa: E731
     found = run(4, lambda world: at_the_end(world, both(), make, at, mean=False))
     assert all(torch.equal(w, found[0]) for w in found)
-    if isinstance(entry, Case) and quantized_gather(entry.new().grad_reduce) is None:  # or an owner knows more
+    if (
+        isinstance(entry, Case) and quantized_gather(entry.new().grad_reduce) is None
+    ):  # or an owner knows more
         (expected, *_) = run(4, lambda world: at_the_end(world, entry.new(), make, at, mean=True))
         torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-13)
 

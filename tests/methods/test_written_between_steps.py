@@ -41,7 +41,9 @@ IN_STEP = [label for label in NEW if label not in {"ad_psgd", "async_sgd", "ssp,
 """Whose groups have made as many steps when they load weights."""
 
 
-def idle(world: Communicator, P: int, method: str, write: Callable[[nn.Module], None]) -> tuple[Tensor, Tensor]:
+def idle(
+    world: Communicator, P: int, method: str, write: Callable[[nn.Module], None]
+) -> tuple[Tensor, Tensor]:
     """The model of all before and after steps of no gradient, of which one follows a `write`."""
     net = model()
     inner = optim.SGD(net.parameters(), lr=0.1)

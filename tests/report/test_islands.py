@@ -29,7 +29,11 @@ def lost(at: float, replica_group: int, kind: Loss = Loss.DIED) -> tuple:
 
 
 def given(at: float, **units: int) -> tuple:
-    return at, "units", {"unit": "samples", "units": {int(replica_group[1:]): x for replica_group, x in units.items()}}
+    return (
+        at,
+        "units",
+        {"unit": "samples", "units": {int(replica_group[1:]): x for replica_group, x in units.items()}},
+    )
 
 
 STORY = happened(

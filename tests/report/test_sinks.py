@@ -19,10 +19,10 @@ import pytest
 
 from hpcsgd.config.schema import Config, load
 from hpcsgd.errors import UserError
-from hpcsgd.report.metrics import Metrics, Record, read
-from hpcsgd.report.loggers import LOGGERS, make_logger_of, outlets, require_loggers
+from hpcsgd.report.loggers import LOGGERS, make_logger_of, processes, require_loggers
 from hpcsgd.report.loggers.base import scalars
-from hpcsgd.report.loggers.outlets import LoggerProcesses, logger_run
+from hpcsgd.report.loggers.processes import LoggerProcesses, logger_run
+from hpcsgd.report.metrics import Metrics, Record, read
 from train.launches import JOB
 
 USER = '''
@@ -147,17 +147,17 @@ def test_arguments_and_two_of_one_kind(folder: Path) -> None:
 def test_one_that_fails_is_told_of_once_and_others_go_on(
     folder: Path, caplog: pytest.LogCaptureFixture, logger: str, fault: str
 ) -> None:
-    log = Path("runs/job/sinks", f"{sink}.log")
+    log = Path("runs/job/sinks", f"{logger}.log")
 
     def until_it_is_gone(t: int) -> None:
         time.sleep(0.02 if log.exists() else 0.2)
 
     with caplog.at_level(logging.WARNING):
         own = {"name": WORKING, "file": "own"}
-        run = tell(until_it_is_gone, [f"user:{sink}", own], range(1, 30))
+        run = tell(until_it_is_gone, [f"user:{logger}", own], range(1, 30))
     assert told(run, "own")[1:-1] == read(run / "metrics.jsonl")
     (message,) = caplog.messages
-    assert message.startswith(f"sink {sink}: gets no more of this run: {fault}")
+    assert message.startswith(f"sink {logger}: gets no more of this run: {fault}")
 
 
 @pytest.mark.slow
@@ -167,17 +167,17 @@ def test_one_that_does_not_end_is_ended(
 ) -> None:
     monkeypatch.setattr(LoggerProcesses.close, "__defaults__", (3.0,))
     began = time.monotonic()
-    run = tell(None, [f"user:{sink}", {"name": WORKING, "file": "own"}], range(1, 3))
+    run = tell(None, [f"user:{logger}", {"name": WORKING, "file": "own"}], range(1, 3))
     assert time.monotonic() - began < 30
     assert told(run, "own")[-1] == {"failed": False}
-    assert caplog.messages == [f"sink {sink}: did not come to its end in time; metrics.jsonl has all"]
+    assert caplog.messages == [f"sink {logger}: did not come to its end in time; metrics.jsonl has all"]
 
 
 def test_one_that_is_slow_delays_nobody_and_is_told_how_much_it_missed(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its pipe is full after 64 kB, and lines wait; then they are left out."""
-    monkeypatch.setattr(outlets, "WAITING", 10)
+    monkeypatch.setattr(processes, "WAITING", 10)
     monkeypatch.setattr(LoggerProcesses.close, "__defaults__", (0.5,))
     longest = 0.0
     with LoggerProcesses(["user:Sleeps"], logger_run(Path("runs/job"), config(), 0)) as loggers:
@@ -216,7 +216,7 @@ def test_a_process_that_has_been_forked_keeps_no_sink_waiting(folder: Path) -> N
         copies = [os.dup(file) for file in _pipes()]
         began = time.monotonic()
         loggers.close()
-        assert time.monotonic() - began < outlets.CLOSING / 2
+        assert time.monotonic() - began < processes.CLOSING / 2
     for copy in copies:
         os.close(copy)
     assert told(Path("runs/job"))[-1] == {"failed": False}

@@ -106,7 +106,9 @@ def prepared(folder: Path) -> None:
     (folder / "machine.toml").write_text(MACHINE)
     shutil.copytree("run", "islands-run", ignore=shutil.ignore_patterns("checkpoints", "metrics.jsonl"))
     for replica_group in range(2):
-        shutil.copytree("run", f"islands-run/islands/{island}", ignore=shutil.ignore_patterns("checkpoints"))
+        shutil.copytree(
+            "run", f"islands-run/islands/{replica_group}", ignore=shutil.ignore_patterns("checkpoints")
+        )
     with EventLog(Path("islands-run", NAME)) as events:
         events.started(replica_group=0, life="1", ranks=1)
         events.started(replica_group=1, life="1", ranks=1)

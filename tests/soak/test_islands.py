@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from elastic.conftest import TOKEN
-from hpcsgd.comm import PeerLost, Communicator, threads
+from hpcsgd.comm import Communicator, PeerLost, threads
 from hpcsgd.elastic.coordinator import Coordinator
+from hpcsgd.elastic.elastic_average import ElasticAverage, Over
 from hpcsgd.elastic.event_log import EventLog
 from hpcsgd.elastic.journal import Alone
-from hpcsgd.elastic.elastic_average import ElasticAverage, Over
 from hpcsgd.elastic.membership import Membership
 from hpcsgd.elastic.register import Phase, Register
 from soak.conftest import Seeds
@@ -93,7 +93,11 @@ class World:
 
         def play() -> None:
             try:
-                threads.run(self.ranks[replica_group], lambda group: self._rank(replica_group, life, group), timeout=1e6)
+                threads.run(
+                    self.ranks[replica_group],
+                    lambda group: self._rank(replica_group, life, group),
+                    timeout=1e6,
+                )
                 self.done.add(replica_group)
             except Exception as error:  # noqa: BLE001 - told by `play`
                 self.failed.append(error)
@@ -114,7 +118,7 @@ class World:
         actor.start()
 
     def _rank(self, replica_group: int, life: int, group: Communicator) -> None:
-        host = f"10.1.{island}.{group.rank}"
+        host = f"10.1.{replica_group}.{group.rank}"
         limits = {"replica_groups": len(self.ranks), "silence": SILENCE, "timeout": TIMEOUT}
         try:
             elastic_average = ElasticAverage(replica_group, group, self.address, TOKEN, host, **limits)
@@ -127,7 +131,9 @@ class World:
             while elastic_average.rounds < LAST:
                 w[0] += torch.randn(SIZE, generator=drawn)
                 if group.rank == 0:
-                    self.given.setdefault(replica_group, []).append(Given(elastic_average.rounds, w[0].clone()))
+                    self.given.setdefault(replica_group, []).append(
+                        Given(elastic_average.rounds, w[0].clone())
+                    )
                 before = elastic_average.rounds
                 elastic_average.mean(w)
                 assert elastic_average.rounds > before
@@ -166,7 +172,9 @@ def someone_dies(world: World) -> None:
 def someone_freezes(world: World) -> None:
     if left := sorted(set(world.lives) - world.done):
         replica_group = world.chance.choice(left)
-        world.stage.freeze(("replica_group", replica_group, world.lives[replica_group]), world.chance.choice([1, 20, 400]))
+        world.stage.freeze(
+            ("replica_group", replica_group, world.lives[replica_group]), world.chance.choice([1, 20, 400])
+        )
 
 
 def the_coordinator_dies(world: World) -> None:

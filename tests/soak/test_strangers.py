@@ -21,7 +21,7 @@ from elastic.conftest import SILENCE, TOKEN, Desk, desk, wait_for
 from hpcsgd.elastic import ring
 from hpcsgd.elastic.client import Client
 from hpcsgd.elastic.handshake import GREETING, RING
-from hpcsgd.elastic.register import Vote, Register
+from hpcsgd.elastic.register import Register, Vote
 from soak.conftest import Seeds
 from soak.sizes import cases
 from soak.strangers import KINDS, Stranger, knocks, overheard, replays, says_nothing

@@ -87,7 +87,9 @@ class Groups:
 
     def returned(self, *replica_groups: int) -> None:
         """Wait until these were lost, came back, and train with the others again."""
-        self.cluster.wait(lambda: all(self._has_returned(replica_group) for replica_group in replica_groups), self.log)
+        self.cluster.wait(
+            lambda: all(self._has_returned(replica_group) for replica_group in replica_groups), self.log
+        )
 
     def hurry(self) -> None:
         self._slowly.unlink()

@@ -34,7 +34,7 @@ class Array:
         self.number = said.split()[-1]
 
     def task(self, replica_group: int) -> str:
-        return f"{self.number}_{island}"
+        return f"{self.number}_{replica_group}"
 
     def hold(self, replica_group: int) -> None:
         self.cluster.do("scontrol", "requeuehold", self.task(replica_group))
@@ -86,7 +86,9 @@ def test_groups_begin_leave_and_return_as_nodes_do(cluster: Cluster) -> None:
     for replica_group in (1, 2):
         cluster.do("scontrol", "release", array.task(replica_group))
     for replica_group in (0, 1, 2):
-        array.wait(lambda replica_group=replica_group: cluster.state(array.task(replica_group)) == "COMPLETED")
+        array.wait(
+            lambda replica_group=replica_group: cluster.state(array.task(replica_group)) == "COMPLETED"
+        )
     assert (array.run / "model.pt").exists()
     commits = [event for event in event_log.of_run(array.run) if event["event"] == "commit"]
     assert commits[-1]["epoch"] == EPOCHS

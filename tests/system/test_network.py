@@ -77,8 +77,10 @@ def test_islands_of_two_clusters_meet_through_a_tunnel(
 ) -> None:
     """Of two ranks and of one, which listen there alone."""
     for replica_group, host in enumerate(tunnel):
-        there = ["ip", "netns", "exec", f"{network.name}-{island + 1}"]
-        replica_groups.start(replica_group, "--host", host, "--training.epochs", "1000", ranks=2 - replica_group, on=there)
+        there = ["ip", "netns", "exec", f"{network.name}-{replica_group + 1}"]
+        replica_groups.start(
+            replica_group, "--host", host, "--training.epochs", "1000", ranks=2 - replica_group, on=there
+        )
         replica_groups.wait_for_a_round_of(*range(replica_group + 1))
     met = newest(replica_groups.run / FOLDER)
     assert [member.ranks for member in met.members] == [2, 1]
@@ -86,7 +88,9 @@ def test_islands_of_two_clusters_meet_through_a_tunnel(
         assert {address.rsplit(":", 1)[0] for address in member.addresses} == {host}
     for launcher in replica_groups.launchers.values():
         launcher.send_signal(signal.SIGUSR1)
-    assert [replica_groups.ended(replica_group) for replica_group in (0, 1)] == [75, 75], replica_groups.told()
+    assert [replica_groups.ended(replica_group) for replica_group in (0, 1)] == [75, 75], (
+        replica_groups.told()
+    )
 
 
 METHODS = Path(__file__).parents[1] / "methods"

@@ -16,8 +16,8 @@ from torch import Tensor
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
-from hpcsgd.train.training_setup import TrainingSetup, assemble
 from hpcsgd.train.static_run import StaticRun
+from hpcsgd.train.training_setup import TrainingSetup, assemble
 
 PATIENCE = 60.0  # seconds; the machine may be busy
 _run = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name

@@ -20,11 +20,11 @@ from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.elastic.coordinator import Coordinator
-from hpcsgd.elastic.event_log import Event
 from hpcsgd.elastic.elastic_average import ElasticAverage, Over
+from hpcsgd.elastic.event_log import Event
 from hpcsgd.report.metrics import Metrics, Record, read
-from hpcsgd.train.training_setup import TrainingSetup, assemble
 from hpcsgd.train.elastic_run import ElasticLoop, living_of
+from hpcsgd.train.training_setup import TrainingSetup, assemble
 
 TRAIN = 96
 WORDS = [
@@ -74,7 +74,7 @@ class Paced(ElasticAverage):
         self._says = work / self._group.size
 
     def mean(self, w: Sequence[Tensor], t: int = 0, *, alike: bool = True) -> None:
-        self.report = replace(self.report, pace=self._says)
+        self.report = replace(self.report, step_seconds=self._says)
         super().mean(w, t)
 
 
@@ -133,7 +133,9 @@ class World:
         def rank(group: Communicator) -> Life:
             where = replica_group, group, self.at.address, TOKEN, "127.0.0.1"
             limits = {"replica_groups": replica_groups, "silence": SILENCE, "timeout": 600}
-            elastic_average = ElasticAverage(*where, **limits) if work is None else Paced(work, *where, **limits)
+            elastic_average = (
+                ElasticAverage(*where, **limits) if work is None else Paced(work, *where, **limits)
+            )
             with ExitStack() as left:
                 left.callback(elastic_average.close)
                 life = Life()
@@ -168,7 +170,7 @@ class World:
             shared, _ = restore(saved, parts.optimizer)
             loop.resume_from(shared, None)
         self.folder.mkdir(exist_ok=True)
-        path = self.folder / f"metrics-{meetings.index}-{topology.rank}.jsonl"
+        path = self.folder / f"metrics-{elastic_average.index}-{topology.rank}.jsonl"
         with Metrics(path, resumed_step=parts.optimizer.t) as loop.metrics:
             self._live(loop, life)
             writer.finish()
@@ -198,7 +200,18 @@ def watch(parts: TrainingSetup, life: Life, before_step: Callable[[int], None]) 
     parts.loader.dataset.__getitems__ = fetched  # pyright: ignore[reportAttributeAccessIssue]
 
 
-DECIDING = ("event", "replica_group", "why", "generation", "rounds", "members", "newcomers", "counted", "t", "epoch")
+DECIDING = (
+    "event",
+    "replica_group",
+    "why",
+    "generation",
+    "rounds",
+    "members",
+    "newcomers",
+    "counted",
+    "t",
+    "epoch",
+)
 
 
 def course(events: Sequence[Event]) -> list[Event]:

@@ -17,18 +17,18 @@ from hpcsgd.checkpoint import Writer
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import NO_REPLICA_GROUPS, Absent, ReplicaGroups, form
-from hpcsgd.elastic.resource_budget import ResourceBudget
-from hpcsgd.elastic.event_log import Event
 from hpcsgd.elastic.elastic_average import ElasticAverage
+from hpcsgd.elastic.event_log import Event
 from hpcsgd.elastic.rebalancing import Rebalancing
+from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError
 from hpcsgd.methods import ensemble_sync, hierarchical
 from hpcsgd.report.summary import of_kind, summary
-from hpcsgd.train.training_setup import TrainingSetup, assemble
 from hpcsgd.train.elastic_run import Relocated
 from hpcsgd.train.run import setting_of
 from hpcsgd.train.static_run import StaticLoop
+from hpcsgd.train.training_setup import TrainingSetup, assemble
 from train.islands_of_threads import (
     NO_NORM,
     TRAIN,

@@ -16,8 +16,8 @@ from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
 from hpcsgd.data import Store
 from hpcsgd.train import evaluation
-from hpcsgd.train.training_setup import TrainingSetup, assemble
 from hpcsgd.train.evaluation import evaluate
+from hpcsgd.train.training_setup import TrainingSetup, assemble
 from train.launches import JOB, make_store
 
 TRAIN, TEST = 48, 23

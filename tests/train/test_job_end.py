@@ -159,7 +159,7 @@ def test_a_run_stops_ahead_of_the_end(
     began = time.monotonic()
 
     def rank(world):
-        stopping = Stopping(Reasons(None, stop_ahead=60, asks_scheduler=True), world.apart())
+        stopping = Stopping(Reasons(None, stop_ahead=60, asks_scheduler=True), world.dup_with_thread())
         monkeypatch.setattr("time.monotonic", lambda: began + elapsed)
         assert stopping.now() is None  # it has only asked
         return stopping.now()

@@ -20,11 +20,11 @@ from hpcsgd.core.topology import form
 from hpcsgd.data import AsRank, Loader, Sampler, Windows, convert_text
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.models import build
-from hpcsgd.report.step_timer import StepTimer, Sample
 from hpcsgd.report.metrics import read
+from hpcsgd.report.step_timer import Sample, StepTimer
 from hpcsgd.report.summary import summary, summary_text
-from hpcsgd.train.training_setup import assemble
 from hpcsgd.train.evaluation import evaluate
+from hpcsgd.train.training_setup import assemble
 from train.interruptions import assert_interruptions_change_nothing, train, without_pictures
 from train.launches import JOB as IMAGES
 from train.launches import launch, make_store

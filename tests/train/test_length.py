@@ -12,8 +12,8 @@ from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import Absent, form
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.train.training_setup import assemble
 from hpcsgd.train.length import Length, warn_of_few
+from hpcsgd.train.training_setup import assemble
 from train.interruptions import (
     Killed,
     assert_same_outcome,

@@ -25,8 +25,8 @@ from hpcsgd.data import (
 )
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.performance.probing.job_file import plan_of
-from hpcsgd.train.training_setup import TrainingSetup, assemble
 from hpcsgd.train.loading import make_partition
+from hpcsgd.train.training_setup import TrainingSetup, assemble
 from train import small
 from train.interruptions import assert_interruptions_change_nothing, train, without_pictures
 from train.launches import JOB, launch, make_store

@@ -23,8 +23,8 @@ from hpcsgd.data import Store
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.models import mlp
 from hpcsgd.report.step_timer import LARGEST, StepTimer
-from hpcsgd.train.training_setup import assemble
 from hpcsgd.train.static_run import StaticRun
+from hpcsgd.train.training_setup import assemble
 from train.launches import JOB, launch, make_store
 
 a_run = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
@@ -56,7 +56,12 @@ def train(job_file: Path, folder: Path, words: str, *, n: int = 1) -> list[dict[
         stopping: Any = NoStop()
         with ExitStack() as files:
             a_run._train(
-                StaticRun(config, parts.optimizer.topology), parts, stopping, world.dup_with_thread(), False, files
+                StaticRun(config, parts.optimizer.topology),
+                parts,
+                stopping,
+                world.dup_with_thread(),
+                False,
+                files,
             )
 
     folder.mkdir(exist_ok=True)

@@ -18,10 +18,10 @@ from hpcsgd.config.schema import dump, load
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.performance.probing.virtual import virtual_groups
-from hpcsgd.train.training_setup import assemble
 from hpcsgd.train.evaluation import evaluate
 from hpcsgd.train.export import export
 from hpcsgd.train.run import to_begin
+from hpcsgd.train.training_setup import assemble
 from train.export.test_export import GPT, trained, write_text
 from train.interruptions import without_pictures
 from train.launches import launch

@@ -32,7 +32,7 @@ class Tasted:
 
     @property
     def traits(self) -> Traits:
-        return replace(self.inner.traits, histograms=("spoons",))
+        return replace(self.inner.traits, histogram_names=("spoons",))
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         s.metrics["flavour"] = 1 / s.t

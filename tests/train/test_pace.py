@@ -22,10 +22,10 @@ from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp
 from hpcsgd.parts.grad_reduces import ReduceScatter
 from hpcsgd.train import pace
-from hpcsgd.train.training_setup import TrainingSetup, assemble
-from hpcsgd.train.predicted import predicted
 from hpcsgd.train.parts import make_method
+from hpcsgd.train.predicted import predicted
 from hpcsgd.train.reduce_settings import BUCKETS_MB, DENSE, ReduceSettings, left_open
+from hpcsgd.train.training_setup import TrainingSetup, assemble
 from train.interruptions import Never, without_pictures
 from train.launches import JOB, launch, make_store
 
@@ -56,7 +56,9 @@ def paces(monkeypatch: pytest.MonkeyPatch) -> dict[ReduceSettings, float]:
         config = tried[parts.optimizer.topology.rank]
         assert batch_size == config.data.group_batch_size
         exchange = config.method.arguments.get("grad_reduce")
-        seconds = told[ReduceSettings(config.training.bucket_cap_mb, config.training.overlap_grad_reduce, exchange)]
+        seconds = told[
+            ReduceSettings(config.training.bucket_cap_mb, config.training.overlap_grad_reduce, exchange)
+        ]
         parts.optimizer.topology.world.barrier()
         return [99.0] + [seconds + 0.01 * parts.optimizer.topology.rank] * (steps - 1)
 
@@ -78,7 +80,9 @@ def chosen(job_file: Path, *words: str, resume: bool = False) -> Any:
 def test_the_fastest_is_taken(job_file: Path, paces: dict[ReduceSettings, float], caplog: Any) -> None:
     caplog.set_level("INFO")
     usual, other = DENSE
-    paces |= {ReduceSettings(size, True, usual): 1.0 for size in BUCKETS_MB} | {ReduceSettings(4.0, True, usual): 0.5}
+    paces |= {ReduceSettings(size, True, usual): 1.0 for size in BUCKETS_MB} | {
+        ReduceSettings(4.0, True, usual): 0.5
+    }
     paces |= {ReduceSettings(4.0, True, other): 0.7, ReduceSettings(4.0, False, usual): 0.6}
     config = chosen(job_file, "--training.autotune_steps", "3")
     training = config.training

@@ -23,7 +23,7 @@ from hpcsgd.parts.averagers import OPTIMIZER_STATE, SELECTIONS, AverageState, Pe
 from hpcsgd.parts.grad_reduces import EXCHANGES, AllToAll, Dense, ErrorFeedback, Plain, union
 from hpcsgd.parts.grad_reduces.codecs import CODECS
 from hpcsgd.parts.grad_reduces.combining import COMBINING
-from hpcsgd.parts.grad_reduces.feedback import FEEDBACKS
+from hpcsgd.parts.grad_reduces.error_feedback import FEEDBACKS
 from hpcsgd.parts.quantizers import QUANTIZERS, ROUNDINGS, Nearest, int2
 from hpcsgd.parts.quantizers.halves import Halves
 from hpcsgd.parts.schedules import Every

@@ -23,8 +23,8 @@ from hpcsgd.data import Store
 from hpcsgd.errors import UserError
 from hpcsgd.performance.probing.job_file import plan_of, probe_config
 from hpcsgd.train import process
-from hpcsgd.train.training_setup import assemble
 from hpcsgd.train.probe_answer import setting
+from hpcsgd.train.training_setup import assemble
 from train.interruptions import assert_interruptions_change_nothing, outcome, train, without_pictures
 from train.launches import JOB, launch, make_store
 

@@ -20,9 +20,9 @@ from hpcsgd.data import convert
 from hpcsgd.engine.precision import precision
 from hpcsgd.errors import UserError
 from hpcsgd.models import build
-from hpcsgd.train.training_setup import assemble
 from hpcsgd.train.model_layout import lay_out
 from hpcsgd.train.recomputing import recompute
+from hpcsgd.train.training_setup import assemble
 from train.interruptions import assert_interruptions_change_nothing, outcome, train, without_pictures
 from train.launches import launch
 from train.workloads import WORDS, fill

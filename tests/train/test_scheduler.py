@@ -14,7 +14,7 @@ import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, PolynomialLR
 
-from hpcsgd.train.scheduler import scheduler_state, resume_scheduler
+from hpcsgd.train.scheduler import resume_scheduler, scheduler_state
 from train.interruptions import train, without_pictures
 from train.launches import JOB, make_store
 

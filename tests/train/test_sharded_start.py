@@ -14,8 +14,8 @@ from hpcsgd.config.schema import Config, load
 from hpcsgd.core.fsdp import all_gathered
 from hpcsgd.core.topology import form
 from hpcsgd.performance.probing.virtual import virtual_groups
-from hpcsgd.train.training_setup import assemble, make_model
 from hpcsgd.train.by_torch import bytes_by_torch
+from hpcsgd.train.training_setup import assemble, make_model
 from train.export.test_export import write_text
 
 pytestmark = [pytest.mark.processes, pytest.mark.ranks(4)]

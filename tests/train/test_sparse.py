@@ -19,8 +19,8 @@ from hpcsgd.parts.grad_reduces import (
     MomentumCorrection,
     Plain,
     Sparse,
-    union,
     per_worker,
+    union,
 )
 from hpcsgd.parts.sparsifiers import CLTk, Deft, HardThreshold, TopK
 from hpcsgd.train.training_setup import assemble
@@ -53,7 +53,7 @@ def exchange(**keys: str) -> list[str]:
 MADE = {
     "the usual": ({"sparsifier": DEFT}, (Deft(0.05), union, ErrorFeedback(), None)),
     "own values": (
-        {"sparsifier": '{name="topk",density=0.1}', "combine": '"own"', "indices": '"plain"'},
+        {"sparsifier": '{name="topk",density=0.1}', "combine": '"per_worker"', "indices": '"plain"'},
         (TopK(0.1), per_worker, ErrorFeedback(), Plain()),
     ),
     "rate inside": (
@@ -99,7 +99,7 @@ WRONG = {
         r"grad_reduce: Sparse has no argument 'codec'",
     ),
     "not together": (
-        {"sparsifier": DEFT, "combine": '"own"'},
+        {"sparsifier": DEFT, "combine": '"per_worker"'},
         r"with Deft each element is one worker's",
     ),
 }

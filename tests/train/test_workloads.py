@@ -22,10 +22,10 @@ from hpcsgd.core.topology import form
 from hpcsgd.data import Split, open_split
 from hpcsgd.errors import JobError
 from hpcsgd.report.metrics import read
-from hpcsgd.train.training_setup import assemble
 from hpcsgd.train.evaluation import evaluate
 from hpcsgd.train.loop import TrainLoop
 from hpcsgd.train.tasks import task_of
+from hpcsgd.train.training_setup import assemble
 from train.interruptions import Killed, assert_same_outcome, killed, train, without_pictures
 from train.launches import launch
 from train.workloads import MODELS, WORKLOADS
@@ -130,7 +130,7 @@ def test_chance_makes_a_difference(job_file: Path, tmp_path: Path, monkeypatch: 
         torch.manual_seed(77)
         loop._parts.generator.manual_seed(77)
 
-    monkeypatch.setattr(TrainLoop, "take_up", forgetful)
+    monkeypatch.setattr(TrainLoop, "resume_from", forgetful)
     train(job_file, tmp_path / "resumed", resume=True)
     with pytest.raises(AssertionError):
         assert_same_outcome(tmp_path / "resumed", tmp_path / "whole")

@@ -21,7 +21,7 @@ from hpcsgd.parts.averagers.selection import SELECTIONS
 from hpcsgd.parts.grad_reduces import EXCHANGES
 from hpcsgd.parts.grad_reduces.codecs import CODECS
 from hpcsgd.parts.grad_reduces.combining import COMBINING
-from hpcsgd.parts.grad_reduces.feedback import FEEDBACKS
+from hpcsgd.parts.grad_reduces.error_feedback import FEEDBACKS
 from hpcsgd.parts.quantizers import QUANTIZERS, ROUNDINGS
 from hpcsgd.parts.sparsifiers import SPARSIFIERS
 from hpcsgd.train.families import OPTIMIZERS

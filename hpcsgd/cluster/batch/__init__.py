@@ -6,9 +6,9 @@ from hpcsgd.cluster.batch.precheck import (
     Checked,
     check_comparison,
     check_ensemble,
-    check_replica_groups,
     check_measure,
     check_probe,
+    check_replica_groups,
     check_training,
 )
 from hpcsgd.cluster.batch.site import Site, load_site
@@ -21,9 +21,9 @@ __all__ = [
     "by_hand",
     "check_comparison",
     "check_ensemble",
-    "check_replica_groups",
     "check_measure",
     "check_probe",
+    "check_replica_groups",
     "check_training",
     "estimate",
     "load_site",

@@ -21,10 +21,10 @@ from hpcsgd.errors import count_text, in_file, in_section, located
 from hpcsgd.performance.comparing import folder_of
 from hpcsgd.performance.probing.job_file import plan_of
 from hpcsgd.report.run_folder import require_unused
-from hpcsgd.train.training_setup import assemble
-from hpcsgd.train.predicted import predicted
 from hpcsgd.train.loading import make_injection, make_partition, require_divisible
+from hpcsgd.train.predicted import predicted
 from hpcsgd.train.probe_answer import take_answer
+from hpcsgd.train.training_setup import assemble
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hpcsgd.cluster.doctor.exercise import exercise
 from hpcsgd.cluster.doctor.finding import Finding, Level
 from hpcsgd.cluster.doctor.rank_info import examine, table
 from hpcsgd.cluster.doctor.stores import open_everywhere
-from hpcsgd.comm import joining, exit_all
+from hpcsgd.comm import exit_all, joining
 from hpcsgd.core.topology import Topology
 from hpcsgd.start import form_as_launched
 

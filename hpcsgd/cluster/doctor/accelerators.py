@@ -12,7 +12,7 @@ import torch
 from hpcsgd.cluster.doctor.exercise import LARGE_ROUNDS, bandwidth, finish, median_seconds, slowest
 from hpcsgd.cluster.doctor.finding import Finding, ok, warning
 from hpcsgd.comm import Communicator
-from hpcsgd.comm.backend_choice import Device, BackendName, chosen, local_device
+from hpcsgd.comm.backend_choice import BackendName, Device, chosen, local_device
 from hpcsgd.comm.streams import DRIVERS, all_visible, on_accelerator, reaches, why_none
 from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError, count_text
@@ -31,7 +31,9 @@ def look_at_accelerators(topology: Topology) -> list[Finding]:
     if topology.world_size > 1:
         found += [travel(topology.world, way, own) for way in BACKENDS]
         found.append(
-            ok(f"transport: {topology.intra_group.device_backend} in groups, {topology.inter_group.device_backend} across them")
+            ok(
+                f"transport: {topology.intra_group.device_backend} in groups, {topology.inter_group.device_backend} across them"
+            )
         )
     return found
 

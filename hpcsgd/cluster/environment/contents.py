@@ -133,7 +133,9 @@ class Environment:
         python = re.escape(bytes(self.prefix / "bin" / "python"))
         named = rb"#!%b[\d.]*\n|#!/bin/sh\n'''exec' \"?%b[^\n]*\n' '''\n" % (python, python)
         found = re.match(named, text)
-        return member if found is None else Member(member.name, member.source, ADDED_FILES + text[found.end() :])
+        return (
+            member if found is None else Member(member.name, member.source, ADDED_FILES + text[found.end() :])
+        )
 
 
 def below(folder: Path, name: str, without: Set[str] = frozenset()) -> Iterator[Member]:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.elastic import event_log
+from hpcsgd.elastic.coordinator_address import of_term
 from hpcsgd.elastic.event_log import EventLog
 from hpcsgd.elastic.journal import FOLDER, last_claimed, newest
 from hpcsgd.elastic.register import Phase, Register
 from hpcsgd.elastic.watch import beat
-from hpcsgd.elastic.coordinator_address import of_term
 from hpcsgd.errors import UserError
 from hpcsgd.report.run_folder import replica_group_folder
 

@@ -24,9 +24,9 @@ from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, dump, load
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.addresses import require_own
+from hpcsgd.elastic.coordinator_address import of_term
 from hpcsgd.elastic.journal import FOLDER, last_claimed, newest
 from hpcsgd.elastic.register import Phase
-from hpcsgd.elastic.coordinator_address import of_term
 from hpcsgd.errors import UserError, count_text, in_file
 from hpcsgd.files.atomic import new_folder
 from hpcsgd.report import run_folder
@@ -65,7 +65,7 @@ def launch_replica_group(
     count = len(group_sizes(path, config, 0, groups, K))
     if not 0 <= replica_group < count:
         raise UserError(
-            f"--replica-group {island}: of {count_text(count, 'group')}, they are 0 to {count - 1}"
+            f"--replica-group {replica_group}: of {count_text(count, 'group')}, they are 0 to {count - 1}"
         )
     if config.rebalance.resource == "ranks":
         raise UserError(

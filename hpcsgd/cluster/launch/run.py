@@ -16,8 +16,8 @@ from hpcsgd.cluster.launch.starter import starter
 from hpcsgd.cluster.launch.supervisor import Supervisor, sizes
 from hpcsgd.config.schema import Config, load
 from hpcsgd.elastic import event_log
-from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.elastic.journal import FOLDER, REGISTER
+from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.errors import UserError, count_text, in_file
 from hpcsgd.report import end_of_run, run_folder
 from hpcsgd.report.loggers import require_loggers

@@ -158,7 +158,12 @@ class Supervisor:
             replica_group.lives += 1
             before = self._coordinator.register().rounds
             replica_group.code = await self._live(replica_group)
-            self._coordinator.note("ended", replica_group=replica_group.number, life=str(replica_group.lives), code=replica_group.code)
+            self._coordinator.note(
+                "ended",
+                replica_group=replica_group.number,
+                life=str(replica_group.lives),
+                code=replica_group.code,
+            )
             register = self._coordinator.register()
             if register.phase is Phase.FINISHED or register.leaving:
                 self._end(register.replica_groups)
@@ -170,16 +175,19 @@ class Supervisor:
             if replica_group.code == MOVED:
                 continue
             replica_group.deaths += 1
-            self._say(replica_group, f"died with exit code {island.code}")
+            self._say(replica_group, f"died with exit code {replica_group.code}")
             if register.rounds == 0 and replica_group.code == 1:
                 self.fault = True
-                self._say(replica_group, "failed before the first meeting, and would fail again: the run is ended")
+                self._say(
+                    replica_group, "failed before the first meeting, and would fail again: the run is ended"
+                )
                 self._quote(replica_group)
                 self._kill_all()
                 return
             if replica_group.deaths > self._restarts:
                 self._say(
-                    replica_group, f"was started {count_text(island.lives, 'time')}: the others go on without it"
+                    replica_group,
+                    f"was started {count_text(replica_group.lives, 'time')}: the others go on without it",
                 )
                 return
             replica_group.in_vain = 0 if self._met(replica_group, before) else replica_group.in_vain + 1
@@ -193,7 +201,12 @@ class Supervisor:
         )  # fmt: skip
         folder = replica_group_folder(self._folder, replica_group.number)
         folder.mkdir(parents=True, exist_ok=True)
-        self._coordinator.note("started", replica_group=replica_group.number, life=str(replica_group.lives), ranks=replica_group.ranks)
+        self._coordinator.note(
+            "started",
+            replica_group=replica_group.number,
+            life=str(replica_group.lives),
+            ranks=replica_group.ranks,
+        )
         with (folder / LOG).open("ab") as output:
             replica_group.process = await asyncio.create_subprocess_exec(
                 *self._starter.command(replica_group.number, replica_group.ranks, self._program),
@@ -220,7 +233,9 @@ class Supervisor:
     def _met(self, replica_group: ReplicaGroup, rounds: int) -> bool:
         """Whether it was in one of the rounds after these."""
         return any(
-            event["event"] == "commit" and event["rounds"] > rounds and replica_group.number in event["members"]
+            event["event"] == "commit"
+            and event["rounds"] > rounds
+            and replica_group.number in event["members"]
             for event in event_log.of_run(self._folder)
         )
 
@@ -257,13 +272,15 @@ class Supervisor:
                 replica_group.kill()
 
     def _say(self, replica_group: ReplicaGroup, what: str) -> None:
-        print(f"hpcsgd: island {island.number} {what}", file=sys.stderr, flush=True)
+        print(f"hpcsgd: island {replica_group.number} {what}", file=sys.stderr, flush=True)
 
     def _quote(self, replica_group: ReplicaGroup) -> None:
         """What it printed last, where that was only written down."""
         if not replica_group.spoke:
             lines = (
-                (replica_group_folder(self._folder, replica_group.number) / LOG).read_text(errors="replace").splitlines()
+                (replica_group_folder(self._folder, replica_group.number) / LOG)
+                .read_text(errors="replace")
+                .splitlines()
             )
             print("\n".join(lines[-QUOTED:]), file=sys.stderr, flush=True)
 

@@ -4,7 +4,13 @@ from hpcsgd.parts.averagers.distance import WithDistance
 from hpcsgd.parts.averagers.elastic_mean import ElasticMean
 from hpcsgd.parts.averagers.flattened import average_flattened
 from hpcsgd.parts.averagers.mean import Mean, MeanOfAll, set_to_average
-from hpcsgd.parts.averagers.optimizer_state import OPTIMIZER_STATE, WithOptimizerState, AverageState, ResetState, keep_state
+from hpcsgd.parts.averagers.optimizer_state import (
+    OPTIMIZER_STATE,
+    AverageState,
+    ResetState,
+    WithOptimizerState,
+    keep_state,
+)
 from hpcsgd.parts.averagers.quantized_mean import QuantizedMean, mean_by
 from hpcsgd.parts.averagers.selection import SELECTIONS, AcrossShards, PerBlock
 
@@ -12,17 +18,17 @@ __all__ = [
     "OPTIMIZER_STATE",
     "SELECTIONS",
     "AcrossShards",
-    "WithOptimizerState",
     "AverageState",
     "ElasticMean",
     "Mean",
     "MeanOfAll",
-    "WithDistance",
-    "QuantizedMean",
     "PerBlock",
+    "QuantizedMean",
     "ResetState",
-    "set_to_average",
+    "WithDistance",
+    "WithOptimizerState",
     "average_flattened",
     "keep_state",
     "mean_by",
+    "set_to_average",
 ]

@@ -16,7 +16,7 @@ from torch import Tensor
 from hpcsgd.comm import phase
 from hpcsgd.core.averager import Averager, Traits
 from hpcsgd.core.norm import squared_norm, sum_on_host
-from hpcsgd.core.optional import sends
+from hpcsgd.core.optional import comm_ops
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
 
@@ -69,8 +69,8 @@ class WithDistance:
         """Whether a rank has a part of its group's model, or the whole of it."""
         return sharded or not self.traits.whole_model
 
-    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
-        yield from sends(self.inner, m)
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
+        yield from comm_ops(self.inner, m)
         if self._of_shards(m.sharded):
             yield allreduce("group", FLOAT64, "distance")
         yield allreduce("cross", FLOAT64, "distance")

@@ -3,7 +3,8 @@
     W ← (1/M) Σ_i W_i   over the M islands that the register counts in this round
 
 Float buffers are averaged with the parameters, over all ranks: who returns has none of its own. How
-all or none take the mean, whatever dies, is the business of `ReplicaGroups`: see `hpcsgd.elastic.elastic_average`.
+all or none take the mean, whatever dies, is the business of `ReplicaGroups`: see
+`hpcsgd.elastic.elastic_average`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class ElasticMean:
         s.metrics["distance"] = squared.sqrt().item()
         return found
 
-    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """Each of the K ranks has a ring of its own for a K-th of the model."""
         yield allreduce("group", 16, "buffers")
         yield from (allreduce("group", nbytes) for nbytes in m.buffers)

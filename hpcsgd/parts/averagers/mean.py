@@ -32,7 +32,7 @@ class Mean:
     def set_reference(self, common: Sequence[Tensor]) -> None:
         """Do nothing: chunks travel as they are, and not how they moved."""
 
-    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """T1 of eq. 7."""
         for i, b in enumerate(m.buckets):
             yield replace(allreduce("cross", b.nbytes / m.K), bucket=i)
@@ -51,7 +51,7 @@ class MeanOfAll:
             work.wait()
         return found
 
-    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """The second term of eq. 5."""
         return (allreduce("cross", m.here(b)) for b in m.buckets)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from hpcsgd.arguments import checked
 from hpcsgd.comm import phase
 from hpcsgd.core.averager import Averager, Traits
-from hpcsgd.core.optional import sends
+from hpcsgd.core.optional import comm_ops
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import CommOp, ModelLayout, allreduce
 from hpcsgd.parts.averagers.flattened import average_flattened, require_same_layout
@@ -108,8 +108,8 @@ class AverageState:
         yield from self.inner.average(vectors, s)
         average_states(s.optimizer_state.tensors(), s)
 
-    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
-        yield from sends(self.inner, m)
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
+        yield from comm_ops(self.inner, m)
         yield comparison()
         for layers in m.optimizer_state.values():
             yield from sent_by_state(m, layers, not self.traits.whole_model)
@@ -152,9 +152,13 @@ class ResetState:
         yield from self.inner.average(vectors, s)
         s.optimizer_state.reset()
 
-    def sends(self, m: ModelLayout) -> list[CommOp]:
-        return sends(self.inner, m)
+    def comm_ops(self, m: ModelLayout) -> list[CommOp]:
+        return comm_ops(self.inner, m)
 
 
-OPTIMIZER_STATE: Mapping[str, WithOptimizerState] = {"average": AverageState, "keep": keep_state, "reset": ResetState}
+OPTIMIZER_STATE: Mapping[str, WithOptimizerState] = {
+    "average": AverageState,
+    "keep": keep_state,
+    "reset": ResetState,
+}
 """As job files call them."""

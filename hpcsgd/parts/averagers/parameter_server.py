@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from hpcsgd.comm import RequestServer, Communicator, phase, accumulation_dtype
+from hpcsgd.comm import Communicator, RequestServer, accumulation_dtype, phase
 from hpcsgd.comm.on_host import on_host, room_for
 from hpcsgd.comm.streams import HOST
 from hpcsgd.core.averager import Traits
@@ -154,7 +154,9 @@ class ParameterServer:
         if s.topology.num_groups > 1 and self._anew:
             self._owned = vectors
             if self._link is None:
-                self._link = ServerConnection(vectors, self._saved or vectors, s.topology.inter_group, self.staleness)
+                self._link = ServerConnection(
+                    vectors, self._saved or vectors, s.topology.inter_group, self.staleness
+                )
                 self._saved = None
             for part, read in zip(parts_of(vectors, s.topology.num_groups), self._link.read, strict=True):
                 read.pack(part)
@@ -174,7 +176,7 @@ class ParameterServer:
         s.metrics["ahead"] = link.keeper.ahead(s.topology.group_index)
         return found
 
-    def sends(self, m: ModelLayout) -> list[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         """Questions to the keepers of the P − 1 other parts, and as many answers."""
         others = m.P - 1
         leaving = (m.P - m.groups_per_host) / others if m.groups_per_host < m.P else 0.0

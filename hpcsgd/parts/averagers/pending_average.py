@@ -43,7 +43,8 @@ def on_own_thread(topology: Topology) -> Topology:
     """The same ranks on communicators of their own, which share a lane; collective."""
     world = topology.world.dup_with_thread()
     group, cross = (
-        ranks.split(0, ranks.rank).with_thread(world.comm_thread) for ranks in (topology.intra_group, topology.inter_group)
+        ranks.split(0, ranks.rank).with_thread(world.comm_thread)
+        for ranks in (topology.intra_group, topology.inter_group)
     )
     return replace(topology, world=world, intra_group=group, inter_group=cross)
 

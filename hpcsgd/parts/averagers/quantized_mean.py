@@ -59,19 +59,19 @@ class QuantizedMean:
             for i, own in enumerate(found):
                 if own.numel():  # of a fragment a position may own nothing
                     own.copy_(self._mean(s, i, own))
-            self.refer_to(found)
+            self.set_reference(found)
         self._num_syncs += 1
         return found
 
-    def refer_to(self, common: Sequence[Tensor]) -> None:
+    def set_reference(self, common: Sequence[Tensor]) -> None:
         """Count movement from `common` on: all groups have moved on to it from what this left, alike."""
         for theta, chunk in zip(self._theta, common, strict=True):
             theta.copy_(chunk)
 
-    def holds(self, m: ModelLayout) -> float:
+    def memory_bytes(self, m: ModelLayout) -> float:
         return (2 if self.wire.keeps else 1) * m.own_elements(wide=True)
 
-    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """Of every meeting, but for a first one of groups that have trained apart."""
         for b in m.buckets:
             yield from sent_by_mean(self.wire, m.shard(b), m)

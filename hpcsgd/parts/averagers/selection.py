@@ -39,7 +39,7 @@ class Selection(Protocol):
         """Of a vector of n elements, on the mean."""
         ...
 
-    def sends(self, m: ModelLayout) -> Iterable[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> Iterable[CommOp]:
         """What agreeing takes."""
         ...
 
@@ -79,7 +79,7 @@ class PerBlock:
     def expected(self, n: int, density: float) -> Share:
         return _evenly(n, self.size, density)
 
-    def sends(self, m: ModelLayout) -> Iterable[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> Iterable[CommOp]:
         return ()
 
 
@@ -136,7 +136,7 @@ class AcrossShards:
         spans = itertools.pairwise([*range(0, n, self.block), n])
         return _share([(low, high, k * high // n - k * low // n) for low, high in spans])
 
-    def sends(self, m: ModelLayout) -> Iterable[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> Iterable[CommOp]:
         runs = sum(-(-m.shard(b) // self.block) for b in m.buckets)
         yield allreduce("cross", FLOAT64 * runs, ALLOCATION)
         yield CommOp("allgather", "group", FLOAT64 * m.K, ALLOCATION)

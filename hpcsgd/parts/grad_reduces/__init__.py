@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from hpcsgd.core.step import GradReduce
 from hpcsgd.parts.grad_reduces.codecs import Gaps, Plain
-from hpcsgd.parts.grad_reduces.combining import union, per_worker
+from hpcsgd.parts.grad_reduces.combining import per_worker, union
 from hpcsgd.parts.grad_reduces.dense import (
     AcrossGroups,
     AllReduce,
@@ -13,8 +13,8 @@ from hpcsgd.parts.grad_reduces.dense import (
     ReduceScatter,
     WithAllgather,
 )
-from hpcsgd.parts.grad_reduces.feedback import ErrorFeedback, LrInErrorFeedback, MomentumCorrection
-from hpcsgd.parts.grad_reduces.packed import Quantized
+from hpcsgd.parts.grad_reduces.error_feedback import ErrorFeedback, LrInErrorFeedback, MomentumCorrection
+from hpcsgd.parts.grad_reduces.quantized import Quantized
 from hpcsgd.parts.grad_reduces.sparse import Sparse
 
 EXCHANGES: Mapping[str, Callable[..., GradReduce]] = {
@@ -41,6 +41,6 @@ __all__ = [
     "ReduceScatter",
     "Sparse",
     "WithAllgather",
-    "union",
     "per_worker",
+    "union",
 ]

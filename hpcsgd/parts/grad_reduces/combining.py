@@ -56,7 +56,7 @@ def union(x: Selected, codec: Codec, workers: Communicator) -> Combined:
     Sends the own indices to n−1 others and 2·(n−1)/n values for each joint index.
     """
     runs = _of_leader(x, codec, workers) if x.leader is not None else _of_all(x, codec, workers)
-    joint = union(runs, x.disjoint)
+    joint = joint_indices(runs, x.disjoint)
     values = x.acc[joint]
     mean = mean_over(torch.cat([values, _left(x, values)]), workers)
     return Combined(joint, mean[:-1], mean[-1:], joint, _growth(joint, runs))
@@ -66,7 +66,7 @@ def per_worker(x: Selected, codec: Codec, workers: Communicator) -> Combined:
     """Every worker gives its values at its own indices alone, the others count as zero and are kept.
 
     The usual way of Top-k (A. Aji, K. Heafield: Sparse Communication for Distributed Gradient Descent, EMNLP
-    2017). Sends n−1 times its own indices and values: half of what `everyones` sends where selections have
+    2017). Sends n−1 times its own indices and values: half of what `union` sends where selections have
     little in common.
     """
     n, runs = workers.size, _of_all(x, codec, workers)
@@ -75,7 +75,7 @@ def per_worker(x: Selected, codec: Codec, workers: Communicator) -> Combined:
     gathered = values.new_empty(sum(counts))
     with phase("values"):
         workers.allgatherv(gathered, torch.cat([values, _left(x, values)]), counts).wait()
-    joint = union(runs)
+    joint = joint_indices(runs)
     total, errors = values.new_zeros(joint.numel()), []
     for run, theirs in zip(runs, gathered.split(counts), strict=True):
         total[torch.searchsorted(joint, run)] += theirs[:-1]
@@ -83,11 +83,11 @@ def per_worker(x: Selected, codec: Codec, workers: Communicator) -> Combined:
     return Combined(joint, total.div_(n), torch.stack(errors), x.mine, _growth(joint, runs))
 
 
-COMBINING: Mapping[str, Combine] = {"everyones": union, "own": per_worker}
+COMBINING: Mapping[str, Combine] = {"union": union, "per_worker": per_worker}
 """As job files call them."""
 
 
-def union(runs: Sequence[Tensor], disjoint: bool = False) -> Tensor:
+def joint_indices(runs: Sequence[Tensor], disjoint: bool = False) -> Tensor:
     """Ascending, each once, of ascending ones. How many there are of disjoint ones need not be counted."""
     if len(runs) == 1:
         return runs[0]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from hpcsgd.core.traffic import FLOAT64, CommOp, Over, ModelLayout
+from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, Over
 from hpcsgd.errors import UserError
 from hpcsgd.parts.grad_reduces.codecs import Codec
-from hpcsgd.parts.grad_reduces.combining import Combine, union, per_worker
+from hpcsgd.parts.grad_reduces.combining import Combine, per_worker, union
 from hpcsgd.parts.sparsifiers.base import Expected, Foreseeing, Sparsifier
 
 

@@ -18,10 +18,10 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import Work, accumulation_dtype
 from hpcsgd.comm.by_node import levels
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.optional import sends
+from hpcsgd.core.optional import comm_ops
 from hpcsgd.core.step import GradReduce, ReduceContext
 from hpcsgd.core.topology import Topology
-from hpcsgd.core.traffic import CommOp, ModelLayout, BucketLayout
+from hpcsgd.core.traffic import BucketLayout, CommOp, ModelLayout
 from hpcsgd.core.traits import GradReduceTraits
 from hpcsgd.parts.grad_reduces.by_torch import ByTorch, left_to_torch
 
@@ -72,10 +72,10 @@ class AllToAll(InGroup):
         d.topology.intra_group.alltoall(received, b.g).wait()
         torch.mean(received.view(d.topology.group_size, -1), 0, out=b.grad_shard)
 
-    def holds(self, m: ModelLayout) -> float:
+    def memory_bytes(self, m: ModelLayout) -> float:
         return m.K * m.own_elements() if m.K > 1 else 0
 
-    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """T0 of eq. 6."""
         for x, b in zip(_of_buckets("alltoall", m), m.buckets, strict=True):
             yield replace(x, reduced=b.padded)
@@ -109,10 +109,10 @@ class ReduceScatter(InGroup):
         d.topology.intra_group.reduce_scatter(received, b.g, "mean").wait()
         b.grad_shard.copy_(received)
 
-    def holds(self, m: ModelLayout) -> float:
+    def memory_bytes(self, m: ModelLayout) -> float:
         return m.own_elements() if m.K > 1 else 0
 
-    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """As much as T0 of eq. 6."""
         return _of_buckets("reduce_scatter", m)
 
@@ -144,14 +144,14 @@ class Dense(InGroup):
         by_node = d.topology.shares_nodes and accumulation_dtype(b.g.dtype) == b.g.dtype
         (ReduceScatter if by_node else AllToAll)()(d, b)
 
-    def holds(self, m: ModelLayout) -> float:
+    def memory_bytes(self, m: ModelLayout) -> float:
         room = (m.shard(b) * b.width * (1 if _goes_by_node(b, m) else m.K) for b in m.buckets)
         return sum(room) if m.K > 1 else 0
 
-    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """T0 of eq. 6."""
         for to_all, scattered, b in zip(
-            AllToAll().sends(m), ReduceScatter().sends(m), m.buckets, strict=True
+            AllToAll().comm_ops(m), ReduceScatter().comm_ops(m), m.buckets, strict=True
         ):
             yield scattered if _goes_by_node(b, m) else to_all
 
@@ -171,7 +171,7 @@ class AllReduce(InGroup):
             return
         d.topology.intra_group.allreduce(b.g, "mean").wait()
 
-    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """The first term of eq. 5."""
         return _of_buckets("allreduce", m)
 
@@ -205,8 +205,8 @@ class AcrossGroups:
             else None
         )
 
-    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
-        yield from sends(self.inner, m)
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
+        yield from comm_ops(self.inner, m)
         parts = m.K if self.traits.shards else 1
         for i, b in enumerate(m.buckets):
             yield CommOp("allreduce", "cross", b.nbytes / parts, bucket=i)
@@ -234,8 +234,8 @@ class WithAllgather:
         if d.topology.group_size > 1:
             d.topology.intra_group.allgather(b.g, b.grad_shard).wait()
 
-    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
-        yield from sends(self.inner, m)
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
+        yield from comm_ops(self.inner, m)
         yield from _of_buckets("allgather", m)
 
 

@@ -13,13 +13,13 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import Work, accumulation_dtype
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import parts_of
-from hpcsgd.core.optional import held, sends
+from hpcsgd.core.optional import comm_ops, memory_bytes
 from hpcsgd.core.state import State
 from hpcsgd.core.step import GradReduce, ReduceContext, StepContext
 from hpcsgd.core.topology import Topology
 from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.parts.grad_reduces.dense import AllToAll
-from hpcsgd.parts.grad_reduces.published import PARAMETERS, QuantizedShards
+from hpcsgd.parts.grad_reduces.quantized_gather import PARAMETERS, QuantizedShards
 from hpcsgd.parts.quantizers.base import Quantizer, noise_for
 from hpcsgd.parts.quantizers.mean import mean_of_own, mean_on_all, padded, sent_by_mean
 
@@ -89,7 +89,11 @@ class Quantized:
         i = next(i for i, each in enumerate(d.buckets) if each is b)
         mean = b.grad_shard
         if d.topology.group_size > 1:
-            x = b.g.to(accumulation_dtype(b.g.dtype), copy=True) if self._kept is None else self._kept.add(IN_GROUP, i, b.g)
+            x = (
+                b.g.to(accumulation_dtype(b.g.dtype), copy=True)
+                if self._kept is None
+                else self._kept.add(IN_GROUP, i, b.g)
+            )
             mean = mean_of_own(
                 x, d.topology.intra_group, self.gradients, partial(noise_for, d.topology.rank, self._t, i, 0)
             )
@@ -111,17 +115,17 @@ class Quantized:
             mean_on_all(x, d.topology.inter_group, self.gradients, dice)[: b.grad_shard.numel()]
         )
 
-    def holds(self, m: ModelLayout) -> float:
-        published = m.own_elements(wide=True) if self.publishes and m.K > 1 else 0
+    def memory_bytes(self, m: ModelLayout) -> float:
+        published = m.own_elements(wide=True) if self.quantizes_gather and m.K > 1 else 0
         if self.gradients is None:
-            return published + held((part for _, part in parts_of("", self._plain)), m)
+            return published + memory_bytes((part for _, part in parts_of("", self._plain)), m)
         in_group = m.K * m.own_elements(wide=True) if m.K > 1 else 0
         across = sum(-(-m.shard(b) // m.P) * m.P * b.wide for b in m.buckets) if m.P > 1 else 0
         return published + self.gradients.keeps * (in_group + self.traits.across * across)
 
-    def sends(self, m: ModelLayout) -> Iterator[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         if self.gradients is None:
-            yield from sends(self._plain, m)
+            yield from comm_ops(self._plain, m)
             return
         for i, b in enumerate(m.buckets):
             if m.K > 1:
@@ -131,24 +135,24 @@ class Quantized:
                 yield from (replace(x, bucket=i) for x in sent_by_mean(self.gradients, m.shard(b), m))
 
     @property
-    def publishes(self) -> bool:
+    def quantizes_gather(self) -> bool:
         return self._gather is not None
 
-    def take_back(self, s: StepContext) -> None:
+    def restore(self, s: StepContext) -> None:
         assert self._gather is not None
         self._gather.restore(s)
 
-    def publish(self, s: StepContext) -> None:
+    def gather(self, s: StepContext) -> None:
         assert self._gather is not None
         self._gather.gather(s)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         assert self._gather is not None
-        self._gather.forget()
+        self._gather.clear()
 
-    def publications(self, m: ModelLayout) -> Iterator[CommOp]:
+    def gather_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         assert self._gather is not None
-        return self._gather.publications(m)
+        return self._gather.gather_ops(m)
 
     def state_dict(self) -> State:
         published = {} if self._gather is None else self._gather.shards()
@@ -173,7 +177,9 @@ class ErrorFeedback:
         self._sizes = [b.grad_shard.numel() for b in d.buckets]
         self._room: dict[str, list[Tensor]] = {}
         if d.topology.group_size > 1:
-            self._room[IN_GROUP] = [torch.zeros_like(b.g, dtype=accumulation_dtype(b.g.dtype)) for b in d.buckets]
+            self._room[IN_GROUP] = [
+                torch.zeros_like(b.g, dtype=accumulation_dtype(b.g.dtype)) for b in d.buckets
+            ]
         if across and d.topology.num_groups > 1:
             self._room[ACROSS] = [
                 padded(torch.zeros_like(b.grad_shard), d.topology.num_groups) for b in d.buckets

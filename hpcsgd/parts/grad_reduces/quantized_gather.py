@@ -47,7 +47,8 @@ class QuantizedShards:
             return
         if not self._beside:
             self._beside = [
-                torch.zeros_like(b.param_shard, dtype=accumulation_dtype(b.param_shard.dtype)) for b in s.buckets
+                torch.zeros_like(b.param_shard, dtype=accumulation_dtype(b.param_shard.dtype))
+                for b in s.buckets
             ]
             for e, saved in zip(self._beside, self._saved, strict=False):
                 e.copy_(saved)
@@ -71,11 +72,11 @@ class QuantizedShards:
             b.w.copy_(b.w.to(p.dtype).add_(moved))
             p.copy_(x.sub_(b.param_shard.to(p.dtype)))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Everybody knows all: chunks have been gathered as they are."""
         self._beside, self._saved = [], []
 
-    def publications(self, m: ModelLayout) -> Iterator[CommOp]:
+    def gather_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         if m.K > 1:
             for b in m.buckets:
                 yield CommOp("allgather", "group", m.K * self.wire.nbytes(m.shard(b)), "parameters")

@@ -37,10 +37,10 @@ from hpcsgd.core.topology import Topology
 from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.core.traits import GradReduceTraits
 from hpcsgd.errors import UserError
-from hpcsgd.parts.grad_reduces import foreseen
+from hpcsgd.parts.grad_reduces import comm_ops as expected_ops
 from hpcsgd.parts.grad_reduces.codecs import Codec, Gaps
 from hpcsgd.parts.grad_reduces.combining import Combine, Selected, union
-from hpcsgd.parts.grad_reduces.feedback import ErrorFeedback, Feedback, Residual
+from hpcsgd.parts.grad_reduces.error_feedback import ErrorFeedback, Feedback, Residual
 from hpcsgd.parts.sparsifiers import Accumulated, Sparsifier
 
 
@@ -61,8 +61,8 @@ class Sparse:
 
     Args:
         sparsifier: what selects, such as `Deft(density=0.01)`.
-        combine: whose values count at the selected indices: `everyones`, or each worker's `own`
-            alone, half as much to send for `TopK`; both of `hpcsgd.parts.grad_reduces`. Default everyones,
+        combine: whose values count at the selected indices: `union`, or each worker's: `per_worker`
+            alone, half as much to send for `TopK`; both of `hpcsgd.parts.grad_reduces`. Default `union`,
             DEFT's lines 7 to 9.
         feedback: what becomes of the rest: `ErrorFeedback()`, of `hpcsgd.parts.grad_reduces`,
             `MomentumCorrection(m)` or `LrInErrorFeedback()`. Default ErrorFeedback(): rate, momentum and
@@ -128,19 +128,19 @@ class Sparse:
         if i + 1 == len(d.buckets):
             self._send(d)
 
-    def sends(self, m: ModelLayout) -> Iterable[CommOp]:
+    def comm_ops(self, m: ModelLayout) -> Iterable[CommOp]:
         """Lines 6 to 9. Raises `UserError` where the sparsifier cannot tell."""
         over = "world" if self.traits.across else "group"
-        return foreseen.messages(self.sparsifier, self.combine, self.indices, over, m)
+        return expected_ops.messages(self.sparsifier, self.combine, self.indices, over, m)
 
-    def holds(self, m: ModelLayout) -> float:
+    def memory_bytes(self, m: ModelLayout) -> float:
         width = max((b.width for b in m.buckets), default=0)
         vectors = 2 if self.feedback.velocity else 1
         return vectors * m.M * (8 if width == 8 else 4) if (m.N if self.traits.across else m.K) > 1 else 0
 
-    def searched(self, m: ModelLayout) -> float:
+    def elements_searched(self, m: ModelLayout) -> float:
         n = m.N if self.traits.across else m.K
-        return foreseen.expected(self.sparsifier, n, m).searched if n > 1 else 0.0
+        return expected_ops.expected(self.sparsifier, n, m).searched if n > 1 else 0.0
 
     @property
     def parts(self) -> Mapping[str, Any]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from hpcsgd.core.layout import bucket_bytes
+from hpcsgd.cost.link_classes import LinkClass
 from hpcsgd.cost.links import Link, Points
 from hpcsgd.cost.machine import Machine
-from hpcsgd.cost.link_classes import LinkClass
 from hpcsgd.errors import count_text
 from hpcsgd.performance.measuring.messages import Series
 
@@ -40,7 +40,7 @@ def answers(machine: Machine, measured: Sequence[Series]) -> Iterator[str]:
         yield f"{told(way)}: bucket_cap_mb = {bucket:.2g} or more reaches {share}"
     comm_threads = [p.seconds[0] - p.bare_seconds[0] for p in machine.points]
     if comm_threads:
-        yield f"a lane adds {1e6 * median(lanes):.0f} µs to a small message; computing goes on meanwhile"
+        yield f"a lane adds {1e6 * median(comm_threads):.0f} µs to a small message; computing goes on meanwhile"
     yield from _doubts(machine, measured)
 
 

@@ -60,7 +60,9 @@ def ranked(estimates: Sequence[Estimate], wishes: Limits, own: str = "") -> tupl
             else f"the fastest; nothing keeps {WORTH:.0%} of what ranks would do on one node"
         )
     best = _without_need_to_change(best, fit, own)
-    rest = sorted((e for e in estimates if e is not best), key=lambda e: (not wishes.satisfied_by(e), e.hours))
+    rest = sorted(
+        (e for e in estimates if e is not best), key=lambda e: (not wishes.satisfied_by(e), e.hours)
+    )
     return [best, *rest], f"{why}{_too_close(best, rest)}"
 
 

@@ -78,7 +78,14 @@ class Estimate:
 
 
 def estimate(
-    subject: TrainingProfile, machine: Machine, option: Option, P: int, K: int, *, meets: float | None, alone: float
+    subject: TrainingProfile,
+    machine: Machine,
+    option: Option,
+    P: int,
+    K: int,
+    *,
+    meets: float | None,
+    alone: float,
 ) -> Estimate:
     """Raises `UserError` for what cannot be told of the method or was not measured of the machine."""
     plan = subject.plan(subject.method(option.table, P))

@@ -16,11 +16,11 @@ from hpcsgd.files.reading import read_json
 from hpcsgd.performance.planning import report
 from hpcsgd.performance.planning.candidates import Option, options, ranks_from, shapes
 from hpcsgd.performance.planning.choice import Limits, ranked
-from hpcsgd.performance.planning.estimate import Estimate, one_node, estimate
+from hpcsgd.performance.planning.estimate import Estimate, estimate, one_node
 from hpcsgd.performance.planning.job_file import write_choice
 from hpcsgd.performance.planning.picture import draw
 from hpcsgd.performance.planning.scenario import scenario_of
-from hpcsgd.train.training_profile import TrainingProfile, require_same_model, profile_of
+from hpcsgd.train.training_profile import TrainingProfile, profile_of, require_same_model
 
 log = logging.getLogger(__name__)
 

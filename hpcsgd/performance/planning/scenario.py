@@ -33,7 +33,7 @@ def scenario_of(e: Estimate) -> str:
     messages = {"exchange_seconds": exchange, "gather_seconds": phases.pop(AT_THE_END, 0.0)}
     between = sum(phases.values())
     if isinstance(waits, All | Living):
-        messages["meeting_seconds"] = _model_average(e, between, waits)
+        messages["model_average_seconds"] = _model_average(e, between, waits)
     else:
         senders = max(e.ranks_per_host // e.K, 1)
         period = float(waits.period or 1)
@@ -71,5 +71,7 @@ def _messages(e: Estimate) -> float:
     """Those that a group sends when groups synchronize, on the mean: a push to a server and the answer to it
     are one in the simulation."""
     (stage,) = e.sequence
-    sent = sum(x.times * x.sender_fraction for x in ops_of_sync(stage.plan, e.sizes) if x.operation == "exchange")
+    sent = sum(
+        x.times * x.sender_fraction for x in ops_of_sync(stage.plan, e.sizes) if x.operation == "exchange"
+    )
     return sent / 2 if isinstance(e.plan.waits, Slowest) else sent

@@ -17,11 +17,11 @@ from hpcsgd.files.atomic import replacing
 from hpcsgd.methods import METHODS
 from hpcsgd.named import annotations_of, resolve
 from hpcsgd.performance.probing.changes import Changes, changes_of, plot, table, to_json
-from hpcsgd.train.training_setup import TrainingSetup, assemble
 from hpcsgd.train.devices import form_job
 from hpcsgd.train.parts import make_method
 from hpcsgd.train.probe_answer import setting
 from hpcsgd.train.process import compute_alike, keep_freed_memory, use_threads, world_for
+from hpcsgd.train.training_setup import TrainingSetup, assemble
 
 
 def run(path: Path, overrides: Sequence[str], steps: int) -> None:

@@ -20,6 +20,10 @@ from hpcsgd.performance.probing.idle import IN_MEMORY, Offload
 from hpcsgd.performance.probing.own import HELD_OUT
 from hpcsgd.performance.probing.replicas import Chance, Trainee, VirtualGroups, VirtualRank
 from hpcsgd.performance.probing.virtual_ranks import virtual_rank
+from hpcsgd.train.length import length
+from hpcsgd.train.loading import batch_of_rank, opened
+from hpcsgd.train.model_layout import lay_out
+from hpcsgd.train.tasks import task_of
 from hpcsgd.train.training_setup import (
     make_model,
     make_natural_gradient,
@@ -28,10 +32,6 @@ from hpcsgd.train.training_setup import (
     make_scheduler,
     make_transform,
 )
-from hpcsgd.train.length import length
-from hpcsgd.train.loading import batch_of_rank, opened
-from hpcsgd.train.model_layout import lay_out
-from hpcsgd.train.tasks import task_of
 from hpcsgd.train.trial import require_model_fits
 
 

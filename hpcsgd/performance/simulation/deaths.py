@@ -8,8 +8,8 @@ from bisect import bisect_right
 import numpy as np
 
 from hpcsgd.performance.simulation.compute import Seconds
-from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 from hpcsgd.performance.simulation.links import Indices
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 
 
 class Deaths:

@@ -81,7 +81,9 @@ class Durations:
     message: Message = Message()
 
     def __post_init__(self) -> None:
-        _require_seconds(exchange=self.exchange, update=self.update, meeting=self.model_average, gather=self.gather)
+        _require_seconds(
+            exchange=self.exchange, update=self.update, meeting=self.model_average, gather=self.gather
+        )
 
     @property
     def before_sync(self) -> float:

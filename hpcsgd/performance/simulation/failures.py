@@ -44,7 +44,7 @@ class Failures:
     """Work between checkpoints; None: the best that is found."""
     rank_mtbf_seconds: float | None = None
     """Of the processes of a rank, beside its node; None: they never fail by themselves."""
-    heartbeat_timeout_s: float = 10.0
+    heartbeat_timeout_seconds: float = 10.0
     """Where groups die one by one: so long the others wait for one of which they hear nothing."""
     syncs_per_epoch: int = 1
     """There: synchronizations from one at which groups may come back to the next."""
@@ -60,11 +60,11 @@ class Failures:
         for name in positive:
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise UserError(f"{name} = {value}: expected a number above 0")
-        for name in ("restart_seconds", "silence_seconds"):
+        for name in ("restart_seconds", "heartbeat_timeout_seconds"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} = {getattr(self, name)}: expected 0 or more")
         if self.syncs_per_epoch < 1:
-            raise UserError(f"meetings_per_epoch = {self.syncs_per_epoch}: expected 1 or more")
+            raise UserError(f"syncs_per_epoch = {self.syncs_per_epoch}: expected 1 or more")
 
     def mtbf(self, nodes: int, ranks: int) -> float:
         """Seconds between failures of what consists of these; infinite where nothing of it can fail."""

@@ -46,7 +46,7 @@ class MessagesSection:
 
     exchange_seconds: Seconds = 0.0
     update_seconds: Seconds = 0.0
-    meeting_seconds: Seconds = 0.0
+    model_average_seconds: Seconds = 0.0
     gather_seconds: Seconds = 0.0
     latency_seconds: Seconds = 0.0  # of a message from one group to another
     link_seconds: Seconds = 0.0  # that a message keeps the link of its host busy
@@ -62,8 +62,10 @@ class FailuresSection:
     restart_seconds: Seconds = 0.0
     work_hours: Time = 24.0  # of the whole training without failures
     checkpoint_every_seconds: Time | None = None  # none: as often as is best
-    silence_seconds: Seconds = 10.0  # of `ensemble_sync`: so long the others wait for a group that has died
-    meetings_per_epoch: Count = 1  # of `ensemble_sync`: groups come back after so many synchronizations
+    heartbeat_timeout_seconds: Seconds = (
+        10.0  # of `ensemble_sync`: so long the others wait for a group that has died
+    )
+    syncs_per_epoch: Count = 1  # of `ensemble_sync`: groups come back after so many synchronizations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Simulation:
             durations=Durations(
                 exchange=m.exchange_seconds,
                 update=m.update_seconds,
-                model_average=m.meeting_seconds,
+                model_average=m.model_average_seconds,
                 gather=m.gather_seconds,
                 message=Message(m.latency_seconds, m.link_seconds),
             ),
@@ -130,7 +132,7 @@ def _failures(section: FailuresSection | None) -> Failures | None:
         restart_seconds=section.restart_seconds,
         work_seconds=section.work_hours * HOUR,
         interval_seconds=section.checkpoint_every_seconds,
-        heartbeat_timeout_s=section.silence_seconds,
-        syncs_per_epoch=section.meetings_per_epoch,
+        heartbeat_timeout_seconds=section.heartbeat_timeout_seconds,
+        syncs_per_epoch=section.syncs_per_epoch,
         rank_mtbf_seconds=None if section.mtbf_hours_per_rank is None else section.mtbf_hours_per_rank * HOUR,
     )

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from hpcsgd.core.waits import Waits
 from hpcsgd.errors import UserError
 from hpcsgd.performance.simulation.compute import Compute, Distribution, Stragglers
-from hpcsgd.performance.simulation.simulated_run import SimulatedRun, Rule
 from hpcsgd.performance.simulation.durations import Durations, Layout
 from hpcsgd.performance.simulation.failures import Checkpointing, Failures, checkpointing, require_few
 from hpcsgd.performance.simulation.rank_times import RankTimes
 from hpcsgd.performance.simulation.rules import rule_of
+from hpcsgd.performance.simulation.simulated_run import Rule, SimulatedRun
 
 MOST = 10**10
 """Steps of all ranks: hours of simulation."""

@@ -12,8 +12,8 @@ from numpy.random import Generator
 from hpcsgd.performance.simulation.compute import Compute, Seconds
 from hpcsgd.performance.simulation.durations import Durations, Layout, Message
 from hpcsgd.performance.simulation.failures import Failures
-from hpcsgd.performance.simulation.rank_times import RankTimes
 from hpcsgd.performance.simulation.links import Indices, Links
+from hpcsgd.performance.simulation.rank_times import RankTimes
 
 
 class SimulatedRun:

@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from hpcsgd.performance.simulation.compute import Seconds
-from hpcsgd.performance.simulation.simulated_run import SimulatedRun, Table
 from hpcsgd.performance.simulation.links import Indices
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun, Table
 
 
 class Inbox(Protocol):

@@ -50,4 +50,4 @@ def _is_installed(library: str) -> bool:
     return found is not None and found.origin is not None  # a folder of that name, as wandb makes, is none
 
 
-__all__ = ["LOGGERS", "MakeLogger", "Logger", "LoggerRun", "make_logger_of", "name_of", "require_loggers"]
+__all__ = ["LOGGERS", "Logger", "LoggerRun", "MakeLogger", "make_logger_of", "name_of", "require_loggers"]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from hpcsgd.report.loggers.base import Logger, LoggerRun, scalars
 from hpcsgd.report.metrics import Record
 from hpcsgd.report.run_folder import flat
-from hpcsgd.report.loggers.base import Logger, LoggerRun, scalars
 
 TAG = "hpcsgd.run"
 """Has the run's id: MLflow gives its runs ids of its own."""

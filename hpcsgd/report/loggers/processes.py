@@ -43,7 +43,9 @@ class LoggerProcesses:
 
     def __init__(self, said: Sequence[str | Mapping[str, Any]], run: LoggerRun) -> None:
         """What a job file says of them, which `require_sinks` has found nothing wrong with."""
-        self._outlets = [_LoggerProcess(each, run, label) for each, label in zip(said, _labels(said), strict=True)]
+        self._outlets = [
+            _LoggerProcess(each, run, label) for each, label in zip(said, _labels(said), strict=True)
+        ]
 
     def put(self, line: bytes) -> None:
         """A line of ``metrics.jsonl``; returns at once."""

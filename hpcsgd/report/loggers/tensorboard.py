@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
-from hpcsgd.report.metrics import Record
 from hpcsgd.report.loggers.base import Logger, LoggerRun, scalars, writable
+from hpcsgd.report.metrics import Record
 
 
 def tensorboard(run: LoggerRun) -> Logger:

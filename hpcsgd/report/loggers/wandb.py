@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Literal
 
-from hpcsgd.report.metrics import Record
 from hpcsgd.report.loggers.base import Logger, LoggerRun, scalars, writable
+from hpcsgd.report.metrics import Record
 
 Mode = Literal["online", "offline"] | None
 AXIS = "at_step"

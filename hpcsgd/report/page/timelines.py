@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from hpcsgd.errors import count_text
-from hpcsgd.report.replica_groups import Timeline, tell
 from hpcsgd.report.page.bars import Plot, Trace, plain
 from hpcsgd.report.page.runs import Run
+from hpcsgd.report.replica_groups import Timeline, tell
 from hpcsgd.report.summary import second_text
 
 MARKS = {
@@ -59,9 +59,11 @@ def _members(timeline: Timeline, of: str) -> Plot:
             x += [line[0][0], line[-1][0], None]
         y = [None if at is None else replica_group for at in x]
         look = {"mode": "lines", "width": 6, "colour": replica_group, "hoverinfo": "x+name"}
-        traces.append({"type": "scatter", "name": f"island {island}", "x": x, "y": y, **look})
+        traces.append({"type": "scatter", "name": f"island {replica_group}", "x": x, "y": y, **look})
     for kind, marks in timeline.marks.items():
-        traces.append(_marks(kind, [at for _, (at, _) in marks], [replica_group for replica_group, _ in marks]))
+        traces.append(
+            _marks(kind, [at for _, (at, _) in marks], [replica_group for replica_group, _ in marks])
+        )
     layout = {"yaxis": {"title": "replica_group", "dtick": 1}, "xaxis": {"title": SECONDS}}
     return Plot(f"{of}members: which islands averaged when", traces, wide=True, layout=layout)
 
@@ -73,8 +75,8 @@ def _progress(timeline: Timeline, of: str) -> Plot:
     traces: list[Trace] = [{"type": "scatter", "name": "all members", "x": x, "y": y, **line}]
     for kind, marks in timeline.marks.items():
         mark = _marks(kind, [at for _, (at, _) in marks], [epochs for _, (_, epochs) in marks])
-        traces.append({**mark, "text": [f"island {island}" for replica_group, _ in marks]})
-    title = f"{of}progress: {count_text(max(y), 'epoch')} in {second_text(story.end)}"
+        traces.append({**mark, "text": [f"island {replica_group}" for replica_group, _ in marks]})
+    title = f"{of}progress: {count_text(max(y), 'epoch')} in {second_text(timeline.end)}"
     return Plot(title, traces, wide=True, layout={"yaxis": {"title": "epochs"}, "xaxis": {"title": SECONDS}})
 
 

@@ -15,14 +15,14 @@ import pytest
 
 import programs
 from cluster.launch.slow_runs import EPOCHS, at_work, hurry, is_of, prepare
-from hpcsgd.cluster.launch.replica_group import _made_or_joined
 from hpcsgd.cluster.launch.elected import Elected
+from hpcsgd.cluster.launch.replica_group import _made_or_joined
 from hpcsgd.cluster.launch.supervisor import Supervisor
 from hpcsgd.config.schema import load
 from hpcsgd.elastic import event_log
+from hpcsgd.elastic.coordinator_address import CoordinatorAddress, of_term
 from hpcsgd.elastic.journal import FOLDER, Term, claim, last_claimed
 from hpcsgd.elastic.register import Phase, Register
-from hpcsgd.elastic.coordinator_address import CoordinatorAddress, of_term
 from hpcsgd.errors import UserError
 from hpcsgd.report.run_folder import replica_group_folder
 from train import launches
@@ -54,7 +54,7 @@ class Islands:
         self.all.append(self.launchers[replica_group])
 
     def printed_by(self, replica_group: int) -> Path:
-        return self.folder / f"printed-{island}"
+        return self.folder / f"printed-{replica_group}"
 
     def told(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("printed-*")))
@@ -120,7 +120,9 @@ def test_they_come_and_go_and_the_coordinator_moves(replica_groups: Islands) -> 
 
     replica_groups.launchers[2].send_signal(signal.SIGUSR1)
     assert replica_groups.ended(2) == 75
-    saved = max(int(path.name.removeprefix("step-")) for path in replica_groups.run.glob("checkpoints/step-*"))
+    saved = max(
+        int(path.name.removeprefix("step-")) for path in replica_groups.run.glob("checkpoints/step-*")
+    )
     assert f"SIGUSR1 received: saved step {saved}, go on with --resume" in replica_groups.told()
     assert not at_work(replica_groups.folder)
 
@@ -134,7 +136,11 @@ def test_they_come_and_go_and_the_coordinator_moves(replica_groups: Islands) -> 
         assert (replica_groups.run / name).exists(), name
     replica_groups.start(1)
     assert replica_groups.ended(1) == 0
-    assert replica_groups.printed_by(1).read_text().endswith(f"hpcsgd: {islands.run}: the training is complete\n")
+    assert (
+        replica_groups.printed_by(1)
+        .read_text()
+        .endswith(f"hpcsgd: {replica_groups.run}: the training is complete\n")
+    )
     assert "Traceback" not in replica_groups.told()
 
 
@@ -152,7 +158,11 @@ def test_launchers_that_are_killed_or_frozen(replica_groups: Islands) -> None:
         replica_groups.launchers[replica_group].kill()
         replica_groups.launchers[replica_group].wait()
         replica_groups.start(replica_group, *long)
-        replica_groups.wait(lambda replica_group=replica_group, before=before: not set(before) & set(replica_groups.ranks_of(replica_group)))
+        replica_groups.wait(
+            lambda replica_group=replica_group, before=before: (
+                not set(before) & set(replica_groups.ranks_of(replica_group))
+            )
+        )
         replica_groups.wait_for_a_round_of(0, 1)
     terms = replica_groups.run / FOLDER
     kept = [pid for pid, env in at_work(replica_groups.folder).items() if "HPCSGD_ISLAND" not in env]
@@ -166,7 +176,9 @@ def test_launchers_that_are_killed_or_frozen(replica_groups: Islands) -> None:
         os.kill(pid, signal.SIGCONT)
     for launcher in replica_groups.launchers.values():
         launcher.send_signal(signal.SIGUSR1)
-    assert [replica_groups.ended(replica_group) for replica_group in range(3)] == [75, 75, 75], replica_groups.told()
+    assert [replica_groups.ended(replica_group) for replica_group in range(3)] == [75, 75, 75], (
+        replica_groups.told()
+    )
     assert "Traceback" not in replica_groups.told()
     assert not at_work(replica_groups.folder)
 

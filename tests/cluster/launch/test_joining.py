@@ -9,7 +9,6 @@ import pytest
 
 import programs
 from cluster.launch.slow_runs import prepare
-from hpcsgd.cluster.launch import replica_group
 from hpcsgd.cluster.launch.replica_group import _made_or_joined
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, load
@@ -68,7 +67,9 @@ class Recorded:
 
     def launch(self, replica_group: int, *overrides: str) -> int:
         words = ["--run.output_dir", "run", *overrides]
-        return apart.launch_replica_group(Path("job.toml"), replica_group, words, groups=2, group_size=2, host="127.0.0.1")
+        return launching.launch_replica_group(
+            Path("job.toml"), replica_group, words, groups=2, group_size=2, host="127.0.0.1"
+        )
 
 
 @pytest.fixture
@@ -76,9 +77,9 @@ def recorded(job: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
     programs.mpiexec()
     monkeypatch.chdir(job.parent)
     here = Recorded()
-    monkeypatch.setattr(apart, "Elected", here.elected)
-    monkeypatch.setattr(apart, "Supervisor", here.supervisor)
-    monkeypatch.setattr(apart, "report", here.reported.append)
+    monkeypatch.setattr(launching, "Elected", here.elected)
+    monkeypatch.setattr(launching, "Supervisor", here.supervisor)
+    monkeypatch.setattr(launching, "report", here.reported.append)
     return here
 
 

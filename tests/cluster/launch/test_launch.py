@@ -92,7 +92,11 @@ class Launch:
 
     def processes(self, replica_group: int | None = None) -> list[int]:
         """All that were started in this folder, or those of one island with their launcher."""
-        return [pid for pid, env in at_work(self.folder).items() if replica_group is None or is_of(replica_group, env)]
+        return [
+            pid
+            for pid, env in at_work(self.folder).items()
+            if replica_group is None or is_of(replica_group, env)
+        ]
 
     def assert_nothing_is_left(self, within: float) -> None:
         deadline = time.monotonic() + within

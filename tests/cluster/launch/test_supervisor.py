@@ -17,8 +17,8 @@ from hpcsgd.cluster.launch.coordinator_process import CoordinatorProcess
 from hpcsgd.cluster.launch.starter import Mpiexec, Srun, starter
 from hpcsgd.cluster.launch.supervisor import Supervisor, sizes
 from hpcsgd.elastic import event_log
-from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.elastic.register import Phase, Register
+from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.errors import STOPPED, UserError
 from pythons import python
 
@@ -87,7 +87,7 @@ def supervise(
 
 
 def lives(folder: Path, replica_group: int) -> int:
-    return len((folder / f"lives-{island}").read_text())
+    return len((folder / f"lives-{replica_group}").read_text())
 
 
 def events(folder: Path, kind: str) -> list[event_log.Event]:

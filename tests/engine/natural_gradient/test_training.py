@@ -16,8 +16,8 @@ from hpcsgd.config.schema import dump, load
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.performance.probing.virtual import virtual_groups
-from hpcsgd.train.training_setup import TrainingSetup, assemble
 from hpcsgd.train.static_run import StaticRun
+from hpcsgd.train.training_setup import TrainingSetup, assemble
 from train.launches import JOB, make_store
 
 a_run = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
@@ -68,7 +68,12 @@ def train(
         stopping: Any = StopAt(parts, at)
         with ExitStack() as files:
             return a_run._train(
-                StaticRun(config, parts.optimizer.topology), parts, stopping, world.dup_with_thread(), resume, files
+                StaticRun(config, parts.optimizer.topology),
+                parts,
+                stopping,
+                world.dup_with_thread(),
+                resume,
+                files,
             )
 
     folder.mkdir(exist_ok=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hpcsgd import kernels
 from hpcsgd.comm import Communicator
-from hpcsgd.parts.grad_reduces import Plain, union, per_worker
+from hpcsgd.parts.grad_reduces import Plain, per_worker, union
 from hpcsgd.parts.grad_reduces.combining import Selected
 from hpcsgd.parts.grad_reduces.sparse import Combine
 
@@ -19,7 +19,9 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 COMBINE = pytest.mark.parametrize("combine", [union, per_worker])
 
 
-def error(world: Communicator, combine: Combine, acc: Tensor, mine: Tensor, leader: int | None = None) -> float:
+def error(
+    world: Communicator, combine: Combine, acc: Tensor, mine: Tensor, leader: int | None = None
+) -> float:
     squared = kernels.accumulate(acc, torch.zeros_like(acc), torch.arange(0, M + 1, 100)).sum()
     selected = Selected(acc, mine, Plain().encode(mine, len(acc)), leader, squared)
     return combine(selected, Plain(), world).errors.mean().item()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.flat import Bucket, flatten
-from hpcsgd.core.optional import sends
+from hpcsgd.core.optional import comm_ops
 from hpcsgd.core.step import GradReduce, ReduceContext, TrainingContext
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.core.traffic import ModelLayout
@@ -114,8 +114,8 @@ def test_what_fits_where_the_ranks_are(nodes: list[int], dtype: torch.dtype, fit
 def test_what_fits_is_foretold(ranks_per_host: int | None, dtype: torch.dtype, fitting: GradReduce) -> None:
     named = [("p", nn.Parameter(torch.zeros(9, dtype=dtype)))]
     m = ModelLayout.of(named, P=2, K=4, bucket_bytes=1e6, ranks_per_host=ranks_per_host)
-    assert list(sends(Dense(), m)) == list(sends(fitting, m))
-    assert Dense().holds(m) == fitting.holds(m)  # type: ignore[attr-defined]
+    assert list(comm_ops(Dense(), m)) == list(comm_ops(fitting, m))
+    assert Dense().memory_bytes(m) == fitting.memory_bytes(m)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("P", "K", "busy"), [(1, 1, set()), (1, 2, set(EXCHANGES)), (2, 1, {"across"})])

@@ -16,8 +16,15 @@ from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, hierarchical
-from hpcsgd.parts.grad_reduces import ErrorFeedback, LrInErrorFeedback, MomentumCorrection, Plain, Sparse, per_worker
-from hpcsgd.parts.grad_reduces.feedback import Feedback
+from hpcsgd.parts.grad_reduces import (
+    ErrorFeedback,
+    LrInErrorFeedback,
+    MomentumCorrection,
+    Plain,
+    Sparse,
+    per_worker,
+)
+from hpcsgd.parts.grad_reduces.error_feedback import Feedback
 from hpcsgd.parts.sparsifiers import CLTk, Deft, HardThreshold, Sparsifier, TopK
 from references import MakeOptimizer, distributed, meet_every, model, one_step, same, set_vector, vector
 from sparsifying import (

@@ -34,7 +34,9 @@ def test_every_way_once_and_a_pair_besides() -> None:
     assert courses(on(1, 2)) == [MeasuredLink(LinkClass(2, 1, 1), "cross", K=1)]
     assert courses(on(1, 1)) == []
     pairs = [course for course in courses(on(2, 2)) if course.part == "pair"]
-    assert pairs == [MeasuredLink(LinkClass(2, 2, 1), "pair", members=(0, 2))]  # inside a host groups are such pairs
+    assert pairs == [
+        MeasuredLink(LinkClass(2, 2, 1), "pair", members=(0, 2))
+    ]  # inside a host groups are such pairs
 
 
 def test_a_pair_only_exchanges() -> None:

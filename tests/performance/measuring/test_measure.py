@@ -11,8 +11,8 @@ import pytest
 
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.cost.collectives import SHAPES
-from hpcsgd.cost.machine import dump, load
 from hpcsgd.cost.link_classes import LinkClass
+from hpcsgd.cost.machine import dump, load
 from hpcsgd.errors import UserError
 from hpcsgd.parts.sparsifiers import SPARSIFIERS
 from hpcsgd.performance.measuring import computing, measure
@@ -63,7 +63,10 @@ def test_two_hosts_have_ways_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> No
     assert (machine.hosts, machine.ranks_per_host) == (2, 2)
     kinds = {link.kind for link in machine.link if link.operation == "alltoall"}
     assert kinds == {"inside", "across", "mixed"}
-    (across,) = {points.link_class for points in machine.points if points.operation == "bcast"} - {LinkClass(2), LinkClass(4, 2)}
+    (across,) = {points.link_class for points in machine.points if points.operation == "bcast"} - {
+        LinkClass(2),
+        LinkClass(4, 2),
+    }
     assert across == LinkClass(2, 2, at_once=2)
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from hpcsgd.cost.collectives import messages
 from hpcsgd.cost.compute import Compute
+from hpcsgd.cost.link_classes import LinkClass, load
 from hpcsgd.cost.links import Points
 from hpcsgd.cost.machine import About, Machine
-from hpcsgd.cost.link_classes import LinkClass, load
 from hpcsgd.performance.measuring.messages import Series, links, sizes
 from hpcsgd.performance.measuring.picture import draw
 from hpcsgd.performance.measuring.summary_text import answers, table

@@ -29,7 +29,7 @@ from hpcsgd.performance.planning.choice import Limits, ranked
 from hpcsgd.performance.planning.estimate import Estimate, one_node
 from hpcsgd.performance.planning.job_file import nodes_of, write_choice
 from hpcsgd.performance.planning.run import estimates
-from hpcsgd.train.training_profile import TrainingProfile, state_of, profile_of
+from hpcsgd.train.training_profile import TrainingProfile, profile_of, state_of
 from methods.table import replica_groups
 from performance.planning.plans import JOB, MACHINE
 
@@ -48,7 +48,12 @@ def subject(files: tuple[Path, Path]) -> TrainingProfile:
 
 
 def made(
-    files: tuple[Path, Path], subject: TrainingProfile, *names: str, ranks: str = "4..64", limit: int = 8, **more: Any
+    files: tuple[Path, Path],
+    subject: TrainingProfile,
+    *names: str,
+    ranks: str = "4..64",
+    limit: int = 8,
+    **more: Any,
 ) -> list[Estimate]:
     tried = options({"name": "hierarchical", "sync_every": 4}, names or None, more.get("every", []))
     return estimates(subject, machines.load(files[1]), tried, ranks_from(ranks), limit)[0]
@@ -154,7 +159,7 @@ def test_what_is_not_trained_has_no_state(subject: TrainingProfile) -> None:
     model.register_parameter("none", nn.Parameter(torch.empty(0)))
     optimizer = optim.AdamW(model.parameters())
     moments, numbers = state_of(optimizer)
-    partly = replace(subject, model=model, optimizer=optimizer, moments=moments, numbers=numbers)
+    partly = replace(subject, model=model, optimizer=optimizer, optimizer_state=moments, numbers=numbers)
     m = partly.sizes(2, 2, 2, partly.plan(hierarchical(2)))
     kept = {name: sum(m.layers[i] for i in who) for name, who in m.optimizer_state.items()}
     assert kept == {"exp_avg": 14, "exp_avg_sq": 14}
@@ -274,7 +279,9 @@ def test_choice(files: tuple[Path, Path], subject: TrainingProfile) -> None:
         Limits(budget=0)
 
 
-def test_nobody_changes_the_method_for_next_to_nothing(files: tuple[Path, Path], subject: TrainingProfile) -> None:
+def test_nobody_changes_the_method_for_next_to_nothing(
+    files: tuple[Path, Path], subject: TrainingProfile
+) -> None:
     """On one node all methods are about alike."""
     found = made(files, subject, "bsp", "hierarchical", "sgp", ranks="4")
     for own in ("bsp", "hierarchical", "sgp"):

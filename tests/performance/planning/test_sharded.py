@@ -11,10 +11,10 @@ from torch import nn
 
 from hpcsgd.cli import main
 from hpcsgd.config.schema import load, unsharded
+from hpcsgd.cost.link_classes import LinkClass
 from hpcsgd.cost.machine import Machine
 from hpcsgd.cost.price import StepCost, computed, price
 from hpcsgd.cost.traffic import BY_TORCH
-from hpcsgd.cost.link_classes import LinkClass
 from hpcsgd.errors import UserError
 from hpcsgd.performance.planning.candidates import Option
 from hpcsgd.performance.planning.estimate import Estimate, estimate
@@ -54,7 +54,9 @@ def on_device(machine: Machine) -> Machine:
     return replace(machine, machine=replace(machine.machine, device="cuda"))
 
 
-def made(subject: TrainingProfile, machine: Machine, P: int = 4, K: int = 4, name: str = "hierarchical") -> Estimate:
+def made(
+    subject: TrainingProfile, machine: Machine, P: int = 4, K: int = 4, name: str = "hierarchical"
+) -> Estimate:
     table = {"name": name, **({"sync_every": 4} if name == "hierarchical" else {})}
     return estimate(subject, machine, Option(table), P, K, meets=None, alone=1.0)
 

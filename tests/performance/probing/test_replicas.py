@@ -14,7 +14,7 @@ from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.topology import form
 from hpcsgd.performance.measuring.workload import Workload
-from hpcsgd.performance.probing.idle import Offload, InMemory, OnDisk, PinnedMemory
+from hpcsgd.performance.probing.idle import InMemory, Offload, OnDisk, PinnedMemory
 from hpcsgd.performance.probing.replicas import DivergedError
 from hpcsgd.performance.probing.virtual import virtual_groups
 from hpcsgd.train.training_setup import assemble

@@ -22,8 +22,8 @@ from hpcsgd.performance.simulation import (
     simulate,
 )
 from hpcsgd.performance.simulation.compute import Compute
-from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 from hpcsgd.performance.simulation.rules import Ensemble
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 from performance.simulation.processes import Process
 
 T = 48
@@ -96,7 +96,7 @@ class Islands:
     def dead(self, g: int, t: int) -> None:
         self.deaths += 1
         self.alive.remove(g)
-        self.unheard = max(self.unheard, self.dies[g] + self.failures.heartbeat_timeout_s)
+        self.unheard = max(self.unheard, self.dies[g] + self.failures.heartbeat_timeout_seconds)
         if not self.alive:
             self.env.process(self.begins_again(t))
         elif t < T:
@@ -157,7 +157,7 @@ def test_the_same_as_islands_that_are_killed(
     for seed in range(1, 9):
         failures = Failures(
             mtbf, checkpoint_seconds=1.0, restart_seconds=0.7, rank_mtbf_seconds=of_rank,
-            heartbeat_timeout_s=0.3, syncs_per_epoch=2,
+            heartbeat_timeout_seconds=0.3, syncs_per_epoch=2,
         )  # fmt: skip
         compute = Compute(Layout(*shape, ranks_per_host=a_host), LogNormal(0.1, 0.4), seed=seed)
         course = SimulatedRun(compute, D, T, failures)
@@ -191,7 +191,7 @@ def test_without_failures_it_is_hierarchical() -> None:
 
 def test_silence_is_waited_for_and_the_living_go_on() -> None:
     failures = Failures(10.0, checkpoint_seconds=1.0, restart_seconds=5.0)
-    soon, late = (simulated(replace(failures, silence_seconds=s)) for s in (0.1, 2.0))
+    soon, late = (simulated(replace(failures, heartbeat_timeout_seconds=s)) for s in (0.1, 2.0))
     assert simulated(None).seconds <= soon.seconds < late.seconds
     assert 0 < soon.goodput < 1
     assert soon.checkpointing is None

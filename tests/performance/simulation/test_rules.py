@@ -23,7 +23,6 @@ from hpcsgd.performance.simulation import (
     Wandering,
 )
 from hpcsgd.performance.simulation.compute import Compute
-from hpcsgd.performance.simulation.simulated_run import SimulatedRun, Rule
 from hpcsgd.performance.simulation.rules import (
     AdPsgd,
     AsyncSgd,
@@ -34,6 +33,7 @@ from hpcsgd.performance.simulation.rules import (
     Ssp,
     Synchronous,
 )
+from hpcsgd.performance.simulation.simulated_run import Rule, SimulatedRun
 from performance.simulation import processes
 
 GOSSIP = Push(graphs.Exponential())
@@ -119,7 +119,7 @@ def test_the_same_as_one_event_at_a_time(rule: Rule, process: Any, message: str,
 
 @pytest.mark.parametrize("meeting", [0.1, 0.3, 1.0])
 def test_synchronizations_under_way_follow_one_after_another(meeting: float) -> None:
-    rule, d = Delayed(Fraction(3, 2), 4), replace(durations(Message()), meeting=meeting)
+    rule, d = Delayed(Fraction(3, 2), 4), replace(durations(Message()), model_average=meeting)
     compute = Compute(Layout(3, 2), LogNormal(0.1, 0.5), seed=2)
     F, _ = simulated(rule, compute, d)
     np.testing.assert_allclose(F, processes.delayed(processes.Job(compute, d, T), rule), rtol=1e-9)

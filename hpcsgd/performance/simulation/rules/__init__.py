@@ -15,7 +15,6 @@ from hpcsgd.core.waits import (
     Waits,
 )
 from hpcsgd.errors import UserError
-from hpcsgd.performance.simulation.simulated_run import Rule
 from hpcsgd.performance.simulation.rules.ad_psgd import AdPsgd
 from hpcsgd.performance.simulation.rules.changing import Changing
 from hpcsgd.performance.simulation.rules.delayed import Delayed
@@ -23,6 +22,7 @@ from hpcsgd.performance.simulation.rules.ensemble import Ensemble
 from hpcsgd.performance.simulation.rules.push import Paired, Push
 from hpcsgd.performance.simulation.rules.server import AsyncSgd, Ssp
 from hpcsgd.performance.simulation.rules.synchronous import Synchronous
+from hpcsgd.performance.simulation.simulated_run import Rule
 
 __all__ = [
     "AdPsgd",

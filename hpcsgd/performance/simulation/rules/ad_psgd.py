@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcsgd.performance.simulation.compute import Seconds
-from hpcsgd.performance.simulation.simulated_run import SimulatedRun, Table
 from hpcsgd.performance.simulation.links import Indices
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun, Table
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcsgd.performance.simulation.simulated_run import SimulatedRun, Rule
+from hpcsgd.performance.simulation.simulated_run import Rule, SimulatedRun
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Groups that may die, and come back: EnsembleSync, as `hpcsgd launch` runs it.
 
 Every T steps the living meet. They wait for one that has died until nothing has been heard of it for
-`Failures.silence_seconds`. It is started again, and joins the living at the meeting with which an epoch
+`Failures.heartbeat_timeout_seconds`. It is started again, and joins the living at the meeting with which an epoch
 begins. Where nobody is left all begin again where the last epoch began, as soon as one is back.
 
 What a group did since its last meeting is lost with it. Its nodes are its own, or it shares one with others,
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from hpcsgd.errors import UserError
 from hpcsgd.performance.simulation.compute import Seconds
-from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 from hpcsgd.performance.simulation.deaths import Deaths
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 
 PATIENCE = 1000
 """Attempts at an epoch in which nobody is left, before it is called hopeless."""
@@ -26,7 +26,7 @@ PATIENCE = 1000
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Meetings every `every` (T) steps; an epoch is `Failures.meetings_per_epoch` of them."""
+    """Meetings every `every` (T) steps; an epoch is `Failures.syncs_per_epoch` of them."""
 
     every: int
     dies_as_one = False
@@ -54,7 +54,7 @@ class _ReplicaGroups:
     def __init__(self, course: SimulatedRun) -> None:
         P, failures = course.layout.P, course.failures
         self._course = course
-        self._heartbeat_timeout = failures.heartbeat_timeout_s if failures else 0.0
+        self._heartbeat_timeout = failures.heartbeat_timeout_seconds if failures else 0.0
         self._restart = failures.restart_seconds if failures else 0.0
         self._deaths = Deaths(course)
         self.F = np.zeros(P)
@@ -73,7 +73,9 @@ class _ReplicaGroups:
         ready = self.F + longest + self._course.durations.before_sync
         died = self.alive & (self._dies <= ready)
         self.alive &= ~died
-        self._unheard = max(self._unheard, float((self._dies[died] + self._heartbeat_timeout).max(initial=-np.inf)))
+        self._unheard = max(
+            self._unheard, float((self._dies[died] + self._heartbeat_timeout).max(initial=-np.inf))
+        )
         self._course.stats.lost[round_began:t] += np.count_nonzero(died)
         self._course.computed(t, mean[self.alive], longest[self.alive])
         self.F[self.alive] = ready[self.alive]

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from hpcsgd.core.graphs import Graph
 from hpcsgd.core.waits import Pairs, Period, due
 from hpcsgd.performance.simulation.compute import Seconds
-from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 from hpcsgd.performance.simulation.links import Indices
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 from hpcsgd.performance.simulation.windows import in_windows
 
 

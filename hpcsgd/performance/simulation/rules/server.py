@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcsgd.performance.simulation.compute import Seconds
-from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 from hpcsgd.performance.simulation.links import Indices
+from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 from hpcsgd.performance.simulation.windows import in_windows
 
 
