@@ -55,7 +55,7 @@ def in_small(setting: Setting, row: Mapping[str, Any]) -> float | None:
         restart_seconds=row["restart_s"],
         work_seconds=100 * row["seen_mtbf_s"],
         interval_seconds=row["checkpoint_every_steps"] * step,
-        heartbeat_timeout_s=0.0,  # a process that is killed is missed at once, by its connection
+        heartbeat_timeout_seconds=0.0,  # a process that is killed is missed at once, by its connection
         syncs_per_epoch=setting.epoch // setting.every,
     )
     layout = Layout(setting.P, setting.K, setting.per_node)
@@ -90,7 +90,7 @@ def _both(nodes: int, node_mtbf: float, restart: float) -> dict[str, float]:
     M = node_mtbf / nodes
     failures = Failures(
         node_mtbf, checkpoint_seconds=SAVING, restart_seconds=restart, work_seconds=100 * M,
-        heartbeat_timeout_s=SILENCE, syncs_per_epoch=MEETINGS,
+        heartbeat_timeout_seconds=SILENCE, syncs_per_epoch=MEETINGS,
     )  # fmt: skip
     layout = Layout(nodes, 1)
     seeds = 1 if nodes >= NODES / 10 else SEEDS

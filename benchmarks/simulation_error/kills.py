@@ -74,7 +74,7 @@ def simulated(rounds: int, mtbf: float, meeting: float) -> float:
                 waits=Living(EVERY),
                 steps=rounds * EVERY,
                 failures=Failures(
-                    mtbf, checkpoint_seconds=1.0, restart_seconds=RESTART, heartbeat_timeout_s=SILENCE
+                    mtbf, checkpoint_seconds=1.0, restart_seconds=RESTART, heartbeat_timeout_seconds=SILENCE
                 ),
                 seed=seed,
             )

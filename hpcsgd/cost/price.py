@@ -105,7 +105,7 @@ def price(
     over = link_classes(m.P, m.K, ranks_per_host or machine.ranks_per_host)
     over["peers"] = over["cross"]
     apart = over["group"].kind == "inside" != over["cross"].kind
-    flow = _Flow(plan, overlap=overlap, prefetch=prefetch, own_thread=apart)
+    flow = _Flow(plan, overlap=overlap, prefetch=prefetch, own_links=apart)
     beyond = LARGER * max(math.log2(m.N / (machine.hosts * machine.ranks_per_host)), 0.0)
 
     def total(sign: int) -> tuple[dict[str, float], float]:
@@ -186,7 +186,7 @@ class _Flow:
     plan: StepPlan
     overlap: bool
     prefetch: bool
-    own_thread: bool
+    own_links: bool
     """Whether groups have links of their own: they are on one host each, and others are not."""
 
 
@@ -244,7 +244,7 @@ def _standing_still(
             stage = x.stage if x.stage != "exchange" else "across" if x.over == "cross" else "inside"
             stages[stage][x.bucket] += seconds / (x.times or 1.0)
             share = x.times if x.stage == "meeting" else share
-    buckets, plan = Buckets(**stages, own_thread=flow.own_thread), flow.plan
+    buckets, plan = Buckets(**stages, own_links=flow.own_links), flow.plan
     exchange, gather = sum(buckets.inside) + sum(buckets.across), sum(buckets.gather)
     beside = min(c.backward, exchange) if flow.overlap else 0.0
     backward = c.backward + (c.slowed - 1) * beside

@@ -9,6 +9,7 @@ import pytest
 
 import programs
 from cluster.launch.slow_runs import prepare
+from hpcsgd.cluster.launch import replica_group as launching
 from hpcsgd.cluster.launch.replica_group import _made_or_joined
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, load
