@@ -98,9 +98,11 @@ class OptimizerSection:
 class LrScheduleSection:
     """The learning rate over time: scaling with the number of groups P, warm-up, then a torch scheduler."""
 
-    scaling: Literal["none", "linear", "root"] = "linear"  # times 1, P or √P
+    scaling: Literal["none", "linear", "root"] = "none"  # times 1, P or √P
     scale_with: Literal["started", "alive"] = "started"  # P: all, or those of "ensemble_sync" alive
-    warmup_epochs: Annotated[float, Minimum(0)] = 0.0  # the rate climbs to that from the rate of one group
+    warmup_epochs: Annotated[float, Minimum(0)] = (
+        0.0  # it climbs from the rate of one group; unscaled, from 0
+    )
     name: str | None = None  # a class of torch.optim.lr_scheduler or "package.module:function"
     arguments: dict[str, Any] = field(default_factory=dict)  # for it; "length": the run's steps or epochs
     interval: Literal["epoch", "step"] = "epoch"  # how often the scheduler goes on

@@ -51,6 +51,12 @@ def lr_scale(rule: str, P: int) -> float:
     return RULES[rule](P)
 
 
+def first_factor(rule: str, P: int, steps: int) -> float:
+    """Return the factor with which a warm-up of `steps` updates begins: 1 / `lr_scale(rule, P)`, at which the
+    rate is that of one group, or 1 / `steps` if the rule is "none"."""
+    return 1 / max(steps, 1) if rule == "none" else 1 / lr_scale(rule, P)
+
+
 @checked
 class WarmUp:
     """Lets the learning rate climb: update t = 0 … steps − 1 uses lr · (start + (1 − start) · t / steps).
@@ -143,7 +149,7 @@ class Living:
     def follow(self, groups: int, scaled_for: int) -> None:
         """From now on so many are alive; the rates as they stand are those of `scaled_for`."""
         self._warm_up.scale = lr_scale(self._rule, groups) / lr_scale(self._rule, scaled_for)
-        self._warm_up.start = 1 / lr_scale(self._rule, groups)
+        self._warm_up.start = first_factor(self._rule, groups, self._warm_up.steps)
 
 
 def _with_wrapped(optimizer: Optimizer) -> Iterator[Optimizer]:

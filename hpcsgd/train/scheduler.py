@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from hpcsgd import torch_private
 from hpcsgd.config.schema import LrScheduleSection
 from hpcsgd.errors import JobError
-from hpcsgd.train.training_setup import TrainingSetup, scheduler_arguments
+from hpcsgd.train.lr_schedule import scheduler_arguments
+from hpcsgd.train.training_setup import TrainingSetup
 
 log = logging.getLogger(__name__)
 

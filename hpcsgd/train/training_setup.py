@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn, optim
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from hpcsgd import models
 from hpcsgd.comm.backend_choice import place_on_node
 from hpcsgd.comm.streams import on_accelerator
-from hpcsgd.config.schema import Config, LrScheduleSection, TrainingSection
+from hpcsgd.config.schema import Config, TrainingSection
 from hpcsgd.core.fsdp import reshard
 from hpcsgd.core.generators import seed_generators
 from hpcsgd.core.topology import Topology
@@ -45,14 +45,14 @@ from hpcsgd.train.by_torch import bytes_by_torch
 from hpcsgd.train.devices import Delivery, device_of
 from hpcsgd.train.length import Length, length, tested
 from hpcsgd.train.loading import loader_factory, opened
+from hpcsgd.train.lr_schedule import make_scheduler, make_warm_up
 from hpcsgd.train.model_flops import flops_of_sample
 from hpcsgd.train.model_layout import compile_regions, lay_out
-from hpcsgd.train.parts import OF_A_MODEL, SCHEDULERS, make_method
+from hpcsgd.train.parts import OF_A_MODEL, make_method
 from hpcsgd.train.tasks import Task, task_of
 from hpcsgd.train.trial import require_model_fits
 
 Transform = Callable[[Tensor, Generator], Tensor]
-LENGTH = "length"
 SENDING = ("bucket_cap_mb", "overlap_grad_reduce", "overlap_param_gather", "broadcast_buffers")
 TRANSFORMS: Mapping[str, Transform] = {"crop_and_flip": crop_and_flip}
 
@@ -164,8 +164,7 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
                 "[lr_schedule] scale_with = alive: only groups that may die do, by ensemble_sync",
                 key=("lr_schedule", "scale_with"),
             )
-        start = 1 / lr_scale(config.lr_schedule.scaling, topology.total_groups)
-        warm_up = WarmUp(optimizer, round(config.lr_schedule.warmup_epochs * steps_per_epoch), start)
+        warm_up = make_warm_up(config.lr_schedule, optimizer, topology.total_groups, steps_per_epoch)
         scheduler = make_scheduler(config.lr_schedule, optimizer, how_long)
         natural_gradient = make_natural_gradient(config, optimizer, model)
     loader = reading(train, batches, config.data.num_workers, pinned=on_accelerator(device))
@@ -263,28 +262,6 @@ def make_natural_gradient(
                 "activation_checkpointing: layers would be seen twice: give one of them, not both"
             )
         return call(NaturalGradient, arguments, optimizer, model)
-
-
-def make_scheduler(
-    schedule: LrScheduleSection, optimizer: optim.Optimizer, how_long: Length
-) -> LRScheduler | None:
-    if schedule.name is None:
-        return None
-    given = scheduler_arguments(schedule, how_long)
-    made = build("lr_schedule", schedule.name, SCHEDULERS, given, LRScheduler, optimizer)
-    if isinstance(made, ReduceLROnPlateau):
-        raise UserError(
-            "[lr_schedule] name: ReduceLROnPlateau goes by results; allowed are schedulers that go by "
-            "the number of steps or epochs alone",
-            key=("lr_schedule", "name"),
-        )
-    return made
-
-
-def scheduler_arguments(schedule: LrScheduleSection, how_long: Length) -> dict[str, Any]:
-    """Where one is the word "length" it is that of the run, in what the scheduler counts."""
-    whole = how_long.expected if schedule.interval == "step" else how_long.epochs
-    return {name: whole if value == LENGTH else value for name, value in schedule.arguments.items()}
 
 
 def make_transform(name: str | None) -> Transform:

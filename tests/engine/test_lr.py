@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import lr_scheduler
 
-from hpcsgd.engine.lr import WarmUp, lr_scale
+from hpcsgd.engine.lr import WarmUp, first_factor, lr_scale
 from hpcsgd.errors import UserError
 
 MakeOptimizer = Callable[[list[nn.Parameter]], optim.Optimizer]
@@ -41,6 +41,22 @@ def rates_used(optimizer: optim.Optimizer, params: list[nn.Parameter], steps: in
 def test_scale(rule: str, factor: float) -> None:
     assert lr_scale(rule, 4) == factor
     assert lr_scale(rule, 1) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rule", "P", "steps", "factor"),
+    [
+        ("linear", 4, 10, 0.25),
+        ("root", 4, 10, 0.5),
+        ("linear", 1, 10, 1.0),
+        ("none", 4, 10, 0.1),
+        ("none", 4, 0, 1.0),
+    ],
+)
+def test_a_warm_up_begins_at_the_rate_of_one_group_or_unscaled_near_0(
+    rule: str, P: int, steps: int, factor: float
+) -> None:
+    assert first_factor(rule, P, steps) == factor
 
 
 def test_scale_by_the_root_of_an_odd_number() -> None:

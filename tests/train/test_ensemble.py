@@ -160,7 +160,7 @@ def test_the_rate_climbs_from_that_of_one_group_to_that_of_the_living(
         made.append(optimizer)
 
     rates, made = list[tuple[int, float]](), list[DistributedOptimizer]()
-    words = ["--lr_schedule.scale_with", "alive", "--optimizer.lr", "0.01"]
+    words = ["--lr_schedule.scaling", "linear", "--lr_schedule.scale_with", "alive", "--optimizer.lr", "0.01"]
     words += ["--lr_schedule.warmup_epochs", "10", "--method.sync_every", "8"]
     with desk.coordinator(1) as at:
         World(at, job_file, tmp_path / "checkpoints", words).live(0, 4, prepare=read, stops_at=30)

@@ -179,10 +179,34 @@ def test_the_learning_rate_is_that_of_the_step(
 
 
 def test_the_warm_up_climbs_to_the_rate_of_all_groups(job_file: Path, tmp_path: Path) -> None:
-    words = "--parallel.groups 2 --data.group_batch_size 8 --lr_schedule.warmup_epochs 1"
-    records = train(job_file, tmp_path, f"{words} --training.epochs 2", n=2)
-    rates = [record["lr"] for record in kind(records, "step")]
-    assert rates == pytest.approx([0.1, 0.1 + 0.1 / 3, 0.1 + 0.2 / 3, 0.2, 0.2, 0.2])
+    words = "--lr_schedule.scaling linear --lr_schedule.warmup_epochs 1"
+    assert rates_of_two_groups(job_file, tmp_path, words) == pytest.approx(
+        [0.1, 0.1 + 0.1 / 3, 0.1 + 0.2 / 3, 0.2, 0.2, 0.2]
+    )
+
+
+def test_a_rate_that_is_not_scaled_climbs_from_nearly_0(job_file: Path, tmp_path: Path) -> None:
+    rates = rates_of_two_groups(job_file, tmp_path, "--lr_schedule.warmup_epochs 1")
+    assert rates == pytest.approx([0.1 / 3, 0.5 / 9, 0.7 / 9, 0.1, 0.1, 0.1])
+
+
+def test_no_rate_is_scaled_unasked(job_file: Path, tmp_path: Path) -> None:
+    assert rates_of_two_groups(job_file, tmp_path, "") == [0.1] * 6
+
+
+def rates_of_two_groups(job_file: Path, tmp_path: Path, words: str) -> list[float]:
+    words += " --parallel.groups 2 --data.group_batch_size 8 --training.epochs 2"
+    records = train(job_file, tmp_path, words, n=2)
+    return [record["lr"] for record in kind(records, "step")]
+
+
+@pytest.mark.parametrize(("scaling", "told"), [("linear", True), ("none", False)])
+def test_one_group_is_told_that_it_has_nothing_to_climb(
+    job_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, scaling: str, told: bool
+) -> None:
+    caplog.set_level("INFO", "hpcsgd")
+    train(job_file, tmp_path, f"--lr_schedule.scaling {scaling} --lr_schedule.warmup_epochs 1", n=1)
+    assert ("lr_schedule: warmup_epochs has no effect: scaling = linear climbs" in caplog.text) is told
 
 
 def poison(x: Tensor, generator: Generator) -> Tensor:

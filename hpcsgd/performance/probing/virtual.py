@@ -13,7 +13,7 @@ from hpcsgd.comm.streams import HOST
 from hpcsgd.config.schema import Config, TrainingSection
 from hpcsgd.core.generators import seed_generators
 from hpcsgd.data import AsRank, Batches, Sampler, Split, varied
-from hpcsgd.engine.lr import WarmUp, lr_scale
+from hpcsgd.engine.lr import WarmUp, first_factor
 from hpcsgd.engine.precision import Precision
 from hpcsgd.models.sharded import give_values
 from hpcsgd.performance.probing.idle import IN_MEMORY, Offload
@@ -22,6 +22,7 @@ from hpcsgd.performance.probing.replicas import Chance, Trainee, VirtualGroups, 
 from hpcsgd.performance.probing.virtual_ranks import virtual_rank
 from hpcsgd.train.length import length
 from hpcsgd.train.loading import batch_of_rank, opened
+from hpcsgd.train.lr_schedule import make_scheduler
 from hpcsgd.train.model_layout import lay_out
 from hpcsgd.train.tasks import task_of
 from hpcsgd.train.training_setup import (
@@ -29,7 +30,6 @@ from hpcsgd.train.training_setup import (
     make_natural_gradient,
     make_optimizer,
     make_precision,
-    make_scheduler,
     make_transform,
 )
 from hpcsgd.train.trial import require_model_fits
@@ -73,9 +73,10 @@ def _trainee(
     batch = batch_of_rank(config.data.group_batch_size, K)
     batches = Batches(Sampler(train, AsRank(g * K, P * K)), batch)
     steps_per_epoch = len(batches)
-    if warm_up_steps is None:
+    rule = config.lr_schedule.scaling
+    if warm_up_steps is None or rule == "none":
         warm_up_steps = round(config.lr_schedule.warmup_epochs * steps_per_epoch)
-    WarmUp(optimizer, warm_up_steps, 1 / lr_scale(config.lr_schedule.scaling, P))
+    WarmUp(optimizer, warm_up_steps, first_factor(rule, P, warm_up_steps))
     how_long = length(config.training, batches, P * K, task_of(train).tokens)
     scheduler = make_scheduler(config.lr_schedule, optimizer, how_long)
     every = 1 if config.lr_schedule.interval == "step" else steps_per_epoch

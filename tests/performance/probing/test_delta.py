@@ -107,5 +107,6 @@ def test_the_rate_falls_after_an_epoch(job_file: Path, monkeypatch: pytest.Monke
         return step(self, *given)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(torch.optim.SGD, "step", watched)
-    measured(job_file, "--lr_schedule.name StepLR --lr_schedule.arguments {step_size=1,gamma=0.5}")
+    words = "--lr_schedule.scaling linear --lr_schedule.name StepLR"
+    measured(job_file, f"{words} --lr_schedule.arguments {{step_size=1,gamma=0.5}}")
     assert sorted(rates, reverse=True)[::2] == [0.2] * AN_EPOCH + [0.1] * AN_EPOCH + [0.05] * 2
