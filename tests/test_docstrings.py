@@ -42,8 +42,9 @@ from hpcsgd.parts.sparsifiers import Sparsifier
 from hpcsgd.parts.sparsifiers.base import Foreseeing
 from public_names import public
 
-SECTIONS = re.compile(r"^(Args|Raises|Example|Source):$", re.MULTILINE)
-SUMMARY = re.compile(r"(?!Not to be confused|Args:|Raises:|Example:|Source:).+[.:]", re.DOTALL)
+ORDER = ("Args", "Returns", "Raises", "Shape", "Note", "Example", "References", "See Also")
+SECTIONS = re.compile(rf"^({'|'.join(ORDER)}):$", re.MULTILINE)
+SUMMARY = re.compile(rf"(?!({'|'.join(ORDER)}):)(\S+ ){{2,}}.+\.")
 RAISES = re.compile(r"\braise (\w+\.)?(User|Job)Error\b")
 NO_PAPER = {
     "AverageState", "Dirichlet", "DistributedOptimizer", "JobError", "ChainedOptimizer", "Loader", "Method",
@@ -67,7 +68,9 @@ def faults(name: str, documented: Any) -> list[str]:
     """What is missing in the docstring of a function or a class, and in those of the class's members."""
     text = inspect.cleandoc(documented.__doc__ or "")
     parts = sections(text)
-    found = [] if SUMMARY.fullmatch(text.split("\n\n")[0]) else ["no summary"]
+    found = [] if SUMMARY.fullmatch(text.split("\n")[0]) else ["no summary of one line"]
+    if [*parts] != [section for section in ORDER if section in parts]:
+        found.append(f"sections in another order than {', '.join(ORDER)}")
     found += [f"argument {p.name}: {fault}" for p in arguments(documented) if (fault := missing(p, parts))]
     if (
         RAISES.search(inspect.getsource(documented).replace(documented.__doc__ or "", ""))
@@ -76,10 +79,14 @@ def faults(name: str, documented: Any) -> list[str]:
         found.append("raises UserError and does not say so")
     if ">>> " not in parts.get("Example", ""):
         found.append("no example")
-    if "not to be confused with" not in text.lower():
-        found.append("nothing that it is not to be confused with")
-    if ("Source" in parts) == (name in NO_PAPER):
-        found.append("a source, though none is expected" if name in NO_PAPER else "no source")
+    if "not to be confused with" in text.lower():
+        found.append("what it is not to be confused with belongs into the glossary")
+    if ("References" in parts) == (name in NO_PAPER):
+        found.append("references, though none are expected" if name in NO_PAPER else "no references")
+    if not isinstance(documented, type) and returns(documented) and "Returns" not in parts:
+        found.append("does not say what it returns")
+    if takes_tensors(documented) and "Shape" not in parts:
+        found.append("takes tensors and does not say of which shape")
     if isinstance(documented, type):
         found += [f"{member}: {fault}" for member, fault in faults_of_members(documented)]
     return [f"{name}: {fault}" for fault in found]
@@ -97,6 +104,14 @@ def arguments(documented: Any) -> list[inspect.Parameter]:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(documented).parameters.values()
     return [p for p in parameters if p.kind not in variable]
+
+
+def returns(function: Any) -> bool:
+    return inspect.signature(function).return_annotation not in (None, "None", inspect.Signature.empty)
+
+
+def takes_tensors(documented: Any) -> bool:
+    return any(re.search(r"\bTensor\b", str(p.annotation)) for p in arguments(documented))
 
 
 def missing(argument: inspect.Parameter, parts: Mapping[str, str]) -> str | None:
@@ -261,18 +276,19 @@ def test_those_without_a_paper_exist() -> None:
 
 
 def complete(every: int = 8) -> int:
-    """Meets.
-
-    Not to be confused with `meat`.
+    """Return the number of steps.
 
     Args:
-        every: steps. Default 8.
+        every: Steps. Default 8.
+
+    Returns:
+        The same number.
 
     Example:
         >>> 1 + 1
         2
 
-    Source:
+    References:
         Somebody, somewhere.
     """
     return every
@@ -281,20 +297,50 @@ def complete(every: int = 8) -> int:
 @pytest.mark.parametrize(
     ("gap", "fault"),
     [
-        ("Meets.", "no summary"),
-        ("    every: steps. Default 8.", "argument every: not told of"),
+        (" the number of", "no summary of one line"),
+        ("    every: Steps. Default 8.", "argument every: not told of"),
+        ("Returns:", "does not say what it returns"),
         ("Default 8", "argument every: expected 'Default 8'"),
         (">>> ", "no example"),
-        ("Not to be confused with", "nothing that it is not to be confused with"),
-        ("Source:", "no source"),
+        ("References:", "no references"),
     ],
 )
 def test_a_gap_is_found(gap: str, fault: str) -> None:
     planted = types.FunctionType(complete.__code__, {}, "complete", complete.__defaults__)
+    planted.__annotations__ = complete.__annotations__
     planted.__doc__ = inspect.cleandoc(complete.__doc__ or "")
     assert faults("planted", planted) == []
     planted.__doc__ = planted.__doc__.replace(gap, "")
     assert faults("planted", planted) == [f"planted: {fault}"]
+
+
+def test_another_order_is_found() -> None:
+    planted = types.FunctionType(complete.__code__, {}, "complete", complete.__defaults__)
+    planted.__annotations__ = complete.__annotations__
+    head, returned, rest = re.split(r"^    (?=Returns:|Example:)", complete.__doc__ or "", flags=re.MULTILINE)
+    planted.__doc__ = inspect.cleandoc(f"{head}    {rest.rstrip()}\n\n    {returned}")
+    assert faults("planted", planted) == [f"planted: sections in another order than {', '.join(ORDER)}"]
+
+
+def test_a_tensor_without_a_shape_and_a_confusable_are_found() -> None:
+    def given(x: torch.Tensor) -> None:
+        """Take a tensor `x`. Not to be confused with `y`.
+
+        Args:
+            x: A tensor.
+
+        Example:
+            >>> 1 + 1
+            2
+
+        References:
+            Somebody, somewhere.
+        """
+
+    assert faults("planted", given) == [
+        "planted: what it is not to be confused with belongs into the glossary",
+        "planted: takes tensors and does not say of which shape",
+    ]
 
 
 def test_a_silent_exception_is_found() -> None:

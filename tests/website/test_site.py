@@ -75,8 +75,8 @@ def unrendered(site: Path) -> list[str]:
     lost = []
     for name, documented in public_names.public().items():
         entry = found.get(name, "")
-        told = [part in (documented.__doc__ or "") for part in ("Args:", "Source:", ">>> ")]
-        shown = [part in entry for part in (">Parameters:<", ">Source<", "&gt;&gt;&gt; ")]
+        told = [part in (documented.__doc__ or "") for part in ("Args:", "References:", ">>> ")]
+        shown = [part in entry for part in (">Parameters:<", ">References<", "&gt;&gt;&gt; ")]
         if told != shown:
             lost.append(name)
     return lost

@@ -37,13 +37,13 @@ def test_every_table_has_its_papers() -> None:
 
 @pytest.mark.parametrize("use", USES, ids=lambda use: next(iter(use[0])))
 def test_every_part_has_its_papers_or_none(use: Any) -> None:
-    """Where the docstring has a source, there is a paper; and the paper that it gives the number of."""
+    """Where the docstring has references, there is a paper; and the paper that they give the number of."""
     table, papers = use
     assert papers.keys() == table.keys()
     for name, part in table.items():
         known = entries()
         found = "".join(known[key] for key in papers[name])
-        source = (part.__doc__ or "").partition("Source:")[2]
+        source = (part.__doc__ or "").partition("References:")[2]
         for number in re.findall(r"\d{4}\.\d{5}", source):
             assert number in found, (name, number)
         if source and PUBLIC.get(part) not in NO_PAPER and name not in ("bsp", "sparse"):
