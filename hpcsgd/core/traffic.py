@@ -240,7 +240,7 @@ def allreduce(over: Over, nbytes: float, phase: str = "") -> CommOp:
 
 def overlapped(x: CommOp, steps: int) -> CommOp:
     """It, on its way while so many steps are computed; what came of it is taken in when all is there."""
-    return replace(x, hidden=steps, bucket=None)
+    return replace(x, overlap_steps=steps, bucket=None)
 
 
 def _by_elements(

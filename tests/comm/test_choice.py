@@ -150,12 +150,12 @@ def test_two_of_the_devices_own_libraries_share_a_lane(monkeypatch: pytest.Monke
         return topology.intra_group.comm_thread is topology.inter_group.comm_thread
 
     assert threads.run(4, share) == [False] * 4
-    monkeypatch.setattr(start, "own_device", there)
+    monkeypatch.setattr(start, "local_device", there)
     assert threads.run(4, share) == [True] * 4
 
 
 def test_a_job_tells_once_what_it_chose(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    monkeypatch.setattr(start, "own_device", there)
+    monkeypatch.setattr(start, "local_device", there)
 
     def form(world: Communicator) -> tuple[str, str]:
         topology = form_as_launched(world, 2, None).topology

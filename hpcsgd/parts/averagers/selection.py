@@ -104,7 +104,7 @@ class AcrossShards:
         >>> method = hpcsgd.sparseloco(sync_every=2, density=0.1, selection=hpcsgd.AcrossShards(run=16))
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> topology.world.ledger.totals()["allocation"].bytes > 0
+        >>> topology.world.stats.totals()["allocation"].bytes > 0
         True
 
     Source:
