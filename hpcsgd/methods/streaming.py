@@ -208,7 +208,7 @@ class Streaming:
         for stream in self._streams:
             chunks = stream.fragment.of(owned)
             mine = step_on_own_thread(s, s.topology)
-            stream.average(chunks, mine, self._beside(stream))
+            stream.synchronize(chunks, mine, self._beside(stream))
             for own, theta in stream.fragment.parts(owned, chunks):
                 own.copy_(theta)
             s.metrics.update(mine.metrics)
