@@ -196,8 +196,9 @@ class Supervisor:
     async def _live(self, replica_group: ReplicaGroup) -> int:
         """From start to end; its exit code."""
         invited = JoinInfo(
-            replica_group=replica_group.number, replica_groups=self._count, coordinator=self._coordinator.address,
-            token=self._coordinator.token, heartbeat_timeout=self._heartbeat_timeout, timeout=self._timeout,
+            replica_group=replica_group.number, replica_groups=self._count,
+            coordinator=self._coordinator.address, token=self._coordinator.token,
+            heartbeat_timeout=self._heartbeat_timeout, timeout=self._timeout,
         )  # fmt: skip
         folder = replica_group_folder(self._folder, replica_group.number)
         folder.mkdir(parents=True, exist_ok=True)

@@ -79,8 +79,8 @@ def supervise(
             host="127.0.0.1", port=0, allotment=None if allotment is None else asdict(allotment),
         )  # fmt: skip
         supervisor = Supervisor(
-            dict(enumerate(sizes or [1] * replica_groups)), replica_groups, python(str(script), body), folder, Alone(),
-            coordinator, restarts=restarts, silence=60, timeout=60,
+            dict(enumerate(sizes or [1] * replica_groups)), replica_groups, python(str(script), body), folder,
+            Alone(), coordinator, restarts=restarts, silence=60, timeout=60,
             moves_ranks=allotment is not None and allotment.resource == "ranks",
         )  # fmt: skip
         return asyncio.run(supervisor.run())
