@@ -91,7 +91,7 @@ def test_a_rank_without_one_is_told() -> None:
     assert why.startswith("rank 1 of 2 has no accelerator")
 
 
-@pytest.mark.parametrize("broken", ["alltoall", "allreduce", "exchange"])
+@pytest.mark.parametrize("broken", ["alltoall", "allreduce", "sendrecv"])
 def test_what_arrives_wrong_is_not_used(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one rank alone, and heard of by all."""
     right = getattr(backend_choice.GroupBackend, broken)
