@@ -103,7 +103,7 @@ class Task:
         found = []
         for _ in range(-(-warm_up // every) + self.at_full_rate):
             groups.train(every)
-            found.append(round(groups.average(), 5))
+            found.append(round(groups.synchronize(), 5))
         return found
 
 

@@ -72,7 +72,7 @@ def train(name: str, config: Config, P: int, seed: int, device: torch.device) ->
         try:
             for done in range(0, steps, every):
                 groups.train(min(every, steps - done))
-                distances.append(groups.average())
+                distances.append(groups.synchronize())
             row["accuracy"] = accuracy(groups, Store(config.data.path, "test"), device)
         except DivergedError as error:
             row["diverged"] = str(error)

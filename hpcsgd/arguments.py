@@ -24,10 +24,10 @@ _JOB = "what hpcsgd.init(groups=…) returns"
 WORDS: Mapping[str, str] = {
     "Dataset": "a dataset, whose samples have numbers",
     "Topology": _JOB,
+    "Assignment": _JOB,
     "Module": "the torch.nn.Module itself",
     "NoneType": "None",
     "Optimizer": "a torch optimizer that has been made, as torch.optim.SGD(model.parameters(), lr=0.1)",
-    "Placement": _JOB,
     "PathLike": "a path",
     "Sampler": "hpcsgd.Sampler(data, topology), in which another sampler may stand in place of data",
     "Sized": "a dataset with a length (what is read as a stream takes no sampler: each rank reads a part)",

@@ -86,7 +86,7 @@ def main() -> None:
         own = form(world.split(world.rank, 0))
         invited = JoinInfo(world.rank, world.size, given.coordinator, given.token, 10.0, 300.0)
         elastic_average = invited.accept(own.world)
-        rows = measure(contestants(replace(own, meetings=elastic_average), given.every), given.rounds)
+        rows = measure(contestants(replace(own, replica_groups=elastic_average), given.every), given.rounds)
         elastic_average.finish()
         elastic_average.close()
     if rank == 0:

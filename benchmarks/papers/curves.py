@@ -170,7 +170,7 @@ def _train(config: Config, P: int, row: Row, world: Communicator) -> None:
                 total += groups.train(1)
                 done += 1
                 if done % every == 0:
-                    row["distances"].append(groups.average())
+                    row["distances"].append(groups.synchronize())
             row["loss"].append(round(total / steps, 4))
             row["tested"].append(round(_tested(config, groups), 4))
     except DivergedError as error:

@@ -149,7 +149,7 @@ def ensemble(
         checked = check(path, overrides, w.allocation(), fresh=not resume)
         P = checked.config.parallel.groups
         if independent:
-            _write("replica_group", words, checked, w, tasks=P, ISLANDS=str(P))
+            _write("island", words, checked, w, tasks=P, ISLANDS=str(P))
         else:
             _write("ensemble", words, checked, w, ISLANDS=str(P))
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hpcsgd.comm.rank_watch import Operation, RankWatch
 
 _comm_threads: weakref.WeakSet[CommThread] = weakref.WeakSet()
-_here = threading.local()  # .on_a_lane: the thread is a lane's
+_here = threading.local()  # .on_a_comm_thread: the thread is a CommThread's
 _numbers = itertools.count()
 _SET_TIMER_SLACK = 29  # of prctl
 
@@ -59,7 +59,7 @@ class Work:
         self._future = future
         self._what = what
         self._timeout = timeout
-        self._ledger = stats
+        self._stats = stats
         self._keep = keep
         self._comm_thread = comm_thread
 
@@ -85,11 +85,11 @@ class Work:
                 raise
             raise self._given_up() from None
         finally:
-            if not getattr(_here, "on_a_lane", False):
+            if not getattr(_here, "on_a_comm_thread", False):
                 end = time.perf_counter()
-                self._ledger.add(waited=end - start)
+                self._stats.add(waited=end - start)
                 if standing:
-                    self._ledger.note(WAIT, self._what, start, end)
+                    self._stats.note(WAIT, self._what, start, end)
         if done is not None:
             done.precede()
             take_over(result)
@@ -175,7 +175,7 @@ class CommThread:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
-        if self.watch is not None and not getattr(_here, "on_a_lane", False):
+        if self.watch is not None and not getattr(_here, "on_a_comm_thread", False):
             self.watch.submits()
         future: Future[Any] = Future()
         context = contextvars.copy_context()

@@ -268,11 +268,9 @@ class Communicator:
             operation.needs = None
         return operation
 
-    def _relative(self, backend: Backend, member: Member | None, comm_thread: CommThread) -> Communicator:
-        made = Communicator(
-            backend, timeout=self.timeout, comm_thread=comm_thread, stats=self.stats, member=member
-        )
-        made.dup_threads = self.dup_threads
+    def _relative(self, backend: Backend, member: Member | None, thread: CommThread) -> Communicator:
+        made = Communicator(backend, timeout=self.timeout, comm_thread=thread, member=member)
+        made.stats, made.dup_threads = self.stats, self.dup_threads
         return made
 
     def _posted(self, messages: Mapping[int, Tensor]) -> int:

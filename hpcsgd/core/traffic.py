@@ -21,7 +21,7 @@ from hpcsgd.core.rows import Unit, in_buckets, padded, positions, units_of
 
 Over = Literal["group", "cross", "world", "peers"]
 """The communicators of a `Topology`; peers are jobs of their own, and what goes to them is in no ledger."""
-Stage = Literal["exchange", "meeting", "gather", "forward", "backward", "reduce"]
+Stage = Literal["exchange", "model_average", "gather", "forward", "backward", "reduce"]
 """The last three are torch's, where it shards the model: weights gathered for either pass, gradients."""
 FLOAT64 = 8
 """Bytes of a norm, a loss or a count."""
@@ -240,7 +240,7 @@ def allreduce(over: Over, nbytes: float, phase: str = "") -> CommOp:
 
 def overlapped(x: CommOp, steps: int) -> CommOp:
     """It, on its way while so many steps are computed; what came of it is taken in when all is there."""
-    return replace(x, hidden=steps, bucket=None)
+    return replace(x, overlap_steps=steps, bucket=None)
 
 
 def _by_elements(

@@ -230,7 +230,7 @@ def _standing_still(
     """By phase, and what is hidden. What travels behind the next steps shares the network with their
     messages, and so hides behind computing and what is `inside` hosts alone, in steps in which any does."""
     phases: dict[str, float] = defaultdict(float)
-    stages = {stage: [0.0] * len(m.buckets) for stage in ("inside", "across", "meeting", "gather")}
+    stages = {stage: [0.0] * len(m.buckets) for stage in ("inside", "across", "model_average", "gather")}
     behind: dict[str, float] = defaultdict(float)
     busy = share = 0.0
     for x, seconds in timed:
@@ -238,12 +238,12 @@ def _standing_still(
             behind[x.phase] += seconds
             busy = max(busy, min(1.0, x.times * x.overlap_steps))
             continue
-        if x.bucket is None or x.stage == "meeting":
+        if x.bucket is None or x.stage == "model_average":
             phases[x.phase] += seconds
         if x.bucket is not None:
             stage = x.stage if x.stage != "exchange" else "across" if x.over == "cross" else "inside"
             stages[stage][x.bucket] += seconds / (x.times or 1.0)
-            share = x.times if x.stage == "meeting" else share
+            share = x.times if x.stage == "model_average" else share
     buckets, plan = Buckets(**stages, own_links=flow.own_links), flow.plan
     exchange, gather = sum(buckets.inside) + sum(buckets.across), sum(buckets.gather)
     beside = min(c.backward, exchange) if flow.overlap else 0.0

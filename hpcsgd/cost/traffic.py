@@ -44,7 +44,8 @@ def of_step(
     if m.P > 1 or plan.averager.traits.elastic:
         found += [x.within("other") for x in comm_ops(plan.schedule, m)]
         found += [
-            replace(x.within("average", plan.sync_rate(meets)), stage="meeting") for x in ops_of_sync(plan, m)
+            replace(x.within("average", plan.sync_rate(meets)), stage="model_average")
+            for x in ops_of_sync(plan, m)
         ]
     if exchange.traits.shards:
         found += gathered(plan, m)

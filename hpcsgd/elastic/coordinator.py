@@ -128,9 +128,8 @@ class Coordinator:
         if self._was_followed(client):
             self._evict(client, STARTED_AGAIN)
             raise ConnectionError(STARTED_AGAIN)
-        others = {
-            other for other in self._clients if other.replica_group == client.replica_group
-        } - self._moving
+        theirs = {other for other in self._clients if other.replica_group == client.replica_group}
+        others = theirs - self._moving
         if any(other.life != client.life for other in others):
             self._lose(client.replica_group, Loss.DIED, STARTED_AGAIN)
         self._clients.add(client)
@@ -294,8 +293,6 @@ class Coordinator:
     def _end_waiting(self, now: Register) -> None:
         if now.phase is Phase.OPEN:
             self.membership.wait_no_longer()
-        elif now.phase is Phase.RUN and any(
-            replica_group in now.counting for replica_group, _ in self._arrived
-        ):
-            for replica_group in {replica_group for replica_group, _ in now.clients - self._arrived}:
+        elif now.phase is Phase.RUN and any(i in now.counting for i, _ in self._arrived):
+            for replica_group in {i for i, _ in now.clients - self._arrived}:
                 self._lose(replica_group, Loss.LATE, f"it did not arrive within {self._timeout:g} s")

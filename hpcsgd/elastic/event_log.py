@@ -146,7 +146,7 @@ def read(path: Path) -> list[Event]:
 def of_run(folder: Path) -> list[Event]:
     """All events of a run: those of its one log, or of the coordinators and the islands that were started
     apart, in the order of the time of day, from the first of which seconds are counted; none without any."""
-    logs = [folder / NAME, *folder.glob(f"coordinators/*/{NAME}"), *folder.glob(f"islands/*/{NAME}")]
+    logs = [folder / NAME, *folder.glob(f"coordinators/*/{NAME}"), *folder.glob(f"replica_groups/*/{NAME}")]
     found = [read(log) for log in logs if log.exists()]
     if len(found) < 2:
         return found[0] if found else []

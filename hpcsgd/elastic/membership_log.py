@@ -27,8 +27,8 @@ class MembershipLog:
         if committed(before, now):
             epoch = int(self._progress)
             self.events.commit(
-                generation=now.generation, rounds=now.rounds, members=now.replica_groups, counted=before.counting,
-                t=now.place.t, epoch=epoch, fraction=self._progress - epoch,
+                generation=now.generation, rounds=now.rounds, members=now.replica_groups,
+                counted=before.counting, t=now.place.t, epoch=epoch, fraction=self._progress - epoch,
             )  # fmt: skip
             self._progress = 0.0
         if now.generation > before.generation:

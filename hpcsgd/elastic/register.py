@@ -127,7 +127,7 @@ class Register:
         members = tuple(
             Member(m["replica_group"], tuple(m["addresses"]), m["rounds"]) for m in saved["members"]
         )
-        places: dict[str, Any] = {name: Point(**saved[name]) for name in ("place", "dealt")}
+        places: dict[str, Any] = {name: Point(**saved[name]) for name in ("place", "assigned_at")}
         rest: dict[str, Any] = {
             **saved,
             "phase": Phase(saved["phase"]),

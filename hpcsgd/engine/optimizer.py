@@ -132,12 +132,10 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         require_alike(topology.world, mine)
         self.model, self.method, self._broadcasts = model, method, broadcast_buffers
         self._plan, buckets = laid_out(topology, method, optimizer, model, self.trained, **cut_by)
-        self._exchange, self._quantized_gather = (
-            self._plan.grad_reduce,
-            quantized_gather(topology, method, self._plan),
-        )
+        self._exchange, shards = self._plan.grad_reduce, self._plan.grad_reduce.traits.shards
+        self._quantized_gather = quantized_gather(topology, method, self._plan)
         share_start(topology, buckets, model, self.trained)
-        cut = self._exchange.traits.shards and (topology.group_size > 1 or is_fsdp(self.trained[0][1]))
+        cut = shards and (topology.group_size > 1 or is_fsdp(self.trained[0][1]))
         self.local = ShardedOptimizer(optimizer, buckets, cut=cut, master=master_dtype)
         self._reducer = None
         if not self._exchange.idle(topology):
@@ -151,7 +149,6 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         self.updating = LocalUpdate(self.local, self._reducer, per_bucket=self._plan.update_per_bucket)
         self.updating.accumulate(gradient_accumulation_steps)
         self._block = Block()
-        shards = self._exchange.traits.shards
         fixed = TrainingContext(topology, buckets, self.local, Buffers(model), shards, self.exchanges)
         self._step, self._everyone = StepContext(fixed), Agreement(topology.world)
         self._shared = Agreement.of_group(topology)
@@ -248,21 +245,19 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         gather_shards(self.ready_for("gather_parameters()", across=False))
 
     def _update(self, call: Call, loss: float | Tensor | None, passed: Closure | None) -> None:
-        s, across = self._in_place, self._exchange.traits.across
+        s, traits = self._in_place, self._exchange.traits
         self._as_wrapped.require(call, self._everyone)
         unmoved = Unmoved(self._now_frozen())
         self.updating.ready(call)
         s.t, s.rates = s.t + 1, self.rates
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
-        param_gather = ParamGather(
-            s, self._exchange.traits.shards, self._quantized_gather, self._pending_params
-        )
+        param_gather = ParamGather(s, traits.shards, self._quantized_gather, self._pending_params)
         prepare(averager := self.method.averager, self._vectors, s)
         updated: Iterable[Bucket] = self.updating(s.buckets, passed)  # each of them once it is updated
         if not self._plan.decided_before_update:
             updated = list(updated)
         meets = self._meets()
-        if meets and across:  # or gradients and models would cross groups in any order
+        if meets and traits.across:  # or gradients and models would cross groups in any order
             updated = list(updated)
         if meets:
             synchronize_models(s, averager, param_gather, updated)
@@ -271,7 +266,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
                 param_gather.shards_are_final([bucket])
             if not s.topology.has_one_group:
                 begin(averager, self._vectors, s)
-        if (meets or across) and s.topology.num_groups > 1 and "distance" not in s.metrics:
+        if (meets or traits.across) and s.topology.num_groups > 1 and "distance" not in s.metrics:
             s.metrics["shared"] = 1.0
         param_gather.finish()
         if unmoved:

@@ -62,7 +62,7 @@ class _PendingParam:
             self._params = []
         for param in self._params:
             torch_private.become(param, _LazyParameter)
-            param.arrival = self  # type: ignore[attr-defined]
+            param.pending = self  # type: ignore[attr-defined]
 
     def finish(self) -> None:
         if self._params:
@@ -70,7 +70,7 @@ class _PendingParam:
                 self._work.wait()
         for param in self._params:
             torch_private.become(param, nn.Parameter)
-            del param.arrival  # type: ignore[attr-defined]
+            del param.pending  # type: ignore[attr-defined]
         self._params = []
 
 

@@ -222,7 +222,7 @@ def des_loc(
         >>> method = hpcsgd.des_loc(sync_every=2, second_every=4)
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=4)
-        >>> topology.world.ledger.totals()["moments"].bytes > 0
+        >>> topology.world.stats.totals()["moments"].bytes > 0
         True
 
     Source:

@@ -188,7 +188,7 @@ class Streaming:
     def _begin(self, stream: FragmentSync, owned: Sequence[Tensor], s: StepContext) -> None:
         if self._on_own_thread is None:
             self._on_own_thread = on_own_thread(s.topology)
-        meet = partial(stream.average, others=self._beside(stream))
+        meet = partial(stream.synchronize, others=self._beside(stream))
         stream.pending = begin(meet, s, self._on_own_thread, stream.fragment.of(owned), s.t + self.delay)
 
     def _beside(self, stream: FragmentSync) -> list[FragmentSync]:
@@ -208,7 +208,7 @@ class Streaming:
         for stream in self._streams:
             chunks = stream.fragment.of(owned)
             mine = step_on_own_thread(s, s.topology)
-            stream.average(chunks, mine, self._beside(stream))
+            stream.synchronize(chunks, mine, self._beside(stream))
             for own, theta in stream.fragment.parts(owned, chunks):
                 own.copy_(theta)
             s.metrics.update(mine.metrics)

@@ -88,7 +88,7 @@ class ElasticLoop(TrainLoop):
             self._report(
                 deal=self._assigned if left else (self._epoch + 1, 0),
                 progress=self._epoch + 1 - left / self._steps_per_epoch,
-                pace=self._computed / self._steps if self._steps else 0.0,
+                step_seconds=self._computed / self._steps if self._steps else 0.0,
                 leaving=self._reason is not None,
             )
             started, waited = time.perf_counter(), elastic_average.seconds
@@ -97,7 +97,7 @@ class ElasticLoop(TrainLoop):
             self._steps += 1
             if elastic_average.rounds > before and not self._settle():
                 return
-        self._report(deal=(self._epoch + 1, 0), pace=self._computed / max(self._steps, 1))
+        self._report(deal=(self._epoch + 1, 0), step_seconds=self._computed / max(self._steps, 1))
         self._synchronize()
 
     def _look_on(self) -> None:
@@ -170,7 +170,7 @@ class ElasticLoop(TrainLoop):
         if elastic_average.index in units:
             self._use(units[elastic_average.index])
         self._computed, self._steps = 0.0, 0
-        self._report(pace=0.0)  # that of before was of other units
+        self._report(step_seconds=0.0)  # that of before was of other units
         epochs_left = self._parts.length.epochs - place.epoch
         self._progress.expect(dealt.t + epochs_left * self._steps_per_epoch)
         self._meter.pause()

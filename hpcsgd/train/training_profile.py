@@ -106,8 +106,8 @@ class TrainingProfile:
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         bucket = bucket_bytes(nbytes(p for _, p in trained), self.config.training.bucket_cap_mb)
         return ModelLayout.of(
-            trained, P, K, bucket, self.optimizer_state, self.numbers, averaged_buffers(self.model), ranks_per_host,
-            whole=uncut(plan, self.optimizer, K), units=self._units(),
+            trained, P, K, bucket, self.optimizer_state, self.numbers, averaged_buffers(self.model),
+            ranks_per_host, whole=uncut(plan, self.optimizer, K), units=self._units(),
         )  # fmt: skip
 
     def _units(self) -> list[list[nn.Parameter]]:

@@ -60,7 +60,7 @@ def test_the_script_of_a_job(
 ) -> None:
     app(["job", *words.split()])
     told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    kind = "replica_group" if "--independent" in words else words.split(maxsplit=1)[0]
+    kind = "island" if "--independent" in words else words.split(maxsplit=1)[0]
     assert told["script"] == f"runs/job-{kind}.sbatch"
     assert told["site"] == "site.toml"
     assert told["slurm"] == "not here: not asked whether it would take the job"

@@ -20,7 +20,7 @@ precede, init = streams.StreamEvent.precede, streams.StreamEvent.__init__
 
 
 def on_a_comm_thread() -> bool:
-    return getattr(comm_thread._here, "on_a_lane", False)
+    return getattr(comm_thread._here, "on_a_comm_thread", False)
 
 
 def patched(owner: Any, name: str, by: Any) -> Callable[[], AbstractContextManager[Any]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.core.topology import raise_on_all_ranks
-from hpcsgd.comm import PeerLost, Service, joining, leave_together
+from hpcsgd.comm import PeerLost, RequestServer, joining, exit_all
 
 world = joining.world(timeout={timeout})
 rank = world.rank

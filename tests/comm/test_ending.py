@@ -16,10 +16,10 @@ from hpcsgd import errors
 from hpcsgd.comm import Communicator, PeerLost, last_words, readers, shutdown, threads
 from hpcsgd.errors import PEER_LOST, JobError, UserError
 
-SERVICE = "service = Service(world, lambda source, question: [(source, question)], 8)\n"
+SERVICE = "service = RequestServer(world, lambda source, question: [(source, question)], 8)\n"
 GROUP = """
 from hpcsgd.comm.process_group import GroupBackend
-group = world.by(GroupBackend(world.backend.host, "gloo", world.timeout), "gloo")
+group = world.with_backend(GroupBackend(world.backend.host, "gloo", world.timeout), "gloo")
 
 def work_in_group():
     while True:
@@ -33,12 +33,12 @@ LONG = {
     "a UserError on one rank",
     "a fault on one rank, told together",
     "sys.exit with a message on one rank",
-    "leave_together, but one rank does not come",
+    "exit_all, but one rank does not come",
     "a rank stopped",
     "an exception with work in flight",
     "nobody asks any more, but one rank does not come",
     "sys.exit(3)",
-    "leave_together",
+    "exit_all",
     "a UserError",
     "a rank held up in a finally",
     "a JobError, and an excepthook of the script's own",
@@ -115,9 +115,9 @@ CASES = {
     "sys.exit with a message on one rank": Case(
         "fault()\nif rank == 1:\n    sys.exit('enough of this')\nwork_until_lost()", "enough of this", 1
     ),
-    "leaving together": Case("fault()\nleave_together(75)", "", 75, lines=ALL, exact=True, n=4),
-    "leave_together, but one rank does not come": Case(
-        "fault()\nif rank == 2:\n    time.sleep(600)\nleave_together(75)", "", 75, lines=(0, 1, 3), n=4
+    "leaving together": Case("fault()\nexit_all(75)", "", 75, lines=ALL, exact=True, n=4),
+    "exit_all, but one rank does not come": Case(
+        "fault()\nif rank == 2:\n    time.sleep(600)\nexit_all(75)", "", 75, lines=(0, 1, 3), n=4
     ),
     "a rank killed": Case(
         "fault()\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\nwork_until_lost()", n=4
@@ -145,7 +145,7 @@ CASES = {
         "hpcsgd: rank 2: KeyError", 1, traceback=1, n=4,
     ),
     "a server that fails": Case(
-        "service = Service(world, lambda source, question: {}[source], 8)\nworld.barrier()\nfault()\n"
+        "service = RequestServer(world, lambda source, question: {}[source], 8)\nworld.barrier()\nfault()\n"
         "x = torch.ones(8, dtype=torch.uint8)\n"
         "if rank == 0:\n    service.ask({1: x}, {1: x.clone()}).wait()",
         "hpcsgd: rank 1: KeyError", 1, traceback=1,
@@ -171,8 +171,9 @@ CASES = {
         "hpcsgd: rank 1: KeyError", 1, traceback=1, said=("hpcsgd: rank 1: ranks make different calls",),
     ),
     "a rank held up in a finally": Case(
-        "aside = world.apart()\nfault()\ntry:\n    if rank == 1:\n        raise KeyError('which key')\n"
-        "    aside.allreduce(torch.ones(10)).wait()\nfinally:\n    world.gather_objects(1)",
+        "control = world.dup_with_thread()\nfault()\n"
+        "try:\n    if rank == 1:\n        raise KeyError('which key')\n"
+        "    control.allreduce(torch.ones(10)).wait()\nfinally:\n    world.gather_objects(1)",
         "while handling KeyError: 'which key'", 1,
     ),
     "an excepthook of the script's own": Case(
@@ -255,7 +256,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
 
 ALONE = {
     "sys.exit(3)": Case("fault()\nsys.exit(3)", "", 3),
-    "leave_together": Case("fault()\nleave_together(75)", "", 75),
+    "exit_all": Case("fault()\nexit_all(75)", "", 75),
     "an exception": Case("fault()\nraise KeyError('which key')", "hpcsgd: KeyError", 1, traceback=1),
     "a UserError": Case("fault()\nraise UserError('no such file: x')", "hpcsgd: no such file: x", 1),
     "Ctrl-C": Case(  # a pytest in the background hands down that SIGINT is ignored

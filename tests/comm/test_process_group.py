@@ -148,14 +148,14 @@ def test_messages_on_a_device_are_begun_together_and_watched(monkeypatch: pytest
         backend.send(x, 2)
         backend.alltoall(x, x)
 
-    class Moment:
+    class StreamEvent:
         def __init__(self, device: torch.device) -> None:
             assert group.asked[-1] == ("wait",), "the moment is that behind the work"
 
         def passed(self) -> bool:
             return True
 
-    monkeypatch.setattr(process_group, "Moment", Moment)
+    monkeypatch.setattr(process_group, "StreamEvent", StreamEvent)
     threads.run(1, talk)
     exchange = [
         ("_start_coalescing",),

@@ -382,7 +382,7 @@ def test_who_does_not_come_in_time_is_told() -> None:
 
 
 IMPATIENT = "from hpcsgd.comm import rank_watch\nrank_watch.PATIENCE, rank_watch.LOOK = 0.2, 0.05\n"
-TOGETHER = "first, second = world.split(0, rank), world.apart()\nfault()\n"
+TOGETHER = "first, second = world.split(0, rank), world.dup_with_thread()\nfault()\n"
 JOBS: dict[str, tuple[int, str, str]] = {
     "a cycle over two communicators": (
         2,
@@ -424,7 +424,7 @@ JOBS: dict[str, tuple[int, str, str]] = {
     ),
     "rank 0 leaves early, with a service": (
         3,
-        "service = Service(world, lambda source, question: [(source, question)], 8)\n"
+        "service = RequestServer(world, lambda source, question: [(source, question)], 8)\n"
         "world.barrier()\nfault()\n"
         "if rank > 0:\n    world.allreduce(torch.ones(1)).wait()\n",
         "hpcsgd: rank 0 has left, and rank",

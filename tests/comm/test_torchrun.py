@@ -65,7 +65,7 @@ CASES = {
         (0, 1), "rank 1 has left", (1, 1, 1, 1),
     ),
     "all leave with an exit code": Case(
-        "fault()\nleave_together(75)", (0, STOPPED), "", (STOPPED,) * 4
+        "fault()\nexit_all(75)", (0, STOPPED), "", (STOPPED,) * 4
     ),
 }  # fmt: skip
 

@@ -304,7 +304,7 @@ def test_who_exchanges_whole_vectors_and_averages_chunks_gathers_once_more() -> 
     found = of_step(StepPlan.of(hierarchical(3, WithAllgather(ReduceScatter()))), m)
     after = [x for x in found if x.phase == "parameters"]
     assert after == [
-        CommOp("allgather", "group", b.nbytes, "parameters", 1 / 3, stage="meeting") for b in m.buckets
+        CommOp("allgather", "group", b.nbytes, "parameters", 1 / 3, stage="model_average") for b in m.buckets
     ]
 
 

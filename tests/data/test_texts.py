@@ -125,7 +125,7 @@ def test_pieces_and_shards_leave_no_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: list[str], piece: int, shard: int
 ) -> None:
     """Nor is a character ever cut."""
-    monkeypatch.setattr("hpcsgd.data.texts.PIECE", piece)
+    monkeypatch.setattr("hpcsgd.data.texts.SEGMENT", piece)
     monkeypatch.setattr("hpcsgd.data.token_segments.SHARD", 8 * shard)
     monkeypatch.setattr("hpcsgd.data.token_segments.BLOCK", 4)
     monkeypatch.setattr(Bytes, "encode", whole_characters)
@@ -146,7 +146,7 @@ def test_pieces_and_shards_leave_no_trace(
 def test_neither_text_nor_tokens_have_to_fit_into_memory(
     tmp_path: Path, test_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcsgd.data.texts.PIECE", 1 << 14)
+    monkeypatch.setattr("hpcsgd.data.texts.SEGMENT", 1 << 14)
     monkeypatch.setattr("hpcsgd.data.formats.streams.BLOCK", 1 << 14)
     monkeypatch.setattr("hpcsgd.data.token_segments.SHARD", 1 << 16)
     lines = [f"line {i}, as long as those of a text are, more or less." for i in range(20)]

@@ -101,11 +101,11 @@ METHODS: dict[str, tuple[Callable[[], Method], str]] = {
     ),
     "wire": (
         lambda: hierarchical(2, quantize=hpcsgd.quantizers.int8()),
-        "the method's averager.inner is Mean on rank 0 and PackedMean on rank 1",
+        "the method's averager.inner is Mean on rank 0 and QuantizedMean on rank 1",
     ),
     "wrapper": (
         lambda: hpcsgd.delayed(hierarchical(2), sync_delay=1),
-        "the method's averager is Measured on rank 0 and Delayed on rank 1",
+        "the method's averager is WithDistance on rank 0 and Delayed on rank 1",
     ),
 }
 

@@ -39,6 +39,6 @@ def test_a_method_is_of_one_optimizer_at_a_time(run, n: int) -> None:
     for of_method, of_part in run(n, reused):
         assert (
             of_method
-            == "the method, or its Outer, is that of another DistributedOptimizer: make one for each"
+            == "the method, or its OuterOptimizer, is that of another DistributedOptimizer: make one for each"
         )
         assert "its Sparse" in of_part

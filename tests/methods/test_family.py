@@ -233,7 +233,7 @@ def set_vector_in_place(net: nn.Module, values: Tensor) -> None:
         (lambda: sparseloco(2, lr=0), "lr = 0: an outer learning rate, > 0"),
         (lambda: sparseloco(2, lr=math.inf), "lr = inf: an outer learning rate"),
         (lambda: sparseloco(2, selection=PerBlock(0)), "size = 0: a number of elements, ≥ 1"),
-        (lambda: sparseloco(2, selection=AcrossShards(0.5)), "run = 0.5: expected a whole number"),  # type: ignore[arg-type]
+        (lambda: sparseloco(2, selection=AcrossShards(0.5)), "block = 0.5: expected a whole number"),  # type: ignore[arg-type]
         (lambda: diloco(2, "SGD"), "outer = 'SGD': expected a function that returns an Optimizer"),  # type: ignore[arg-type]
         (lambda: diloco(2, lambda params: params), "outer: it makes a list, expected a torch optimizer"),  # type: ignore[arg-type, return-value]
     ],

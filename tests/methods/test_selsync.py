@@ -276,7 +276,7 @@ def test_the_norm_is_summed_in_more_than_the_gradients_type(dtype: torch.dtype, 
     param = nn.Parameter(torch.zeros_like(g))
     param.grad = g
     bucket = SimpleNamespace(grad_shard=g, found=lambda: [param.grad])
-    fixed: Any = {"topology": None, "buckets": [bucket], "optimizer_state": None, "exchanged": exchanged}
+    fixed: Any = {"topology": None, "buckets": [bucket], "optimizer_state": None, "grads_reduced": exchanged}
     s = StepContext(TrainingContext(**fixed))
     expected = float(np.square(g.double().numpy()).sum())
     assert s.squared_norm().item() == pytest.approx(expected, rel=2e-5)

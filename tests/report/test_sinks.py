@@ -124,8 +124,11 @@ def test_a_users_own_is_told_what_is_written_under_one_id(folder: Path) -> None:
 
 
 def test_each_island_has_an_id_of_its_own_and_all_a_name(folder: Path) -> None:
-    began = [told(tell(None, [WORKING], range(1), of=f"islands/{n}"))[0] for n in range(2)]
-    assert [(b["name"], b["group"]) for b in began] == [("job/islands/0", "job"), ("job/islands/1", "job")]
+    began = [told(tell(None, [WORKING], range(1), of=f"replica_groups/{n}"))[0] for n in range(2)]
+    assert [(b["name"], b["group"]) for b in began] == [
+        ("job/replica_groups/0", "job"),
+        ("job/replica_groups/1", "job"),
+    ]
     assert began[0]["began"] != began[1]["began"]
 
 
@@ -136,7 +139,7 @@ def test_arguments_and_two_of_one_kind(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sink", "fault"),
+    ("logger", "fault"),
     [
         ("Refuses", "OSError: no route to the server"),
         ("Tires", "ValueError: records are too heavy"),
@@ -161,7 +164,7 @@ def test_one_that_fails_is_told_of_once_and_others_go_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sink", ["Stubborn", "Sleeps"])
+@pytest.mark.parametrize("logger", ["Stubborn", "Sleeps"])
 def test_one_that_does_not_end_is_ended(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, logger: str
 ) -> None:

@@ -219,7 +219,7 @@ def on_network(seed: int) -> Iterator[tuple[Stage, Network]]:
     replaced: list[tuple[str, Callable[[Stage], object]]] = [
         *(
             (f"hpcsgd.elastic.{name}.time", clock)
-            for name in ("client", "handshake", "meetings", "ring", "watch")
+            for name in ("client", "handshake", "elastic_average", "ring", "watch")
         ),
         *((f"hpcsgd.elastic.{name}.threading", threading_of) for name in ("client", "ring")),
         *((f"hpcsgd.elastic.{name}.socket", lambda s: socket_of(network(s))) for name in ("client", "ring")),

@@ -143,7 +143,7 @@ def test_samples_travel_while_the_device_computes(monkeypatch: pytest.MonkeyPatc
         arrivals.append(StreamEvent(device))
         return arrivals[-1]
 
-    monkeypatch.setattr(devices, "Moment", noted)
+    monkeypatch.setattr(devices, "StreamEvent", noted)
     device, x = torch.device("far", 0), torch.arange(6.0)
     computed = torch.zeros(6, device=device)
     torch.ops.far.hold(0, 0, True)  # it is still at the step before

@@ -69,7 +69,7 @@ def test_each_island_has_its_own(folder: Path) -> None:
     runs = [replica_group_folder(folder / "runs" / "job", replica_group) for replica_group in range(2)]
     for replica_group, run in enumerate(runs):
         began, *records, ended = told(run)
-        assert (began["name"], began["group"]) == (f"job/islands/{replica_group}", "job")
+        assert (began["name"], began["group"]) == (f"job/replica_groups/{replica_group}", "job")
         assert records == read(run / "metrics.jsonl")
         assert ended == {"failed": False}
     assert told(runs[0])[0]["began"] != told(runs[1])[0]["began"]

@@ -30,11 +30,8 @@ def look_at_accelerators(topology: Topology) -> list[Finding]:
     found = [driver(topology.world, DRIVERS), links(topology.world), copies(topology.world, own.device)]
     if topology.world_size > 1:
         found += [travel(topology.world, way, own) for way in BACKENDS]
-        found.append(
-            ok(
-                f"transport: {topology.intra_group.device_backend} in groups, {topology.inter_group.device_backend} across them"
-            )
-        )
+        inside, across = topology.intra_group.device_backend, topology.inter_group.device_backend
+        found.append(ok(f"transport: {inside} in groups, {across} across them"))
     return found
 
 

@@ -96,7 +96,8 @@ class Elected:
         elif now - self._seen[1] > self._heartbeat_timeout:
             where = f"number {term}" if found is None else f"at {found.address}"
             self._say(
-                f"nothing was heard of the coordinator {where} for {self._heartbeat_timeout:g} s: the next one begins"
+                f"nothing was heard of the coordinator {where} for {self._heartbeat_timeout:g} s: "
+                "the next one begins"
             )
             await self._begin(term + 1)
         return False

@@ -61,8 +61,9 @@ def launch(
         program = [of_ranks(), "-m", "hpcsgd", "train", str(path), *overrides]
         allotment = allotment_of(config)
         coordinator = CoordinatorProcess(
-            replica_groups=len(K), token=secrets.token_hex(32), silence=silence, timeout=timeout, folder=str(folder),
-            host=by.host, port=0, allotment=None if allotment is None else asdict(allotment),
+            replica_groups=len(K), token=secrets.token_hex(32), silence=silence, timeout=timeout,
+            folder=str(folder), host=by.host, port=0,
+            allotment=None if allotment is None else asdict(allotment),
         )  # fmt: skip
         supervisor = Supervisor(
             dict(enumerate(K)), len(K), program, folder, by, coordinator,

@@ -138,7 +138,7 @@ class Supervisor:
         await self._coordinator.start()
         serving = asyncio.create_task(self._serve())
         try:
-            await asyncio.gather(*(self._keep(replica_group) for replica_group in self.replica_groups))
+            await asyncio.gather(*(self._keep(group) for group in self.replica_groups))
         finally:
             self._kill_all()
             serving.cancel()
@@ -151,97 +151,85 @@ class Supervisor:
         if register.phase is Phase.FINISHED:  # who is still on its way would look in vain for a coordinator
             self._kill_others(register.replica_groups)
 
-    async def _keep(self, replica_group: ReplicaGroup) -> None:
+    async def _keep(self, group: ReplicaGroup) -> None:
         while not (self._ending or self._stopping):
             if self._coordinator.register().phase is Phase.FINISHED:  # before this one was there, or back
                 return
-            replica_group.lives += 1
+            group.lives += 1
             before = self._coordinator.register().rounds
-            replica_group.code = await self._live(replica_group)
-            self._coordinator.note(
-                "ended",
-                replica_group=replica_group.number,
-                life=str(replica_group.lives),
-                code=replica_group.code,
-            )
+            group.code = await self._live(group)
+            told = {"replica_group": group.number, "life": str(group.lives)}
+            self._coordinator.note("ended", **told, code=group.code)
             register = self._coordinator.register()
             if register.phase is Phase.FINISHED or register.leaving:
                 self._end(register.replica_groups)
-            self._stopping = self._stopping or replica_group.code == STOPPED
+            self._stopping = self._stopping or group.code == STOPPED
             if self._ending or self._stopping:
                 return
             if self._moves_ranks:
-                replica_group.ranks = dict(register.units).get(replica_group.number, replica_group.ranks)
-            if replica_group.code == MOVED:
+                group.ranks = dict(register.units).get(group.number, group.ranks)
+            if group.code == MOVED:
                 continue
-            replica_group.deaths += 1
-            self._say(replica_group, f"died with exit code {replica_group.code}")
-            if register.rounds == 0 and replica_group.code == 1:
+            group.deaths += 1
+            self._say(group, f"died with exit code {group.code}")
+            if register.rounds == 0 and group.code == 1:
                 self.fault = True
-                self._say(
-                    replica_group, "failed before the first meeting, and would fail again: the run is ended"
-                )
-                self._quote(replica_group)
+                self._say(group, "failed before the first meeting, and would fail again: the run is ended")
+                self._quote(group)
                 self._kill_all()
                 return
-            if replica_group.deaths > self._restarts:
+            if group.deaths > self._restarts:
                 self._say(
-                    replica_group,
-                    f"was started {count_text(replica_group.lives, 'time')}: the others go on without it",
+                    group, f"was started {count_text(group.lives, 'time')}: the others go on without it"
                 )
                 return
-            replica_group.in_vain = 0 if self._met(replica_group, before) else replica_group.in_vain + 1
-            await asyncio.sleep(PAUSE * 2 ** max(replica_group.in_vain - 1, 0))
+            group.in_vain = 0 if self._met(group, before) else group.in_vain + 1
+            await asyncio.sleep(PAUSE * 2 ** max(group.in_vain - 1, 0))
 
-    async def _live(self, replica_group: ReplicaGroup) -> int:
+    async def _live(self, group: ReplicaGroup) -> int:
         """From start to end; its exit code."""
         invited = JoinInfo(
-            replica_group=replica_group.number, replica_groups=self._count, coordinator=self._coordinator.address,
-            token=self._coordinator.token, heartbeat_timeout=self._heartbeat_timeout, timeout=self._timeout,
+            replica_group=group.number, replica_groups=self._count,
+            coordinator=self._coordinator.address, token=self._coordinator.token,
+            heartbeat_timeout=self._heartbeat_timeout, timeout=self._timeout,
         )  # fmt: skip
-        folder = replica_group_folder(self._folder, replica_group.number)
+        folder = replica_group_folder(self._folder, group.number)
         folder.mkdir(parents=True, exist_ok=True)
-        self._coordinator.note(
-            "started",
-            replica_group=replica_group.number,
-            life=str(replica_group.lives),
-            ranks=replica_group.ranks,
-        )
+        told = {"replica_group": group.number, "life": str(group.lives)}
+        self._coordinator.note("started", **told, ranks=group.ranks)
         with (folder / LOG).open("ab") as output:
-            replica_group.process = await asyncio.create_subprocess_exec(
-                *self._starter.command(replica_group.number, replica_group.ranks, self._program),
+            group.process = await asyncio.create_subprocess_exec(
+                *self._starter.command(group.number, group.ranks, self._program),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, **invited.to_environment()},
             )  # fmt: skip
-            if replica_group.doomed:
-                replica_group.kill()
+            if group.doomed:
+                group.kill()
             elif self._stopping:
-                replica_group.signal(signal.SIGUSR1)
-            assert replica_group.process.stdout is not None
-            async for line in replica_group.process.stdout:
+                group.signal(signal.SIGUSR1)
+            assert group.process.stdout is not None
+            async for line in group.process.stdout:
                 output.write(line)
                 output.flush()
-                replica_group.spoke = self._speaks(replica_group)
-                if replica_group.spoke:
+                group.spoke = self._speaks(group)
+                if group.spoke:
                     sys.stdout.buffer.write(line)
                     sys.stdout.flush()
-        code = await replica_group.process.wait()
-        replica_group.kill()  # what its launcher may have left behind
+        code = await group.process.wait()
+        group.kill()  # what its launcher may have left behind
         return code if code >= 0 else 128 - code
 
-    def _met(self, replica_group: ReplicaGroup, rounds: int) -> bool:
+    def _met(self, group: ReplicaGroup, rounds: int) -> bool:
         """Whether it was in one of the rounds after these."""
         return any(
-            event["event"] == "commit"
-            and event["rounds"] > rounds
-            and replica_group.number in event["members"]
+            event["event"] == "commit" and event["rounds"] > rounds and group.number in event["members"]
             for event in event_log.of_run(self._folder)
         )
 
-    def _speaks(self, replica_group: ReplicaGroup) -> bool:
+    def _speaks(self, group: ReplicaGroup) -> bool:
         """The first one that runs tells how it goes; the others write it down."""
-        return replica_group is next((other for other in self.replica_groups if other.running), replica_group)
+        return group is next((other for other in self.replica_groups if other.running), group)
 
     def _end(self, members: Collection[int]) -> None:
         """One has come to the end, so all do; who does not is killed, and who was not there at once."""
@@ -253,8 +241,8 @@ class Supervisor:
     def _stop(self) -> None:
         """All are to save and leave: the first to hear of it tells the others at the next meeting."""
         self._stopping = True
-        for replica_group in self.replica_groups:
-            replica_group.signal(signal.SIGUSR1)
+        for group in self.replica_groups:
+            group.signal(signal.SIGUSR1)
 
     def _interrupt(self) -> None:
         """By Ctrl-C."""
@@ -266,34 +254,31 @@ class Supervisor:
         self._kill_others(())
 
     def _kill_others(self, members: Collection[int]) -> None:
-        for replica_group in self.replica_groups:
-            if replica_group.number not in members:
-                replica_group.doomed = True
-                replica_group.kill()
+        for group in self.replica_groups:
+            if group.number not in members:
+                group.doomed = True
+                group.kill()
 
-    def _say(self, replica_group: ReplicaGroup, what: str) -> None:
-        print(f"hpcsgd: island {replica_group.number} {what}", file=sys.stderr, flush=True)
+    def _say(self, group: ReplicaGroup, what: str) -> None:
+        print(f"hpcsgd: island {group.number} {what}", file=sys.stderr, flush=True)
 
-    def _quote(self, replica_group: ReplicaGroup) -> None:
+    def _quote(self, group: ReplicaGroup) -> None:
         """What it printed last, where that was only written down."""
-        if not replica_group.spoke:
-            lines = (
-                (replica_group_folder(self._folder, replica_group.number) / LOG)
-                .read_text(errors="replace")
-                .splitlines()
-            )
+        if not group.spoke:
+            log = replica_group_folder(self._folder, group.number) / LOG
+            lines = log.read_text(errors="replace").splitlines()
             print("\n".join(lines[-QUOTED:]), file=sys.stderr, flush=True)
 
     def _verdict(self) -> int:
         register = self._coordinator.register()
         if register.phase is Phase.FINISHED:
             return 0
-        codes = {replica_group.code for replica_group in self.replica_groups}
+        codes = {group.code for group in self.replica_groups}
         if register.leaving or STOPPED in codes or (self._stopping and codes == {None}):
             return STOPPED
         if self._interrupted:
             return 128 + signal.SIGINT
-        return 1 if self.fault else max(replica_group.code or 1 for replica_group in self.replica_groups)
+        return 1 if self.fault else max(group.code or 1 for group in self.replica_groups)
 
 
 def sizes(groups: int | None, group_size: int | None, ranks: int) -> list[int]:

@@ -31,7 +31,7 @@ class FragmentSync:
     distance: float | None = None
     """At this position, as it last met, where its averager measures D: `StepContext.squared_distance`."""
 
-    def average(self, vectors: list[Tensor], mine: StepContext, others: Sequence[FragmentSync]) -> None:
+    def synchronize(self, vectors: list[Tensor], mine: StepContext, others: Sequence[FragmentSync]) -> None:
         """The D that is noted is that of all fragments as they last met; none before all have."""
         distances = [other.distance for other in others]
         mine.squared_elsewhere = sum(x for x in distances if x is not None)

@@ -93,7 +93,7 @@ class AverageState:
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> topology.world.ledger.totals()["moments"].bytes > 0
+        >>> topology.world.stats.totals()["moments"].bytes > 0
         True
     """
 

@@ -94,17 +94,17 @@ class AcrossShards:
     Not to be confused with `PerBlock`, the paper's way, nor with `Deft`, which selects gradients.
 
     Args:
-        run: consecutive elements of a position's chunks that share a k; the last one of a chunk may be
+        block: consecutive elements of a position's chunks that share a k; the last one of a chunk may be
             shorter. Default 65536.
 
     Raises:
-        UserError: for a `run` below 1.
+        UserError: for a `block` below 1.
 
     Example:
-        >>> method = hpcsgd.sparseloco(sync_every=2, density=0.1, selection=hpcsgd.AcrossShards(run=16))
+        >>> method = hpcsgd.sparseloco(sync_every=2, density=0.1, selection=hpcsgd.AcrossShards(block=16))
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> topology.world.ledger.totals()["allocation"].bytes > 0
+        >>> topology.world.stats.totals()["allocation"].bytes > 0
         True
 
     Source:
@@ -115,7 +115,7 @@ class AcrossShards:
     block: int = 65536
 
     def __post_init__(self) -> None:
-        _require_run("run", self.block)
+        _require_run("block", self.block)
 
     def shares(self, e: Sequence[Tensor], density: float, topology: Topology) -> list[Share]:
         runs = [part for x in e for part in x.split(self.block) if x.numel()]

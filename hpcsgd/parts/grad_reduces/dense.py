@@ -58,7 +58,7 @@ class AllToAll(InGroup):
         >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.AllToAll())
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> round(topology.world.ledger.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
+        >>> round(topology.world.stats.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
         272
 
     Source:
@@ -95,7 +95,7 @@ class ReduceScatter(InGroup):
         >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.ReduceScatter())
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> round(topology.world.ledger.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
+        >>> round(topology.world.stats.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
         272
 
     Source:
@@ -133,7 +133,7 @@ class Dense(InGroup):
         >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.Dense())     # as without saying so
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> round(topology.world.ledger.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
+        >>> round(topology.world.stats.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
         272
 
     Source:

@@ -51,7 +51,7 @@ class Quantized:
         >>> method = hpcsgd.hierarchical(8, exchange)
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> sent = topology.world.ledger.totals()
+        >>> sent = topology.world.stats.totals()
         >>> round(sent["gradients"].bytes), round(sent["parameters"].bytes)     # of AllToAll: 272 each
         (136, 80)
 

@@ -62,7 +62,7 @@ class Sparse:
     Args:
         sparsifier: what selects, such as `Deft(density=0.01)`.
         combine: whose values count at the selected indices: `union`, or each worker's: `per_worker`
-            alone, half as much to send for `TopK`; both of `hpcsgd.parts.grad_reduces`. Default `union`,
+            alone, half as much to send for `TopK`; both of `hpcsgd.parts.grad_reduces`. Default union,
             DEFT's lines 7 to 9.
         feedback: what becomes of the rest: `ErrorFeedback()`, of `hpcsgd.parts.grad_reduces`,
             `MomentumCorrection(m)` or `LrInErrorFeedback()`. Default ErrorFeedback(): rate, momentum and
@@ -72,7 +72,7 @@ class Sparse:
             Default Gaps().
 
     Raises:
-        UserError: for `own` with a sparsifier whose workers select disjoint elements; at the first
+        UserError: for `per_worker` with a sparsifier whose workers select disjoint elements; at the first
             exchange where optimizer and feedback do not go together.
 
     Example:
@@ -97,7 +97,8 @@ class Sparse:
         if sparsifier.disjoint and combine is not union:
             name = type(sparsifier).__name__
             raise UserError(
-                f"combine own: with {name} each element is one worker's to choose, and all must give theirs"
+                f"combine per_worker: with {name} each element is one worker's to choose, "
+                "and all must give theirs"
             )
         self.sparsifier = sparsifier
         self.combine, self.feedback, self.indices = combine, feedback, indices

@@ -285,7 +285,7 @@ def _meet(groups: VirtualGroups, plan: Plan, enough: Enough, series: list[tuple[
     """Add distance and loss of one meeting after the other to `series`."""
     while len(series) < plan.cap and not enough([D for D, _ in series]):
         groups.train(plan.every)
-        D = groups.average()
+        D = groups.synchronize()
         if D == 0:
             raise UserError(
                 f"D = 0 with {count_text(groups.P, 'group')}: their models stay equal, so nothing trains them"

@@ -115,7 +115,7 @@ class VirtualGroups:
         return self._require_finite(mean, "loss")
 
     @torch.no_grad()
-    def average(self) -> float:
+    def synchronize(self) -> float:
         """All groups go on from the mean of their models; D = (1/P) Σ_i ‖w_i − w̄‖₂ before that (eq. 9).
 
         An allreduce of the sum of the models, then of the sum of the norms. Raises `DivergedError`.

@@ -64,7 +64,7 @@ def _members(timeline: Timeline, of: str) -> Plot:
         traces.append(
             _marks(kind, [at for _, (at, _) in marks], [replica_group for replica_group, _ in marks])
         )
-    layout = {"yaxis": {"title": "replica_group", "dtick": 1}, "xaxis": {"title": SECONDS}}
+    layout = {"yaxis": {"title": "island", "dtick": 1}, "xaxis": {"title": SECONDS}}
     return Plot(f"{of}members: which islands averaged when", traces, wide=True, layout=layout)
 
 

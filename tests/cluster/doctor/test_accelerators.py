@@ -44,13 +44,13 @@ def test_a_driver_without_a_gpu_is_warned_of(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_some_ranks_without_one_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerators, "own_device", lambda world: there(world) if world.rank else Device())
+    monkeypatch.setattr(accelerators, "local_device", lambda world: there(world) if world.rank else Device())
     (found,) = threads.run(2, lambda world: look_at_accelerators(form(world)))[1]
     assert found == Finding(Level.WARNING, "GPUs: 1 of 2 ranks have none that torch can use")
 
 
 def test_every_way_is_measured_or_told_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerators, "own_device", there)
+    monkeypatch.setattr(accelerators, "local_device", there)
     monkeypatch.setattr(accelerators, "SIZE", 1 << 16)
     (found,) = {
         tuple(map(str, each)) for each in threads.run(2, lambda world: look_at_accelerators(form(world)))

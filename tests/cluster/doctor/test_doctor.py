@@ -194,7 +194,7 @@ def spoiled(operation: str, rank: int, dtype: torch.dtype) -> Callable[[Backend]
 
         def wrong(x: Any, *more: Any) -> None:
             right(x, *more)
-            out = next(iter(more[0].values())) if operation == "exchange" else x
+            out = next(iter(more[0].values())) if operation == "sendrecv" else x
             if out.dtype == dtype:
                 out.view(-1)[-1] = 77
 
@@ -211,7 +211,7 @@ def spoiled(operation: str, rank: int, dtype: torch.dtype) -> Callable[[Backend]
         ("allreduce", torch.bfloat16, "allreduce of bfloat16"),
         ("allreduce", torch.float32, "allreduce of float32"),
         ("alltoall", torch.float64, "alltoall of float64"),
-        ("exchange", torch.int64, "ring exchange of int64"),
+        ("sendrecv", torch.int64, "ring exchange of int64"),
     ],
 )
 def test_a_library_that_gets_it_wrong(operation: str, dtype: torch.dtype, subject: str) -> None:

@@ -89,7 +89,7 @@ def test_what_the_coordinator_is_told(recorded: Recorded) -> None:
     assert (recorded.told["replica_groups"], recorded.told["allotment"]) == (2, None)
     moves = ("--rebalance.resource", "samples", "--rebalance.total", "64", "--run.output_dir", "another")
     assert recorded.launch(1, *moves) == 75
-    assert recorded.told["allotment"]["unit"] == "samples"
+    assert recorded.told["allotment"]["resource"] == "samples"
     assert recorded.reported == [], "nobody has met"
 
 

@@ -25,19 +25,19 @@ from pythons import python
 ISLAND = """
 import sys, time
 from pathlib import Path
-from hpcsgd.elastic.join_info import invitation
+from hpcsgd.elastic.join_info import join_info
 from hpcsgd.elastic.register import Report
 from hpcsgd.comm import threads
 import torch
 
-invited = invitation()
-lives = Path(f"lives-{invited.island}")
+invited = join_info()
+lives = Path(f"lives-{invited.replica_group}")
 life = len(lives.read_text()) if lives.exists() else 0
 lives.write_text("x" * (life + 1))
 
 def rank(group):
     meetings = invited.accept(group)
-    w = [torch.full((3,), float(invited.island))]
+    w = [torch.full((3,), float(invited.replica_group))]
     try:
         exec(sys.argv[1])
     finally:
@@ -79,8 +79,8 @@ def supervise(
             host="127.0.0.1", port=0, allotment=None if allotment is None else asdict(allotment),
         )  # fmt: skip
         supervisor = Supervisor(
-            dict(enumerate(sizes or [1] * replica_groups)), replica_groups, python(str(script), body), folder, Alone(),
-            coordinator, restarts=restarts, silence=60, timeout=60,
+            dict(enumerate(sizes or [1] * replica_groups)), replica_groups, python(str(script), body), folder,
+            Alone(), coordinator, restarts=restarts, silence=60, timeout=60,
             moves_ranks=allotment is not None and allotment.resource == "ranks",
         )  # fmt: skip
         return asyncio.run(supervisor.run())
@@ -96,7 +96,7 @@ def events(folder: Path, kind: str) -> list[event_log.Event]:
 
 FINISH = f"""
 {MEET}
-if invited.island == 0:
+if invited.replica_group == 0:
     meetings.finish()
 else:
     meetings.mean(w)
@@ -181,7 +181,7 @@ def test_who_is_being_started_is_told_to_save(tmp_path: Path, monkeypatch: pytes
 
 
 DIES = f"""
-if invited.island == 1 and life == 0:
+if invited.replica_group == 1 and life == 0:
     meetings.mean(w)
     import os, signal
     os.kill(os.getpid(), signal.SIGKILL)
@@ -201,7 +201,7 @@ def test_one_that_died_is_started_again_and_joins(tmp_path: Path, capfd: pytest.
 
 
 DIES_AGAIN_AND_AGAIN = f"""
-if invited.island == 1 and life < 4:
+if invited.replica_group == 1 and life < 4:
     if {{meets}} or life == 0:
         while 1 not in meetings.counted:
             meetings.mean(w)
@@ -243,7 +243,7 @@ class Namespace:
 
 
 KEEPS_DYING = """
-if invited.island == 1:
+if invited.replica_group == 1:
     meetings.mean(w)
     sys.exit(3)
 meetings.mean(w)
@@ -281,7 +281,7 @@ def test_a_fault_of_the_job_ends_it_at_once(tmp_path: Path, capfd: pytest.Captur
 def test_a_fault_that_only_a_silent_island_meets_is_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    body = "sys.exit('a file is missing') if invited.island == 1 else time.sleep(60)"
+    body = "sys.exit('a file is missing') if invited.replica_group == 1 else time.sleep(60)"
     assert supervise(tmp_path, 2, body) == 1
     assert "a file is missing" in capfd.readouterr().err
 
@@ -289,7 +289,7 @@ def test_a_fault_that_only_a_silent_island_meets_is_told(
 @pytest.mark.slow
 def test_all_that_had_to_stop_may_go_on(tmp_path: Path) -> None:
     body = (
-        "meetings.report = Report(leaving=invited.island == 1)\n"
+        "meetings.report = Report(leaving=invited.replica_group == 1)\n"
         "meetings.mean(w)\nassert meetings.leaving\nsys.exit(75)"
     )
     assert supervise(tmp_path, 2, body) == 75
@@ -341,10 +341,10 @@ def test_how_an_island_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
 MOVES = """
 from hpcsgd.errors import MOVED
 if life == 0:
-    pace = 1.0 + 2 * invited.island
-    meetings.report = Report(pace=pace)
+    pace = 1.0 + 2 * invited.replica_group
+    meetings.report = Report(step_seconds=pace)
     meetings.mean(w)
-    meetings.report = Report(deal=(1, 0), pace=pace)
+    meetings.report = Report(deal=(1, 0), step_seconds=pace)
     meetings.mean(w, 10)
     assert dict(meetings.after.units) == {0: 1, 1: 3}, meetings.after.units
     meetings.mean(w, 10)
@@ -353,7 +353,7 @@ if life == 0:
 meetings.report = Report(deal=(1, 0))
 meetings.mean(w, 10)
 assert meetings.members == (0, 1)
-if invited.island == 0:
+if invited.replica_group == 0:
     meetings.finish()
 else:
     meetings.mean(w, 10)

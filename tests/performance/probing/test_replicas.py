@@ -112,7 +112,7 @@ def virtual_distances(config: Config, world: Communicator, P: int, K: int) -> li
     distances = []
     for _ in range(MEETINGS):
         groups.train(EVERY)
-        distances.append(groups.average())
+        distances.append(groups.synchronize())
     return distances
 
 
@@ -208,7 +208,7 @@ def test_every_virtual_rank_has_a_chance_of_its_own(config: Config) -> None:
 def test_models_stay_apart_after_a_meeting(config: Config) -> None:
     groups = threads.run(1, lambda world: virtual_groups(config, 2, 1, world))[0]
     groups.train(1)
-    groups.average()
+    groups.synchronize()
     one, other = (trainee.model for trainee in groups.trainees)
     assert all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
     with torch.no_grad():
@@ -220,7 +220,7 @@ def test_several_steps_at_once_are_as_many_steps(config: Config) -> None:
     def trained(world: Communicator, turns: list[int]) -> tuple[float, float]:
         groups = virtual_groups(config, 3, 2, world)
         losses = [groups.train(steps) * steps for steps in turns]
-        return sum(losses) / sum(turns), groups.average()
+        return sum(losses) / sum(turns), groups.synchronize()
 
     (at_once,) = threads.run(1, trained, [5])
     (one_by_one,) = threads.run(1, trained, [1, 1, 2, 1])
@@ -237,7 +237,7 @@ def test_where_models_wait_makes_no_difference(
 
     def trained(world: Communicator, idle: Offload) -> list[tuple[float, float, float]]:
         groups = virtual_groups(config, 4, 1, world, idle=idle)
-        return [(groups.train(2), groups.average(), groups.loss()) for _ in range(3)]
+        return [(groups.train(2), groups.synchronize(), groups.loss()) for _ in range(3)]
 
     def place() -> Offload:
         return OnDisk(tmp_path) if elsewhere is OnDisk else InMemory()
@@ -300,7 +300,7 @@ def test_complex_numbers_are_two_reals(config: Config) -> None:
         torch.testing.assert_close(model.weight.detach(), weights.mean(0))
         torch.testing.assert_close(model.mean, buffers.mean(0))
     apart = torch.stack([torch.view_as_real(w - weights.mean(0)).norm() for w in weights]).mean().item()
-    assert groups.average() == pytest.approx(apart, rel=1e-5)
+    assert groups.synchronize() == pytest.approx(apart, rel=1e-5)
     for trainee in groups.trainees:
         torch.testing.assert_close(trainee.model.weight.detach(), weights.mean(0))
 
@@ -312,7 +312,7 @@ def test_on_a_device(elsewhere: type, config: Config, tmp_path: Path) -> None:
 
     def trained(world: Communicator, idle: Offload, device: torch.device) -> list[tuple[float, float, float]]:
         groups = virtual_groups(config, 4, 1, world, idle=idle, device=device)
-        return [(groups.train(2), groups.average(), groups.loss()) for _ in range(3)]
+        return [(groups.train(2), groups.synchronize(), groups.loss()) for _ in range(3)]
 
     expected = threads.run(1, trained, InMemory(), torch.device("cpu"))[0]
     found = threads.run(1, trained, idle, torch.device("far", 0))[0]

@@ -85,13 +85,13 @@ def test_a_run_of_islands_shows_who_was_there_how_far_and_with_what(tmp_path: Pa
     (folder / "metrics.jsonl").unlink()
     reading = {"kind": "step", "epoch": 1, "lr": 0.1, "phase_seconds": {"compute": 1.0}, "phase_bytes": {}}
     for replica_group, steps in ((0, (10, 20)), (1, (10, 20, 30))):
-        (folder / f"islands/{replica_group}").mkdir(parents=True)
+        (folder / f"replica_groups/{replica_group}").mkdir(parents=True)
         speed = {"samples": 64, "samples_per_s": 32.0}
         found = [reading | speed | {"step": step, "loss": replica_group + step / 100} for step in steps]
         if replica_group == 0:
             found.append({"kind": "evaluation", "step": 20, "epoch": 1, "loss": 0.5, "accuracy": 0.875})
         text = "".join(json.dumps(record) + "\n" for record in found)
-        (folder / f"islands/{replica_group}/metrics.jsonl").write_text(text)
+        (folder / f"replica_groups/{replica_group}/metrics.jsonl").write_text(text)
     at = {"unix": 1.5e9, "generation": 1, "rounds": 1, "newcomers": []}
     commit = {"event": "commit", "counted": [0, 1], "t": 10, "epoch": 0, "fraction": 0.5}
     events = [
