@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hpcsgd.cli import app
 from hpcsgd.config.keys import keys, meant
 from hpcsgd.config.schema import Config, load
 from hpcsgd.errors import near_miss
+from hpcsgd.performance.simulation.scenario import FailuresSection, MessagesSection
 from hpcsgd.renamed import RENAMED, new_name
 from hpcsgd.train.families import FAMILIES
 
@@ -70,7 +72,16 @@ def test_an_old_argument() -> None:
 
 def test_values_of_keys_exist() -> None:
     values = {name for table in FAMILIES.values() for name in table}
-    for old in ("averaged", "over_positions", "packed", "per_run", "rate_inside", "streamed"):
+    for old in (
+        "averaged",
+        "everyones",
+        "over_positions",
+        "own",
+        "packed",
+        "per_run",
+        "rate_inside",
+        "streamed",
+    ):
         assert any(name in values for name in RENAMED[old]), old
 
 
@@ -80,7 +91,8 @@ def test_new_names_exist() -> None:
     arguments = {name for function in functions for name in inspect.signature(function).parameters}
     of_files = {part for path in keys(Config) for part in path.split(".")}
     values = {name for table in FAMILIES.values() for name in table} | {"keep", "average", "alive"}
-    known = {*hpcsgd.__all__, *arguments, *of_files, *values, *options()}
+    scenarios = {field.name for section in (MessagesSection, FailuresSection) for field in fields(section)}
+    known = {*scenarios, *hpcsgd.__all__, *arguments, *of_files, *values, *options()}
     assert {name for names in RENAMED.values() for name in names} - known == set()
 
 
@@ -107,7 +119,7 @@ def test_an_old_key_of_a_job_file(tmp_path: Path, text: str, message: str) -> No
         ("run.folder", "--run.output_dir"),
         ("job.groups", "--parallel.groups"),
         ("data.batch_size", "--data.group_batch_size"),
-        ("replica_group", "--replica-group"),
+        ("island", "--replica-group"),
     ],
 )
 def test_an_old_flag(given: str, meant_by_it: str) -> None:
