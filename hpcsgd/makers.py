@@ -1,4 +1,4 @@
-"""Which public calls make an object of a kind, for the error line of an argument that is none."""
+"""Find public calls that make an object of a type, for error messages about wrong arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def makers_of(kind: Any) -> list[str]:
-    """Those of the public names that make a `kind` of ours, as they are written after ``hpcsgd.``."""
+    """Return the public names that make a `kind` of ours, as they are written after ``hpcsgd.``."""
     if not isinstance(kind, type) or not kind.__module__.startswith(f"{__package__}."):
         return []
     found = [name for name, api in _public() if api is not kind and _makes(api, kind)]
@@ -19,7 +19,7 @@ def makers_of(kind: Any) -> list[str]:
 
 
 def near_maker(given: object, makers: Sequence[str]) -> str | None:
-    """The one that was given without a call, or whose name was."""
+    """Return the maker that the user passed without calling it, or whose name they passed."""
     name = given if isinstance(given, str) else None
     if isinstance(given, type | FunctionType):
         name = given.__name__
@@ -31,14 +31,14 @@ def near_maker(given: object, makers: Sequence[str]) -> str | None:
 
 
 def call_of(maker: str) -> str:
-    """``hpcsgd.hierarchical(sync_every=…)``, with the arguments that it needs."""
+    """Return a call such as ``hpcsgd.hierarchical(sync_every=…)``, with the required arguments."""
     parameters = inspect.signature(dict(_public())[maker]).parameters.values()
     needed = [f"{p.name}=…" for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     return f"{__package__}.{maker}({', '.join(needed)})"
 
 
 def _public() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """All that is exported, and what is in exported modules."""
+    """Yield all exported names, and the names in exported modules."""
     package = sys.modules[str(__package__)]
     for name in package.__all__:
         api = getattr(package, name)

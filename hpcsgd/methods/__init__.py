@@ -1,6 +1,6 @@
-"""The methods: whoever adds one adds its import here, which makes it public as well.
+"""All methods. To add one, add its import here; that also makes it public.
 
-`hpcsgd/__init__.pyi` takes all names from here that are imported with `as`.
+`hpcsgd/__init__.pyi` exports all names that this file imports with `as`.
 """
 
 from hpcsgd.core.method import Method as Method

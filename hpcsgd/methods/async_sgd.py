@@ -1,8 +1,9 @@
-"""Asynchronous SGD: no group ever waits for another.
+"""Asynchronous SGD: no group ever waits for another one.
 
-J. Dean et al.: Large Scale Distributed Deep Networks, NIPS 2012, section 4.1 (Downpour SGD), with a push and
-a read in every step, a group as a model replica, and the parameters sharded over all N ranks. The replica's
-own optimizer makes the update that is pushed, times 1/P; the paper's Adagrad ran on the server.
+J. Dean et al.: Large Scale Distributed Deep Networks, NIPS 2012, section 4.1 (Downpour SGD). Each step pushes
+an update and reads the parameters. A group takes the place of a model replica, and the parameters are sharded
+over all N ranks. The group's own optimizer makes the update, which is pushed times 1/P; the paper's Adagrad
+ran on the server.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ PAPER = """
 @method(cite=PAPER)
 @checked
 def async_sgd(grad_reduce: GradReduce = Dense()) -> Method:  # noqa: B008 - frozen
-    """A parameter server on all ranks, without any waiting.
+    """Return asynchronous SGD with a parameter server on all ranks, where no group waits.
 
-    Every update counts as soon as it arrives, times 1/P, however old the parameters are that it was computed
-    at. Bytes, notes and what counts of writes into parameters between two steps are those of `ssp`.
-
-    Not to be confused with `ssp`, which bounds how far groups run ahead, nor with `ad_psgd`, which has no
-    server.
+    The server applies every update when it receives it, times 1/P, no matter how old the parameters are that
+    its gradient was computed at. What a step sends, the metrics, and the effect of writes into parameters
+    between two steps are those of `ssp`.
 
     Args:
-        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
-            Default Dense().
+        grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
+            `ReduceScatter()` or `Sparse(...)`. Default Dense().
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.async_sgd())
@@ -46,7 +48,11 @@ def async_sgd(grad_reduce: GradReduce = Dense()) -> Method:  # noqa: B008 - froz
         >>> optimizer.metrics["staleness"] >= 0
         True
 
-    Source:
+    References:
         J. Dean et al.: Large Scale Distributed Deep Networks, NIPS 2012, section 4.1 (Downpour SGD).
+
+    See Also:
+        `ssp`: limits how far a group runs ahead of the slowest one.
+        `ad_psgd`: asynchronous without a server.
     """
     return Method(grad_reduce=grad_reduce, schedule=Every(1), averager=ParameterServer(staleness=None))

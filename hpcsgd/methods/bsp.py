@@ -1,8 +1,8 @@
-"""Bulk-synchronous SGD: every rank's gradient in every update. The yardstick for everything else.
+"""Bulk-synchronous SGD: every update uses the gradients of all ranks. Other methods are compared with it.
 
-As 1 × N it is the usual synchronous data parallelism. As P × K, with a group on each host, the gradient
-chunk of each position is averaged inside the group first and across groups second, so that M/K elements a
-rank cross the slow links instead of M.
+With 1 group of N ranks it is the usual synchronous data parallelism. With P groups of K ranks, one group per
+host, each gradient shard is averaged in the group first and across the groups second. Then each rank sends
+M/K elements over the slow links instead of M.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from hpcsgd.parts.schedules import never
 @method()
 @checked
 def bsp(grad_reduce: GroupGradReduce = Dense()) -> Method:  # noqa: B008 - frozen
-    """Synchronous SGD over all N ranks, in two levels where there are groups.
-
-    A rank sends 2·(K−1)/K·M elements a step, and 2·(P−1)/P·M/K more across groups: with a group on each host
-    the slow links carry a K-th of what a flat exchange would send over them.
-
-    Not to be confused with `hierarchical(sync_every=1)`, which averages models after every update: the same
-    for plain SGD, and not where there is momentum.
+    """Return synchronous SGD over all N ranks, in two levels if there are several groups.
 
     Args:
-        grad_reduce: of gradients, made one among all groups: `AllToAll()` as the mean in rank order,
-            `ReduceScatter()` where memory for K gradient chunks is short, `Dense()`, which of both fits where
-            the ranks are, or `Sparse(...)`. Default Dense().
+        grad_reduce: How gradients are averaged; it is extended to all groups. `AllToAll()` averages in rank
+            order; `ReduceScatter()` needs less memory; `Dense()` chooses between the two by where the ranks
+            run; `Sparse(...)` sends a part of the elements. Default Dense().
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
+
+    Shape:
+        M parameters in total; each rank owns M/K of them. A rank sends 2·(K−1)/K·M elements per step in its
+        group, and 2·(P−1)/P·M/K across groups. With one group per host, the slow links carry 1/K of what a
+        flat gradient reduction would send over them.
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp())
@@ -39,8 +41,12 @@ def bsp(grad_reduce: GroupGradReduce = Dense()) -> Method:  # noqa: B008 - froze
         ...     distance
         0.0
 
-    Source:
+    References:
         The yardstick of all papers here (BSP, AR-SGD); in two levels as the frame of S. Lee et al., IEEE Big
         Data 2020, section III-B, with the mean of gradients in place of models.
+
+    See Also:
+        `hierarchical`: averages models instead of gradients; with momentum `hierarchical(1)` is different
+            training.
     """
     return Method(grad_reduce=grad_reduce.across_groups(), schedule=never, averager=Mean())

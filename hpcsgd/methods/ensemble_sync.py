@@ -1,15 +1,18 @@
-"""EnsembleSync: groups that may die and return train alone, and meet every T steps with those that are alive.
+"""EnsembleSync: groups that may die and return train alone, and those alive average every T steps.
 
 EnsembleSync (text in our references), section 3.1:
 
-    1  pull W                                   who starts or returns takes it from the first meeting
+    1  pull W                                   at a group's first synchronization
     2  T steps of local SGD                     a group shares each batch among its K_i ranks
-    3  send W_i                                 ring over those in the register, no server
+    3  send W_i                                 ring over the groups in the membership, no server
     4  W ← (1/M) Σ_i W_i over the living
 
-Differences from the paper: no parameter server holds W, so the death of any group, and that of the
-coordinator, is survived; a round's result is taken by all or by none; groups are of several ranks; they meet
-at the end of an epoch, too, where samples are dealt anew.
+Differences from the paper:
+
+- No parameter server holds W. So training survives the death of any group, and of the coordinator.
+- Either all groups take the result of a round or none does.
+- A group has several ranks.
+- The groups also average at the end of an epoch, when samples are assigned anew.
 """
 
 from __future__ import annotations
@@ -34,22 +37,31 @@ PAPER = """
 @method(cite=PAPER)
 @checked
 def ensemble_sync(sync_every: int, grad_reduce: GradReduce = Dense()) -> Method:  # noqa: B008 - frozen
-    """Groups that may die average their models over those that are alive, after every `sync_every` steps.
+    """Return local SGD of groups that may die: those alive average their models every `sync_every` steps.
 
-    Each group is a job of its own, an island: `hpcsgd launch` starts and restarts them. A meeting sends
-    2·(P'−1)/P'·M/C elements for each chunk that a rank owns, P' of the islands being alive and C the ranks of
-    the largest. Momentum is kept. Noted at every meeting: `distance` of this island's model from the mean.
-
-    Not to be confused with `hierarchical`, whose groups are parts of one job: where one dies, all end.
+    Each replica group is a job of its own; `hpcsgd launch` starts and restarts them. Every group keeps its
+    own momentum.
 
     Args:
-        sync_every: T, steps of a round, at least 1. What an island learned since the last round is lost where
-            it dies: short rounds lose less, and send more.
-        grad_reduce: of gradients inside an island: `Dense()`, `AllToAll()`, `ReduceScatter()` or
-            `Sparse(...)`. Default Dense().
+        sync_every: Steps of a round (the paper's T), at least 1. A group that dies loses what it learned
+            since the last round. Short rounds lose less and send more.
+        grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
+            `ReduceScatter()` or `Sparse(...)`. Default Dense().
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
 
     Raises:
-        UserError: for `sync_every` below 1; when the optimizer is wrapped, in a job that is no island.
+        UserError: If `sync_every` is below 1; when the optimizer is wrapped, if the job is not a replica
+            group.
+
+    Shape:
+        P' groups are alive, and the largest of them has C ranks. A synchronization sends 2·(P'−1)/P'·M/C
+        elements for each shard that a rank owns.
+
+    Note:
+        After a synchronization, `optimizer.metrics["distance"]` is the distance of this group's model from
+        the mean.
 
     Example:
         >>> method = hpcsgd.ensemble_sync(sync_every=50)
@@ -57,7 +69,10 @@ def ensemble_sync(sync_every: int, grad_reduce: GradReduce = Dense()) -> Method:
         Traceback (most recent call last):
         hpcsgd.errors.JobError: method ensemble_sync is for groups that are jobs of their own: ...
 
-    Source:
+    References:
         M. Xie, M. Yasunaga: EnsembleSync: Reliable Distributed SGD with Less Communication, section 3.1.
+
+    See Also:
+        `hierarchical`: its groups belong to one job, which ends if one of them dies.
     """
     return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=ElasticMean())

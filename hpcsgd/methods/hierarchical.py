@@ -1,20 +1,26 @@
-"""Hierarchical local SGD: groups of K train local models and meet every I steps.
+"""Hierarchical local SGD: groups of K ranks train local models and average them every I steps.
 
 S. Lee, Q. Kang, A. Agrawal, A. Choudhary, W. Liao: Communication-Efficient Local Stochastic Gradient Descent
-for Scalable Deep Learning, IEEE Big Data 2020, section III-B ("the hierarchical local SGD paper" elsewhere):
+for Scalable Deep Learning, IEEE Big Data 2020, section III-B (other files call it "the hierarchical local SGD
+paper"):
 
-    1  all-to-all in the group: position j receives the K versions of chunk j of the gradient
-    2  position j averages them and updates chunk j
-    3  every I steps: allreduce of chunk j over the groups, times 1/P
+    1  all-to-all in the group: rank j receives the K versions of shard j of the gradient
+    2  rank j averages them and updates shard j
+    3  every I steps: allreduce of shard j over the groups, times 1/P
     4  allgather in the group
 
-A step sends 2·(K−1)/K·M, a meeting 2·(P−1)/P·M/K elements a rank: K times less than the baseline below,
-which allreduces all of M (eqs. 5 to 8).
+A rank sends 2·(K−1)/K·M elements in a step and 2·(P−1)/P·M/K more at a synchronization. The latter is K times
+less than the paper's baseline sends, which allreduces all M elements (eqs. 5 to 8).
 
-Differences from the paper: its update is SGD or Adam, here any optimizer (whole-tensor ones after one more
-allgather); it leaves the moments' fate open, here they are kept unless asked otherwise. The gradient's
-transfer overlaps the backward pass; buckets are updated, averaged and gathered beside each other; nothing is
-left to the next forward pass, but for meetings inside `delayed` or `streaming`.
+Differences from the paper:
+
+- The paper updates with SGD or Adam. Here any optimizer works; one that needs whole tensors costs one more
+  allgather.
+- The paper does not say what happens to the optimizer state at a synchronization. By default each group keeps
+  its own.
+- The transfer of gradients overlaps the backward pass. Updates, averages and gathers of different buckets
+  overlap each other. Nothing is left to the next forward pass, except synchronizations inside `delayed` or
+  `streaming`.
 """
 
 from __future__ import annotations
@@ -37,28 +43,37 @@ def hierarchical(
     optimizer_state: WithOptimizerState = keep_state,
     quantize: Quantizer | None = None,
 ) -> Method:
-    """Local SGD of groups: they train apart and average the chunks that they own, every `sync_every` steps.
+    """Return hierarchical local SGD: ranks average the shards that they own over the groups.
 
-    A rank sends 2·(K−1)/K·M elements a step and 2·(P−1)/P·M/K at a meeting. Noted at every meeting:
-    `distance`, the D of eq. 9, in the unit of the parameters.
-
-    Not to be confused with `allreduce_local_sgd`, the same training with K times as much to send at a
-    meeting, nor with `bsp`, which averages gradients.
+    The K ranks of a group train one model with data parallelism. Every `sync_every` steps the P groups
+    average their models; each rank averages only the shard that it owns. This is local SGD whose workers are
+    groups.
 
     Args:
-        sync_every: I, steps from one meeting to the next, at least 1. Large ones save communication; 8
-            (CIFAR-10) and 4 (DIV2K) are the paper's. `hpcsgd.probe` finds the number of groups that goes with
-            it.
-        grad_reduce: of gradients inside a group: `AllToAll()` as in the paper, `ReduceScatter()` where memory
-            for K gradient chunks is short, `Dense()`, which of both fits where the ranks are, or
-            `Sparse(...)`. Default Dense().
-        optimizer_state: what becomes of momentum at a meeting: `keep_state`, `AverageState` or `ResetState`.
-            Default keep_state, which sends nothing.
-        quantize: how chunks travel at a meeting: `quantizers.bf16()`, `quantizers.int8()`,
-            `quantizers.int4()`, …. Default None: as they are.
+        sync_every: Steps between two synchronizations (the paper's I), at least 1. Large values save
+            communication. The paper uses 8 for CIFAR-10 and 4 for DIV2K. `hpcsgd.probe` finds the number of
+            groups that fits.
+        grad_reduce: How the gradients of a group are averaged in every step. `AllToAll()` is the paper's;
+            `ReduceScatter()` needs less memory; `Dense()` chooses between the two by where the ranks run;
+            `Sparse(...)` sends a part of the elements. Default Dense().
+        optimizer_state: What happens to momentum and other optimizer state at a synchronization:
+            `keep_state`, `AverageState` or `ResetState`. Default keep_state, which sends nothing.
+        quantize: Format in which shards travel at a synchronization, such as `quantizers.bf16()`,
+            `quantizers.int8()` or `quantizers.int4()`. Default None: their own dtype.
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
 
     Raises:
-        UserError: for `sync_every` below 1.
+        UserError: If `sync_every` is below 1.
+
+    Shape:
+        M parameters in total; each rank owns M/K of them. A rank sends 2·(K−1)/K·M elements per step, and
+        2·(P−1)/P·M/K more per synchronization.
+
+    Note:
+        After a synchronization, `optimizer.metrics["distance"]` is the D of eq. 9, in the unit of the
+        parameters.
 
     Example:
         >>> method = hpcsgd.hierarchical(sync_every=4)
@@ -67,9 +82,13 @@ def hierarchical(
         >>> optimizer.metrics["distance"] > 0
         True
 
-    Source:
+    References:
         S. Lee, Q. Kang, A. Agrawal, A. Choudhary, W. Liao: Communication-Efficient Local Stochastic Gradient
         Descent for Scalable Deep Learning, IEEE Big Data 2020, section III-B, eq. 2.
+
+    See Also:
+        `allreduce_local_sgd`: the same training, which sends K times as much per synchronization.
+        `bsp`: averages gradients instead of models.
     """
     return Method(
         grad_reduce=grad_reduce,
@@ -81,20 +100,29 @@ def hierarchical(
 @method(cite="lee2020hierarchical")
 @checked
 def allreduce_local_sgd(sync_every: int, optimizer_state: WithOptimizerState = keep_state) -> Method:
-    """Local SGD as it is usually made, with allreduces of all M: what `hierarchical` is compared with.
+    """Return local SGD with allreduces of the whole model: the baseline of `hierarchical`.
 
-    A rank sends 2·(K−1)/K·M elements a step and 2·(P−1)/P·M at a meeting, and keeps all of the optimizer's
-    state. Noted at every meeting: `distance`.
-
-    Not to be confused with `hierarchical`, which trains the same model and sends K times less at a meeting.
+    It trains the same model as `hierarchical`. Every rank updates the whole model and holds all of the
+    optimizer's state.
 
     Args:
-        sync_every: I, steps from one meeting to the next, at least 1.
-        optimizer_state: what becomes of momentum at a meeting: `keep_state`,
-            `AverageState` or `ResetState`. Default keep_state.
+        sync_every: Steps between two synchronizations (the paper's I), at least 1.
+        optimizer_state: What happens to momentum and other optimizer state at a synchronization:
+            `keep_state`, `AverageState` or `ResetState`. Default keep_state.
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
 
     Raises:
-        UserError: for `sync_every` below 1.
+        UserError: If `sync_every` is below 1.
+
+    Shape:
+        M parameters in total. A rank sends 2·(K−1)/K·M elements per step, and 2·(P−1)/P·M more per
+        synchronization.
+
+    Note:
+        After a synchronization, `optimizer.metrics["distance"]` is the D of eq. 9, in the unit of the
+        parameters.
 
     Example:
         >>> method = hpcsgd.allreduce_local_sgd(sync_every=2)
@@ -103,8 +131,11 @@ def allreduce_local_sgd(sync_every: int, optimizer_state: WithOptimizerState = k
         >>> optimizer.metrics["distance"] > 0
         True
 
-    Source:
+    References:
         The baseline of S. Lee et al., IEEE Big Data 2020, eq. 5.
+
+    See Also:
+        `hierarchical`: the same training, which sends K times less per synchronization.
     """
     return Method(
         grad_reduce=AllReduce(),

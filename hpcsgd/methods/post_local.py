@@ -1,12 +1,13 @@
-"""Post-local SGD: one synchronous model at first, local models once the learning rate has fallen.
+"""Post-local SGD: synchronous SGD at first, local SGD once the learning rate has fallen.
 
 T. Lin, S. U. Stich, K. K. Patel, M. Jaggi: Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020
 (arXiv:1808.07217), section 3: H_t = 1 up to t', the first decay of the learning rate, and H_t = H from then
 on.
 
-The paper's worker is a group here. Until t' the mean is of gradients, as in mini-batch SGD, and not of
-models; for plain SGD that is the same. The step in which the learning rate is first lower than in the one
-before is still synchronous. Moments, until then the same on all groups, are the groups' own after it.
+The paper's worker is a group here. Until t' the groups average gradients, as in mini-batch SGD, not models;
+for plain SGD both give the same result. The step in which the learning rate is lower than in the step before,
+for the first time, is still synchronous. Until then the optimizer state is the same on all groups; afterwards
+each group has its own.
 """
 
 from __future__ import annotations
@@ -40,36 +41,41 @@ def post_local(
     grad_reduce: GroupGradReduce = Dense(),  # noqa: B008 - frozen
     optimizer_state: WithOptimizerState = keep_state,
 ) -> Method:
-    """`bsp` at first, and `hierarchical` from the first decay of the learning rate on.
+    """Return `bsp` at first, and `hierarchical` from the first decay of the learning rate on.
 
-    Schedules that lower the rate from the first step on (cosine) leave nothing of the first part; a warm-up
-    only raises it, and ends nothing.
-
-    Not to be confused with `switch`, which changes between any two methods, also after a number of steps.
+    A schedule that lowers the learning rate from the first step on, such as cosine, leaves almost nothing of
+    the first part. A warm-up only raises the learning rate, so it does not end the first part.
 
     Args:
-        sync_every: H, steps from one meeting to the next in the second part, at least 1.
-        grad_reduce: of gradients, in both parts: `Dense()`, `AllToAll()` or `ReduceScatter()`. What a
-            `Sparse(...)` one has kept of the first part is dropped, which is warned of. Default Dense().
-        optimizer_state: what becomes of momentum at a meeting: `keep_state`, `AverageState` or `ResetState`.
-            Default keep_state.
+        sync_every: Steps between two synchronizations in the second part (the paper's H), at least 1.
+        grad_reduce: How gradients are averaged, in both parts: `Dense()`, `AllToAll()`, `ReduceScatter()` or
+            `Sparse(...)`. The error feedback that `Sparse(...)` holds at the change is discarded, with a
+            warning. Default Dense().
+        optimizer_state: What happens to momentum and other optimizer state at a synchronization:
+            `keep_state`, `AverageState` or `ResetState`. Default keep_state.
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
-        UserError: for `sync_every` below 1.
+        UserError: If `sync_every` is below 1.
 
     Example:
         >>> method = hpcsgd.post_local(sync_every=2)
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=4)
-        >>> "distance" in optimizer.metrics     # nobody has met: gradients were shared
+        >>> "distance" in optimizer.metrics     # no model was averaged, only gradients
         False
         >>> optimizer.param_groups[0]["lr"] /= 10
         >>> train(optimizer, steps=4)
         >>> "distance" in optimizer.metrics
         True
 
-    Source:
+    References:
         T. Lin, S. U. Stich, K. K. Patel, M. Jaggi: Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020,
         section 3.
+
+    See Also:
+        `switch`: changes between any two methods, also after a number of steps.
     """
     return switch(bsp(grad_reduce), hierarchical(sync_every, grad_reduce, optimizer_state), FIRST_LR_DECAY)

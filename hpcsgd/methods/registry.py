@@ -1,4 +1,4 @@
-"""The table of methods by name. The functions that make them enter themselves as they are imported."""
+"""The table of methods by name, which the functions that make methods enter at import."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ F = TypeVar("F", bound=Callable[..., Method])
 METHODS: dict[str, Callable[..., Method]] = {}
 """In alphabetical order."""
 PAPERS: dict[str, str] = {}
-"""By the names of methods: the BibTeX entry of the paper, or the key of one in ``papers.bib``, where other
-parts cite that paper, too. Where no paper had to say it, it is empty."""
+"""By method name: the paper's BibTeX entry, or the key of an entry in ``papers.bib`` if other parts cite it,
+too.
+
+The value is empty for a method without a paper.
+"""
 DELAYABLE: set[str] = set()
-"""The methods whose groups may train on while they average, with the defaults of their arguments."""
+"""The methods that `delayed` accepts if their other arguments have the default values."""
 
 
 def method(*, cite: str = "", delayable: bool = False) -> Callable[[F], F]:
-    """Enter the function below, and its paper, as the method of its name.
+    """Register the decorated function as the method of its name, with its paper.
 
-    The names in job files, the public names, the citations and the pages of the site are made from this.
+    The names in job files, the public names, the citations and the website's pages are made from this table.
     """
 
     def enter(factory: F) -> F:

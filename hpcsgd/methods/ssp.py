@@ -1,13 +1,13 @@
-"""Stale synchronous parallel: groups need not wait for each other, but none runs far ahead.
+"""Stale synchronous parallel: groups run at their own pace, but none gets far ahead of the slowest.
 
 Q. Ho, J. Cipar, H. Cui, S. Lee, J. K. Kim, P. B. Gibbons, G. A. Gibson, G. Ganger, E. Xing: More Effective
 Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013, section 2: a worker that reads at
 clock c sees every update of clocks up to c − s − 1, maybe later ones, and its own; it waits while the slowest
 is more than s clocks behind. With s = 0 that is synchronous SGD.
 
-The paper's worker is a group here, its clock ticks once a step; the table is sharded over all N ranks. What
-is pushed is the change that the group's own optimizer made (its momentum is local), times 1/P. The paper
-caches reads until they are too old; here every step reads.
+The paper's worker is a group here. Its clock ticks once per step, and the table is sharded over all N ranks.
+A group pushes the change that its own optimizer made, times 1/P; momentum is local. The paper caches reads
+until they are too old; here every step reads.
 """
 
 from __future__ import annotations
@@ -33,25 +33,35 @@ PAPER = """
 @method(cite=PAPER)
 @checked
 def ssp(max_staleness: int, grad_reduce: GradReduce = Dense()) -> Method:  # noqa: B008 - frozen
-    """A parameter server on all ranks, which lets no group run far ahead of the slowest.
+    """Return stale synchronous SGD: no group gets far ahead of the slowest.
 
-    A rank sends and receives (P−1)/P·M/K elements a step for its own group, and as much for what it keeps of
-    the server. Noted in every step: `staleness`, updates by others since the read that the gradient was
-    computed at, and `ahead`, steps before the slowest group. The model is the server's: evaluate inside
-    `optimizer.averaged_model()`. What is written into parameters between two steps, as by a clamp, is part of
-    the next update, times 1/P of each group. Load weights before the first step: after it groups that are not
-    in step would load them at moments of their own.
-
-    Not to be confused with `osgp`'s staleness, which is how late messages are, nor with `async_sgd`, which
-    bounds nothing.
+    All ranks together are a parameter server, and each holds a part. The model is the server's: evaluate
+    inside `optimizer.averaged_model()`.
 
     Args:
-        max_staleness: s, steps that a group may be ahead of the slowest, 0 or more; 0 is synchronous.
-        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
-            Default Dense().
+        max_staleness: Steps that a group may be ahead of the slowest one (the paper's s), 0 or more. With 0
+            the training is synchronous.
+        grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
+            `ReduceScatter()` or `Sparse(...)`. Default Dense().
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
-        UserError: for a negative staleness.
+        UserError: If `max_staleness` is negative.
+
+    Shape:
+        M parameters in total. A rank sends and receives (P−1)/P·M/K elements per step for its own group, and
+        as much again for its part of the server.
+
+    Note:
+        After every step, `optimizer.metrics["staleness"]` counts the updates by other groups since the read
+        that the gradient was computed at. `optimizer.metrics["ahead"]` is the number of steps before the
+        slowest group.
+
+        A change that you write into parameters between two steps, such as a clamp, becomes part of the next
+        update. It counts times 1/P for each group. Load weights before the first step: later, each group
+        would load them in a different step.
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.ssp(max_staleness=1))
@@ -59,8 +69,12 @@ def ssp(max_staleness: int, grad_reduce: GradReduce = Dense()) -> Method:  # noq
         >>> optimizer.metrics["ahead"] <= 1
         True
 
-    Source:
+    References:
         Q. Ho et al.: More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS
         2013, section 2.
+
+    See Also:
+        `async_sgd`: the same without a limit.
+        `osgp`: gossip, whose overlap is the delay of messages.
     """
     return Method(grad_reduce=grad_reduce, schedule=Every(1), averager=ParameterServer(max_staleness))
