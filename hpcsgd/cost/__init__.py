@@ -1,1 +1,1 @@
-"""What a training costs before it is begun: seconds, bytes and node hours by the α-β model."""
+"""Predict what a training costs: seconds, bytes and node hours by the α-β model."""

@@ -1,12 +1,12 @@
-"""What an operation costs over p ranks, T = s·α + w·β: s messages after one another, w bytes a rank.
+"""The time of an operation over p ranks, T = s·α + w·β: s consecutive messages, w bytes sent per rank.
 
-α is the seconds that a message takes, β the seconds of a byte. n is what a rank has in hand: the whole vector
-of an alltoall, reduce_scatter, allreduce or bcast, what an allgather gathers, what an exchange sends to all
-its peers. w is then counted as the ledger counts it.
+α is the seconds of a message, β the seconds of a byte. n is the size in bytes of the operation's vector: the
+whole vector of an alltoall, reduce_scatter, allreduce or bcast, and the gathered vector of an allgather. For
+an exchange n is the bytes that a rank sends to all its peers together. `CommStats` counts the same w.
 
-S. Lee et al., IEEE Big Data 2020 ("the hierarchical local SGD paper"), section III-C: eq. 3 for the allreduce
-of Rabenseifner, R. Thakur, R. Rabenseifner, W. Gropp: Optimization of Collective Communication Operations in
-MPICH, IJHPCA 2005, for the others. All take numbers or numpy arrays of them.
+References: S. Lee et al., IEEE Big Data 2020 ("the hierarchical local SGD paper"), section III-C, eq. 3 for
+Rabenseifner's allreduce. R. Thakur, R. Rabenseifner, W. Gropp: Optimization of Collective Communication
+Operations in MPICH, IJHPCA 2005, for the others. All functions take numbers or numpy arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Shape:
-    """Of an operation: its s and its w / n, of p."""
+    """The s and the w / n of an operation, as functions of p."""
 
     messages: Callable[[Numbers], Numbers]
     share: Callable[[Numbers], Numbers]
@@ -49,21 +49,21 @@ SHAPES: Mapping[str, Shape] = {
     "exchange": Shape(np.ones_like, np.ones_like),
     "reduce_scatter": Shape(_others, _all_but_own),
 }
-"""By the names that `Communicator` gives its operations. An `exchange` goes to all peers at once."""
+"""Keys are the names in `CommOp.operation`. An `exchange` sends to all peers at once."""
 
 
 def messages(operation: str, p: ArrayLike) -> Numbers:
-    """s: messages that have to wait for each other, over `p` ranks; none over one."""
+    """Return s, the number of consecutive messages over `p` ranks; 0 for one rank."""
     p = np.asarray(p, float)
     return np.where(p > 1, SHAPES[operation].messages(p), 0.0)
 
 
 def sent(operation: str, n: ArrayLike, p: ArrayLike) -> Numbers:
-    """w: bytes that a rank sends of `n`, over `p` ranks; none over one."""
+    """Return w, the bytes that a rank sends for a vector of `n` bytes over `p` ranks; 0 for one rank."""
     p = np.asarray(p, float)
     return np.where(p > 1, SHAPES[operation].share(p) * np.asarray(n, float), 0.0)
 
 
 def seconds(operation: str, n: ArrayLike, p: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Numbers:
-    """s·α + w·β, of `alpha` seconds and `beta` seconds a byte."""
+    """Return s·α + w·β, with `alpha` in seconds and `beta` in seconds per byte."""
     return messages(operation, p) * np.asarray(alpha) + sent(operation, n, p) * np.asarray(beta)

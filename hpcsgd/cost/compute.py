@@ -1,4 +1,4 @@
-"""What a rank takes for its own part of a step: forward, backward, update, selection."""
+"""The seconds that a rank computes in a step: forward, backward, update, selection."""
 
 from __future__ import annotations
 
@@ -17,47 +17,49 @@ Seconds = Annotated[float, Above(0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """All ranks of a host at it at once, and the slowest of them counts.
+    """Compute times of the slowest rank of a host on which all ranks compute at once.
 
-    Times of a model are there where a job file was measured; each list has an entry a batch size.
+    Times of a model exist only if a job file was measured; each list has one entry per batch size.
     """
 
     numel: Count | None = None
-    """M, the parameters of that model."""
+    """M, the number of parameters of that model."""
     batch_sizes: tuple[Count, ...] = ()
-    """Samples of a rank."""
+    """Samples per rank."""
     forward_seconds_by_batch: tuple[Seconds, ...] = ()
     backward_seconds_by_batch: tuple[Seconds, ...] = ()
     update_seconds_per_element: Seconds | None = None
-    """Of what a rank updates; by the optimizer of the job file, else by SGD with momentum."""
+    """Per element that a rank updates, by the job file's optimizer, otherwise by SGD with momentum."""
     mean_seconds_per_element: Seconds | None = None
-    """Of all chunks that an all-to-all has brought a rank, so that a gradient of n bytes is n/4 elements."""
+    """Per element that an all-to-all delivers to a rank: n/4 elements for a gradient of n bytes."""
     selection_seconds_per_element: dict[str, Seconds] = field(default_factory=dict)
-    """Of what a rank searches, by sparsifier."""
+    """Per element that a rank searches, by the name of the sparsifier."""
     busy: Busy | None = None
 
     def __post_init__(self) -> None:
         _require_alike(self.batch_sizes, self.forward_seconds_by_batch, self.backward_seconds_by_batch)
 
     def forward_seconds(self, batch: float) -> float:
-        """Of `batch` samples of a rank: c0 + c1·b. Raises `UserError` where no model was measured."""
+        """Return c0 + c1·b for b = `batch` samples per rank. Raises `UserError` if no model was measured."""
         return _of_batch(self.batch_sizes, self.forward_seconds_by_batch, batch)
 
     def backward_seconds(self, batch: float) -> float:
-        """As `forward_seconds`."""
+        """Return c0 + c1·b of the backward pass, like `forward_seconds`."""
         return _of_batch(self.batch_sizes, self.backward_seconds_by_batch, batch)
 
     def update_seconds(self, elements: float) -> float:
-        """Of so many elements of w. Raises `UserError` where it was not measured."""
+        """Return the time to update `elements` of w. Raises `UserError` if it was not measured."""
         return _known("update_seconds_per_element", self.update_seconds_per_element) * elements
 
     def mean_seconds(self, elements: float) -> float:
-        """Of so many elements that came from all ranks of a group. Raises `UserError` where it was not
-        measured."""
+        """Return the time to average `elements` received from all ranks of a group.
+
+        Raises `UserError` if it was not measured.
+        """
         return _known("mean_seconds_per_element", self.mean_seconds_per_element) * elements
 
     def selection_seconds(self, sparsifier: str, elements: float) -> float:
-        """Of a search among so many elements. Raises `UserError` for a sparsifier that was not measured."""
+        """Return the time to search `elements`. Raises `UserError` if the sparsifier was not measured."""
         if sparsifier not in self.selection_seconds_per_element:
             hint = near_miss(sparsifier, self.selection_seconds_per_element)
             raise UserError(f"[compute.selection_seconds_per_element] {sparsifier}: was not measured: {hint}")
@@ -66,7 +68,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """How many times as long it takes while the lane of every rank sends without a pause."""
+    """Slowdown factors while the communication thread of every rank sends without a pause."""
 
     forward: Seconds | None = None
     backward: Seconds | None = None
@@ -95,7 +97,8 @@ def _of_batch(batches: Sequence[int], seconds: Sequence[float], batch: float) ->
         return seconds[0] * batch / batches[0]
     T = np.asarray(seconds)
     columns = np.stack([np.ones(len(batches)), np.asarray(batches, float)], axis=1)
-    from scipy.optimize import nnls  # a training does without scipy
+    from scipy.optimize import nnls  # imported late: training must not depend on scipy
 
-    (c0, c1), _ = nnls(columns / T[:, None], np.ones(len(batches)))  # relative: small batches count as much
+    # relative errors, so that small batches count as much as large ones
+    (c0, c1), _ = nnls(columns / T[:, None], np.ones(len(batches)))
     return float(c0 + c1 * batch)

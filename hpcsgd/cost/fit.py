@@ -1,12 +1,11 @@
-"""Lines through measured points: T = messages·α + load·β, piece by piece in the bytes.
+"""Fit lines through measured points: T = messages·α + load·β, piecewise in the message size.
 
-Libraries change their algorithms with the size of a message, so α and β do, too. Where, and how often, is
-found: of all cuts at measured sizes into at most three pieces the one of the least BIC is taken, but for
-those after which more bytes would take less time, as noise makes them. Residuals are logarithms, so that
-eight bytes count as much as 64 MB and half as much as twice, and of a soft L1 loss: what another process did
-to one point moves the line little.
+Libraries change their algorithms with the message size, so α and β change, too. The fit tries all cuts at
+measured sizes into at most three pieces and takes the cut of least BIC. It rejects cuts after which more
+bytes would take less time, which noise can cause. Residuals are logarithms, so that eight bytes count as much
+as 64 MB, and half as much as twice. Their loss is soft L1: a disturbed point moves the line little.
 
-How far the lines are off is asked of points that they have not seen: every third size of each way.
+The error of the lines is measured on held-out points: every third size of each communicator.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from hpcsgd.cost.links import Link, Points
 Numbers = NDArray[np.float64]
 
 SIZES = 4
-"""That a way has to be measured at, at least."""
+"""The minimum number of sizes at which an operation has to be measured."""
 PIECES = 3
 SIZES_OF_A_PIECE = 3
 NOTHING = 1e-9
-"""Of an α or a β that may be none, as a part of what the other one adds: a logarithm needs something."""
+"""Lower bound of the scaled α and β: a logarithm needs a positive number."""
 SCATTER = 0.1
-"""Residuals beyond about this are taken for disturbances and count less than their square."""
+"""Residuals beyond about this are treated as disturbances and count less than their square."""
 HELD = 0.9
 EXACT = 1e-3
-"""Residuals below this are nobody's concern: no knee is worth having for them."""
+"""Residuals below this do not matter: they never justify another piece."""
 
 
 def fit(points: Sequence[Points]) -> Link:
-    """The link of these points, all of one operation and kind, of `SIZES` sizes or more each."""
+    """Return the link through `points`: one operation, one kind, at least `SIZES` sizes each."""
     operation, kind = points[0].operation, points[0].kind
     assert all((each.operation, each.kind) == (operation, kind) for each in points)
     assert all(len(set(each.bytes)) >= SIZES for each in points)
@@ -59,7 +58,7 @@ def fit(points: Sequence[Points]) -> Link:
 
 
 def fits(points: Sequence[Points]) -> Iterator[Link]:
-    """A link for each operation, kind of way and number of ranks."""
+    """Return a link for each operation, kind of communicator and number of ranks."""
 
     def name(each: Points) -> tuple[str, str, int]:
         return each.operation, each.kind, each.ranks
@@ -69,8 +68,10 @@ def fits(points: Sequence[Points]) -> Iterator[Link]:
 
 
 def held_out_error(points: Sequence[Points]) -> float:
-    """e such that `HELD` of the points at every third size are within a factor 1 + e, either way, of the
-    lines through the other sizes."""
+    """Return the error e of lines through two thirds of the sizes, at the other third.
+
+    A share `HELD` of the held-out points is within a factor 1 + e of the lines, in either direction.
+    """
     lines = _lines(_samples([_only(each, lambda place: place % 3 != 1) for each in points]))
     unseen = _samples([_only(each, lambda place: place % 3 == 1) for each in points])
     errors = np.abs(np.log(predicted(lines, unseen) / unseen.seconds))
@@ -79,7 +80,7 @@ def held_out_error(points: Sequence[Points]) -> float:
 
 @dataclass(frozen=True)
 class Samples:
-    """Points of one operation and kind, each number an array with an entry a point, by ascending bytes."""
+    """Points of one operation and kind in ascending size: each array has one entry per point."""
 
     nbytes: Numbers
     messages: Numbers
@@ -87,7 +88,7 @@ class Samples:
     seconds: Numbers
 
     def between(self, start: float, stop: float) -> Samples:
-        """Those of at least `start` and less than `stop` bytes."""
+        """Return the points of at least `start` and less than `stop` bytes."""
         low, high = np.searchsorted(self.nbytes, [start, stop])
         part = slice(int(low), int(high))
         return Samples(self.nbytes[part], self.messages[part], self.load[part], self.seconds[part])
@@ -95,20 +96,20 @@ class Samples:
 
 @dataclass(frozen=True)
 class Line:
-    """One piece."""
+    """One piece of a piecewise fit."""
 
     start: int
-    """It holds from so many bytes on."""
+    """The size in bytes from which the piece holds."""
     alpha: float
     beta: float
     alpha_error: float
     beta_error: float
     cost: float
-    """Σ of the loss over its points."""
+    """The loss, summed over the piece's points."""
 
 
 def predicted(lines: Sequence[Line], x: Samples) -> Numbers:
-    """Seconds of each point of `x`, by the lines."""
+    """Return the seconds that `lines` predict for each point of `x`."""
     place = np.searchsorted([line.start for line in lines], x.nbytes, side="right") - 1
     alpha, beta = (np.asarray([getattr(line, name) for line in lines]) for name in ("alpha", "beta"))
     return x.messages * alpha[place] + x.load * beta[place]
@@ -125,7 +126,7 @@ def _samples(points: Sequence[Points]) -> Samples:
 
 
 def _only(points: Points, wanted: Callable[[int], bool]) -> Points:
-    """At the sizes whose places, in ascending order, are wanted."""
+    """Return the points at the sizes whose index in ascending order is `wanted`."""
     sizes = sorted(set(points.bytes))
     kept = {size for place, size in enumerate(sizes) if wanted(place)}
     pairs = [pair for pair in zip(points.bytes, points.seconds, strict=True) if pair[0] in kept]
@@ -134,7 +135,7 @@ def _only(points: Points, wanted: Callable[[int], bool]) -> Points:
 
 
 def _lines(x: Samples) -> list[Line]:
-    """Those of the cut of least BIC. A piece is two numbers, a knee one."""
+    """Return the lines of the cut with the least BIC: two parameters per piece, one per knee."""
     sizes = _apart(x.nbytes)
     ends = [0, *sizes[1:], np.inf]
 
@@ -156,14 +157,14 @@ def _lines(x: Samples) -> list[Line]:
 
 
 def _grows(x: Samples, before: Line, after: Line) -> bool:
-    """Whether on every way `after.start` bytes take as long as a byte less, or nearly."""
+    """Return whether at its start `after` predicts no less time than `before` (within `SCATTER`)."""
     there = replace(x, nbytes=np.full_like(x.nbytes, after.start), load=after.start * x.load / x.nbytes)
     times = [there.messages * line.alpha + there.load * line.beta for line in (before, after)]
     return bool(np.all(times[1] >= (1 - SCATTER) * times[0]))
 
 
 def _apart(nbytes: Numbers) -> list[int]:
-    """Sizes of which each is twice the one before or more: ways of other p are measured at nearly these."""
+    """Return sizes that at least double, because communicators of other p have almost the same sizes."""
     kept: list[int] = []
     for size in np.unique(nbytes):
         if not kept or size >= 2 * kept[-1]:
@@ -172,7 +173,7 @@ def _apart(nbytes: Numbers) -> list[int]:
 
 
 def _cuts(sizes: int) -> Iterator[tuple[int, ...]]:
-    """Places among so many sizes at which pieces begin, and the end."""
+    """Return all cuts of `sizes` sizes: the indices at which pieces begin, and the end."""
     for knees in range(PIECES):
         for inner in itertools.combinations(range(1, sizes), knees):
             cut = (0, *inner, sizes)
@@ -181,10 +182,10 @@ def _cuts(sizes: int) -> Iterator[tuple[int, ...]]:
 
 
 def _line(start: int, x: Samples) -> Line:
-    from scipy.optimize import least_squares  # a training does without scipy
+    from scipy.optimize import least_squares  # imported late: training must not depend on scipy
 
     columns = np.stack([x.messages, x.load], axis=1) / x.seconds[:, None]
-    scale = np.linalg.norm(columns, axis=0)  # so that both numbers are about one
+    scale = np.linalg.norm(columns, axis=0)  # so that both parameters are about one
     columns /= scale
     found = least_squares(
         lambda u: np.log(columns @ u),
@@ -201,5 +202,5 @@ def _line(start: int, x: Samples) -> Line:
 
 
 def _rounded(value: float) -> float:
-    """To what is told of it."""
+    """Return `value` with the four digits that a machine file keeps."""
     return float(f"{value:.4g}")

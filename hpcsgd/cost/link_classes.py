@@ -1,4 +1,4 @@
-"""Which way a message goes: over how many ranks of how many hosts, and who else is on that way."""
+"""Classes of communicators: how many ranks on how many hosts, and how many others share the links."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class LinkClass:
     """A communicator as a machine sees it."""
 
     ranks: int
-    """p, spread evenly over the hosts."""
+    """Number of ranks p, spread evenly over the hosts."""
     hosts: int = 1
     at_once: int = 1
-    """So many of its kind has each host a part in, all busy at the same time."""
+    """How many communicators of this kind each host takes part in, all busy at the same time."""
 
     @property
     def kind(self) -> Kind:
-        """Inside a host, across hosts with a rank on each, or with several on each."""
+        """ "inside" one host, "across" hosts with one rank on each, or "mixed": several ranks on each."""
         if self.hosts == 1:
             return "inside"
         return "across" if self.ranks <= self.hosts else "mixed"
@@ -34,7 +34,7 @@ class LinkClass:
 
 
 def link_classes(P: int, K: int, ranks_per_host: int) -> dict[str, LinkClass]:
-    """The group, cross and world communicators of P groups of K, counted host by host."""
+    """Return the group, cross and world communicators of P groups of K ranks that fill host after host."""
     N = P * K
     on_a_host = min(ranks_per_host, N)
     hosts = math.ceil(N / on_a_host)
@@ -47,16 +47,18 @@ def link_classes(P: int, K: int, ranks_per_host: int) -> dict[str, LinkClass]:
 
 
 def load(operation: str, n: float, way: LinkClass) -> float:
-    """Bytes that have to pass what this way shares: the link of each host, one direction, or, inside a host,
-    its memory. What an allreduce and its like need at least: whatever more an algorithm sends is for a
-    measured β to know."""
+    """Return the bytes that have to pass the resource that the ranks share.
+
+    The resource is the link of each host, in one direction, or the memory inside a host. For an allreduce and
+    the like this is the minimum: the measured β covers what an algorithm sends beyond it.
+    """
     if way.ranks == 1:
         return 0.0
     if way.kind == "inside":
         return way.at_once * way.ranks * float(sent(operation, n, way.ranks))
     q, p = way.ranks_per_host, way.ranks
-    if operation == "exchange":  # to whomever: all of it may leave
+    if operation == "exchange":  # the receivers are unknown: all bytes may leave the host
         return way.at_once * q * n
-    if operation == "alltoall":  # a part of it for each rank of the other hosts
+    if operation == "alltoall":  # each rank of another host gets a part
         return way.at_once * q * (p - q) / p * n
     return way.at_once * float(sent(operation, n, way.hosts))

@@ -1,4 +1,4 @@
-"""What an operation was measured to take on one kind of way: the points, and the lines through them."""
+"""Measured times of an operation on one kind of communicator: the points, and the lines through them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcsgd.cost.link_classes import Kind, LinkClass, load
 from hpcsgd.errors import UserError, near_miss
 
 ANY = "any"
-"""The operation of a link that holds for all that have none of their own: the α-β model as in the books."""
+"""The operation of a link that stands for all operations without a link: the textbook α-β model."""
 
 Seconds = Annotated[float, Minimum(0)]
 Count = Annotated[int, Minimum(1)]
@@ -24,23 +24,25 @@ Size = Annotated[int, Minimum(0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """T = messages·α + load·β of one operation on one kind of way, piece by piece in its bytes.
+    """T = messages·α + load·β of one operation on one kind of communicator, piecewise in its bytes.
 
-    Segment i holds from `from_bytes[i]` on. By hand, α and β alone do: lists of one element.
+    Segment i holds from `from_bytes[i]` on. A manually written link may have only α and β, as lists of one
+    element.
     """
 
     operation: str
     kind: Literal["inside", "across", "mixed"]
     ranks: tuple[Count, ...] = ()
-    """p of the ways that were measured."""
+    """Numbers of ranks p that were measured."""
     from_bytes: tuple[Size, ...] = (0,)
     alpha_seconds: tuple[Seconds, ...]
     beta_seconds_per_byte: tuple[Seconds, ...]
     alpha_standard_error_seconds: tuple[Seconds, ...] = ()
     beta_standard_error_seconds_per_byte: tuple[Seconds, ...] = ()
     relative_error: Seconds = 0.5
-    """e: nine of ten points that the lines had not seen were within a factor 1 + e of them, either way. By
-    hand: a guess."""
+    """e: nine of ten held-out points were within a factor 1 + e of the lines, in either direction.
+
+    In a manually written file this is a guess."""
 
     def __post_init__(self) -> None:
         require_operation(self.operation, (*SHAPES, ANY))
@@ -56,11 +58,11 @@ class Link:
             raise UserError(f"from_bytes = {list(self.from_bytes)}: segments begin with 0 and ascend")
 
     def apart(self, ranks: int) -> float:
-        """How far what was measured is from so many ranks, in doublings; by hand it holds for all."""
+        """Return the doublings between `ranks` and the nearest measured p; 0 if none was measured."""
         return min((abs(math.log2(ranks / p)) for p in self.ranks), default=0.0)
 
     def seconds(self, operation: str, nbytes: float, way: LinkClass) -> float:
-        """Of `operation`, for which this link may stand in."""
+        """Return the seconds of `operation`, which may be another one than the link's."""
         i = bisect.bisect_right(self.from_bytes, nbytes) - 1
         latency = float(messages(operation, way.ranks)) * self.alpha_seconds[i]
         return latency + load(operation, nbytes, way) * self.beta_seconds_per_byte[i]
@@ -77,7 +79,7 @@ _PER_SEGMENT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """Medians of one operation on one way, of the slowest rank."""
+    """Median times of one operation on one communicator, of the slowest rank."""
 
     operation: str
     ranks: Count
@@ -86,7 +88,7 @@ class Points:
     bytes: tuple[Count, ...]
     seconds: tuple[Annotated[float, Above(0)], ...]
     bare_seconds: tuple[Annotated[float, Above(0)], ...] = ()
-    """Without the lane, called by the rank itself."""
+    """Times without the communication thread: the rank itself calls the operation."""
 
     def __post_init__(self) -> None:
         require_operation(self.operation, SHAPES)
@@ -107,6 +109,6 @@ class Points:
 
 
 def require_operation(operation: str, allowed: Collection[str]) -> None:
-    """Raise `UserError` for what is none of them."""
+    """Raise `UserError` if `operation` is not `allowed`."""
     if operation not in allowed:
         raise UserError(f"operation = {operation!r}: {near_miss(operation, allowed)}")

@@ -1,10 +1,9 @@
-"""The machine file: what messages and computing take on a machine, measured by ``hpcsgd measure`` or written
-by hand.
+"""The machine file: times of messages and computation, from ``hpcsgd measure`` or written manually.
 
-Where an operation was not measured on a kind of way, another one stands in, and errors grow by `STAND_IN`:
-the same operation on the other kind of way over the network ("across" and "mixed" share the link of a host),
-else an allreduce or an exchange, by their messages and bytes. Nothing stands in for the network but the
-network, and nothing for a host's memory.
+If an operation was not measured on a kind of communicator, another link stands in and the error grows by
+`STAND_IN`. The first choice is the same operation on the other kind that uses the network, because "across"
+and "mixed" share the link of a host. The second is an allreduce or an exchange, scaled by messages and bytes.
+The network never stands in for a host's memory, nor the memory for the network.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ _NUMBERS = re.compile(r"\[\n((?: +[-+.\w]+,\n)+)\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """Which machine, and with what it was measured."""
+    """The machine's size and the software with which it was measured."""
 
     hosts: Count
     ranks_per_host: Count
     backend: str = "unknown"
     device: str = "cpu"
-    """The kind of device that ranks compute on."""
+    """The kind of device on which ranks compute."""
     date: str = ""
     versions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What `load` reads from a machine file."""
+    """The content of a machine file, as `load` reads it."""
 
     format: int = FORMAT
     machine: About
@@ -73,10 +72,10 @@ class Machine:
         for number, link in enumerate(self.link, 1):
             name = (link.operation, link.kind, link.ranks)
             if name in seen:
-                told = f"{link.operation}, {link.kind}, ranks = {list(link.ranks)}"
-                raise UserError(f"two [[link]] of {told}: one is allowed")
+                link_name = f"{link.operation}, {link.kind}, ranks = {list(link.ranks)}"
+                raise UserError(f"two [[link]] of {link_name}: one is allowed")
             seen.add(name)
-            if name[:2] not in measured:  # what was measured is believed
+            if name[:2] not in measured:  # measured links are trusted
                 with located(f"[link {number}]"):
                     require_plausible(link)
 
@@ -89,10 +88,9 @@ class Machine:
         return self.machine.ranks_per_host
 
     def seconds(self, operation: str, nbytes: float, way: LinkClass) -> float:
-        """What `operation` takes from when its last rank comes to it; none over one rank, or of no bytes.
+        """Return the seconds of `operation` from when its last rank calls it; 0 for one rank or no bytes.
 
-        `nbytes` is n of `hpcsgd.cost.collectives`: what a rank has in hand. Raises `UserError` where no link
-        says anything of such a way.
+        `nbytes` is the n of `hpcsgd.cost.collectives`. Raises `UserError` if no link can serve `way`.
         """
         if way.ranks == 1 or nbytes == 0:
             return 0.0
@@ -100,30 +98,30 @@ class Machine:
         return link.seconds(operation, nbytes, way)
 
     def relative_error(self, operation: str, way: LinkClass) -> float:
-        """e: nine of ten times the truth was within a factor 1 + e of it, either way. None over one rank."""
+        """Return e: nine of ten times are within a factor 1 + e, in either direction; 0 for one rank."""
         if way.ranks == 1:
             return 0.0
         link, stands_in = self._link(operation, way)
         return link.relative_error + (STAND_IN if stands_in else 0.0)
 
     def _link(self, operation: str, way: LinkClass) -> tuple[Link, bool]:
-        """And whether it only stands in."""
+        """Return the link for `operation` on `way`, and whether it only stands in for another one."""
         require_operation(operation, SHAPES)
         for place, name in enumerate(_candidates(operation, way.kind)):
             alike = [link for link in self.link if (link.operation, link.kind) == name]
             if alike:
                 return min(alike, key=lambda link: link.apart(way.ranks)), place > 1
-        told = ", ".join(dict.fromkeys(f"{link.operation} {link.kind}" for link in self.link))
+        known = ", ".join(dict.fromkeys(f"{link.operation} {link.kind}" for link in self.link))
         where = "inside a host" if way.kind == "inside" else "between hosts"
         raise UserError(
             f"{operation} over {count_text(way.ranks, 'rank')} on {count_text(way.hosts, 'host')}: the "
             "machine file has nothing that "
-            f"goes {where}; it has: {told}"
+            f"goes {where}; it has: {known}"
         )
 
 
 def _candidates(operation: str, kind: Kind) -> Iterator[tuple[str, Kind]]:
-    """Which links to go by, the best first; after the second they stand in."""
+    """Yield the links to try, the best first. Those after the second only stand in."""
     yield operation, kind
     yield ANY, kind
     for near in _NEAR[kind]:
@@ -134,8 +132,10 @@ def _candidates(operation: str, kind: Kind) -> Iterator[tuple[str, Kind]]:
 
 
 def load(path: Path) -> Machine:
-    """Raises `UserError`, one line: the file, the key, what was given and what is allowed. Warns where the
-    file is of other versions of the software than these."""
+    """Read a machine file. Warn if it was measured with other versions of the software.
+
+    Raises `UserError`, one line: the file, the key, the value given and the values allowed.
+    """
     table = read_toml(path)
     if (given := table.get("format")) != FORMAT:
         raise UserError(f"{path}: format = {given!r}: this hpcsgd reads machine files of format {FORMAT}")
@@ -148,20 +148,20 @@ def load(path: Path) -> Machine:
 
 
 def dump(machine: Machine) -> str:
-    """TOML text that `load` reads back as an equal `Machine`."""
+    """Return TOML text that `load` reads back as an equal `Machine`."""
     text = tomli_w.dumps(as_table(machine))
     return _NUMBERS.sub(lambda found: f"[{', '.join(found[1].replace(',', ' ').split())}]", text)
 
 
 def measured(machine: Machine) -> Compute:
-    """What computing takes there. Raises `UserError` where the file does not say."""
+    """Return the machine's compute times. Raises `UserError` if the file has none."""
     if machine.compute is None:
         raise UserError("the machine file has no [compute]: hpcsgd measure JOB says what the model takes")
     return machine.compute
 
 
 def versions() -> dict[str, str]:
-    """Of what times depend on, here and now."""
+    """Return the installed versions of the packages on which times depend."""
     return {name: known for name in PACKAGES if (known := _version(name)) is not None}
 
 

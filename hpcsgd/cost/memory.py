@@ -1,7 +1,7 @@
-"""Bytes that a rank keeps from one step to the next: 2·M, moments of M or M/K, and what the method holds.
+"""Bytes that a rank keeps between steps: 2·M, optimizer state for M or M/K, and the method's vectors.
 
-Where torch shards the model over the group it is 2·M/K and moments of M/K, with the padding of rows, and one
-block: what is whole at a time while a pass goes on.
+An FSDP model takes 2·M/K and optimizer state for M/K, with the padding of rows, plus one unit: the weights
+that are whole at a time during a pass.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from hpcsgd.engine.plan import StepPlan
 
 
 def kept(plan: StepPlan, m: ModelLayout, moments: float, *later: StepPlan) -> float:
-    """Parameters and gradients of M elements each, `moments` for each element that a rank updates, and the
-    vectors of the method's parts; of a model that torch shards a K-th, and `one_block`. Not activations, nor
-    what else comes and goes within a step or a meeting.
+    """Return the bytes of parameters, gradients, optimizer state and the vectors of the method's parts.
 
-    `later`: the stages that a run changes to. Parts with a memory keep it after the change, and so it adds
-    up. What others keep is in the buckets, where the next stage finds it."""
+    An FSDP model has a K-th of the parameters and gradients, plus `one_block`. Activations and other memory
+    that is freed within a step or a synchronization do not count.
+
+    `moments`: copies of an element that the optimizer's state takes, for each element that a rank updates.
+    `later`: the stages to which a run changes. Stateful parts keep their memory after a change, so it adds
+    up. The vectors of other parts lie in the buckets, where the next stage reuses them.
+    """
     model = sum(m.here(b) for b in m.buckets)
     state = moments * (m.own_elements() if plan.grad_reduce.traits.shards else model)
     stages = [list(_parts(stage, m)) for stage in (plan, *later)]
@@ -32,7 +35,7 @@ def kept(plan: StepPlan, m: ModelLayout, moments: float, *later: StepPlan) -> fl
 
 
 def _parts(plan: StepPlan, m: ModelLayout) -> Iterator[object]:
-    """Those that act on P groups of K."""
+    """Yield the parts of the method that act on P groups of K."""
     assert not plan.sequence, "each stage has parts of its own"
     of_step = [*parts_of("grad_reduce", plan.grad_reduce), *parts_of("schedule", plan.schedule)]
     of_meeting = parts_of("averager", plan.averager) if m.P > 1 else ()
@@ -40,6 +43,6 @@ def _parts(plan: StepPlan, m: ModelLayout) -> Iterator[object]:
 
 
 def one_block(m: ModelLayout) -> float:
-    """The weights that torch has gathered at a time: the largest block, and what is outside all of them."""
+    """Return the bytes of gathered weights: the largest FSDP unit, and the units that stay whole."""
     blocks = [unit.weights for unit in m.units if not unit.stays]
     return max(blocks, default=0) + sum(unit.weights for unit in m.units if unit.stays)

@@ -1,6 +1,8 @@
-"""What is left of messages that go on beside each other: a bucket is in its group while another one crosses
-groups, or is updated. A lane carries out what it was given in that order; both do nothing for each other
-where they share links.
+"""The exposed seconds of messages that overlap with each other, with computation and with updates.
+
+One bucket may be reduced inside its group while another one crosses groups or is updated. A communication
+thread works in the order of submission. The group and the cross communicator gain nothing from each other if
+they share links.
 """
 
 from __future__ import annotations
@@ -16,39 +18,41 @@ class Buckets:
     """Seconds of each bucket's messages, by the stages of a step."""
 
     inside: Seconds
-    """Of its exchange in the group, and"""
+    """Gradient reduction inside the group."""
     across: Seconds
-    """between groups."""
+    """Gradient reduction between groups."""
     model_average: Seconds
-    """Of its meeting, if there is one and it is through bucket by bucket, and"""
+    """The model average, if it goes bucket by bucket; otherwise 0."""
     gather: Seconds
-    """of its chunks' way to all of the group."""
+    """The allgather of the bucket's shards in the group."""
     own_links: bool
-    """Whether groups and what is between them have links of their own."""
+    """True if messages inside groups and between groups use separate links."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """Of the whole model, so many `seconds`; `in_parts` as gradients arrive; `gathered` at once where nobody
-    meets."""
+    """The optimizer's update of the whole model."""
 
     seconds: float
     in_parts: bool
+    """True if each bucket is updated once its gradients are reduced."""
     gathered: bool
+    """True if, in a local step, each bucket is gathered right after its update."""
 
 
 @dataclass(frozen=True)
 class Exposed:
-    """Seconds that a rank stands still."""
+    """Exposed seconds, in which a rank waits for communication."""
 
     exchange: float
     gather: float
-    """In a step without a meeting."""
+    """The gather of a local step."""
     gather_after_sync: float
+    """The gather of a step with a synchronization."""
 
 
 def exposed(ready: Seconds, backward: float, b: Buckets, update: Update) -> Exposed:
-    """Of gradients that are `ready` then, in a pass that ends with `backward`."""
+    """Return the exposed seconds, for gradients that are `ready` then in a backward pass of that length."""
     inside, exchanged = _exchanged(ready, b)
     updated = _updated(exchanged, backward, update)
     end = updated[-1]
@@ -64,7 +68,7 @@ def exposed(ready: Seconds, backward: float, b: Buckets, update: Update) -> Expo
 
 
 def pipelined(ready: Seconds, seconds: Seconds) -> float:
-    """When the last of several is done that leave one after another, none before it is `ready`."""
+    """Return when the last of several messages is done: they run one by one, none before it is `ready`."""
     done = 0.0
     for start, takes in zip(ready, seconds, strict=True):
         done = max(done, start) + takes
@@ -72,8 +76,10 @@ def pipelined(ready: Seconds, seconds: Seconds) -> float:
 
 
 def awaited(used: Seconds, gather: Seconds, forward: float) -> float:
-    """Seconds that a forward pass waits for weights that leave when it begins, those used first before the
-    rest. `used`: how much of the model is in each bucket; buckets run backwards."""
+    """Return the seconds that a forward pass waits for weights whose gather begins with the pass.
+
+    Weights that are used first are gathered first. `used`: elements of each bucket, in backward order.
+    """
     done = arrived = 0.0
     for elements, seconds in zip(reversed(used), reversed(gather), strict=True):
         arrived += seconds
@@ -82,14 +88,17 @@ def awaited(used: Seconds, gather: Seconds, forward: float) -> float:
 
 
 def among_blocks(compute: Seconds, gather: Seconds, reduce: Seconds) -> float:
-    """Seconds of a pass through blocks, in this order: each is gathered while the one before it is computed,
-    and its gradients leave while the one after it is, on the same links."""
+    """Return the seconds of a pass through FSDP units in this order.
+
+    A unit is gathered while the one before it is computed. Its gradients are reduced on the same links while
+    the one after it is computed.
+    """
     beside = [g + r for g, r in zip([*gather[1:], 0.0], [0.0, *reduce[:-1]], strict=True)]
     return gather[0] + sum(map(max, compute, beside)) + reduce[-1]
 
 
 def _exchanged(ready: Seconds, b: Buckets) -> tuple[float, list[float]]:
-    """When the lane of the group is through, and when each bucket is."""
+    """Return when the group's communication thread is done, and when each bucket is reduced."""
     inside = across = 0.0
     done: list[float] = []
     for start, first, second in zip(ready, b.inside, b.across, strict=True):

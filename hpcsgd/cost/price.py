@@ -1,15 +1,16 @@
-"""Seconds of a step: what a method sends, priced by a machine, beside what a rank computes.
+"""The seconds of a step: communication, priced by a machine file, and a rank's computation.
 
-    forward → backward, while buckets leave → selection → [vote] → update → [meeting] → allgather
+    forward → backward, with gradient reduction → selection → [sync decision] → update → [model average]
+    → allgather
 
-Gradients travel while the backward pass goes on, bucket after bucket: of their time only what is left when
-the pass has ended counts. Where groups have links of their own a bucket is in its group while another one is
-between groups: see `overlap`. What travels during the next steps counts where computing these is shorter. All
-else is a sum. Groups are taken to compute alike: how long they wait for the slowest one says `hpcsgd
-simulate`.
+Buckets of gradients are reduced during the backward pass: only the time after the end of the pass counts. If
+groups have their own links, one bucket is reduced in its group while another one crosses groups: see
+`overlap`. Messages that travel during the next steps count as far as they take longer than computing these
+steps. Everything else is a sum. All groups are assumed to compute equally fast; `hpcsgd simulate` predicts
+how long they wait for the slowest one.
 
-Where torch shards the model over the group the passes are longer by what they wait for its messages: those of
-a block travel while its neighbours are computed, on devices that compute beside them.
+With FSDP the passes also wait for torch's messages. On devices other than the CPU the messages of a unit
+travel while its neighbours are computed.
 """
 
 from __future__ import annotations
@@ -33,22 +34,23 @@ from hpcsgd.errors import UserError
 from hpcsgd.parts.sparsifiers import SPARSIFIERS, Sparsifier
 
 LARGER = 0.2
-"""Added to the error of messages for each doubling of ranks beyond those that were measured: about what
-`benchmarks/model_error.py` finds."""
+"""Added to the relative error of messages for each doubling of ranks beyond the measured ones.
+
+`benchmarks/model_error.py` finds about this."""
 COMPUTE_ERROR = 0.1
-"""The seconds that a rank computes may be off by a factor 1 + this, either way."""
+"""A rank's compute seconds may be off by a factor 1 + this, in either direction."""
 
 
 @dataclass(frozen=True)
 class Computed:
-    """Seconds of a rank's own part of a step."""
+    """Seconds that a rank computes in a step."""
 
     forward: float
     backward: float
     selection: float = 0.0
     update: float = 0.0
     slowed: float = 1.0
-    """How many times as long the backward pass takes while the lane is busy."""
+    """Factor by which the backward pass is slower while the communication thread is busy."""
 
     def times(self, factor: float) -> Computed:
         parts = (self.forward, self.backward, self.selection, self.update)
@@ -57,21 +59,21 @@ class Computed:
 
 @dataclass(frozen=True)
 class StepCost:
-    """On the mean over many steps."""
+    """The cost of a step, averaged over many steps."""
 
     phases: Mapping[str, float]
-    """Seconds that a rank stands still, by what for; `compute` among them."""
+    """Exposed seconds by phase, in which a rank waits for communication, and `compute`."""
     low: float
     high: float
-    """Seconds of a step if everything is as much faster, or slower, as measurements were off: nine of ten."""
+    """Bounds of the seconds: everything is faster, or slower, by the error of nine in ten measurements."""
     nbytes: float
-    """That a rank sends, as the ledger counts it."""
+    """Bytes that a rank sends, as `CommStats` counts them."""
     hidden: float = 0.0
-    """Seconds of communication behind computing."""
+    """Seconds of communication that computation hides."""
     behind: float = 0.0
     """Seconds of the messages that travel during the next steps, hidden or not."""
     by_torch: float = 0.0
-    """Bytes that torch sends besides, where it shards the model."""
+    """Bytes that torch sends in addition, for an FSDP model."""
 
     @property
     def seconds(self) -> float:
@@ -79,7 +81,7 @@ class StepCost:
 
     @property
     def communication(self) -> float:
-        """The share of a step in which a rank stands still."""
+        """The share of a step in which a rank waits for communication."""
         return 1 - self.phases["compute"] / self.seconds
 
 
@@ -95,11 +97,13 @@ def price(
     prefetch: bool = False,
     broadcast: float = 0.0,
 ) -> StepCost:
-    """A step that goes by `plan` on `machine`. `meets`, `broadcast`: see `hpcsgd.cost.traffic.of_step`;
-    `overlap`: gradients leave during the backward pass; `prefetch`: parameters arrive during the next forward
-    pass.
+    """Return the predicted cost of a step of `plan` on `machine`.
 
-    Raises `UserError` for what cannot be told of the method, and where the machine has no such links.
+    `meets`, `broadcast`: see `hpcsgd.cost.traffic.of_step`.
+    `overlap`: gradients are reduced during the backward pass.
+    `prefetch`: parameters are gathered during the next forward pass.
+
+    Raises `UserError` if the method's traffic cannot be predicted, or if the machine has no such links.
     """
     sent_in_step = of_step(plan, m, meets=meets, broadcast=broadcast)
     over = link_classes(m.P, m.K, ranks_per_host or machine.ranks_per_host)
@@ -142,7 +146,7 @@ def price(
 
 
 def over_run(costs: Sequence[tuple[StepCost, int]]) -> StepCost:
-    """The mean step of a run with so many steps of each cost."""
+    """Return the mean step of a run that makes the given number of steps at each cost."""
     if len(costs) == 1:
         return costs[0][0]
     total = sum(steps for _, steps in costs)
@@ -165,7 +169,10 @@ def over_run(costs: Sequence[tuple[StepCost, int]]) -> StepCost:
 
 
 def computed(plan: StepPlan, m: ModelLayout, compute: Compute, batch: float) -> Computed:
-    """Of a rank with `batch` samples. Raises `UserError` for what was not measured."""
+    """Return the compute seconds of a rank with `batch` samples.
+
+    Raises `UserError` if a part of them was not measured.
+    """
     elements = elements_searched(plan.grad_reduce, m)
     selection = compute.selection_seconds(_sparsifier(plan), elements) if elements else 0.0
     updated = m.M / m.K if plan.grad_reduce.traits.shards else m.M
@@ -181,19 +188,19 @@ def computed(plan: StepPlan, m: ModelLayout, compute: Compute, batch: float) -> 
 
 @dataclass(frozen=True)
 class _Flow:
-    """What may go on beside what."""
+    """Which parts of a step may overlap."""
 
     plan: StepPlan
     overlap: bool
     prefetch: bool
     own_links: bool
-    """Whether groups have links of their own: they are on one host each, and others are not."""
+    """True if groups have their own links: each is inside one host, and messages between groups are not."""
 
 
 def _seconds(x: CommOp, machine: Machine, way: LinkClass, beyond: float, sign: int) -> float:
     factor = (1 + machine.relative_error(x.operation, way) + beyond) ** sign
     nbytes = x.nbytes
-    if way.kind != "inside":  # a host of several senders has some that do not send, or not to other hosts
+    if way.kind != "inside":  # some ranks of a host may not send, or not to other hosts
         nbytes *= x.off_host_fraction * (x.sender_fraction if way.kind == "mixed" else 1.0)
     seconds = machine.seconds(x.operation, nbytes, way) * x.contention
     if x.reduced and seconds and machine.compute and machine.compute.mean_seconds_per_element:
@@ -203,14 +210,17 @@ def _seconds(x: CommOp, machine: Machine, way: LinkClass, beyond: float, sign: i
 
 @dataclass(frozen=True)
 class _Waiting:
-    """For torch's messages, in each pass."""
+    """Seconds that each pass waits for torch's messages."""
 
     forward: float
     backward: float
 
 
 def _waiting(timed: Iterable[tuple[CommOp, float]], m: ModelLayout, c: Computed, beside: bool) -> _Waiting:
-    """`beside`: devices compute while messages travel. Passes are taken to go through elements evenly."""
+    """Return the waiting times for torch's messages in `timed`.
+
+    `beside`: devices compute while messages travel. Each element is assumed to take the same time.
+    """
     seconds = {stage: [0.0] * len(m.units) for stage in ("forward", "backward", "reduce")}
     for x, s in timed:
         assert x.bucket is not None
@@ -227,8 +237,11 @@ def _waiting(timed: Iterable[tuple[CommOp, float]], m: ModelLayout, c: Computed,
 def _standing_still(
     timed: Iterable[tuple[CommOp, float]], m: ModelLayout, c: Computed, inside: float, flow: _Flow
 ) -> tuple[dict[str, float], float]:
-    """By phase, and what is hidden. What travels behind the next steps shares the network with their
-    messages, and so hides behind computing and what is `inside` hosts alone, in steps in which any does."""
+    """Return the exposed seconds by phase, and the hidden seconds.
+
+    Messages that travel during the next steps share the network with the messages of these steps. So only
+    computation and messages `inside` hosts can hide them, in the steps during which they travel.
+    """
     phases: dict[str, float] = defaultdict(float)
     stages = {stage: [0.0] * len(m.buckets) for stage in ("inside", "across", "model_average", "gather")}
     behind: dict[str, float] = defaultdict(float)
@@ -266,7 +279,7 @@ def _standing_still(
 
 
 def _ready(m: ModelLayout, backward: float, overlap: bool) -> list[float]:
-    """When the gradients of each bucket leave: the pass is taken to go through elements evenly."""
+    """Return when the gradients of each bucket are ready, if each element takes the same time."""
     if not overlap:
         return [backward] * len(m.buckets)
     done, found = 0, []
@@ -277,7 +290,7 @@ def _ready(m: ModelLayout, backward: float, overlap: bool) -> list[float]:
 
 
 def _sparsifier(plan: StepPlan) -> str:
-    """Its name in a job file."""
+    """Return the name of the plan's sparsifier in a job file."""
     for _, part in parts_of("grad_reduce", plan.grad_reduce):
         for name, kind in SPARSIFIERS.items():
             if isinstance(kind, type) and isinstance(part, Sparsifier) and type(part) is kind:

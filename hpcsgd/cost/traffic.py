@@ -1,12 +1,12 @@
-"""All that a step of a method sends, put together as `DistributedOptimizer.step` does.
+"""All operations of a method's step, in the order in which `DistributedOptimizer.step` issues them.
 
-    exchange → [when?] → how → allgather
+    gradient reduction → [sync decision] → [model average] → allgather
 
-What happens at a meeting counts with the share of the steps after which groups meet.
+The operations of a synchronization are weighted with the share of steps after which groups average.
 
-Where torch shards the model over the group there is no allgather of ours. torch gathers each block before it
-is computed, in the forward pass and in the backward pass, and scatters the sums of its gradients: in a step
-of one backward pass, which uses all parameters. That is in no ledger.
+An FSDP model needs no allgather of ours. torch gathers each unit before computing it, in the forward and in
+the backward pass, and reduce-scatters its gradients. This assumes one backward pass per step that uses all
+parameters. `CommStats` does not count torch's messages.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hpcsgd.core.traffic import CommOp, ModelLayout, Stage, param_gathers
 from hpcsgd.engine.plan import StepPlan
 
 BY_TORCH = "by torch"
-"""The phase of messages that torch sends."""
+"""The phase of the messages that torch sends."""
 LAYOUT = 16
-"""Bytes by which ranks see that they have the same buffers."""
+"""Bytes of the check that all ranks have the same buffers."""
 
 
 def of_step(
@@ -31,11 +31,11 @@ def of_step(
     meets: float | None = None,
     broadcast: float = 0.0,
 ) -> list[CommOp]:
-    """The messages of a step, on the mean, in the order in which they leave.
+    """Return the operations of a mean step, in the order in which they are issued.
 
-    `meets`: the share of steps after which groups meet, for methods that decide that by what they see.
-    `broadcast`: bytes of the buffers that the first rank of a group gives the others after each step.
-    Raises `UserError` for these without it, and where a sparsifier cannot tell what it selects.
+    `meets`: the share of steps with a synchronization, for methods whose schedule depends on the training.
+    `broadcast`: bytes of the buffers that the first rank of a group sends to the others after each step.
+    Raises `UserError` if such a schedule lacks `meets`, or if a sparsifier cannot predict its selection.
     """
     assert not plan.sequence, "a step is one of a stage"
     exchange = plan.grad_reduce
@@ -56,8 +56,8 @@ def of_step(
 
 
 def ops_of_sync(plan: StepPlan, m: ModelLayout) -> list[CommOp]:
-    """What groups send when they meet; chunks and whole models follow from each other by an allgather."""
-    assert not plan.sequence, "groups meet as those of a stage"
+    """Return the operations of a synchronization, with the allgather that turns shards into whole models."""
+    assert not plan.sequence, "each stage has its own synchronizations"
     exchange, whole = plan.grad_reduce, plan.averager.traits.whole_model
     before = param_gathers(m) if exchange.traits.shards and whole else []
     after = param_gathers(m) if not exchange.traits.shards and not whole else []
@@ -65,16 +65,20 @@ def ops_of_sync(plan: StepPlan, m: ModelLayout) -> list[CommOp]:
 
 
 def gathered(plan: StepPlan, m: ModelLayout) -> list[CommOp]:
-    """What makes one model of the positions' chunks: each bucket while others are worked on, but where the
-    exchange has a way of its own, which knows all of them."""
+    """Return the operations that make a whole model of the group's shards.
+
+    Each bucket is gathered while others are processed, unless the gather is quantized: that one needs all.
+    """
     if plan.quantizes_gather is not None:
         return list(gather_ops(plan.grad_reduce, m))
     return [replace(x, bucket=i, stage="gather") for i, x in enumerate(param_gathers(m))]
 
 
 def by_torch(m: ModelLayout) -> list[CommOp]:
-    """What torch sends inside a group whose model it shards, of each unit by itself; the outermost one is
-    whole from the forward pass on."""
+    """Return what torch sends inside a group for an FSDP model, unit by unit.
+
+    A unit that `stays` (the outermost one) remains whole from the forward pass on.
+    """
     if m.K == 1:
         return []
     units = list(enumerate(m.units))

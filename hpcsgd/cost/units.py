@@ -1,4 +1,4 @@
-"""Is an α or a β in another unit than seconds? Factors of a thousand are easily lost in typing."""
+"""Check that an α or a β is in seconds: it is easy to be wrong by a factor of a thousand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BETA_SECONDS_PER_BYTE = (1e-13, 1e-6)
 
 
 def require_plausible(link: Link) -> None:
-    """Raise `UserError`, guessing the unit, for numbers that no network and no memory has."""
+    """Raise `UserError`, with a guess of the unit, for numbers that no network and no memory has."""
     for alpha in link.alpha_seconds:
         if not _within(alpha, ALPHA_SECONDS):
             raise UserError(f"alpha_seconds = {alpha:g}: {_doubt_alpha(alpha)}")
@@ -44,7 +44,7 @@ def _doubt_beta(beta: float) -> str:
 
 
 def _guess(meant: Mapping[str, float], bounds: tuple[float, float]) -> str:
-    """By the first unit in which it would be possible."""
+    """Return a hint: the first unit in which the number would be plausible."""
     low, high = bounds
     fitting = [(unit, seconds) for unit, seconds in meant.items() if _within(seconds, bounds)]
     if not fitting:
