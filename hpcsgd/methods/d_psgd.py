@@ -4,8 +4,8 @@ X. Lian, C. Zhang, H. Zhang, C.-J. Hsieh, W. Zhang, J. Liu: Can Decentralized Al
 Centralized Algorithms?, NeurIPS 2017, algorithm 1: x_i ← Σ_j w_ij x_j with a symmetric, doubly stochastic W
 over an undirected graph.
 
-Difference from the paper: it mixes what the groups had before the update and applies the gradient to the
-result; here they mix after the update, as in SGP, which it is compared with.
+Difference from the paper: it mixes the models from before the update and applies the gradient to the result.
+Here groups mix after the update, as in SGP, which the paper is compared with.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hpcsgd.parts.schedules import Every
 
 
 class GossipAverage:
-    """x_i ← Σ_j w_ij x_j over an undirected graph, chunk by chunk."""
+    """Averages over an undirected graph, x_i ← Σ_j w_ij x_j, shard by shard."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -57,7 +57,7 @@ class GossipAverage:
         return found
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """x_i to every neighbour; the mean over a period of the graph."""
+        """Return the send of x_i to every neighbour, averaged over a period of the graph."""
         nbytes = mean_peers(self.graph, m.P) * m.message_buffer()
         return [
             CommOp(
@@ -69,7 +69,7 @@ class GossipAverage:
         ]
 
     def _row(self, s: StepContext) -> dict[int, float]:
-        """w_ij of this group i and every neighbour j, itself included, in the order of j."""
+        """Return w_ij of this group i for every neighbour j and itself, in the order of j."""
         t = (s.t - 1) % self.graph.period(s.topology.num_groups)
         if t not in self._rows:
             row = symmetric_matrix(self.graph, t, s.topology.num_groups)[s.topology.group_index]
@@ -83,22 +83,25 @@ def d_psgd(
     graph: Graph = Ring(),  # noqa: B008 - frozen
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
 ) -> Method:
-    """Symmetric gossip: after every step each group averages with its neighbours.
+    """Return symmetric gossip: after every step, each group averages with its neighbours.
 
-    A rank sends M/K elements to each neighbour and step. Groups' models differ: evaluate inside
-    `optimizer.averaged_model()`.
-
-    Not to be confused with `sgp`, whose graph is directed, nor with `ad_psgd`, where nobody waits.
+    The models of the groups differ: evaluate inside `optimizer.averaged_model()`.
 
     Args:
-        graph: one of `hpcsgd.graphs` whose edges go both ways: `Ring()`, `UndirectedExponential()`, which
-            mixes faster where there are many groups, `Complete()` or `BipartiteExponential()`. Default
-            Ring().
-        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
-            Default Dense().
+        graph: A graph of `hpcsgd.graphs` whose edges go both ways: `Ring()`, `UndirectedExponential()`, which
+            mixes faster with many groups, `Complete()` or `BipartiteExponential()`. Default Ring().
+        grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
+            `ReduceScatter()` or `Sparse(...)`. Default Dense().
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
 
     Raises:
-        UserError: for a directed graph.
+        UserError: If `graph` is directed.
+
+    Shape:
+        M parameters in total; each rank owns M/K of them. A rank sends M/K elements to each neighbour per
+        step.
 
     Example:
         >>> method = hpcsgd.d_psgd(graph=hpcsgd.graphs.UndirectedExponential())
@@ -108,9 +111,13 @@ def d_psgd(
         Traceback (most recent call last):
         hpcsgd.errors.UserError: graph = Exponential(per_step=1): neighbours average with each other, ...
 
-    Source:
+    References:
         X. Lian, C. Zhang, H. Zhang, C.-J. Hsieh, W. Zhang, J. Liu: Can Decentralized Algorithms Outperform
         Centralized Algorithms?, NeurIPS 2017, algorithm 1, with the mixing after the update.
+
+    See Also:
+        `sgp`: gossip over a directed graph.
+        `ad_psgd`: gossip in which no group waits for its neighbours.
     """
     if not graph.symmetric:
         raise UserError(

@@ -1,8 +1,8 @@
-"""Federated averaging, as data centres use it: a few meetings an epoch, of some of the groups.
+"""Federated averaging in the data centre: a few times per epoch, all groups take the mean of some of them.
 
 H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas: Communication-Efficient Learning of Deep
 Networks from Decentralized Data, AISTATS 2017, algorithm 1, in the form that SelSync is compared with (its
-section II-B): with (C, E), E = 1/x,
+section II-B). With (C, E) and E = 1/x,
 
     x times an epoch, at uniform intervals:
         S_t ← ⌈C·P⌉ groups drawn at random
@@ -10,11 +10,15 @@ section II-B): with (C, E), E = 1/x,
 
 The share of local steps is known in advance: LSSR = 1 − x/S with S steps an epoch.
 
-Differences from McMahan et al.: every group trains all the time, and only who is drawn counts; all groups
-count alike, since their batches are of one size; E is of an epoch over all data, not of epochs over a
-client's own. Who is drawn follows from the seed and t, so that nobody needs to be told. There is no server:
-the mean is an allreduce, to which those who are not drawn bring zeros, in float32 for 16-bit parameters.
-Moments stay the groups' own unless asked otherwise.
+Differences from McMahan et al.:
+
+- Every group trains all the time; the draw only selects which models enter the mean.
+- All groups have the same weight, since their batches have the same size.
+- E is a fraction of an epoch over all data, not a number of epochs over a client's own data.
+- The draw follows from the seed and t, so that it needs no message.
+- There is no server. The mean is an allreduce, to which groups that are not drawn contribute zeros. It is
+  made in float32 for 16-bit parameters.
+- By default each group keeps its own optimizer state.
 """
 
 from __future__ import annotations
@@ -54,7 +58,7 @@ PAPER = r"""
 
 @dataclass(frozen=True)
 class PerEpoch:
-    """x meetings in every S steps, as evenly as whole steps can be: after those where ⌊t·x/S⌋ grows."""
+    """Synchronizes x times in every S steps, as evenly as whole steps allow: after t where ⌊t·x/S⌋ grows."""
 
     x: int
     S: int
@@ -66,7 +70,7 @@ class PerEpoch:
             )
         if type(self.x) is not int or not 1 <= self.x <= self.S:
             raise UserError(
-                f"per_epoch = {self.x}: expected 1 to {count_text(self.S, 'meeting')} in an epoch of "
+                f"per_epoch = {self.x}: expected 1 to {count_text(self.S, 'synchronization')} in an epoch of "
                 f"{count_text(self.S, 'step')}",
                 key="per_epoch",
                 value=self.x,
@@ -82,7 +86,10 @@ class PerEpoch:
 
 @dataclass(frozen=True)
 class MeanOfSome:
-    """w ← the mean over ⌈C·P⌉ groups, drawn for each meeting, on every group; chunk by chunk."""
+    """On every group, w ← the mean over ⌈C·P⌉ groups, shard by shard.
+
+    The groups are drawn anew for each synchronization.
+    """
 
     C: float
     seed: int
@@ -97,8 +104,8 @@ class MeanOfSome:
             )
 
     def drawn(self, t: int, P: int) -> list[int]:
-        """The groups that count in step t."""
-        count = math.ceil(Fraction(str(self.C)) * P)  # as written: 0.55 of 100 groups are 55
+        """Return the groups whose models enter the mean after step t."""
+        count = math.ceil(Fraction(str(self.C)) * P)  # exact decimals: 0.55 of 100 groups is 55
         return random.Random(f"{self.seed} {t}").sample(range(P), count)
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
@@ -127,28 +134,37 @@ def fedavg(
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
     optimizer_state: WithOptimizerState = keep_state,
 ) -> Method:
-    """Federated averaging: a few times an epoch all groups take the mean of some of them, drawn by lot.
+    """Return federated averaging: a few times per epoch, all groups take the mean of randomly drawn ones.
 
-    Meetings come as evenly as whole steps can be, and a part 1 − `per_epoch`/`steps_per_epoch` of all steps
-    is made alone (LSSR). A rank sends 2·(P−1)/P·M/K elements at a meeting. Noted there: `distance`, from the
-    mean of those drawn.
-
-    Not to be confused with federated learning on devices: here every group trains all the time, and only who
-    is drawn counts.
+    The synchronizations are spaced as evenly as whole steps allow. Of all steps, the fraction 1 −
+    `per_epoch`/`steps_per_epoch` is local (LSSR). Unlike federated learning on devices, every group trains
+    all the time.
 
     Args:
-        fraction: C, the part of the groups that are drawn, > 0 and ≤ 1. Default 1.0, with which it is local
-            SGD by the epoch.
-        per_epoch: 1/E, meetings an epoch, 1 to `steps_per_epoch`. Default 4.
-        steps_per_epoch: S, steps in an epoch of all data, `len(loader)`. A job file need not say it.
-        seed: who is drawn follows from it and the step, without a message. Default 0.
-        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
-            Default Dense().
-        optimizer_state: what becomes of momentum at a meeting: `keep_state`, `AverageState` or `ResetState`.
-            Default keep_state.
+        fraction: Fraction of the groups that are drawn (the paper's C), > 0 and ≤ 1. Default 1.0: local SGD
+            with a period given per epoch.
+        per_epoch: Synchronizations per epoch (1/E), 1 to `steps_per_epoch`. Default 4.
+        steps_per_epoch: Steps in an epoch over all data (S), `len(loader)`. A job file may leave it out.
+        seed: Seed of the draw. Together with the step it determines which groups are drawn, without a
+            message. Default 0.
+        grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
+            `ReduceScatter()` or `Sparse(...)`. Default Dense().
+        optimizer_state: What happens to momentum and other optimizer state at a synchronization:
+            `keep_state`, `AverageState` or `ResetState`. Default keep_state.
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
 
     Raises:
-        UserError: for a fraction or a number of meetings outside these bounds.
+        UserError: If `fraction` or `per_epoch` is outside these bounds.
+
+    Shape:
+        M parameters in total; each rank owns M/K of them. A rank sends 2·(P−1)/P·M/K elements per
+        synchronization.
+
+    Note:
+        After a synchronization, `optimizer.metrics["distance"]` is the distance from the mean of the drawn
+        groups.
 
     Example:
         >>> method = hpcsgd.fedavg(fraction=0.5, per_epoch=2, steps_per_epoch=4)
@@ -157,9 +173,12 @@ def fedavg(
         >>> optimizer.metrics["distance"] > 0
         True
 
-    Source:
+    References:
         H. B. McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data,
         AISTATS 2017, algorithm 1, in the form of SelSync's section II-B.
+
+    See Also:
+        `hierarchical`: averages all groups after a fixed number of steps.
     """
     how = optimizer_state(WithDistance(MeanOfSome(fraction, seed)))
     return Method(grad_reduce=grad_reduce, schedule=PerEpoch(per_epoch, steps_per_epoch), averager=how)

@@ -1,4 +1,4 @@
-"""NoLoCo: outer steps with momentum, for which groups meet in pairs and never all together.
+"""NoLoCo: local SGD whose groups take outer momentum steps in pairs and never average all together.
 
 J. Kolehmainen, N. Blagoev, J. Donaghy, O. Ersoy, C. Nies: NoLoCo: No-all-reduce Low Communication Training
 Method for Large Models, 2025 (arXiv:2506.10911). With φ_i, the slow weights of group i, Δ_i = θ_i − φ_i,
@@ -7,27 +7,27 @@ how it moved in H inner steps, and subgroups of n that are drawn by lot anew eac
     δ_i ← α·δ_i + (β/n) Σ_j Δ_j − γ·(φ_i − (1/n) Σ_j φ_j)
     φ_i ← φ_i + δ_i,  θ_i ← φ_i
 
-α = 0.5, β = 0.7 and n = 2 are the paper's as we read it; its γ we do not know for sure, and derived our own.
+We read α = 0.5, β = 0.7 and n = 2 in the paper. We are not sure of its γ and derived our own.
 
-Which γ: without Δ the groups are to come together. Of x_i = φ_i − mean φ and δ_i let V, C, D be the means
-of x², xδ, δ², over groups and draws. Partners being drawn among all others, the mean of (x_i − x_j)²/4 and
-that of x_i·(x_i − x_j)/2 are κV, with κ = P/(2(P−1)) (1/2 where P is odd and one is left alone), and so
+The choice of γ: without Δ the groups must converge to each other. With x_i = φ_i − mean φ, let V, C, D be the
+means of x², xδ, δ² over groups and draws. Partners are drawn among all other groups. So the means of (x_i −
+x_j)²/4 and of x_i·(x_i − x_j)/2 are κV, with κ = P/(2(P−1)) (1/2 where P is odd and one group is left alone),
+and
 
     D' = α²D − 2αγκC + γ²κV,   C' = αC − γκV + D',   V' = V + 2(αC − γκV) + D'
 
-which is a contraction for 0 < γ < 2(1 − α²)/(1 + α − 2ακ) and no other γ. The bound is least for many
-groups, where κ is 1/2: **0 < γ < 2(1 − α²)** is right for every P, for the α of the paper up to 1.5. The
-default is its middle.
+This is a contraction for 0 < γ < 2(1 − α²)/(1 + α − 2ακ) and for no other γ. The bound is least for many
+groups, where κ is 1/2. So **0 < γ < 2(1 − α²)** is right for every P; for the paper's α it means up to 1.5.
+The default is the middle of this range.
 
-Differences from the paper: its worker is a group here, and each position of it meets the same position of
-another group with the chunk that it owns. It sends one vector of that size: with y_i = β·Δ_i + γ·φ_i a pair
-i, j has
+Differences from the paper: its worker is a group here, and each rank exchanges the shard that it owns with
+the same rank of another group. It sends one vector of that size. With y_i = β·Δ_i + γ·φ_i a pair i, j has
 
     δ_i ← α·δ_i + β·Δ_i + (y_j − y_i)/2
 
-the same equation, in which y_i counts as it travels, so that rounding leaves the mean of a pair as it is.
-Of an odd number of groups one after the other is left alone, n = 1, and has no last term. The paper's
-pipelines with random routes are not here.
+This is the same equation. Each y_i counts as it was rounded for sending, so that rounding does not change the
+mean of a pair. If the number of groups is odd, the groups take turns at being left alone (n = 1) and then
+have no last term. The paper's pipelines with random routes are not implemented.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ PAPER = r"""
 
 
 class PairOuterStep:
-    """An outer step by what this group and another one bring; φ and δ are those of the own chunk."""
+    """An outer step from the models of this group and one other; φ and δ belong to the own shard."""
 
     def __init__(self, pairs: Pairs, alpha: float, beta: float, gamma: float) -> None:
         self.pairs = pairs
@@ -75,7 +75,7 @@ class PairOuterStep:
         self._arrived: MessageBuffer | None = None
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """Before the first one φ is where all begin."""
+        """Set φ to the common initial model before the first update, or to its saved value."""
         if s.topology.num_groups > 1 and not self._phi:
             kept, self._saved = self._saved.sharded, State()
             self._phi = kept.get("phi") or [_accumulated(own) for own in vectors]
@@ -97,11 +97,11 @@ class PairOuterStep:
         return found
 
     def memory_bytes(self, m: ModelLayout) -> float:
-        """φ and δ, and the two parcels."""
+        """Count φ, δ and the two message buffers."""
         return 2 * m.own_elements(wide=True) + 2 * m.message_buffer()
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """y_i to one other."""
+        """Return the send of y_i to one other group."""
         away = 0.0 if m.groups_per_host >= m.P else (m.P - m.groups_per_host) / (m.P - 1)
         paired = m.P // 2 * 2 / m.P
         return [
@@ -112,11 +112,11 @@ class PairOuterStep:
         return State(sharded={"phi": self._phi, "delta": self._delta}) if self._phi else self._saved
 
     def load_state_dict(self, state: State) -> None:
-        """It counts from the next step on."""
+        """Store the state, which takes effect in the next step."""
         self._saved, self._phi, self._delta = state, [], []
 
     def _exchange(self, s: StepContext, partner: int, like: Sequence[Tensor], moved: list[Tensor]) -> None:
-        """δ_i ← δ_i + (y_j − y_i)/2; what travels is `like` this."""
+        """Apply δ_i ← δ_i + (y_j − y_i)/2; the messages have the dtypes of `like`."""
         y = [by.mul_(self.beta).add_(phi, alpha=self.gamma) for by, phi in zip(moved, self._phi, strict=True)]
         self._sent = self._sent or MessageBuffer.like(like)
         self._arrived = self._arrived or MessageBuffer.like(like)
@@ -140,26 +140,29 @@ def noloco(
     seed: int = 0,
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
 ) -> Method:
-    """Local SGD with an outer momentum, whose groups meet in pairs drawn by lot: no message goes to all.
+    """Return local SGD with outer momentum, whose groups synchronize in random pairs: no message goes to all.
 
-    A rank sends M/K elements to one other at a meeting, and keeps φ and δ, M/K each. Groups' models differ:
-    evaluate inside `optimizer.averaged_model()`.
-
-    Not to be confused with `diloco`, where all groups meet and have one θ, nor with `ad_psgd`, whose pairs
-    have no outer step and wait for nobody.
+    The models of the groups differ: evaluate inside `optimizer.averaged_model()`.
 
     Args:
-        sync_every: H, steps from one meeting to the next, at least 1.
-        alpha: α, the outer momentum: 0 ≤ α < 1. Default 0.5.
-        beta: β, the outer learning rate, above 0. Default 0.7.
-        gamma: γ, how strongly the slow weights of a pair are drawn together: 0 < γ < 2(1 − α²), or groups
-            would drift apart. Default None, which is 1 − α².
-        seed: partners follow from it and the step. Default 0.
-        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
-            Default Dense().
+        sync_every: Steps between two synchronizations (the paper's H), at least 1.
+        alpha: Outer momentum α, 0 ≤ α < 1. Default 0.5.
+        beta: Outer learning rate β, above 0. Default 0.7.
+        gamma: Strength γ with which the slow weights of a pair are drawn together, 0 < γ < 2(1 − α²). Outside
+            this range groups would drift away from each other. Default None: 1 − α².
+        seed: Seed of the draw. Together with the step it determines the pairs. Default 0.
+        grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
+            `ReduceScatter()` or `Sparse(...)`. Default Dense().
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
-        UserError: for `sync_every` below 1, and for α, β and γ outside these bounds.
+        UserError: If `sync_every` is below 1, or α, β or γ is outside these bounds.
+
+    Shape:
+        M parameters in total; each rank owns M/K of them. A rank sends M/K elements to one other rank per
+        synchronization. It keeps φ and δ, M/K elements each.
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.noloco(sync_every=2))
@@ -168,9 +171,13 @@ def noloco(
         ...     D > 0
         True
 
-    Source:
+    References:
         J. Kolehmainen, N. Blagoev, J. Donaghy, O. Ersoy, C. Nies: NoLoCo: No-all-reduce Low Communication
         Training Method for Large Models, 2025 (arXiv:2506.10911).
+
+    See Also:
+        `diloco`: all groups synchronize and share one θ.
+        `ad_psgd`: asynchronous pairs without an outer step.
     """
     if not 0 <= alpha < 1:
         raise UserError(f"alpha = {alpha}: expected a momentum ≥ 0 and < 1", key="alpha", value=alpha)
@@ -181,7 +188,7 @@ def noloco(
     if not 0 < gamma < most:
         raise UserError(
             f"gamma = {gamma}: expected more than 0 and less than 2·(1 − alpha²) = {most:.4g}, or groups "
-            "drift apart",
+            "diverge",
             key="gamma",
             value=gamma,
         )

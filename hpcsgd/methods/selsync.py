@@ -1,4 +1,4 @@
-"""SelSync: groups train alone while their gradients change little, and meet when those of any change much.
+"""SelSync: groups train alone while their gradients change little, and average when any changes much.
 
 S. Tyagi, M. Swany: Accelerating Distributed ML Training via Selective Synchronization, IEEE CLUSTER 2023,
 algorithm 1. In step i the worker n
@@ -10,14 +10,18 @@ algorithm 1. In step i the worker n
     14  gathers the flags of all
     15  if any is 1: w ← (1/N) Σ_n w_n   (16, 17: by parameters; by gradients 9 applies the mean of all g)
 
-The paper's worker is a group here: its gradient is that of all its K ranks. Instead of flags all ranks
-gather what they flag by, 8 bytes each: the parts of the squared norms. So every rank knows the Δ of every
-group, none needs a second message for K > 1, and the numbers travel while the update is made.
+The paper's worker is a group here: its gradient is that of all its K ranks. Instead of flags, all ranks
+gather the parts of the squared norms that flags follow from, 8 bytes each. So every rank knows the Δ of every
+group without a second message for K > 1, and the numbers travel during the update.
 
-Differences from the paper: allreduce instead of a parameter server. The moving average is of the last
-`window` squared norms, with weights (1 − a)^age; with fewer steps done, of those there are. In the first
-step, and after a gradient of zero, Δ is larger than any δ but infinity. Clipped gradients count as clipped.
-Where the norm of any group is NaN or infinite they are so, too, and the average goes on without that step.
+Differences from the paper:
+
+- An allreduce takes the place of the parameter server.
+- The moving average covers the last `window` squared norms, with weights (1 − a)^age. During the first steps
+  it covers those that exist.
+- In the first step, and after a gradient of zero, Δ is larger than any finite δ.
+- Gradients are measured after clipping.
+- If the norm of any group is NaN or infinite, Δ is that large, too, and the average leaves this step out.
 """
 
 from __future__ import annotations
@@ -46,13 +50,13 @@ from hpcsgd.parts.averagers import Mean, WithDistance, WithOptimizerState, keep_
 from hpcsgd.parts.grad_reduces import Dense
 
 LARGEST = sys.float_info.max
-"""Δ where there is none yet: only δ = ∞ is above it."""
+"""The value of Δ where none is defined yet: only δ = ∞ is above it."""
 
 
 class RelativeChange:
-    """Δ(g) of eq. 2 for every group at once, from their squared norms (P numbers, float64) step by step.
+    """Computes Δ(g) of eq. 2 for every group at once, from the squared norms of each step.
 
-    `smoothing` (a) in (0, 1]: 1 is without memory.
+    There are P norms, in float64. `smoothing` (a) is in (0, 1]; with 1 only the newest norm counts.
     """
 
     def __init__(self, window: int, smoothing: float) -> None:
@@ -72,7 +76,7 @@ class RelativeChange:
         return torch.where(self._average == before, 0.0, change).clamp(max=LARGEST)
 
     def restore(self, norms: list[Tensor]) -> None:
-        """Go on after these."""
+        """Continue from these saved squared norms."""
         self.norms.clear()
         self.norms.extend(norms)
         self._average = self._mean() if norms else None
@@ -84,9 +88,9 @@ class RelativeChange:
 
 
 class Significance:
-    """Lines 8, 11 and 14: whether this step's update is to be shared, the same on every rank.
+    """Lines 8, 11 and 14: decides whether the groups share this step, with the same answer on every rank.
 
-    Notes of this rank's group `delta` and `vote`, and whether all `met`.
+    It reports the group's `delta` and `vote`, and whether all groups `met`.
     """
 
     def __init__(self, delta: float, window: int, smoothing: float | None) -> None:
@@ -98,7 +102,7 @@ class Significance:
         self.traits = ScheduleTraits(threshold=delta)
 
     def begin(self, s: StepContext) -> None:
-        """The exchanged gradient is there; returns at once."""
+        """Start to gather the squared norms, once the gradient is reduced; return at once."""
         if s.topology.num_groups == 1:
             return
         if self._change is None:
@@ -111,13 +115,13 @@ class Significance:
         def gather() -> None:
             s.topology.world.allgather(
                 parts, part.cpu()
-            ).wait()  # the lane waits for a device, not the update
+            ).wait()  # the communication thread waits for the device, so that the update need not
 
         with phase("vote"):
             self._gathering = s.topology.world.run(gather, "vote", part)
 
     def __call__(self, s: StepContext) -> bool:
-        """Waits for what `begin` sent."""
+        """Return whether the step is significant, once the allgather of `begin` is done."""
         if self._gathering is not None:
             assert self._change is not None
             with phase("vote"):
@@ -134,7 +138,7 @@ class Significance:
         return self._significant
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """Line 11: in every step, one number of each rank."""
+        """Line 11: one number from each rank in every step."""
         return [CommOp("allgather", "world", FLOAT64 * m.N, "vote")] if m.P > 1 else []
 
     def state_dict(self) -> State:
@@ -146,7 +150,7 @@ class Significance:
 
 @dataclass(frozen=True)
 class Watching:
-    """Averages as `inner`, with the question whether to meet on its way before the update."""
+    """The averager `inner`, with the decision to synchronize under way before the update."""
 
     inner: Averager
     significance: Significance
@@ -168,7 +172,7 @@ class Watching:
 
 @dataclass(frozen=True)
 class MeanGradient:
-    """The mean of the groups' gradients takes the place of the own one, where the step is significant."""
+    """Replaces the group's gradient by the mean over all groups in a significant step."""
 
     significance: Significance
     traits = Traits(All())
@@ -182,7 +186,7 @@ class MeanGradient:
                     s.topology.inter_group.allreduce(g, "mean").wait()
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
-        """All is done."""
+        """Return `vectors` unchanged: `prepare` has averaged the gradients."""
         return vectors
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
@@ -193,14 +197,17 @@ Aggregate = Callable[[Significance, WithOptimizerState], Averager]
 
 
 def parameters(significance: Significance, moments: WithOptimizerState) -> Averager:
-    """Groups leave a significant step with the mean of their models (PA)."""
+    """Return an averager that averages the groups' models in a significant step (PA)."""
     return Watching(moments(WithDistance(Mean())), significance)
 
 
 def gradients(significance: Significance, moments: WithOptimizerState) -> Averager:
-    """Groups apply the mean of their gradients in a significant step (GA), each to its own model."""
+    """Return an averager that averages the groups' gradients in a significant step (GA).
+
+    Each group applies the mean to its own model.
+    """
     if moments is not keep_state:
-        raise UserError("selsync by gradients: groups do not meet, so moments can only be kept")
+        raise UserError("optimizer_state: with aggregate gradients it can only be keep_state")
     return MeanGradient(significance)
 
 
@@ -218,41 +225,53 @@ def selsync(
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
     optimizer_state: WithOptimizerState = keep_state,
 ) -> Method:
-    """Groups meet in the steps in which the gradient of any of them changes much.
+    """Return selective synchronization: groups average in steps in which any group's gradient changes much.
 
-    Δ is the relative change of a moving average of the squared norm of a group's gradient (eq. 2). A rank
-    gathers 8 bytes from every other one in each step and sends 2·(P−1)/P·M/K elements in a step in which they
-    meet. Noted in every step: `delta`, Δ of the own group, `vote`, whether it reached δ, and whether all
-    `met`; at a meeting by parameters `distance`.
-
-    Not to be confused with `adacomm`, which goes by the loss, and decides for many steps at once.
+    Δ is the relative change of a moving average of the squared norm of a group's gradient (eq. 2). All groups
+    share the step if Δ of any group reaches δ.
 
     Args:
-        delta: δ, the Δ from which on a step is shared: 0 shares all, infinity none. `hpcsgd probe --delta`
-            finds the one for a wanted share of steps alone.
-        aggregate: what is averaged: `parameters` (PA) or `gradients` (GA), to be imported from
-            `hpcsgd.methods.selsync`. Default parameters, ahead of gradients in the paper's runs with a
-            decaying rate.
-        window: squared norms in the moving average, in steps, at least 1. Default 25, the paper's.
-        smoothing: a, the weight of the newest of them, > 0 and ≤ 1; 1 is without memory. Default None: P/100,
-            and 1 at most, the paper's.
-        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
-            Default Dense().
-        optimizer_state: what becomes of momentum at a meeting: `keep_state`, `AverageState` or `ResetState`;
-            by gradients only `keep_state`. Default keep_state.
+        delta: Threshold δ: the step is shared from this Δ on. 0 shares all steps, infinity shares none.
+            `hpcsgd probe --delta` finds δ for a wanted share of local steps.
+        aggregate: What is averaged: `parameters` (PA) or `gradients` (GA); import them from
+            `hpcsgd.methods.selsync`. Default parameters, which did better than gradients in the paper's runs
+            with a decaying learning rate.
+        window: Number of squared norms in the moving average, in steps, at least 1. Default 25, the paper's.
+        smoothing: Weight a of the newest squared norm, > 0 and ≤ 1. With 1 only the newest counts. Default
+            None: P/100, at most 1, as in the paper.
+        grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
+            `ReduceScatter()` or `Sparse(...)`. Default Dense().
+        optimizer_state: What happens to momentum and other optimizer state at a synchronization:
+            `keep_state`, `AverageState` or `ResetState`. With `gradients` only `keep_state` is allowed.
+            Default keep_state.
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
-        UserError: for arguments outside these bounds.
+        UserError: If an argument is outside these bounds.
+
+    Shape:
+        M parameters in total; each rank owns M/K of them. In every step a rank gathers 8 bytes from every
+        other rank. In a shared step it sends 2·(P−1)/P·M/K elements more.
+
+    Note:
+        After every step, `optimizer.metrics` has `delta` (Δ of the own group), `vote` (1.0 if it reached δ)
+        and `met` (1.0 if the step was shared). After a synchronization with `parameters` it also has
+        `distance`.
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.selsync(delta=0.3))
         >>> train(optimizer, steps=1)
-        >>> optimizer.metrics["met"]     # the first step has no Δ yet: it is shared
+        >>> optimizer.metrics["vote"]     # the first step has no Δ yet: it is shared
         1.0
 
-    Source:
+    References:
         S. Tyagi, M. Swany: Accelerating Distributed ML Training via Selective Synchronization, IEEE CLUSTER
         2023 (arXiv:2307.07950), algorithm 1.
+
+    See Also:
+        `adacomm`: decides by the loss, and for many steps at once.
     """
     if not delta >= 0:
         raise UserError(f"delta = {delta}: a change of the gradient, 0 or more", key="delta", value=delta)

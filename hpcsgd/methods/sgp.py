@@ -1,19 +1,19 @@
-"""Stochastic gradient push: groups gossip over a directed graph, and nobody waits for the whole job.
+"""Stochastic gradient push: groups gossip over a directed graph, and none waits for the whole job.
 
 M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic Gradient Push for Distributed Deep Learning, ICML 2019,
 algorithm 1. Node i holds a biased x_i, a weight w_i, at first 1, and z_i = x_i / w_i, and in every step
 
     1  computes its gradient at z_i
-    2  updates x_i by it (SGD, momentum, Adam: the moments stay local)
+    2  updates x_i by it (SGD, momentum, Adam: their state stays local)
     3  sends p_ji·x_i and p_ji·w_i to its out-neighbours j, and keeps p_ii of both
     4  x_i ← Σ_j p_ij·x_j,  w_i ← Σ_j p_ij·w_j,  z_i ← x_i / w_i
 
-The paper's node is a group here, and each of its K positions gossips the chunk that it owns: M/K a link.
-The model's parameters are z_i. Weight decay acts on x_i. Over the graphs of the paper every w_i stays 1; it
-travels all the same, since a graph that is not regular, or a message that is late, changes it.
+The paper's node is a group here. Each of its K ranks gossips the shard that it owns: M/K elements per link.
+The model's parameters are z_i. Weight decay acts on x_i. Over the graphs of the paper every w_i stays 1. It
+travels nevertheless, because a graph that is not regular, or a late message, changes it.
 
-τ-overlap SGP sends without waiting and takes in what was sent τ steps ago; all messages are τ steps late, as
-in the paper's 1-OSGP, so that a run has the same bits again.
+τ-overlap SGP sends without waiting and adds each message τ steps after it was sent. All messages are τ steps
+late, as in the paper's 1-OSGP, so that a repeated run gives the same bits.
 """
 
 from __future__ import annotations
@@ -43,8 +43,11 @@ from hpcsgd.parts.schedules import Every
 
 @dataclass
 class MessageRound:
-    """What came from the others in one step, once `work` is done, and what went to them. `work` returns the
-    numbers that came: it is the lane that waits where they are on a device."""
+    """The messages of one step: those received, once `work` is done, and the one sent.
+
+    `work` returns the received weights: the communication thread waits for them, so that the training thread
+    does not wait for the device.
+    """
 
     incoming: list[MessageBuffer]
     sent: list[MessageBuffer] = field(default_factory=list[MessageBuffer])
@@ -60,9 +63,10 @@ def _numbers(parcels: Sequence[MessageBuffer]) -> list[float]:
 
 
 class PushSum:
-    """Lines 2 to 4 beside the optimizer's update: x ← P_t x, w ← P_t w with a column-stochastic P_t.
+    """Lines 2 to 4 around the optimizer's update: x ← P_t x, w ← P_t w with a column-stochastic P_t.
 
-    What the others sent is taken in `staleness` (τ) steps later; so many rounds are under way at most.
+    A message is added `staleness` (τ) steps after it was sent, so at most τ rounds are under way between
+    steps.
     """
 
     def __init__(self, graph: Graph, staleness: int = 0) -> None:
@@ -76,22 +80,23 @@ class PushSum:
         self.staleness = staleness
         self.traits = Traits(InNeighbors(graph, staleness))
         self.weight = 1.0
-        """w_i of this group."""
+        """The w_i of this group."""
         self._under_way: deque[MessageRound] = deque()
         self._spare: list[MessageBuffer] = []
         self._link: Communicator | None = None
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """What is updated is x_i = w_i·z_i: of all of w where every position updates that."""
+        """Multiply z_i by w_i, so that the optimizer updates x_i.
+
+        If every rank updates all of w, all of w is multiplied, otherwise the shard.
+        """
         if self.weight != 1:
             for b in s.buckets:
                 (b.param_shard if s.fixed.updates_shards else b.w).mul_(self.weight)
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
-        x = [
-            own.to(accumulation_dtype(own.dtype)) for own in found
-        ]  # the chunks themselves, but for 16-bit ones
+        x = [own.to(accumulation_dtype(own.dtype)) for own in found]  # no copies, except of 16-bit shards
         self._under_way.append(self._send(s, found, x))
         if len(self._under_way) > self.staleness:
             self._take_in(x, self._under_way.popleft())
@@ -100,13 +105,16 @@ class PushSum:
         return found
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """Line 3: x_i and w_i to each out-neighbour; the mean over a period of the graph."""
+        """Line 3: x_i and w_i to each out-neighbour, averaged over a period of the graph."""
         nbytes = mean_peers(self.graph, m.P) * m.message_buffer()
         leaving = mean_leaving(self.graph, m.P, m.groups_per_host)
         return [CommOp("exchange", "cross", nbytes, overlap_steps=self.staleness, off_host_fraction=leaving)]
 
     def state_dict(self) -> State:
-        """With the messages under way, which it waits for. Elsewhere groups start from z, of weight 1."""
+        """Return the weight and the messages under way, which it waits for.
+
+        On another P × K groups start from z with weight 1.
+        """
         arrived = [[message.state_dict() for message, _ in sent.wait()] for sent in self._under_way]
         return State(per_rank={"weight": self.weight, "under_way": arrived})
 
@@ -118,8 +126,10 @@ class PushSum:
         )
 
     def _send(self, s: StepContext, like: Sequence[Tensor], x: list[Tensor]) -> MessageRound:
-        """Give away all but the own share: of x what is not sent, so that rounding neither adds nor takes.
-        What travels is `like` this."""
+        """Send shares to the out-neighbours and keep the own share.
+
+        x keeps what was not sent, so that rounding changes no total. The messages have the layout of `like`.
+        """
         t, i, n = s.t - 1, s.topology.group_index, s.topology.num_groups
         peers, sources = self.graph.peers(i, t, n), senders(self.graph, i, t, n)
         share = 1 / (len(peers) + 1)
@@ -144,7 +154,7 @@ class PushSum:
         for theirs, weight in sent.wait():
             theirs.add_to(x)
             self.weight += weight
-        if sent.work is not None:  # else they are of a checkpoint, and in host memory
+        if sent.work is not None:  # otherwise they come from a checkpoint, in host memory
             self._spare += sent.incoming + sent.sent
 
     def _room(self, like: Sequence[Tensor]) -> MessageBuffer:
@@ -158,25 +168,28 @@ def sgp(
     graph: Graph | None = None,
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
 ) -> Method:
-    """Stochastic gradient push: after every step each group gives shares of its model to a few others.
+    """Return stochastic gradient push: after every step, each group sends shares of its model to some others.
 
-    A group sends `peers`·M/K elements a rank and step, and waits for none but those that send to it. Groups'
-    models differ: evaluate inside `optimizer.averaged_model()`.
-
-    Not to be confused with `d_psgd`, whose graph goes both ways and needs no weights, nor with `osgp`, which
-    does not wait for the messages of the step.
+    A group waits only for the groups that send to it. The models of the groups differ: evaluate inside
+    `optimizer.averaged_model()`.
 
     Args:
-        peers: p, to how many others a group sends in a step, over the exponential graph of base p + 1, as in
-            the authors' code: for most numbers of groups the mean takes fewer steps than over p consecutive
-            powers of two. Default None, which is 1 where no graph is given.
-        graph: another one of `hpcsgd.graphs`, as ``PowersOfTwo(2)``; in a job file ``graph = { name =
-            "powers_of_two", per_step = 2 }``. Default None: the exponential one.
-        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
-            Default Dense().
+        peers: Number of groups that a group sends to in a step (p), over the exponential graph of base p + 1,
+            as in the authors' code. For most numbers of groups the mean takes fewer steps there than over p
+            consecutive powers of two. Default None: 1 if no graph is given.
+        graph: Another graph of `hpcsgd.graphs`, such as ``PowersOfTwo(2)``. In a job file: ``graph = { name =
+            "powers_of_two", per_step = 2 }``. Default None: the exponential graph.
+        grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
+            `ReduceScatter()` or `Sparse(...)`. Default Dense().
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
-        UserError: for both `peers` and a `graph`, or less than 1 peer.
+        UserError: If both `peers` and `graph` are given, or `peers` is below 1.
+
+    Shape:
+        M parameters in total; each rank owns M/K of them. A rank sends `peers`·M/K elements per step.
 
     Example:
         >>> method = hpcsgd.sgp(graph=hpcsgd.graphs.PowersOfTwo(1))
@@ -185,9 +198,13 @@ def sgp(
         >>> optimizer.t
         2
 
-    Source:
+    References:
         M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic Gradient Push for Distributed Deep Learning,
         ICML 2019, algorithm 1.
+
+    See Also:
+        `osgp`: does not wait for the messages of the same step.
+        `d_psgd`: gossip over an undirected graph, without weights.
     """
     return osgp(0, peers, graph, grad_reduce)
 
@@ -200,23 +217,28 @@ def osgp(
     graph: Graph | None = None,
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
 ) -> Method:
-    """`sgp` whose messages travel while the next steps are computed.
+    """Return overlap stochastic gradient push: `sgp` whose messages travel while the next steps are computed.
 
-    What is sent in a step is taken in `overlap_steps` steps later, by all groups alike, so that a run has the
-    same bits again. So many messages are under way at most, each M/K elements a peer.
-
-    Not to be confused with `ssp`'s staleness: there it is how far groups may run ahead of each other.
+    Every group adds a message exactly `overlap_steps` steps after it was sent, so that a repeated run gives
+    the same bits.
 
     Args:
-        overlap_steps: τ, steps that a message takes, 0 or more; 0 is `sgp`, 1 the paper's 1-OSGP.
-        peers: p, to how many others a group sends in a step. Default None, which is 1 where no graph is
-            given.
-        graph: another one of `hpcsgd.graphs`. Default None: the exponential one of base p + 1.
-        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
-            Default Dense().
+        overlap_steps: Steps that a message takes (the paper's τ), 0 or more. 0 is `sgp`, 1 is the paper's
+            1-OSGP.
+        peers: Number of groups that a group sends to in a step (p). Default None: 1 if no graph is given.
+        graph: Another graph of `hpcsgd.graphs`. Default None: the exponential graph of base p + 1.
+        grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
+            `ReduceScatter()` or `Sparse(...)`. Default Dense().
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
-        UserError: for a negative staleness, both `peers` and a `graph`, or less than 1 peer.
+        UserError: If `overlap_steps` is negative, both `peers` and `graph` are given, or `peers` is below 1.
+
+    Shape:
+        M parameters in total; each rank owns M/K of them. A rank sends `peers`·M/K elements per step. At most
+        `overlap_steps` messages of M/K elements per peer are under way.
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.osgp(overlap_steps=1))
@@ -224,8 +246,11 @@ def osgp(
         >>> optimizer.t
         3
 
-    Source:
+    References:
         M. Assran et al., ICML 2019, τ-overlap SGP.
+
+    See Also:
+        `ssp`: its staleness limits how far groups run ahead of each other.
     """
     if graph is not None and peers is not None:
         raise UserError(

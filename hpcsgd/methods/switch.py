@@ -1,4 +1,4 @@
-"""One method first and then another: AR/1P-SGP, 2P/1P-SGP (the SGP paper, table 5), post-local SGD."""
+"""One method and then another: AR/1P-SGP and 2P/1P-SGP (the SGP paper, table 5), post-local SGD."""
 
 from __future__ import annotations
 
@@ -39,21 +39,24 @@ FIRST_LR_DECAY = "first lr decay"
 
 
 class Switch:
-    """Whose turn it is. The last step of `first` ends with the plain mean, or what its server has: `then`
-    starts from one model."""
+    """The state of a switch: which of the two methods trains now.
+
+    The last step of `first` ends with the plain mean of the models, or with the model that its server holds.
+    So `then` starts from one model.
+    """
 
     def __init__(self, first: Method, then: Method, at: int | str) -> None:
         self.first, self.then, self.at = first, then, at
         self.over = at == 0
         self.last = False
-        """Whether this is the last step of `first`."""
+        """True if this is the last step of `first`."""
         self.due = False
-        """Whether groups meet after this step as those of the one whose turn it is."""
+        """True if the method that trains now synchronizes the groups after this step."""
         self.lr = 0.0
 
     @property
     def sequence(self) -> tuple[tuple[int | None, Method], ...]:
-        """Each method with its last step; `first` has none if there is no step of it."""
+        """Each method with its last step; `first` is left out if it has no step."""
         if self.at == 0:
             return ((None, self.then),)
         return ((self.at if isinstance(self.at, int) else None, self.first), (None, self.then))
@@ -64,7 +67,7 @@ class Switch:
 
     @property
     def changes(self) -> bool:
-        """Whether the groups are about to become one model for `then`."""
+        """True if the groups are about to become one model for `then`."""
         return self.last and not self.over
 
     def look(self, s: StepContext) -> None:
@@ -73,7 +76,7 @@ class Switch:
 
 
 class SwitchedGradReduce:
-    """The exchange of whoever's turn it is."""
+    """The gradient reduction of the method that trains now."""
 
     def __init__(self, turn: Switch, first: GradReduce, then: GradReduce) -> None:
         self._turn, self._first, self._then = turn, first, then
@@ -82,7 +85,7 @@ class SwitchedGradReduce:
             replace(each.traits, per_bucket=False, keeps_gradients=keeps) for each in (first, then)
         ]
         self._beside: QuantizedGather | None = None
-        """Who took back the chunks of this step."""
+        """What restored the shards in this step, if anything did."""
 
     @property
     def _exchange(self) -> GradReduce:
@@ -111,7 +114,11 @@ class SwitchedGradReduce:
             self._beside.restore(s)
 
     def gather(self, s: StepContext) -> None:
-        """In the last step of `first` as they are, so that nothing is kept that `then` does not know."""
+        """Gather the parameters of the group.
+
+        In the last step of `first` they are gathered unquantized, so that no error remains that `then` does
+        not know.
+        """
         if self._beside is not None and not self._turn.last:
             self._beside.gather(s)
             return
@@ -129,7 +136,7 @@ class SwitchedGradReduce:
 
 
 class SwitchedSchedule:
-    """The schedule of whoever's turn it is."""
+    """The schedule of the method that trains now."""
 
     def __init__(self, turn: Switch) -> None:
         self._turn = turn
@@ -139,13 +146,15 @@ class SwitchedSchedule:
 
     @property
     def traits(self) -> ScheduleTraits:
-        """With the rate as it is now."""
+        """The traits, with the rate of the method that trains now."""
         return ScheduleTraits(rate=self._turn.method.schedule.traits.rate)
 
 
 class SwitchedAverager:
-    """Meets as the one whose turn it is, and hands over in the last step of `first`. The averager of `first`
-    acts there only if its schedule says so."""
+    """The averager of the method that trains now; it changes to `then` after the last step of `first`.
+
+    In that step the averager of `first` acts only if its schedule says so.
+    """
 
     def __init__(self, turn: Switch) -> None:
         self._turn = turn
@@ -158,7 +167,7 @@ class SwitchedAverager:
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         turn = self._turn
         turn.look(s)
-        if turn.last and s.topology.num_groups == 1:  # nobody to meet
+        if turn.last and s.topology.num_groups == 1:  # no other group to average with
             turn.over = True
 
     def is_due(self, s: StepContext, wanted: bool) -> bool:
@@ -186,7 +195,11 @@ class SwitchedAverager:
             finish(self._turn.method.averager, vectors, s, due)
 
     def _to_one_model(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """Note the distance, unless `first` has noted that of its own meeting, or groups are never apart."""
+        """Set all groups to one model.
+
+        The distance is measured, unless `first` has just measured its own or the models of its groups never
+        differ.
+        """
         first = self._turn.first
         if first.model_holder() is not None:
             set_to_average(vectors, s, first.model_holder())
@@ -213,25 +226,29 @@ class SwitchedAverager:
 @method(cite="assran2019sgp")
 @checked
 def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> Method:
-    """One method first, and then another one.
+    """Return a method that trains with `first` and then with `then`.
 
-    The last step of the first one ends with the plain mean of the groups' models, or with the model that its
-    server has: the second starts from one model. The groups meet in the first one's own way before that only
-    if they are due to. A meeting of `delayed` or `streaming` that is under way is taken in before the mean; a
-    late message of `osgp` is dropped.
+    The last step of `first` ends with the plain mean of the groups' models, or with the model that its server
+    holds. So `then` starts from one model. Before that mean:
 
-    Not to be confused with `post_local`, which is `bsp` and then `hierarchical`, by the learning rate.
+    - The averager of `first` acts only if a synchronization is due.
+    - A synchronization of `delayed` or `streaming` that is under way is finished and included.
+    - A late message of `osgp` is dropped.
 
     Args:
-        first: until then. What a sparse exchange of it has kept is dropped at the change, which is warned of.
-        then: from then on. Both update chunks, or both whole vectors (as `allreduce_local_sgd` and sparse
-            exchanges do).
-        at: a number of steps ≥ 0, or "first lr decay": up to and with the first step whose learning rate is
-            lower than that of the one before. A job file may say ``at = { epoch = 30 }``, and ``first = {
-            name = "bsp" }``.
+        first: Method up to the change. The error feedback that its gradient reduction holds at the change is
+            discarded, with a warning.
+        then: Method after the change. Both methods must update shards, or both whole vectors, as
+            `allreduce_local_sgd` and `Sparse` do.
+        at: Last step of `first`, a number ≥ 0; or "first lr decay": `first` ends with the first step whose
+            learning rate is lower than that of the previous step. In a job file: ``at = { epoch = 30 }``,
+            and ``first = { name = "bsp" }``.
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
-        UserError: for another `at`, and for methods that do not go together.
+        UserError: If `at` is anything else, or the methods do not go together.
 
     Example:
         >>> method = hpcsgd.switch(hpcsgd.bsp(), hpcsgd.sgp(), at=2)     # AR/1P-SGP
@@ -240,8 +257,11 @@ def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> 
         >>> optimizer.t
         3
 
-    Source:
+    References:
         M. Assran et al., ICML 2019, table 5 (AR/1P-SGP, 2P/1P-SGP).
+
+    See Also:
+        `post_local`: `bsp` and then `hierarchical`, at the first decay of the learning rate.
     """
     if at != FIRST_LR_DECAY and (type(at) is not int or at < 0):
         raise UserError(
@@ -249,16 +269,16 @@ def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> 
         )
     if _updated_and_averaged(first) != _updated_and_averaged(then):
         raise UserError(
-            "switch: one method updates chunks and the other one whole vectors, as allreduce_local_sgd and "
-            "sparse exchanges do: both have to do the same"
+            "switch: one method updates shards and the other one whole vectors, as allreduce_local_sgd and "
+            "sparse gradient reductions do: both have to do the same"
         )
     if first.grad_reduce.traits.keeps_gradients:
-        log.warning("switch: what the exchange of the first method has kept is dropped at the change")
+        log.warning("switch: the error feedback of the first method is discarded at the change")
     turn = Switch(first, then, at)
     exchange = SwitchedGradReduce(turn, first.grad_reduce, then.grad_reduce)
     return Method(grad_reduce=exchange, schedule=SwitchedSchedule(turn), averager=SwitchedAverager(turn))
 
 
 def _updated_and_averaged(method: Method) -> tuple[bool, bool]:
-    """Whether it updates chunks, and whether it averages whole models."""
+    """Return whether `method` updates shards, and whether it averages whole models."""
     return method.grad_reduce.traits.shards, method.averager.traits.whole_model

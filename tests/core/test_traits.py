@@ -73,7 +73,7 @@ def test_a_switch_warns_of_what_its_first_exchange_keeps(caplog: pytest.LogCaptu
     switch(bsp(), bsp(Keeping()), 3)
     assert not caplog.records
     switch(bsp(Keeping()), bsp(), 3)
-    assert "is dropped at the change" in caplog.text
+    assert "is discarded at the change" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -215,8 +215,8 @@ def set_vector_in_place(net: nn.Module, values: Tensor) -> None:
         (lambda: fedavg(0.0, steps_per_epoch=9), "fraction = 0.0: expected more than 0 and at most 1"),
         (lambda: fedavg(1.5, steps_per_epoch=9), "fraction = 1.5: expected more than 0 and at most 1"),
         (lambda: fedavg(math.nan, steps_per_epoch=9), "fraction = nan: expected a number"),
-        (lambda: fedavg(per_epoch=0, steps_per_epoch=9), "per_epoch = 0: expected 1 to 9 meetings"),
-        (lambda: fedavg(per_epoch=10, steps_per_epoch=9), "per_epoch = 10: expected 1 to 9 meetings"),
+        (lambda: fedavg(per_epoch=0, steps_per_epoch=9), "per_epoch = 0: expected 1 to 9 synchronizations"),
+        (lambda: fedavg(per_epoch=10, steps_per_epoch=9), "per_epoch = 10: expected 1 to 9 synchronizations"),
         (lambda: fedavg(per_epoch=0.5, steps_per_epoch=9), "per_epoch = 0.5: expected a whole number"),  # type: ignore[arg-type]
         (lambda: post_local(0), "sync_every = 0: groups meet after at least 1 step"),
         (lambda: sasgd(0), "sync_every = 0: groups meet after at least 1 step"),

@@ -150,7 +150,7 @@ def test_groups_stay_together_within_the_bound_and_no_further(P: int, alpha: flo
             r"gamma = 1.5: expected more than 0 and less than 2·\(1 − alpha²\) = 1.5, ",
         ),
         ({"gamma": 0.0}, "gamma = 0.0: expected more than 0"),
-        ({"alpha": 0.9, "gamma": 0.5}, r"gamma = 0.5: .* = 0.38, or groups drift apart"),
+        ({"alpha": 0.9, "gamma": 0.5}, r"gamma = 0.5: .* = 0.38, or groups diverge"),
     ],
 )
 def test_refusals(arguments: dict[str, float], message: str) -> None:

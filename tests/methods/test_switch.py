@@ -195,7 +195,7 @@ def test_refusals() -> None:
     for at in (-1, 1.5, True):
         with pytest.raises(UserError, match=r"expected a number of steps|expected a whole number"):
             switch(bsp(), sgp(), at)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="updates chunks and the other one whole vectors"):
+    with pytest.raises(UserError, match="updates shards and the other one whole vectors"):
         switch(allreduce_local_sgd(3), async_sgd(), 3)
     with pytest.raises(UserError, match="as allreduce_local_sgd and sparse exchanges do"):
         switch(bsp(Sparse(Deft(0.1))), bsp(), 3)
