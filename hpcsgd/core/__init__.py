@@ -1,4 +1,4 @@
-"""What every method is written against: P × K ranks, the model as flat vectors, a step, graphs of groups."""
+"""What every method is built on: P × K ranks, the model as flat vectors, a step, graphs of groups."""
 
 from hpcsgd.core import graphs
 

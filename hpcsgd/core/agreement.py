@@ -1,10 +1,10 @@
-"""Ranks agree on what they are doing before they act on what they sent each other.
+"""A check that ranks make the same calls, before they use what they sent each other.
 
-Collective operations pair by their order: a rank that alone clips, saves or leaves a batch out takes part in
-whatever its neighbours do next, and MPI says nothing. So every call of an optimizer that sends anything is
-compared among the ranks that take part in it, by one allgather of `SIZE` bytes a rank on a communicator of
-its own: which call it is, after how many updates, at which learning rates and other options, and which
-gradients are missing.
+Collective operations pair by their order. A rank that alone clips, saves or leaves a batch out takes part in
+whatever its neighbors do next, and MPI reports nothing. So ranks compare every call of an optimizer that
+sends anything. This takes one allgather of `SIZE` bytes per rank on a communicator of its own. The bytes say
+which call it is, after how many updates, with which learning rates and other options, and which gradients are
+missing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from hpcsgd.errors import UserError, count_text
 
 _FORM = struct.Struct("<28sIqdIII")
 SIZE = _FORM.size
-"""Bytes of a rank's part."""
+"""Bytes of one rank's record."""
 Reported = tuple[bytes, int, int, float, int, int, int]
-"""What a rank's part says."""
+"""One rank's record, unpacked."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Call:
     """A call of an optimizer that sends something."""
 
     name: str
-    """At most 28 bytes, as `step()`."""
+    """At most 28 bytes, such as `step()`."""
     t: int
     """Updates made before it."""
     rates: tuple[float, ...] = ()
@@ -49,7 +49,7 @@ class Call:
 
 
 class Comparison:
-    """One that is under way."""
+    """A comparison that is under way."""
 
     def __init__(self, work: Work | None, all_same: Callable[[bytes], bool]) -> None:
         self._work, self._all_same = work, all_same
@@ -76,22 +76,24 @@ class Agreement:
 
     @classmethod
     def of_group(cls, topology: Topology) -> Agreement:
-        """Among the ranks of a group."""
+        """Return an agreement among the ranks of a group."""
         return cls(topology.intra_group, lambda j: topology.group_index * topology.group_size + j)
 
     @classmethod
     def of_position(cls, topology: Topology) -> Agreement:
-        """Among the ranks of all groups that own the same part of the model."""
+        """Return an agreement among the ranks of all groups that own the same part of the model."""
         return cls(topology.inter_group, lambda g: g * topology.group_size + topology.shard_index)
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other rank to agree with."""
+        """True if there is no other rank to agree with."""
         return self._ranks.size == 1
 
     def begin(self, call: Call, digest: int = 0) -> Comparison:
-        """Begin to compare the `call`, and the `digest` of anything else, while other messages of this rank
-        are on their way; collective. Nothing else may be compared before the end."""
+        """Begin to compare the `call`, and the `digest` of anything else. Collective.
+
+        Other messages of this rank may be under way meanwhile, but no other comparison.
+        """
         if self.alone:
             return Comparison(None, self._all_same)
         with phase("agreement"):

@@ -1,6 +1,6 @@
-"""What an averager is: one method on vectors, and one value that says what others have to know of it.
+"""The protocol of an averager, and the traits by which other code knows it.
 
-What an averager may do beside that is in `hpcsgd.core.optional`.
+The optional protocols of an averager are in `hpcsgd.core.optional`.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ def _missing() -> Waits:
 class Traits:
     """What the engine, the cost model and other averagers have to know of an averager.
 
-    The defaults are those of an averager of which nothing is known, and `waits` has none. An averager around
-    another one takes the traits of that one, and `dataclasses.replace` changes what is no longer so.
+    The defaults are the safe ones for an unknown averager; `waits` has no default. An averager around
+    another one copies that one's traits and replaces what differs with `dataclasses.replace`.
 
     Raises:
-        UserError: without `waits`.
+        UserError: If `waits` is missing.
     """
 
     waits: Waits = field(default_factory=_missing)
-    """Who waits for whom when groups average; the schedule says how often that is."""
+    """Which groups wait for which when the groups average. The schedule says how often that is."""
 
     whole_model: bool = False
-    """It averages all of the model; otherwise the chunk that this rank owns of each bucket."""
+    """True: it averages the whole model. False: it averages the shard of each bucket that this rank owns."""
     reads_gradients: bool = True
-    """Its `prepare` reads or changes gradients, so that all of them must have been averaged in the group."""
+    """Its `prepare` reads or changes gradients, so all of them must have been averaged in the group."""
     leaves_mean: bool = False
-    """It leaves all groups with the mean of their models, and changes nothing else."""
+    """It leaves all groups with the mean of their models and changes nothing else."""
     vectors_only: bool = False
-    """It goes by the vectors, the number of the step and its own memory alone: it may be given copies, or
-    parts of the vectors, on other communicators, while training goes on."""
+    """It uses only the vectors, the step number and its own state. It may then run on copies, or on parts of
+    the vectors, and on other communicators, while training goes on."""
     elastic: bool = False
-    """It averages with other jobs (`Topology.replica_groups`), and not with the groups of this job."""
+    """It averages with other jobs (`Topology.replica_groups`), not with the groups of this job."""
     histogram_names: tuple[str, ...] = ()
-    """The notes that are small whole numbers: of these it is kept how often which number came, over all
-    ranks, and not what this rank noted in every step."""
+    """Metrics that are small whole numbers. For these a histogram over all ranks is kept, instead of each
+    rank's value in every step."""
 
 
 @runtime_checkable
 class Averager(Protocol):
-    """Averages the models of the groups, or does in its place what a method has instead."""
+    """Averages the models of the groups, or does what a method does instead."""
 
     @property
     def traits(self) -> Traits: ...
@@ -68,10 +68,10 @@ class Averager(Protocol):
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
         """Average `vectors` in place, and return all of them in the same order. Collective.
 
-        Both are iterables that may be lazy. Taking the next one of `vectors` waits until the optimizer has
-        updated its bucket; a vector that is returned is final, so that its bucket can be gathered while
-        others are averaged. An averager that changes vectors after another one has averaged them takes all
-        of them first. Nothing happens before what is returned is iterated over: `run_averager` does so.
+        Both iterables may be lazy. Taking the next one of `vectors` waits until the optimizer has updated its
+        bucket. A returned vector is final, so its bucket can be gathered while others are averaged. An
+        averager that changes vectors after another one has averaged them takes all of them first. Nothing
+        happens before the result is iterated over: `run_averager` does so.
         """
         ...
 
@@ -82,6 +82,6 @@ def run_averager(averager: Averager, vectors: Iterable[Tensor], s: StepContext) 
 
 
 def vectors_of(averager: Averager, buckets: Iterable[Bucket]) -> Iterator[Tensor]:
-    """Yield what `averager` averages of each of these buckets."""
+    """Yield the vector that `averager` averages of each of these buckets."""
     whole = averager.traits.whole_model
     return (b.w if whole else b.param_shard for b in buckets)

@@ -1,9 +1,9 @@
-"""What a model has beside the parameters that are trained: buffers, and frozen parameters, of any kind.
+"""The tensors of a model other than trained parameters: buffers and frozen parameters.
 
-All ranks get rank 0's when the optimizer is made. After that floating-point and complex buffers are averaged
-over all ranks, in `averaged_model()` and where a checkpoint goes on on other ranks; 8-bit floats by way of
-float32. Whatever else there is (integers, booleans, sparse and quantized tensors) stays each rank's own, and
-on other ranks all get rank 0's.
+All ranks get rank 0's when the optimizer is made. After that, floating-point and complex buffers are averaged
+over all ranks: in `averaged_model()`, and when a checkpoint continues on other ranks. 8-bit floats are
+averaged in float32. All others (integers, booleans, sparse and quantized tensors) stay each rank's own. When
+a checkpoint continues on other ranks, all get rank 0's.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ from hpcsgd.core.fsdp import is_fsdp
 
 
 def is_dense(x: Tensor) -> bool:
-    """Whether its elements lie in memory one by one, as numbers."""
+    """Return whether the elements of `x` lie in memory one by one, as numbers."""
     return x.layout == torch.strided and not x.is_quantized
 
 
 def is_averaged(x: Tensor) -> bool:
-    """Whether ranks have the mean of such a buffer."""
+    """Return whether a buffer like `x` is averaged over the ranks."""
     return is_dense(x) and (x.is_floating_point() or x.is_complex())
 
 
 def averaged_buffers(model: nn.Module) -> list[Tensor]:
-    """Return the real numbers of all buffers that are averaged, in the memory of the buffers."""
+    """Return the reals of all buffers that are averaged, as views of the buffers."""
     return [as_reals(x) for x in model.buffers() if is_averaged(x)]
 
 
 def places(model: nn.Module) -> Iterator[tuple[dict[str, Tensor | None], str, Tensor]]:
-    """Yield each buffer with the table that the module keeps it in, and its key there."""
+    """Yield each buffer with the table in which the module keeps it, and its key there."""
     tables = [torch_private.buffers_of(m) for m in model.modules()]
     return ((table, key, x) for table in tables for key, x in table.items() if x is not None)
 
 
 def make_writable(model: nn.Module) -> None:
-    """Give buffers that cannot be written in place memory of their own: expanded ones, conjugated ones, and
-    those that were made in inference mode."""
+    """Give buffers that cannot be written in place memory of their own.
+
+    These are expanded or conjugated ones, and those made in inference mode.
+    """
     copies: dict[Tensor, Tensor] = {}
     for table, key, x in places(model):
         if not _is_writable(x):
@@ -50,19 +52,19 @@ def make_writable(model: nn.Module) -> None:
 
 
 def make_parameters_writable(params: Iterable[nn.Parameter]) -> None:
-    """Do so with those of `params` that are whole on this rank."""
+    """Do the same for those of `params` that are whole on this rank."""
     for param in params:
         if not is_fsdp(param) and not _is_writable(param):
             param.data = _plain(param.detach())
 
 
 def widened(x: Tensor) -> Tensor:
-    """`x` in a type in which a mean is made: it is rounded once."""
+    """Return `x` in a dtype for means, so that the mean is rounded only once."""
     return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 
 def put(x: Tensor, values: Tensor) -> None:
-    """Make `values`, of the same kind, those of `x`."""
+    """Copy `values`, of the same kind, into `x`."""
     here = values.to(x.device)
     if x.is_quantized:
         x.data = here  # with their scale
@@ -73,7 +75,7 @@ def put(x: Tensor, values: Tensor) -> None:
 
 
 def share(x: Tensor, ranks: Communicator) -> None:
-    """Give all `ranks` what the first one has in `x`, to the bit; collective."""
+    """Give all `ranks` the bits of `x` on the first one; collective."""
     if is_dense(x):
         here = x.detach().contiguous()
         bits = here.view(-1).view(torch.uint8)
@@ -88,7 +90,7 @@ def _is_writable(x: Tensor) -> bool:
         return False
     if not is_dense(x):
         return True
-    reach = 1  # elements that one dimension after the other goes over
+    reach = 1  # elements spanned by the dimensions so far
     for stride, size in sorted(zip(x.stride(), x.size(), strict=True)):
         if size > 1 and stride < reach:
             return False

@@ -1,4 +1,4 @@
-"""Files of rank 0's that take as long as they take."""
+"""Tasks of rank 0, such as writing files, that may take longer than the timeout."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import raise_on_all_ranks
 
 BEAT = 1.0
-"""Seconds between two times that rank 0 says that it is at work, at most."""
+"""Most seconds between two signs of life that rank 0 sends while it works."""
 
 
 def by_rank_0(world: Communicator, what: str, call: Callable[[], None]) -> None:
-    """Have rank 0 carry out `call`, which communicates with nobody; collective.
+    """Let rank 0 run `call`, which communicates with no other rank; collective.
 
-    The others wait however long that takes, but no longer than the timeout for a rank 0 that says nothing:
-    the call has a thread of its own.
+    The others wait as long as the call takes, but no longer than the timeout without a sign of life from
+    rank 0. The call runs in its own thread.
 
     Raises:
-        JobError: On all ranks, where the call raises.
+        JobError: On all ranks, if the call raises.
     """
     under_way = Future[None]()
     if world.rank == 0:
@@ -41,5 +41,5 @@ def by_rank_0(world: Communicator, what: str, call: Callable[[], None]) -> None:
 def _carry_out(call: Callable[[], None], under_way: Future[None]) -> None:
     try:
         under_way.set_result(call())
-    except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+    except BaseException as error:  # noqa: BLE001 - raised again by `under_way.result()`
         under_way.set_exception(error)

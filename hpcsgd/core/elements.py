@@ -1,8 +1,8 @@
-"""What an element of a tensor is, in memory and in flat vectors of reals.
+"""Elements of a tensor, in memory and in flat vectors of reals.
 
-A complex number is a pair of reals. Flat vectors, and all that is done with them and sent of them, know reals
-alone. Complex parameters and their gradients are views of these vectors, and the user's optimizer finds
-complex elements. torch's own optimizers treat the two parts of one as two reals, too.
+A complex number is a pair of reals. Flat vectors hold reals only, and so does all that is sent. Complex
+parameters and their gradients are views of these vectors, so the user's optimizer sees complex elements.
+torch's own optimizers also treat the two parts of a complex number as two reals.
 """
 
 from __future__ import annotations
@@ -18,39 +18,40 @@ PAIRS = (torch.complex64, torch.complex128)
 
 
 def reals_per_element(x: Tensor) -> int:
-    """Return how many reals one element of `x` is."""
+    """Return the number of reals per element of `x`."""
     return 2 if x.is_complex() else 1
 
 
 def num_reals(tensors: Iterable[Tensor]) -> int:
-    """Return how many reals all of these have together."""
+    """Return the number of reals of all `tensors` together."""
     return sum(x.numel() * reals_per_element(x) for x in tensors)
 
 
 def as_reals(x: Tensor) -> Tensor:
-    """Return the reals of `x`: those of a complex tensor are a view of one more dimension, or a copy where
-    `x` is conjugated and its memory holds other numbers."""
+    """Return the reals of `x`; for a complex tensor a view with one more dimension.
+
+    If `x` is conjugated, its memory holds other numbers, so the result is a copy.
+    """
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def as_elements(flat: Tensor, reals: int) -> Tensor:
-    """Return the vector of elements, each of `reals` numbers, that `flat` is a vector of; a view."""
+    """Return `flat` as a vector of elements of `reals` numbers each; a view."""
     return flat if reals == 1 else torch.view_as_complex(flat.view(-1, reals))
 
 
 def in_rows(flat: Tensor, reals: int) -> Tensor:
-    """Return `flat` with a row for each element, where elements are of several reals; a view, and of any
-    type."""
+    """Return `flat` with a row for each element if elements have several reals; a view, of any dtype."""
     return flat if reals == 1 else flat.view(-1, reals)
 
 
 def shaped(flat: Tensor, offset: int, like: Tensor) -> Tensor:
-    """The elements of `flat` from `offset` on, in the shape and memory order of `like`."""
+    """Return the elements of `flat` from `offset` on, in the shape and memory order of `like`."""
     return flat.as_strided(like.size(), like.stride(), flat.storage_offset() + offset)
 
 
 def require_alike(name: str, found: Tensor, expected: Tensor) -> None:
-    """Raise `UserError` if a parameter has another shape, type or device than at the wrapping."""
+    """Raise `UserError` if a parameter's shape, dtype or device differs from that when it was wrapped."""
     if (found.shape, found.dtype, found.device) != (expected.shape, expected.dtype, expected.device):
         raise UserError(
             f"the optimizer made parameter {name} one of {found.dtype} and shape {list(found.shape)} on "
@@ -59,7 +60,7 @@ def require_alike(name: str, found: Tensor, expected: Tensor) -> None:
 
 
 def require_real(name: str, param: Tensor) -> None:
-    """Raise `UserError` for a complex parameter where torch is to shard the model."""
+    """Raise `UserError` for a complex parameter of an FSDP model."""
     if param.is_complex():
         raise UserError(
             f"parameter {name} is of {param.dtype}, and complex ones cannot be sharded by rows: leave fsdp, "
@@ -68,7 +69,7 @@ def require_real(name: str, param: Tensor) -> None:
 
 
 def require_dense(name: str, param: Tensor) -> None:
-    """Raise `UserError` for a parameter that is no view of a part of a vector of reals."""
+    """Raise `UserError` for a parameter that cannot be a view of a part of a vector of reals."""
     if param.layout != torch.strided:
         raise UserError(f"parameter {name} has layout {param.layout}; only dense tensors can be averaged")
     if param.is_complex() and param.dtype not in PAIRS:

@@ -1,11 +1,11 @@
 """Parameters and gradients as views of flat vectors.
 
-    bucket  a run of trainable parameters in backward order, of one dtype on one device: a vector w and a
-            vector g of reals, padded to a multiple of K; together the buckets are the model
-    chunk   1/K of a bucket: position j of the group owns chunk j of EVERY bucket; it cuts parameters
-            anywhere, or none where an optimizer has to see them whole (layout.py)
-    slot    where one parameter lies in its bucket
-    piece   what this position owns of one parameter
+    bucket       consecutive trainable parameters in backward order, of one dtype on one device: a vector w
+                 and a vector g of reals, padded to a multiple of K; together the buckets are the model
+    shard        1/K of a bucket: rank j of a group owns shard j of EVERY bucket; it cuts parameters anywhere,
+                 or none if an optimizer has to see them whole (layout.py)
+    slot         the place of one parameter in its bucket
+    ShardRange   the part of one parameter that this rank owns
 
 A complex number is a pair of reals in a bucket, and an element everywhere else (elements.py).
 
@@ -28,39 +28,38 @@ from hpcsgd.core.slot import Slot
 
 @dataclass(frozen=True, slots=True)
 class ShardRange:
-    """Elements [start, stop), in memory order, of one parameter: those this position owns."""
+    """Elements [start, stop), in memory order, of one parameter: those that this rank owns."""
 
     slot: Slot
     start: int
     stop: int
     offset: int
-    """Where they begin in the bucket's own chunk."""
+    """Index of the first one in the bucket's `param_shard`."""
 
     @property
     def in_own(self) -> slice:
-        """Where they are in the bucket's own chunk."""
+        """Their range in the bucket's `param_shard`."""
         return slice(self.offset, self.offset + (self.stop - self.start) * self.slot.reals)
 
     @property
     def in_w(self) -> slice:
-        """Where they are in the bucket."""
+        """Their range in the bucket."""
         start = self.slot.start + self.start * self.slot.reals
         return slice(start, start + (self.stop - self.start) * self.slot.reals)
 
 
 class Bucket:
-    """Some of the model's parameters: `w` has `size` elements, padding included, and `param_shard` size/K of
-    them.
+    """Some of the model's parameters, flattened: `w` has `size` elements, padding included.
 
-    `param_shard` is a view of `w`: the chunk of this position j. `g` and `grad_shard` are the same for
-    gradients.
+    `param_shard` is a view of the size/K elements of `w` that this rank j owns. `g` and `grad_shard` are the
+    same for gradients.
     """
 
     def __init__(self, layout: Layout, K: int, j: int) -> None:
         self.slots, self.size, self.whole = layout.slots, layout.size, layout.whole
         first = self.slots[0].param
         self.reals = self.slots[0].reals
-        """How many elements of `w` one of a parameter is, the same for all that are here."""
+        """Elements of `w` per element of a parameter, the same for all parameters of the bucket."""
         dtype = first.dtype.to_real()
         with room_for(f"no room for {self.size:,} parameters on {first.device}"):
             self.w = torch.zeros(self.size, dtype=dtype, device=first.device, pin_memory=layout.pinned)
@@ -70,9 +69,9 @@ class Bucket:
             _ranges(self.slots, j * self.param_shard.numel(), (j + 1) * self.param_shard.numel())
         )
         self.gathered = False
-        """Whether gradients that stay where autograd puts them have been brought into `g` in this step."""
+        """True once this step's gradients, if autograd left them in `param.grad`, have been copied to `g`."""
         self.received: Tensor | None = None
-        """Room for an exchange: what arrives of the gradients of the group."""
+        """Memory in which a gradient reduction receives the gradients of the group."""
         self._tracked: Tensor | None = None
         self._g: Tensor | None = None
         for slot in self.slots:
@@ -80,23 +79,23 @@ class Bucket:
 
     @property
     def cut_by_elements(self) -> bool:
-        """Whether others of the group own chunks of `w`, which is made of all of them."""
+        """True if other ranks of the group own shards of `w`."""
         return self._K > 1
 
     @property
     def g(self) -> Tensor:
-        """Gradients that were gathered, and what the exchange made of them."""
+        """The gathered gradients, and then the result of the gradient reduction."""
         assert self._g is not None, "no room for gradients: gather() comes first"
         return self._g
 
     @property
     def gradients(self) -> Tensor:
-        """`g` without the padding behind the last parameter."""
+        """Return `g` without the padding behind the last parameter."""
         return self.g[: self.slots[-1].stop]
 
     @property
     def parameters(self) -> Tensor:
-        """`w` without the padding: the same on groups of any K."""
+        """Return `w` without the padding: the same on groups of any K."""
         return self.w[: self.slots[-1].stop]
 
     @property
@@ -105,12 +104,12 @@ class Bucket:
 
     @property
     def gradients_of_shard(self) -> Tensor:
-        """`grad_shard` without the padding, which has to stay zero whatever becomes of gradients."""
+        """Return `grad_shard` without the padding, which has to stay zero."""
         return self.grad_shard[: self.ranges[-1].in_own.stop if self.ranges else 0]
 
     @property
     def filled(self) -> list[slice]:
-        """Where in `param_shard` there are parameters; the rest is padding."""
+        """Ranges of `param_shard` that hold parameters; the rest is padding."""
         found: list[slice] = []
         for piece in self.ranges:
             start, stop = piece.in_own.start, piece.in_own.stop
@@ -120,11 +119,11 @@ class Bucket:
         return found
 
     def shard_of(self, vector: Tensor) -> Tensor:
-        """What `param_shard` is of w, of a vector like w."""
+        """Return this rank's shard of a `vector` of the length of `w`."""
         return vector.view(self._K, -1)[self._j]
 
     def found(self) -> list[Tensor]:
-        """Gradients where autograd put them, of those that have one; of a sparse one the values."""
+        """Return the gradients that autograd has set in `param.grad`; of a sparse gradient its values."""
         return [values for slot in self.slots if (values := _values(slot)) is not None]
 
     def gather(self) -> None:
@@ -135,8 +134,7 @@ class Bucket:
         self.gathered = True
 
     def show_found(self) -> None:
-        """After gradients that were `gather`ed have been worked on: a missing one is there if it is not zero
-        any more."""
+        """Set a missing gradient that is no longer zero, after gradients from `gather` were changed."""
         if self.gathered:
             for slot in self.slots:
                 if slot.gradient is None and slot.any():
@@ -144,16 +142,16 @@ class Bucket:
             self.gathered = False
 
     def allocate(self) -> None:
-        """Make room for gradients."""
+        """Allocate memory for gradients."""
         if self._g is None:
             with room_for(f"no room for {self.size:,} gradients on {self.w.device}"):
                 self._tracked = torch.zeros_like(self.w)
-            self._g = self._tracked.data  # the same memory, but our own writes leave its version alone
+            self._g = self._tracked.data  # the same memory, but our own writes do not change its version
             for slot in self.slots:
                 slot.make_room(self._tracked)
 
     def version(self) -> int:
-        """Grows when anybody outside writes into a gathered gradient in place."""
+        """Return a number that grows when other code writes into a gathered gradient in place."""
         return 0 if self._tracked is None else torch_private.version(self._tracked)
 
 
@@ -164,10 +162,10 @@ def flatten(
     bucket_bytes: float,
     whole: Collection[nn.Parameter] = frozenset(),
 ) -> list[Bucket]:
-    """Lay trainable parameters out for position `j` of K, those that are to stay `whole` each in one chunk,
-    and make them views of buckets.
+    """Make trainable parameters views of new buckets, for rank `j` of a group of K.
 
-    Raises `UserError` for a parameter without a dense layout.
+    `whole`: parameters that must each be in one shard. Raises `UserError` for a parameter without a dense
+    layout.
     """
     return [Bucket(layout, K, j) for layout in cut(named, K, bucket_bytes, whole)]
 
@@ -181,8 +179,7 @@ def _ranges(slots: Sequence[Slot], low: int, high: int) -> Iterator[ShardRange]:
 
 
 def _values(slot: Slot) -> Tensor | None:
-    """Return the numbers of a gradient that autograd has made; those of a sparse one are made one for each
-    element first."""
+    """Return the values of a gradient that autograd has set; a sparse one is coalesced first."""
     if (grad := slot.gradient) is None or not grad.is_sparse:
         return grad
     slot.param.grad = grad.coalesce()

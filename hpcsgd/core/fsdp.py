@@ -1,13 +1,12 @@
-"""Parameters that torch has sharded over the group (`fully_shard`): what this position has of each, as views
-of flat vectors.
+"""Parameters of FSDP models: this rank's part of each as a view of flat vectors.
 
-A bucket of these is all this position's: `param_shard` is `w`, and nobody gathers it. torch does, block by
-block, when a module is used. Its shards of a parameter are rows, cut along dimension 0 into K equal parts, of
-which the last ones may be shorter, or empty. It pads these to the length of the first, and so does the
-bucket: that is as long on every position, and zero where there is no row.
+A bucket of such parameters holds only this rank's part: `param_shard` is `w`, and hpcsgd does not gather it.
+torch gathers it, unit by unit, when a module is used. torch cuts a parameter along dimension 0 into K equal
+parts, of which the last ones may be shorter or empty. It pads these to the length of the first, and so does
+the bucket. So the bucket is equally long on every rank, and zero where there is no row.
 
-torch has two names for the memory of a shard, the parameter's tensor and the padded vector that it gathers
-from: both are made views of the bucket.
+torch has two tensors in the memory of a part: the parameter's tensor, and the padded vector from which it
+gathers. Both are made views of the bucket.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from hpcsgd.core.rows import in_buckets
 from hpcsgd.core.slot import Slot
 from hpcsgd.errors import UserError
 
-if TYPE_CHECKING:  # slow to import, and not needed by whoever shards nothing
+if TYPE_CHECKING:  # slow to import, and needed only for FSDP models
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor, Placement
 
@@ -32,21 +31,21 @@ BY_TORCH = 'fully_shard(module, mesh=topology.mesh()["group"])'
 
 
 FsdpParam = Any
-"""What torch knows of a sharded parameter, a class without a public name (`torch_private.sharded_params`)."""
+"""torch's record of an FSDP parameter; its class has no public name (`torch_private.sharded_params`)."""
 
 
 def is_fsdp(x: Tensor) -> TypeGuard[DTensor]:
-    """Whether it is a DTensor, for which nobody need import these."""
+    """Return whether `x` is a DTensor, without importing the class."""
     return hasattr(x, "placements")
 
 
 def local(x: Tensor) -> Tensor:
-    """What there is of it on this rank."""
+    """Return this rank's part of `x`."""
     return x.to_local().detach() if is_fsdp(x) else x
 
 
 def local_of(whole: Tensor, x: Tensor) -> Tensor:
-    """Likewise of `whole`, which has the form of `x`."""
+    """Return this rank's part of `whole`, cut as `x` is."""
     if is_fsdp(x):
         rows = whole.chunk(x.device_mesh.size())
         j = x.device_mesh.get_local_rank()
@@ -55,12 +54,12 @@ def local_of(whole: Tensor, x: Tensor) -> Tensor:
 
 
 def all_gathered(x: Tensor) -> Tensor:
-    """All of it; collective over the ranks that share it."""
+    """Return all of `x`; collective over the ranks that share it."""
     return x.full_tensor() if is_fsdp(x) else x
 
 
 def local_like(x: Tensor, here: Tensor) -> Tensor:
-    """A DTensor such as `x`, which is one, of which this rank has `here`."""
+    """Return a DTensor like the DTensor `x` whose part on this rank is `here`."""
     from torch.distributed.tensor import DTensor
 
     assert is_fsdp(x)
@@ -70,8 +69,10 @@ def local_like(x: Tensor, here: Tensor) -> Tensor:
 
 
 class FsdpSlot(Slot):
-    """What this position has of one parameter, from element `first` on, and behind it in the bucket as much
-    padding as makes it as long as that of position 0."""
+    """This rank's part of one FSDP parameter, from element `first` on.
+
+    In the bucket, padding follows that makes it as long as the part of rank 0 of the group.
+    """
 
     may_pend = False
 
@@ -94,7 +95,7 @@ class FsdpSlot(Slot):
         return torch_private.padded_shard(self._kept).data_ptr() == self._padded_home
 
     def pend(self) -> None:
-        """Nothing: torch averages this gradient within the group by itself, and has it whole nowhere."""
+        """Do nothing: torch averages this gradient within the group, and no rank holds all of it."""
 
     def _become(self, view: Tensor) -> None:
         torch_private.set_local(self.param, view)
@@ -112,7 +113,7 @@ class FsdpSlot(Slot):
 
 
 def reshard(model: nn.Module) -> None:
-    """Weights that a forward pass has left gathered are forgotten: shards move without them."""
+    """Discard weights that a forward pass has left gathered, before shards change without them."""
     for module in _sharded_modules(model):
         module.reshard()
 
@@ -120,8 +121,10 @@ def reshard(model: nn.Module) -> None:
 def flatten_shards(
     named: Iterable[tuple[str, nn.Parameter]], model: nn.Module, K: int, j: int, bucket_bytes: float
 ) -> list[Bucket]:
-    """Lay out for position `j` of K what torch has given it of each trainable parameter, and make that a view
-    of buckets; these are of as many bytes as those of whole parameters, over all positions."""
+    """Make rank `j`'s part of each trainable FSDP parameter a view of new buckets, for a group of K.
+
+    Buckets have as many bytes, over all ranks of the group, as those of whole parameters.
+    """
     kept = {each.sharded_param: each for each in _fsdp_params_of(model)}
     found: list[Bucket] = []
     for rows in in_buckets(named, K, bucket_bytes, lambda param: kept[param].pin_memory):

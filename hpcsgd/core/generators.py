@@ -1,5 +1,4 @@
-"""The process-wide random numbers of torch, numpy and Python, and those of a device; a user's model may draw
-from any of them."""
+"""The process-wide random generators of torch, numpy and Python, and a device's; a model may use any."""
 
 from __future__ import annotations
 
@@ -13,13 +12,13 @@ from hpcsgd.comm.streams import HOST, generator_state, on_accelerator, set_gener
 
 
 def seed_generators(seed: int) -> None:
-    """Start all of them anew."""
+    """Seed all of them."""
     torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType] - torch has no type for a seed
     _seed_the_rest(seed)
 
 
 def seed_on_host(seed: int) -> None:
-    """Start those anew that `generators_state` saves of the host; those of devices go on."""
+    """Seed the generators of the host that `generators_state` saves; those of devices go on."""
     torch.default_generator.manual_seed(seed)
     _seed_the_rest(seed)
 
@@ -30,7 +29,7 @@ def _seed_the_rest(seed: int) -> None:
 
 
 def generators_state(device: torch.device = HOST) -> dict[str, Any]:
-    """Where they have come to, with those of `device`, as tensors and plain values."""
+    """Return the states of the host's generators and that of `device`, as tensors and plain values."""
     numbers: Any = np.random.get_state(legacy=False)
     version, key, gauss = random.getstate()
     own = {"device": generator_state(device)} if on_accelerator(device) else {}
@@ -46,7 +45,7 @@ def generators_state(device: torch.device = HOST) -> dict[str, Any]:
 
 
 def load_generators_state(state: dict[str, Any], device: torch.device = HOST) -> None:
-    """Go on from there; where `device` was none before, with its own as it is."""
+    """Set the generators to `state`; the one of `device` keeps its state if none was saved."""
     torch.set_rng_state(state["torch"])
     if "device" in state and on_accelerator(device):
         set_generator_state(device, state["device"])

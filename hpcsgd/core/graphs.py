@@ -1,8 +1,8 @@
-"""Who talks to whom when groups gossip; the mixing matrices that follow are in `mixing`.
+"""Graphs that say which groups exchange models in gossip methods; `mixing` derives mixing matrices from them.
 
 M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic Gradient Push for Distributed Deep Learning, ICML 2019
-("the SGP paper" elsewhere), section 2 and appendix A. A graph of n nodes may change from step to step; every
-one here is right for every n, not only for powers of two.
+("the SGP paper" elsewhere), section 2 and appendix A. A graph of n nodes may change from step to step. Every
+graph here is right for every n, not only for powers of two.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from hpcsgd.errors import UserError
 
 @runtime_checkable
 class Graph(Protocol):
-    """Whom each of n nodes, 0 … n−1, talks to in step t = 0, 1, …: what `sgp` and `d_psgd` gossip over.
+    """The nodes that each of n nodes, 0 … n−1, sends to in step t = 0, 1, …; a node is a group.
 
-    A class with these three is one, and may be given as `graph`.
-
-    Not to be confused with autograd's graph of a computation; a node is a group here.
+    `sgp` and `d_psgd` take such a graph. Any class with these three members is one.
 
     Example:
         >>> class Partners:
@@ -38,41 +36,43 @@ class Graph(Protocol):
 
     @property
     def symmetric(self) -> bool:
-        """Whether all edges go both ways."""
+        """True if all edges go both ways."""
         ...
 
     def period(self, n: int) -> int:
-        """After so many steps among `n` nodes it begins again."""
+        """Return the number of steps after which the graph of `n` nodes repeats."""
         ...
 
     def peers(self, i: int, t: int, n: int) -> list[int]:
-        """Whom node `i` of `n` sends to in step `t`: never itself, nobody twice."""
+        """Return the nodes that node `i` of `n` sends to in step `t`: distinct, and never `i` itself."""
         ...
 
 
 @checked
 @dataclass(frozen=True)
 class Exponential:
-    """Directed: with p peers node i sends to i + j·(p+1)^k (mod n), j = 1 … p, one k a step, in turn.
+    """A directed graph: node i sends to i + j·(p+1)^k (mod n), for j = 1 … p, with the next k in each step.
 
-    With one peer these are the paper's distances 1, 2, 4, …, with more those of its authors' code. The mean
-    is exact after k + 1 steps where n = m·(p+1)^k with m ≤ p + 1. A node that two distances lead to counts
-    once, and none leads home: for some n the last k has fewer than p peers.
-
-    Not to be confused with `PowersOfTwo`, the same for one peer, nor with `UndirectedExponential`.
+    For p = 1 these are the paper's distances 1, 2, 4, …; for larger p they are those of its authors' code.
+    The mean is exact after k + 1 steps if n = m·(p+1)^k with m ≤ p + 1. Two distances that lead to the same
+    node count once, and none leads to i itself. So for some n the last k has fewer than p peers.
 
     Args:
-        per_step: p, peers in a step, at least 1. Default 1, which sends least.
+        per_step: Peers per step (p), at least 1. Default 1, which sends least.
 
     Raises:
-        UserError: for less than 1 peer.
+        UserError: If `per_step` is below 1.
 
     Example:
         >>> [hpcsgd.graphs.Exponential(2).peers(0, t, n=9) for t in (0, 1)]
         [[1, 2], [3, 6]]
 
-    Source:
+    References:
         M. Assran et al., ICML 2019, appendix A, and their code.
+
+    See Also:
+        `PowersOfTwo`: the same for one peer.
+        `UndirectedExponential`: with edges that go both ways.
     """
 
     per_step: int = 1
@@ -93,24 +93,22 @@ class Exponential:
 @checked
 @dataclass(frozen=True)
 class PowersOfTwo:
-    """Directed: node i sends to i + 2^k (mod n), some of the distances 2^0 … 2^⌊log2(n−1)⌋ in each step, in
-    turn.
+    """A directed graph: node i sends to i + 2^k (mod n), with the next few k in each step.
 
-    With one peer it is `Exponential`; with two it needs more steps to the mean for most n.
-
-    Not to be confused with `Exponential(per_step=2)`, whose distances are powers of three and their doubles.
+    The distances are 2^0 … 2^⌊log2(n−1)⌋. With one peer it equals `Exponential`. With two it needs more steps
+    to reach the mean for most n than `Exponential(per_step=2)`, whose distances are 3^k and 2·3^k.
 
     Args:
-        per_step: peers in a step, at least 1. Default 1.
+        per_step: Peers per step, at least 1. Default 1.
 
     Raises:
-        UserError: for less than 1 peer.
+        UserError: If `per_step` is below 1.
 
     Example:
         >>> [hpcsgd.graphs.PowersOfTwo(2).peers(0, t, n=9) for t in (0, 1)]
         [[1, 2], [4, 8]]
 
-    Source:
+    References:
         M. Assran et al., ICML 2019, appendix A.
     """
 
@@ -131,15 +129,13 @@ class PowersOfTwo:
 @checked
 @dataclass(frozen=True)
 class UndirectedExponential:
-    """Both ways: node i talks to i ± 2^k (mod n), one distance a step, in turn.
-
-    Not to be confused with `PowersOfTwo`, where i sends to i + 2^k alone.
+    """An undirected graph: node i exchanges with i ± 2^k (mod n), with the next k in each step.
 
     Example:
         >>> [hpcsgd.graphs.UndirectedExponential().peers(0, t, n=8) for t in (0, 1, 2)]
         [[1, 7], [2, 6], [4]]
 
-    Source:
+    References:
         M. Assran et al., ICML 2019: the graph of their D-PSGD.
     """
 
@@ -156,15 +152,13 @@ class UndirectedExponential:
 @checked
 @dataclass(frozen=True)
 class Ring:
-    """Both ways: node i talks to i ± 1 (mod n), in every step.
-
-    Not to be confused with the rings of `ensemble_sync`, in which living groups pass on sums.
+    """An undirected graph: node i exchanges with i ± 1 (mod n) in every step.
 
     Example:
         >>> hpcsgd.graphs.Ring().peers(0, t=0, n=8)
         [1, 7]
 
-    Source:
+    References:
         X. Lian et al., NeurIPS 2017 (D-PSGD).
     """
 
@@ -180,9 +174,9 @@ class Ring:
 @checked
 @dataclass(frozen=True)
 class Complete:
-    """Both ways: everybody talks to everybody in every step, so that the mean is exact after one.
+    """An undirected graph: every node exchanges with every other, so the mean is exact after one step.
 
-    Not to be confused with an allreduce, which has the mean with less to send: (n−1)·M/K here.
+    A rank sends (n−1)·M/K elements per step. An allreduce gives the same mean and sends less.
 
     Example:
         >>> hpcsgd.graphs.Complete().peers(0, t=0, n=4)
@@ -201,18 +195,15 @@ class Complete:
 @checked
 @dataclass(frozen=True)
 class BipartiteExponential:
-    """Both ways, between even and odd nodes only: the a-th even one and the odd ones number a + 2^k − 1, in
-    turn.
+    """An undirected graph between even and odd nodes: the a-th even and the (a + 2^k − 1)-th odd, k in turn.
 
-    Where n is odd, two even nodes share an odd one in every step.
-
-    Not to be confused with what `ad_psgd` does: partners of even groups are drawn at random there.
+    If n is odd, two even nodes share an odd one in every step.
 
     Example:
         >>> [hpcsgd.graphs.BipartiteExponential().peers(0, t, n=8) for t in (0, 1, 2)]
         [[1], [3], [7]]
 
-    Source:
+    References:
         M. Assran et al., ICML 2019: the graph of their AD-PSGD; X. Lian et al., ICML 2018.
     """
 
@@ -239,19 +230,22 @@ GRAPHS: Mapping[str, Callable[..., Graph]] = {
     "ring": Ring,
     "undirected_exponential": UndirectedExponential,
 }
-"""As job files call them."""
+"""Graphs by their names in job files."""
 
 
 def senders(graph: Graph, i: int, t: int, n: int) -> list[int]:
-    """From whom node i receives in step t.
+    """Return the nodes from which node i receives in step t.
 
-    Not to be confused with `Graph.peers`, whom it sends to; the same where edges go both ways.
+    They equal `graph.peers(i, t, n)`, the nodes that it sends to, if edges go both ways.
 
     Args:
-        graph: of the nodes.
-        i: the node, 0 … n−1.
-        t: the step, counted from 0.
-        n: how many nodes there are.
+        graph: The graph of the nodes.
+        i: The node, 0 … n−1.
+        t: The step, counted from 0.
+        n: Number of nodes.
+
+    Returns:
+        The numbers of the nodes, in ascending order.
 
     Example:
         >>> hpcsgd.graphs.senders(hpcsgd.graphs.Exponential(), 0, t=1, n=8)
@@ -270,7 +264,7 @@ def _require_peers(per_step: int) -> None:
 
 
 def _powers(base: int, n: int) -> list[int]:
-    """base^0, base^1, … up to the largest that is at most n − 1."""
+    """Return base^0, base^1, … up to the largest that is at most n − 1."""
     powers: list[int] = []
     power = 1
     while power < n:
@@ -280,7 +274,7 @@ def _powers(base: int, n: int) -> list[int]:
 
 
 def _bipartite_hops(n: int) -> list[int]:
-    """2^k − 1, as far as they lead to different odd nodes."""
+    """Return 2^k − 1 for each k for which that leads to another odd node."""
     return [hop - 1 for hop in [1 << k for k in range(n.bit_length())] if hop <= n // 2]
 
 

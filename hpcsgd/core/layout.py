@@ -1,10 +1,11 @@
-"""Where in which bucket each parameter lies.
+"""The place of each parameter in the buckets.
 
-Buckets run backwards, so that they leave while the backward pass goes on. Parameters that an optimizer
-updates element by element lie one behind the other, and chunks cut them anywhere. Those that it has to see
-whole are dealt: each lies in one chunk, so that one position owns it, and chunks are padded to the longest of
-the bucket. The costliest tensor goes first, to whoever has least to do so far (`balance.py`). A bucket of
-such tensors grows until its chunks are about as long: as many equal layers as positions need no padding.
+Buckets are in backward order, so that they can be sent while the backward pass goes on. Parameters that an
+optimizer updates element by element lie one after the other, and shards cut them anywhere. Parameters that it
+must see whole are assigned: each lies in one shard, so that one rank owns it. Shards are then padded to the
+longest of the bucket. The costliest tensor is assigned first, to the rank with the least work so far
+(`balance.py`). A bucket of whole tensors grows until its shards are about equally long. As many equal layers
+as ranks need no padding.
 """
 
 from __future__ import annotations
@@ -21,43 +22,43 @@ from hpcsgd.core.elements import num_reals, require_dense
 from hpcsgd.core.slot import Slot, Whole
 
 EMPTY = 1 / 16
-"""The part of a bucket of whole tensors that may be padding, where more tensors could make it less."""
+"""The largest share of padding in a bucket of whole tensors, if more tensors could reduce it."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What one bucket is of."""
+    """The contents of one bucket."""
 
     slots: Sequence[Slot]
-    """In the order in which they lie there."""
+    """In the order in which they lie in the bucket."""
     size: int
-    """In elements, padding included: a multiple of K."""
+    """Elements, padding included: a multiple of K."""
     whole: bool
-    """Whether no chunk cuts a parameter."""
+    """True if no shard cuts a parameter."""
     pinned: bool = False
-    """Whether it is to lie in page-locked memory of the host."""
+    """True if it is to lie in page-locked host memory."""
 
 
 class Entry(NamedTuple):
     """One parameter, before it has a place."""
 
     number: int
-    """Its own among all, in the order of the forward pass."""
+    """Index among all parameters, in the order of the forward pass."""
     name: str
     param: nn.Parameter
 
 
 def nbytes(params: Iterable[nn.Parameter]) -> int:
-    """Of all together."""
+    """Return the bytes of all `params` together."""
     return sum(p.numel() * p.element_size() for p in params)
 
 
 def bucket_bytes(model_bytes: float, bucket_cap_mb: float | None = None) -> float:
-    """Return the most bytes of a bucket: `bucket_cap_mb` MiB, or by default a sixteenth of the model, from
-    1 to 4 MB.
+    """Return the most bytes of a bucket.
 
-    What leaves last has no backward pass to hide behind, so it is to be a small part; and every bucket costs
-    messages. Measured by `benchmarks/step_time.py`.
+    This is `bucket_cap_mb` MiB, or by default 1/16 of the model, between 1 and 4 MB. The last bucket has no
+    backward pass to overlap with, so it should be small; but each bucket costs messages. Measured by
+    `benchmarks/step_time.py`.
     """
     return 2**20 * bucket_cap_mb if bucket_cap_mb is not None else min(max(model_bytes / 16, 1e6), 4e6)
 
@@ -68,11 +69,11 @@ def cut(
     bucket_bytes: float,
     whole: Collection[nn.Parameter] = frozenset(),
 ) -> list[Layout]:
-    """What each bucket is of, in the order in which they become ready; `whole` are those that nobody cuts.
+    """Return the contents of each bucket, in the order in which they become ready.
 
-    Parameters come in the order of the forward pass. Each bucket is of one dtype and device, and ends once it
-    reaches `bucket_bytes`, one of whole parameters once it is well filled besides. Raises `UserError` for a
-    parameter without a dense layout.
+    `named`: parameters in the order of the forward pass. `whole`: those that no shard may cut. Each bucket is
+    of one dtype and device and ends once it reaches `bucket_bytes`. One of whole parameters must also be well
+    filled. Raises `UserError` for a parameter without a dense layout.
     """
     runs: dict[tuple[torch.dtype, torch.device, bool], list[list[Entry]]] = {}
     filled: dict[object, int] = {}  # bytes of the last run of each kind
@@ -96,7 +97,7 @@ def cut(
 
 
 def assign(costs: Sequence[float], K: int) -> list[list[int]]:
-    """Which of so many tasks each of K workers gets, by their costs: longest processing time first."""
+    """Return the tasks of each of K workers, by their costs: longest processing time first."""
     hands = [list[int]() for _ in range(K)]
     for i, j in enumerate(largest_first(costs, K)):
         hands[j].append(i)
@@ -104,15 +105,17 @@ def assign(costs: Sequence[float], K: int) -> list[list[int]]:
 
 
 def cost(shape: torch.Size) -> int:
-    """What the update of a tensor takes, up to a factor: m·n·min(m, n) for a matrix of m × n, as each
-    iteration of Newton and Schulz; one for each element of a vector."""
+    """Return the cost of updating a tensor, up to a factor.
+
+    It is m·n·min(m, n) for a matrix of m × n, as in each Newton-Schulz iteration, and 1 per vector element.
+    """
     numel = shape.numel()
     m = shape[0] if shape else 1
     return numel * min(m, numel // m)
 
 
 def _well_filled(runs: list[list[Entry]], K: int) -> list[list[Entry]]:
-    """The last one joined with those before it, until it is, too."""
+    """Join the last run with those before it until it is well filled, too."""
     *others, last = runs
     while others and _too_empty(last, K):
         last = others.pop() + last
@@ -126,7 +129,7 @@ def _too_empty(run: Sequence[Entry], K: int) -> bool:
 
 def _side_by_side(run: Sequence[Entry], K: int) -> Layout:
     slots = list(_one_behind_the_other(run, 0))
-    cuts = K * slots[0].reals  # chunks cut no complex number
+    cuts = K * slots[0].reals  # no shard cuts a complex number
     return Layout(slots, -(-slots[-1].stop // cuts) * cuts, whole=False)
 
 

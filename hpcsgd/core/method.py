@@ -1,4 +1,4 @@
-"""A method: exchange × when × how, what its parts can do beside that, and what they remember."""
+"""A method, made of a gradient reduction, a schedule and an averager, and the state of these parts."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ log = logging.getLogger(__name__)
 
 @runtime_checkable
 class HoldsModel(Protocol):
-    """An averager for which the model is not the mean of what the groups train on: servers keep it, say."""
+    """An averager for which the model is not the mean of what the groups train, as with servers."""
 
     def model(self) -> list[Tensor] | None:
-        """This position's chunks of it, like `owned`, in float32 at least; None before the first update,
-        when all groups have the same. Collective."""
+        """Return this rank's shards of the model, in float32 at least; collective.
+
+        None before the first update, when all groups have the same model.
+        """
         ...
 
 
 def waits_of(exchange: GradReduce, schedule: Schedule, averager: Averager) -> Waits:
-    """Return who waits for whom in the steps of a method of these parts."""
+    """Return which groups wait for which in the steps of a method of these parts."""
     waits = averager.traits.waits
-    if isinstance(averager, Staged):  # each of its methods has said how often
+    if isinstance(averager, Staged):  # its `waits` already includes how often each of its methods averages
         return waits
     if exchange.traits.across:
         return All(period=1)
@@ -47,14 +49,16 @@ def waits_of(exchange: GradReduce, schedule: Schedule, averager: Averager) -> Wa
 def fitted(
     states: Mapping[str, State], buckets: Sequence[Bucket], *, same_ranks: bool, aloud: bool
 ) -> dict[str, State]:
-    """One rank's `states` for these buckets, of as many groups and positions or of others."""
+    """Return one rank's `states` for these buckets; `same_ranks` is False if P × K has changed."""
     placed = _with(states, buckets)
     return placed if same_ranks else _alike_everywhere(placed, aloud=aloud)
 
 
 def _alike_everywhere(states: Mapping[str, State], *, aloud: bool) -> dict[str, State]:
-    """What one rank's state is good for on any P × K, its numbers standing for all; the rest is dropped,
-    `aloud` or not."""
+    """Return the part of one rank's state that is valid on any P × K, and drop the rest.
+
+    `aloud`: log a warning about what is dropped.
+    """
     kept = {role: State(replicated=each.replicated, mean=each.mean) for role, each in states.items()}
     dropped = [f"{role} ({name})" for role, state in states.items() for name in state.not_shared()]
     if dropped and aloud:
@@ -66,7 +70,7 @@ def _alike_everywhere(states: Mapping[str, State], *, aloud: bool) -> dict[str, 
 
 
 def _with(states: Mapping[str, State], buckets: Sequence[Bucket]) -> dict[str, State]:
-    """`states` with what is sharded on the devices of the model: they may have been read elsewhere."""
+    """Return `states` with sharded tensors moved to the model's devices, as they may be on others."""
 
     def placed(vectors: Sequence[Tensor]) -> list[Tensor]:
         return [x.to(b.w.device) for x, b in zip(vectors, buckets, strict=True)]
@@ -80,17 +84,17 @@ def _with(states: Mapping[str, State], buckets: Sequence[Bucket]) -> dict[str, S
 @checked
 @dataclass(frozen=True)
 class Method:
-    """A training method: exchange × when × how. The factories of `hpcsgd.methods` make it.
+    """A training method: a gradient reduction, a schedule and an averager.
 
-    Not to be confused with an optimizer: that makes the update of one group, and is the user's own.
+    The functions of `hpcsgd.methods` make it. A method does not update parameters: the user's optimizer does.
 
     Args:
-        grad_reduce: how the K gradients of a group come together, every step.
-        schedule: whether groups meet after this update, the same answer on every rank.
-        averager: what happens when they do.
+        grad_reduce: How the K ranks of a group average their gradients in every step.
+        schedule: Decides after each update whether the groups average their models, alike on every rank.
+        averager: How the groups average their models.
 
     Raises:
-        UserError: for a part without traits, or with those of another kind; for the state of other parts.
+        UserError: If a part has no traits or traits of another kind, or a loaded state is of other parts.
 
     Example:
         >>> method = hpcsgd.hierarchical(sync_every=8)
@@ -110,25 +114,25 @@ class Method:
 
     @property
     def waits(self) -> Waits:
-        """Who waits for whom in its steps."""
+        """Which groups wait for which in its steps."""
         return waits_of(self.grad_reduce, self.schedule, self.averager)
 
     @property
     def sequence(self) -> Sequence[tuple[int | None, Method]]:
-        """The methods that it changes between, as `Staged` has them; none where it stays as it is."""
+        """The methods that it switches between, as in `Staged`; empty if it does not switch."""
         return self.averager.sequence if isinstance(self.averager, Staged) else ()
 
     def state_dict(self) -> dict[str, State]:
-        """The state of the parts that have one, by their role, as it is now; collective."""
+        """Return a copy of the state of all parts with state, by their role; collective."""
         return {role: state.cloned() for role, state in self.states().items()}
 
     def states(self) -> dict[str, State]:
-        """As `state_dict`, but without copies: the next step changes them. Collective."""
+        """Return the same as `state_dict` without copies: the next step changes them. Collective."""
         found = {role: part.state_dict() for role, part in self.stateful().items()}
         return {role: of_kind("Method", f"{role}.state_dict()", State, each) for role, each in found.items()}
 
     def load_state_dict(self, state: Mapping[str, State]) -> None:
-        """Raises `UserError` for the state of other parts."""
+        """Load `state`, or raise `UserError` if it is the state of other parts."""
         mine = self.stateful()
         if mine.keys() != state.keys():
             theirs, ours = (", ".join(names) or "nothing" for names in (state, mine))
@@ -137,7 +141,7 @@ class Method:
             part.load_state_dict(state[role].cloned())
 
     def model_holder(self) -> HoldsModel | None:
-        """What keeps the model, if anything does at this time."""
+        """Return the averager that holds the model at this time, or None."""
         how: Any = self.averager
         while not isinstance(how, HoldsModel):
             if not isinstance(how, Wrapping):
@@ -146,11 +150,11 @@ class Method:
         return how
 
     def stateful(self) -> dict[str, Stateful]:
-        """The parts with a memory, by their role."""
+        """Return the parts with state, by their role."""
         return {role: part for role, part in self.by_role() if isinstance(part, Stateful)}
 
     def by_role(self) -> Iterator[tuple[str, Any]]:
-        """All parts; those inside others, too."""
+        """Yield all parts with their roles, including parts inside other parts."""
         for role, part in (
             ("grad_reduce", self.grad_reduce),
             ("schedule", self.schedule),
@@ -160,12 +164,12 @@ class Method:
 
 
 def remembering(part: Any) -> dict[str, Stateful]:
-    """What has a memory of `part` and what is inside it, by role."""
+    """Return `part` and the parts inside it that have state, by role."""
     return {role: found for role, found in parts_of("averager", part) if isinstance(found, Stateful)}
 
 
 def parts_of(role: str, part: Any) -> Iterator[tuple[str, Any]]:
-    """`part` and all parts inside it."""
+    """Yield `part` and all parts inside it with their roles."""
     if isinstance(part, Method):
         for inner, found in part.by_role():
             yield f"{role}.{inner}", found

@@ -1,4 +1,4 @@
-"""The mixing matrices of a graph: what share of whose model becomes part of whose."""
+"""The mixing matrices of a graph: the share of each node's model in each node's next model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpcsgd.core.graphs import Graph
 
 
 def push_matrix(graph: Graph, t: int, n: int) -> Tensor:
-    """P of step t, float64 [n, n]: column i says how node i splits itself, evenly over itself and its peers.
+    """Return P of step t, float64 [n, n]: node i splits itself evenly over itself and its peers in column i.
 
     Column-stochastic, so that Σ_i x_i stays as it is (the SGP paper, section 2).
     """
@@ -21,9 +21,9 @@ def push_matrix(graph: Graph, t: int, n: int) -> Tensor:
 
 
 def symmetric_matrix(graph: Graph, t: int, n: int) -> Tensor:
-    """W of step t, float64 [n, n], by Metropolis' rule: w_ij = 1 / (1 + the larger of both degrees).
+    """Return W of step t, float64 [n, n], by Metropolis' rule: w_ij = 1 / (1 + the larger of both degrees).
 
-    Symmetric and doubly stochastic, whether or not all nodes have as many neighbours.
+    Symmetric and doubly stochastic, even if nodes have different numbers of neighbors.
     """
     neighbours = [graph.peers(i, t, n) for i in range(n)]
     matrix = torch.zeros(n, n, dtype=torch.float64, device="cpu")
@@ -35,7 +35,7 @@ def symmetric_matrix(graph: Graph, t: int, n: int) -> Tensor:
 
 
 def mean_leaving(graph: Graph, n: int, per_host: int) -> float:
-    """The part of a period's messages that goes to another host, where so many nodes share one."""
+    """Return the share of a period's messages that goes to another host, with `per_host` nodes on each."""
     if n <= per_host:
         return 0.0
     nodes = range(n if n <= 64 else per_host)
@@ -44,7 +44,7 @@ def mean_leaving(graph: Graph, n: int, per_host: int) -> float:
 
 
 def mean_peers(graph: Graph, n: int) -> float:
-    """To how many a node sends in a step: the mean over all nodes and a period of the graph."""
+    """Return how many nodes a node sends to per step: the mean over all nodes and a period of the graph."""
     if n == 1:
         return 0.0
     period = graph.period(n)

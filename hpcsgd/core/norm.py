@@ -1,4 +1,4 @@
-"""Norms of long vectors, at memory speed and right."""
+"""Norms of long vectors, at memory speed and with an accurate sum."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 from hpcsgd.comm import Communicator, accumulation_dtype
 
 BLOCK = 1 << 16
-"""Elements: one float32 sum over tens of millions of squares is off in the third digit, float64 throughout
-takes many times as long."""
+"""Elements per block. One float32 sum over tens of millions of squares is wrong in the third digit; float64
+throughout takes many times as long."""
 
 
 def squared_norm(x: Tensor) -> Tensor:
-    """‖x‖², float64, of a tensor of floats: float32 within blocks (float64 of float64), float64 over them."""
+    """Return ‖x‖², float64: summed in float32 (float64 for float64) within blocks, in float64 over them."""
     norms = _norms_of_blocks(x.reshape(-1), accumulation_dtype(x.dtype))
     return norms.double().square().sum()
 
 
 def norm(x: Tensor, order: float = 2.0) -> Tensor:
-    """‖x‖ of any order, float64; of a complex number the absolute value counts."""
+    """Return ‖x‖ of any order, float64; a complex number counts with its absolute value."""
     if not x.numel():
         return torch.zeros((), dtype=torch.float64, device=x.device)
     if order == 2:
@@ -31,7 +31,7 @@ def norm(x: Tensor, order: float = 2.0) -> Tensor:
 
 
 def sum_on_host(numbers: Iterable[Tensor]) -> Tensor:
-    """Of float64 numbers, in their order; a device is waited for once."""
+    """Return the sum of float64 numbers, in their order; waits for a device once."""
     total = torch.zeros((), dtype=torch.float64, device="cpu")
     for number in as_vector(list(numbers)).cpu():
         total += number
@@ -39,7 +39,7 @@ def sum_on_host(numbers: Iterable[Tensor]) -> Tensor:
 
 
 def total_norm(parts: Sequence[Tensor], order: float, ranks: Communicator | None) -> Tensor:
-    """Of all parts together, and of those that other `ranks` hold; then collective, 8 bytes."""
+    """Return the norm of all parts together, including those of other `ranks`; then collective, 8 bytes."""
     norms = [norm(part, order) for part in parts] or [torch.zeros((), dtype=torch.float64, device="cpu")]
     total = _vector_norm(as_vector(norms), order, torch.float64)
     if ranks is None:
@@ -53,7 +53,7 @@ def total_norm(parts: Sequence[Tensor], order: float, ranks: Communicator | None
 
 
 def clip(parts: Sequence[Tensor], most: float, order: float, ranks: Communicator | None) -> Tensor:
-    """Scale the parts to a total norm of at most `most`; return the norm before. Collective as that is."""
+    """Scale the parts to a total norm of at most `most`; return the norm before. Collective with `ranks`."""
     total = total_norm(parts, order, ranks)
     scale = torch.clamp(most / (total + 1e-6), max=1.0)
     for part in parts:
@@ -62,12 +62,12 @@ def clip(parts: Sequence[Tensor], most: float, order: float, ranks: Communicator
 
 
 def as_vector(numbers: Sequence[Tensor]) -> Tensor:
-    """As a vector, where the first one is."""
+    """Return the numbers as a vector on the device of the first one."""
     return torch.stack([number.to(numbers[0].device) for number in numbers])
 
 
 def _norms_of_blocks(x: Tensor, dtype: torch.dtype) -> Tensor:
-    if x.is_cpu:  # twice as fast one by one
+    if x.is_cpu:  # separate calls are twice as fast here
         return torch.stack([_vector_norm(block, 2.0, dtype) for block in torch.split(x, BLOCK)])
     whole = x.numel() // BLOCK * BLOCK
     norms = _vector_norm(x[:whole].view(-1, BLOCK), 2.0, dtype, dim=1)

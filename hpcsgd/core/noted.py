@@ -1,7 +1,7 @@
-"""What ranks have to have in common, noted where they do not talk, and compared where they do.
+"""Facts that ranks must have in common: noted where they do not communicate, compared where they do.
 
-A sampler of one rank sends nothing: that rank may use it alone. An optimizer compares, in its first step,
-what each rank has noted of the sampler that it began to use last.
+A sampler sends nothing, because one rank may use it alone. In its first step an optimizer compares what each
+rank has noted of the sampler that it began to use last.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from weakref import WeakKeyDictionary
 from hpcsgd.comm import CommStats, Communicator
 
 Facts = Sequence[tuple[str, str]]
-"""Each is a thing and its value in words."""
+"""Pairs of a name and its value as text."""
 _noted: WeakKeyDictionary[CommStats, Facts] = WeakKeyDictionary()
-"""By the ledger, which all communicators of a rank have in common."""
+"""Keyed by `CommStats`, which all communicators of a rank share."""
 
 
 def note(world: Communicator, facts: Iterable[tuple[str, str]]) -> None:
-    """Have these facts compared among the ranks of `world`, and none that were noted before."""
+    """Note facts to be compared among the ranks of `world`, and drop those noted before."""
     _noted[world.stats] = tuple(facts)
 
 
 def noted(world: Communicator) -> Facts:
-    """The facts that this rank has noted."""
+    """Return the facts that this rank has noted."""
     return _noted.get(world.stats, ())

@@ -1,22 +1,22 @@
-"""What a part of a method may do beside its own: all optional protocols, and who asks for them.
+"""The optional protocols of the parts of a method, and functions that use them.
 
     Prepares   an averager acts before an update
-    Late       an averager's results arrive some updates after they were asked for
-    Stateful   a part has a memory, which a checkpoint keeps
-    Staged     an averager is of several methods, which train one after the other
+    Late       an averager's results arrive some updates after it began
+    Stateful   a part has state, which a checkpoint keeps
+    Staged     an averager consists of several methods, which train one after the other
 
-Three are what a part predicts of itself, for `hpcsgd.cost`, which adds them up:
+Three protocols predict the cost of a part. `hpcsgd.cost` adds their results up:
 
-    WithCommOps      the operations of a step or of a synchronization
-    WithMemory      the bytes that it keeps from step to step
-    WithSearch   the elements that an exchange looks through
+    WithCommOps   the operations of a step or of a synchronization
+    WithMemory    the bytes that it keeps from step to step
+    WithSearch    the elements that a gradient reduction searches
 
-They are three, since their parts differ: many send something, few keep vectors, and one exchange searches.
-A part that does none of it has nothing to write.
+They are separate because different parts implement them: many send something, few keep vectors, and one
+gradient reduction searches. A part that does none of it implements none.
 
-A part that is around another one, or made of several, says so (`Wrapping`, `Composed`): each of those inside
-is asked for itself, and whoever is around them passes nothing on. What is sent is the exception: a part
-around another one may change the operations of that one, and so its `sends` has them all.
+A part around other parts implements `Wrapping` or `Composed`. The parts inside it are then found and used
+directly, and the outer part forwards nothing. `WithCommOps` is the exception: an outer part may change the
+operations of an inner one, so its `comm_ops` includes all of them.
 """
 
 from __future__ import annotations
@@ -47,44 +47,52 @@ class Prepares(Protocol):
 
 @runtime_checkable
 class Late(Protocol):
-    """An averager whose results arrive while training goes on, or that has work between two synchronizations.
+    """An averager whose results arrive while training goes on, or that works between two synchronizations.
 
-    After each update it is asked whether it `is_due`, once; then either `average` or `begin` is called.
+    After each update `is_due` is called once; then either `average` or `begin` is called.
     """
 
     def is_due(self, s: StepContext, wanted: bool) -> bool:
-        """Return whether `average` is to be called after this update, where the schedule said `wanted`; the
-        same on every rank."""
+        """Return whether `average` is to be called after this update of step `s`; the same on every rank.
+
+        `wanted`: what the schedule returned.
+        """
         ...
 
     def begin(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """Begin what there is to begin after an update after which `average` is not called. It leaves
-        `vectors` alone, which are being gathered meanwhile. Collective."""
+        """Begin new work after an update without `average`. Collective.
+
+        It must not change `vectors`, which are being gathered meanwhile. `s` is the step.
+        """
         ...
 
     def finish(self, vectors: Sequence[Tensor], s: StepContext, due: bool) -> None:
-        """Take everything into `vectors` that is under way, and begin nothing that arrives later. `due`: what
-        `is_due` returned. Collective."""
+        """Write all pending results into `vectors`, and begin nothing that arrives later. Collective.
+
+        `s` is the step, and `due` is what `is_due` returned.
+        """
         ...
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A part of a method with a memory: all that a restart needs beside parameters and moments."""
+    """A part of a method with state: what a restart needs in addition to parameters and optimizer state."""
 
     def state_dict(self) -> State:
-        """Return it, without copies: whoever keeps it clones. Collective: messages under way are waited
-        for."""
+        """Return the state without copies, so a caller that keeps it must clone it.
+
+        Collective: it waits for messages under way.
+        """
         ...
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from there, with the very tensors of `state`; of what is not in it, as new."""
+        """Continue from `state`, using its tensors themselves. What is not in it starts anew."""
         ...
 
 
 @runtime_checkable
 class Wrapping(Protocol):
-    """A part of a method around another one: at this time, where these take turns."""
+    """A part of a method around another part, which may be a different one at different times."""
 
     @property
     def inner(self) -> Any: ...
@@ -92,7 +100,7 @@ class Wrapping(Protocol):
 
 @runtime_checkable
 class Composed(Protocol):
-    """A part of a method made of several, whose states are all kept."""
+    """A part of a method made of several parts, all of which keep their states."""
 
     @property
     def parts(self) -> Mapping[str, Any]: ...
@@ -104,17 +112,19 @@ class Staged(Protocol):
 
     @property
     def sequence(self) -> Sequence[tuple[int | None, Any]]:
-        """Each method with its last step; None: nobody can tell beforehand, or it is the last method."""
+        """Each method with its last step; None if that is not known in advance, or for the last method."""
         ...
 
 
 @runtime_checkable
 class WithCommOps(Protocol):
-    """A part of a method that sends something: an exchange in a step, a schedule in a step, an averager at a
-    meeting."""
+    """A part of a method that sends something.
+
+    A gradient reduction or a schedule sends it in each step, an averager at each synchronization.
+    """
 
     def comm_ops(self, m: ModelLayout) -> Iterable[CommOp]:
-        """Return the operations, those of the parts inside among them, for a model of these sizes."""
+        """Return the operations for the model `m`, including those of the parts inside."""
         ...
 
 
@@ -123,22 +133,24 @@ class WithMemory(Protocol):
     """A part of a method that keeps vectors from one step to the next."""
 
     def memory_bytes(self, m: ModelLayout) -> float:
-        """Bytes of a rank: the most that they are, of all that is not inside parts that tell for themselves;
-        of a part of a meeting, where there are groups to meet."""
+        """Return the peak bytes on one rank for the model `m`, without the parts inside that also have this.
+
+        For an averager: bytes if there are groups to average with.
+        """
         ...
 
 
 @runtime_checkable
 class WithSearch(Protocol):
-    """An exchange that looks for the largest elements in a step."""
+    """A gradient reduction that searches for the largest elements in a step."""
 
     def elements_searched(self, m: ModelLayout) -> float:
-        """Elements that a rank looks through, on the mean."""
+        """Return the mean number of elements of the model `m` that a rank searches."""
         ...
 
 
 def prepare(averager: Averager, vectors: Sequence[Tensor], s: StepContext) -> None:
-    """Let `averager`, and then what is inside it, act before an update. Collective."""
+    """Let `averager`, and then the parts inside it, act before an update. Collective."""
     part: Any = averager
     while True:
         if isinstance(part, Prepares):
@@ -149,18 +161,18 @@ def prepare(averager: Averager, vectors: Sequence[Tensor], s: StepContext) -> No
 
 
 def is_due(averager: Averager, s: StepContext, wanted: bool) -> bool:
-    """Return whether `averager` averages after this update: if that is `wanted`, unless it is late."""
+    """Return whether `averager` averages after this update: `wanted`, unless it is `Late` and decides."""
     return averager.is_due(s, wanted) if isinstance(averager, Late) else wanted
 
 
 def begin(averager: Averager, vectors: Sequence[Tensor], s: StepContext) -> None:
-    """Begin what a late one has to begin after an update after which it does not average. Collective."""
+    """Let a `Late` averager begin new work after an update without averaging. Collective."""
     if isinstance(averager, Late):
         averager.begin(vectors, s)
 
 
 def finish(averager: Averager, vectors: Sequence[Tensor], s: StepContext, due: bool) -> None:
-    """Average for the last time: if that is `due`, or has been under way. Collective."""
+    """Average for the last time if that is `due`, and finish what is under way. Collective."""
     if isinstance(averager, Late):
         averager.finish(vectors, s, due)
     elif due:
@@ -168,7 +180,7 @@ def finish(averager: Averager, vectors: Sequence[Tensor], s: StepContext, due: b
 
 
 def comm_ops(part: object, m: ModelLayout) -> list[CommOp]:
-    """Return what `part` sends; of a part that sends nothing, none."""
+    """Return the operations of `part`, none if it sends nothing."""
     return list(part.comm_ops(m)) if isinstance(part, WithCommOps) else []
 
 
@@ -178,5 +190,5 @@ def memory_bytes(parts: Iterable[object], m: ModelLayout) -> float:
 
 
 def elements_searched(part: object, m: ModelLayout) -> float:
-    """Return the elements that `part` looks through; where it searches nothing, 0."""
+    """Return the number of elements that `part` searches, 0 if it searches nothing."""
     return part.elements_searched(m) if isinstance(part, WithSearch) else 0.0

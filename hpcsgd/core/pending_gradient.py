@@ -2,9 +2,9 @@
 
 Between `backward()` and `step()` a training loop may read, clip or replace gradients. In plain PyTorch these
 are the gradients of the whole batch. With several ranks they are being averaged meanwhile, and each rank
-keeps no more of the result than the update needs. So until somebody uses a gradient, `param.grad` is of a
-class whose operations torch hands over here. The first operation averages all gradients, whole, and goes on
-with the result. Asking for a shape, a type or a device is not a use.
+keeps no more of the result than the update needs. So until a gradient is used, `param.grad` has a class whose
+operations torch passes to this module. The first operation averages all gradients, whole, and then runs on
+the result. Asking for a shape, a type or a device is not a use.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _METHODS = (
 _ABOUT: frozenset[Any] = frozenset(
     [getattr(Tensor, name).__get__ for name in _ATTRIBUTES] + [getattr(Tensor, name) for name in _METHODS]
 )
-"""What may be asked of a gradient without its values."""
+"""Attributes and methods that do not need a gradient's values."""
 
 
 class PendingGradient(Tensor):
-    """A gradient that is not averaged yet. Tensors get this class, and lose it, in place."""
+    """A gradient that is not averaged yet. A tensor is given this class in place, and loses it in place."""
 
     use: Callable[[], Callable[[], None] | None]
-    """A weak reference to what averages this gradient: called by its first use."""
+    """A weak reference to the function that averages this gradient; its first use calls it."""
 
     @classmethod
     def __torch_function__(
@@ -52,7 +52,7 @@ class PendingGradient(Tensor):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Average the gradients among the operands, and carry `func` out."""
+        """Average the gradients among the operands, and run `func`."""
         kwargs = kwargs or {}
         if func not in _ABOUT:
             for gradient in operands(PendingGradient, [*args, kwargs]):

@@ -1,8 +1,7 @@
-"""Models that torch shards by rows (`fully_shard`), told beforehand: what lies in the buckets of a position,
-and what torch gathers as one.
+"""The predicted layout of FSDP models (`fully_shard`): each rank's buckets, and what torch gathers at once.
 
-Each parameter is cut along dimension 0 into K equal parts, of which the last ones may be shorter, or empty:
-they are padded to the first.
+Each parameter is cut along dimension 0 into K equal parts, of which the last ones may be shorter or empty.
+They are padded to the length of the first.
 """
 
 from __future__ import annotations
@@ -20,15 +19,14 @@ from hpcsgd.core.layout import Entry
 
 @dataclass(frozen=True)
 class Unit:
-    """Parameters that torch gathers together, as those of one block: bytes of all positions, padding
-    included."""
+    """Parameters that torch gathers together, such as those of one block: bytes on all ranks with padding."""
 
     weights: int
     gradients: int
-    """Of those that are trained; 16-bit ones are added up in float32."""
+    """Bytes of the gradients of trained parameters; 16-bit ones are summed in float32."""
     numel: int
     stays: bool = False
-    """Whether it is whole from its forward pass to its backward pass: what is outside the blocks."""
+    """True if it stays whole from its forward pass to its backward pass, as parameters outside blocks do."""
 
     @classmethod
     def of(cls, params: Collection[nn.Parameter], K: int, *, stays: bool) -> Unit:
@@ -39,24 +37,26 @@ class Unit:
 
 
 def units_of(units: Sequence[Collection[nn.Parameter]], K: int) -> tuple[Unit, ...]:
-    """In the order of the backward pass, the model's own last; torch has nothing to do for one without
-    parameters."""
+    """Return the units in the order of the backward pass, the model's own last.
+
+    A unit without parameters is left out: torch has nothing to do for it.
+    """
     last = len(units) - 1
     return tuple(Unit.of(params, K, stays=i == last) for i, params in enumerate(units) if params)
 
 
 def padded(param: nn.Parameter, K: int) -> int:
-    """Elements of it on each of K positions."""
+    """Return the elements of `param` on each of K ranks, padding included."""
     return rows(param, K) * (param.numel() // max(param.shape[0], 1))
 
 
 def rows(param: nn.Parameter, K: int) -> int:
-    """Of it on position 0, which has the most."""
+    """Return the rows of `param` on rank 0 of a group, which has the most."""
     return -(-param.shape[0] // K)
 
 
 def positions(param: nn.Parameter, K: int) -> int:
-    """How many of K have some of it."""
+    """Return how many of K ranks hold rows of `param`."""
     return -(-param.shape[0] // rows(param, K))
 
 
@@ -66,8 +66,11 @@ def in_buckets(
     bucket_bytes: float,
     pinned: Callable[[nn.Parameter], bool] = lambda _: False,
 ) -> list[list[Entry]]:
-    """What each bucket is of, in the order in which they become ready. Each is of one dtype and device, in
-    memory that is `pinned` or not, and ends once it reaches `bucket_bytes`, over all positions."""
+    """Return the contents of each bucket, in the order in which they become ready.
+
+    Each bucket is of one dtype and device, in memory that is `pinned` or not. It ends once it reaches
+    `bucket_bytes`, over all ranks of a group.
+    """
     found: dict[tuple[torch.dtype, torch.device, bool], list[list[Entry]]] = {}
     for number, (name, param) in reversed(list(enumerate(named))):
         if param.numel() == 0:

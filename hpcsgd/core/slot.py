@@ -18,29 +18,29 @@ from hpcsgd.core.pending_gradient import PendingGradient
 from hpcsgd.errors import UserError
 
 OWN = 2
-"""How many references Python counts to the view of a gradient that nobody else has."""
+"""Python's reference count of a gradient's view that nothing else refers to."""
 
 
 class Slot(ABC):
     """What this rank has of one parameter, as a view of its bucket's elements [start, stop)."""
 
     first = 0
-    """Which of the parameter's elements, in memory order, is at `start`."""
+    """Index, in memory order, of the parameter's element at `start`."""
     may_pend: bool
-    """Whether its gradient is averaged by whoever uses it first."""
+    """True if its gradient may be averaged only when it is first used."""
 
     def __init__(self, name: str, param: nn.Parameter, start: int, number: int) -> None:
         self.name = name
         self.param = param
         self.reals = reals_per_element(param)
-        """How many elements of the bucket one of the parameter is: a complex number is a pair of reals."""
+        """Elements of the bucket per element of the parameter: 2 for complex numbers, otherwise 1."""
         self.start = start
         self.stop = start + self.tensor.numel() * self.reals
         self.number = number
-        """Its place among all parameters, in the order of the forward pass."""
+        """Index among all parameters, in the order of the forward pass."""
         self._view: Any = None
-        """The parameter's place in g, in its shape and strides; None until there is room for gradients."""
-        self.padded = self.stop - start  # so many elements of w are for it
+        """The parameter's part of g, in its shape and strides; None until g is allocated."""
+        self.padded = self.stop - start  # elements of w reserved for it
         self._part: Tensor  # these elements
         self._place: Tensor  # among them the parameter, in its shape and strides
         self._home: int | None = None
@@ -49,16 +49,16 @@ class Slot(ABC):
     @property
     @abstractmethod
     def tensor(self) -> Tensor:
-        """What there is of the parameter on this rank."""
+        """The part of the parameter on this rank."""
 
     @property
     @abstractmethod
     def gradient(self) -> Tensor | None:
-        """Likewise of its gradient, wherever that is."""
+        """The part of its gradient on this rank, wherever it is stored."""
 
     @abstractmethod
     def pend(self) -> None:
-        """What the view holds is not the averaged gradient, or not all of it."""
+        """Mark that the view does not hold the averaged gradient, or not all of it."""
 
     @abstractmethod
     def _become(self, view: Tensor) -> None:
@@ -66,11 +66,11 @@ class Slot(ABC):
 
     @abstractmethod
     def _is_gathered_from_here(self) -> bool:
-        """Whether whoever gathers the parameter for a forward pass does so from this memory."""
+        """Return whether forward passes gather the parameter from this memory."""
 
     @abstractmethod
     def _make_gradient(self) -> None:
-        """Make of the view what `param.grad` is to be."""
+        """Make the tensor that `param.grad` will be from the view."""
 
     @abstractmethod
     def _show_gradient(self) -> None:
@@ -78,12 +78,12 @@ class Slot(ABC):
 
     @abstractmethod
     def _is_view(self, grad: Tensor | None) -> bool:
-        """Whether `grad` is the view."""
+        """Return whether `grad` is the view."""
 
     def move_into(self, w: Tensor) -> None:
         """Make the parameter a view of `w`, keeping its values."""
         part = w[self.start : self.start + self.padded]
-        # With a storage of its own, in the same memory if it has any: who saves it saves nothing else.
+        # Each parameter gets a storage of its own in the same memory: saving it then saves nothing else.
         self._part = part if part.is_meta else from_dlpack(to_dlpack(part))
         self._place = shaped(as_elements(self._part, self.reals), 0, self.tensor)
         self._place.copy_(self.tensor.detach())
@@ -91,50 +91,50 @@ class Slot(ABC):
         self._home = self.tensor.data_ptr()
 
     def at_home(self) -> bool:
-        """Whether nobody has moved the parameter elsewhere since."""
+        """Return whether the parameter still lies in its bucket."""
         return self.tensor.data_ptr() == self._home and self._is_gathered_from_here()
 
     def come_home(self) -> None:
-        """Make a parameter that was given other memory its view of `w` again, with the values that it has."""
+        """Move a parameter that was given other memory back into `w`, with its current values."""
         if not self.at_home():
             require_alike(self.name, self.tensor, self._place)
             self._place.copy_(self.tensor.detach())
             self._become(self._place)
 
     def make_room(self, g: Tensor) -> None:
-        """Gradients are to be views of `g`."""
+        """Make views of `g` the future gradients."""
         self._view = shaped(as_elements(g[self.start : self.stop], self.reals), 0, self.tensor)
         self._room = self._view.detach(), self._view.data_ptr()
         self._make_gradient()
 
     def is_attached(self) -> bool:
-        """Whether `param.grad` is the view: nobody has put another tensor, or None, in its place."""
+        """Return whether `param.grad` is the view, not another tensor or None."""
         return self._is_view(self.gradient)
 
     def has_graph(self) -> bool:
-        """Whether autograd has put a gradient there that can be differentiated itself."""
+        """Return whether autograd has set a gradient that can itself be differentiated."""
         grad = self.gradient
         return grad is not None and not self._is_view(grad) and grad.requires_grad
 
     def on_use(self, use: Callable[[], Callable[[], None] | None]) -> None:
-        """While the gradient is pending, its first use calls what `use`, a weak reference, refers to."""
+        """Let the first use of a pending gradient call what `use`, a weak reference, refers to."""
         self._use = use
 
     def settle(self) -> None:
-        """The view holds the gradient, and is a plain tensor, which can be copied and saved."""
+        """Make the view, which now holds the gradient, a plain tensor that can be copied and saved."""
         torch_private.become(self._view, Tensor)
         self._view.__dict__.pop("use", None)
 
     @property
     def pending(self) -> bool:
-        """Whether it is so that the first use of the gradient has to average it."""
+        """True if the first use of the gradient has to average it."""
         return self._view.__class__ is PendingGradient
 
     def attach(self) -> None:
         """Make `param.grad` the view, keeping the gradient that autograd or the user put there, if any."""
         grad = self.gradient
         if self._is_view(grad):
-            if not self.pending:  # or nobody has had it
+            if not self.pending:  # a pending gradient has not been used, so nothing can have moved it
                 self._bring_back()
             return
         if sys.getrefcount(self._view) > OWN:
@@ -152,18 +152,18 @@ class Slot(ABC):
         self.show()
 
     def _leave_to_others(self) -> None:
-        """Whoever has kept the gradient of an earlier step keeps its values, as in plain PyTorch."""
+        """Let other references to an earlier step's gradient keep their values, as in plain PyTorch."""
         kept, pending = self._view, self.pending
         self.settle()
         self._bring_back()
         self._view = self._room[0].detach()
         kept.data = kept.detach().clone()
-        if pending:  # and never averaged for them
+        if pending:  # it was never averaged, so using it is an error
             torch_private.become(kept, PendingGradient)
             kept.use = lambda: functools.partial(refuse_kept, self.name)
 
     def _bring_back(self) -> None:
-        """Where the view itself was given other memory, as by `param.grad.data = x`, take its values over."""
+        """Copy the values back if the view was given other memory, as by `param.grad.data = x`."""
         room, place = self._room
         if self._view.data_ptr() != place:
             given = self._view.detach()
@@ -173,12 +173,12 @@ class Slot(ABC):
             self._view.data = room
 
     def any(self) -> bool:
-        """Whether the view holds anything but zeros."""
+        """Return whether the view holds anything but zeros."""
         with torch_private.plainly():
             return bool(self._view.any())
 
     def blank(self) -> None:
-        """Have zeros in the view."""
+        """Fill the view with zeros."""
         with torch_private.plainly():
             self._view.zero_()
 
@@ -187,12 +187,12 @@ class Slot(ABC):
         self._show_gradient()
 
     def hide(self) -> None:
-        """Make `param.grad` None: nobody has a gradient."""
+        """Set `param.grad` to None: no rank has a gradient."""
         self.param.grad = None
 
 
 class Whole(Slot):
-    """All of a parameter."""
+    """The slot of a parameter that this rank holds whole."""
 
     may_pend = True
 
@@ -212,10 +212,10 @@ class Whole(Slot):
         self.param.data = view
 
     def _is_gathered_from_here(self) -> bool:
-        return True  # nobody gathers it
+        return True  # it is never gathered
 
     def _make_gradient(self) -> None:
-        """The view is it."""
+        """Do nothing: the view itself is the gradient."""
 
     def _show_gradient(self) -> None:
         self.param.grad = self._view
@@ -225,7 +225,7 @@ class Whole(Slot):
 
 
 def refuse_kept(name: str) -> NoReturn:
-    """Raise `UserError` for a gradient that was kept, and is used when it cannot be averaged any more."""
+    """Raise `UserError` for a kept gradient that is used when it can no longer be averaged."""
     raise UserError(
         f"a gradient of {name} was kept, and used for the first time after that of a later step had come: "
         "use it between its backward() and the next one, or call optimizer.synchronize() there"

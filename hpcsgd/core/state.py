@@ -1,4 +1,4 @@
-"""What a part of a method remembers, by what becomes of it on other ranks."""
+"""The state of a part of a method, sorted by what happens to it on another P × K."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from hpcsgd.errors import UserError
 
 @dataclass
 class State:
-    """What a part of a method remembers. Each field says what becomes of its values on another P × K."""
+    """The state of a part of a method. Each field says what happens to its values on another P × K."""
 
     replicated: dict[str, Any] = field(default_factory=dict[str, Any])
-    """By name, what is the same on all ranks: it goes everywhere."""
+    """Values by name that are the same on all ranks. Every rank gets them."""
     mean: dict[str, float] = field(default_factory=dict[str, float])
-    """By name, a number of each rank: all get their mean."""
+    """Numbers by name, one of each rank. Every rank gets their mean."""
     sharded: dict[str, list[Tensor]] = field(default_factory=dict[str, list[Tensor]])
-    """By name, what belongs to `param_shard` of every bucket, or to `w` where the averager takes whole
-    models. It is cut anew like the parameters, and for another P the mean of the groups'; dropped where there
-    is one group, unless it is an exchange's."""
+    """Tensors by name, one for `param_shard` of each bucket, or for `w` if the averager takes whole models.
+    They are cut anew like the parameters. For another P each group gets the mean of the groups' values. With
+    one group they are dropped, unless they belong to a gradient reduction."""
     per_rank_params: dict[str, dict[str, Tensor]] = field(default_factory=dict[str, dict[str, Tensor]])
-    """By name and parameter as many elements as that has, on each rank others: the mean over the ranks of a
-    group, for another P over all; dropped where a group has nobody to exchange with."""
+    """Tensors by name and parameter, with the parameter's number of elements, different on each rank. Ranks
+    get the mean over the ranks of a group, for another P over all. Dropped if a group has one rank."""
     per_rank: dict[str, Any] = field(default_factory=dict[str, Any])
-    """By name, what is of a group or rank as it was: dropped. What is dropped is said."""
+    """Values by name of one group or rank. They are dropped, and a warning names them."""
 
     def cloned(self) -> State:
         """Return a state that shares no memory with this one."""
@@ -40,15 +40,15 @@ class State:
         return [name for name in self.to_dict() if name not in ("replicated", "mean")]
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the fields that are not empty, by name: what is written into files."""
+        """Return the fields that are not empty, by name, as they are written into files."""
         return {each.name: section for each in fields(self) if (section := getattr(self, each.name))}
 
     @classmethod
     def from_dict(cls, sections: Mapping[str, dict[str, Any]]) -> State:
-        """Return the state that `to_dict` was called of.
+        """Return the state of which `to_dict` returned `sections`.
 
         Raises:
-            UserError: for fields that a state does not have.
+            UserError: If there are fields that a state does not have.
         """
         if unknown := sections.keys() - {each.name for each in fields(cls)}:
             raise UserError(

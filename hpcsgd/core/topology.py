@@ -1,14 +1,13 @@
-"""N ranks as P groups of K.
+"""N ranks arranged as P groups of K.
 
-rank r = group g · K + position j
+rank r = group index g · K + shard index j
 
-group  the K ranks that share one local model by data parallelism      (j = 0 … K−1)
-cross  the P ranks of one position, each holding that chunk of its model (g = 0 … P−1)
-world  all N = P·K ranks, counted node by node so that a group stays on one node where it fits
+intra_group  the K ranks that train one local model by data parallelism            (j = 0 … K−1)
+inter_group  the P ranks with one shard index, each with that shard of its model   (g = 0 … P−1)
+world        all N = P·K ranks, numbered node by node so that a group stays on one node where it fits
 
-Cross has a lane of its own: a bucket crosses hosts while the next one is in its group.
-
-Jobs that live and die by themselves may average, too: each knows the others as its `replica_groups` alone.
+`inter_group` has its own communication thread: a bucket crosses hosts while the next is reduced in a group.
+Separate jobs may average, too. Each sees the others only as its `replica_groups`.
 """
 
 from __future__ import annotations
@@ -36,36 +35,37 @@ Failure = tuple[str, About]
 
 
 class ReplicaGroups(Protocol):
-    """Who averages with this job from outside its world: jobs of their own, each of one group. What they are
-    asked is collective over the ranks of this job."""
+    """Other jobs of one group each that average with this job; collective over the ranks of this job."""
 
     @property
     def index(self) -> int:
-        """Of this job among them, from 0."""
+        """Index of this job among them, from 0."""
         ...
 
     @property
     def count(self) -> int:
-        """How many were started, this one included."""
+        """Number of jobs that were started, including this one."""
         ...
 
     def mean(self, w: Sequence[Tensor], t: int, *, alike: bool = True) -> None:
-        """Replace `w`, after `t` updates, by its mean over those that are there. `alike`: all ranks of this
-        job have the same, or else each its rows."""
+        """Replace `w`, after `t` updates, by its mean over the jobs that are present.
+
+        `alike`: all ranks of this job hold the same `w`. Otherwise each rank holds its own rows.
+        """
         ...
 
     def finish(self) -> None:
-        """The training is complete and saved: nobody has to come any more."""
+        """Announce that the training is complete and saved: no other job has to join any more."""
         ...
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the other jobs."""
         ...
 
 
 @dataclass(frozen=True)
 class Absent:
-    """`ReplicaGroups` that are not there: a job is built among them to see whether it can be."""
+    """`ReplicaGroups` without members, to check whether a job could be built as one of them."""
 
     index: int = 0
     count: int = 1
@@ -81,25 +81,23 @@ class Absent:
 
 
 NO_REPLICA_GROUPS: ReplicaGroups = Absent()
-"""Those of a job that trains by itself."""
+"""The value for a job that trains by itself."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """This rank's place among P groups of K. `init` makes it.
+    """This rank's place among P groups of K ranks; `init` makes it.
 
-    Rank r of N = P·K is at position j = r mod K of group g = ⌊r/K⌋, counted node by node.
-
-    Not to be confused with a batch job of Slurm, nor with a job file: this is one rank's view of a run.
+    Rank r of N = P·K has shard index j = r mod K in group g = ⌊r/K⌋. Ranks are numbered node by node.
 
     Args:
-        world: all N ranks. It, `intra_group` and `inter_group` may be of different libraries.
-        intra_group: the K ranks that share one local model; its rank is j.
-        inter_group: the P ranks of one position, each with that chunk of its group's model; its rank is g.
-        num_groups: groups.
-        group_size: ranks of a group.
-        shares_nodes: whether this rank's group has several nodes, and several ranks on each. Default False.
-        replica_groups: who averages with an island from outside. Default Absent(index=0, count=1): nobody.
+        world: All N ranks. It may use another library than `intra_group` and `inter_group`.
+        intra_group: The K ranks that train one local model. This rank's number in it is j.
+        inter_group: The P ranks with the same shard index, one of each group. This rank's number in it is g.
+        num_groups: Number of groups, P.
+        group_size: Ranks per group, K.
+        shares_nodes: True if this rank's group spans several nodes with several ranks on each. Default False.
+        replica_groups: Other jobs that average with this one. Default Absent(index=0, count=1), for none.
 
     Example:
         >>> topology = hpcsgd.init(groups=2)     # mpiexec -n 4 python train.py
@@ -118,58 +116,57 @@ class Topology:
     replica_groups: ReplicaGroups = NO_REPLICA_GROUPS
 
     def __repr__(self) -> str:
-        """P × K, and where this rank is."""
+        """Return P × K and this rank's place."""
         groups = f"{count_text(self.num_groups, 'group')} of {self.group_size}"
         place = f"position {self.shard_index} of group {self.group_index}"
         return f"Topology({groups}, rank {self.rank}: {place})"
 
     @property
     def is_elastic(self) -> bool:
-        """Whether anybody averages with it from outside its world."""
+        """True if other jobs average with this one."""
         return self.replica_groups is not NO_REPLICA_GROUPS
 
     @property
     def total_groups(self) -> int:
-        """How many train together: P, and those of its replica groups."""
+        """Number of groups that train together: P times the number of jobs."""
         return self.num_groups * self.replica_groups.count
 
     @property
     def has_one_group(self) -> bool:
-        """Whether there is no group to meet."""
+        """True if there is no other group to average with."""
         return self.num_groups == 1 and not self.is_elastic
 
     @property
     def rank(self) -> int:
-        """Of all, 0 … N − 1."""
+        """This rank's number in the world, 0 … N − 1."""
         return self.world.rank
 
     @property
     def world_size(self) -> int:
-        """N, how many ranks there are."""
+        """Number of ranks, N."""
         return self.world.size
 
     @property
     def group_index(self) -> int:
-        """Which group this rank is in."""
+        """Index g of this rank's group, 0 … P − 1."""
         return self.inter_group.rank
 
     @property
     def shard_index(self) -> int:
-        """Which position of its group, and so which chunk of the parameters, is this rank's."""
+        """This rank's number j in its group, 0 … K − 1: the rank owns shard j of every bucket."""
         return self.intra_group.rank
 
     def mesh(self, kind: str = "cpu") -> DeviceMesh:
-        """All ranks as torch's `DeviceMesh` of P × K, its dimensions "cross" and "group", as for
-        `fully_shard(model, mesh=topology.mesh()["group"])`. The first call is collective.
+        """Return torch's `DeviceMesh` of all ranks, P × K, with the dimensions "cross" and "group".
 
-        torch.distributed gets its default group by it, unless it has one of the same ranks already. What
-        torch sends there is in no ledger of ours.
+        FSDP takes `topology.mesh()["group"]`. The first call is collective. It makes torch.distributed's
+        default group, unless torch has one of the same ranks. `CommStats` does not count what torch sends.
 
         Args:
-            kind: of devices that tensors are on. Default "cpu".
+            kind: Type of the devices that tensors are on. Default "cpu".
 
         Raises:
-            UserError: where torch has another default group, or no library for that kind.
+            UserError: If torch has another default group, or no library for that device type.
         """
         if (made := mesh.made(self.world, self.num_groups, self.group_size, kind)) is not None:
             return made
@@ -178,14 +175,12 @@ class Topology:
         return mesh.make(self.world, self.num_groups, self.group_size, kind)
 
     def raise_on_all_ranks(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """For a block that may fail on one rank alone: then every rank raises a `JobError` that says `what`
-        was done.
-        """
+        """Return a context: if its block, called `what`, raises on any rank, all raise; collective."""
         return raise_on_all_ranks(self.world, what)
 
 
 def form(world: Communicator, groups: int | None = None, group_size: int | None = None) -> Topology:
-    """The ranks of `world` as P groups of K; collective."""
+    """Return the ranks of `world` as P groups of K; collective."""
     with raise_on_all_ranks(world, "forming groups"):
         P, K = shape(world.size, groups, group_size)
     nodes = world.gather_objects(world.backend.node)
@@ -207,14 +202,14 @@ def form(world: Communicator, groups: int | None = None, group_size: int | None 
 
 
 def require_counts(groups: int | None, group_size: int | None) -> None:
-    """Raise `UserError` for less than one."""
+    """Raise `UserError` for a count below 1."""
     for key, value in (("groups", groups), ("group_size", group_size)):
         if value is not None and value < 1:
             raise UserError(f"{key} = {value}: at least 1 is needed", key=key, value=value)
 
 
 def shape(size: int, groups: int | None, group_size: int | None) -> tuple[int, int]:
-    """(P, K) for `size` ranks; raises `UserError` naming the numbers that do not fit."""
+    """Return (P, K) for `size` ranks, or raise `UserError` that names the numbers that do not fit."""
     require_counts(groups, group_size)
     if groups is not None and group_size is not None:
         if groups * group_size != size:
@@ -243,35 +238,38 @@ def shape(size: int, groups: int | None, group_size: int | None) -> tuple[int, i
 
 
 def groups_across_nodes(nodes: Sequence[int], K: int) -> list[int]:
-    """The groups of K consecutive ranks that are on more than one node; `nodes[r]` is where rank r is."""
+    """Return the groups of K consecutive ranks on more than one node; `nodes[r]` is the node of rank r."""
     return [g for g in range(len(nodes) // K) if len(set(nodes[g * K : (g + 1) * K])) > 1]
 
 
 @contextlib.contextmanager
 def raise_on_all_ranks(world: Communicator, what: str) -> Generator[None, None, None]:
-    """Raise on every rank if the block raised on any: a `JobError` with the first failing rank's message.
+    """Raise on every rank if the block, called `what`, raised on any; collective.
 
-    For steps where one rank alone may fail (its data is missing, its model differs); collective.
+    The `JobError` has the first failing rank's message: its data may be missing, or its model differ.
     """
     error: Exception | None = None
     try:
         yield
     except PeerLost:
         raise
-    except Exception as caught:  # noqa: BLE001 - every rank hears of it below
+    except Exception as caught:  # noqa: BLE001 - raised on every rank below
         error = caught
     _require_success(world, what, error, world.gather_objects(_failure(error)))
 
 
 def gather_or_raise(world: Communicator, what: str, ask: Callable[[], Answer]) -> list[Answer]:
-    """What `ask()` returns on each rank, in rank order; raise on all. One message, collective."""
+    """Return what `ask()` returns on each rank, in rank order; raise on all ranks if it raises on any.
+
+    Collective, with one message. `what` says what `ask` does.
+    """
     answer: Answer | None = None
     error: Exception | None = None
     try:
         answer = ask()
     except PeerLost:
         raise
-    except Exception as caught:  # noqa: BLE001 - every rank hears of it below
+    except Exception as caught:  # noqa: BLE001 - raised on every rank below
         error = caught
     told = world.gather_objects((_failure(error), answer))
     _require_success(world, what, error, [failure for failure, _ in told])
@@ -292,7 +290,7 @@ def _require_success(
 
 
 def _failure(error: Exception | None) -> Failure | None:
-    """One line, and what it is about; a fault of ours or of the user's code is told with its traceback."""
+    """Return a message and its subject. An error that is not a `UserError` includes its traceback."""
     if error is None:
         return None
     if isinstance(error, UserError):

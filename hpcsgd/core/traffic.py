@@ -1,8 +1,8 @@
-"""What a method sends and keeps, told beforehand: the operations of a step and their bytes.
+"""The predicted communication and memory of a method: the operations of a step and their bytes.
 
-Parts of a method that send something have `sends` (`hpcsgd.core.optional`), beside the code that does it and
-in the terms of their paper. `hpcsgd.cost` puts the parts together as the engine does and asks a machine what
-it takes; a test holds all of it against what the ledger has counted.
+Parts of a method that send something have `comm_ops` (`hpcsgd.core.optional`), next to the code that sends
+and in the terms of their paper. `hpcsgd.cost` combines the parts as the engine does and computes the time on
+a machine. A test compares all of it with what `CommStats` counted.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from hpcsgd.core.layout import cut
 from hpcsgd.core.rows import Unit, in_buckets, padded, positions, units_of
 
 Over = Literal["group", "cross", "world", "peers"]
-"""The communicators of a `Topology`; peers are jobs of their own, and what goes to them is in no ledger."""
+"""The communicators of a `Topology`. "peers" are other jobs; `CommStats` does not count what they get."""
 Stage = Literal["exchange", "model_average", "gather", "forward", "backward", "reduce"]
-"""The last three are torch's, where it shards the model: weights gathered for either pass, gradients."""
+"""The last three are torch's for an FSDP model: weights gathered for either pass, and gradients."""
 FLOAT64 = 8
 """Bytes of a norm, a loss or a count."""
 
@@ -32,33 +32,33 @@ class CommOp:
     """An operation that every rank takes part in."""
 
     operation: str
-    """As `Communicator` calls it."""
+    """Name of the method of `Communicator`."""
     over: Over
     nbytes: float
-    """n: the whole vector of an alltoall, reduce_scatter, allreduce or bcast, what an allgather gathers, what
-    an exchange sends to all its peers; the mean over the ranks."""
+    """Bytes of the operation's full vector, averaged over ranks. For an allgather: all that is gathered. For
+    `sendrecv`: bytes sent to all peers together."""
     phase: str = ""
-    """Under which the ledger counts it; "": that of whoever asks."""
+    """Phase under which `CommStats` counts it. "": the phase of the caller."""
     times: float = 1.0
-    """A step, or a meeting, on the mean."""
+    """Mean number of times per step or per synchronization."""
     bucket: int | None = None
-    """It is of this bucket and leaves when that is there, others being on their way or not; None: it leaves
-    when all before it is done. Of torch's messages: the unit."""
+    """The bucket that it belongs to: it is sent once that is ready, whatever else is under way. None: it is
+    sent once everything before it is done. For FSDP's messages: the unit."""
     stage: Stage = "exchange"
-    """Which one of a step it is part of."""
+    """Which stage of a step it is part of."""
     overlap_steps: int = 0
-    """How many of the next steps are computed while it travels; 0: it is waited for."""
+    """Number of next steps that are computed while it is under way. 0: the step waits for it."""
     reduced: float = 0.0
-    """Elements that came with it, of which the rank then makes means."""
+    """Elements received with it that the rank then averages."""
     off_host_fraction: float = 1.0
-    """Of an exchange, the part that goes to other hosts, if it goes to any."""
+    """For `sendrecv`: the share that goes to other hosts, if any of it does."""
     sender_fraction: float = 1.0
-    """The part of the ranks that send it; the others wait."""
+    """The share of the ranks that send it. The others wait."""
     contention: float = 1.0
-    """How many times as long it takes on the mean, since several may come to one rank."""
+    """Mean factor by which it takes longer because several messages may reach one rank."""
 
     def within(self, phase: str, share: float = 1.0) -> CommOp:
-        """It, counted under `phase` where it has none of its own, in this `share` of all steps."""
+        """Return it in this `share` of all steps, counted under `phase` if it has none of its own."""
         return replace(self, phase=self.phase or phase, times=self.times * share)
 
 
@@ -71,7 +71,7 @@ class BucketLayout:
     width: int
     """Bytes of an element."""
     whole: bool = False
-    """Whether no chunk cuts a parameter."""
+    """True if no shard cuts a parameter."""
 
     @property
     def nbytes(self) -> int:
@@ -79,13 +79,13 @@ class BucketLayout:
 
     @property
     def wide(self) -> int:
-        """Bytes of an element where sums of 16-bit numbers are made."""
+        """Bytes of an element when it is summed: at least 4, as 16-bit numbers are summed in float32."""
         return max(self.width, 4)
 
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """What the bytes of a step go by: P groups of K, and a model as the engine lays it out."""
+    """What the bytes of a step depend on: P groups of K, and the model as the engine lays it out."""
 
     P: int
     K: int
@@ -93,18 +93,17 @@ class ModelLayout:
     layers: tuple[int, ...] = ()
     """Elements of each parameter, bucket by bucket."""
     optimizer_state: Mapping[str, Collection[int]] = field(default_factory=dict[str, Collection[int]])
-    """Of each of the optimizer's state tensors that are like a parameter: which of `layers` have it."""
+    """For each optimizer state tensor shaped like a parameter: the indices in `layers` that have it."""
     numbers: Mapping[str, Collection[int]] = field(default_factory=dict[str, Collection[int]])
-    """Likewise of its tensors of one float32 for every piece of a parameter."""
+    """The same for state tensors of one float32 per `ShardRange` of a parameter."""
     buffers: tuple[int, ...] = ()
-    """Bytes of all float buffers of the model, one entry a dtype."""
+    """Bytes of all float buffers of the model, one entry per dtype."""
     ranks_per_host: int | None = None
     """None: as many as a group has."""
     units: tuple[Unit, ...] = ()
-    """Where torch shards the model over the group: what it gathers as one, in the order of the backward pass.
-    Else none."""
+    """For an FSDP model: the units that torch gathers, in the order of the backward pass. Otherwise empty."""
     having: tuple[int, ...] = ()
-    """There, of each of `layers` the positions that have rows of it."""
+    """For an FSDP model: for each of `layers`, the number of ranks in the group that hold rows of it."""
 
     @classmethod
     def of(
@@ -120,9 +119,11 @@ class ModelLayout:
         whole: Collection[nn.Parameter] = frozenset(),
         units: Sequence[Collection[nn.Parameter]] = (),
     ) -> ModelLayout:
-        """Of trainable parameters, which may be on the meta device, as the engine would lay them out: those
-        that are to stay `whole` each in one chunk. `moments`, `numbers`: the parameters that have them.
-        `units`: all parameters, frozen ones too, as torch gathers them where it shards them."""
+        """Return the layout that the engine would make of trainable parameters, which may be on meta devices.
+
+        `whole`: parameters that must each be in one shard. `moments`, `numbers`: the parameters that have
+        such a state. `units`: all parameters, including frozen ones, as FSDP gathers them.
+        """
         found, params = list[BucketLayout](), list[nn.Parameter]()
         lie = _by_rows(named, K, bucket_bytes) if units else _by_elements(named, K, bucket_bytes, whole)
         for some, size, undivided in lie:
@@ -147,7 +148,7 @@ class ModelLayout:
 
     @property
     def sharded(self) -> bool:
-        """Whether torch shards the model over the group."""
+        """True for an FSDP model, which torch shards over the group."""
         return bool(self.units)
 
     @property
@@ -160,39 +161,41 @@ class ModelLayout:
 
     @property
     def groups_per_host(self) -> int:
-        """1 also where a group needs several."""
+        """Number of groups on one host; 1 also if a group needs several hosts."""
         return max((self.ranks_per_host or self.K) // self.K, 1)
 
     @property
     def hosts_of_a_group(self) -> list[int]:
-        """Of each of its ranks, as they are counted in the first group."""
+        """The host of each rank of the first group."""
         return [j // (self.ranks_per_host or self.K) for j in range(self.K)]
 
     def ranks(self, over: Over) -> int:
         return {"group": self.K, "cross": self.P, "world": self.N, "peers": self.P}[over]
 
     def shard(self, b: BucketLayout) -> int:
-        """Elements of a position's part of a bucket."""
+        """Return the elements of one rank's shard of a bucket, padding included."""
         return b.padded // self.K
 
     def filled(self, b: BucketLayout) -> list[int]:
-        """Elements of each position's part of a bucket, without padding; about so many where tensors or rows
-        are not cut."""
+        """Return the elements of each rank's shard of a bucket, without padding.
+
+        Approximate if tensors or rows are not cut.
+        """
         K, n = self.K, self.shard(b)
         if b.whole or self.sharded:
             return [b.used * (j + 1) // K - b.used * j // K for j in range(K)]
         return [min(max(b.used - j * n, 0), n) for j in range(K)]
 
     def here(self, b: BucketLayout) -> int:
-        """Bytes of a bucket on a rank: of all of it, but for a model that torch shards."""
+        """Return the bytes of a bucket on a rank: the whole bucket, or the rank's part of an FSDP model."""
         return self.shard(b) * b.width if self.sharded else b.nbytes
 
     def own_elements(self, *, wide: bool = False) -> int:
-        """Bytes of all chunks of a position, as wide as they are or as sums of them are made."""
+        """Return the bytes of all shards of a rank; `wide`: with 4 bytes or more an element, as for sums."""
         return sum(self.shard(b) * (b.wide if wide else b.width) for b in self.buckets)
 
     def rows_of(self, layers: Collection[int]) -> float:
-        """Parts of these layers that a position owns, on the mean over the K."""
+        """Return the mean number, over the K ranks, of parts of these layers that a rank owns."""
         counts = self.having or [
             1 if b.whole else (stop - 1) // self.shard(b) - start // self.shard(b) + 1
             for b, start, stop in self._places()
@@ -200,7 +203,7 @@ class ModelLayout:
         return sum(counts[i] for i in layers) / self.K
 
     def by_width(self, layers: Collection[int]) -> Mapping[int, int]:
-        """Elements of these layers, by the bytes that one has."""
+        """Return the number of elements of these layers, by the bytes of one element."""
         found = Counter[int]()
         for i, (b, start, stop) in enumerate(self._places()):
             if i in layers:
@@ -208,8 +211,10 @@ class ModelLayout:
         return found
 
     def message_buffer(self, parts: int = 1) -> float:
-        """Bytes of a `Parcel` with this position's chunks, or with one of so many `parts` of them, on the
-        mean over these."""
+        """Return the bytes of a `MessageBuffer` with this rank's shards.
+
+        With `parts` above 1: the mean bytes of a buffer with one of that many parts of them.
+        """
         total = 0
         for b in self.buckets:
             size, longer = divmod(self.shard(b), parts)
@@ -217,7 +222,7 @@ class ModelLayout:
         return 8 + total / parts
 
     def _places(self) -> Iterator[tuple[BucketLayout, int, int]]:
-        """Of each layer the bucket, and where in it the layer lies if none is dealt."""
+        """Yield each layer's bucket and its range in it, as if no layer was assigned to a rank whole."""
         layers = iter(self.layers)
         for b in self.buckets:
             start = 0
@@ -228,7 +233,7 @@ class ModelLayout:
 
 
 def param_gathers(m: ModelLayout) -> list[CommOp]:
-    """What makes one model of the positions' chunks: T2 of eq. 8 of the hierarchical local SGD paper."""
+    """Return the allgathers of shards after a step: T2 of eq. 8 of the hierarchical local SGD paper."""
     if m.K == 1 or m.sharded:
         return []
     return [CommOp("allgather", "group", b.nbytes, "parameters") for b in m.buckets]
@@ -239,14 +244,14 @@ def allreduce(over: Over, nbytes: float, phase: str = "") -> CommOp:
 
 
 def overlapped(x: CommOp, steps: int) -> CommOp:
-    """It, on its way while so many steps are computed; what came of it is taken in when all is there."""
+    """Return `x` overlapped with `steps` steps; its result is used once all of it has arrived."""
     return replace(x, overlap_steps=steps, bucket=None)
 
 
 def _by_elements(
     named: Iterable[tuple[str, nn.Parameter]], K: int, bucket_bytes: float, whole: Collection[nn.Parameter]
 ) -> Iterator[tuple[list[nn.Parameter], int, bool]]:
-    """Of each bucket the parameters, its elements with padding, and whether no chunk cuts a parameter."""
+    """Yield each bucket's parameters, its elements with padding, and whether no shard cuts a parameter."""
     for x in cut(named, K, bucket_bytes, whole):
         yield [slot.param for slot in x.slots], x.size, x.whole
 
@@ -254,7 +259,7 @@ def _by_elements(
 def _by_rows(
     named: Iterable[tuple[str, nn.Parameter]], K: int, bucket_bytes: float
 ) -> Iterator[tuple[list[nn.Parameter], int, bool]]:
-    """Likewise, of all positions together."""
+    """Yield the same for an FSDP model, over all ranks of the group."""
     for bucket in in_buckets(named, K, bucket_bytes):
         params = [x.param for x in bucket]
         yield params, sum(K * padded(p, K) for p in params), False

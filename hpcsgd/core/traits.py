@@ -1,7 +1,7 @@
-"""What others have to know of a schedule and of an exchange: one value of each, which the part itself gives.
+"""The traits of schedules and gradient reductions: what other code has to know of each.
 
-Averagers have `hpcsgd.core.averager.Traits`. A part around another one takes the traits of that one, and
-`dataclasses.replace` changes what is no longer so.
+The traits of averagers are `hpcsgd.core.averager.Traits`. A part around another part copies its traits and
+replaces what differs with `dataclasses.replace`.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from hpcsgd.errors import UserError
 class ScheduleTraits:
     """What the engine, the cost model and other methods have to know of a schedule.
 
-    The defaults are those of a schedule of which nothing is known.
+    The defaults are the safe ones for an unknown schedule.
 
     Raises:
-        UserError: for a period or a spacing below 1, a rate that is no share, and for two that do not agree.
+        UserError: If a period or spacing is below 1, a rate is not in 0 … 1, or two of them disagree.
     """
 
     known_before_update: bool = False
-    """The number of the step alone decides, so that the answer before the update is that after it."""
+    """The step number alone decides, so the answer before the update equals that after it."""
     period: int | None = None
-    """Groups average after every so many updates, whatever happens; None: not at a fixed interval."""
+    """Updates from one synchronization to the next, always. None: the interval is not fixed."""
     spacing: int | Fraction | None = None
-    """Groups average for the n-th time after update ⌈n·`spacing`⌉, as evenly as whole steps can be; with a
-    period that. None: nobody can tell beforehand after which updates."""
+    """The n-th synchronization follows update ⌈n·`spacing`⌉, as evenly as whole steps allow. Equals `period`
+    if that is set. None: the updates are not known in advance."""
     rate: float | None = None
-    """The share of steps after which groups average, 1/`spacing` where there is one; None: it depends on the
+    """The share of steps with a synchronization: 1/`spacing` if that is set. None: it depends on the
     training."""
     threshold: float | None = None
-    """Groups average where something has changed by so much or more in any of them. By how much it has in
-    its own group, the schedule notes as `delta` in every step."""
+    """The groups average if some quantity has changed by at least this in any of them. The schedule reports
+    the change in its own group as the metric `delta` in every step."""
 
     def __post_init__(self) -> None:
         what = "spacing" if self.period is None else "period"
@@ -58,17 +58,17 @@ class ScheduleTraits:
 @checked
 @dataclass(frozen=True, slots=True)
 class GradReduceTraits:
-    """What the engine, the cost model and other methods have to know of an exchange.
+    """What the engine, the cost model and other methods have to know of a gradient reduction.
 
-    The defaults are those of an exchange of which no more is known than where it leaves the gradient.
+    The defaults are the safe ones for an unknown gradient reduction.
     """
 
     shards: bool
-    """True: `b.grad_shard` is the result, and each position updates its own chunk. False: `b.g` is."""
+    """True: the result is `b.grad_shard`, and each rank updates its own shard. False: it is `b.g`."""
     across: bool = False
-    """It brings the gradients of all groups together, and not only those of one."""
+    """It averages the gradients of all groups, not only those of one."""
     per_bucket: bool = False
-    """It is through with each bucket by itself, and not with the last one only, so that one is updated while
-    the next is on its way."""
+    """It finishes each bucket separately, not all at the last one. One bucket can then be updated while the
+    next is being reduced."""
     keeps_gradients: bool = True
-    """It keeps something of a step's gradients for later ones."""
+    """It keeps something of a step's gradients for later steps."""

@@ -1,8 +1,8 @@
-"""Who waits for whom: a small value that a method states once, and that a simulation goes by.
+"""Which groups wait for which: a small value that a method states once, and that a simulation uses.
 
-An averager states it in its `Traits`, and leaves open how often. `who_waits` (`hpcsgd.core.method`) adds that
-from the schedule of a method; `StepPlan.waits` is the result. An averager around another one takes it from
-that one, and changes it by `later` if results are used later.
+An averager states it in its `Traits`, without a period. `waits_of` (`hpcsgd.core.method`) adds the period of
+the method's schedule; `StepPlan.waits` is the result. An averager around another one copies that one's value,
+and changes it by `later` if results are used later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class All:
 
     late: int = 0
     period: Period | None = None
-    """None: nobody can tell beforehand after which steps."""
+    """None: the steps are not known in advance."""
 
     def __str__(self) -> str:
         return f"all groups wait for each other {_often(self.period)}{_late(self.late)}"
@@ -56,9 +56,9 @@ class InNeighbors:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Two groups wait for each other. The pairs are drawn by lot each time.
+    """Two groups wait for each other; the pairs are drawn at random each time.
 
-    If the number of groups is odd, one group waits for nobody. That is the next one after `every` steps.
+    If the number of groups is odd, one group waits for none. Another takes its place every `every` steps.
     """
 
     seed: int
@@ -79,7 +79,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Slowest:
-    """A group waits until it is at most `staleness` steps ahead of the slowest one; None: for nobody."""
+    """A group waits until it is at most `staleness` steps ahead of the slowest one; None: it never waits."""
 
     staleness: int | None
     period: Period | None = None
@@ -93,7 +93,7 @@ class Slowest:
 
 @dataclass(frozen=True)
 class RandomPartner:
-    """Every second group asks one of the others, drawn by lot. It needs the answer one step later."""
+    """Every second group asks one of the others, drawn at random. It needs the answer one step later."""
 
     seed: int
     period: Period | None = None
@@ -109,7 +109,7 @@ class Then:
     first: Waits
     then: Waits
     at: int | None
-    """None: nobody can tell beforehand."""
+    """None: not known in advance."""
 
     def __str__(self) -> str:
         until = "at first" if self.at is None else f"up to step {self.at}"
@@ -118,7 +118,7 @@ class Then:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Nobody can tell beforehand who waits for whom, for a reason which completes "cannot be simulated: "."""
+    """The waits are not known in advance; `why` completes "cannot be simulated: "."""
 
     why: str
 
@@ -137,7 +137,7 @@ def due(t: Any, period: Period) -> Any:
 
 
 def later(waits: Waits, steps: int) -> Waits:
-    """Return `waits` of groups that train on, and use each result `steps` steps later."""
+    """Return `waits` of groups that train on and use each result `steps` steps later."""
     if isinstance(waits, All | InNeighbors | Pairs):
         return replace(waits, late=waits.late + steps)
     if isinstance(waits, Unknown):
@@ -146,7 +146,7 @@ def later(waits: Waits, steps: int) -> Waits:
 
 
 def in_turns(stages: Sequence[tuple[int | None, Waits]]) -> Waits:
-    """Return who waits for whom in these stages, one after the other, each with its last step."""
+    """Return which groups wait for which in these stages, one after the other, each with its last step."""
     (until, waits), *later = stages
     return Then(waits, in_turns(later), until) if later else waits
 
