@@ -1,7 +1,7 @@
-"""`save` and `load`: the checkpoints of `hpcsgd train` for training loops that somebody else has written.
+"""`save` and `load`: the checkpoints of `hpcsgd train` for training loops that users write themselves.
 
-Beside what `snapshot` saves of each optimizer, rank 0 saves the script's items, and every other rank those
-that are not the same on all ranks. On the same P × K each rank gets back what was its own.
+`snapshot` saves each optimizer. In addition rank 0 saves the script's items, and every other rank saves
+those items that differ between ranks. On the same P × K each rank gets its own values back.
 """
 
 from __future__ import annotations
@@ -33,34 +33,39 @@ log = logging.getLogger(__name__)
 
 @checked
 def save(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: Any) -> None:
-    """Save a checkpoint in `folder`, of a training loop of your own; collective.
+    """Save a checkpoint of your own training loop in `folder`; collective.
 
-    Saved are the model, the optimizer and the method of each one of the `optimizers`, the process-wide random
-    generators of each rank, and what is given by name: objects with `state_dict()`, such as a `Sampler`, a
-    scheduler or a `GradScaler`; random generators; and values, which are numbers, strings, bytes, None,
-    tensors, arrays of NumPy, and lists, tuples, sets, dicts, and those of `collections`, of these. Values
-    come back as they were, tensors on the CPU. What would not, such as a named tuple, is refused.
+    The checkpoint has the model, the optimizer and the method of each of the `optimizers`, the process-wide
+    random generators of each rank, and what is given by name. That may be:
 
-    A checkpoint is complete on all ranks or it is not there, however the job ends. The two newest ones are
-    kept; they are named after the updates that the first optimizer has made. Returns when all is on the disk.
-    Older ones are removed if they are of this training, that is, if these optimizers have saved them, or have
-    loaded from the folder. Where others are there nothing is written.
+    - objects with `state_dict()`, such as a `Sampler`, a scheduler or a `GradScaler`,
+    - random generators,
+    - values: numbers, strings, bytes, None, tensors, arrays of NumPy, and lists, tuples, sets, dicts, and
+      types of `collections`, of these.
 
-    Call it between two steps: not inside `averaged_model()`, nor after some of the backward passes of a step.
+    Values come back as they were, tensors on the CPU. A value that would not, such as a named tuple, is
+    refused.
 
-    Not to be confused with `torch.save`, which saves what one rank has.
+    A checkpoint is either complete on all ranks or does not exist, however the job ends. `save` returns when
+    all of it is on the disk. Checkpoints are named after the updates that the first optimizer has made. The
+    two newest ones are kept. Older ones are removed if they belong to this training, that is, if these
+    optimizers have saved them or have loaded from the folder. If the folder has checkpoints of another
+    training, nothing is written.
+
+    Call `save` between two steps: not inside `averaged_model()`, nor after only some of the backward passes
+    of a step.
 
     Args:
-        folder: the same on all ranks, on a file system that all of them see. It is made if need be. Until
-            the job ends no other one can save there, which a file `run.lock` in it sees to.
-        optimizers: one `DistributedOptimizer`, or several, each with its own model; also those inside a
-            `NaturalGradient`. All that are saved in one folder are given in each call.
-        state: by names of your choice, the same on all ranks.
+        folder: The folder, the same on all ranks, on a file system that all of them see. It is made if it
+            does not exist. Until the job ends, a file `run.lock` in it keeps other jobs from saving there.
+        optimizers: One `DistributedOptimizer`, or several, each with its own model; also those inside a
+            `NaturalGradient`. Each call for a folder must give the same ones.
+        state: Objects and values, by names of your choice, the same names on all ranks.
 
     Raises:
-        UserError: where ranks call it with unlike arguments, an object cannot be saved, or the folder has
+        UserError: If ranks call it with different arguments, an object cannot be saved, or the folder has
             checkpoints of another training.
-        JobError: where a rank cannot write, or another job saves there. Earlier checkpoints stay.
+        JobError: If a rank cannot write, or another job saves there. Earlier checkpoints stay.
 
     Example:
         >>> method = hpcsgd.hierarchical(sync_every=8)
@@ -102,32 +107,34 @@ def save(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
 
 @checked
 def load(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: Any) -> dict[str, Any]:
-    """Go on from the newest whole checkpoint that `save` has made in `folder`; collective.
+    """Continue from the newest whole checkpoint that `save` has made in `folder`; collective.
 
-    On the same P × K each rank has its own again, to the bit, random generators included. On another P × K
-    models and states are brought together and cut anew, as for `hpcsgd train --resume`. Random generators
-    then stay as they are. Objects and values that were the same on all ranks come along. Of objects that were
-    not, floating-point and complex tensors come as the mean of all ranks, and anything else that differed is
-    refused; values that were not are those that you give, with a warning.
+    On the same P × K each rank gets its own state back, to the bit, including random generators. On another
+    P × K models and optimizer states are gathered and cut anew, as by `hpcsgd train --resume`. Then random
+    generators stay as they are. Objects and values that were the same on all ranks are restored. If they
+    differed between ranks:
 
-    Without a checkpoint nothing changes, and a line of the log says so.
+    - objects get the mean of all ranks for floating-point and complex tensors; anything else that differed
+      is refused,
+    - values are those that you give, with a warning.
 
-    Not to be confused with `torch.load`, which returns what one rank has saved.
+    If there is no checkpoint, nothing changes, and the log says so.
 
     Args:
-        folder: as for `save`; not the checkpoint itself. Its newest checkpoint that is whole is taken.
-        optimizers: as many as were saved, in the same order, around models of the same layout.
-        state: what was saved, by the same names. Objects and random generators are put back where they are:
-            into one of the same class, one derived from it, or, of a module, any that has the same state. A
-            value says what to begin with if there is no checkpoint. None: the script goes on without.
+        folder: The folder that `save` was given, not a checkpoint inside it.
+        optimizers: As many as were saved, in the same order, around models of the same layout.
+        state: What was saved, by the same names. Objects and random generators are restored in place. An
+            object must be of the same class or one derived from it; a module may be any that has the same
+            state. A value is the start value that is used if there is no checkpoint. With None the saved
+            item is ignored.
 
     Returns:
-        The values by their names: those of the checkpoint, or where there is none those that were given.
+        The values by their names: those of the checkpoint, or if there is none, those that were given.
 
     Raises:
-        UserError: where ranks call it with unlike arguments, the checkpoint is of another model, optimizer or
-            method, or has other names or classes, or all checkpoints are damaged.
-        JobError: where a rank cannot read.
+        UserError: If ranks call it with different arguments, the checkpoint is of another model, optimizer
+            or method, it has other names or classes, or all checkpoints are damaged.
+        JobError: If a rank cannot read.
 
     Example:
         >>> method = hpcsgd.hierarchical(sync_every=8)
@@ -155,7 +162,9 @@ def load(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
         found = found_items.states(saved, loop.topology, wanted)
         if generators is not None:
             load_generators_state(generators, loop.device)
-        for name in (name for name in state if name in found and name not in given):  # in the same order
+        for name in (
+            name for name in state if name in found and name not in given
+        ):  # same order on all ranks
             items.load(state[name], found[name], f"{saved.path}: {name}")
     loop.goes_on()
     if loop.topology.rank == 0:
@@ -170,27 +179,27 @@ class _Loop:
     folder: Path
     optimizers: Sequence[DistributedOptimizer]
     around: Sequence[OuterWrapper | None]
-    """What goes around each of them."""
+    """The `OuterWrapper` around each of the optimizers, or None."""
     given: Given
-    """What the items are."""
+    """Number of optimizers, kinds and classes of the items."""
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """Those in the folder."""
+        """The checkpoints in the folder."""
         return Checkpoints(self.folder, self.topology)
 
     @property
     def topology(self) -> Topology:
-        """That of all optimizers."""
+        """The topology of all optimizers."""
         return self.optimizers[0].topology
 
     @property
     def device(self) -> torch.device:
-        """On which the first model is."""
+        """The device of the first model."""
         return self.optimizers[0].buckets[0].w.device
 
     def captured(self, number: int) -> Tree:
-        """What this rank saves of an optimizer; the first one brings the random generators."""
+        """Return what this rank saves of an optimizer; the random generators belong to the first one."""
         around = self.around[number]
         own = {
             "generators": None if number else generators_state(self.device),
@@ -199,14 +208,14 @@ class _Loop:
         return capture(self.optimizers[number], shared={}, own=own)
 
     def restored(self, number: int, saved: Saved) -> Tree | None:
-        """Put an optimizer back; return this rank's random generators, None on another P × K."""
+        """Restore an optimizer. Return this rank's random generators, or None on another P × K."""
         _, own = restore(replace(saved, optimizer=number), self.optimizers[number])
         if (around := self.around[number]) is not None:
             around.resume_from(None if own is None else own["estimates"])
         return None if own is None else own["generators"]
 
     def goes_on(self) -> None:
-        """What is in the folder is this training's from now on."""
+        """Note that the checkpoints in the folder belong to this training from now on."""
         training = trainings.Training(self.optimizers)
         if self.topology.rank == 0:
             training.goes_on(self.folder)
@@ -216,7 +225,7 @@ class _Loop:
 def _begun(
     call: str, folder: str | os.PathLike[str], given: Sequence[optim.Optimizer], state: Mapping[str, Any]
 ) -> _Loop:
-    """Check that all ranks are in this `call`, with the same arguments; collective."""
+    """Check that all ranks make this `call` with the same arguments; collective."""
     around = [each if isinstance(each, OuterWrapper) else None for each in given]
     inner = [each.optimizer if isinstance(each, OuterWrapper) else each for each in given]
     optimizers = [each for each in inner if isinstance(each, DistributedOptimizer)]
@@ -239,9 +248,9 @@ def _begun(
         if topology.is_elastic:
             raise UserError(f"{call} is not for groups that may die: let `hpcsgd train` save these")
     first, *others = topology.world.gather_objects((str(path), sorted(kinds.items())))
-    for rank, told in enumerate(others, start=1):
-        if told != first:
-            raise UserError(f"{call}: {_written(first)} on rank 0, {_written(told)} on rank {rank}")
+    for rank, theirs in enumerate(others, start=1):
+        if theirs != first:
+            raise UserError(f"{call}: {_written(first)} on rank 0, {_written(theirs)} on rank {rank}")
     classes = {name: items.classes_of(state[name]) for name in kinds if kinds[name] != items.VALUE}
     return _Loop(path, optimizers, around, Given(len(optimizers), kinds, classes))
 

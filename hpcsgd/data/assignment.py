@@ -1,4 +1,4 @@
-"""What a sampler needs to know: how many samples there are, and who takes which of them."""
+"""What a sampler needs to know: how many samples there are, and which rank takes which of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ class _World(Protocol):
 
 @runtime_checkable
 class Assignment(Protocol):
-    """Of P groups of K, group g and in it position j: what samplers need to know of a job."""
+    """What samplers need to know of a topology: P groups of K ranks, and the place of this rank.
+
+    This is rank `shard_index` of group `group_index`.
+    """
 
     @property
     def world(self) -> _World: ...
@@ -35,8 +38,10 @@ class Assignment(Protocol):
 
 @dataclass(frozen=True)
 class AsRank:
-    """One of `size` that samples are dealt to, K of them a group, where that is no rank of a job: a virtual
-    rank, an island."""
+    """A reader of samples that is no rank of the topology, such as a virtual rank or an elastic group.
+
+    It is reader `rank` of `size`, of which `group_size` form a group.
+    """
 
     rank: int
     size: int
@@ -60,7 +65,7 @@ class AsRank:
 
 
 def length_of(data: object) -> int:
-    """How many samples are dealt. Raises `UserError` for a sampler that does not say how many it draws."""
+    """Return the number of samples to divide. Raises `UserError` for a sampler that has no length."""
     if isinstance(data, int):
         return data
     if not isinstance(data, Sized):

@@ -1,6 +1,6 @@
-"""A group's samples in batches of B, and of each batch the part of one of its K ranks.
+"""A group's samples in batches of B, and the part of each batch that one of its K ranks takes.
 
-K need not divide B: ranks have a sample more or less, and `weight` makes the mean of their gradients that of
+K need not divide B: ranks may differ by one sample. `weight` then makes the mean of their gradients that of
 the batch.
 """
 
@@ -15,27 +15,28 @@ from hpcsgd.data.sampler import Sampler
 from hpcsgd.data.split import Drawn
 
 AHEAD = 32
-"""Batches that data are told of at one go, while as many before them are read."""
+"""Number of batches announced to the data at one go, while as many before them are read."""
 
 
 class Batches(torch.utils.data.Sampler[list[int]]):
-    """For `DataLoader(batch_sampler=...)`: what is left of the epoch of `sampler`, which deals to groups.
+    """A batch sampler for `DataLoader(batch_sampler=...)`: the rest of the epoch of `sampler`.
 
-    Position j takes the samples j, j + K, j + 2K, … of each batch. A last batch of less than K samples is
-    left out; of a `Stream` every one that is not whole.
+    The sampler assigns samples to groups. Rank j of the group takes the samples j, j + K, j + 2K, … of each
+    batch. A last batch of fewer than K samples is left out. For a `Stream` every last batch that is not
+    whole is left out.
     """
 
     def __init__(self, sampler: Sampler, B: int, K: int = 1, j: int = 0) -> None:
         assert B >= K
         self.sampler = sampler
         self.shares_samples = False
-        """Whether groups send each other a part of each batch; `Injected` does so."""
+        """True if groups send each other a part of each batch, as `Injected` does."""
         self._B, self._K, self._j = B, K, j
         self._least = B if sampler.whole_batches else K
 
     @property
     def per_step(self) -> int:
-        """How many samples of the sampler a step takes, but for the last one of an epoch."""
+        """Number of samples of the sampler that a step takes; the last step of an epoch may take fewer."""
         return self._B
 
     def __len__(self) -> int:
@@ -52,11 +53,11 @@ class Batches(torch.utils.data.Sampler[list[int]]):
             yield Drawn(rows[start : start + self._B][self._j :: self._K].tolist(), seed, epoch)
 
     def weight(self, samples: int) -> float:
-        """What multiplies the mean loss of this rank's `samples` in the batch that training has come to."""
+        """Return the factor of the mean loss of this rank's `samples` in the present batch."""
         return samples * self._K / self._due
 
     def advance(self) -> None:
-        """Training is past this batch, on all ranks of all groups."""
+        """Move past this batch, after all ranks of all groups have trained on it."""
         self.sampler.advance(self._due)
 
     def start_after(self, seen: int, steps: int) -> None:

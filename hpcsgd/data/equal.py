@@ -1,4 +1,4 @@
-"""As many batches on every rank, of loaders that have unlike numbers of them."""
+"""Equally many batches on every rank, from loaders of different lengths."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ Batch = TypeVar("Batch")
 
 @checked
 def equal_batches(loader: Iterable[Batch], topology: Topology) -> Iterator[Batch]:
-    """Iterate `loader` for as long as every rank has a batch; collective.
+    """Iterate over `loader` for as long as every rank has a batch; collective.
 
-    All ranks have to make the same number of steps. A loader whose length is not the same on all ranks, or
-    that has no length, ends for all of them where it ends for the first one: what others have left is not
-    used. Lengths are compared once; where a loader has none, ranks ask each other before each batch.
-
-    Not to be confused with torch's `Join`, where ranks that have no batch left answer the others, so that
-    these go on. `hpcsgd.Sampler` deals the same number to all ranks in the first place.
+    All ranks have to make the same number of steps. If lengths differ between ranks, or a loader has no
+    length, all ranks stop when the first one runs out. The other ranks' remaining batches are not used.
+    Lengths are compared once. Where loaders have no length, the ranks communicate before each batch.
 
     Args:
-        loader: this rank's, of any length; with a length on all ranks or on none.
-        topology: from `init`.
+        loader: The loader of this rank. Either all ranks' loaders have a length, or none has.
+        topology: The ranks and groups, from `init`.
 
     Returns:
         An iterator over the batches.
 
     Raises:
-        JobError: where an exception has ended the loader of a rank, or some have a length and others not.
+        JobError: If an exception has ended the loader of a rank, or only some loaders have a length.
 
     Example:
         >>> unlike = [0.5] * (3 + topology.rank)
         >>> len(list(hpcsgd.equal_batches(unlike, topology)))
         3
+
+    See Also:
+        `Sampler`: assigns the same number of samples to all ranks.
     """
     length = _length(loader)
     lengths = topology.world.gather_objects(length)
@@ -61,7 +61,7 @@ def equal_batches(loader: Iterable[Batch], topology: Topology) -> Iterator[Batch
 
 
 def _length(loader: Iterable[Any]) -> int | None:
-    """Torch's `DataLoader` has one or not, as its dataset."""
+    """Return the loader's length, or None. Torch's `DataLoader` has one if its dataset has one."""
     try:
         return len(loader) if isinstance(loader, Sized) else None
     except TypeError:

@@ -1,12 +1,12 @@
-"""Data injection: groups whose samples differ much share some of each batch (SelSync, section III-E).
+"""Data injection: groups with different samples share a part of each batch (SelSync, section III-E).
 
-In every step ⌈αP⌉ random groups send the fraction β of their batch to all others, position j of a group to
-position j of each. The own batch shrinks to b' = b / (1 + αβP), eq. 3, so that all train on b samples; here
-and below, those of one rank. For b = 32 and 8 groups eq. 3 gives 10.7 at (½, ½) and 5.8 at (¾, ¾): the 11
-and 6 that the paper quotes, though for 10 groups.
+In every step ⌈αP⌉ random groups send the fraction β of their batch to all others. Rank j of a group sends to
+rank j of each other group. A rank's own batch shrinks to b' = b / (1 + αβP), eq. 3, so that all ranks train
+on b samples. Batch sizes here and below are those of one rank. For b = 32 and 8 groups eq. 3 gives 10.7 at
+(½, ½) and 5.8 at (¾, ¾): the 11 and 6 that the paper quotes, though for 10 groups.
 
-Samples are whole, and b is to be met exactly: see `Injection.portions`. Who shares follows from seed, epoch
-and step alone, without a message.
+Samples are whole, and all ranks train on exactly b of them: see `Injection.portions`. Seed, epoch and step
+alone determine which groups share, so this needs no message.
 
     batches = hpcsgd.InjectedBatches(sampler, topology, b, hpcsgd.Injection(alpha=0.5, beta=0.5))
     loader = hpcsgd.Injected(DataLoader(data, batch_sampler=batches), topology)
@@ -38,8 +38,10 @@ from hpcsgd.errors import UserError, count_text
 
 
 class Portions(NamedTuple):
-    """Of the b samples that every rank trains on: `own` (b') that nobody else gets, and `shared` (s)
-    of each of `sharers` (S) groups."""
+    """How the b samples that a rank trains on are composed.
+
+    A rank keeps `own` samples (b') to itself. Each of `sharers` groups (S) adds `shared` samples (s).
+    """
 
     own: int
     shared: int
@@ -49,26 +51,28 @@ class Portions(NamedTuple):
 @checked
 @dataclass(frozen=True)
 class Injection:
-    """How much groups share of each batch: which part of them, and which part of a batch.
+    """How much groups share of each batch: the part of the groups, and the part of a batch.
 
-    Helps where groups see unlike samples, as with `ByLabel`; costs the bytes of the shared samples in every
-    step.
-
-    Not to be confused with `Injected`, the loader that does it, nor with `Overlapping`, which sends nothing.
+    Injection helps where groups see different samples, as with `ByLabel`. It costs the bytes of the shared
+    samples in every step.
 
     Args:
         alpha: α, the part of the groups that share in a step, > 0 and ≤ 1.
-        beta: β, the part of a batch that each of them shares, > 0 and ≤ 1. The paper's are (½, ½) and (¾, ¾).
+        beta: β, the part of a batch that each of them shares, > 0 and ≤ 1. The paper's are (½, ½) and (¾,
+            ¾).
 
     Raises:
-        UserError: for parts outside these bounds.
+        UserError: If `alpha` or `beta` is outside these bounds.
 
     Example:
         >>> hpcsgd.Injection(alpha=0.5, beta=0.5).portions(b=32, P=8)
         Portions(own=12, shared=5, sharers=4)
 
-    Source:
+    References:
         S. Tyagi, M. Swany, IEEE CLUSTER 2023 (arXiv:2307.07950), section III-E, eq. 3.
+
+    See Also:
+        `Injected`: the loader that sends the shared samples.
     """
 
     alpha: float
@@ -80,13 +84,13 @@ class Injection:
                 raise UserError(f"{name} = {value}: must be more than 0 and at most 1", key=name, value=value)
 
     def portions(self, b: int, P: int) -> Portions:
-        """Return S = ⌈αP⌉, s = β·b/(1 + αβP) rounded, and b' = b − S·s, of batches of `b` samples of a rank.
+        """Return S = ⌈αP⌉, s = β·b/(1 + αβP) rounded, and b' = b − S·s, for batches of `b` samples per rank.
 
-        s is at least 1, and no more than leaves b' ≥ 1. Samples are whole and all ranks train on b of them,
-        so that b' goes in steps of S: it is the one nearest to b/(1 + αβP) of eq. 3 where αP is whole. Of
-        b = 32 eq. 3 has 10.67 at (½, ½) for `P` = 8 groups, 9.14 for 10, and 5.82 at (¾, ¾) for 8. There b'
-        is 12, 7 and 8; one sample more of each sharer would make it 8, 2 and 2. One group keeps all. Raises
-        `UserError` where a sample of each sharer is too many.
+        s is at least 1, and leaves b' ≥ 1. Samples are whole and all ranks train on b of them, so b' changes
+        in steps of S. Where αP is whole, b' is the possible value nearest to b/(1 + αβP) of eq. 3. For b =
+        32 eq. 3 gives 10.67 at (½, ½) for `P` = 8 groups, 9.14 for 10, and 5.82 at (¾, ¾) for 8. There b' is
+        12, 7 and 8; one sample more of each sharer would make it 8, 2 and 2. A single group keeps all
+        samples. Raises `UserError` if one sample of each sharer is too many.
         """
         if P == 1:
             return Portions(b, 0, 0)
@@ -104,33 +108,35 @@ class Injection:
         return Portions(b - S * s, s, S)
 
     def sharers(self, P: int, seed: int, epoch: int, step: int) -> list[int]:
-        """The groups, of `P`, that share in `step` of `epoch`, both counted from 0, by `seed`; in order."""
+        """Return the groups, of `P`, that share in this `step` of `epoch` (both counted from 0), in order.
+
+        `seed` determines the choice.
+        """
         groups = shuffled(np.arange(P), seed, Purpose.SHARERS, epoch, step)
         return sorted(groups[: self._sharing(P)].tolist())
 
     def _sharing(self, P: int) -> int:
-        return ceil(self.alpha * P - 1e-9) if P > 1 else 0  # 0.07 · 100 is a little more than 7
+        return ceil(self.alpha * P - 1e-9) if P > 1 else 0  # a tolerance: 0.07 · 100 is a little more than 7
 
 
 @checked
 class InjectedBatches(torch.utils.data.Sampler[list[int]]):
-    """For `DataLoader(batch_sampler=...)`: what this rank loads itself of batches of b samples.
+    """A batch sampler for `DataLoader(batch_sampler=...)` that yields what this rank loads itself.
 
-    That is b' samples, and s more in a step in which its group shares, of what is left of the sampler's
-    epoch. Every step takes b' + s samples of the epoch off every group, so that all make equally many. Those
-    that do not share pass over s of them: in that epoch they do not see these. Nor does anybody see what is
-    left at its end, less than b' + s samples of a rank. Both are other samples in other epochs.
-
-    Not to be confused with `Injected`, which adds what other groups share.
+    In a step in which its group shares, a rank loads b' + s samples; otherwise it loads b'. Every step
+    advances the epoch of the sampler by b' + s samples on every rank, so that all make equally many steps. A
+    rank that does not share skips s of them and does not see these in this epoch. At the end of an epoch,
+    fewer than b' + s samples per rank are left over. The skipped samples and those left over differ from
+    epoch to epoch.
 
     Args:
-        sampler: a `Sampler` of this rank.
-        topology: tells P and the group.
-        b: samples that a rank trains on in a step.
-        injection: how much is shared.
+        sampler: The `Sampler` of this rank.
+        topology: The ranks and groups, from `init`.
+        b: Samples that a rank trains on in a step, at least 1.
+        injection: How much is shared.
 
     Raises:
-        UserError: where `injection` leaves a rank none of its b samples.
+        UserError: If `b` is below 1 or `injection` leaves a rank none of its b samples.
 
     Example:
         >>> sampler = hpcsgd.Sampler(data, topology)
@@ -138,8 +144,11 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
         >>> batches.portions     # both groups share 2 samples and keep 4 to themselves
         Portions(own=4, shared=2, sharers=2)
 
-    Source:
+    References:
         S. Tyagi, M. Swany, IEEE CLUSTER 2023, section III-E.
+
+    See Also:
+        `Injected`: adds the samples that other groups share.
     """
 
     def __init__(self, sampler: Sampler, topology: Assignment, b: int, injection: Injection) -> None:
@@ -147,7 +156,7 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
             raise UserError(f"b = {b}: at least 1 sample is needed")
         self.sampler = sampler
         self.shares_samples = True
-        """Whether groups send each other a part of each batch; `Injected` does so."""
+        """True if groups send each other a part of each batch, as `Injected` does."""
         self.portions = injection.portions(b, topology.num_groups)
         self._injection = injection
         self._P, self._g = topology.num_groups, topology.group_index
@@ -163,48 +172,48 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
 
     @property
     def step(self) -> int:
-        """Of the epoch: the one that training has come to."""
+        """The step of the epoch that training has reached."""
         return self.sampler.taken // self.per_step
 
     def sharers(self, step: int) -> list[int]:
-        """The groups that share in this `step` of the epoch, counted from 0."""
+        """Return the groups that share in this `step` of the epoch, counted from 0."""
         return self._injection.sharers(self._P, self.sampler.seed, self.sampler.epoch, step)
 
     def loaded(self, step: int) -> int:
-        """How many samples this rank loads itself in this `step` of the epoch, counted from 0."""
+        """Return how many samples this rank loads itself in this `step` of the epoch, counted from 0."""
         return self.portions.own + (self.portions.shared if self._g in self.sharers(step) else 0)
 
     def weight(self, _: int) -> float:
-        """What multiplies the mean loss of a rank: all have equally many samples."""
+        """Return the factor of a rank's mean loss: 1, since all ranks have equally many samples."""
         return 1.0
 
     def advance(self) -> None:
-        """Training is past this batch, on all ranks of all groups."""
+        """Move past this batch, after all ranks of all groups have trained on it."""
         self.sampler.advance(self.per_step)
 
     @property
     def per_step(self) -> int:
-        """How many samples of the sampler a step takes, loaded or passed over."""
+        """Number of samples of the sampler that a step takes, whether it loads or skips them."""
         return self.portions.own + self.portions.shared
 
 
 @checked
 class Injected:
-    """The batches of a loader, completed by what other groups share.
+    """The batches of a loader, completed by the samples that other groups share.
 
-    A batch is a list or tuple of tensors, such as x and y, each with a sample a row; the rows are alike in
-    all batches of all groups. In a completed batch this rank's samples come first, then those of other
-    groups, in their order. They are sent as loaded: one message from every sharer to each other group, in the
-    thread that iterates; bytes count as "injection". Groups wait for each other here, whatever the method.
-
-    Not to be confused with `InjectedBatches`, which says what a rank loads itself.
+    A batch is a list or tuple of tensors, such as x and y, with one sample per row. Rows have the same shape
+    and dtype in all batches of all groups. In a completed batch this rank's samples come first, then those
+    of other groups, in the order of the groups. Samples travel as they were loaded: one message from every
+    sharing group to each other group, sent in the thread that iterates. Their bytes count as phase
+    "injection". Groups wait for each other here, with every method.
 
     Args:
-        loader: a `DataLoader` with `InjectedBatches` as its batch_sampler.
-        topology: its groups share. Making one is collective: once, on all ranks.
+        loader: A `DataLoader` with `InjectedBatches` as its batch_sampler.
+        topology: The ranks and groups, from `init`. Making an `Injected` is collective: once, on all ranks.
 
     Raises:
-        UserError: for a loader with other batches; when iterated, for batches that are not of tensors.
+        UserError: If the loader has another batch_sampler. When iterated: if batches are not made of
+            tensors.
 
     Example:
         >>> sampler = hpcsgd.Sampler(data, topology)
@@ -214,8 +223,11 @@ class Injected:
         >>> len(x)     # 6 loaded here, 2 of the other group
         8
 
-    Source:
+    References:
         S. Tyagi, M. Swany, IEEE CLUSTER 2023 (arXiv:2307.07950), section III-E.
+
+    See Also:
+        `InjectedBatches`: what a rank loads itself.
     """
 
     def __init__(self, loader: DataLoader[Any], topology: Topology) -> None:
@@ -227,7 +239,7 @@ class Injected:
             )
         self._loader, self._batches = loader, batches
         self._g, self._P = topology.group_index, topology.num_groups
-        # A method's messages between groups may be under way, and late.
+        # A method's messages may be in flight on inter_group, so injection has its own communicator.
         self._cross = (
             topology.inter_group.dup_with_thread() if topology.num_groups > 1 else topology.inter_group
         )
@@ -240,10 +252,10 @@ class Injected:
             yield self.complete(batch, step)
 
     def complete(self, batch: Sequence[Tensor], step: int | None = None) -> tuple[Tensor, ...]:
-        """`batch`, as it was loaded, and what other groups share in this `step` of the epoch; collective.
+        """Return `batch`, followed by what other groups share in this `step` of the epoch; collective.
 
-        By default the step is the one that training has come to. Raises `UserError` for a batch that is not
-        of tensors with as many rows as were to be loaded.
+        `step` is by default the one that training has reached. Raises `UserError` if the batch is not made
+        of tensors with as many rows as this rank had to load.
         """
         step = self._batches.step if step is None else step
         _require_rows(batch, self._batches.loaded(step))
@@ -271,13 +283,13 @@ def _packed(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _room(like: Sequence[Tensor], rows: int) -> Tensor:
-    """For the message of so many rows."""
+    """Return an empty buffer for a message of `rows` rows."""
     width = sum(x[0].numel() * x.element_size() for x in like)
     return torch.empty(rows * width, dtype=torch.uint8, device=like[0].device)
 
 
 def _unpacked(message: Tensor, like: Sequence[Tensor], rows: int) -> list[Tensor]:
-    """Tensors of so many rows as those of `like`."""
+    """Return the tensors of a message: `rows` rows each, with the shapes and dtypes of `like`."""
     sizes = [rows * x[0].numel() * x.element_size() for x in like]
     parts = zip(message.split(sizes), like, strict=True)
     return [part.clone().view(x.dtype).view(rows, *x.shape[1:]) for part, x in parts]  # a clone is aligned

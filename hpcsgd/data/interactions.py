@@ -1,8 +1,8 @@
-"""Who has rated what, on its way into a store: one item of each user is held out for testing.
+"""Ratings of items by users, on their way into a dataset file. One item of each user is held out for tests.
 
-The protocol of "Neural Collaborative Filtering" (https://arxiv.org/abs/1708.05031, section 4.1): ratings are
-taken as signs of interest, whatever their value; of each user the latest one is held out (leave one out); a
-model has to find it among 99 items that the user has not rated.
+The protocol is that of "Neural Collaborative Filtering" (https://arxiv.org/abs/1708.05031, section 4.1).
+Ratings count as signs of interest, whatever their value. The latest rating of each user is held out (leave
+one out). A model has to find it among 99 items that the user has not rated.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ from hpcsgd.data.rng import distinct
 from hpcsgd.errors import UserError, located
 
 OTHERS = 99
-"""Items beside the one held out; drawn once for everybody, so that results can be compared."""
+"""Number of items next to the one held out. They are drawn once for all runs, so that results are
+comparable.
+"""
 ROWS_A_CHUNK = 1 << 12
 
 
 @dataclass(frozen=True)
 class Names:
-    """What a store of ratings holds: of the collection `kind`, what its authors call user 0, 1, … and item
-    0, 1, …, int64."""
+    """What a dataset file of ratings has: the collection `kind`, and the authors' numbers (int64).
+
+    User 0, 1, … of the file is `users[0]`, `users[1]`, …; so it is with items.
+    """
 
     kind: str
     users: NDArray[np.int64]
@@ -35,7 +39,7 @@ class Names:
 
     @property
     def holds(self) -> str:
-        """In words, for whoever has converted it."""
+        """A description of the contents, for the output of `convert`."""
         return f"{len(self.users)} users, {len(self.items)} items"
 
     def write(self, file: h5py.File) -> None:
@@ -45,15 +49,18 @@ class Names:
 
     @staticmethod
     def read(file: h5py.File) -> Names:
-        """Raises `KeyError` if something is missing, and `OSError` where it is damaged."""
+        """Read the names. Raises `KeyError` if something is missing, and `OSError` if it is damaged."""
         kind = str(file.attrs["kind"].decode())  # pyright: ignore[reportAttributeAccessIssue]
         return Names(kind, np.asarray(file["users"]), np.asarray(file["items"]))
 
 
 @dataclass(frozen=True)
 class Interactions:
-    """Ratings that were read: rating i is of user `users[i]` and item `items[i]`, as their authors call them,
-    at `times[i]`; int64 [n]. No user has rated an item twice. `source`: where they come from."""
+    """Ratings that were read: user `users[i]` rated item `items[i]` at `times[i]`; int64 [n].
+
+    Users and items are numbered as by the data's authors. No user has rated an item twice. `source` is the
+    file the ratings come from.
+    """
 
     source: str
     users: NDArray[np.int64]
@@ -62,13 +69,15 @@ class Interactions:
 
     @property
     def rows(self) -> Mapping[str, int]:
-        """Ratings of each split."""
+        """Number of ratings of each split."""
         held_out = int(np.sum(self._held_out))
         return {"train": len(self.users) - held_out, "test": held_out}
 
     def write(self, file: h5py.File, kind: str) -> Names:
-        """Fill `file` as the store of the collection `kind`. Raises `UserError` where nobody has rated twice,
-        or somebody nearly everything."""
+        """Fill `file` as the dataset file of the collection `kind`.
+
+        Raises `UserError` if no user has two ratings, or a user has rated nearly everything.
+        """
         user_names, user = np.unique(self.users, return_inverse=True)
         item_names, item = np.unique(self.items, return_inverse=True)
         pairs = np.stack([user, item], axis=1).astype(np.int32)
@@ -85,8 +94,8 @@ class Interactions:
 
     @cached_property
     def _held_out(self) -> NDArray[np.bool_]:
-        """The latest rating of each user who has two; of equally late ones the last."""
-        order = np.lexsort([self.times, self.users])  # stable
+        """A mask of the latest rating of each user with at least two; of equally late ones the last."""
+        order = np.lexsort([self.times, self.users])  # lexsort is stable
         users = self.users[order]
         change = users[1:] != users[:-1]
         last, first = np.append(change, True), np.append(True, change)
@@ -96,7 +105,7 @@ class Interactions:
 
 
 def _others(pairs: NDArray[np.int32], users: NDArray[np.int32], names: Names) -> NDArray[np.int32]:
-    """For each of `users` items that are in none of the user's pairs: int32 [len(users), OTHERS]."""
+    """Return, for each of `users`, items which the user has not rated: int32 [len(users), OTHERS]."""
     count = len(names.items)
     by_user = pairs[np.argsort(pairs[:, 0], kind="stable")]
     starts = np.searchsorted(by_user[:, 0], np.arange(len(names.users) + 1))

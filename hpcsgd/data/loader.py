@@ -1,4 +1,4 @@
-"""Samples in batches, and where reading has come to, to be saved and taken up again."""
+"""Samples in batches, with a position that can be saved and restored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def reading(
     *,
     pinned: bool = False,
 ) -> DataLoader[Any]:
-    """What reads `batches` of `data`, in so many processes beside this one; `pinned`: for a device."""
+    """Return a `DataLoader` of `batches` of `data`, with `workers` loader processes.
+
+    With `pinned` it puts batches into pinned memory, for copies to a device.
+    """
     if workers := require_workers(workers):
         start_fork_server()
     return DataLoader(
@@ -37,17 +40,17 @@ def reading(
         num_workers=workers,
         pin_memory=pinned,
         persistent_workers=workers > 0,
-        generator=Generator("cpu"),  # or a resumed epoch would draw once more from the model's
-        multiprocessing_context="forkserver" if workers else None,  # a fork would carry MPI's threads along
+        generator=Generator("cpu"),  # else a resumed epoch draws once more from the model's
+        multiprocessing_context="forkserver" if workers else None,  # a fork would copy MPI's threads
         worker_init_fn=partial(end_by_owner_alone, os.getpid()) if workers else None,
     )
 
 
 def require_a_batch(batches: Batches) -> None:
-    """Raise `UserError` where an epoch has none."""
+    """Raise `UserError` if an epoch has no batch."""
     if not len(batches):
         raise UserError(
-            f"an epoch has {count_text(len(batches.sampler), 'sample')} for each who is dealt to, of "
+            f"an epoch has {count_text(len(batches.sampler), 'sample')} per rank or group, of "
             "which a step takes "
             f"{batches.per_step}"
         )
@@ -55,33 +58,31 @@ def require_a_batch(batches: Batches) -> None:
 
 @checked
 class Loader:
-    """The batches of this rank, epoch after epoch, with a state from which reading goes on.
+    """The batches of this rank, epoch after epoch, with a state from which reading continues.
 
-    Iterating gives what is left of an epoch, and then the next one is ahead. The state is that of the batches
-    that have been given out, whatever workers have read ahead. It is the same on all ranks; loaded with other
-    numbers of groups and ranks it goes on with what has not yet been seen, as the state of a `Sampler` does.
-    `state_dict` and `load_state_dict` are those of torchdata's `StatefulDataLoader`, so that what saves one
-    saves the other.
-
-    Not to be confused with torch's `DataLoader`, which does not know where it is.
+    Iterating yields what is left of an epoch, then moves to the next epoch. The state counts the batches
+    that have been yielded, however far loader processes have read ahead. It is the same on all ranks. Loaded
+    with other numbers of groups and ranks, it continues with the samples that no rank has seen yet, as the
+    state of a `Sampler` does. `state_dict` and `load_state_dict` have the interface of torchdata's
+    `StatefulDataLoader`.
 
     Args:
-        data: a dataset, such as `hpcsgd.data.Windows`.
-        batch: samples of this rank in a step.
-        sampler: this rank's; nobody else advances it.
-        workers: processes that read ahead. Default 0: none.
-        pinned: whether batches are put into pinned memory, for a device. Default False.
+        data: A dataset, such as `hpcsgd.data.Windows`.
+        batch: Samples of this rank in a step, at least 1.
+        sampler: The sampler of this rank. Nothing else may advance it.
+        workers: Processes that read ahead. Default 0: none.
+        pinned: If true, batches are put into pinned memory, for a device. Default False.
 
     Raises:
-        UserError: where an epoch has no batch for this rank, the sampler deals other samples than `data` has,
-            or there are more workers than the cores of a node can be of use to.
+        UserError: If an epoch has no batch for this rank, the sampler has another number of samples than
+            `data`, or there are more workers than the cores of a node can serve.
 
     Example:
         >>> loader = hpcsgd.Loader(data, 8, hpcsgd.Sampler(data, topology))
         >>> for x, y in loader:
         ...     break
         >>> state = loader.state_dict()
-        >>> state["epoch"], state["consumed"]     # four ranks have 8 samples each behind them
+        >>> state["epoch"], state["consumed"]     # four ranks have consumed 8 samples each
         (0, 32)
         >>> loader.load_state_dict(state)
         >>> len(loader)     # of 64 samples
@@ -105,7 +106,7 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The one that iterating goes through, counted from 0."""
+        """The epoch that iterating goes through, counted from 0."""
         return self._sampler.epoch
 
     def __len__(self) -> int:
@@ -118,9 +119,9 @@ class Loader:
         self._sampler.set_epoch(self.epoch + 1)
 
     def state_dict(self) -> dict[str, int]:
-        """Seed, epoch, and how many samples of it all ranks together have been given."""
+        """Return the seed, the epoch, and how many of its samples all ranks together have consumed."""
         return self._sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to where `state`, a `state_dict()`, perhaps of other numbers of groups and ranks, was taken."""
+        """Go to where `state` was taken, perhaps with other numbers of groups and ranks."""
         self._sampler.load_state_dict(state)

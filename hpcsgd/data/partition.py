@@ -1,10 +1,10 @@
-"""How samples are divided among the P groups; a group is the papers' worker.
+"""Partitions: how samples are divided among the P groups. A group is the papers' worker.
 
-A partition gives every group a hand of samples for an epoch, in order and as many as every other group. The K
-ranks of a group take the hand in turn, like cards: position j the samples j, j + K, j + 2K, … of it. So ranks
-with batches of B/K hold together the next B samples of the hand.
+A partition assigns every group an ordered list of samples for an epoch. All groups get equally many. The K
+ranks of a group take turns: rank j of the group gets the samples j, j + K, j + 2K, … of that list. So ranks
+with batches of B/K hold the next B samples of the list together.
 
-Without a partition samples are dealt to ranks, whatever groups these form (see `sampler`).
+Without a partition, samples are assigned to ranks, whatever groups the ranks form (see `sampler`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Samples:
-    """What is divided: the samples 0 … n − 1 among P groups. All chance is by `seed`; without `shuffle` there
-    is none. `labels` [n], where they are known. So many neighbours as a `run` has are read at one go."""
+    """The samples 0 … n − 1, which are divided among P groups.
+
+    `seed` determines all random choices; without `shuffle` there are none. `labels` has shape [n], or is
+    None where labels are not known. `run` is the number of neighbouring samples that are read at one go.
+    """
 
     n: int
     P: int
@@ -38,61 +41,62 @@ class Samples:
     run: int = 1
 
     def of_epoch(self, epoch: int) -> Rows:
-        """All of them, in the order that belongs to an epoch."""
+        """Return all samples, in the order of this epoch."""
         return epoch_order(self.n, self.seed, epoch, self.run) if self.shuffle else np.arange(self.n)
 
     def shuffled(self, rows: Rows, purpose: Purpose, *of: int) -> Rows:
         if not self.shuffle:
             return rows
         if self.run > 1:
-            rows = np.sort(rows)  # neighbours beside each other
+            rows = np.sort(rows)  # keep neighbours next to each other
         return shuffled(rows, self.seed, purpose, *of, run=self.run)
 
 
 @runtime_checkable
 class Partition(Protocol):
-    """How samples are divided among groups; the same on all ranks."""
+    """The way in which samples are divided among groups. It is the same on all ranks."""
 
     allows_elastic_groups: ClassVar[bool]
-    """Whether the number of groups may change while they train, as with groups that `hpcsgd launch` starts.
-    Then what a group sees in an epoch must follow from `Samples`, g and the epoch alone."""
+    """True if the number of groups may change during training, as with elastic groups of `hpcsgd launch`.
+
+    Then the samples of a group in an epoch must follow from `Samples`, g and the epoch alone.
+    """
 
     def require(self, samples: Samples) -> None:
-        """Raise `UserError` where these cannot be divided so."""
+        """Raise `UserError` if these samples cannot be divided in this way."""
 
     def length(self, n: int, P: int) -> int:
-        """Samples of every hand."""
+        """Return the number of samples of each group in an epoch."""
         ...
 
     def assign(self, samples: Samples, g: int, epoch: int) -> Rows:
-        """The samples of group g in an epoch, in order."""
+        """Return the samples of group g in an epoch, in order."""
         ...
 
 
 @checked
 @dataclass(frozen=True)
 class SelDP:
-    """Each epoch's shuffle is cut into P equal chunks; group g visits chunks g, g + 1, …, g − 1 (mod P).
+    """A partition that cuts each epoch's shuffle into P equal parts, which all groups visit in turn.
 
-    At any moment all groups are on different chunks, and in an epoch each of them sees all samples: an epoch
-    is P times as many steps as with `DefDP`. The n mod P samples that belong to no chunk are others in each
-    epoch. The paper shuffles once, before training, and so has the same chunks in every epoch.
-
-    Not to be confused with `DefDP`, where a group sees its own chunk and no other.
+    Group g visits the parts g, g + 1, …, g − 1 (mod P). At any moment all groups are on different parts. In
+    an epoch each group sees all samples, so an epoch has P times as many steps as with `DefDP`. The n mod P
+    samples that belong to no part differ from epoch to epoch. The paper shuffles once, before training, and
+    so has the same parts in every epoch.
 
     Example:
         >>> sampler = hpcsgd.Sampler(data, topology, partition=hpcsgd.SelDP())
         >>> len(sampler) * topology.group_size     # every group sees all 64 samples
         64
 
-    Source:
+    References:
         S. Tyagi, M. Swany, IEEE CLUSTER 2023 (arXiv:2307.07950), section III-D.
     """
 
-    allows_elastic_groups: ClassVar[bool] = False  # chunks of another size would be visited twice, or never
+    allows_elastic_groups: ClassVar[bool] = False  # with another P some parts would come twice, or never
 
     def require(self, samples: Samples) -> None:
-        """Any samples will do."""
+        """Accept any samples."""
 
     def length(self, n: int, P: int) -> int:
         return n // P * P
@@ -105,31 +109,30 @@ class SelDP:
 @checked
 @dataclass(frozen=True)
 class Overlapping:
-    """Every group sees a share of all samples in an epoch, some of which others see, too.
+    """A partition in which every group sees a share of all samples, and groups share some of them.
 
-    Each epoch's shuffle is dealt to the groups like cards. After its own cards a group takes those of the
-    next ones, from the beginning. So two groups with 3/4 have half of all samples in common.
-
-    Not to be confused with `Injection`, by which groups send each other samples.
+    Each epoch's shuffle is distributed among the groups in turn, one sample at a time. After its own samples
+    a group takes those of the next groups, from the beginning. So two groups with a share of 3/4 have half
+    of all samples in common.
 
     Args:
-        share: of all samples, 1/P to 1; with 1/P nothing overlaps.
+        share: Part of all samples that a group sees in an epoch, 1/P to 1. With 1/P nothing overlaps.
 
     Raises:
-        UserError: when a sampler is made, for a share outside these bounds.
+        UserError: If `share` is outside these bounds; raised when a sampler is made.
 
     Example:
         >>> sampler = hpcsgd.Sampler(data, topology, partition=hpcsgd.Overlapping(share=0.75))
         >>> len(sampler) * topology.group_size     # three quarters of 64 samples
         48
 
-    Source:
+    References:
         EnsembleSync, section 4.1: two workers with 37,500 of 50,000 samples each.
     """
 
     share: float
 
-    allows_elastic_groups: ClassVar[bool] = True  # each epoch is dealt anew
+    allows_elastic_groups: ClassVar[bool] = True  # each epoch is divided anew
 
     def require(self, samples: Samples) -> None:
         if not 1 / samples.P <= self.share <= 1:
@@ -138,7 +141,7 @@ class Overlapping:
             )
 
     def length(self, n: int, P: int) -> int:
-        return max(int(self.share * n), n // P)  # where groups have died, 1/P may have come to be more
+        return max(int(self.share * n), n // P)  # after a group has died, 1/P may exceed the share
 
     def assign(self, samples: Samples, g: int, epoch: int) -> Rows:
         order, P = samples.of_epoch(epoch), samples.P
@@ -146,14 +149,15 @@ class Overlapping:
 
 
 class OwnedByGroups(ABC):
-    """Every group owns samples, once and for all, and never sees others.
+    """A base class of partitions in which a group owns its samples and never sees others.
 
-    All groups make equally many steps: an epoch is ⌊n/P⌋ samples of each, whatever it owns. A group goes
-    through its own pass by pass, each pass in another order, and an epoch goes on where the last one ended.
-    So a group that owns more sees the others of them in the next epoch; one that owns fewer sees some again.
+    All groups make equally many steps: an epoch is ⌊n/P⌋ samples of each group, however many it owns. A
+    group goes through its samples pass by pass, each pass in another order. An epoch continues where the
+    last one ended. So a group that owns more than ⌊n/P⌋ samples sees the rest in the next epoch. A group
+    that owns fewer sees some twice.
     """
 
-    allows_elastic_groups: ClassVar[bool] = False  # nobody else would see what a group owns that has left
+    allows_elastic_groups: ClassVar[bool] = False  # if a group left, no other group would see its samples
 
     def require(self, samples: Samples) -> None:
         for g, own in enumerate(self.shares(samples)):
@@ -174,24 +178,22 @@ class OwnedByGroups(ABC):
 
     @abstractmethod
     def shares(self, samples: Samples) -> list[Rows]:
-        """What each group owns of `samples`: all of them, each once."""
+        """Return the rows of `samples` that each group owns: every row once."""
 
 
 @checked
 @dataclass(frozen=True)
 class DefDP(OwnedByGroups):
-    """The shuffled data cut once into P chunks of equal size (±1); group g sees only chunk g.
+    """A partition that cuts the shuffled data once into P parts of equal size (±1), one per group.
 
-    In each epoch in another order.
-
-    Not to be confused with a sampler without a partition: that deals all samples anew in every epoch.
+    Each epoch has another order.
 
     Example:
         >>> sampler = hpcsgd.Sampler(data, topology, partition=hpcsgd.DefDP())
-        >>> len(sampler) * topology.group_size     # one of two chunks
+        >>> len(sampler) * topology.group_size     # one of two parts
         32
 
-    Source:
+    References:
         The default that S. Tyagi, M. Swany, IEEE CLUSTER 2023, section III-D, set `SelDP` against.
     """
 
@@ -202,16 +204,14 @@ class DefDP(OwnedByGroups):
 @checked
 @dataclass(frozen=True)
 class ByLabel(OwnedByGroups):
-    """Label by label: with as many groups as labels each group has one of them.
+    """A partition by label: with as many groups as labels, each group owns one label.
 
-    With fewer groups each has several labels, next to each other; with more, a label is divided among several
-    groups. How many differs by at most one where the numbers do not divide each other. An epoch is ⌊n/P⌋
-    samples of each group, whatever it owns.
-
-    Not to be confused with `Dirichlet`, where every group may have some of each label.
+    With fewer groups than labels, each group owns several neighbouring labels. With more, several groups
+    divide the samples of one label. Where the numbers do not divide each other, the counts differ by at most
+    one. An epoch is ⌊n/P⌋ samples of each group, however many it owns.
 
     Raises:
-        UserError: when a sampler is made, without labels or where a group gets no sample.
+        UserError: If there are no labels or a group gets no sample; raised when a sampler is made.
 
     Example:
         >>> labels = data.tensors[1]
@@ -220,7 +220,7 @@ class ByLabel(OwnedByGroups):
         >>> seen == ({0, 1} if topology.group_index == 0 else {2})
         True
 
-    Source:
+    References:
         S. Tyagi, M. Swany, IEEE CLUSTER 2023, section III-E.
     """
 
@@ -236,18 +236,17 @@ class ByLabel(OwnedByGroups):
 @checked
 @dataclass(frozen=True)
 class Dirichlet(OwnedByGroups):
-    """The samples of each label are divided by proportions drawn from Dir(alpha, …, alpha).
+    """A partition by label, in proportions drawn from Dir(alpha, …, alpha), as in federated learning.
 
-    Groups own unlike numbers of samples; an epoch is ⌊n/P⌋ samples of each group all the same.
-
-    As is usual in federated learning. Not to be confused with `ByLabel`, which the papers here use and which
-    draws nothing.
+    Groups own different numbers of samples. An epoch is ⌊n/P⌋ samples of each group.
 
     Args:
-        alpha: > 0. Large: all groups have much the same samples; small, as 0.1: few labels each.
+        alpha: Concentration of the distribution, > 0. Large: all groups have similar samples. Small, such as
+            0.1: each group has few labels.
 
     Raises:
-        UserError: for another alpha; when a sampler is made, without labels or where a group gets no sample.
+        UserError: If `alpha` is not a number > 0. When a sampler is made: if there are no labels or a group
+            gets no sample.
 
     Example:
         >>> partition = hpcsgd.Dirichlet(alpha=0.5)
@@ -276,11 +275,11 @@ PARTITIONS: Mapping[str, Callable[..., Partition]] = {
     "overlapping": Overlapping,
     "seldp": SelDP,
 }
-"""What they are called in a job file."""
+"""The names of partitions in a job file."""
 
 
 def _by_label(samples: Samples, partition: Partition) -> list[Rows]:
-    """The rows of each label that occurs, in the order of the labels; shuffled, once."""
+    """Return the rows of each label that occurs, in the order of the labels, shuffled once."""
     labels = samples.labels
     if labels is None or labels.shape != (samples.n,):
         given = "none are given" if labels is None else f"given are labels of shape {labels.shape}"

@@ -1,13 +1,13 @@
-"""Which samples each rank sees: one shuffle an epoch, dealt out to the ranks like cards.
+"""The sampler: which samples each rank sees. It distributes one shuffle per epoch among the ranks.
 
-With π the permutation of epoch e and N ranks, rank r takes π[r], π[r + N], π[r + 2N], ... So where P = 1, K
-ranks with batches of B/K hold together the plain batch of B consecutive samples; all ranks have equally many;
-and the n mod N samples left out are others in each epoch.
+With π the permutation of epoch e and N ranks, rank r takes π[r], π[r + N], π[r + 2N], … So where P = 1, K
+ranks with batches of B/K hold the plain batch of B consecutive samples together. All ranks have equally many
+samples. The n mod N samples left out differ from epoch to epoch.
 
 A `Partition` divides the samples among groups instead.
 
-Pieces of a text are shuffled in runs of neighbours, so that a text larger than memory is read as fast as the
-disk goes.
+Windows of a text are shuffled in runs of neighbours, so that a text larger than memory is read at the speed
+of the disk.
 """
 
 from __future__ import annotations
@@ -32,53 +32,57 @@ from hpcsgd.errors import UserError, count_text
 
 @runtime_checkable
 class Stream(Protocol):
-    """Samples that are pieces of something long. All batches of an epoch are whole: so a step has the same
-    samples for whatever number of ranks, where these take as many together."""
+    """A dataset whose samples are consecutive parts of something long, such as a text.
+
+    All batches of an epoch are whole, so a step has the same samples for every number of ranks.
+    """
 
     @property
     def run_length(self) -> int:
-        """Neighbours that are read at one go."""
+        """Number of neighbouring samples that are read at one go."""
         ...
 
     def expect(self, rows: NDArray[np.int64]) -> None:
-        """These will be read soon."""
+        """Announce that `rows` will be read soon."""
         ...
 
 
 @checked
 class Sampler(torch.utils.data.Sampler[int]):
-    """The indices of this rank's samples in one epoch; `set_epoch` goes to another.
+    """A sampler that yields the indices of this rank's samples in one epoch.
 
-    Without a partition rank r of N takes π[r], π[r + N], π[r + 2N], … of the epoch's shuffle π; the n mod N
-    samples left out are others in each epoch. Iterating starts where training has come to: the loader reads
-    ahead, so only `advance` moves that place. The state counts the samples of all ranks together; loaded with
-    another N it goes on with exactly those not yet seen.
+    Without a partition rank r of N takes π[r], π[r + N], π[r + 2N], … of the epoch's shuffle π. The n mod N
+    samples left out differ from epoch to epoch. `set_epoch` goes to another epoch. Iterating starts where
+    training is. Only `advance` moves that position, because the loader reads ahead. The state counts the
+    samples of all ranks together. Loaded with another N, it continues with exactly those not yet seen.
 
-    With a partition, and another K, the state goes on with exactly what each group has not yet seen. With
-    another P, or another partition, hands are others: a group goes on where the same part of its new hand is
-    behind it, so that in this epoch some samples come again and some do not come.
+    With a partition and another K, the state continues with exactly what each group has not yet seen. With
+    another P or another partition, groups have other samples. Each group then skips the same fraction of its
+    new samples, so that in this epoch some samples come again and some do not come.
 
-    Given another sampler in place of data, such as torch's `WeightedRandomSampler` or one that sorts by
-    length, it deals out what that one draws, which is the same on all ranks: the random generators of the
-    process, and the sampler's own, are set for it by `seed` and epoch. Of one that draws batches it deals
-    whole batches, for `DataLoader(batch_sampler=…)`.
-
-    Not to be confused with torch's `DistributedSampler`, which knows no groups and no place to go on from.
+    `data` may be another sampler, such as torch's `WeightedRandomSampler` or one that sorts by length. Then
+    the ranks divide what that sampler draws. It draws the same on all ranks: the random generators of the
+    process, and its own, are seeded for it by `seed` and epoch. If it draws batches, the ranks divide whole
+    batches, for `DataLoader(batch_sampler=…)`.
 
     Args:
-        data: a dataset with a length, its length n, or another sampler. A `Stream` is shuffled in runs.
-        topology: tells the rank, P and K.
-        seed: of the shuffles, 0 or more, the same on all ranks. Default 0.
-        shuffle: whether an epoch has an order of its own. Default True; False for evaluations.
-        partition: how samples are divided among groups: `SelDP()`, `DefDP()`, `ByLabel()`, `Dirichlet(alpha)`
-            or `Overlapping(share)`. Default None: all samples are dealt to all ranks.
-        labels: (n,), one of each sample, for partitions that go by them. Default None.
-        drop_last: whether n mod N samples are left out. Default True; with False no sample is left out, and
-            some ranks have one more than others, or the only one: for evaluations.
+        data: A dataset with a length, its length n, or another sampler. A `Stream` is shuffled in runs.
+        topology: The ranks and groups, from `init`.
+        seed: Seed of the shuffles, 0 or more, the same on all ranks. Default 0.
+        shuffle: If true, each epoch has its own order. Default True; use False for evaluations.
+        partition: How samples are divided among groups: `SelDP()`, `DefDP()`, `ByLabel()`,
+            `Dirichlet(alpha)` or `Overlapping(share)`. Default None: all samples are divided among all
+            ranks.
+        labels: One label per sample, for partitions by label. Default None.
+        drop_last: If true, n mod N samples are left out. Default True. With False no sample is left out, and
+            some ranks have one sample more than others: for evaluations.
 
     Raises:
-        UserError: if there are fewer samples than ranks, the partition cannot be, or a sampler deals to ranks
-            already.
+        UserError: If there are fewer samples than ranks, the partition is impossible, or `data` is a sampler
+            that divides samples among ranks itself.
+
+    Shape:
+        `labels` is [n], as a tensor, an array or a sequence of integers.
 
     Example:
         >>> sampler = hpcsgd.Sampler(data, topology)
@@ -106,7 +110,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         self._ranks = topology.world.size
         if self._total < self._ranks and drop_last:
             raise UserError(
-                f"{count_text(self._total, 'sample')} cannot be dealt to "
+                f"{count_text(self._total, 'sample')} cannot be divided among "
                 f"{count_text(self._ranks, 'rank')}: each needs at least one"
             )
         seed = whole_number("seed", seed)
@@ -132,41 +136,41 @@ class Sampler(torch.utils.data.Sampler[int]):
             partition.require(self._samples)
 
     def assigned(self, rank: int, ranks: int) -> None:
-        """From here on samples are for so many `ranks`, each a group of its own, of which this is `rank`."""
+        """Divide samples among `ranks` from now on, each a group by itself; this rank is `rank`."""
         self._P, self._K, self._g, self._j = ranks, 1, rank, 0
         self._ranks = ranks
 
     @property
     def samples(self) -> int | None:
-        """How many the data has; None where another sampler draws them."""
+        """Number of samples of the data, or None if another sampler draws them."""
         return None if self._drawing is not None else self._total
 
     @property
     def seed(self) -> int:
-        """Of the shuffles."""
+        """Seed of the shuffles."""
         return self._seed
 
     @property
     def epoch(self) -> int:
-        """The one that iterating goes through, counted from 0."""
+        """The epoch that iterating goes through, counted from 0."""
         return self._epoch
 
     @property
     def whole_batches(self) -> bool:
-        """Whether what is left at the end of an epoch, less than a batch, is left out."""
+        """True if the last batch of an epoch is left out when it is not whole."""
         return self._stream is not None
 
     @property
     def taken(self) -> int:
-        """Samples of the epoch that this rank has consumed."""
+        """Number of samples of the epoch that this rank has consumed."""
         return self._consumed // self._ranks
 
     @checked
     def set_epoch(self, epoch: int, start: int | None = None) -> None:
-        """Go to `epoch`, counted from 0, of which this rank has consumed `start` samples already. None: stay
-        where it is in the epoch that it is in, as after `hpcsgd.load`, and begin any other one.
+        """Go to `epoch`, counted from 0, of which this rank has already consumed `start` samples.
 
-        Raises `UserError` for a negative epoch, or more samples than an epoch has.
+        If `start` is None, another epoch begins at 0, and the present one stays where it is. Raises
+        `UserError` for a negative epoch, or for more samples than an epoch has.
         """
         epoch = whole_number("epoch", epoch)
         if start is not None or epoch != self._epoch:
@@ -177,9 +181,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         self._consumed = self._checked(consumed)
 
     def advance(self, samples: int) -> None:
-        """Note that training has consumed so many `samples` more on this rank, and as many on every other
-        one, or with `drop_last=False` as many as there are.
-        """
+        """Count `samples` more as consumed, on all ranks; fewer at the end with `drop_last=False`."""
         consumed = self._consumed + samples * self._ranks
         self._consumed = self._checked(consumed if self._drop_last else min(consumed, self._assigned))
 
@@ -192,7 +194,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         return iter(left if isinstance(left, list) else left.tolist())
 
     def rows(self) -> NDArray[np.int64]:
-        """What iterating gives. Raises `UserError` where that is batches."""
+        """Return what iterating yields. Raises `UserError` if that is batches."""
         left = self._used()
         if isinstance(left, list) and any(not isinstance(row, int) for row in left):
             raise UserError(
@@ -202,13 +204,15 @@ class Sampler(torch.utils.data.Sampler[int]):
         return np.asarray(left, np.int64)
 
     def expect(self, rows: NDArray[np.int64]) -> None:
-        """Tell the data that `rows` will be read soon."""
+        """Announce to the data that `rows` will be read soon."""
         if self._stream is not None:
             self._stream.expect(rows)
 
     def state_dict(self) -> dict[str, int]:
-        """Seed, epoch, how many samples of the epoch all ranks together have consumed, and how many samples
-        and ranks there are; with a partition also how many samples are dealt."""
+        """Return seed, epoch, samples of it that all ranks consumed, and numbers of samples and ranks.
+
+        With a partition also the number of samples that are assigned in an epoch.
+        """
         state = {
             "seed": self._seed, "epoch": self._epoch, "consumed": self._consumed,
             "samples": self._total, "ranks": self._ranks,
@@ -216,18 +220,17 @@ class Sampler(torch.utils.data.Sampler[int]):
         return state if self._partition is None else {**state, "dealt": self._assigned}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to where `state`, a `state_dict()`, perhaps of other numbers of groups and ranks, was taken.
+        """Go to where `state` was taken, perhaps with other numbers of groups and ranks.
 
         Raises:
-            UserError: If it is in the middle of an epoch of another number of samples: it does not say which
-                of these are still to come.
+            UserError: If the state is in the middle of an epoch with another number of samples.
         """
         if "samples" not in state:
             raise UserError("this state of a sampler is of an older version of hpcsgd")
         consumed, dealt = state["consumed"], state.get("dealt", state["samples"])
         if state["samples"] != self._total:
             consumed = self._assigned if self._is_over(state, dealt) else 0
-        elif self._partition is not None:  # the same part of each hand
+        elif self._partition is not None:  # the same fraction of each group's samples
             consumed = self._assigned // self._P * consumed // dealt * self._P
         elif dealt != self._assigned:
             consumed = self._assigned * consumed // dealt
@@ -235,8 +238,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         self._seed, self._epoch = state["seed"], state["epoch"]
 
     def _is_over(self, state: Mapping[str, int], dealt: int) -> bool:
-        """Return whether the epoch of another number of samples is over, and not still to begin. Raises
-        `UserError` in the middle of it."""
+        """Return whether an epoch of another size is over. Raises `UserError` in the middle of it."""
         over = dealt - state["consumed"] < state["ranks"]
         if state["consumed"] and not over:
             raise UserError(
@@ -254,13 +256,13 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     @property
     def _assigned(self) -> int:
-        """Samples of all ranks together: more than there are, where several see the same."""
+        """Samples of all ranks together: more than exist, if several ranks see the same ones."""
         if self._partition is None:
             return self._total
         return self._P * self._partition.length(self._total, self._P)
 
     def _left(self) -> NDArray[np.int64] | list[Any]:
-        """What this rank has still to take, and maybe some more."""
+        """Return what this rank still has to take, and maybe some more."""
         if self._drawing is not None:
             return drawn(self._drawing, self._seed, self._epoch)[self._consumed :][self._g :: self._P]
         if self._partition is None:
@@ -269,14 +271,14 @@ class Sampler(torch.utils.data.Sampler[int]):
         return hand[self._consumed // self._P :][self._j :: self._K]
 
     def _used(self) -> NDArray[np.int64] | list[Any]:
-        """What this rank has still to take. The first time, note what the ranks are to have in common."""
+        """Return what this rank still has to take. The first call notes what must be equal everywhere."""
         topology, self._job = self._job, None
         if topology is not None:
             note(topology.world, self._facts())
         return self._left()[: len(self)]
 
     def _facts(self) -> Iterator[tuple[str, str]]:
-        """What has to be the same on all ranks, or samples would come twice and others never."""
+        """Yield what must be equal on all ranks; otherwise samples would come twice, or never."""
         yield "the length of the data of a sampler", str(self._total)
         yield "the seed of a sampler", str(self._seed)
         yield "the epoch of a sampler", str(self._epoch)

@@ -1,4 +1,4 @@
-"""One split of a store as samples, whatever it holds: what training asks of its data."""
+"""One split of a dataset file as samples of any kind: what training needs of its data."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ from hpcsgd.errors import UserError, count_text
 
 
 class Drawn(list[int]):
-    """Samples that a sampler has drawn. What is drawn anew of each of them in every epoch, such as a piece of
-    an image, follows from its place, `seed` and `epoch`, whoever reads it and where."""
+    """Samples that a sampler has drawn, with the seed and the epoch.
+
+    Some parts of samples are drawn anew in every epoch, such as a patch of an image. They follow from the
+    sample's row, `seed` and `epoch`, whichever process reads it.
+    """
 
     def __init__(self, rows: Iterable[int], seed: int, epoch: int) -> None:
         super().__init__(rows)
         self.seed, self.epoch = seed, epoch
 
     def chance(self, count: int, row: int) -> list[float]:
-        """So many numbers in [0, 1) for the sample `row`."""
+        """Return `count` random numbers in [0, 1) for the sample `row`."""
         return uniform(count, self.seed, Purpose.PIECES, self.epoch, row).tolist()
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples that were read together, a row each of `x` and of `y`; a sequence of (x_i, y_i)."""
+    """Samples that were read together: one per row of `x` and of `y`. A sequence of pairs (x_i, y_i)."""
 
     x: Tensor
     y: Tensor
@@ -52,16 +55,16 @@ class Batch:
 
 
 def collate(samples: Batch | Sequence[Any]) -> Any:
-    """For a `DataLoader`: the (x, y) of a `Batch` as they are; other samples as PyTorch does it."""
+    """Return (x, y) of a `Batch` as they are, and collate other samples as PyTorch does."""
     return (samples.x, samples.y) if isinstance(samples, Batch) else default_collate(list(samples))
 
 
 class Split(Dataset[tuple[Tensor, Tensor]], ABC):
-    """Samples (x, y) in the order of the store; x and y have the same shape in all of a split, but for whole
-    images to test on, which are read one at a time.
+    """The samples (x, y) of one split, in the order of the dataset file.
 
-    The file is opened at the first read in each process, so a split may be pickled and may cross forks.
-    `DataLoader(split, ..., collate_fn=split.collate)` does no work per sample.
+    All x of a split have the same shape, and so have all y. The exception are whole images for tests, which
+    are read one at a time. Each process opens the file at its first read, so a split may be pickled and may
+    cross forks. `DataLoader(split, ..., collate_fn=split.collate)` does no work per sample.
     """
 
     collate = staticmethod(collate)
@@ -79,22 +82,22 @@ class Split(Dataset[tuple[Tensor, Tensor]], ABC):
     @property
     @abstractmethod
     def labels(self) -> NDArray[np.int64] | None:
-        """What partitions go by, one of each sample; None where samples have none."""
+        """The label of each sample, for partitions; None if samples have none."""
 
     @abstractmethod
     def trial(self) -> Tensor:
-        """The x of two samples such that a model that takes these takes all."""
+        """Return the x of two samples such that a model that accepts these accepts all."""
 
     @abstractmethod
     def _read(self, indices: Sequence[int]) -> Batch:
-        """The samples at `indices`, all of which there are."""
+        """Return the samples at `indices`, all of which exist."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         batch = self.__getitems__([index])
         return batch.x[0], batch.y[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """The samples at `indices`, read together; raises `IndexError` outside [0, len)."""
+        """Return the samples at `indices`, read together. Raises `IndexError` outside [0, len)."""
         count = len(self)
         outside = [index for index in indices if not 0 <= index < count]
         if outside:
@@ -107,7 +110,7 @@ class Split(Dataset[tuple[Tensor, Tensor]], ABC):
         return {**vars(self), "_opened": None}
 
     def _rows(self, rows: Sequence[int]) -> NDArray[np.uint8]:
-        """The bytes of these rows of the split's `x`; raises `UserError` where they are damaged."""
+        """Return the bytes of these rows of the split's `x`. Raises `UserError` if they are damaged."""
         try:
             return read_rows(self._dataset(), rows)
         except DamagedRowsError as damage:
@@ -123,7 +126,7 @@ class Split(Dataset[tuple[Tensor, Tensor]], ABC):
 
 
 def require_labels(path: Path, split: str, labels: NDArray[Any], classes: int) -> None:
-    """Raise `UserError` where one of the labels is of no class."""
+    """Raise `UserError` if a label is outside the classes."""
     if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
         wrong = labels[(labels < 0) | (labels >= classes)]
         text = f"label {wrong[0]}, and its {classes} classes are 0 to {classes - 1}"
@@ -131,19 +134,19 @@ def require_labels(path: Path, split: str, labels: NDArray[Any], classes: int) -
 
 
 def damaged(path: Path, split: str, what: str) -> UserError:
-    """A `UserError` that says so."""
+    """Return a `UserError` which says that the split is damaged."""
     return UserError(f"{path}: split {split!r} is damaged: {what}; convert it again")
 
 
 @runtime_checkable
 class Varying(Protocol):
-    """A split in whose samples something is drawn anew each time, other than while they are read."""
+    """A split of samples that are partly drawn anew for every batch, after they were read."""
 
     def vary(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """What to train on in place of the loaded samples x, y: what is drawn is drawn from `generator`."""
+        """Return what to train on in place of the loaded samples x, y; draw from `generator`."""
         ...
 
 
 def varied(split: Split, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-    """What to train on in place of the loaded samples x, y of `split`: these, where nothing is drawn."""
+    """Return what to train on in place of the loaded samples x, y: these, if `split` draws nothing."""
     return split.vary(x, y, generator) if isinstance(split, Varying) else (x, y)

@@ -1,8 +1,10 @@
-"""A model that no rank ever has whole: built without values, sharded over the group by torch (`fully_shard`)
-block by block, each of which has values from then on.
+"""FSDP models, which no rank ever holds whole.
 
-Where a module starts from is drawn by the host's generator, from a seed of its own that goes by the module's
-name: so the model is the same for every K, and on every device.
+The model is built without values. torch (`fully_shard`) shards it over the group block by block, and each
+block gets its values just before.
+
+A generator of the host draws the initial values of a module, from a seed that depends on the module's name.
+So the model is the same for every K and on every device.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ from hpcsgd.models.regions import regions
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Parameters of modules that are made in the block are on the meta device; buffers have their values."""
+    """Create parameters of modules on the meta device inside this context; buffers keep their values."""
     register = nn.Module.register_parameter
     made: MutableMapping[nn.Parameter, nn.Parameter] = WeakIdKeyDictionary()
 
     def empty(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if param is not None and param.device != META:
             room = nn.Parameter(param.to(META), requires_grad=param.requires_grad)
-            param = made.setdefault(param, room)  # one that several modules are given stays one
+            param = made.setdefault(param, room)  # a parameter shared by several modules stays one
         register(self, name, param)
 
     nn.Module.register_parameter = empty
@@ -65,30 +67,33 @@ def fully_shard(
     seed: int = 0,
     **policies: Any,
 ) -> nn.Module:
-    """Let torch shard all parameters of `model` over the group, in place: M/K a rank, and a block as a whole
-    while it is computed. The same object; collective.
+    """Let torch shard all parameters of `model` over the group, in place; collective.
 
-    A model that has values gets rank 0's, and no other rank need have any. One on the meta device, as
-    ``with torch.device("meta"): …`` builds it, is given values block by block: by each module's
-    `reset_parameters()`, and by the model's `_init_weights(module)`, if it has one, as those of the library
-    `transformers`.
-
-    Not to be confused with torch's `fully_shard`, of which this is one call for every block.
+    A rank keeps M/K parameters, and a whole block while the block is computed. A model with values gets
+    those of rank 0; other ranks need not have any. A model on the meta device, built in ``with
+    torch.device("meta"): …``, gets its values block by block: from each module's `reset_parameters()`, and
+    from the model's `_init_weights(module)`, which models of the library `transformers` have.
 
     Args:
-        model: to be sharded.
-        topology: from `init`.
-        blocks: names of the modules that are gathered by themselves, as "blocks.*". Default None: the
-            outermost ones that are made of others, such as the layers of a Transformer.
-        device: where shards are to be. Default None: where the model is, or the host for one without values.
-            On "meta" nothing is given values: to see whether all of it fits together.
-        seed: of a model without values. Default 0.
-        policies: what else `fully_shard` takes: `mp_policy`, `offload_policy`, `reshard_after_forward`.
-            Without `mp_policy` gradients of 16 bits are added up in float32.
+        model: The model to shard.
+        topology: The ranks and groups, from `init`.
+        blocks: Names of the modules that are gathered by themselves (FSDP units), such as "blocks.*".
+            Default None: the outermost modules that are made of others, such as the layers of a Transformer.
+        device: Device of the shards. Default None: the device of the model, or the CPU for a model without
+            values. On "meta" nothing gets values, which shows whether all settings fit together.
+        seed: Seed of the initial values of a model without values. Default 0.
+        policies: Further arguments of torch's `fully_shard`: `mp_policy`, `offload_policy`,
+            `reshard_after_forward`. Without `mp_policy` gradients of 16 bits are added up in float32.
+
+    Returns:
+        The same `model`.
 
     Raises:
-        UserError: for names that fit no module, for what torch cannot shard or nobody gives values, and where
-            ranks have other models.
+        UserError: If a name fits no module, torch cannot shard the model, a parameter gets no values, or
+            ranks have different models.
+
+    Shape:
+        M parameters in total; each rank keeps M/K of them.
 
     Example:
         >>> model = hpcsgd.fully_shard(model, topology, blocks=["0", "2"])     # mpiexec -n 4
@@ -99,10 +104,10 @@ def fully_shard(
         >>> sum(p.to_local().numel() for p in model.parameters())     # of 67
         38
 
-    Source:
+    References:
         S. Rajbhandari, J. Rasley, O. Ruwase, Y. He: ZeRO: Memory Optimizations Toward Training Trillion
         Parameter Models, SC 2020; Y. Zhao et al.: PyTorch FSDP: Experiences on Scaling Fully Sharded Data
-        Parallel, VLDB 2023, whose successor in torch does it.
+        Parallel, VLDB 2023, whose successor in torch does the work.
     """
     with topology.raise_on_all_ranks("sharding the model"):
         for name, param in model.named_parameters():
@@ -140,10 +145,10 @@ def _device(given: torch.device | str) -> torch.device:
 
 
 def units(model: nn.Module, blocks: Sequence[str] | None) -> list[tuple[nn.Module, list[nn.Parameter]]]:
-    """What is gathered by itself, and which parameters are: those inside others first, and the model last.
+    """Return the FSDP units of a model, each with its parameters: inner ones first, and the model last.
 
-    Raises `UserError` for names that fit no module, and for parameters that are in several of these: torch
-    would make several of each.
+    Raises `UserError` for names that fit no module, and for a parameter that is in several units, since
+    torch would make several of it.
     """
     named = {name: module for name, module in model.named_modules() if name}
     for pattern in blocks or ():
@@ -174,7 +179,7 @@ def units(model: nn.Module, blocks: Sequence[str] | None) -> list[tuple[nn.Modul
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Part by part: "blocks.*" are the blocks, and not what they are made of."""
+    """Compare names component by component: "blocks.*" are the blocks, not the modules inside them."""
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
@@ -184,7 +189,7 @@ def _name(model: nn.Module, param: nn.Parameter) -> str:
 
 
 def give_values(model: nn.Module, unit: nn.Module, seed: int) -> None:
-    """To what has none in `unit`, a part of `model`. Raises `UserError` where nobody can."""
+    """Give initial values to parameters in `unit` without any. Raises `UserError` if that is impossible."""
     names = {module: name for name, module in model.named_modules()}
     for module in unit.modules():
         empty = [name for name, p in module.named_parameters(recurse=False) if p.device == META]
@@ -225,7 +230,7 @@ def _start(model: nn.Module, module: nn.Module, name: str, seed: int) -> None:
 
 
 def _nothing(dtype: torch.dtype) -> float | int:
-    """What no buffer is: nobody has given it values."""
+    """Return a value that marks buffers which have no values yet."""
     if dtype.is_floating_point:
         return float("nan")
     return True if dtype == torch.bool else torch.iinfo(dtype).min
@@ -252,7 +257,7 @@ def _shard(unit: nn.Module, mesh: Any, policies: dict[str, Any]) -> None:
 
 
 def _accumulated(unit: nn.Module) -> dict[str, Any]:
-    """torch's own would add up gradients of 16 bits in 16 bits."""
+    """Return a policy that adds up gradients of 16 bits in float32; torch's default adds them in 16 bits."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     dtypes = {p.dtype for p in unit.parameters() if not is_fsdp(p)}

@@ -1,9 +1,9 @@
-"""Batch norm whose mean and variance are those of the samples of all ranks of a group together.
+"""Batch norm with the mean and variance of the samples of all ranks of a group together.
 
-As `torch.nn.SyncBatchNorm`, for which the group has to be one of torch.distributed and the tensors on GPUs.
-This one goes by the ranks of a job, on CPUs, too. Of n_i values with mean m_i and sum of squared deviations
-M_i on rank i, all together have, by T. F. Chan et al.: Updating Formulae and a Pairwise Algorithm for
-Computing Sample Variances, 1979,
+`torch.nn.SyncBatchNorm` does the same, but needs a process group of torch.distributed and tensors on GPUs.
+This one uses the ranks of a topology, on CPUs, too. Let rank i have n_i values with mean m_i and sum of
+squared deviations M_i. All ranks together have, by T. F. Chan et al.: Updating Formulae and a Pairwise
+Algorithm for Computing Sample Variances, 1979,
 
     n = Σ n_i,   m = Σ n_i m_i / n,   M = Σ M_i + n_i (m_i − m)²,   variance M / n.
 """
@@ -26,30 +26,27 @@ from hpcsgd.errors import UserError
 from hpcsgd.torch_private import BatchNorm
 
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-"""What a layer has to be exactly: a subclass may compute something else."""
+"""The allowed classes, exactly: a subclass may compute something else."""
 
 
 @checked
 def sync_batch_norm(model: nn.Module, topology: Topology) -> nn.Module:
-    """Let the batch norm layers of `model` go by the samples of all ranks of a group together.
+    """Let the batch norm layers of `model` use the samples of all ranks of a group; collective.
 
-    In training each layer sends a few numbers per channel, by an allgather in the forward pass and by an
-    allreduce in the backward pass. In evaluations nothing is sent. Parameters, buffers and hooks are those of
-    the layers that are replaced; call it before `DistributedOptimizer` is made. Collective.
-
-    Not to be confused with `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, which needs a process group of
-    torch.distributed, and without one makes plain batch norm of each rank's samples. Layers that it has made
-    are replaced here, too.
+    In training each layer sends a few numbers per channel: by an allgather in the forward pass, and by an
+    allreduce in the backward pass. In evaluations nothing is sent. The new layers take over parameters,
+    buffers and hooks of those they replace. Call it before you make the `DistributedOptimizer`. Layers made
+    by `torch.nn.SyncBatchNorm.convert_sync_batchnorm` are replaced, too.
 
     Args:
-        model: any; what is replaced are `BatchNorm1d`, `2d` and `3d`, and torch's `SyncBatchNorm`.
-        topology: from `init`.
+        model: Any model. Its `BatchNorm1d`, `2d` and `3d`, and torch's `SyncBatchNorm`, are replaced.
+        topology: The ranks and groups, from `init`.
 
     Returns:
-        The model, or what has taken its place where it is itself a batch norm.
+        The model. If it is itself a batch norm layer, the new layer.
 
     Raises:
-        UserError: if the model has none of these layers, or a batch norm that is more than one of them: of a
+        UserError: If the model has none of these layers, or a batch norm layer that cannot be replaced: of a
             subclass, lazy, with parametrized weights or a `forward` of its own.
 
     Example:
@@ -58,7 +55,7 @@ def sync_batch_norm(model: nn.Module, topology: Topology) -> nn.Module:
         >>> net(torch.ones(5, 4)).shape
         torch.Size([5, 3])
 
-    Source:
+    References:
         S. Ioffe, C. Szegedy: Batch Normalization: Accelerating Deep Network Training by Reducing Internal
         Covariate Shift, 2015 (arXiv:1502.03167).
     """
@@ -67,9 +64,7 @@ def sync_batch_norm(model: nn.Module, topology: Topology) -> nn.Module:
         raise UserError(
             f"sync_batch_norm: {type(model).__name__} has no BatchNorm1d, 2d, 3d or SyncBatchNorm"
         )
-    ranks = (
-        topology.intra_group.dup_with_thread()
-    )  # beside the gradients, which leave in an order of their own
+    ranks = topology.intra_group.dup_with_thread()  # own thread: gradients use intra_group in another order
     replaced: dict[nn.Module | None, nn.Module] = {layer: SyncBatchNorm(layer, ranks) for layer in plain}
     for module in list(model.modules()):
         for name, layer in torch_private.tables_of(module)[1].items():
@@ -79,7 +74,7 @@ def sync_batch_norm(model: nn.Module, topology: Topology) -> nn.Module:
 
 
 def _is_plain(layer: nn.Module, name: str, model: nn.Module) -> TypeGuard[BatchNorm]:
-    """Whether it is to be replaced. Raises `UserError` for a batch norm that cannot be."""
+    """Return whether `layer` is to be replaced. Raises `UserError` for a batch norm layer that cannot be."""
     if not isinstance(layer, BatchNorm) or isinstance(layer, SyncBatchNorm):
         return False
     if type(layer) not in PLAIN:
@@ -97,7 +92,7 @@ def _is_plain(layer: nn.Module, name: str, model: nn.Module) -> TypeGuard[BatchN
 
 
 class SyncBatchNorm(BatchNorm):
-    """Takes the place of a plain `layer`, with all that it has, on these `ranks`."""
+    """A batch norm layer over the ranks of a group, with all that the replaced `layer` has."""
 
     def __init__(self, layer: BatchNorm, ranks: Communicator) -> None:
         super().__init__(layer.num_features)
@@ -105,7 +100,7 @@ class SyncBatchNorm(BatchNorm):
         self._ranks = ranks
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
-        """As a moving average of a model is made: the copy goes by the samples of the same ranks."""
+        """Copy the layer, as for a moving average of a model; the copy uses the same ranks."""
         memo[id(self._ranks)] = self._ranks
         memo[id(self)] = made = type(self).__new__(type(self))
         made.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -121,7 +116,7 @@ class SyncBatchNorm(BatchNorm):
             raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch calls it so
-        """Normalize, in training by the samples of all ranks."""
+        """Normalize `input`, in training by the samples of all ranks."""
         if self._ranks.size == 1 or not self.training:
             return super().forward(input)
         self._check_input_dim(input)
@@ -138,7 +133,7 @@ class SyncBatchNorm(BatchNorm):
         )
 
     def _factor(self) -> float:
-        """How much the running statistics move in this step."""
+        """Return the factor by which the running statistics move in this step."""
         if self.num_batches_tracked is None:
             return self.momentum or 0.0
         self.num_batches_tracked.add_(1)
@@ -199,8 +194,10 @@ class _Normalize(Function):
 
 
 def _together(x: Tensor, ranks: Communicator) -> tuple[float, Tensor, Tensor]:
-    """Return how many values of a channel all ranks have, and of each channel their mean and the sum of their
-    squared deviations from it."""
+    """Return the statistics of each channel over all ranks.
+
+    These are: the number of values, their mean, and the sum of their squared deviations from it.
+    """
     flat = x.transpose(0, 1).reshape(x.size(1), -1)
     mean = flat.mean(1) if flat.size(1) else flat.new_zeros(flat.size(0))
     M = (flat - mean[:, None]).square().sum(1)

@@ -137,6 +137,6 @@ def test_more_workers_than_any_use_are_refused(data: Windows, monkeypatch: pytes
 def test_a_batch_larger_than_an_epoch(data: Windows) -> None:
     sampler = Sampler(data, AsRank(0, 2))
     with pytest.raises(
-        UserError, match=r"an epoch has \d+ samples for each who is dealt to, of which a step takes 200"
+        UserError, match=r"an epoch has \d+ samples per rank or group, of which a step takes 200"
     ):
         Loader(data, 200, sampler)

@@ -249,7 +249,7 @@ def test_the_length_of_a_dataset() -> None:
 
 
 def test_what_cannot_be() -> None:
-    with pytest.raises(UserError, match="3 samples cannot be dealt to 4 ranks"):
+    with pytest.raises(UserError, match="3 samples cannot be divided among 4 ranks"):
         samplers(3, 4)
     with pytest.raises(UserError, match="seed = -1: expected a whole number from 0"):
         samplers(3, 1, seed=-1)

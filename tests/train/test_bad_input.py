@@ -283,7 +283,7 @@ def test_of_silent_worlds_the_first_speaks(folder: Path) -> None:
 def test_fewer_samples_than_ranks(folder: Path) -> None:
     make_store(folder / "three.h5", train=3)
     done = launch(folder, "train", "job.toml", "--data.path", "three.h5", n=4)
-    line = "job.toml: [data] path: 3 samples cannot be dealt to 4 ranks: each needs at least one"
+    line = "job.toml: [data] path: 3 samples cannot be divided among 4 ranks: each needs at least one"
     assert_one_line(done, line)
 
 

@@ -59,7 +59,7 @@ def test_which_delta(folder: Path) -> None:
         folder, "probe", "job.toml", "--delta", "--steps", "60", "--parallel.groups", "2", *SELSYNC, n=2
     )
     assert ended.code == 0, ended.err
-    assert "59 steps of 2 groups, all of them shared\n LSSR          δ  meetings  sends 1/\n" in ended.out
+    assert "59 steps of 2 groups, all of them shared\n LSSR          δ     syncs  sends 1/\n" in ended.out
     found = json.loads((folder / "runs" / "job-delta" / "delta.json").read_text())
     assert found["setting"]["method"]["delta"] == 0
     assert len(found["deltas"]) == 59
@@ -83,7 +83,7 @@ def test_which_delta(folder: Path) -> None:
             "hpcsgd: nowhere: no place for idle models: No such file or directory",
         ),
         (["--repeats", "0"], "hpcsgd: --repeats 0: at least 1 is needed"),
-        (["--groups", "2,500"], "hpcsgd: 400 samples cannot be dealt to 500 ranks: each needs at least one"),
+        (["--groups", "2,500"], "hpcsgd: 400 samples cannot be divided among 500 ranks: each needs at least one"),
         (["--optimizer.lr", "1e30"], "hpcsgd: the loss with one group is "),
         (["--optimizer.lr", "1e-300"], "hpcsgd: D = 0 with 2 groups: their models stay equal"),
         (["--method.name", "bsp"], "hpcsgd: job.toml: [method]: "),
@@ -100,7 +100,7 @@ def test_bad_input(folder: Path, words: list[str], message: str) -> None:
 def test_a_method_that_the_distance_cannot_judge(folder: Path) -> None:
     (folder / "bsp.toml").write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', 'name = "bsp"'))
     with pytest.raises(
-        UserError, match=r"name = 'bsp': the probe is of groups that meet every so many steps"
+        UserError, match=r"name = 'bsp': the probe needs a method that averages models after"
     ):
         plan_of(load(folder / "bsp.toml"), folder / "bsp.toml", None, 1)
 
@@ -108,7 +108,7 @@ def test_a_method_that_the_distance_cannot_judge(folder: Path) -> None:
 def test_a_sparse_exchange_is_not_probed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     sparse = ("--method.grad_reduce", '{name="sparse",sparsifier={name="deft",density=0.1}}')
     assert plan_of(load(folder / "job.toml", sparse), folder / "job.toml", None, 1).every == 2
-    assert "the probe's groups exchange whole gradients" in caplog.text
+    assert "the probe reduces whole gradients" in caplog.text
 
 
 def answered(config: Config, folder: Path, P: int, unclear: int | None = None) -> Path:
