@@ -1,4 +1,4 @@
-"""What a library that moves bytes between ranks must offer; `Communicator` builds everything else on it."""
+"""The interface of a library that moves bytes between ranks; `Communicator` builds on it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 
 Reduction = Literal["sum", "mean", "max"]
 ANY = -1
-"""As a source: whoever sends first."""
+"""As a source: the rank that sends first."""
 Ending = Callable[[float], bool]
-"""Of an operation under way: wait for its end so many seconds at most, and return whether it has come."""
+"""Waits at most the given seconds for the end of an operation, and returns whether it has ended."""
 # Seconds: how long to look for the end of an operation without a pause, and the longest pause thereafter.
 _EAGER = 1e-4
 _LONGEST_PAUSE = 5e-4
@@ -23,12 +23,15 @@ _NARROW = frozenset({torch.float16, torch.bfloat16})
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which sums and what grows by little are kept: 16-bit floats overflow and lose what is small."""
+    """Return the dtype for sums and for values that change by small amounts.
+
+    16-bit floats overflow, and small increments vanish in them.
+    """
     return torch.float32 if dtype in _NARROW else dtype
 
 
 class PeerLost(RuntimeError):
-    """Ranks did not answer in time or are known to be gone. `ranks` is empty where nobody can tell which."""
+    """Ranks did not answer in time, or are known to be gone. `ranks` is empty if they are unknown."""
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -36,9 +39,10 @@ class PeerLost(RuntimeError):
 
 
 def polled(has_ended: Callable[[], bool], seconds: float) -> bool:
-    """Ask until something `has_ended`, for so many `seconds` at most, and return whether it has.
+    """Call `has_ended` until it returns True, for at most `seconds`, and return the last answer.
 
-    Between two questions it rests a tenth of the time it has taken so far, so that others get the core.
+    Between two calls it sleeps for a tenth of the time that has passed, so that other threads get the
+    core.
     """
     start = time.perf_counter()
     while not has_ended():
@@ -53,62 +57,67 @@ def polled(has_ended: Callable[[], bool], seconds: float) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Of what it says: libraries go on with where they stood."""
+    """Return the first line of the error's text; libraries append their source locations to it."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 class Backend(ABC):
-    """Blocking operations of one communicator, called by one thread at a time; one more may receive, or
-    send, messages meanwhile. Sums and means of 16-bit floats are made in float32 and rounded once.
+    """Blocking operations of one communicator.
 
-    Tensors arrive checked: contiguous, without autograd history, on a device the backend `accepts`, with
-    sizes that fit. Everything returns once the caller may reuse its tensors.
+    One thread at a time calls them; one more thread may receive, or send, messages meanwhile. Sums and
+    means of 16-bit floats are computed in float32 and rounded once.
+
+    `Communicator` has checked the tensors: contiguous, without autograd history, on a device that the
+    backend `accepts`, with sizes that fit. Every operation returns once the caller may reuse its tensors.
     """
 
     rank: int
     size: int
     node: int
-    """Ranks with equal `node` share memory: the lowest world rank among them."""
+    """The lowest world rank among the ranks that share memory with this one; ranks of one node have it
+    equal."""
     name: str
     """The library and its version, for logs and run folders."""
     thread_level: str = "MULTIPLE"
-    """What the library allows threads to do, in MPI's own word."""
+    """What the library allows threads to do, in MPI's terms."""
     returns_early: bool = False
-    """Whether operations on tensors on devices may return before other ranks have begun them, or stand still
+    """True if operations on device tensors may return before other ranks have begun them, or may stall
     for other reasons."""
 
     @property
     @abstractmethod
     def host(self) -> Backend:
-        """The backend of the same ranks for host tensors: this one itself, unless it wraps another backend
-        for tensors on devices."""
+        """The backend of the same ranks for host tensors.
+
+        This is the backend itself, unless it wraps another one for tensors on devices.
+        """
 
     @abstractmethod
     def accepts(self, device: torch.device) -> bool: ...
 
     @abstractmethod
     def alltoall(self, out: Tensor, x: Tensor) -> None:
-        """`out[i] = x[own rank]` of rank i, both cut in `size` equal runs."""
+        """Set `out[i]` to the `x[own rank]` of rank i; both are cut into `size` equal parts."""
 
     @abstractmethod
     def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction) -> None:
-        """`out` = the sum or mean over ranks i of their `x[own rank]`, `x` cut in `size` equal runs."""
+        """Set `out` to the sum or mean over ranks of `x[own rank]`; `x` is cut into `size` equal parts."""
 
     @abstractmethod
     def allgather(self, out: Tensor, x: Tensor) -> None:
-        """`out[i] = x` of rank i, `out` cut in `size` equal runs; x may be the own run of out."""
+        """Set `out[i]` to the `x` of rank i; `out` has `size` parts, and `x` may be this rank's."""
 
     @abstractmethod
     def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> None:
-        """`out` = the x of all ranks one after another, `counts[i]` elements from rank i."""
+        """Concatenate the `x` of all ranks in `out`, `counts[i]` elements from rank i."""
 
     @abstractmethod
     def allreduce(self, x: Tensor, reduction: Reduction) -> None:
-        """In place, the same bits on every rank."""
+        """Reduce `x` in place, to the same bits on every rank."""
 
     @abstractmethod
     def bcast(self, x: Tensor, root: int) -> None:
-        """In place."""
+        """Copy the `x` of rank `root` into every other rank's `x`."""
 
     @abstractmethod
     def sendrecv(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
@@ -119,20 +128,23 @@ class Backend(ABC):
 
     @abstractmethod
     def recv(self, out: Tensor, source: int) -> int:
-        """Receive from `source` or from `ANY`; return who sent."""
+        """Receive from `source` or from `ANY`; return the sender's rank."""
 
     @abstractmethod
     def gather_objects(self, item: Any) -> list[Any]:
-        """The picklable `item` of every rank, in rank order, on every rank."""
+        """Return the picklable `item` of every rank, in rank order."""
 
     @abstractmethod
     def post_record(self, record: bytes, received: bytearray) -> Ending:
-        """Begin to gather the `record` of every rank, of one length, in rank order in `received`. Any one
-        thread may call it, beside all other operations, as long as nothing else uses the communicator."""
+        """Begin to gather the `record` of every rank into `received`, in rank order.
+
+        All records have one length. Any one thread may call it while other operations run, as long as
+        nothing else uses this communicator.
+        """
 
     @abstractmethod
     def split(self, color: int, key: int) -> Backend:
-        """Ranks of one `color` become a communicator, ordered by (key, rank)."""
+        """Make a communicator of the ranks of one `color`, ordered by (key, rank)."""
 
     @abstractmethod
     def abort(self, code: int) -> None:

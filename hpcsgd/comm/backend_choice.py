@@ -1,7 +1,7 @@
-"""By which library the tensors on devices travel, chosen for each communicator when groups are formed.
+"""Choose the backend for tensors on devices, for each communicator, when the groups are formed.
 
-What comes from there by `split` and `apart` is staged again: two communicators of NCCL at once, each on a
-lane of its own, may wait for each other for ever.
+Communicators made by `split` and `dup_with_thread` stage device tensors in host memory again. Two NCCL
+communicators in use at once, each with its own communication thread, can deadlock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BACKEND_NAMES: tuple[BackendName, ...] = ("auto", "mpi", "nccl", "gpu_mpi")
 
 
 class GivenBackends(Protocol):
-    """What a job file or a script asks for."""
+    """The backends that a job file or a script names."""
 
     @property
     def intra_group(self) -> BackendName: ...
@@ -38,14 +38,14 @@ class GivenBackends(Protocol):
 
 @dataclass(frozen=True)
 class DeviceBackends:
-    """For the ranks of a group, and for those of one position across groups."""
+    """The backends for the ranks of a group, and for the ranks with one shard index across groups."""
 
     intra_group: BackendName = "auto"
     inter_group: BackendName = "auto"
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> DeviceBackends:
-        """Raises `UserError` for what is none of them."""
+        """Return the backends in `given`. Raises `UserError` for an unknown key or backend."""
         known = {field.name for field in fields(cls)}
         for key, value in given.items():
             if key not in known:
@@ -60,14 +60,14 @@ AUTO = DeviceBackends()
 
 @dataclass(frozen=True)
 class Device:
-    """Whose tensors a rank sends, and what tells it from all others of the job; nothing where it has none."""
+    """The device of a rank, and text that identifies it in the job; both empty without a device."""
 
     device: torch.device | None = None
     identity: str = ""
 
 
 def place_on_node(world: Communicator) -> int:
-    """This rank's number on its node: the launcher's, or counted where that says none; collective."""
+    """Return this rank's number on its node: the launcher's, or counted if that gives none. Collective."""
     nodes = world.gather_objects(world.backend.node)
     counted = nodes[: world.rank].count(world.backend.node)
     told = launched(os.environ, world.size)
@@ -75,7 +75,7 @@ def place_on_node(world: Communicator) -> int:
 
 
 def local_device(world: Communicator, wanted: str = "auto") -> Device:
-    """Of its node's accelerators the one of this rank's number, but where "cpu" is wanted; collective."""
+    """Return the accelerator of this rank's number on its node, or none if "cpu" is `wanted`. Collective."""
     device = of_place(place_on_node(world))
     if device is None or wanted == "cpu":
         return Device()
@@ -83,11 +83,11 @@ def local_device(world: Communicator, wanted: str = "auto") -> Device:
 
 
 def chosen(ranks: Communicator, wish: BackendName, own: Device, inside: bool) -> tuple[Communicator, str]:
-    """The same ranks, whose tensors on devices travel as is wished for, and in words what was passed over and
-    why. Collective.
+    """Return the same ranks with the backend `wish` for device tensors, and what was passed over and why.
 
-    "auto" goes by what is there and proven: NCCL `inside` a group and on one node, GPU-aware MPI, by way of
-    the host. Raises `UserError` where something else was named that is not to be had.
+    Collective. "auto" takes the first that exists and passes a test: NCCL `inside` a group and on one
+    node, then GPU-aware MPI, then staging in host memory. Raises `UserError` if a backend that was named
+    by the user is not available.
     """
     if ranks.size == 1 or wish == "mpi":
         return ranks, ""
@@ -108,8 +108,10 @@ def chosen(ranks: Communicator, wish: BackendName, own: Device, inside: bool) ->
 
 
 def share_thread(group: Communicator, cross: Communicator) -> Communicator:
-    """`cross`, on the lane of `group` where both put work on the device by libraries of their own: begun in
-    another order on each rank, these may wait for each other for ever."""
+    """Return `cross`, on the communication thread of `group` if both use device libraries of their own.
+
+    Two such libraries whose operations begin in another order on each rank can deadlock.
+    """
     return (
         cross
         if "mpi" in (group.device_backend, cross.device_backend)
@@ -118,7 +120,7 @@ def share_thread(group: Communicator, cross: Communicator) -> Communicator:
 
 
 def _without(ranks: Communicator, wish: BackendName, identities: Sequence[str]) -> tuple[Communicator, str]:
-    """Where not everybody has an accelerator."""
+    """Use host staging, because some rank has no accelerator."""
     lacking = [rank for rank, identity in enumerate(identities) if not identity]
     why = f"rank {lacking[0]} of {ranks.size} has no accelerator for torch {torch.__version__}"
     if wish != "auto":
@@ -129,7 +131,7 @@ def _without(ranks: Communicator, wish: BackendName, identities: Sequence[str]) 
 def _attempted(
     ranks: Communicator, way: str, device: torch.device, identities: Sequence[str]
 ) -> Communicator | str:
-    """By this way, or why not; the same on every rank."""
+    """Return a communicator with backend `way`, or why there is none; the same on every rank."""
     host = ranks.backend.host
     missing, make = (_no_nccl, _nccl) if way == "nccl" else (_no_gpu_mpi, _gpu_mpi)
     if why := _first(ranks, missing(host, device, identities)):
@@ -171,6 +173,6 @@ def _gpu_mpi(host: Backend, device: torch.device, timeout: float) -> Backend:
 
 
 def _first(ranks: Communicator, why: str) -> str:
-    """What the first rank says that says something."""
+    """Return the reason of the first rank that gives one."""
     answers: list[str] = ranks.gather_objects(why)
     return next(filter(None, answers), "")

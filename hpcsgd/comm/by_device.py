@@ -1,6 +1,4 @@
-"""Two libraries for one communicator: tensors on devices by one, all else (host tensors, objects, splits) by
-the other.
-"""
+"""Two backends for one communicator: one for tensors on devices, one for everything else."""
 
 from __future__ import annotations
 
@@ -14,11 +12,11 @@ from hpcsgd.comm.backend import Backend, Ending, Reduction
 from hpcsgd.comm.staged import Staged
 
 DeviceBackendOf = Callable[[Backend], Backend]
-"""Of a backend for host tensors: one for tensors on devices, of the same ranks; collective."""
+"""Makes, from a backend for host tensors, one for device tensors of the same ranks; collective."""
 
 
 class ByDevice(Backend):
-    """`host`, and `devices` for tensors on devices; parts that are split off are staged again."""
+    """Uses `host`, and `devices` for tensors on devices. Splits stage device tensors in host memory again."""
 
     def __init__(self, host: Backend, beside: DeviceBackendOf = Staged) -> None:
         self.rank, self.size, self.node, self.name = host.rank, host.size, host.node, host.name

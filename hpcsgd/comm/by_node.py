@@ -1,14 +1,14 @@
-"""Collectives of ranks that share nodes, L on each of H: what crosses the network does so once for a node.
+"""Collectives of ranks on H nodes, L on each: data crosses the network once per node.
 
-The runs of a vector are numbered as ranks are, h·L + l for place l of node h.
+The parts of a vector are numbered like the ranks: h·L + l for local rank l of node h.
 
-    allgather       across nodes   the ranks of one place l give each other their runs (·, l)
-                    in the node    everybody gives the others what it has fetched
-    reduce_scatter  in the node    rank l adds up, for its node, the runs (·, l) of all
-                    across nodes   the ranks of one place add up what their nodes have
+    allgather       across nodes   the ranks with one l give each other their parts (·, l)
+                    in the node    every rank gives the others what it has fetched
+    reduce_scatter  in the node    rank l sums, for its node, the parts (·, l) of all
+                    across nodes   the ranks with one l add up the sums of their nodes
 
-So a node is sent (H−1)/H of a vector. A ring of all ranks takes (H·L−1)/(H·L) of it over each link, and an
-all-to-all L·(H−1)/H. Sums are ours: places first, then nodes, each in their order.
+So a node receives (H−1)/H of a vector. A ring of all ranks sends (H·L−1)/(H·L) of it over each link, and an
+all-to-all L·(H−1)/H. The sums are computed here: over local ranks first, then over nodes, each in order.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from hpcsgd.comm import sums
 from hpcsgd.comm.backend import Backend
 
 SHORTEST = 1 << 17
-"""Bytes of a vector: of shorter ones one more message costs as much as it saves."""
+"""Bytes of a vector: for a shorter one, an extra message costs as much as it saves."""
 
 
 def levels(nodes: Sequence[int]) -> tuple[int, int] | None:
-    """H and L of ranks of which rank r is on `nodes[r]`; None where they are not H runs of L, or where
-    either is 1."""
+    """Return H and L if rank r is on `nodes[r]`; None unless there are H > 1 blocks of L > 1 ranks."""
     H = len(set(nodes))
     L, rest = divmod(len(nodes), H)
     runs = [nodes[h * L : (h + 1) * L] for h in range(H)]
@@ -35,7 +34,7 @@ def levels(nodes: Sequence[int]) -> tuple[int, int] | None:
 
 
 class ByNode:
-    """Both levels of a communicator; made by all of its ranks at once."""
+    """Both levels of a communicator; all of its ranks make it together."""
 
     def __init__(self, ranks: Backend, H: int, L: int) -> None:
         h, l = divmod(ranks.rank, L)  # noqa: E741
@@ -43,7 +42,7 @@ class ByNode:
         self._inside, self._across = ranks.split(h, l), ranks.split(l, h)
 
     def allgather(self, out: Tensor, x: Tensor) -> None:
-        """As `Backend.allgather`; takes room for another `out`."""
+        """Like `Backend.allgather`; needs memory for another `out`."""
         rows = out.new_empty(self.L, self.H, x.numel())
         fetched = rows[self._inside.rank]
         self._across.allgather(fetched, x)
@@ -51,7 +50,7 @@ class ByNode:
         out.view(self.H, self.L, -1).copy_(rows.transpose(0, 1))
 
     def reduce_scatter(self, out: Tensor, x: Tensor, mean: bool) -> None:
-        """As `Backend.reduce_scatter` of a sum or mean; takes room for two more `x`."""
+        """Like `Backend.reduce_scatter` of a sum or mean; needs memory for two more `x`."""
         by_place = x.view(self.H, self.L, -1).transpose(0, 1).contiguous()
         of_node = x.new_empty(self.H, out.numel())
         sums.reduce_scatter(self._inside, of_node, by_place, "sum")
@@ -61,14 +60,14 @@ class ByNode:
 
 
 class Levels:
-    """The levels of a communicator whose rank r is on `nodes[r]`, which are made when they are first used."""
+    """The levels of a communicator whose rank r is on `nodes[r]`; the first use makes them."""
 
     def __init__(self, nodes: Sequence[int]) -> None:
         self._levels = levels(nodes)
         self._made: ByNode | None = None
 
     def of(self, ranks: Backend, whole: Tensor) -> ByNode | None:
-        """Return those of `ranks`, or None if there is one level, or `whole` is too short; collective."""
+        """Return the levels of `ranks`; None if there is one level or `whole` is too short. Collective."""
         if self._levels is None or whole.nbytes < SHORTEST:
             return None
         if self._made is None:

@@ -1,10 +1,10 @@
-"""A lane: one communication thread that carries out blocking calls in the order they were given.
+"""A communication thread: it executes blocking calls in the order in which they were submitted.
 
 The paper's framework does the same ("a communication-dedicated thread that performs blocking MPI
-communications"): nonblocking MPI collectives make next to no progress while the owner computes.
+communications"): nonblocking MPI collectives make almost no progress while the owner computes.
 
-On devices a lane has a stream of its own. What it is asked begins there after all that the asker's stream
-had to do, and the waiter's stream goes on after it: the host waits for neither.
+On a device the thread has its own stream. A call begins there after the work that the submitter's stream
+already has. The stream of the thread that waits continues after the call. The host waits for neither.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ if TYPE_CHECKING:
     from hpcsgd.comm.rank_watch import Operation, RankWatch
 
 _comm_threads: weakref.WeakSet[CommThread] = weakref.WeakSet()
-_here = threading.local()  # .on_a_comm_thread: the thread is a CommThread's
+_here = threading.local()  # .on_a_comm_thread: True on a communication thread
 _numbers = itertools.count()
 _SET_TIMER_SLACK = 29  # of prctl
 
 
 class Work:
-    """Something under way on a lane. A call that returns a `Work` has handed the rest to another lane: it is
-    done when that is.
+    """The pending result of a call on a communication thread.
 
-    `keep` is kept alive until `wait()`: memory of a device is given away again in the order of the stream
-    that asked for it, which knows nothing of the lane's.
+    A call may return another `Work`, of another communication thread; then it is done when that one is.
+
+    `keep` stays alive until `wait()`. The device's allocator reuses memory in the order of the stream
+    that allocated it, and does not know the communication thread's stream.
     """
 
     def __init__(
@@ -64,18 +65,21 @@ class Work:
         self._comm_thread = comm_thread
 
     def done(self) -> bool:
-        """Whether `wait()` would return at once."""
+        """Return True if `wait()` would return at once."""
         if not self._future.done():
             return False
         rest = None if self._future.exception() else self._future.result()[0]
         return rest.done() if isinstance(rest, Work) else True
 
     def wait(self) -> Any:
-        """Block until it is done and return its result; on a device, until it has been put on the lane's
-        stream, behind which the caller's current one comes from now on.
+        """Block until the call is done and return its result.
 
-        Raises `PeerLost` after the transport's timeout, and whatever the operation itself raised. Time
-        that a lane waits for another one is not noted: its owner computes meanwhile.
+        On a device, block until the work is queued on the communication thread's stream; the caller's
+        current stream waits for it there.
+
+        Raises `PeerLost` after the communicator's timeout, or the operation's own exception. Time
+        that one communication thread waits for another is not counted, because its owner computes
+        meanwhile.
         """
         start, standing = time.perf_counter(), not self._future.done()
         try:
@@ -114,31 +118,31 @@ class Work:
 
 
 def finished(call: Callable[[], Any], what: str, stats: CommStats) -> Work:
-    """`call` carried out here and now, as a `Work`."""
+    """Execute `call` here and now, and return the result as a `Work`."""
     future: Future[Any] = Future()
     _carry_out(future, lambda: (call(), None))
     return Work(future, what, 0.0, stats)
 
 
 class CommThread:
-    """Runs submitted calls one by one on a daemon thread, started with the first of them."""
+    """Runs submitted calls one by one on a daemon thread, which the first call starts."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.number = next(_numbers)
         self.before_exit: Callable[[], None] | None = None
-        """Called before lanes are closed, with all of them still at work, in the order in which they were
-        made; collective. Raises `PeerLost` where others do not come."""
+        """Called before communication threads are closed, while all of them still work, in the order
+        in which they were made. Collective. Raises `PeerLost` if other ranks do not take part."""
         self.watch: RankWatch | None = None
-        """Of the rank whose lane it is."""
+        """The watch of the rank to which this thread belongs."""
         self.entries: deque[object] = deque()
-        """One for each call that has not ended."""
+        """One entry for each call that has not ended."""
         self.executing: Operation | None = None
-        """The operation under way."""
+        """The operation in progress."""
         self.single = False
-        """Whether the call under way is nothing but that operation."""
+        """True if the current call consists of that operation only."""
         self.serves = False
-        """Whether it answers others, and begins no collective."""
+        """True if the thread answers requests and begins no collective."""
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any], bool] | None] = (
             queue.SimpleQueue()
         )
@@ -147,12 +151,12 @@ class CommThread:
         _comm_threads.add(self)
 
     def here(self) -> bool:
-        """Whether the caller is the lane's own thread."""
+        """Return True if the caller runs on this communication thread."""
         return threading.current_thread() is self._thread
 
     @property
     def ident(self) -> int | None:
-        """The identity of its thread, if it has one."""
+        """The identity of the thread, or None before it starts."""
         return None if self._thread is None else self._thread.ident
 
     def submit(
@@ -165,10 +169,10 @@ class CommThread:
         keep: object = None,
         single: bool = False,
     ) -> Work:
-        """Queue `call`, which keeps the submitter's phase; from the lane's own thread it runs at once.
+        """Queue `call`, which keeps the submitter's phase; on this thread itself, run it at once.
 
-        With a `device` it runs on the lane's stream there. `keep`: see `Work`. A `single` call is one
-        operation, after which it begins no other.
+        With a `device`, the call runs on this thread's stream there. `keep`: see `Work`. A `single`
+        call is one operation, and begins no other.
         """
         if self.here():
             return finished(call, what, stats)
@@ -185,8 +189,10 @@ class CommThread:
         return Work(future, what, timeout, stats, keep, self)
 
     def close(self, timeout: float) -> bool:
-        """End the thread after what is queued; False if that took longer than `timeout` seconds. What is
-        submitted later has a new one."""
+        """End the thread after the queued calls; return False if that took longer than `timeout` seconds.
+
+        A later call starts a new thread.
+        """
         if self._thread is None or self.here():
             return True
         self._calls.put(None)
@@ -199,7 +205,7 @@ class CommThread:
     def _carried_out(
         self, call: Callable[[], Any], asked: StreamEvent | None
     ) -> tuple[Any, StreamEvent | None]:
-        """What `call` returns, and when its work on a device is done."""
+        """Return the result of `call`, and the event that ends its work on a device."""
         if asked is None:
             return call(), None
         with self._streams.on(asked.device):
@@ -213,11 +219,11 @@ class CommThread:
             future, call, self.single = entry
             _carry_out(future, call)
             self.entries.popleft()
-            del entry, future, call  # or the last operation's tensors live on until the next
+            del entry, future, call  # Otherwise the last operation's tensors stay alive until the next one.
 
 
 def close_comm_threads(timeout: float, comm_threads: Iterable[CommThread] = _comm_threads) -> bool:
-    """End these lanes, or every one of this process; False if one was still busy `timeout` seconds later."""
+    """End these threads, or all of this process; return False if one is busy `timeout` seconds later."""
     ordered = sorted(comm_threads, key=lambda comm_thread: comm_thread.number)
     for comm_thread in ordered:
         farewell, comm_thread.before_exit = comm_thread.before_exit, None
@@ -230,23 +236,25 @@ def close_comm_threads(timeout: float, comm_threads: Iterable[CommThread] = _com
 def know_processor() -> None:
     """Compute the first square root of a process, before other threads can compute theirs.
 
-    With the first sqrt, tanh or exp MKL finds out what the processor is, and that of torch's wheels (2024.2)
-    notes a raw number before the right one: a thread that reads it in between computes with another kernel,
-    sqrt in float64 to 10⁻¹¹ and tanh to other bits. Issue 188792 of pytorch/pytorch.
+    The first sqrt, tanh or exp makes MKL detect the processor. MKL in torch's wheels (2024.2) stores a
+    raw number before the right one. A thread that reads it in between computes with another kernel: sqrt
+    in float64 is right to 10⁻¹¹ only, and tanh has other bits. Issue 188792 of pytorch/pytorch.
     """
     torch.ones(1, dtype=torch.float64, device="cpu").sqrt()
 
 
 def _sleep_exactly() -> None:
-    """From now on sleeps of this thread end when they should. Linux lets them go on for 50 µs more, which is
-    long beside a short message."""
+    """Make sleeps of this thread end on time.
+
+    By default Linux extends them by 50 µs, which is long compared with a short message.
+    """
     ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1, 0, 0, 0)
 
 
 def _carry_out(future: Future[Any], call: Callable[[], Any]) -> None:
     try:
         result = call()
-    except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+    except BaseException as error:  # noqa: BLE001 - `wait()` raises it
         future.set_exception(error)
     else:
         future.set_result(result)

@@ -1,4 +1,4 @@
-"""`Communicator`: one communicator as the rest of hpcsgd sees it. Tensors in, tensors out."""
+"""`Communicator`: collectives and messages on tensors, as the rest of hpcsgd uses them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from hpcsgd.comm.rank_watch import Member, Operation
 from hpcsgd.comm.stats import CommStats
 
 Messages = tuple[Sequence[int], Mapping[int, Tensor]]
-"""The ranks that messages go to, and room for those that come, by their senders."""
+"""The ranks that messages go to, and the buffers of those to receive, by sender."""
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 _SUMMED = _FLOATS | {torch.int32, torch.int64}
 _REDUCED = {"sum": _SUMMED, "mean": _FLOATS, "max": _SUMMED | {torch.uint8}}
 
 
 class Communicator:
-    """Collectives and messages of `size` ranks, carried out in order by one communication thread.
+    """Collectives and messages of `size` ranks, executed in order by one communication thread.
 
     Every operation returns a `Work` at once; its tensors must stay untouched until `wait()` returns. All
-    ranks must start the same collectives in the same order on one lane. Communicators made by `split` use
-    their parent's lane; `apart` gives one with a lane of its own, for whoever must answer requests while
-    the owner computes. Work submitted with `run` is ordinary blocking code that executes on the lane.
+    ranks must start the same collectives in the same order on one communication thread. Communicators
+    made by `split` share their parent's thread. `dup_with_thread` makes one with its own thread, which
+    can answer requests while the owner computes. `run` executes ordinary blocking code on the thread.
 
-    Tensors must be contiguous and detached; sums take float16, bfloat16, float32, float64, int32 and int64,
-    means the floats. Those of 16-bit floats are made in float32 and rounded once, so that a mean does not
-    overflow where the sum would. Everything else raises `ValueError` instead of arriving wrong.
+    Tensors must be contiguous and detached. Sums take float16, bfloat16, float32, float64, int32 and
+    int64; means take the floats. Those of 16-bit floats are computed in float32 and rounded once, so that
+    a mean does not overflow where the sum would. Anything else raises `ValueError`.
     """
 
     def __init__(
@@ -50,31 +50,30 @@ class Communicator:
         self.rank = backend.rank
         self.size = backend.size
         self.timeout = timeout
-        self.comm_thread = comm_thread or CommThread(f"lane of rank {backend.rank}")
+        self.comm_thread = comm_thread or CommThread(f"communication thread of rank {backend.rank}")
         self.stats = stats or CommStats()
         self.member = member
-        """What is reported of this rank here; None if nobody watches."""
+        """Reports what this rank does on this communicator; None if nothing watches it."""
         if member is not None:
             member.watch.adopt(self.comm_thread)
         self.device_backend = "mpi"
-        """By which library tensors on devices travel; by this one they are staged in host memory."""
+        """The library for tensors on devices; with this one they are staged in host memory."""
         self.chosen = ""
-        """Of a whole world: by which backend it talks, and why."""
+        """For a whole world: its backend, and why it was chosen."""
         self._place: CommThread | None = None
         self._control: Communicator | None = None
         self.dup_threads: list[CommThread] = []
-        """Of everything that was made apart from this communicator or from its parts."""
+        """The extra communication threads of this communicator and of those made from it."""
 
     def alltoall(self, out: Tensor, x: Tensor) -> Work:
-        """`out[i] = x[own rank]` of rank i; both n elements, n a multiple of `size`."""
+        """Set `out[i]` to the `x[own rank]` of rank i; both have n elements, a multiple of `size`."""
         self._check(out, x)
         require(x.numel() % self.size == 0, f"alltoall of {x.numel()} elements over {self.size} ranks")
         require(out.numel() == x.numel(), f"alltoall of {x.numel()} elements into {out.numel()}")
         return self._start("alltoall", self._share(x), lambda: self.backend.alltoall(out, x), out, x)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction = "sum") -> Work:
-        """`out` = Σ_i of the `x[own rank]` of rank i, or their mean; `x` has `size` times the elements of
-        `out`."""
+        """Set `out` to Σ_i (or mean) of the `x[own rank]` of rank i; `x` has `size` times its elements."""
         require(reduction != "max", "reduce_scatter of a max: sums and means are scattered")
         self._check(out, x, allowed=_REDUCED[reduction])
         require(x.numel() == out.numel() * self.size, f"reduce_scatter of {x.numel()} into {out.numel()}")
@@ -82,14 +81,14 @@ class Communicator:
         return self._start("reduce_scatter", self._share(x), operation, out, x)
 
     def allgather(self, out: Tensor, x: Tensor) -> Work:
-        """`out[i] = x` of rank i; `out` has `size` times the elements of `x`, which may be a view of it."""
+        """Set `out[i]` to the `x` of rank i; `x` has 1/`size` of its elements, and may be a view of it."""
         in_place = x.data_ptr() == out.data_ptr() + self.rank * nbytes(x)
         self._check(out) if in_place else self._check(out, x)
         require(out.numel() == x.numel() * self.size, f"allgather of {x.numel()} into {out.numel()}")
         return self._start("allgather", self._share(out), lambda: self.backend.allgather(out, x), out, x)
 
     def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> Work:
-        """`out` = the `x` of all ranks in rank order, `counts[i]` elements from rank i."""
+        """Concatenate the `x` of all ranks in `out` in rank order, `counts[i]` elements from rank i."""
         self._check(out, x)
         require(
             len(counts) == self.size and out.numel() == sum(counts) and x.numel() == counts[self.rank],
@@ -101,20 +100,20 @@ class Communicator:
         return self._start("allgatherv", sent, operation, out, x, needed=needed)
 
     def allreduce(self, x: Tensor, reduction: Reduction = "sum") -> Work:
-        """Σ, mean or max over the ranks, in place, the same bits on every rank."""
+        """Replace `x` by the sum, mean or maximum over the ranks, with the same bits on every rank."""
         self._check(x, allowed=_REDUCED[reduction])
         operation = lambda: self.backend.allreduce(x, reduction)  # noqa: E731
         return self._start("allreduce", 2 * self._share(x), operation, x)
 
     def bcast(self, x: Tensor, root: int = 0) -> Work:
-        """`x` of rank `root`, in place."""
+        """Copy the `x` of rank `root` into every other rank's `x`."""
         self._check(x)
         needed = lambda: [root] if self.rank != root else []  # noqa: E731
         operation = lambda: self.backend.bcast(x, root)  # noqa: E731
         return self._start("bcast", self._share(x), operation, x, needed=needed)
 
     def sendrecv(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> Work:
-        """Messages to and from the ranks that are the keys, all at once."""
+        """Send messages to and receive them from the ranks that are the keys, all at once."""
         self._check(*send.values(), *recv.values(), alike=False)
         sent = self._posted(send)
         operation = lambda: self.backend.sendrecv(send, recv)  # noqa: E731
@@ -122,30 +121,33 @@ class Communicator:
         return self._start("exchange", sent, operation, *tensors, messages=(tuple(send), recv))
 
     def send(self, x: Tensor, to: int) -> Work:
-        """One message to rank `to`."""
+        """Send one message to rank `to`."""
         self._check(x)
         operation = lambda: self.backend.send(x, to)  # noqa: E731
         return self._start("send", self._posted({to: x}), operation, x, messages=((to,), {}))
 
     def recv(self, out: Tensor, source: int = ANY) -> Work:
-        """One message from `source`, or from whoever sends first; `wait()` returns the sender."""
+        """Receive one message from `source`, or from the first sender; `wait()` returns the sender."""
         self._check(out)
         messages: Messages = ((), {} if source == ANY else {source: out})
         return self._start("recv", 0, lambda: self.backend.recv(out, source), out, messages=messages)
 
     def gather_objects(self, item: Any) -> list[Any]:
-        """The picklable `item` of every rank, in rank order, on every rank. Blocks; for set-up and metadata.
+        """Return the picklable `item` of every rank, in rank order. Blocks; for set-up and metadata.
 
-        Pickles are not counted in the ledger's bytes: their size is no property of the method.
+        `stats` does not count the bytes of pickles: their size is no property of the method.
         """
         if self.size == 1:
             return [item]
         return self._start("gather_objects", 0, lambda: self.backend.gather_objects(item)).wait()
 
     def post_record(self, record: bytes) -> Work:
-        """Gather the `record` of every rank, of one length, without the lane: `wait()` returns them one after
-        the other in rank order. Nothing else may use this communicator until then. Like pickles, records are
-        metadata, and not counted in the ledger's bytes."""
+        """Gather the `record` of every rank without the communication thread.
+
+        All records have one length. `wait()` returns them one after the other in rank order; nothing
+        else may use this communicator until then. `stats` does not count their bytes, because they
+        are metadata like pickles.
+        """
         told = f"allgather over {self.size} ranks"
         if self._place is None:
             self._place = CommThread("what a thread has posted")
@@ -158,50 +160,48 @@ class Communicator:
         return Work(posted, told, self.timeout, self.stats, comm_thread=self._place)
 
     def barrier(self) -> None:
-        """Return once every rank is here."""
+        """Return once every rank has called this."""
         self.gather_objects(None)
 
     def split(self, color: int, key: int) -> Communicator:
-        """Ranks of one `color`, ordered by (`key`, rank), on this communicator's lane."""
+        """Return the ranks of one `color`, ordered by (`key`, rank), on the same communication thread."""
         return self._relative(*self._part(color, key), self.comm_thread)
 
     def dup_with_thread(self) -> Communicator:
-        """The same ranks on a communicator and a lane of their own."""
+        """Return a communicator of the same ranks with its own communication thread."""
         return self._relative(*self._part(0, self.rank), self.comm_thread).with_own_thread()
 
     @property
     def control(self) -> Communicator:
-        """A communicator of the same ranks on the same lane, for what must not pair with anything that is
-        sent here; collective when it is asked for the first time."""
-        # No cached_property: Python 3.11 lets one thread at a time make any of them.
+        """The same ranks on the same thread, for operations of their own; the first access is collective."""
+        # No cached_property: in Python 3.11 its lock is shared by all instances.
         if self._control is None:
             self._control = self.split(0, self.rank)
         return self._control
 
     def with_own_thread(self) -> Communicator:
-        """The same communicator by way of a lane that nothing else uses: it is to be used by that alone."""
-        comm_thread = CommThread(f"lane apart of rank {self.rank}")
+        """Return this communicator on a new thread; only that thread may use it from then on."""
+        comm_thread = CommThread(f"own communication thread of rank {self.rank}")
         self.dup_threads.append(comm_thread)
         return self.with_thread(comm_thread)
 
     def with_thread(self, comm_thread: CommThread) -> Communicator:
-        """The same communicator by way of another lane: one sends there while the other one receives."""
+        """Return this communicator on another thread, to send on one thread while the other receives."""
         return self._relative(self.backend, self.member, comm_thread)
 
     def with_backend(self, backend: Backend, way: str) -> Communicator:
-        """The same communicator with another backend of the same ranks, whose parts are staged again."""
+        """Return this communicator with another backend of the same ranks; its splits are staged again."""
         made = self._relative(backend, self.member, self.comm_thread)
         made.device_backend = way
         return made
 
     def close_dups(self, timeout: float) -> bool:
-        """End what was made apart; False if some of it was still busy `timeout` seconds later. Collective."""
+        """End the extra threads; return False if one is still busy `timeout` seconds later. Collective."""
         self.run(lambda: None, "what may still be handed over to them").wait()
         return close_comm_threads(timeout, self.dup_threads)
 
     def run(self, call: Callable[[], Any], what: str, *tensors: Tensor) -> Work:
-        """Execute `call`, blocking code using this lane's transports, on the lane; where it works on
-        `tensors` on a device, on the lane's stream."""
+        """Execute `call`, blocking code, on the communication thread; on its stream if `tensors` have one."""
         return self.comm_thread.submit(call, what, self.timeout, self.stats, device_of(tensors), tensors)
 
     def _part(self, color: int, key: int) -> tuple[Backend, Member | None]:
@@ -222,10 +222,9 @@ class Communicator:
         needed: Callable[[], Iterable[int]] | None = None,
         messages: Messages | None = None,
     ) -> Work:
-        """Have the lane execute `operation`, which waits for all ranks or for those of `needed`; where it
-        sends and receives `messages`, for their senders."""
+        """Execute `operation`, which waits for all ranks, for `needed`, or for senders of `messages`."""
         told, member = f"{what} over {self.size} ranks", self.member
-        self.stats.add(calls=1, sent=sent)  # in the step that asks, whenever the lane comes to it
+        self.stats.add(calls=1, sent=sent)  # counts for the step that submits, not that of execution
 
         def timed() -> Any:
             start = time.perf_counter()
@@ -241,7 +240,7 @@ class Communicator:
                 if self.size > 1:
                     self.stats.note(MESSAGE, what, start, end, sent, self.size)
 
-        if self.size == 1:  # nobody to wait for
+        if self.size == 1:  # no rank to wait for
             return finished(timed, told, self.stats)
         device = device_of(tensors)
         return self.comm_thread.submit(timed, told, self.timeout, self.stats, device, tensors, single=True)
@@ -274,7 +273,7 @@ class Communicator:
         return made
 
     def _posted(self, messages: Mapping[int, Tensor]) -> int:
-        """Bytes of messages; what a rank sends itself does not count."""
+        """Count messages and return their bytes; what a rank sends to itself does not count."""
         sizes = {to: nbytes(x) for to, x in messages.items() if to != self.rank}
         self.stats.add_messages(sizes)
         return sum(sizes.values())
@@ -295,6 +294,6 @@ class Communicator:
             if allowed is not None:
                 names = ", ".join(sorted(str(t).removeprefix("torch.") for t in allowed))
                 require(x.dtype in allowed, f"{x.dtype} cannot be reduced; allowed: {names}")
-            require(not alike or x.dtype == tensors[0].dtype, f"{x.dtype} beside {tensors[0].dtype}")
+            require(not alike or x.dtype == tensors[0].dtype, f"{x.dtype} with {tensors[0].dtype}")
         if alike and len(tensors) == 2:
             require(not overlap(*tensors), "send and receive tensors share memory")

@@ -1,4 +1,4 @@
-"""All ranks of a job that runs without MPI: where they meet, how they reach each other, how they end."""
+"""All ranks of a job that runs without MPI: how they find and reach each other, and how they end."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from hpcsgd.launcher import AGENT
 
 _END = -1  # tag
 _FIRST = 2.0
-"""Seconds that ranks which are ended leave to the one that ends them, where an agent tells who was first."""
+"""Seconds that ended ranks leave to the rank that ends them, if an agent records which rank failed first."""
 _ECHO = 1.0  # seconds
 
 
 class Group(Protocol):
-    """What a company has to close."""
+    """A process group that a company closes."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Door:
-    """Where a switch is to be found."""
+    """The address of a switch."""
 
     address: str
     port: int
 
 
 class Company:
-    """As one of its ranks knows it."""
+    """One rank's view of all ranks of the job."""
 
     def __init__(
         self,
@@ -60,28 +60,28 @@ class Company:
         self._ended = threading.Event()
         self._ends_all = False
         self.is_attended = False
-        """Whether somebody closes it when this rank leaves."""
+        """True if other code calls `close` when this rank leaves."""
         self._lines: list[Line] = []
         for i, door in enumerate(doors):
-            with contextlib.suppress(OSError):  # the second one is needed only where the first has gone
+            with contextlib.suppress(OSError):  # the second one is needed only if the first has gone
                 there = socket.create_connection((door.address, door.port), timeout=patience)
                 there.settimeout(None)
                 lost = self._lose_first if i == 0 else lambda: None
                 self._lines.append(Line(there, rank, token, self._hear, lost))
 
     def client(self) -> Any:
-        """A store of one's own to meet others at: who waits for a key keeps all that share it waiting."""
+        """Return a new store client, because waiting for a key blocks every thread that shares the client."""
         return distributed().TCPStore(
             self._store.host, self._store.port, is_master=False, wait_for_workers=False,
             timeout=timedelta(seconds=self.patience),
         )  # fmt: skip
 
     def add(self, group: Group) -> None:
-        """Close it when this rank leaves."""
+        """Close `group` when this rank leaves."""
         self._groups.add(group)
 
     def end(self, code: int) -> None:
-        """Have all other ranks end with this exit code."""
+        """End all other ranks with this exit code."""
         self._ends_all = True
         for line in self._lines:
             line.say(Word(ALL, self.rank, _END, str(code)))
@@ -89,23 +89,23 @@ class Company:
             self._ended.wait(_ECHO)
 
     def send(self, to: int, tag: int, told: bytes) -> None:
-        """One message, which is text, by way of the first rank."""
+        """Send one message, which is text, through the first rank."""
         if self._lines:
             self._lines[0].say(Word(to, self.rank, tag, told.decode()))
 
     def letter(self) -> tuple[int, int, bytes] | None:
-        """The next message that has come, with its sender and its tag."""
+        """Return the next message with its sender and its tag, or None."""
         word = self._lines[0].word() if self._lines else None
         return None if word is None else (word.source, word.tag, word.text.encode())
 
     def is_sending(self) -> bool:
-        """Whether a message has not left yet."""
+        """Return True if a message has not left yet; here it leaves at once."""
         return False
 
     def close(self, timeout: float) -> None:
-        """Leave when rank 0 hangs up, or after so many seconds: whoever still works would lose this rank.
+        """Leave when rank 0 hangs up, or after `timeout` seconds: ranks that still work would lose this one.
 
-        Rank 0 comes here when all others have left.
+        Rank 0 calls this when all others have left.
         """
         if self.rank != 0:
             self._lines[0].await_end(timeout)
@@ -129,7 +129,7 @@ class Company:
 
 
 def _end(code: int) -> NoReturn:
-    """This rank, by order of another one."""
+    """End this rank because another one asked for it."""
     _within(_ECHO, sys.stdout.flush)
     if AGENT in os.environ:
         time.sleep(_FIRST)
@@ -137,7 +137,7 @@ def _end(code: int) -> NoReturn:
 
 
 def _within(seconds: float, call: Callable[[], object]) -> None:
-    """On a thread of its own: another one may stand still in the middle of printing."""
+    """Call on another thread, because some thread may be blocked in the middle of printing."""
 
     def quietly() -> None:
         with contextlib.suppress(Exception):

@@ -21,9 +21,9 @@ from typing import NamedTuple, Protocol
 from hpcsgd.comm.backend import PeerLost
 
 SHOWN = 8
-"""The most ranks that a message lists."""
+"""The largest number of ranks that a message lists."""
 KEPT = 64
-"""The most calls of a channel that are kept."""
+"""The largest number of calls of a channel that are kept."""
 _REMEDY = "all ranks of a group have to make the same calls in the same order"
 
 
@@ -36,14 +36,14 @@ class Need(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """An operation under way, in words, which ends when all of its needs are met."""
+    """An operation in progress, described by `text`, which ends when all of its needs are satisfied."""
 
     text: str
     needs: tuple[Need, ...]
 
 
 class Call(NamedTuple):
-    """A collective operation that a rank has begun: its number on its channel, its kind, and in words."""
+    """A collective that a rank has begun: its number on its channel, its kind, and its description."""
 
     number: int
     what: str
@@ -51,16 +51,19 @@ class Call(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The state of one rank. `counts` are the operations which it has begun on each channel, `calls` the last
-    of them that were collective; a later report may leave out channels where they are the same."""
+    """The state of one rank.
+
+    `counts` are the operations that it has begun on each channel, `calls` the last of them that were
+    collective. A later report may leave out channels that have not changed.
+    """
 
     blocked: bool
-    """It begins nothing before one of its `waits` ends; a rank which has left has none."""
+    """True if it begins nothing before one of its `waits` ends. A rank that has left has no waits."""
     waits: tuple[Wait, ...] = ()
     counts: Mapping[str, int] = {}
     calls: Mapping[str, Sequence[Call]] = {}
     last: str | None = None
-    """What it was in last, if it is leaving."""
+    """The last operation of a rank that is leaving."""
 
 
 class Deadlock(PeerLost):
@@ -68,16 +71,16 @@ class Deadlock(PeerLost):
 
 
 class Reports(Protocol):
-    """Where the ranks of one world report to. Reports of one rank stay in order."""
+    """Receives the reports of the ranks of one world. Reports of one rank stay in order."""
 
     def add(self, rank: int, report: Report) -> None: ...
 
     def check(self) -> None:
-        """Raise `Deadlock` if there is one, and the ranks have to end themselves."""
+        """Raise `Deadlock` if one was found and the ranks have to end themselves."""
         ...
 
     def missing(self, needs: Sequence[Need]) -> list[int]:
-        """Return the ranks that are not known to have met these needs."""
+        """Return the ranks that are not known to have satisfied these needs."""
         ...
 
 
@@ -105,7 +108,7 @@ class Table:
             raise Deadlock(str(self.deadlock), self.deadlock.ranks)
 
     def missing(self, needs: Sequence[Need]) -> list[int]:
-        """Return the ranks that have not reported that they met these needs."""
+        """Return the ranks that have not reported that they satisfied these needs."""
         with self._lock:
             return sorted({rank for need in needs for rank in need.ranks if self._misses(need, rank)})
 
@@ -118,13 +121,13 @@ class Table:
         return self._counts.get(rank, {}).get(need.channel, 0) < need.number
 
     def _mismatch(self, rank: int, report: Report) -> Deadlock | None:
-        """Compare the calls of `rank` with those that were reported by the first rank which made them."""
+        """Compare the calls of `rank` with those that the first rank which made them has reported."""
         for channel, calls in report.calls.items():
             known = self._calls.setdefault(channel, {})
             for call in calls:
                 other, theirs = known.setdefault(call.number, (rank, call))
                 if theirs.what != call.what:
-                    told = f"rank {rank} has met {call.text} with {theirs.text} of rank {other}"
+                    told = f"rank {rank} began {call.text}, rank {other} began {theirs.text}"
                     return Deadlock(f"ranks make different calls: {told}: {_REMEDY}", (other, rank))
             while len(known) > KEPT:
                 del known[next(iter(known))]
@@ -152,7 +155,7 @@ class Table:
         return Deadlock(_line(awaited, self._reports), waiting)
 
     def _missing_of(self, held: set[int]) -> dict[Need, list[int]]:
-        """Return the ranks of `held` that each need of theirs lacks; many ranks have the same needs."""
+        """Return the ranks of `held` that each of their needs lacks; many ranks have the same needs."""
         needs = {need for rank in held for wait in self._reports[rank].waits for need in wait.needs}
         return {need: [s for s in need.ranks if s in held and self._misses(need, s)] for need in needs}
 

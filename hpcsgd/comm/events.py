@@ -1,4 +1,4 @@
-"""What the threads of a rank do, one event after another, while somebody wants to know."""
+"""Events of a rank's threads, recorded while a trace is taken."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import threading
 from typing import NamedTuple
 
 MOST = 200_000
-"""Events that are kept; what comes later is counted alone. Services may answer very often."""
+"""Events that are kept; later ones are only counted. Threads that answer requests can produce very many."""
 
 
 class Event(NamedTuple):
-    """Seconds are those of `time.perf_counter`."""
+    """One event; its times are seconds of `time.perf_counter`."""
 
     kind: str
     """MESSAGE, WAIT or SPAN."""
@@ -22,14 +22,14 @@ class Event(NamedTuple):
     sent: float = 0.0
     """Bytes."""
     ranks: int = 0
-    """Of the communicator."""
+    """The size of the communicator."""
 
 
 MESSAGE, WAIT, SPAN = "message", "wait", "span"
 
 
 class Events:
-    """Of the rank whose training runs on the thread that makes this. Any thread may add to them."""
+    """The events of a rank whose training runs on the thread that makes this. Any thread may add to them."""
 
     def __init__(self) -> None:
         self.owner = threading.get_ident()
@@ -37,13 +37,13 @@ class Events:
         self._noted: list[Event] = []
 
     def note(self, event: Event) -> None:
-        """Another one, which has just ended."""
+        """Record an event that has just ended."""
         if len(self._noted) < MOST:
             self._noted.append(event)
         else:
             self.lost += 1
 
     def take(self) -> list[Event]:
-        """All since the last time."""
+        """Return all events since the last call."""
         taken, self._noted = self._noted, []
         return taken

@@ -1,4 +1,4 @@
-"""Faults on demand: a backend that does something terrible at a given step of a given rank."""
+"""Planned faults for tests: a backend that fails at a given step of a given rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcsgd.comm.backend import Backend, Ending, Reduction
 
 
 class Faults:
-    """What goes wrong, and when: `at(rank, step, fault)`; `step` is told by whoever counts steps.
+    """The planned faults: `at(rank, step, fault)`. The code that counts steps sets `step`.
 
     A fault is any callable: one that raises, one that never returns, one that kills the process.
     """
@@ -26,14 +26,14 @@ class Faults:
         return self
 
     def happen(self, rank: int) -> None:
-        """Called before every operation of `rank`; each fault happens once."""
+        """Run the fault of this step once, if there is one; called before every operation of `rank`."""
         fault = self._planned.pop((rank, self.step.get(rank, 0)), None)
         if fault is not None:
             fault()
 
 
 class FailingBackend(Backend):
-    """`inner`, with the faults planned for the world rank that `inner` had when it was wrapped."""
+    """Wraps `inner` with the faults planned for the world rank that `inner` had when it was wrapped."""
 
     def __init__(self, inner: Backend, faults: Faults, world_rank: int | None = None) -> None:
         self.rank, self.size, self.node, self.name = inner.rank, inner.size, inner.node, inner.name

@@ -1,8 +1,8 @@
-"""Ranks as processes that meet by torch.distributed, and talk by gloo: no MPI. Host memory.
+"""Ranks as processes that torch.distributed connects and that communicate by gloo: no MPI. Host memory.
 
-gloo only moves bytes here. Sums are ours, in the order of the ranks, so that they have the same bits as those
-of ranks that are threads. Nothing ends by a time limit of gloo's, which would break all connections of a
-group: whoever asked for an operation gives up (`comm_thread.Work`), and the job ends.
+gloo only moves bytes here. Sums are computed in rank order, so that they have the same bits as those of ranks
+that are threads. gloo's own time limits are off, because one would break all connections of a group. Instead,
+`comm_thread.Work.wait` gives up after the timeout, and the job ends.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from hpcsgd.comm.letters import FOR_EVER, Letters, Outbox
 from hpcsgd.comm.process_group import as_bytes, distributed, starting_at
 
 EAGER = 1 << 16
-"""Bytes of a message that leaves without its sender: as MPI, which has room for so much."""
+"""Bytes up to which `send` returns before the message is received, like MPI's eager messages."""
 SHORT = 1 << 15
-"""Bytes that all ranks together bring to a sum: so few are sent to everybody at once."""
-# Tags: of messages that somebody asked for, and of those that an allgather is made of.
+"""Total bytes of all ranks up to which an allreduce sends every operand to every rank."""
+# Tags: of messages that callers send, and of those that make up an allgather.
 _ASKED, _GATHERED = 0, 1
 PARTING = 5.0
-"""Seconds that messages may take which are still under way when their sender leaves."""
+"""Seconds for messages that are still in progress when their sender leaves."""
 
 
 class GlooBackend(Backend):
-    """One communicator: a process group of gloo that nobody else has."""
+    """One communicator: a gloo process group of its own."""
 
     def __init__(self, company: Company | None, name: str, rank: int, size: int, node: int) -> None:
         self.rank, self.size, self.node = rank, size, node
@@ -48,8 +48,8 @@ class GlooBackend(Backend):
         if size > 1 and company is not None:
             self._group = _guarded(lambda: self._connected(company), "connecting", self)
             company.add(self)
-        self._levels = by_node.Levels([node])  # until the others have told where they are
-        # After this all have connected: who left before would keep the others waiting.
+        self._levels = by_node.Levels([node])  # until the other ranks have reported their nodes
+        # After this all ranks are connected. One that left earlier would block the others.
         self._levels = by_node.Levels(self.gather_objects(node))
 
     @property
@@ -166,7 +166,7 @@ class GlooBackend(Backend):
         os._exit(code)
 
     def close(self) -> None:
-        """End the group with its threads, whatever is still under way."""
+        """End the group and its threads, whatever is still in progress."""
         group, self._group = self._group, None
         self._outbox.close(PARTING)
         self._letters.fail(PeerLost(f"{self.name} has been closed"))
@@ -194,7 +194,10 @@ class GlooBackend(Backend):
     def _messages(
         self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor], tag: int, what: str
     ) -> None:  # fmt: skip
-        """All at once, with other ranks; whoever receives knows whether there is anything."""
+        """Exchange messages with other ranks, all at once.
+
+        Empty ones are skipped: the receiver knows their size.
+        """
 
         def begun() -> list[Any]:
             works = [self._group.recv([as_bytes(x)], i, tag) for i, x in recv.items() if x.numel()]
@@ -211,8 +214,10 @@ class GlooBackend(Backend):
         return sender
 
     def _collect(self, like: Tensor) -> None:
-        """From now on a thread takes all messages of other ranks, each as long as `like`: gloo can neither be
-        told that somebody waits no longer, nor wait for a message from the rank itself."""
+        """Start a thread that receives all messages of other ranks, each as long as `like`.
+
+        gloo can neither cancel a receive nor receive a message from the rank itself.
+        """
 
         def collect() -> None:
             group = self._group
@@ -241,6 +246,6 @@ def _guarded(call: Callable[[], Any], what: str, ranks: GlooBackend) -> Any:
 
 
 def _lost(error: RuntimeError, what: str, ranks: GlooBackend) -> PeerLost:
-    """Without the places in its sources that gloo tells, and what it supposes."""
+    """Return the error without gloo's source locations and its guess at the cause."""
     said = re.sub(r"\[\S*\.(?:cc|cpp|h):\d+\] ", "", first_line(error)).split(". This", 1)[0]
     return PeerLost(f"{what} over {ranks.size} ranks by {ranks.name}: {said}")

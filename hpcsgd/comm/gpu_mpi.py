@@ -1,4 +1,4 @@
-"""Tensors on a device by an MPI library that reads and writes the device's memory itself ("GPU-aware")."""
+"""Tensors on a device by an MPI library that reads and writes device memory itself ("GPU-aware")."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hpcsgd.comm.streams import on_accelerator, settle
 
 
 class _Runtime(NamedTuple):
-    """What an MPI library is asked that is to know its memory, and by what it would."""
+    """How MPI libraries show that they support one kind of device memory."""
 
     queries: tuple[str, ...]
-    """Functions that answer 1 or 0."""
+    """Names of functions that return 1 or 0."""
     kinds: tuple[str, ...]
-    """Among the "memory allocation kinds" of MPI 4.1."""
+    """Names among the "memory allocation kinds" of MPI 4.1."""
     gtl: str
-    """Of Cray's MPICH: its "GPU transport layer"."""
+    """The "GPU transport layer" of Cray's MPICH."""
 
 
 _RUNTIMES = {
@@ -37,18 +37,18 @@ _RUNTIMES = {
 
 @runtime_checkable
 class TakesAddresses(Protocol):
-    """A host's backend that gives its library addresses and can say what that does with those of devices."""
+    """A backend that passes addresses to its library, and knows whether device addresses are allowed."""
 
     def lacks(self, device: torch.device) -> str:
-        """See `judged`."""
+        """Return why `device` is not supported, as `judged` does."""
         ...
 
 
 class GpuAware(Backend):
-    """`host`, whose library takes addresses on devices as it does its own.
+    """Wraps `host`, whose library takes device addresses like host addresses.
 
-    MPI knows no streams: what the current one has been given is done before MPI gets to see an address. Sums
-    are made in torch, on the device.
+    MPI knows no streams: the work of the current stream is done before MPI gets an address. torch
+    computes the sums, on the device.
     """
 
     def __init__(self, host: Backend) -> None:
@@ -119,10 +119,10 @@ def judged(
     environ: Mapping[str, str],
     loaded: Collection[str],
 ) -> str:
-    """Why an MPI library is not to be given addresses of this runtime's devices; empty where it may be tried.
+    """Return why an MPI library cannot take addresses of this runtime's devices; empty if it may be tried.
 
-    An address that it cannot use would end the process, hence it is asked before: its name, the memory kinds
-    of MPI 4.1, its answer to each query that it has, the environment and the files that are loaded.
+    A wrong address would end the process, so the library is asked first: its name, the memory kinds of
+    MPI 4.1, its answer to each query function that it has, the environment, and the loaded files.
     """
     if runtime not in _RUNTIMES:
         return f"MPI libraries do not know devices of kind {runtime}"
@@ -141,13 +141,13 @@ def judged(
 
 
 def loaded_files() -> set[str]:
-    """Paths of the libraries of this process."""
+    """Return the paths of the libraries that this process has loaded."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return {line.split()[-1] for line in lines if "/" in line}
 
 
 def missing_gtl(gtl: str, environ: Mapping[str, str], loaded: Collection[str]) -> str:
-    """The path that Cray's modules name for this library, or its bare name; empty where it is loaded."""
+    """Return the path that Cray's modules name for this library, or its bare name; empty if it is loaded."""
     if any(Path(path).name.startswith(gtl) for path in loaded):
         return ""
     word = gtl.removeprefix("lib").removesuffix(".so")
@@ -167,7 +167,7 @@ def _judged_cray(gtl: str, environ: Mapping[str, str], loaded: Collection[str]) 
 
 
 def answer(symbols: ctypes.CDLL, query: str) -> bool | None:
-    """Of a function that takes nothing; `None` where the library has none of this name."""
+    """Return the answer of a function without arguments; `None` if the library has none of this name."""
     try:
         return bool(getattr(symbols, query)())
     except AttributeError:
@@ -175,5 +175,5 @@ def answer(symbols: ctypes.CDLL, query: str) -> bool | None:
 
 
 def runtime_of(device: torch.device) -> str:
-    """ROCm's devices are "cuda" to torch."""
+    """Return the runtime of a device; torch calls those of ROCm "cuda", too."""
     return "hip" if device.type == "cuda" and torch.version.hip else device.type

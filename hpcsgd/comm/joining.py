@@ -1,4 +1,4 @@
-"""All ranks of this job, by MPI or without it: by what started them, or as is asked for."""
+"""Connect all ranks of this job, by MPI or without it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RENDEZVOUS = f"start with torchrun, or set {ADDRESS}, {PORT}, {TORCH_RANK} and {
 
 @dataclass(frozen=True)
 class Choice:
-    """By which backend ranks talk, and why; without MPI, where they meet."""
+    """The chosen backend and the reason; without MPI, `place` is where the ranks connect."""
 
     backend: Literal["mpi", "gloo"]
     why: str
@@ -31,11 +31,11 @@ class Choice:
 
 
 def world(timeout: float = 600.0, backend: str = "auto") -> Communicator:
-    """All ranks that were started; from now on they end together.
+    """Return all ranks that were started; from now on they end together.
 
     Raises:
-        UserError: for an unknown backend.
-        NoWorld: where they do not come together.
+        UserError: If the backend is unknown.
+        NoWorld: If the ranks cannot connect.
     """
     choice = told_once(lambda: chosen(backend, os.environ, _no_mpi))
     if choice.place is None:
@@ -51,8 +51,11 @@ def world(timeout: float = 600.0, backend: str = "auto") -> Communicator:
 
 
 def told_once(choose: Callable[[], Choice]) -> Choice:
-    """What it returns. What it raises is raised alike by all ranks that a launcher has started, before they
-    have anything to do with each other: one tells, and the others leave a moment later."""
+    """Return the result of `choose`; if it raises, let one rank report the error.
+
+    All ranks that a launcher has started raise the same error before they are connected. One of them
+    reports it; the others leave a moment later.
+    """
     try:
         return choose()
     except UserError:
@@ -64,7 +67,10 @@ def told_once(choose: Callable[[], Choice]) -> Choice:
 
 
 def chosen(backend: str, environ: Mapping[str, str], no_mpi: Callable[[], str]) -> Choice:
-    """Raises `NoWorld`. `no_mpi` says why there is none; it is asked only where that counts."""
+    """Return the backend to use. Raises `NoWorld`.
+
+    `no_mpi` returns why there is no MPI; it is called only if that matters.
+    """
     if backend not in REQUESTED_BACKEND:
         raise NoWorld(
             f"backend = {backend!r}: {near_miss(backend, REQUESTED_BACKEND)}", key="backend", value=backend
@@ -79,7 +85,8 @@ def chosen(backend: str, environ: Mapping[str, str], no_mpi: Callable[[], str]) 
     if by_torchrun or backend == "gloo":
         if isinstance(meeting, str):
             raise NoWorld(
-                f'backend = "gloo": ranks do not know where to meet ({meeting}): {RENDEZVOUS}', key="backend"
+                f'backend = "gloo": ranks cannot connect ({meeting}): {RENDEZVOUS}',
+                key="backend",
             )
         return Choice("gloo", "torchrun started them" if by_torchrun else "asked for", meeting)
     if told is not None and told.size != 1:
@@ -99,8 +106,10 @@ def chosen(backend: str, environ: Mapping[str, str], no_mpi: Callable[[], str]) 
 
 
 def _require_one(told: Launched, environ: Mapping[str, str]) -> None:
-    """Raise `NoWorld` where two launchers have started ranks, each meaning another world. One may well start
-    the agents of torchrun, of which each starts ranks."""
+    """Raise `NoWorld` if two launchers have started ranks of different worlds.
+
+    One launcher may start the agents of torchrun, each of which starts ranks.
+    """
     agents = environ.get("GROUP_WORLD_SIZE", "")
     for other in all_said(environ):
         fits = (other.size, other.rank) == (told.size, told.rank) or other.size in (1, None)
@@ -119,7 +128,7 @@ def _require_one(told: Launched, environ: Mapping[str, str]) -> None:
 
 
 def _no_mpi() -> str:
-    """Why none can be loaded; empty where one is, which has begun then."""
+    """Return why no MPI can be loaded; empty if one was loaded, which also starts it."""
     try:
         importlib.import_module("hpcsgd.comm.mpi_library")  # MPI starts by it
     except SystemExit as left:

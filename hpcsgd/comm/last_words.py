@@ -1,4 +1,4 @@
-"""What is said of the exception that ends a rank, and the exit code that belongs to it."""
+"""The message about the exception that ends a rank, and its exit code."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from hpcsgd.comm.streams import OutOfMemory, too_little_memory
 from hpcsgd.errors import PEER_LOST, UserError, in_one_line
 
 LOST = ("Connection closed", "Connection reset", "Broken pipe", "Timed out", "timed out", "ncclRemoteError")
-"""What torch's libraries say of a rank that is gone, among errors that are the script's own."""
+"""Phrases by which torch's libraries report a lost rank; the script's own errors lack them."""
 
 
 def exit_code(error: BaseException) -> int:
-    """Of a job that this ends."""
+    """Return the exit code of a job that this error ends."""
     if isinstance(error, KeyboardInterrupt):
         return 130
     return PEER_LOST if is_loss(error) else 1
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether another rank went away or does not answer, in our communication or in torch's own."""
+    """Return True if another rank is gone or does not answer, in hpcsgd's communication or in torch's own."""
     dist = sys.modules.get("torch.distributed")
     if isinstance(error, PeerLost) or dist is None or not dist.is_available():
         return isinstance(error, PeerLost)
     if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
         return True
-    said = last_line(error)  # str() is a method of the script's, and may raise
+    said = last_line(error)  # str() is a method of the script's exception, and may raise
     by_torch = isinstance(error, dist.DistBackendError) or "/gloo/transport/" in said
     return by_torch and any(words in said for words in LOST)
 
 
 def words(error: BaseException) -> str:
-    """A line for what is the user's to mend, or no fault of the program; else a traceback."""
+    """Return one line if the user can fix it or the program is not at fault; otherwise a traceback."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if is_loss(error):
@@ -46,20 +46,22 @@ def words(error: BaseException) -> str:
 
 
 def with_traceback(error: BaseException) -> str:
-    """The name of its kind, and then all that Python says of it."""
+    """Return the name of the exception's type, and then Python's full report."""
     return f"{type(error).__name__}\n{''.join(traceback.format_exception(error))}"
 
 
 def last_line(error: BaseException) -> str:
-    """What Python says of it below the traceback."""
+    """Return what Python reports below the traceback."""
     return "".join(traceback.format_exception_only(error)).strip()
 
 
 def under_way(error: BaseException) -> BaseException | None:
-    """The script's own exception that it was handling when a call of ours raised `error`; None if there was
-    none. A collective call in a `finally:` hides the first exception behind that of the call."""
+    """Return the script's own exception that was being handled when hpcsgd raised `error`, or None.
+
+    A collective call in a `finally:` hides the first exception behind that of the call.
+    """
     if not isinstance(error, (UserError, PeerLost)):
-        return None  # Python tells both
+        return None  # Python prints both
     outside = list(_frames_of_script(error.__traceback__))
     seen: set[int] = set()
     handled = error.__context__
@@ -74,7 +76,7 @@ def under_way(error: BaseException) -> BaseException | None:
 
 
 def _frames_of_script(trace: TracebackType | None) -> Iterator[FrameType]:
-    """Those that called us."""
+    """Yield the frames of the script that called hpcsgd."""
     package = __name__.partition(".")[0]
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] != package:
         yield trace.tb_frame

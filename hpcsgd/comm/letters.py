@@ -1,4 +1,4 @@
-"""Messages of gloo that nobody waits for: those that have come before somebody asks, and those that leave."""
+"""gloo's unawaited messages: those that came before anyone receives them, and those still being sent."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ FOR_EVER = timedelta(days=365)
 
 
 class Letters:
-    """Of one rank on one communicator, from itself and from whoever sends first, in the order in which they
-    came."""
+    """The messages received on one communicator, from any rank, in order of arrival."""
 
     def __init__(self) -> None:
         self._come: list[tuple[int, Tensor]] = []
@@ -25,19 +24,19 @@ class Letters:
         self._changed = threading.Condition()
 
     def put(self, sender: int, x: Tensor) -> None:
-        """Add one, which nobody else uses from now on."""
+        """Add a message, whose tensor nobody else uses from now on."""
         with self._changed:
             self._come.append((sender, x))
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """From now on nothing comes any more; who waits gets this."""
+        """Make every `take` without a message raise `error` from now on."""
         with self._changed:
             self._error = error
             self._changed.notify_all()
 
     def take(self, source: int) -> tuple[int, Tensor]:
-        """Wait for one of `source`, or for any; the sender and what it sent."""
+        """Wait for a message from `source`, or from any rank; return the sender and the message."""
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or self._first(source) is not None)
             if (place := self._first(source)) is not None:
@@ -51,28 +50,31 @@ class Letters:
 
 
 class Outbox:
-    """Messages under way, which their sender need not wait for: gloo sends them when they are asked for. A
-    thread keeps them until they have left."""
+    """Messages in progress, for which the sender need not wait: gloo sends them when they are received.
+
+    A thread keeps their memory until they have left.
+    """
 
     def __init__(self) -> None:
         self._works: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def put(self, work: Any) -> None:
-        """Keep this one."""
+        """Keep `work` until it is done."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._wait, name="outbox", daemon=True)
             self._thread.start()
         self._works.put(work)
 
     def close(self, timeout: float) -> None:
-        """When all have left, or after so many seconds."""
+        """Return when all messages have left, or after `timeout` seconds."""
         if self._thread is not None:
             self._works.put(None)
             self._thread.join(timeout)
 
     def _wait(self) -> None:
         while (work := self._works.get()) is not None:
-            with contextlib.suppress(RuntimeError):  # whoever talks to that rank again hears that it is gone
+            # the next operation with that rank raises an error anyway
+            with contextlib.suppress(RuntimeError):
                 work.wait(FOR_EVER)
             del work

@@ -1,7 +1,7 @@
-"""Lines between the ranks of a world without MPI: for a word to one rank, or to all, at any time.
+"""Connections between the ranks of a world without MPI, for short messages at any time.
 
-One rank keeps a switch, to which all have a line. A word is one line of JSON. Whoever does not begin with the
-token of the world is cut off.
+One rank keeps a switch, to which every rank has a line. A word (message) is one line of JSON. A connection
+that does not begin with the world's token is closed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 ALL = -1
-_SEND = 5.0  # seconds in which a word has to be taken
+_SEND = 5.0  # seconds in which a word has to be received
 _LONGEST = 1 << 24  # bytes of a line
 
 
 class Word(NamedTuple):
-    """What one rank says to another one, or to all."""
+    """A message from one rank to another one, or to all."""
 
     to: int
     source: int
@@ -30,7 +30,7 @@ class Word(NamedTuple):
 
 
 class Switch:
-    """Passes words on. What is said to all comes back to who said it, when all others have been sent it."""
+    """Forwards words. A word to all comes back to its sender after all others have been sent it."""
 
     def __init__(self, listening: socket.socket, token: str) -> None:
         self._listening, self._token = listening, token
@@ -41,7 +41,7 @@ class Switch:
         self._thread.start()
 
     def close(self) -> None:
-        """Hang up on all."""
+        """Close all connections."""
         self._closed.set()
         self._thread.join(1.0)
 
@@ -63,7 +63,7 @@ class Switch:
                 self._forget(there)
 
     def _hears(self, there: socket.socket) -> bool:
-        """Take what has come, and whether this line is still to be listened to."""
+        """Read what has come, and return True if this connection stays open."""
         try:
             come = there.recv(1 << 16)
         except OSError:
@@ -98,8 +98,11 @@ class Switch:
 
 
 class Line:
-    """Of one rank to a switch. A thread hears what comes: words to all it hands to `heard`, and `lost` is
-    called where the switch has gone."""
+    """The connection of one rank to a switch.
+
+    A thread receives words. It calls `heard` with those sent to all ranks, and `lost` if the switch is
+    gone.
+    """
 
     def __init__(
         self,
@@ -119,21 +122,21 @@ class Line:
         self._thread.start()
 
     def say(self, word: Word) -> None:
-        """Nothing happens where nobody hears it any more."""
+        """Send `word`; nothing happens if the switch is gone."""
         with self._saying:
             _send(self._there, json.dumps(word).encode() + b"\n")
 
     def word(self) -> Word | None:
-        """The next that was said to this rank alone, if there is one."""
+        """Return the next word sent to this rank alone, or None."""
         return self._come.popleft() if self._come else None
 
     def await_end(self, timeout: float) -> None:
-        """Wait until the switch hangs up, which is no loss from now on."""
+        """Wait until the switch closes the connection; from now on that does not count as a loss."""
         self._closed = True
         self._thread.join(timeout)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection to the switch."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._there.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Reports of ranks that are processes: they send them to rank 0 by mail."""
+"""Reports of ranks that are processes, sent to rank 0 by `Mail`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hpcsgd.comm.deadlock import Call, Need, Report, Table, Wait
 from hpcsgd.comm.rank_watch import LOOK
 
 ANSWERED = 1.0
-"""Seconds in which rank 0 says who is missing."""
+"""Seconds in which rank 0 answers which ranks are missing."""
 _PAUSE = 0.01  # seconds
 _REPORT, _QUESTION, _ANSWER = 0, 1, 2  # tags
 
 
 class Mail(Protocol):
-    """Messages between ranks that are processes, beside all other communication."""
+    """Messages between ranks that are processes, separate from all other communication."""
 
     @property
     def rank(self) -> int: ...
@@ -26,26 +26,27 @@ class Mail(Protocol):
     def size(self) -> int: ...
 
     def send(self, to: int, tag: int, told: bytes) -> None:
-        """Return at once."""
+        """Send `told` to rank `to` and return at once."""
         ...
 
     def letter(self) -> tuple[int, int, bytes] | None:
-        """The next message that has come, with its sender and its tag."""
+        """Return the next message with its sender and its tag, or None."""
         ...
 
     def is_sending(self) -> bool:
-        """Whether a message has not left yet."""
+        """Return True if a message has not left yet."""
         ...
 
     def close(self, timeout: float) -> None:
-        """Let go of it, after so many seconds at most."""
+        """Release the connection, within `timeout` seconds."""
         ...
 
 
 class MailedReports:
-    """Reports of one rank. On rank 0 a thread calls `end` with the message of a deadlock.
+    """The reports of one rank. On rank 0 a thread calls `end` with the message of a deadlock.
 
-    `mail` is for this alone. Reports are sent by threads that wait anyway; no other rank has a thread for it.
+    Nothing else may use `mail`. Threads that wait anyway send the reports; only rank 0 has a thread for
+    them.
     """
 
     def __init__(self, mail: Mail, end: Callable[[str], None]) -> None:
@@ -59,7 +60,7 @@ class MailedReports:
             self._thread.start()
 
     def add(self, rank: int, report: Report) -> None:
-        """Send it, with the counts that have changed."""
+        """Send the report, with the counts that have changed."""
         if self._mail.rank == 0:
             self._table.add(0, report)
             return
@@ -69,10 +70,10 @@ class MailedReports:
         self._mail.send(0, _REPORT, encoded(report._replace(counts=changed, calls=calls)))
 
     def check(self) -> None:
-        """Do nothing: rank 0 ends all processes."""
+        """Do nothing, because rank 0 ends all processes."""
 
     def missing(self, needs: Sequence[Need]) -> list[int]:
-        """Return the ranks that are not known to have met these needs: 0, if it does not answer."""
+        """Return the ranks that are not known to have satisfied these needs; rank 0 if it does not answer."""
         if self._mail.rank == 0:
             return self._table.missing(needs)
         self._mail.send(0, _QUESTION, json.dumps([_of_need(need) for need in needs]).encode())
@@ -84,7 +85,7 @@ class MailedReports:
         return json.loads(answer[2])
 
     def close(self, timeout: float) -> None:
-        """Let go of the mail; on rank 0, once all ranks have left, or after `timeout` seconds."""
+        """Release `mail`; on rank 0, after all ranks have left or `timeout` seconds have passed."""
         end = time.monotonic() + timeout
         if self._mail.rank == 0:
             self._closing.set()
@@ -122,7 +123,7 @@ def encoded(report: Report) -> bytes:
 
 
 def decoded(told: bytes) -> Report:
-    """Return the report that `encoded` made `told` of."""
+    """Return the report that `encoded` turned into `told`."""
     blocked, waits, counts, calls, last = json.loads(told)
     made = tuple(Wait(text, tuple(_need(*given) for given in needs)) for text, needs in waits)
     made_calls = {channel: [Call(*given) for given in some] for channel, some in calls.items()}
@@ -130,7 +131,7 @@ def decoded(told: bytes) -> Report:
 
 
 def _of_need(need: Need) -> tuple[str, int, bool, list[int]]:
-    """A range goes as its three numbers: it may stand for thousands of ranks."""
+    """Return `need` as JSON values; a range becomes three numbers, as it may cover thousands of ranks."""
     if isinstance(need.ranks, range):
         return need.channel, need.number, True, [need.ranks.start, need.ranks.stop, need.ranks.step]
     return need.channel, need.number, False, list(need.ranks)

@@ -1,8 +1,7 @@
-"""All ranks as a mesh of torch.distributed, P × K: for what torch itself does in a group or across groups,
-as `fully_shard`.
+"""All ranks as a P × K mesh of torch.distributed, for torch's own features such as `fully_shard`.
 
-torch asks for a default group. Where there is none, one is made, without environment variables and of our own
-store, and is ended with this process; that of a user serves where it has the same ranks.
+torch requires a default group. If there is none, hpcsgd makes one with its own store, without environment
+variables, and destroys it when the process ends. A user's default group is used if it has the same ranks.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ _made: WeakKeyDictionary[Backend, dict[tuple[int, int, str], DeviceMesh]] = Weak
 
 
 def made(world: Communicator, P: int, K: int, kind: str) -> DeviceMesh | None:
-    """That of before, unless somebody has ended torch's groups since."""
+    """Return the mesh made before, unless torch's groups have been destroyed since."""
     return _made.get(world.backend, {}).get((P, K, kind)) if distributed().is_initialized() else None
 
 
 def require_possible(world: Communicator, kind: str) -> None:
-    """Raise `UserError`, on some ranks or all, where there can be none; collective."""
+    """Raise `UserError`, on some ranks or all, if no mesh is possible; collective."""
     dist = distributed()
     here = dist.is_initialized()
     own = (here, (world.backend.node, os.getpid()), socket.gethostname(), _accelerator_of(world, kind))
@@ -77,13 +76,13 @@ def require_possible(world: Communicator, kind: str) -> None:
 
 
 def _accelerator_of(world: Communicator, kind: str) -> str:
-    """What tells this rank's device from all others of the job; "" for the host, or where there is none."""
+    """Return text that identifies this rank's device in the job; "" for the host or without a device."""
     device = current(kind)
     return "" if device is None else f"{world.backend.node} {identity(device)}"
 
 
 def make(world: Communicator, P: int, K: int, kind: str) -> DeviceMesh:
-    """Rank g·K + j at (g, j), for tensors on this kind of device; collective."""
+    """Return the mesh with rank g·K + j at (g, j), for tensors on this kind of device; collective."""
     if not distributed().is_initialized():
         _make_default_group(world, kind)
     mesh = _made.setdefault(world.backend, {})[P, K, kind] = _formed(world, P, K, kind)
@@ -103,7 +102,7 @@ def _make_default_group(world: Communicator, kind: str) -> None:
 
 
 def _formed(world: Communicator, P: int, K: int, kind: str) -> DeviceMesh:
-    """torch's own `init_device_mesh` would let its groups wait for half an hour."""
+    """Return the mesh, whose groups use our timeout; those of `init_device_mesh` wait for half an hour."""
     from torch.distributed.device_mesh import DeviceMesh
 
     of_groups = [[g * K + j for j in range(K)] for g in range(P)]
@@ -117,13 +116,13 @@ def _formed(world: Communicator, P: int, K: int, kind: str) -> DeviceMesh:
 
 
 def _libraries(kind: str) -> str:
-    """As torch wants it, which warns of a single one that is told with its kind."""
+    """Return the backend string for torch, which warns if a single backend is named with its device."""
     library = LIBRARIES[kind]
     return library if kind == "cpu" else f"cpu:{LIBRARIES['cpu']},{kind}:{library}"
 
 
 class _Default:
-    """The default group as we made it, with all that were made from it."""
+    """The default group that hpcsgd made, with all groups made from it."""
 
     def __init__(self) -> None:
         self._group: Any = distributed().group.WORLD

@@ -30,7 +30,7 @@ from hpcsgd.comm.shutdown import guard
 from hpcsgd.errors import JobError
 from hpcsgd.launcher import check_world, misfit
 
-# MPI only moves these, so any type of the same width will do (it does not know bfloat16).
+# MPI only moves these, so any type of the same width works (MPI has no bfloat16).
 _CARRIERS = {1: MPI.UINT8_T, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T}
 _REDUCED = {
     torch.float32: MPI.FLOAT,
@@ -39,27 +39,27 @@ _REDUCED = {
     torch.int64: MPI.INT64_T,
     torch.uint8: MPI.UINT8_T,
 }
-_OPS = {"sum": MPI.SUM, "mean": MPI.SUM, "max": MPI.MAX}  # a mean is divided by whoever asked
+_OPS = {"sum": MPI.SUM, "mean": MPI.SUM, "max": MPI.MAX}  # the caller divides for a mean
 _LEVELS = {
     MPI.THREAD_SINGLE: "SINGLE",
     MPI.THREAD_FUNNELED: "FUNNELED",
     MPI.THREAD_SERIALIZED: "SERIALIZED",
     MPI.THREAD_MULTIPLE: "MULTIPLE",
 }
-# Elements a single reduction takes: below 2^31, which older libraries count in a C int.
+# Elements of a single reduction: below 2^31, because older libraries count in a C int.
 _LARGEST = 1 << 30
-# And a single allreduce: MPICH was faster at 100 MB in such pieces than at once or in smaller ones.
+# Elements of a single allreduce: at 100 MB, MPICH was faster in such parts than whole or in smaller ones.
 _PIECE = 1 << 22
-# Tags: of messages that somebody asked for, and of those that a ring is made of.
+# Tags: of messages that callers send, and of those that make up a ring.
 _ASKED, _RING = 0, 1
 
 
 class MpiBackend(Backend):
     """One MPI communicator.
 
-    16-bit floats are summed in float32, rounded once: MPI has no bfloat16 and adds float16 in float16.
-    Blocking calls of MPI would spin while they wait for other ranks, on the cores that somebody computes on;
-    hence nonblocking ones, looked after with growing pauses.
+    16-bit floats are summed in float32 and rounded once: MPI has no bfloat16 and adds float16 in float16.
+    Blocking MPI calls would spin while they wait, on cores that other threads compute on. So all calls
+    are nonblocking, and are polled with growing pauses.
     """
 
     def __init__(self, comm: MPI.Comm, node: int) -> None:
@@ -70,7 +70,8 @@ class MpiBackend(Backend):
         self.thread_level = thread_level()
         self._comm = comm
         nodes = _gathered(comm, node)
-        # Where ranks share nodes the library's own sends less between these: it adds up in each first.
+        # If ranks share nodes, the library's own allreduce sends less: it adds up in each node
+        # first.
         self._one_a_node = len(set(nodes)) == self.size > 1
         self._levels = by_node.Levels(nodes)
 
@@ -146,14 +147,14 @@ class MpiBackend(Backend):
         return _UnderWay(self._comm.Iallgather([record, MPI.BYTE], [received, MPI.BYTE]))
 
     def split(self, color: int, key: int) -> Backend:
-        _complete(self._comm.Ibarrier())  # the blocking call below spins where others are late
+        _complete(self._comm.Ibarrier())  # the blocking call below spins while other ranks are late
         return MpiBackend(self._comm.Split(color, key), self.node)
 
     def abort(self, code: int) -> None:
-        MPI.COMM_WORLD.Abort(code)  # of others MPICH's launcher is not told, and may miss it
+        MPI.COMM_WORLD.Abort(code)  # MPICH's launcher may miss the abort of another communicator
 
     def lacks(self, device: torch.device) -> str:
-        """Why the library takes no addresses of tensors there; empty where it says that it does."""
+        """Return why the library takes no addresses of tensors on `device`; empty if it says that it does."""
         info = self._comm.Get_info()
         kinds = info.Get("mpi_memory_alloc_kinds") or ""
         info.Free()
@@ -176,11 +177,14 @@ class MpiBackend(Backend):
 
 
 class _UnderWay:
-    """Look for the end of a request, as `Ending` asks for. MPI writes into its memory until it has ended,
-    even if an exception has made everybody else forget it."""
+    """Polls a request until it ends, as `Ending` requires.
+
+    MPI writes into the request's memory until then, even if an exception has dropped every other
+    reference.
+    """
 
     _forgotten: ClassVar[list[MPI.Request]] = []
-    """These keep their memory for as long as the process lives: an exception ends most jobs."""
+    """Requests whose memory is kept until the process ends; after an exception it usually ends soon."""
 
     def __init__(self, request: MPI.Request) -> None:
         self._request, self._has_ended = request, False
@@ -190,7 +194,8 @@ class _UnderWay:
         return polled(self._test, seconds)
 
     def _test(self) -> bool:
-        # A thread waits, and another one watches it: MPI forbids that two test one request at a time.
+        # The waiting thread and the watching thread both test: MPI forbids two tests of one request
+        # at a time.
         with self._testing:
             self._has_ended = self._has_ended or self._request.Test()
             return self._has_ended
@@ -201,7 +206,7 @@ class _UnderWay:
 
 
 class _Posting:
-    """Messages of a communicator, apart from those of whoever sends by it otherwise."""
+    """The messages of a ring, on their own tag, separate from other messages of the communicator."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
@@ -218,9 +223,9 @@ class _Posting:
 
 
 def world(timeout: float = 600.0) -> Communicator:
-    """All ranks the launcher started, on a communicator of our own; from now on they end together.
+    """Return all ranks the launcher started, on a communicator of our own; from now on they end together.
 
-    Raises `JobError` where the launcher meant another number of ranks or MPI lacks thread support.
+    Raises `JobError` if the launcher started another number of ranks, or if MPI lacks thread support.
     """
     know_processor()
     all_ranks = MPI.COMM_WORLD
@@ -238,7 +243,7 @@ def world(timeout: float = 600.0) -> Communicator:
 
 
 def thread_level() -> str:
-    """What the MPI library allows threads to do, in MPI's own word."""
+    """Return what the MPI library allows threads to do, in MPI's terms."""
     return _LEVELS.get(MPI.Query_thread(), "unknown")
 
 
@@ -248,7 +253,8 @@ def _check_launch(world: Communicator) -> None:
         check_world(world.size, library, os.environ)
     except JobError:
         told = misfit(world.size, os.environ)
-        if told is not None and not told.speaks:  # alone in a world of its own, as the others
+        # each rank is alone in its own world, and one reports it for all
+        if told is not None and not told.speaks:
             time.sleep(1.0)
             os._exit(1)
         raise
@@ -264,7 +270,7 @@ def _complete(request: MPI.Request) -> MPI.Status:
 
 
 def _gathered(comm: MPI.Comm, item: Any) -> list[Any]:
-    """Return the `item` of every rank. mpi4py has this as a blocking call only."""
+    """Return the `item` of every rank. mpi4py offers this only as a blocking call."""
     sent = pickle.dumps(item)
     counts = np.empty(comm.Get_size(), np.int64)
     _complete(comm.Iallgather(np.array([len(sent)], np.int64), counts))
@@ -275,5 +281,5 @@ def _gathered(comm: MPI.Comm, item: Any) -> list[Any]:
 
 
 def _carried(x: Tensor) -> list[Any]:
-    """By its address, whatever memory it is in: `gpu_mpi` hands over that of devices."""
+    """Return the address of `x` in a form that MPI takes; `gpu_mpi` also passes tensors on devices."""
     return [MPI.buffer.fromaddress(x.data_ptr(), x.nbytes), _CARRIERS[x.element_size()]]

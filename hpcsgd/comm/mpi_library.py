@@ -1,4 +1,4 @@
-"""mpi4py's `MPI`, without its warning about launchers: `mpi.world` tells the same, and what to do."""
+"""mpi4py's `MPI` without its warning about launchers; `mpi.world` reports the same, with a remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ with warnings.catch_warnings():
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        # Whoever imports this is about to start: without MPI there is nobody else to tell in one line.
+        # Importing this module starts MPI. Without MPI no other rank can be reached, so each
+        # process reports it.
         raise SystemExit(
             f"hpcsgd: no MPI library can be loaded ({first_line(error)}): load the machine's MPI module, "
             "install one by `pip install hpcsgd[mpich]`, or start with torchrun, which needs none"

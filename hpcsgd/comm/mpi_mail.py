@@ -1,4 +1,4 @@
-"""Mail by MPI, on a communicator of its own."""
+"""`Mail` by MPI, on its own communicator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpcsgd.comm.mpi_library import MPI
 
 
 class MpiMail:
-    """Messages of one rank of `comm`, which is for this alone."""
+    """Messages of one rank of `comm`, which nothing else may use."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
@@ -17,13 +17,13 @@ class MpiMail:
         self._sending = threading.Lock()
 
     def send(self, to: int, tag: int, told: bytes) -> None:
-        """Return at once."""
+        """Send `told` to rank `to` and return at once."""
         self.is_sending()
         with self._sending:
             self._sent.append((self._comm.Isend([told, MPI.BYTE], to, tag), told))
 
     def letter(self) -> tuple[int, int, bytes] | None:
-        """The next message that has come, with its sender and its tag."""
+        """Return the next message with its sender and its tag, or None."""
         status = MPI.Status()
         if not self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
             return None
@@ -33,10 +33,10 @@ class MpiMail:
         return source, tag, bytes(told)
 
     def is_sending(self) -> bool:
-        """Whether a message has not left yet."""
+        """Return True if a message has not left yet."""
         with self._sending:
             self._sent = [(request, told) for request, told in self._sent if not request.Test()]
             return bool(self._sent)
 
     def close(self, timeout: float) -> None:
-        """Do nothing: MPI ends it with the process."""
+        """Do nothing, because MPI frees the communicator with the process."""

@@ -1,5 +1,7 @@
-"""Tensors come to the host, alone or in nested containers, and back, by pinned memory: a device is waited for
-once or not at all."""
+"""Copies of tensors between devices and the host by pinned memory, with at most one wait per device.
+
+The tensors may be alone or in nested containers.
+"""
 
 from __future__ import annotations
 
@@ -16,40 +18,40 @@ from hpcsgd.comm.streams import HOST, StreamEvent, on_accelerator, settle
 
 
 def on_host(tree: Any) -> Any:
-    """`tree` with copies of what is on devices (see `mapped`); the rest is not copied."""
+    """Return `tree` with host copies of its device tensors (see `mapped`); the rest is not copied."""
     return _arrived(tree, lambda x: x)
 
 
 def taken(tree: Any) -> Any:
-    """`tree` as it is now: with copies of all its tensors."""
+    """Return `tree` with host copies of all its tensors, as they are now."""
     return _arrived(tree, lambda x: x.detach().clone())
 
 
 def room_for(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """What is like `x`, of `dtype` where one is given, on the host: pinned where `x` is on a device."""
+    """Return an empty host tensor like `x`, of `dtype` if given; pinned if `x` is on a device."""
     return torch.empty_like(x, dtype=dtype, device=HOST, pin_memory=on_accelerator(x.device))
 
 
 def settle_all(xs: Iterable[Tensor]) -> None:
-    """Return when the devices that they are on have done all that the current streams were given."""
+    """Wait until the devices of `xs` have done all work of their current streams."""
     for device in {x.device for x in xs if not x.is_cpu}:
         settle(device)
 
 
 def on_device(x: Tensor, device: torch.device) -> Tensor:
-    """`x` of the host there; nobody waits, and `x` may be forgotten."""
+    """Return host tensor `x` on `device` without waiting; the caller may drop `x`."""
     return x.pin_memory().to(device, non_blocking=True) if on_accelerator(device) else x.to(device)
 
 
 class Arrivals:
-    """Tensors on their way to the host together: who asks for the first waits for all, and nobody later."""
+    """Tensors being copied to the host together: the first access waits for all of them."""
 
     def __init__(self) -> None:
         self._last: dict[torch.device, StreamEvent] = {}
         self._lock = threading.Lock()
 
     def bring(self, x: Tensor) -> Callable[[], Tensor]:
-        """What gives `x`, as it is now, on the host."""
+        """Return a function that gives `x`, as it is now, on the host."""
         if x.is_cpu:
             return lambda: x
         here = _begun(x)
@@ -69,13 +71,16 @@ class Arrivals:
 
 
 def _begun(x: Tensor) -> Tensor:
-    """A copy in pinned memory, under way."""
+    """Begin a copy of `x` in pinned memory and return it."""
     return room_for(x).copy_(x.detach(), non_blocking=True)
 
 
 def mapped(tree: Any, f: Callable[[Any], Any]) -> Any:
-    """`tree` with `f` of each leaf: of what is in lists, tuples and dicts, and in those of `collections`.
-    What is of a class derived from these is a leaf."""
+    """Return `tree` with `f` of each leaf.
+
+    Lists, tuples, dicts and the containers of `collections` are entered; objects of derived classes are
+    leaves.
+    """
     kind: Any = cast(Any, type(tree))
     if kind is list:
         return [mapped(value, f) for value in tree]
@@ -85,7 +90,7 @@ def mapped(tree: Any, f: Callable[[Any], Any]) -> Any:
         return deque((mapped(value, f) for value in tree), tree.maxlen)
     if kind not in (dict, OrderedDict, defaultdict, Counter):
         return f(tree)
-    like = copy(tree)  # with the versions of modules, which torch keeps as an attribute
+    like = copy(tree)  # keeps the versions of modules, which torch stores as an attribute
     for key, value in tree.items():
         like[key] = mapped(value, f)
     return like

@@ -1,4 +1,4 @@
-"""What communicators ask of the tensors that they are given."""
+"""Checks and properties of tensors given to communicators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def device_of(tensors: Sequence[Tensor]) -> torch.device | None:
-    """The one that some of them are on; `None` where all are the host's."""
+    """Return the device that some of the tensors are on; `None` if all are on the host."""
     return next((x.device for x in tensors if not x.is_cpu), None)
 
 

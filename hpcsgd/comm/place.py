@@ -1,4 +1,4 @@
-"""Where ranks that MPI does not join can meet: what variables, Slurm or a default process group say of it."""
+"""Where ranks without MPI can connect: read from environment variables, Slurm or a default process group."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from hpcsgd.errors import JobError
 from hpcsgd.launcher import ADDRESS, PORT, TORCH_RANK, TORCH_SIZE, Launched, launched
 
 _PORTS = range(10000, 30000)
-"""Of which a step of Slurm takes one: below those that Linux deals out."""
+"""The ports from which a Slurm step takes one; they lie below those that Linux assigns."""
 
 
 class NoWorld(JobError):
-    """The ranks do not come together. There is nobody yet who could tell the others."""
+    """The ranks cannot connect, so that no rank can report it for the others."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank this is, and where all meet; nowhere where it is the only one."""
+    """The rank of this process and the address where all ranks connect; empty for a single rank."""
 
     rank: int = 0
     size: int = 1
     url: str = ""
-    """As torch.distributed knows it; empty: the default group's store."""
+    """The address in torch.distributed's form; empty for the default group's store."""
 
 
 def default_group() -> Place | None:
-    """That of torch.distributed which the script has, if it is one of several ranks."""
+    """Return the place of the script's default group in torch.distributed, if it has several ranks."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
@@ -37,7 +37,7 @@ def default_group() -> Place | None:
 
 
 def in_environment(environ: Mapping[str, str]) -> Place | str:
-    """As the variables of torch.distributed and of launchers say; or what is wrong with them."""
+    """Return the place given by variables of torch.distributed and launchers, or what is wrong with them."""
     told = launched(environ)
     rank, size = _numbers(environ, told)
     if told is not None and told.launcher.name == "srun" and size is not None:
@@ -53,7 +53,7 @@ def in_environment(environ: Mapping[str, str]) -> Place | str:
 
 
 def _numbers(environ: Mapping[str, str], told: Launched | None) -> tuple[int | None, int | None]:
-    """Rank and size. torch's own variables come first: whoever sets them means them."""
+    """Return rank and size. torch's own variables come first, because a user set them on purpose."""
     own = [environ.get(name, "") for name in (TORCH_RANK, TORCH_SIZE)]
     if all(value.isdigit() for value in own):
         return int(own[0]), int(own[1])
@@ -61,7 +61,7 @@ def _numbers(environ: Mapping[str, str], told: Launched | None) -> tuple[int | N
 
 
 def _by_slurm(environ: Mapping[str, str]) -> dict[str, str]:
-    """The first node of a step, and a port that other steps there do not have."""
+    """Return the first node of a Slurm step, and a port that other steps there do not use."""
     number = 77 * int(environ.get("SLURM_JOB_ID", 0)) + int(environ.get("SLURM_STEP_ID", 0))
     found = {PORT: str(_PORTS[number % len(_PORTS)])}
     if nodes := environ.get("SLURM_STEP_NODELIST"):
@@ -70,7 +70,7 @@ def _by_slurm(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_host(nodes: str) -> str:
-    """Of a list as Slurm writes it.
+    """Return the first host of a list in Slurm's notation.
 
     >>> first_host("node[03-05,7],login")
     'node03'

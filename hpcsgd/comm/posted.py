@@ -1,7 +1,7 @@
-"""An operation that the calling thread begins itself, and for whose end it looks when it waits.
+"""An operation that the calling thread begins itself and polls when it waits.
 
-A lane carries out one call after another. What is posted goes on beside them: it costs its caller no more
-than the wait for the last rank that posts it.
+A communication thread executes one call after another. A posted operation runs at the same time: it costs its
+caller only the wait for the last rank that posts it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hpcsgd.comm.rank_watch import Operation
 
 
 class Posted(Future[Any]):
-    """What an operation under way will have `received` when it has ended.
+    """The future of an operation in progress, whose result is `received` when it has ended.
 
-    `place` is a lane without a thread: whoever watches the rank finds there which `operation` a thread waits
-    for.
+    `place` is a `CommThread` without a thread: the rank's watch finds there which `operation` a thread
+    waits for.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Posted(Future[Any]):
         return self._ended(0.0)
 
     def result(self, timeout: float | None = None) -> tuple[Any, None]:
-        """Return what was received, and that it is on no device.
+        """Return what was received, and None because it is on no device.
 
         Raises:
             TimeoutError: After `timeout` seconds.
@@ -48,7 +48,7 @@ class Posted(Future[Any]):
         return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return None: what fails does so in `result`."""
+        """Return None; an operation that fails raises in `result`."""
         return None
 
     def _ended(self, seconds: float) -> bool:
@@ -56,7 +56,7 @@ class Posted(Future[Any]):
             return True
         if not self._ends(seconds):
             return False
-        with self._settling:  # the thread that waits and the one that watches it may both find the end
+        with self._settling:  # the waiting thread and the watching thread may both find the end
             if not super().done():
                 self.set_result((bytes(self._received), None))
         return True

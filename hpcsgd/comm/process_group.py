@@ -1,8 +1,8 @@
-"""Ranks as members of a process group of torch.distributed: NCCL (RCCL, XCCL) for tensors on devices, and
-gloo, which runs the same lines where there are none.
+"""Ranks as members of a process group of torch.distributed, for tensors on devices.
 
-No default group is made or touched: the user may have one. A group meets at a store of its own, whose address
-travels over the transport that is there. torch.distributed is imported by whoever makes a group.
+It uses NCCL (RCCL, XCCL), or gloo, which runs the same code without devices. No default group is made or
+touched, because the user may have one. Each group has its own store, whose address travels over the existing
+backend. torch.distributed is imported only when a group is made.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hpcsgd.comm.watch import Watch
 from hpcsgd.errors import PEER_LOST, UserError
 
 LIBRARIES = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}
-"""Which takes tensors of which kind of device; RCCL has NCCL's name."""
+"""The library for each kind of device; RCCL has NCCL's name."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
 REMEDY = (
     f"enter the names of the hosts in DNS or /etc/hosts, or set {INTERFACE} to the network interface that "
@@ -40,11 +40,11 @@ REMEDY = (
 
 
 class GroupBackend(Backend):
-    """The ranks of `host`, for tensors of one kind of device; objects and splits remain the host's affair.
+    """The ranks of `host`, for tensors of one kind of device; objects and splits go through the host backend.
 
-    What is only moved travels as bytes, whatever its type. 16-bit floats are summed in float32, rounded once.
-    Messages need another rank, and one that is named. On a device work is put on the current stream, which
-    comes after it; where it is not done there in time a watch of ours ends the job.
+    Data that is only moved travels as bytes, whatever its type. 16-bit floats are summed in float32 and
+    rounded once. Messages need another rank, and one that is named. On a device, work is ordered before
+    later work of the current stream. If it is not done in time, our watch ends the job.
     """
 
     def __init__(self, host: Backend, library: str, timeout: float) -> None:
@@ -54,7 +54,7 @@ class GroupBackend(Backend):
         self._host, self._library, self._timeout = host, library, timeout
         self._store = meeting_point(host, timeout)
         self._group: Any = _made(library, self._store, host, timeout)
-        host.gather_objects(None)  # who left now would keep others waiting that gloo still connects
+        host.gather_objects(None)  # a rank that left now would block others to which gloo still connects
         self._watch = Watch(timeout, functools.partial(_end, host, timeout))
         weakref.finalize(self, self._watch.close)
         close_at_the_end(self)
@@ -131,14 +131,14 @@ class GroupBackend(Backend):
         self._host.abort(code)
 
     def close(self) -> None:
-        """End the group and its store with their threads, whatever is still under way."""
+        """End the group, its store and their threads, whatever is in progress."""
         group, self._group, self._store = self._group, None, None
         self._watch.close()
         if group is not None:
             group.abort()
 
     def _messages(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
-        """All at once: on a stream each would wait for the one before it, and so two ranks for each other."""
+        """Begin all messages at once: one after the other on a stream, they could deadlock."""
         some = [x for x in (*send.values(), *recv.values()) if x.numel()]
         if not some:
             return
@@ -153,7 +153,7 @@ class GroupBackend(Backend):
             self._complete(work, "exchange", some[0])
 
     def _complete(self, work: Any, what: str, x: Tensor) -> None:
-        """Wait for it; on a device, have the current stream wait and the watch see that it goes on."""
+        """Wait for the work; on a device, have the current stream wait and the watch check its progress."""
         what = f"{what} over {self.size} ranks by {self.name}"
         try:
             work.wait()
@@ -164,20 +164,20 @@ class GroupBackend(Backend):
 
 
 def missing(library: str) -> str:
-    """Why this build of torch makes no groups of the library; empty where it does."""
+    """Return why this build of torch cannot make groups of the library; empty if it can."""
     dist = distributed()
     there = dist.is_available() and getattr(dist, f"is_{library}_available", bool)()
     return "" if there else f"torch {torch.__version__} was built without {library.upper()}"
 
 
 def _end(host: Backend, timeout: float, what: str) -> None:
-    """Nobody else can: who waits for a device hears of nothing."""
+    """End the job from this thread, because a thread that waits for a device cannot be interrupted."""
     end_by(PeerLost(f"{what}: not done on the device within {timeout:g} s"))
     host.abort(PEER_LOST)
 
 
 def meeting_point(ranks: Backend, timeout: float) -> Any:
-    """Where the ranks meet: rank 0 keeps it and tells the others by `ranks` at which address; collective."""
+    """Return a store of these ranks: rank 0 keeps it and sends its address through `ranks`; collective."""
     TCPStore, limit = distributed().TCPStore, timedelta(seconds=timeout)
     nodes = ranks.gather_objects((ranks.node, socket.gethostname()))
     if ranks.rank == 0:
@@ -200,8 +200,11 @@ def _reaching(address: str) -> Generator[None, None, None]:
 
 
 def address_towards(others: Sequence[str]) -> str:
-    """Of this node, on the network on which the others of these names are; what its own name stands for, or
-    the interface of gloo has, where theirs are unknown. Raises `UserError`."""
+    """Return this node's address on the network that leads to the hosts `others`.
+
+    If they cannot be resolved, return the address of this host's name, or else of gloo's interface.
+    Raises `UserError`.
+    """
     if not others:
         return "127.0.0.1"
     own = socket.gethostname()
@@ -217,8 +220,10 @@ def address_towards(others: Sequence[str]) -> str:
 
 
 def require_address_of_gloo() -> None:
-    """Raise `UserError` where other hosts would not reach this one: gloo listens on what the host's name
-    stands for, or else within the host."""
+    """Raise `UserError` if other hosts cannot reach this one.
+
+    gloo listens on the address of the host's name, or else on the loopback interface.
+    """
     if os.environ.get(INTERFACE):
         return
     name = socket.gethostname()
@@ -234,14 +239,14 @@ def require_address_of_gloo() -> None:
 
 
 def _address_of(interface: str, any_socket: socket.socket) -> str:
-    """Raises `OSError` where there is none."""
+    """Return the address of a network interface. Raises `OSError` if it has none."""
     asked = struct.pack("256s", interface.partition(",")[0].encode()[:15])
     return socket.inet_ntoa(fcntl.ioctl(any_socket.fileno(), 0x8915, asked)[20:24])  # SIOCGIFADDR
 
 
 def _made(library: str, store: Any, ranks: Backend, timeout: float) -> Any:
     dist = distributed()
-    limit = timedelta(seconds=2 * timeout)  # NCCL's own watch ends the process: ours comes first
+    limit = timedelta(seconds=2 * timeout)  # NCCL's own watch ends the process, so ours must come first
     if library == "gloo":
         return dist.ProcessGroupGloo(store, ranks.rank, ranks.size, limit)
     kind = getattr(dist, f"ProcessGroup{library.upper()}")
@@ -257,7 +262,7 @@ def _named(library: str) -> str:
 
 
 def _reducing(reduction: Reduction) -> Any:
-    """A mean is divided by whoever asked."""
+    """Return torch's options for a reduction; the caller divides for a mean."""
     dist = distributed()
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
@@ -271,7 +276,7 @@ def starting_at(root: int) -> Any:
 
 
 def distributed() -> Any:
-    """Imported when there is a group to make. Much of what is used here torch has no types for."""
+    """Import torch.distributed only when a group is made; typed Any, because much of it has no types."""
     import torch.distributed
 
     return torch.distributed

@@ -1,4 +1,4 @@
-"""A small exchange whose outcome is known: whether a library moves and sums what is on a device."""
+"""A small test with a known result: whether a library moves and sums device tensors correctly."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ _LENGTH = 1000  # elements for each rank
 
 
 def fault(ranks: Backend, device: torch.device) -> str:
-    """What arrives wrong on this rank among tensors on `device`; empty where all is right. Collective, and
-    the first thing that is asked of a library: connections are made now."""
+    """Return which operations give wrong results on this rank for tensors on `device`; empty if none.
+
+    Collective. These are the library's first operations, so it connects the ranks now.
+    """
     checks = {"alltoall": _alltoall, "allreduce": _allreduce, "exchange": _exchange}
     wrong = [name for name, right in checks.items() if not right(ranks, device)]
     return f"{', '.join(wrong)} arrived wrong from {ranks.name}" if wrong else ""
 
 
 def _numbers(number: int) -> Tensor:
-    """float32 [_LENGTH] that tell who sent them."""
+    """Return float32 [_LENGTH] numbers that identify their sender."""
     return ((torch.arange(_LENGTH, device="cpu") * 3 + number) % 101).float()
 
 

@@ -1,8 +1,8 @@
 """Know what the threads of a rank wait for, and report it once they have waited for a while.
 
-Nothing here takes a lock while a rank gets on: threads and lanes store what they are in. A thread which has
-waited for `PATIENCE` seconds reads it twice. If nothing has changed in between, the rank was in that state as
-a whole.
+Nothing here takes a lock while a rank makes progress: threads only store their current operation. A thread
+that has waited for `PATIENCE` seconds reads this state twice. If nothing has changed in between, the whole
+rank was in that state.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ PATIENCE = 1.0
 LOOK = 0.25
 """Seconds between two looks."""
 REMEMBERED = 8
-"""Of so many operations on a channel it is known what they were."""
+"""The number of recent operations on a channel whose descriptions are kept."""
 WORLD = "world"
 """The channel of the communicator of all ranks."""
 
 
 class Operation:
-    """What a lane is in. `needs` gives what it waits for, or is None if nobody can tell."""
+    """The current operation of a communication thread. `needs` gives what it waits for; None if unknown."""
 
     __slots__ = ("activity", "needs", "what")
 
@@ -48,28 +48,31 @@ class Operation:
         self.activity = activity()
 
     def as_wait(self) -> Wait:
-        """Return this operation as others are told of it."""
+        """Return this operation as it is reported to others."""
         return Wait(_in_words(self.what, self.activity), self.needs() if self.needs else ())
 
 
 class _State(NamedTuple):
-    """What a rank is in while all of its threads wait. It did not change between two reads that are equal."""
+    """What a rank is in while all of its threads wait; equal reads mean that it did not change in between."""
 
     operations: list[Operation]
-    """One of which has to end before the rank begins another, the owner's first."""
+    """One of these has to end before the rank begins another one; the owner's comes first."""
     waiting: list[tuple[int, Future[Any]]]
-    """By the identity of the thread."""
+    """By the identity of the waiting thread."""
     comm_threads: list[tuple[int, Operation | None]]
-    """How many calls each has to execute, and what it is in."""
+    """How many calls each has to execute, and its current operation."""
 
 
 class RankWatch:
-    """The state of one rank: of the thread that makes this, its lanes, and other threads that use them."""
+    """The state of one rank: its main thread, its communication threads, and other threads that use them.
+
+    The main thread is the one that makes this.
+    """
 
     def __init__(self, rank: int, reports: Reports) -> None:
         self.rank = rank
         self.counts: dict[str, int] = {}
-        """How many operations it has begun on each channel."""
+        """The number of operations that it has begun on each channel."""
         self.calls: dict[str, deque[tuple[int, str, tuple[str, str]]]] = {}
         """The last collective operations on each channel: number, kind, activity."""
         self.last = ""
@@ -83,15 +86,16 @@ class RankWatch:
         self._told = False
 
     def adopt(self, comm_thread: CommThread) -> None:
-        """Count this lane among those of the rank."""
+        """Count this communication thread among those of the rank."""
         if comm_thread.watch is None:
             comm_thread.watch = self
             self._comm_threads.append(comm_thread)
 
     def submits(self) -> None:
-        """Note that the calling thread, which is none of a lane's, uses a lane.
+        """Note that the calling thread, which is no communication thread, uses one.
 
-        Threads that Python did not start, such as autograd's, work while a thread of Python's waits for them.
+        Threads that Python did not start, such as autograd's, work while a Python thread waits for
+        them.
         """
         if threading.get_ident() != self._owner:
             thread = threading.current_thread()
@@ -103,7 +107,7 @@ class RankWatch:
 
         Raises:
             TimeoutError: After `timeout` seconds.
-            Deadlock: If this rank is in one; where ranks are processes they all end instead.
+            Deadlock: If this rank is in one; if ranks are processes, they all end instead.
         """
         thread = threading.get_ident()
         self._waiting[thread] = comm_thread, future
@@ -115,15 +119,17 @@ class RankWatch:
             del self._waiting[thread]
 
     def missing(self, comm_thread: CommThread, timeout: float) -> list[int]:
-        """Return the ranks that have not reported to be where `comm_thread` has waited for them for so many
-        seconds; none if that was too short for a report."""
+        """Return the ranks for which `comm_thread` waits and which have not reported to be there.
+
+        Return none if `timeout` seconds were too short for a report.
+        """
         operation = comm_thread.executing
         if operation is None or operation.needs is None or timeout < 2 * (PATIENCE + LOOK):
             return []
         return [rank for rank in self._reports.missing(operation.needs()) if rank != self.rank]
 
     def left(self) -> None:
-        """Report that this rank begins no operation any more."""
+        """Report that this rank will begin no more operations."""
         self._reports.add(self.rank, Report(True, (), dict(self.counts), self._calls(), self.last))
 
     def _watched(self, future: Future[Any], timeout: float) -> Any:
@@ -155,7 +161,7 @@ class RankWatch:
                 self._reports.add(self.rank, self._blocked(state))
             before = state
             self._reports.check()
-            with contextlib.suppress(Exception):  # which its owner gets below
+            with contextlib.suppress(Exception):  # `wait` raises it below
                 future.result(min(LOOK, rest))
 
     def _blocked(self, state: _State) -> Report:
@@ -175,7 +181,7 @@ class RankWatch:
         }
 
     def _state(self) -> _State | None:
-        """Return what this rank is in, or None if it might begin something now."""
+        """Return the state of this rank, or None if it might begin an operation now."""
         waiting = dict(self._waiting)
         if any(future.done() for _, future in waiting.values()):
             return None
@@ -201,7 +207,7 @@ class RankWatch:
 
 
 class Member:
-    """One rank as a member of one communicator, whose `channel` is a name that is the same on all its ranks.
+    """One rank as a member of one communicator; `channel` is the communicator's name on all its ranks.
 
     `ranks` are the world ranks of the members.
     """
@@ -209,14 +215,17 @@ class Member:
     def __init__(self, watch: RankWatch, channel: str, ranks: Sequence[int]) -> None:
         self.watch = watch
         self.answers = False
-        """Whether lanes that serve send messages here: then nobody can tell who has to do what first."""
+        """True if threads that answer requests send messages here; then the order of operations is
+        unknown."""
         self._channel = channel
         self._ranks = _compact(ranks)
         self._calls = watch.calls[channel] = deque(maxlen=REMEMBERED)
 
     def collective(self, what: str, needed: Callable[[], Iterable[int] | None] = lambda: None) -> Operation:
-        """Begin a collective operation, which waits for the members whose numbers here `needed` gives, or for
-        all if it gives None."""
+        """Begin a collective operation.
+
+        It waits for the members whose numbers here `needed` gives, or for all if that gives None.
+        """
         count = self._begin(self._channel)
 
         def needs() -> tuple[Need, ...]:
@@ -229,8 +238,10 @@ class Member:
         return operation
 
     def messages(self, what: str, to: Iterable[int], sources: Mapping[int, bool]) -> Operation:
-        """Begin to send messages to members and to receive some from the members which are the keys, by
-        whether there is anything in them."""
+        """Begin to send messages to members and to receive some from the members which are the keys.
+
+        The values of `sources` are True for messages that are not empty.
+        """
         own = self.watch.rank
         for i in to:
             self._begin(f"{self._channel} {own}>{self._ranks[i]}")
@@ -243,7 +254,7 @@ class Member:
         return self._noted(Operation(what, None if self.answers else lambda: tuple(needs)))
 
     def split(self, color: int, ranks: Sequence[int]) -> Member:
-        """Return this rank as a member of what the operation under way splits off for `color`."""
+        """Return this rank as a member of the communicator that the current split makes for `color`."""
         return Member(self.watch, f"{self._channel}/{self.watch.counts.get(self._channel, 0)}.{color}", ranks)
 
     def _begin(self, channel: str) -> int:

@@ -1,4 +1,4 @@
-"""Whoever reads what this process prints: a launcher."""
+"""Wait until a launcher has read what this process printed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import termios
 import time
 
 LISTENED = 1.0
-"""Seconds that a launcher has to read what was printed, at most."""
+"""The most seconds that a launcher gets to read what was printed."""
 
 
 def wait_for_readers(*files: int) -> None:
-    """A launcher that hears of an abort may not care any more for what it was to print."""
+    """Wait until the pipes are empty: a launcher may discard unread output once it learns of an abort."""
     deadline = time.monotonic() + LISTENED
     while any(unread(file) for file in files) and time.monotonic() < deadline:
         time.sleep(1e-3)
 
 
 def unread(file: int) -> bool:
-    """Whether `file` is a pipe with something in it."""
+    """Return True if `file` is a pipe with unread data."""
     try:
         if stat.S_ISFIFO(os.fstat(file).st_mode):
             return any(fcntl.ioctl(file, termios.FIONREAD, bytes(4)))

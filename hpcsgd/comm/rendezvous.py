@@ -1,5 +1,6 @@
-"""How ranks that MPI does not join come together: each tells who it is at a store that all of them know, and
-rank 0 what it has made of that. From then on they have a store and lines of their own.
+"""How ranks without MPI connect: each registers at a common store, and rank 0 publishes the addresses there.
+
+From then on they have their own store and lines.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from hpcsgd.comm.process_group import address_towards, distributed, require_addr
 from hpcsgd.errors import UserError
 
 PATIENCE = 600.0
-"""Seconds that ranks may take to come, at least: they start when the machine lets them."""
-_MORE = 10.0  # seconds in which the others hear why rank 0 has given up
+"""The least number of seconds that ranks may take to connect: the machine may start them late."""
+_MORE = 10.0  # seconds in which the other ranks learn why rank 0 has given up
 
 
 def met(place: Place, timeout: float, environ: Mapping[str, str]) -> Company:
-    """All ranks, who call this at once. Raises `NoWorld`."""
+    """Connect all ranks, which call this together. Raises `NoWorld`."""
     patience = max(timeout, PATIENCE)
     store = _first_store(place, patience)
     prefix = f"hpcsgd/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
@@ -53,19 +54,19 @@ def met(place: Place, timeout: float, environ: Mapping[str, str]) -> Company:
 
 
 _kept: list[Any] = []
-"""Others may come to a store when this rank does not need it any more: the script itself, for its groups."""
+"""Stores that must stay open: the script may still use them for its own groups."""
 
 
 @dataclass(frozen=True)
 class Switchboard:
-    """What rank 0 makes of all that have come."""
+    """What rank 0 publishes after all ranks have registered."""
 
     store: Any
     told: dict[str, Any]
 
     @classmethod
     def of(cls, store: Any, prefix: str, size: int, patience: float) -> Switchboard:
-        """Where something is wrong all are told that."""
+        """Wait for all ranks, and return what to publish; after an error, that is the error."""
         try:
             everybody = _everybody(store, prefix, size, patience)
             return cls.among(everybody, patience)
@@ -74,7 +75,7 @@ class Switchboard:
 
     @classmethod
     def among(cls, everybody: Sequence[Mapping[str, Any]], patience: float) -> Switchboard:
-        """Raises `UserError`."""
+        """Return the addresses of these ranks. Raises `UserError`."""
         places = [(each["host"], each["boot"]) for each in everybody]
         nodes = [places.index(place) for place in places]
         others = [each["host"] for each, node in zip(everybody, nodes, strict=True) if node]
@@ -96,7 +97,7 @@ class Switchboard:
 
 
 def _first_store(place: Place, patience: float) -> Any:
-    """Raises `NoWorld`."""
+    """Return the store that all ranks know. Raises `NoWorld`."""
     if not place.url:
         return torch_private.store_of_default_group()
     limit = timedelta(seconds=patience)

@@ -1,8 +1,8 @@
-"""Questions to other ranks, answered while they compute.
+"""Requests to other ranks, answered while they compute.
 
-Passive MPI windows make no progress across hosts while the target computes; so every rank has a thread that
-receives and answers. Questions and answers travel on communicators of their own: the answers' receives are
-posted before the questions leave, so that no thread ever waits for another one that waits for it.
+Passive MPI windows make no progress across hosts while the target computes, so every rank has a thread that
+receives and answers. Requests and answers travel on separate communicators. The receives of answers are
+posted before the requests leave, so that no two threads ever wait for each other.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.shutdown import end_by
 
 Answer = Callable[[int, Tensor], Iterable[tuple[int, Tensor]]]
-"""Of a question and the rank it came from: answers that can be given now, each with the rank that waits for
-it. Called by one thread, one question after another."""
+"""Takes a request and its sender's rank. Yields the answers that can be given now, each with the rank that
+waits for it. One thread calls it, for one request after another."""
 
 
 class PendingRequest:
-    """Questions under way."""
+    """Requests that have been sent and not answered."""
 
     def __init__(self, sent: Work, answered: Work) -> None:
         self._sent, self._answered = sent, answered
 
     def wait(self) -> None:
-        """Return once all answers are there. Raises `PeerLost` after the transport's timeout."""
+        """Return once all answers are there. Raises `PeerLost` after the communicator's timeout."""
         self._sent.wait()
         self._answered.wait()
 
 
 class RequestServer:
-    """One on every rank of `world`, made by all at once. Every question gets one answer, maybe later.
+    """One on every rank of `world`, made by all at once. Every request gets one answer, maybe later.
 
-    Nobody leaves while others may still ask: the lanes' farewell waits for everybody's last answer.
+    No rank leaves while others may send requests: at shutdown, each waits until all have their last
+    answer.
     """
 
     def __init__(self, world: Communicator, answer: Answer, question_bytes: int) -> None:
@@ -56,25 +57,26 @@ class RequestServer:
         self._serving = self._replies.run(self._serve_or_end, "answering others")
 
     def ask(self, questions: Mapping[int, Tensor], answers: Mapping[int, Tensor]) -> PendingRequest:
-        """Send uint8 `questions` to the ranks that are the keys, maybe itself; `answers` has room for theirs.
+        """Send uint8 `questions` to the ranks that are the keys, and receive theirs into `answers`.
 
-        Room and questions must stay untouched until `wait()` returns."""
+        A rank may ask itself. All these tensors must stay untouched until `wait()` returns.
+        """
         answered = self._answers.sendrecv({}, answers)
         return PendingRequest(self._questions.sendrecv(questions, {}), answered)
 
     @contextmanager
     def at_rest(self) -> Generator[None, None, None]:
-        """Inside the block nobody has a question under way; collective."""
+        """Inside the block no rank has a request in progress; collective."""
         self._serve_until_all_rest()
         yield
         self._serve_until_all_rest()
 
     def _serve_until_all_rest(self) -> None:
-        """Return once everybody has had all answers."""
+        """Return once every rank has all its answers."""
         self._answers.allreduce(torch.zeros(1)).wait()
 
     def _serve_or_end(self) -> None:
-        """Whoever waits for an answer would not learn what went wrong here: end the job."""
+        """Serve, and end the job after an error: a rank that waits for an answer would not learn of it."""
         try:
             self._serve()
         except PeerLost:

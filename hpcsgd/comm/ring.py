@@ -1,12 +1,14 @@
-"""An allreduce as a ring of messages: of long vectors between ranks on nodes of their own, whose links the
-library's own leaves idle while ranks add up. Where ranks share nodes that sends less, and is taken.
+"""Allreduce as a ring of messages, for long vectors and ranks on different nodes.
+
+The library's own allreduce leaves the links idle while ranks add. If ranks share nodes, the library sends
+less, and is used instead.
 
 P. Patarasuk, X. Yuan: Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations, JPDC 2009. The
-vector is cut in P runs. In step s < P − 1 rank r sends run r − s on to its right and adds what comes from its
-left to run r − s − 1; then runs that are whole go once around. Each run is added up in one order, on one rank
-after the other, and so has the same bits everywhere and every time.
+vector is cut into P parts. In step s < P − 1 rank r sends part r − s to its right neighbour, and adds what
+comes from its left to part r − s − 1. Then the finished parts go once around. Each part is added up in one
+order, on one rank after the other, and so has the same bits everywhere and every time.
 
-Differences from the paper: runs are cut in segments, of which one is added up while the next ones travel.
+Differences from the paper: parts are cut into segments, of which one is added while the next ones travel.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ import torch
 from torch import Tensor
 
 SEGMENT = 1 << 16
-"""Elements: shorter ones cost more than they hide."""
+"""Elements of a segment: shorter ones cost more than they hide."""
 SHORTEST = 1 << 15
-"""Elements of a run: of shorter ones the library's algorithms take fewer steps."""
+"""Elements of a part: for shorter ones the library's algorithms take fewer steps."""
 AHEAD = 4
-"""So many receives are posted."""
+"""The number of receives that are posted ahead."""
 
 Request = TypeVar("Request")
 
 
 class Messages(Protocol[Request]):
-    """What ranks can do without waiting, and how they wait. Those of one rank to another stay in order."""
+    """Nonblocking messages and their completion. Those of one rank to another stay in order."""
 
     rank: int
     size: int
@@ -42,12 +44,12 @@ class Messages(Protocol[Request]):
 
 
 def is_long(x: Tensor, size: int) -> bool:
-    """Whether it is worth so many ranks' messages."""
+    """Return True if `x` is long enough for a ring of `size` ranks."""
     return x.numel() >= size * SHORTEST
 
 
 def allreduce(ranks: Messages[Request], x: Tensor, mean: bool) -> None:
-    """The sum, or the mean, of the `x` of all ranks, in place."""
+    """Replace `x` by the sum, or the mean, of the `x` of all ranks."""
     P, r = ranks.size, ranks.rank
     left, right = (r - 1) % P, (r + 1) % P
     count = max(math.ceil(x.numel() / P / SEGMENT), 1)
@@ -59,13 +61,13 @@ def allreduce(ranks: Messages[Request], x: Tensor, mean: bool) -> None:
     posted: deque[tuple[Request, Tensor]] = deque()
 
     def segment(k: int) -> Tensor:
-        """Of which the k-th message to this rank is."""
+        """Return the segment that the k-th message to this rank carries."""
         step, q = divmod(k, count)
         return runs[(r - step - 1) % P][q]
 
     def post(k: int) -> None:
         if k >= adding:
-            ranks.complete(sent[k - adding])  # it was sent from there, long ago
+            ranks.complete(sent[k - adding])  # it was sent from there long ago
         room = segment(k) if k >= adding else rooms[k % ahead][: segment(k).numel()]
         posted.append((ranks.post_recv(room, left), room))
 

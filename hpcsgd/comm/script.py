@@ -1,7 +1,7 @@
-"""How the script that this process runs came to its end, as far as Python still knows when it exits.
+"""How the script of this process ended, as far as Python still knows when it exits.
 
-A script may have taken our `sys.excepthook` away, or leave by a `SystemExit` of its own. The frame of its
-main module remembers at which instruction it ended, and a traceback of what ended it contains that frame.
+A script may have replaced our `sys.excepthook`, or leave by its own `SystemExit`. The frame of its main
+module keeps the instruction at which it ended. The traceback of the exception contains that frame.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import FrameType
 
 
 class MainModule:
-    """The main module of the script that is running now."""
+    """The main module of the running script."""
 
     def __init__(self) -> None:
         self._frame: FrameType | None = None
@@ -25,21 +25,22 @@ class MainModule:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has run to its last line."""
+        """True if it has run to its last line."""
         return self._last_instruction.startswith("RETURN_")
 
     @property
     def left_by(self) -> str:
-        """By what and where it was left; empty if it is complete or an exception was printed."""
+        """What ended the script and where; empty if it is complete or an exception was printed."""
         if not self._last_instruction or self.is_complete or self.uncaught() is not None:
             return ""
         assert self._frame is not None
         return f"SystemExit in line {self._frame.f_lineno} of {self._frame.f_code.co_filename}"
 
     def uncaught(self) -> BaseException | None:
-        """The exception that has ended it, once it was given to `sys.excepthook`.
+        """Return the exception that ended the script, once `sys.excepthook` has got it.
 
-        Not one that somebody has caught and noted as the last one, as pytest and IPython do.
+        An exception that was caught and noted as the last one, as pytest and IPython do, does not
+        count.
         """
         trace = getattr(sys, "last_traceback", None)
         while self._frame is not None and trace is not None:

@@ -121,7 +121,7 @@ def test_different_calls_on_one_communicator() -> None:
 
     same = report(_3="allreduce", _4="alltoall")
     assert found(same, same) is None
-    told = "rank 2 has met step 3 (bcast) with step 3 (allreduce) of rank 0"
+    told = "rank 2 began step 3 (bcast), rank 0 began step 3 (allreduce)"
     for other in (report(_3="bcast"), report(_2="bcast", _3="bcast", _4="alltoall")):
         assert str(found(same, same, other)) == f"ranks make different calls: {told}: {SAME}"
 

@@ -65,15 +65,15 @@ REFUSED = {
     ),
     "gloo, and nowhere to meet": (
         "gloo", {},
-        'backend = "gloo": ranks do not know where to meet (there is no MASTER_ADDR and no MASTER_PORT and '
+        'backend = "gloo": ranks cannot connect (there is no MASTER_ADDR and no MASTER_PORT and '
         "no RANK and no WORLD_SIZE): start with torchrun, or set MASTER_ADDR, MASTER_PORT, RANK and ",
     ),
-    "gloo by mpiexec": ("gloo", MPIEXEC, 'backend = "gloo": ranks do not know where to meet (there is no '),
+    "gloo by mpiexec": ("gloo", MPIEXEC, 'backend = "gloo": ranks cannot connect (there is no '),
     "no port": (
         "gloo", {**OWN, "MASTER_PORT": "x"},
-        'backend = "gloo": ranks do not know where to meet (MASTER_ADDR = node1, MASTER_PORT = x, RANK = 3, ',
+        'backend = "gloo": ranks cannot connect (MASTER_ADDR = node1, MASTER_PORT = x, RANK = 3, ',
     ),
-    "a rank too many": ("gloo", {**OWN, "RANK": "4"}, 'backend = "gloo": ranks do not know where to meet (M'),
+    "a rank too many": ("gloo", {**OWN, "RANK": "4"}, 'backend = "gloo": ranks cannot connect (M'),
     "mpiexec, and no MPI": (
         "auto", MPIEXEC,
         f"mpiexec of MPICH or Intel MPI (PMI_SIZE) started ranks, but there is no MPI for them ({NONE}): "

@@ -34,7 +34,7 @@ REFUSED: dict[str, tuple[Callable[[Communicator], Work], str]] = {
     ),
     "two types": (
         lambda t: t.alltoall(torch.zeros(4), torch.zeros(4).half()),
-        "float16 beside torch.float32",
+        "float16 with torch.float32",
     ),
     "alltoall in place": (lambda t: t.alltoall(four, four), "share memory"),
     "overlapping runs": (lambda t: t.alltoall(shared[:4], shared[2:]), "share memory"),

@@ -68,7 +68,7 @@ def test_what_each_rank_did_in_some_steps(job_file: Path, tmp_path: Path) -> Non
         assert named(seen, "checkpoint", rank, 0)
         assert seen.threads[rank, 0] == "training"
         comm_threads = {name for (pid, _), name in seen.threads.items() if pid == rank}
-        assert f"lane apart of rank {rank}" in comm_threads
+        assert f"own communication thread of rank {rank}" in comm_threads
 
 
 def test_the_summary_is_what_is_in_the_trace(job_file: Path, tmp_path: Path) -> None:
