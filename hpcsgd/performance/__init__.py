@@ -1,1 +1,1 @@
-"""What predicts and measures: plans, simulations, measurements, probes and comparisons."""
+"""Tools that predict and measure: plans, simulations, measurements, probes and comparisons."""

@@ -1,4 +1,4 @@
-"""``hpcsgd compare``: variants of one training one after the other, on the same ranks."""
+"""``hpcsgd compare``: train variants of one job file one after the other, on the same ranks."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ OWN_TO_A_START = (
     *(("training", name) for name in ("bucket_cap_mb", "overlap_grad_reduce", "overlap_param_gather")),
     *(("training", name) for name in ("autotune_steps", "machine")),
 )
-"""Keys that may be others where a comparison goes on."""
+"""Keys that may differ when a comparison is resumed."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A variant on this rank, to be trained in the folder of its `config`."""
+    """A variant as this rank trains it, in the output folder of its `config`."""
 
     label: str
     config: Config
@@ -56,10 +56,10 @@ class Trial:
 
 
 def run(path: Path, overrides: Sequence[str], methods: str, target: float | None, resume: bool) -> None:
-    """Train each variant of the job file, and write what became of them beside each other; every rank of the
-    launch calls this. `methods`: as typed, or the file that has them.
+    """Train each variant of the job file and write the comparison; every rank of the launch calls this.
 
-    Ends with exit code `STOPPED` after a signal or the time limit, with a checkpoint to go on from.
+    `methods`: the variants as typed, or the file that contains them. After a signal or the time limit the
+    process ends with exit code `STOPPED` and leaves a checkpoint to resume from.
     """
     end_as(lambda: _run(world_for(path, overrides), path, overrides, methods, target, resume))
 
@@ -75,7 +75,7 @@ def _run(
     with raise_on_all_ranks(world, "reading the job file"):
         chosen = configs(path, overrides, methods)
     log_to_stdout(world.rank)
-    section = next(iter(chosen.values())).training  # that of all
+    section = next(iter(chosen.values())).training  # the variants share it
     reasons = Reasons(section.time_limit_s, section.stop_before_end_s, asks_scheduler=world.rank == 0)
     use_threads(section.threads)
     compute_alike(section.deterministic)
@@ -84,7 +84,7 @@ def _run(
 
 
 def folder_of(run: RunSection) -> Path:
-    """The folder of a comparison, next to that of a plain run."""
+    """Return the folder of a comparison, next to the folder of a plain run."""
     return run.output_dir.with_name(f"{run.output_dir.name}-compare")
 
 
@@ -97,9 +97,9 @@ def compare(
     target: float | None = None,
     resume: bool = False,
 ) -> str | None:
-    """Train the variants `chosen` of the job file at `path`; why it stopped early, or None. Collective.
+    """Train the variants `chosen`, and return why the training stopped early, or None. Collective.
 
-    Each is built before any is trained, so that mistakes come at once.
+    All variants of the job file at `path` are built before the first is trained, so that mistakes show early.
     """
     trials = [_prepared(world, path, label, config) for label, config in chosen.items()]
     folder = trials[0].folder.parent
@@ -122,7 +122,7 @@ def _trained(
     target: float | None,
     resume: bool,
 ) -> str | None:
-    """Those of them that are not complete; why it stopped early, or None."""
+    """Train the incomplete variants, and return why the training stopped early, or None."""
     complete: set[str] = world.gather_objects(_completed(folder) if world.rank == 0 else None)[0]
     reason = None
     for number, trial in enumerate(trials, start=1):
@@ -139,31 +139,31 @@ def _trained(
 
 
 def _prepared(world: Communicator, path: Path, label: str, config: Config) -> Trial:
-    """Raises `JobError` where the variant could only fail; collective."""
+    """Return the trial of a variant. Collective; raises `JobError` if the variant cannot be built."""
     with located(f"variant {label!r}"):
         world.timeout = config.parallel.timeout_s
         with in_file(path), in_section("parallel"):
             topology = form_job(world, config).topology
         assemble(config, topology, str(path))
-    gc.collect()  # models are in cycles with their optimizers
+    gc.collect()  # models and optimizers refer to each other in cycles
     folder = folder_of(config.run) / folder_name(label)
     return Trial(label, replace(config, run=replace(config.run, output_dir=folder)), topology)
 
 
 def _train(trial: Trial, path: Path, reasons: Reasons, *, resume: bool) -> str | None:
-    """As `hpcsgd train`; why it stopped early, or None. Of what it had, nothing is left for the next."""
+    """Train like `hpcsgd train`, free everything, and return why the training stopped early, or None."""
     world, timeout = trial.topology.world, trial.config.parallel.timeout_s
     world.timeout = timeout
     with located(f"variant {trial.label!r}"):
         reason = train(trial.config, trial.topology, str(path), reasons, resume)
-    if not world.close_dups(timeout):  # threads that answered other ranks
+    if not world.close_dups(timeout):  # ends the threads that served requests of other ranks
         raise PeerLost(f"variant {trial.label!r}: communication in flight {timeout:g} s after its end")
     gc.collect()
     return reason
 
 
 def _require_begun_so(folder: Path, trials: Sequence[Trial], ranks: int) -> None:
-    """Raises `UserError` where what is there was begun in another way."""
+    """Raise `UserError` if the comparison in `folder` was begun with other settings or ranks."""
     if not _told(folder):
         with replacing(folder / "compare.json") as part:
             part.write_text(json.dumps({"ranks": ranks, "variants": []}))
@@ -181,7 +181,7 @@ def _require_begun_so(folder: Path, trials: Sequence[Trial], ranks: int) -> None
 
 
 def _lasting(config: Config | dict[str, Any]) -> dict[str, Any]:
-    """What is not to change where a comparison goes on."""
+    """Return the settings that must not change when a comparison is resumed."""
     table = tomllib.loads(dump(config)) if isinstance(config, Config) else config
     for section, key in OWN_TO_A_START:
         table.get(section, {}).pop(key, None)
@@ -189,7 +189,7 @@ def _lasting(config: Config | dict[str, Any]) -> dict[str, Any]:
 
 
 def _told(folder: Path) -> dict[str, Any]:
-    """What was written of it before."""
+    """Return what ``compare.json`` contains, or nothing if there is no such file."""
     file = folder / "compare.json"
     return read_comparison(file) if file.exists() else {}
 
@@ -205,7 +205,7 @@ def _write(
 
 
 def _comparison(trials: Sequence[Trial], complete: set[str], target: float | None) -> Comparison:
-    """Of those that have begun."""
+    """Return the comparison of the trials that have begun."""
     begun = [(trial, file) for trial in trials if (file := trial.folder / "metrics.jsonl").exists()]
     entries = [
         Entry(

@@ -267,14 +267,14 @@ def test_the_probe_goes_by_what_a_method_can(
 ) -> None:
     plan = plan_of(config(f"{__name__}:fortnightly"), Path("job.toml"), None, 1)
     assert plan.every == 14
-    assert "the probe's groups exchange whole gradients" in caplog.text
+    assert "the probe reduces whole gradients" in caplog.text
     for name, arguments in (
         ("hierarchical", {"sync_every": 2, "optimizer_state": "average"}),
         ("fedavg", {}),
         ("adacomm", {"initial_sync_every": 2, "adapt_every": 4}),
         (f"{__name__}:jumpy", {"delta": 0.5}),
     ):
-        with pytest.raises(UserError, match="the probe is of groups that meet every so many steps"):
+        with pytest.raises(UserError, match="the probe needs a method that averages models after"):
             plan_of(config(name, **arguments), Path("job.toml"), None, 1)
 
 

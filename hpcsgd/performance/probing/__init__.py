@@ -1,1 +1,1 @@
-"""What is found out before a long job: how many groups it can stand."""
+"""Probes to run before a long job, such as of the number of groups that it can use."""

@@ -1,9 +1,9 @@
-"""Which δ? How much the groups' gradients changed in some steps, and what a δ would have made of that.
+"""Measure how much the groups' gradients change per step, to choose SelSync's δ.
 
-SelSync shares a step where the largest Δ(g) of any group is δ or more (algorithm 1, lines 11 to 15), so the
-steps that stay local are those with a largest Δ below: LSSR(δ) = the share of them (eq. 4). That is exact for
-the steps that were run, in which all groups met (δ = 0, as in the paper's figure 5); groups that meet less
-drift apart, and their gradients change otherwise.
+SelSync synchronizes a step if the largest Δ(g) of any group is at least δ (algorithm 1, lines 11 to 15). The
+other steps stay local, and LSSR(δ) is their share (eq. 4). This is exact for the steps of the probe, all of
+which synchronize (δ = 0, as in the paper's figure 5). With fewer synchronizations the models drift, and
+gradients change differently.
 """
 
 from __future__ import annotations
@@ -19,51 +19,51 @@ from numpy.typing import NDArray
 from hpcsgd.files.pictures import save
 
 LSSRS = (0.5, 0.75, 0.9, 0.95, 0.99)
-"""Of the table's rows."""
-HEAD = f"{'LSSR':>5}  {'δ':>9}  {'meetings':>8}  {'sends 1/':>8}"
+"""The LSSR of each row of the table."""
+HEAD = f"{'LSSR':>5}  {'δ':>9}  {'syncs':>8}  {'sends 1/':>8}"
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Δ(g), one row a step but for the first, one column a group."""
+    """Δ(g) of every step except the first (rows) and every group (columns)."""
 
     deltas: NDArray[np.float64]
 
     @property
     def largest(self) -> NDArray[np.float64]:
-        """Of each step, over the groups."""
+        """The largest Δ(g) of any group, for each step."""
         return self.deltas.max(axis=1)
 
     def lssr(self, delta: float) -> float:
-        """The share of these steps that would have been local."""
+        """Return the share of these steps that `delta` would have left local."""
         return float((self.largest < delta).mean())
 
     def delta(self, lssr: float) -> float:
-        """The smallest δ that was seen to leave at least so many of the steps local."""
+        """Return the smallest δ that leaves at least the share `lssr` of these steps local."""
         ordered = np.sort(self.largest)
         return float(np.nextafter(ordered[max(int(np.ceil(lssr * len(ordered))) - 1, 0)], np.inf))
 
 
 def table(changes: Changes) -> list[str]:
-    """A row for each of `LSSRS`."""
+    """Return the table's head and a row for each of `LSSRS`."""
     rows = [HEAD]
     for wanted in LSSRS:
         delta = changes.delta(wanted)
         lssr = changes.lssr(delta)
-        met = round((1 - lssr) * len(changes.largest))
-        less = f"{1 / (1 - lssr):>8.1f}" if met else f"{'∞':>8}"
-        rows.append(f"{lssr:>5.2f}  {delta:>9.4g}  {met:>8}  {less}")
+        syncs = round((1 - lssr) * len(changes.largest))
+        less = f"{1 / (1 - lssr):>8.1f}" if syncs else f"{'∞':>8}"
+        rows.append(f"{lssr:>5.2f}  {delta:>9.4g}  {syncs:>8}  {less}")
     return rows
 
 
 def to_json(changes: Changes, setting: dict[str, Any]) -> dict[str, Any]:
-    """All numbers; `setting` is what they are of."""
+    """Return all numbers. `setting` describes the training that they belong to."""
     rows = [{"delta": (d := changes.delta(wanted)), "lssr": changes.lssr(d)} for wanted in LSSRS]
     return {"setting": setting, "rows": rows, "deltas": changes.deltas.tolist()}
 
 
 def plot(changes: Changes, path: Path) -> None:
-    """Δ step by step, and LSSR against δ."""
+    """Draw Δ step by step, and LSSR against δ."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
@@ -97,5 +97,5 @@ def _mark(axes: Any, changes: Changes) -> None:
 
 
 def changes_of(rows: Sequence[Sequence[float]]) -> Changes:
-    """The first step has no Δ."""
+    """Return the changes of `rows`, one per step. The first is dropped: it has no Δ."""
     return Changes(np.array(rows[1:], dtype=np.float64))

@@ -1,4 +1,4 @@
-"""``hpcsgd probe --delta``: which δ makes SelSync meet how often, for a job file."""
+"""``hpcsgd probe --delta``: how often SelSync would synchronize with which δ, for a job file."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from hpcsgd.train.training_setup import TrainingSetup, assemble
 
 
 def run(path: Path, overrides: Sequence[str], steps: int) -> None:
-    """Train some steps in which all groups meet, and print what each δ would have made of them; write
-    ``delta.json`` and ``delta.png``. On every rank."""
+    """Train steps that all synchronize, and print how many of them each δ would have left local.
+
+    Every rank calls this. Rank 0 writes ``delta.json`` and ``delta.png``.
+    """
     world = world_for(path, overrides)
     with raise_on_all_ranks(world, "reading the job file"):
         if steps < 2:
@@ -48,7 +50,7 @@ def run(path: Path, overrides: Sequence[str], steps: int) -> None:
 
 
 def synchronizing_always(config: Config, path: Path) -> Config:
-    """With δ = 0, as in the paper's figure 5. Raises `UserError` where the method has no δ."""
+    """Return `config` with δ = 0, as in the paper's figure 5. Raises `UserError` if the method has no δ."""
     name = config.method.name
     method = dataclasses.replace(config.method, arguments={**config.method.arguments, "delta": 0})
     always = dataclasses.replace(config, method=method)
@@ -65,11 +67,12 @@ def synchronizing_always(config: Config, path: Path) -> Config:
 
 
 def measure(config: Config, topology: Topology, path: Path, steps: int) -> Changes:
-    """Collective; the same on every rank."""
+    """Train `steps` steps and return their changes, the same on every rank. Collective."""
     with topology.raise_on_all_ranks("forming groups"):
         if topology.num_groups == 1:
             raise UserError(
-                "one group has nobody to meet: start as many ranks as the job has, and say groups"
+                "--delta needs at least two groups: start as many ranks as the job has, and set "
+                "[parallel] groups"
             )
     parts = assemble(config, topology, str(path))
     mine: list[float] = []
@@ -94,7 +97,7 @@ def measure(config: Config, topology: Topology, path: Path, steps: int) -> Chang
 
 
 def _noted(notes: Mapping[str, float]) -> float:
-    """Δ of the own group in the last step."""
+    """Return the Δ of this rank's group in the last step."""
     if "delta" not in notes:
         told = '[method] name: its schedule has a threshold, and so has to note s.metrics["delta"]'
         raise UserError(told, key=("method", "name"))

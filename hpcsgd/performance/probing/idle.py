@@ -1,4 +1,4 @@
-"""Where virtual groups' models are while others train: in memory, in pinned host memory or on disk."""
+"""Places for idle models of virtual groups while others train: memory, pinned host memory or disk."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ Tensors = Callable[[], Iterable[Tensor]]
 
 @runtime_checkable
 class Offload(Protocol):
-    """Keeps the tensors of model `i` between its turns."""
+    """A place that keeps the tensors of model `i` while it is idle."""
 
     def put(self, i: int, tensors: Iterable[Tensor]) -> None:
-        """They are not needed until model `i` is `awake`."""
+        """Take the tensors of model `i`, which nobody needs until it is `awake`."""
         ...
 
     @contextmanager
     def awake(self, i: int, tensors: Tensors, *, changed: bool) -> Iterator[None]:
-        """Model `i` has its turn. `tensors` tells what belongs to it afterwards, if anything `changed`."""
+        """Restore model `i` for a while. If it `changed`, `tensors` returns what to keep afterwards."""
         ...
 
     def free_bytes(self, device: torch.device) -> int:
-        """How much more can be kept on this node, for models trained on `device`."""
+        """Return how many more bytes fit on this node, for models trained on `device`."""
         ...
 
 
 class InMemory:
-    """They stay where they are."""
+    """Idle models stay where they are."""
 
     def put(self, i: int, tensors: Iterable[Tensor]) -> None:
         pass
@@ -58,7 +58,7 @@ IN_MEMORY = InMemory()
 
 
 class _Elsewhere(ABC):
-    """Their memory is given free in the meantime; the tensors themselves, which others refer to, remain."""
+    """Idle models give up their memory. The tensor objects remain, because others refer to them."""
 
     def __init__(self) -> None:
         self._asleep: dict[int, list[tuple[UntypedStorage, int]]] = {}
@@ -96,7 +96,7 @@ class _Elsewhere(ABC):
 
 
 class PinnedMemory(_Elsewhere):
-    """In page-locked memory of the host, for models that train on a device."""
+    """Page-locked memory of the host, for models that train on a device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class PinnedMemory(_Elsewhere):
 
 
 class OnDisk(_Elsewhere):
-    """In an HDF5 file under `folder`, gone with the process. Raises `UserError` where none can be."""
+    """An HDF5 file in `folder` that vanishes with the process. Raises `UserError` if it cannot be made."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class OnDisk(_Elsewhere):
         return shutil.disk_usage(self._folder).free
 
     def _write(self, key: str, data: Tensor) -> None:
-        # What numpy sees cannot be resized.
+        # A copy, because torch cannot resize a storage that numpy refers to.
         copy = torch.empty(len(data), dtype=torch.uint8, device="cpu").copy_(data)
         self._file.require_dataset(key, len(data), "u1", exact=True)[:] = copy.numpy()
 

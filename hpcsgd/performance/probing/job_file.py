@@ -1,4 +1,4 @@
-"""`hpcsgd probe`: the probe of a job file."""
+"""`hpcsgd probe`: probe a job file for the number of groups."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ def run(
     ranks: int | None,
     idle: Path | None,
 ) -> None:
-    """Probe the job file and print the answer; write ``probe.json`` and ``probe.png``. On every rank.
+    """Probe the job file, print the answer, and write ``probe.json`` and ``probe.png``.
 
-    `groups` is as typed: ``2,4,8``. `idle` is a folder for models while others train.
+    Every rank calls this. `groups` is as typed: ``2,4,8``. `idle` is a folder for the models of groups that
+    are not training.
     """
     world = world_for(path, overrides)
     with raise_on_all_ranks(world, "reading the job file"):
@@ -76,22 +77,22 @@ def _numbers(groups: str | None) -> list[int] | None:
 
 
 def plan_of(config: Config, path: Path, groups: Sequence[int] | None, repeats: int) -> Plan:
-    """Raises `UserError` where the job's method is not one that the distance can judge."""
+    """Return the plan of a probe. Raises `UserError` if the distance says nothing about the job's method."""
     if repeats < 1:
         raise UserError(f"--repeats {repeats}: at least 1 is needed")
     with in_file(path):
         _require_plain(config.data)
-        method = make_method(config.method, steps_per_epoch=10**9)  # what goes by epochs is refused below
+        method = make_method(config.method, steps_per_epoch=10**9)  # schedules by epochs are refused below
         every = method.schedule.traits.period
         if every is None or not method.averager.traits.leaves_mean:
             raise UserError(
-                f"[method] name = {config.method.name!r}: the probe is of groups that meet every so many "
-                "steps, average their models and keep their momentum: hierarchical, allreduce_local_sgd",
+                f"[method] name = {config.method.name!r}: the probe needs a method that averages models "
+                "after a fixed number of steps and keeps the momentum: hierarchical, allreduce_local_sgd",
                 key=("method", "name"),
                 value=config.method.name,
             )
     if method.grad_reduce.traits.keeps_gradients:
-        log.warning("[method] grad_reduce: the probe's groups exchange whole gradients; it answers for these")
+        log.warning("[method] grad_reduce: the probe reduces whole gradients, and its answer holds for these")
     return Plan(
         groups=tuple(groups or GROUPS),
         every=every,
@@ -106,8 +107,8 @@ def _require_plain(data: DataSection) -> None:
     for key in ("partition", "overlap_share", "injection"):
         if getattr(data, key) is not None:
             raise UserError(
-                f"[data] {key}: the probe deals all samples to its virtual groups, none twice: "
-                "leave it out, or choose groups without a probe",
+                f"[data] {key}: the probe assigns all samples to its virtual groups, each once: "
+                "remove this key, or choose groups without a probe",
                 key=("data", key),
             )
 
@@ -115,7 +116,7 @@ def _require_plain(data: DataSection) -> None:
 def probe_config(
     config: Config, plan: Plan, world: Communicator, idle: Offload = IN_MEMORY, device: torch.device = HOST
 ) -> Probe:
-    """Collective; rank 0 prints a table row for every P."""
+    """Probe the training that `config` describes. Collective; rank 0 prints a table row for every P."""
     K = config.parallel.group_size or 1
     config = _without_masters(config)
 
@@ -134,7 +135,7 @@ def probe_config(
 
 
 def _without_masters(config: Config) -> Config:
-    """They save bytes and memory of the real run, which a probe does not go by."""
+    """Return `config` without master weights: they save bytes and memory, which a probe does not measure."""
     if config.training.precision != "bf16_master":
         return config
     log.warning("[training] precision: the probe's groups train with bf16, whose parameters have 32 bits")

@@ -1,4 +1,4 @@
-"""Will P models fit? Asked before they are made."""
+"""Check that the models of P groups fit into memory before they are built."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def require_room(each: int, Ps: Sequence[int], free: int, world: Communicator) -> None:
-    """Raise `UserError` naming the P that fit, unless all do: models of `each` bytes, `free` on this rank's
-    node; collective."""
+    """Raise `UserError` unless all P models fit, and name the number that fits. Collective.
+
+    `each`: bytes of a model. `free`: free bytes on this rank's node.
+    """
     nodes = world.gather_objects(world.backend.node)
     room = free / nodes.count(world.backend.node)
     fitting = min(world.gather_objects(int(room // each))) * world.size
@@ -31,12 +33,12 @@ def require_room(each: int, Ps: Sequence[int], free: int, world: Communicator) -
 
 
 def model_bytes(tensors: Sequence[Tensor]) -> int:
-    """What these take; gradients not counted, which only the model that trains has."""
+    """Return the bytes of `tensors`. Gradients do not count: only the model in training has them."""
     return sum(x.numel() * x.element_size() for x in tensors)
 
 
 def free_host_bytes() -> int:
-    """What this process may still take: as the kernel estimates it, and as its cgroups (Slurm's) allow."""
+    """Return the bytes that this process may still take, by the kernel's estimate and its cgroups' limits."""
     return min([_available(), *_allowed()])
 
 
@@ -48,7 +50,7 @@ def _available() -> int:
 
 
 def _allowed() -> Iterator[int]:
-    """By each cgroup with a limit that this process is in, of version 1 or 2."""
+    """Yield the free bytes of each cgroup, version 1 or 2, that limits this process (as Slurm does)."""
     for line in (PROC / "self" / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -67,7 +69,7 @@ def _left(group: Path, limit: str, usage: str) -> Iterator[int]:
     try:
         most, used = (group / limit).read_text().strip(), int((group / usage).read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except OSError:  # the root group has none of these, and in a container the path may not exist
+    except OSError:  # the root cgroup has no such files, and in a container the path may not exist
         return
     if most != "max":
         yield max(int(most) - used + int(stat.get("inactive_file", 0)), 0)

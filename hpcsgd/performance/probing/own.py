@@ -1,4 +1,4 @@
-"""`hpcsgd.probe`: the probe of a user's own model, optimizer and data."""
+"""`hpcsgd.probe`: probe a user's own model, optimizer and data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpcsgd.performance.probing.virtual_ranks import virtual_rank
 from hpcsgd.train.growth import THRESHOLD
 
 HELD_OUT = 512
-"""Samples, at most, to see the loss on after every meeting."""
+"""The largest number of samples on which the loss is evaluated after every synchronization."""
 
 
 @checked
@@ -46,35 +46,41 @@ def probe(
     idle: Offload = IN_MEMORY,
     world: Communicator | None = None,
 ) -> Probe:
-    """How many groups can this training stand? `verdict.P` of the result; collective over `world`.
+    """Find the number of groups P that a training can use.
 
-    Trains virtual groups for some meetings with P = 2, 4, 8, …, until the distance D between their models no
-    longer grows with P. See `hpcsgd.performance.probing.probe` for the procedure and the
-    differences from the paper.
-
-    Not to be confused with `hpcsgd probe --delta`, which finds SelSync's threshold.
+    The probe trains P = 2, 4, 8, … virtual groups for some synchronizations each, until the distance D of
+    their models no longer grows with P. `hpcsgd.performance.probing.probe` describes the procedure and its
+    differences from the paper. Collective over `world`.
 
     Args:
-        model: makes it, on the device it is to train on.
-        optimizer: makes one of parameters and a rate.
-        data: indexable, of pairs (x, y) of tensors or numbers, with a length.
-        held_out: the same; the loss of the averaged model is seen on at most 512 of them.
-        batch_size: B, samples of one group a step, as in the real run.
-        lr: μ0, of one group; P groups train at lr_scale(rule, P) times that.
-        every: I, steps between meetings, as in the real run.
-        rule: of `lr_scale`, as in the real run. Default 'linear'. With "none" D says little of the model.
-        loss: of the model's output and y. Default cross_entropy.
-        groups: numbers of groups to try, growing, at least two from 2 on. Default (2, 4, 8, 16, 32).
-        seeds: one training each; more of them make an unclear answer clear. Default (1,).
-        threshold: of the growth ratio ρ, below which D no longer keeps up with P. Default 0.87, between what
-            the paper's figures accept and reject.
-        idle: where models are while others train: `IN_MEMORY`, or `PinnedMemory()` or `OnDisk(folder)` of
-            `hpcsgd.performance.probing.idle`, where they do not fit. Default IN_MEMORY.
-        world: the ranks that share the work. Default None: those that the launcher started.
+        model: Function that builds the model on the device on which it trains.
+        optimizer: Function of parameters and a learning rate that builds the optimizer.
+        data: Indexable data with a length; samples are pairs (x, y) of tensors or numbers.
+        held_out: Data like `data`. The averaged model's loss is evaluated on at most 512 of its samples.
+        batch_size: Samples per step of one group (the paper's B), as in the real run.
+        lr: Learning rate of a single group (μ0). P groups train at `lr_scale(rule, P)` times this rate.
+        every: Steps between two synchronizations (the paper's I), as in the real run.
+        rule: Rule of `lr_scale`, as in the real run. Default 'linear'. With "none" D depends little on the
+            model.
+        loss: Function of the model's output and y. Default cross_entropy.
+        groups: Numbers of groups to try: at least two, ascending, from 2 on. Default (2, 4, 8, 16, 32).
+        seeds: Seeds, one training each. More of them can settle an unclear answer. Default (1,).
+        threshold: Growth ratio ρ below which D no longer keeps up with P. Default 0.87, between what the
+            paper's figures accept and reject.
+        idle: Place of the models that are not training: `IN_MEMORY`, or, if they do not fit, `PinnedMemory()`
+            or `OnDisk(folder)` of `hpcsgd.performance.probing.idle`. Default IN_MEMORY.
+        world: Ranks that share the work. Default None: those that the launcher started.
+
+    Returns:
+        A `Probe`: `verdict.P` is the answer, `rows` has the distances and losses of every P.
 
     Raises:
-        UserError: where this cannot be answered: other groups, no room for the models, a training that
-            diverges with the smallest number of groups, or models that nothing moves.
+        UserError: If the probe cannot answer: an invalid argument, no room for the models, a training that
+            diverges with the smallest number of groups, or models that do not change.
+
+    Shape:
+        x and y have any shape that torch can collate: `loss` gets the model's output for a batch of x, and
+        the batch of y.
 
     Example:
         >>> def make():
@@ -85,7 +91,7 @@ def probe(
         >>> found.verdict.P in (2, 4)
         True
 
-    Source:
+    References:
         S. Lee et al., IEEE Big Data 2020, section III-C, eq. 9.
     """
     for name, count in (("every", every), ("batch_size", batch_size)):

@@ -1,17 +1,17 @@
-"""The probe: how many groups P does a training stand? Distances for P = 2, 4, 8, … until they stop growing.
+"""Find how many groups P a training can use: measure distances for P = 2, 4, 8, … until they stop growing.
 
-The hierarchical local SGD paper, section III-C. Differences from it:
+The procedure is from the hierarchical local SGD paper, section III-C. Differences from it:
 
-- virtual groups on few ranks, not P × K real ones;
-- the warm-up is cut short: one model, from which all groups start, trains alone for `Plan.settle` steps at
-  the rate of a single group, and a ramp of `Plan.ramp` meetings follows. Distances tell something only at the
-  rate of the real run (at a fixed one they saturate at P ≈ 4 for any model), and the paper's figure 4 is of
-  the time after the warm-up, too. A ramp from the first step on would not do: it meets the large gradients
-  of the start, and what they leave has other distances (benchmarks/probe_distances.py);
-- every P goes on until its D is flat, and two neighbouring P for the same number of meetings: D drifts slowly
-  for all, and growth compares meetings of the same number. Where the larger P needs more of them, the smaller
-  is trained again, for as many: keeping its models would take half as much memory again;
-- the loss of the averaged model is second evidence.
+- Virtual groups on few ranks stand for P × K real ranks.
+- The warm-up is shorter. One model, from which all groups start, trains alone for `Plan.settle` steps at the
+  learning rate of a single group. A ramp of `Plan.ramp` synchronizations follows. Distances mean something
+  only at the real run's rate: at a fixed rate they saturate at P ≈ 4 for any model. The paper's figure 4 also
+  shows the time after the warm-up. A ramp from the first step would see the large gradients of the start,
+  which lead to different distances (benchmarks/probe_distances.py).
+- Every P trains until its D is flat, and neighbouring P make equally many synchronizations. D drifts slowly
+  for all P, and growth compares synchronizations of the same number. If the larger P needs more of them, the
+  smaller P is trained again for as many: keeping its models would take half as much memory again.
+- The loss of the averaged model is a second criterion.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ from hpcsgd.train.growth import COMPARED, THRESHOLD, Growth, Verdict, growths_of
 
 GROUPS = (2, 4, 8, 16, 32)
 BEHIND = 1.1
-"""A loss more than so many times that of the smallest P is told beside the verdict."""
+"""The verdict gets an objection if its loss is more than this factor above the smallest P's loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to probe. Raises `UserError` for what cannot be answered."""
+    """The settings of a probe. Raises `UserError` for settings that give no answer."""
 
     groups: Sequence[int] = GROUPS
     every: int
-    """I: steps between meetings."""
+    """Steps between two synchronizations (I)."""
     batch_size: int
-    """B: samples of one group a step."""
+    """Samples per step of one group (B)."""
     lr: float
-    """μ0: of a single group."""
+    """Learning rate of a single group (μ0)."""
     rule: str = "linear"
     """How the learning rate grows with P."""
     seeds: Sequence[int] = (1,)
     settle: int = 100
-    """Steps of the model that all groups start from."""
+    """Steps of the model from which all groups start."""
     ramp: int = 2
-    """Meetings over which the rate climbs from that of one group to that of P."""
+    """Synchronizations over which the rate climbs from that of one group to that of P groups."""
     cap: int = 20
-    """Meetings after which D counts as it is, flat or not."""
+    """Synchronizations after which D counts, flat or not."""
     threshold: float = THRESHOLD
 
     def __post_init__(self) -> None:
@@ -70,41 +70,43 @@ class Plan:
         if len(P) < 2 or P[0] < 2:
             raise UserError(f"groups = {P}: at least two numbers of groups from 2 on can be compared")
         if self.cap < self.ramp + COMPARED:
-            raise UserError(f"cap = {self.cap}: at least ramp + {COMPARED} = {self.ramp + COMPARED} meetings")
+            raise UserError(
+                f"cap = {self.cap}: at least ramp + {COMPARED} = {self.ramp + COMPARED} is needed"
+            )
 
 
 @dataclass
 class Row:
-    """One P: its distances and losses, a series a seed, meeting by meeting."""
+    """The distances and losses of one P: one series per seed, with a value per synchronization."""
 
     P: int
     lr: float
     distances: list[list[float]] = field(default_factory=list)
     losses: list[list[float]] = field(default_factory=list)
-    """Of the averaged model, on samples it is not trained on."""
+    """Losses of the averaged model on held-out samples."""
     seconds: float = 0.0
     samples: int = 0
     diverged: str | None = None
-    """What was no finite number any more; the series end there."""
+    """The message about a value that is not finite; the series end there."""
 
     @property
     def D(self) -> float:
-        """The median over the last meetings of all seeds; NaN where it diverged before the first."""
+        """The median over the last synchronizations of all seeds; NaN if P diverged before the first."""
         return median([d for series in self.distances for d in series[-COMPARED:]] or [math.nan])
 
 
 @dataclass
 class Probe:
-    """The answer and what it rests on."""
+    """The answer of a probe, and the measurements behind it."""
 
     plan: Plan
     rows: list[Row] = field(default_factory=list)
     settled: float = 0.0
-    """Seconds until the groups could start."""
+    """Seconds of the training that precedes the groups' start."""
 
     @property
     def samples(self) -> int:
-        """All that were trained on."""
+        """The number of samples used for training."""
         settling = len(self.plan.seeds) * self.plan.settle * self.plan.batch_size
         return settling + sum(row.samples for row in self.rows)
 
@@ -113,17 +115,17 @@ class Probe:
         return self.settled + sum(row.seconds for row in self.rows)
 
     def num_syncs(self, i: int) -> int:
-        """Of the last P that was measured, with the i-th seed."""
+        """Return the synchronizations of the last measured P with the `i`-th seed."""
         return len(self.rows[-1].distances[i]) if self.rows else 0
 
     @property
     def growths(self) -> list[Growth]:
-        """As far as nothing diverged."""
+        """The growth ratios of the P that did not diverge."""
         return growths_of({row.P: row.distances for row in self.rows if row.diverged is None})
 
     @property
     def diverged(self) -> Row | None:
-        """The P that did; nothing larger is tried."""
+        """The row of the P that diverged, if any; no larger P is tried."""
         return next((row for row in self.rows if row.diverged is not None), None)
 
     @property
@@ -132,26 +134,25 @@ class Probe:
         return replace(found, final=found.final or self.diverged is not None)
 
     def loss_after_equal_samples(self, row: Row) -> float:
-        """The averaged model's, when `row` has had about as many samples as the smallest P in all.
+        """Return the averaged model's loss after about as many samples as the smallest P used in all.
 
-        Seldom as low as that of the smallest P, which has done so many more updates.
+        It is rarely as low as the smallest P's loss, because the smallest P has made more updates.
         """
         smallest = self.rows[0]
         return _loss_after(row, smallest.P * min(map(len, smallest.losses)) // row.P)
 
     def objection(self) -> str | None:
-        """Where the second evidence contradicts the first: more groups, which have seen more samples, should
-        not be behind after equally many updates."""
+        """Return an objection if after equally many updates more groups, with more samples, do worse."""
         first = self.rows[0]
         row = next(row for row in self.rows if row.P == self.verdict.P)
-        meetings = min(map(len, first.losses + row.losses))
-        ours, theirs = _loss_after(row, meetings), _loss_after(first, meetings)
+        syncs = min(map(len, first.losses + row.losses))
+        ours, theirs = _loss_after(row, syncs), _loss_after(first, syncs)
         if ours <= BEHIND * theirs:
             return None
         return (
-            f"after {count_text(meetings * self.plan.every, 'update')} the loss of P = {row.P} is "
+            f"after {count_text(syncs * self.plan.every, 'update')} the loss of P = {row.P} is "
             f"{ours:.4g}, that of P = "
-            f"{first.P} is {theirs:.4g}: fewer groups may train better than the distances tell"
+            f"{first.P} is {theirs:.4g}: fewer groups may train better than the distances suggest"
         )
 
 
@@ -162,10 +163,10 @@ def probe(
     told: Callable[[Probe], None] = lambda _: None,
     idle: Offload = IN_MEMORY,
 ) -> Probe:
-    """Measure one P after another until the answer is final; collective.
+    """Measure one P after another until the answer is final. Collective.
 
-    `start(P, seed, world)` makes the virtual groups, at the ramped rate; `told` hears of every row; `idle`
-    tells what room there is for models.
+    `start(P, seed, world)` builds the virtual groups with a ramped learning rate. `told` is called with the
+    probe after every row. `idle` knows how much room there is for models.
     """
     result = Probe(plan)
     _require_room(start, plan, world, idle)
@@ -184,7 +185,7 @@ def probe(
                 smaller, enough = result.rows[-1], lambda distances: len(distances) >= meetings
                 _measure(smaller, i, _from(state, start, smaller.P, seed), plan, world, enough)
                 if smaller.diverged is not None:
-                    row = result.rows.pop()  # too large already; what is larger tells nothing
+                    row = result.rows.pop()  # the smaller P diverged, so the larger one says nothing
                     break
         if not result.rows and row.diverged is not None:
             raise UserError(row.diverged)
@@ -196,7 +197,7 @@ def probe(
 
 
 Enough = Callable[[Sequence[float]], bool]
-"""Whether a training has met often enough, by its distances so far."""
+"""Returns whether a training has synchronized often enough, given its distances so far."""
 
 
 def _flat_after(meetings: int, plan: Plan, distances: Sequence[float]) -> bool:
@@ -206,9 +207,9 @@ def _flat_after(meetings: int, plan: Plan, distances: Sequence[float]) -> bool:
 def settle(
     start: Callable[[int, int, Communicator], VirtualGroups], plan: Plan, world: Communicator, seed: int
 ) -> dict[str, Tensor]:
-    """What all groups start from: parameters and buffers of a model that trained alone, on rank 0.
+    """Return the state from which all groups start: parameters and buffers of a model trained on rank 0.
 
-    The others hear of it every so many steps: waiting for all of them might outlast the timeout.
+    The other ranks synchronize with rank 0 every `plan.every` steps: one long wait might hit the timeout.
     """
     hosts = world.split(int(world.rank == 0), world.rank)
     alone: VirtualGroups | None = None
@@ -240,7 +241,7 @@ def _from(
 def _require_room(
     start: Callable[[int, int, Communicator], VirtualGroups], plan: Plan, world: Communicator, idle: Offload
 ) -> None:
-    """By the size of a model with all that belongs to it, after a step."""
+    """Raise `UserError` if the models do not fit, by the size of one model and its state after a step."""
     P = plan.groups[0]
     hosts = world.split(int(world.rank < P), world.rank)
     each, device = 0, HOST
@@ -262,9 +263,9 @@ def _measure(
     world: Communicator,
     enough: Enough,
 ) -> None:
-    """The i-th seed of one P, until its distances are `enough`; the series take the place of earlier ones.
+    """Measure the `i`-th seed of one P until its distances are `enough`, and replace the row's series.
 
-    Ranks beyond the P-th have no group to host; they hear of the result.
+    Ranks beyond the P-th host no group and only receive the result.
     """
     began = time.perf_counter()
     hosts = world.split(int(world.rank < row.P), world.rank)
@@ -282,7 +283,7 @@ def _measure(
 
 
 def _meet(groups: VirtualGroups, plan: Plan, enough: Enough, series: list[tuple[float, float]]) -> None:
-    """Add distance and loss of one meeting after the other to `series`."""
+    """Append the distance and loss of one synchronization after the other to `series`."""
     while len(series) < plan.cap and not enough([D for D, _ in series]):
         groups.train(plan.every)
         D = groups.synchronize()

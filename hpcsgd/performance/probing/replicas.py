@@ -1,7 +1,7 @@
-"""P virtual groups of K ranks, hosted by however many real ranks there are.
+"""P virtual groups of K ranks each, hosted by any number of real ranks.
 
-A group is one local model that takes batches of B: K positions give it K gradients of B/K samples each. So P
-models on n ranks, trained in turn, go through the very training that P·K ranks would do.
+A group is one local model with batches of B samples: its K members give it K gradients of B/K samples each.
+So P models on n ranks, trained in turn, do the same training as P·K real ranks.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 class DivergedError(UserError):
-    """A loss or a distance is no finite number any more."""
+    """The error for a loss or a distance that is not finite."""
 
 
 @dataclass
 class VirtualRank:
-    """One virtual rank: its batches, and where its chance (dropout, augmentation) has come to."""
+    """One virtual rank: its batches and the state of its random numbers (dropout, augmentation)."""
 
     batches: Batches
     chance: dict[str, Any]
@@ -42,18 +42,18 @@ class VirtualRank:
 
 @dataclass
 class Trainee:
-    """The local model of one virtual group, what trains it, and its K members in the order of positions."""
+    """The local model of one virtual group, what trains it, and its K members by shard index."""
 
     model: nn.Module
     optimizer: optim.Optimizer
     members: Sequence[VirtualRank]
     after_update: Callable[[], None] = field(default=lambda: None)
-    """What a learning-rate scheduler does after each update."""
+    """Called after each update, for a learning-rate scheduler."""
     precision: Precision = field(default_factory=Precision)
-    """Its own: where gradients overflow, other virtual groups go on."""
+    """The group's own: if its gradients overflow, the other virtual groups still update."""
 
     def tensors(self) -> Iterator[Tensor]:
-        """Parameters, buffers, the optimizer's state."""
+        """Yield the parameters, the buffers and the optimizer state."""
         yield from chain(self.model.parameters(), self.model.buffers())
         for state in self.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
@@ -61,21 +61,22 @@ class Trainee:
 
 @dataclass(frozen=True)
 class Chance:
-    """How to read and set the process-wide random numbers, which the virtual ranks share in turn."""
+    """Functions that read and set the process-wide random state, which virtual ranks use in turn."""
 
     read: Callable[[], dict[str, Any]]
     set: Callable[[dict[str, Any]], None]
 
     @classmethod
     def on(cls, device: torch.device) -> Chance:
-        """With that of `device`."""
+        """Return the functions for the random state of the process and of `device`."""
         return cls(partial(generators_state, device), partial(load_generators_state, device=device))
 
 
 class VirtualGroups:
-    """`trainees` are those of the P groups that this rank hosts, at least one. Everything is collective.
+    """The virtual groups of all ranks. All methods are collective.
 
-    The models may be on any device; sums over ranks go by way of the host.
+    `trainees`: those of the P groups that this rank hosts, at least one. The models may be on any device, but
+    sums over ranks are made on the host.
     """
 
     def __init__(
@@ -99,14 +100,14 @@ class VirtualGroups:
             idle.put(i, trainee.tensors())
 
     def start_from(self, state: Mapping[str, Tensor]) -> None:
-        """All models have these parameters and buffers."""
+        """Load these parameters and buffers into all models."""
         for trainee in self._each(changed=True):
             trainee.model.load_state_dict(state)
 
     def train(self, steps: int) -> float:
-        """So many steps of every group, one group after the other; the mean loss.
+        """Train every group for `steps` steps, one group after the other, and return the mean loss.
 
-        Raises `DivergedError` where that is not finite.
+        Raises `DivergedError` if the loss is not finite.
         """
         total = torch.zeros((), dtype=torch.float64, device="cpu")
         for trainee in self._each(changed=True):
@@ -116,9 +117,9 @@ class VirtualGroups:
 
     @torch.no_grad()
     def synchronize(self) -> float:
-        """All groups go on from the mean of their models; D = (1/P) Σ_i ‖w_i − w̄‖₂ before that (eq. 9).
+        """Average the models of all groups, and return D = (1/P) Σ_i ‖w_i − w̄‖₂ before that (eq. 9).
 
-        An allreduce of the sum of the models, then of the sum of the norms. Raises `DivergedError`.
+        Allreduces sum the models, then the norms. Raises `DivergedError` if D is not finite.
         """
         mean = self._mean(lambda model: _flat(model.parameters()))
 
@@ -131,14 +132,14 @@ class VirtualGroups:
         return self._require_finite(D, "distance")
 
     def loss(self) -> float:
-        """Of the averaged model on the held-out samples. Raises `DivergedError`."""
+        """Return the averaged model's loss on the held-out samples. Raises `DivergedError`."""
         with self.averaged() as model, self.trainees[0].precision.computing():
             x, y = self._held_out
             return self._require_finite(self._loss(model(x), y).item(), "loss of the averaged model")
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
-        """The mean of the models with the mean of their batch-norm statistics, ready to be evaluated."""
+        """Yield the mean of the models, with mean batch-norm statistics, in evaluation mode."""
         first = self.trainees[0]
         with torch.no_grad():
             mean = self._mean(lambda model: _flat(_floats(model)))
@@ -161,7 +162,7 @@ class VirtualGroups:
             total = total + loss.detach()
             member.chance = self._chance.read()
         made = trainee.precision.step(trainee.optimizer)
-        trainee.optimizer.zero_grad()  # only the model that trains has gradients
+        trainee.optimizer.zero_grad()  # only the model in training keeps gradients
         if made:
             trainee.after_update()
         return total
@@ -172,7 +173,7 @@ class VirtualGroups:
                 yield trainee
 
     def _mean(self, of: Callable[[nn.Module], Tensor]) -> Tensor:
-        """Of the models of all groups."""
+        """Return the mean of `of(model)` over all groups."""
         total = None
         for trainee in self._each(changed=False):
             value = of(trainee.model)
@@ -181,7 +182,7 @@ class VirtualGroups:
         return self._sum(total).div_(self.P)
 
     def _sum(self, x: Tensor) -> Tensor:
-        """Over all ranks, in place."""
+        """Sum `x` over all ranks, in place."""
         host = x.cpu()
         self._world.allreduce(host).wait()
         return x.copy_(host)

@@ -1,4 +1,4 @@
-"""A probe as a table, as JSON and as a picture."""
+"""Show a probe as a table, as JSON and as a picture."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ HEAD = (
 
 
 def table_row(probe: Probe) -> str:
-    """The line of the last P."""
+    """Return the table's line for the last P."""
     row = probe.rows[-1]
     if row.diverged is not None:
-        met = count_text(len(row.distances[-1]), "meeting")
-        return f"{row.P:>4}  {row.lr:>8.4g}  diverged after {met}: {row.diverged}"
+        syncs = count_text(len(row.distances[-1]), "synchronization")
+        return f"{row.P:>4}  {row.lr:>8.4g}  diverged after {syncs}: {row.diverged}"
     loss = row.losses[-1][-1]
     equal = probe.loss_after_equal_samples(row)
     cells = f"{row.P:>4}  {row.lr:>8.4g}  {row.D:>9.4g}  {_rho(probe)}  {loss:>8.4g}  {equal:>16.4g}"
@@ -39,7 +39,7 @@ def _rho(probe: Probe) -> str:
 
 
 def answer(probe: Probe) -> str:
-    """The verdict in words, with what speaks against it."""
+    """Return the verdict in words, with an objection if there is one."""
     found = probe.verdict
     lines = [_verdict(probe, found)]
     if (objection := probe.objection()) is not None:
@@ -66,7 +66,7 @@ def _verdict(probe: Probe, found: Verdict) -> str:
 
 
 def to_json(probe: Probe, setting: Mapping[str, Any]) -> dict[str, Any]:
-    """All numbers; `setting` is what they are of."""
+    """Return all numbers. `setting` describes the training that they belong to."""
     found = probe.verdict
     return {
         "P": found.P,
@@ -105,9 +105,10 @@ def _growth(g: Growth, rule: str) -> dict[str, Any]:
 
 
 def plot(probe: Probe, path: Path) -> None:
-    """Draw D against the number of the meeting, a line a P, and against P beside the proportional line.
+    """Draw D against the number of synchronizations, one line per P, and against P with a proportional line.
 
-    Against P it grows from one P to the next as ρ says: the last meetings of any two P need not be the same.
+    Against P, D grows from one P to the next by ρ. The raw values would not do, because the last
+    synchronizations of two P may have different numbers.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -121,7 +122,8 @@ def plot(probe: Probe, path: Path) -> None:
             left.plot(range(1, len(series) + 1), series, ".-", color=color, alpha=0.8, label=label)
     left.axvspan(0.5, probe.plan.ramp + 0.5, color="0.92", label="learning rate climbs")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    left.set(xlabel="meeting", ylabel="distance D", title="How far the groups were apart when they met")
+    title = "Distance between the groups before each synchronization"
+    left.set(xlabel="synchronization", ylabel="distance D", title=title)
     left.legend()
 
     sound = [row for row in probe.rows if row.diverged is None]
@@ -129,7 +131,7 @@ def plot(probe: Probe, path: Path) -> None:
     for g in probe.growths:
         D.append(D[-1] * g.rho * g.further / g.P)
     right.plot(Ps, [D[0] * P / Ps[0] for P in Ps], "--", color="0.6", label="in proportion to P")
-    right.plot(Ps, D, "o-", color="C0", label=f"D, by ρ, the median of {COMPARED} meetings")
+    right.plot(Ps, D, "o-", color="C0", label=f"D, by ρ, the median of {COMPARED} values")
     chosen = probe.verdict.P
     right.plot(
         [chosen], [D[Ps.index(chosen)]], "o", ms=14, mfc="none", color="C3", label=f"answer: P = {chosen}"

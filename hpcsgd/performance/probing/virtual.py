@@ -1,4 +1,4 @@
-"""The training that a job file describes, for P virtual groups of K ranks."""
+"""Build the training of a job file for P virtual groups of K ranks."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def virtual_groups(
     idle: Offload = IN_MEMORY,
     device: torch.device = HOST,
 ) -> VirtualGroups:
-    """P groups of K as `config` would train them, dealt out to the ranks of `world`; collective.
+    """Return P groups of K as `config` would train them, spread over the ranks of `world`. Collective.
 
-    `warm_up_steps` replaces the configured warm-up. Raises `UserError` where the configuration does not fit.
+    `warm_up_steps` replaces the configured warm-up. Raises `UserError` if the configuration does not fit.
     """
     train = opened(config.data, "train")
     task = task_of(train)
     seed_generators(config.seed)
     model = make_model(config)
-    give_values(model, model, config.seed)  # of a sharded training, which begins without
+    give_values(model, model, config.seed)  # an FSDP model is built without values
     model.to(device)
     require_model_fits(model, train, task, config.model.name, device)
     lay_out(model, config.training, _precision(config.training, model))
@@ -69,7 +69,7 @@ def _trainee(
     config: Config, train: Split, model: nn.Module, g: int, P: int, K: int, warm_up_steps: int | None
 ) -> Trainee:
     optimizer = make_optimizer(config, model, P)
-    make_natural_gradient(config, optimizer, model)  # its estimates are the group's, not of each member
+    make_natural_gradient(config, optimizer, model)  # its estimates belong to the group, not to each member
     batch = batch_of_rank(config.data.group_batch_size, K)
     batches = Batches(Sampler(train, AsRank(g * K, P * K)), batch)
     steps_per_epoch = len(batches)
@@ -95,7 +95,7 @@ def _trainee(
 
 def _precision(training: TrainingSection, model: nn.Module) -> Precision:
     made = make_precision(training, next(model.parameters()).device)
-    assert made.master is None, "plain optimizers know no masters: the probe leaves them out, and says so"
+    assert made.master is None, "probe_config replaces bf16_master: plain optimizers have no master weights"
     return made
 
 

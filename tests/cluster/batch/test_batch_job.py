@@ -281,5 +281,5 @@ def test_mistakes_with_groups_that_may_die(folder: Path, overrides: list[str], m
 
 def test_a_probe_of_what_it_cannot_judge(folder: Path) -> None:
     (folder / "job.toml").write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', 'name = "bsp"'))
-    with pytest.raises(UserError, match="the probe is of groups that meet every so many steps"):
+    with pytest.raises(UserError, match="the probe needs a method that averages models after"):
         check_probe(Path("job.toml"), ())

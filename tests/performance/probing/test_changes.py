@@ -31,7 +31,7 @@ def test_delta_is_the_smallest_that_was_seen_to_do(largest: list[float], wanted:
 
 def test_the_table() -> None:
     assert table(changes_of(ROWS)) == [
-        " LSSR          δ  meetings  sends 1/",
+        " LSSR          δ     syncs  sends 1/",
         " 0.50          1        10       2.0",
         " 0.75        1.5         5       4.0",
         " 0.90        1.8         2      10.0",

@@ -178,7 +178,7 @@ def test_a_P_that_diverges_is_too_large(ranks: int) -> None:
     assert [row.P for row in result.rows] == [2, 4, 8]
     assert result.verdict == Verdict(4, None, final=True)
     assert answer(result) == "P = 4: with 8 groups the training diverged"
-    assert table_row(result).endswith("diverged after 2 meetings: the loss with 8 groups is nan")
+    assert table_row(result).endswith("diverged after 2 synchronizations: the loss with 8 groups is nan")
     row = to_json(result, {})["rows"][2]
     assert (row["diverged"], row["distances"]) == ("the loss with 8 groups is nan", [[1.0, 1.0]])
 
