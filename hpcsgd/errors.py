@@ -1,4 +1,4 @@
-"""What a job tells its users: errors of one clear line without a traceback, counts, and exit codes."""
+"""What users see when a job fails: errors of one line without a traceback, counts, and exit codes."""
 
 from __future__ import annotations
 
@@ -18,48 +18,46 @@ from typing import NamedTuple
 from hpcsgd.renamed import new_name
 
 PEER_LOST = 69
-"""Exit code where other ranks did not answer: rather the machine's fault than the job's (EX_UNAVAILABLE)."""
+"""Exit code if other ranks did not answer: more likely the machine's fault than ours (EX_UNAVAILABLE)."""
 STOPPED = 75
-"""Exit code of a run that saved a checkpoint and can go on with --resume (EX_TEMPFAIL)."""
+"""Exit code of a run that saved a checkpoint and can continue with --resume (EX_TEMPFAIL)."""
 MOVED = 76
-"""Exit code of an island that is to be started again with the ranks that it has been given."""
+"""Exit code of a replica group that is to be restarted with the ranks that it has been assigned."""
 LONG_VALUE = 200
-"""Characters of a value, or of a word, that an error line quotes whole."""
+"""Longest value or word, in characters, that an error line quotes whole."""
 LONG_LINE = 2000
-"""Characters of a whole error line."""
+"""Most characters of an error line."""
 KeyPath = tuple[str | int, ...]
-"""A key of a TOML file: the tables that it is in, its place in a list of tables, and its name."""
+"""A key of a TOML file: the tables around it, its index in a list of tables, and its name."""
 
 
 class About(NamedTuple):
-    """The key of a configuration that an error is about, for those who look up where it stands."""
+    """The configuration key that an error is about, from which its line in the file is found."""
 
     file: str | None = None
     """The name of the file with which the error line begins."""
     key: KeyPath = ()
-    """As far as those who raised it know: the places around it are added as `located` is left."""
+    """The part of the path known where the error was raised; each `located` around it adds its own."""
     value: str | float | None = None
-    """The value of the key that the message quotes, if it quotes a plain one."""
+    """The value of the key that the message quotes, if it is a plain one."""
 
 
 class UserError(ValueError):
-    """What was given cannot be used; the message says what was given, what is allowed and where.
+    """An error in what the user gave; the message says what was given, what is allowed and where.
 
-    The command line prints it as one line, without a traceback. It is a `ValueError`.
-
-    Not to be confused with `AssertionError`: that is a mistake of ours, to be reported.
+    The command line prints it as one line, without a traceback.
 
     Args:
         message: One sentence: the key first, then what is wrong, what is allowed and what to do. Default ''.
-        key: The argument, or the key of a job file, that the message is about; for a path of keys a tuple, as
-            ``("parallel", "groups")``. The line on which it stands is found by it. Default ().
-        value: The value of that key, where the message quotes one. Default None.
-        file: The file that the key stands in; the error line begins with it. Default None.
+        key: The argument or job-file key that the message is about; a tuple for a path of keys, such as
+            ``("parallel", "groups")``. Its line in the file is found by it. Default ().
+        value: The value of that key, if the message quotes it. Default None.
+        file: The file with the key; the error line begins with it. Default None.
 
     Example:
         >>> hpcsgd.hierarchical(sync_every=0)
         Traceback (most recent call last):
-        hpcsgd.errors.UserError: sync_every = 0: groups meet after at least 1 step
+        hpcsgd.errors.UserError: sync_every = 0: groups average after at least 1 step
     """
 
     def __init__(
@@ -78,15 +76,13 @@ class UserError(ValueError):
 
 
 class JobError(UserError):
-    """A `UserError` that every rank of the job raises alike, so that rank 0 alone prints it.
-
-    Not to be confused with a `UserError` of one rank, after which that rank ends the job.
+    """A `UserError` that every rank of the job raises alike, so that only rank 0 prints it.
 
     Args:
-        message: As that of `UserError`. Default ''.
-        key: What it is about. Default ().
-        value: The value of that key, where the message quotes one. Default None.
-        file: The file that the key stands in; the error line begins with it. Default None.
+        message: As in `UserError`. Default ''.
+        key: The argument or job-file key that the message is about. Default ().
+        value: The value of that key, if the message quotes it. Default None.
+        file: The file with the key; the error line begins with it. Default None.
 
     Example:
         >>> with topology.raise_on_all_ranks("reading the data"):
@@ -102,10 +98,10 @@ _quiet = threading.Lock()
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Suppress the warnings that are issued inside, also where ranks are threads.
+    """Suppress the warnings that are issued inside, even if ranks are threads.
 
-    `warnings.catch_warnings` saves and restores a list that all threads share. One thread at a time may do
-    so: otherwise the first one to leave would bring the warnings of the second one back.
+    `warnings.catch_warnings` saves and restores a list that all threads share. So only one thread at a time
+    may use it. Otherwise the first thread to leave would restore the warnings of the second.
     """
     with _quiet, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -114,9 +110,9 @@ def without_warnings() -> Iterator[None]:
 
 @contextmanager
 def located(place: str, *key: str | int) -> Iterator[None]:
-    """Begin the message of a `UserError` raised inside with the place in the configuration it is about.
+    """Add a place in the configuration to the start of the message of a `UserError` raised inside.
 
-    Where that place is a `key`, the error is about that key, or about the one in it that was named inside.
+    With `key` the error is about that key, or about the key inside it that was named inside.
     """
     try:
         yield
@@ -126,7 +122,7 @@ def located(place: str, *key: str | int) -> Iterator[None]:
 
 
 def in_section(section: str, *keys: str | int) -> AbstractContextManager[None]:
-    """`located` at a section of a job file, or at a key of it: ``[model.arguments]``, ``[data] path``.
+    """Apply `located` to a section of a job file, or to a key: ``[model.arguments]``, ``[data] path``.
 
     >>> with in_section("data", "path"):
     ...     raise UserError("no such file")
@@ -137,7 +133,7 @@ def in_section(section: str, *keys: str | int) -> AbstractContextManager[None]:
 
 
 def spot(section: str, *keys: str | int) -> str:
-    """How an error line names a section of a job file, or a key of it.
+    """Return the name of a section of a job file, or of a key, in an error line.
 
     >>> spot("method", "grad_reduce", "sparsifier")
     '[method] grad_reduce sparsifier'
@@ -147,7 +143,7 @@ def spot(section: str, *keys: str | int) -> str:
 
 @contextmanager
 def in_file(file: str | PathLike[str]) -> Iterator[None]:
-    """Begin the message of a `UserError` raised inside with the file that its key stands in."""
+    """Add the file of its key to the start of the message of a `UserError` raised inside."""
     try:
         yield
     except UserError as error:
@@ -156,13 +152,13 @@ def in_file(file: str | PathLike[str]) -> Iterator[None]:
 
 
 def count_text(n: float, noun: str) -> str:
-    """So many of them: ``1 group``, ``2 classes``, ``1,000 steps``, ``0.5 hours``."""
+    """Return a count with its noun: ``1 group``, ``2 classes``, ``1,000 steps``, ``0.5 hours``."""
     ending = "" if n == 1 else "es" if noun.endswith("s") else "s"
     return f"{n:,} {noun}{ending}" if isinstance(n, int) else f"{n:.4g} {noun}{ending}"
 
 
 def shortened(text: str, most: int = LONG_VALUE) -> str:
-    """`text` as an error line quotes it: of a long one the middle is left out, and the line says how much.
+    """Return `text` as an error line quotes it; the middle of a long one is replaced by its length.
 
     >>> shortened("x" * 5000, most=10)
     'xxxxx…(4,990 characters left out)…xxxxx'
@@ -174,8 +170,9 @@ def shortened(text: str, most: int = LONG_VALUE) -> str:
 
 
 def in_one_line(message: object) -> str:
-    """What is said of a mistake, without what would break its line, or hide a part of it: what users give and
-    libraries say is quoted in it. Long words and long lines are `shortened`.
+    """Return a message as one printable line, as it may quote input of users and output of libraries.
+
+    Long words and long lines are `shortened`.
 
     >>> in_one_line("--x a\\nb: unknown key")
     '--x a b: unknown key'
@@ -186,9 +183,11 @@ def in_one_line(message: object) -> str:
 
 
 def tell(text: str) -> None:
-    """Print a fault of the job's own on stderr. The first rank to do so also writes it to the file that a
-    batch script named: otherwise that sees no more than how the other ranks were ended. torchrun names one
-    for each rank."""
+    """Print an error on stderr, and the first rank's also to files that the launching script reads.
+
+    A batch script names one file; otherwise it would only see how the other ranks were ended. torchrun names
+    a file for each rank.
+    """
     if name := os.environ.get("HPCSGD_FAILURE"):
         try:
             with open(name, "x", encoding="utf-8") as file:
@@ -202,7 +201,7 @@ def tell(text: str) -> None:
 
 
 def _note_for_agent(text: str) -> None:
-    """In the file that torchrun reads when this rank has ended, for its table of failures."""
+    """Write the file that torchrun reads when this rank has ended, for its table of failures."""
     if name := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
         with suppress(OSError), open(name, "w", encoding="utf-8") as file:
@@ -210,14 +209,16 @@ def _note_for_agent(text: str) -> None:
 
 
 def print_at_once(text: str) -> None:
-    """Print to where it is seen whatever becomes of us: torch.distributed holds back what an excepthook
-    prints. Nowhere, if the script has closed its stderr."""
+    """Print to the original stderr, or nowhere if the script has closed it.
+
+    An excepthook's own output would be held back by torch.distributed.
+    """
     with suppress(OSError, ValueError):
         print(text, file=sys.__stderr__ or sys.stderr, flush=True)
 
 
 def require_utf8(name: str) -> None:
-    """Raise `UserError` for a name, or a word typed, that no file of text can have in it."""
+    """Raise `UserError` for a name, or a typed word, that a text file cannot contain."""
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -225,7 +226,7 @@ def require_utf8(name: str) -> None:
 
 
 def near_miss(given: str, allowed: Iterable[str]) -> str:
-    """The end of an error line: the likely intended name, then all the allowed ones.
+    """Return the end of an error line: the likely intended name, then all allowed ones.
 
     >>> near_miss("hierachical", ["bsp", "hierarchical"])
     "did you mean 'hierarchical'? Allowed: bsp, hierarchical"

@@ -1,4 +1,4 @@
-"""`init`: what the launcher started becomes a job. The one module that knows the core and the islands."""
+"""`init`, which forms groups of the ranks that the launcher started; it joins the core and `elastic`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 
 class Formed(NamedTuple):
-    """What `form_as_launched` returns."""
+    """The result of `form_as_launched`."""
 
     topology: Topology
     elastic_average: ElasticAverage | None
-    """The peers of `job`, where it is an island; otherwise None."""
+    """The `replica_groups` of `topology` if this job is a replica group, else None."""
 
 
 @checked
@@ -40,27 +40,28 @@ def init(
     device_backend: Mapping[str, str] | None = None,
     backend: str = "auto",
 ) -> Topology:
-    """The ranks that the launcher started, as `groups` groups or as groups of `group_size`; else one group.
+    """Return the topology of the ranks that the launcher started: `groups` groups, by default one.
 
-    Without a launcher it is one rank and one group, whatever is asked for, which is warned of. Collective.
-
-    Not to be confused with `torch.distributed.init_process_group`: hpcsgd has groups of its own, which are
-    nobody else's. Ranks that `torchrun` has started meet without MPI, by gloo.
+    Without a launcher there is one rank and one group, whatever was requested; a warning says so. Collective.
+    It does not use torch.distributed's default process group.
 
     Args:
-        groups: P; it must divide the number of ranks. `hpcsgd.probe` finds how many a training stands.
-            Default None.
-        group_size: K instead, or besides where both fit. As many as there are ranks on a node keep the
-            gradients there. Default None.
-        timeout_s: seconds that a rank may wait for the others before the job is ended. Default 600.0.
-        device_backend: by which library tensors on GPUs travel, in the `intra_group` and in `inter_group`:
-            each "auto", "mpi" (by way of host memory), "nccl" or "gpu_mpi". Default None: "auto" for both.
-        backend: what joins the ranks: "mpi", or torch's "gloo", which needs no MPI; "auto" goes by what has
-            started them. Default 'auto'.
+        groups: Number of groups (P). It must divide the number of ranks. `hpcsgd.probe` finds a good number
+            for a training. Default None.
+        group_size: Ranks per group (K), instead of `groups` or consistent with it. If it is the number of
+            ranks on a node, gradients stay within nodes. Default None.
+        timeout_s: Seconds that a rank waits for the others before the job ends. Default 600.0.
+        device_backend: Library for tensors on GPUs, for each of `intra_group` and `inter_group`: "auto",
+            "mpi" (through host memory), "nccl" or "gpu_mpi". Default None: "auto" for both.
+        backend: Library that connects the ranks: "mpi", or torch's "gloo", which needs no MPI. "auto" depends
+            on the launcher: ranks of torchrun use gloo. Default 'auto'.
+
+    Returns:
+        The `Topology` for `DistributedOptimizer`, `Sampler` and `Loader`.
 
     Raises:
-        UserError: where the numbers do not fit, the launcher started something else than MPI sees, ranks do
-            not come together, or a device_backend other than "auto" cannot be had.
+        UserError: If the numbers do not fit, the launcher's ranks differ from MPI's, ranks do not connect, or
+            a given `device_backend` is unavailable.
 
     Example:
         >>> topology = hpcsgd.init(groups=2)     # mpiexec -n 4 python train.py
@@ -74,9 +75,9 @@ def init(
             f"timeout_s = {timeout_s}: expected a number of seconds > 0", key="timeout_s", value=timeout_s
         )
     world = joining.world(timeout_s, backend)
-    with raise_on_all_ranks(world, "choosing transports"):
-        wishes = DeviceBackends.of(device_backend or {})
-    topology = form_as_launched(world, groups, group_size, wishes).topology
+    with raise_on_all_ranks(world, "choosing backends"):
+        backends = DeviceBackends.of(device_backend or {})
+    topology = form_as_launched(world, groups, group_size, backends).topology
     log_joined(world)
     return topology
 
@@ -88,12 +89,14 @@ def log_joined(world: Communicator) -> None:
 
 
 def _require_no_worker() -> None:
-    """A process that multiprocessing has spawned imports the script again, as if it were to train, too. It
-    does not print what a SystemExit says."""
+    """Stop a process that multiprocessing has spawned and that imports the script as if it were to train.
+
+    The text is printed because such a process does not print the message of a SystemExit.
+    """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         print(
-            "hpcsgd: a worker process, which imports the script to find what it works with, has come to "
-            'hpcsgd.init: put what the script does under `if __name__ == "__main__":`',
+            "hpcsgd.init: called in a worker process that imported the script: "
+            'put what the script does under `if __name__ == "__main__":`',
             file=sys.stderr, flush=True,
         )  # fmt: skip
         raise SystemExit(1)
@@ -103,17 +106,20 @@ def form_as_launched(
     world: Communicator,
     groups: int | None,
     group_size: int | None,
-    wished: GivenBackends = AUTO,
+    backends: GivenBackends = AUTO,
     device: str = "auto",
 ) -> Formed:
-    """`form`, but an island is one group, and a script tried out without any launcher is one rank, whatever
-    groups it asks for. Tensors on devices travel as `wished`; with the `device` "cpu" there are none."""
+    """Return the topology, as `form` does, with two exceptions.
+
+    A replica group is one group. A script without a launcher is one rank, whatever groups it requests.
+    Tensors on devices use the backends in `backends`; with the `device` "cpu" there are none.
+    """
     if (invited := join_info()) is None:
-        return Formed(_travelling(_formed(world, groups, group_size), wished, device), None)
+        return Formed(_travelling(_formed(world, groups, group_size), backends, device), None)
     topology = form(world)
     elastic_average = invited.accept(topology.world)
     return Formed(
-        _travelling(replace(topology, replica_groups=elastic_average), wished, device), elastic_average
+        _travelling(replace(topology, replica_groups=elastic_average), backends, device), elastic_average
     )
 
 
@@ -129,18 +135,18 @@ def _formed(world: Communicator, groups: int | None, group_size: int | None) -> 
     return form(world, groups, group_size)
 
 
-def _travelling(topology: Topology, wished: GivenBackends, device: str) -> Topology:
+def _travelling(topology: Topology, backends: GivenBackends, device: str) -> Topology:
     own = local_device(topology.world, device)
     with (
-        raise_on_all_ranks(topology.world, "choosing a transport"),
-        located(f"device_backend intra_group = {wished.intra_group!r}", "device_backend", "intra_group"),
+        raise_on_all_ranks(topology.world, "choosing a backend"),
+        located(f"device_backend intra_group = {backends.intra_group!r}", "device_backend", "intra_group"),
     ):
-        group, why_group = chosen(topology.intra_group, wished.intra_group, own, inside=True)
+        group, why_group = chosen(topology.intra_group, backends.intra_group, own, inside=True)
     with (
-        raise_on_all_ranks(topology.world, "choosing a transport"),
-        located(f"device_backend inter_group = {wished.inter_group!r}", "device_backend", "inter_group"),
+        raise_on_all_ranks(topology.world, "choosing a backend"),
+        located(f"device_backend inter_group = {backends.inter_group!r}", "device_backend", "inter_group"),
     ):
-        cross, why_cross = chosen(topology.inter_group, wished.inter_group, own, inside=False)
+        cross, why_cross = chosen(topology.inter_group, backends.inter_group, own, inside=False)
     cross = share_thread(group, cross)
     if own.device is not None and topology.rank == 0:
         log.info(

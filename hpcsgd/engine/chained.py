@@ -1,4 +1,4 @@
-"""Several optimizers as one, each of some of the parameters."""
+"""Several optimizers as one, each for some of the parameters."""
 
 from __future__ import annotations
 
@@ -16,19 +16,16 @@ from hpcsgd.errors import UserError
 @checked
 @final
 class ChainedOptimizer(optim.Optimizer):
-    """`parts`, each with parameters of its own, as one optimizer of one state and one list of param groups.
+    """One optimizer made of several, each with parameters of its own.
 
-    The param groups are those of the parts, one part after the other, each with the options of its own
-    optimizer; learning-rate schedulers, `state_dict()` and gradient scalers see no more than that.
-
-    Not to be confused with one optimizer of several param groups: these have other options, not other
-    optimizers.
+    It has one state and one list of parameter groups: those of all parts, in order, each with the options of
+    its own part. Learning-rate schedulers, `state_dict()` and gradient scalers see one optimizer.
 
     Args:
-        parts: torch optimizers, one or more; no parameter is in two of them.
+        parts: One or more torch optimizers. No parameter may be in two of them.
 
     Raises:
-        UserError: for no parts, parts that cannot be joined, and a parameter that two of them have.
+        UserError: If there are no parts, a part cannot be chained, or two parts share a parameter.
 
     Example:
         >>> matrices = [p for p in model.parameters() if p.ndim == 2]
@@ -55,7 +52,7 @@ class ChainedOptimizer(optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of each part, after `closure`, if any, which returns the loss."""
+        """Run `closure`, if any, and one step of each part; return the loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -65,7 +62,7 @@ class ChainedOptimizer(optim.Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Any `param_group` is refused: nobody knows of which part it would be."""
+        """Refuse any `param_group`, as its part would be unknown."""
         if self._complete:
             raise UserError("add_param_group of joined optimizers: add it to one of them before")
         super().add_param_group(param_group)
@@ -79,19 +76,19 @@ class ChainedOptimizer(optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """What the parts update by is what is seen here."""
+        """Make the parts use the state and parameter groups of this optimizer."""
         groups = iter(self.param_groups)
         for part, size in zip(self.parts, self._sizes, strict=True):
             part.__setstate__({"state": self.state, "param_groups": [next(groups) for _ in range(size)]})
 
 
 def parts_of(optimizer: optim.Optimizer) -> tuple[optim.Optimizer, ...]:
-    """What it is joined of, or it alone."""
+    """Return the parts of a chained optimizer, or `optimizer` itself."""
     return optimizer.parts if isinstance(optimizer, ChainedOptimizer) else (optimizer,)
 
 
 def kind_of(optimizer: optim.Optimizer) -> str:
-    """What to call it."""
+    """Return the class names of the parts, for messages."""
     return " and ".join(type(part).__name__ for part in parts_of(optimizer))
 
 

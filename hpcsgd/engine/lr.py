@@ -1,7 +1,7 @@
 """The learning rate of P groups: scaling with P and gradual warm-up (hierarchical local SGD paper, III-C).
 
-The paper scales the rate μ0 of a single group to μ = P·μ0 (linear rule) or √P·μ0 (root rule) and climbs from
-μ0 to μ over the first epochs.
+The paper scales the rate μ0 of a single group to μ = P·μ0 (linear rule) or √P·μ0 (root rule), and raises it
+from μ0 to μ over the first epochs.
 """
 
 from __future__ import annotations
@@ -25,24 +25,27 @@ RULES: Mapping[str, Callable[[int], float]] = {
 
 @checked
 def lr_scale(rule: str, P: int) -> float:
-    """By what the learning rate of one group is multiplied for P groups: 1, P or √P.
-
-    Not to be confused with a scheduler, which changes the rate over time, nor with `WarmUp`, which climbs to
-    it.
+    """Return the factor for the learning rate of P groups: 1, P or √P times that of one group.
 
     Args:
         rule: "none", "linear" (P, the paper's for SGD) or "root" (√P, the paper's for Adam).
-        P: groups, 1 or more.
+        P: Number of groups, at least 1.
+
+    Returns:
+        The factor.
 
     Raises:
-        UserError: for another rule.
+        UserError: If the rule is unknown or P is below 1.
 
     Example:
         >>> 0.1 * hpcsgd.lr_scale("linear", 4)
         0.4
 
-    Source:
+    References:
         S. Lee et al., IEEE Big Data 2020, section III-C.
+
+    See Also:
+        `WarmUp`: raises the rate to the scaled one.
     """
     if rule not in RULES:
         raise UserError(f"learning-rate rule {rule!r}: {near_miss(rule, RULES)}")
@@ -52,30 +55,28 @@ def lr_scale(rule: str, P: int) -> float:
 
 
 def first_factor(rule: str, P: int, steps: int) -> float:
-    """Return the factor with which a warm-up of `steps` updates begins: 1 / `lr_scale(rule, P)`, at which the
-    rate is that of one group, or 1 / `steps` if the rule is "none"."""
+    """Return the factor with which a warm-up of `steps` updates begins.
+
+    It is 1 / `lr_scale(rule, P)`, so that the rate is that of one group, or 1 / `steps` for the rule "none".
+    """
     return 1 / max(steps, 1) if rule == "none" else 1 / lr_scale(rule, P)
 
 
 @checked
 class WarmUp:
-    """Lets the learning rate climb: update t = 0 … steps − 1 uses lr · (start + (1 − start) · t / steps).
+    """A learning-rate warm-up: update t = 0 … steps − 1 uses lr · (start + (1 − start) · t / steps).
 
-    The factor is in force only while `step()` runs, so `param_groups` and any learning-rate scheduler, made
-    before or after, see the rate without it. `optimizer.rates` of a `DistributedOptimizer` has it at any
-    time.
-
-    Not to be confused with torch's `LinearLR`: that writes into `param_groups`, where a second scheduler
-    finds it.
+    The factor applies only while `step()` runs. So `param_groups` and learning-rate schedulers see the rate
+    without it, unlike with torch's `LinearLR`. `optimizer.rates` of a `DistributedOptimizer` includes it.
 
     Args:
-        optimizer: the user's, before or after it is wrapped.
-        steps: updates until the factor is 1, 0 or more: the paper's first five epochs.
-        start: the factor of the first update, 0 to 1. With 1 / lr_scale(rule, P) the rate climbs from that of
-            a single group.
+        optimizer: The user's optimizer, before or after it is wrapped.
+        steps: Updates until the factor is 1, at least 0. The paper warms up over five epochs.
+        start: Factor of the first update, 0 to 1. With 1 / lr_scale(rule, P) the rate starts at that of one
+            group.
 
     Raises:
-        UserError: for arguments outside these bounds.
+        UserError: If an argument is outside these bounds.
 
     Example:
         >>> method = hpcsgd.hierarchical(sync_every=8)
@@ -85,7 +86,7 @@ class WarmUp:
         >>> optimizer.param_groups[0]["lr"], round(optimizer.rates[0], 3)
         (0.1, 0.075)
 
-    Source:
+    References:
         S. Lee et al., IEEE Big Data 2020, section III-C: gradual warm-up.
     """
 
@@ -97,7 +98,7 @@ class WarmUp:
         self.steps = steps
         self.start = start
         self.scale = 1.0
-        """Of all that, for rates that follow something else besides; see `Living`."""
+        """Another factor of the rate, for scaling with the living groups; see `Living`."""
         self.t = 0
         self._changed: list[tuple[dict[str, Any], Any, Any]] = []  # param group, its rate, the changed one
         optimizer.register_step_pre_hook(self._apply)
@@ -106,20 +107,20 @@ class WarmUp:
             _warm_ups.setdefault(known, []).append(self)
 
     def factor(self) -> float:
-        """What multiplies the learning rate in the next update."""
+        """Return the factor for the learning rate in the next update."""
         climbed = 1.0 if self.t >= self.steps else self.t / self.steps
         return self.scale * (self.start + (1 - self.start) * climbed)
 
     def state_dict(self) -> dict[str, int]:
-        """The number of updates done."""
+        """Return the number of updates done."""
         return {"t": self.t}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on after as many updates as `state`, a `state_dict()`, counts."""
+        """Continue after as many updates as `state`, a `state_dict()`, says."""
         self.t = state["t"]
 
     def pending(self) -> float:
-        """What is still to multiply the rates in `param_groups`: 1 while `step()` runs."""
+        """Return the factor that `param_groups` do not include yet: 1 while `step()` runs."""
         return 1.0 if self._changed else self.factor()
 
     def _apply(self, optimizer: Optimizer, *_: object) -> None:
@@ -135,25 +136,25 @@ class WarmUp:
 
     def _undo(self) -> None:
         for group, lr, changed in self._changed:
-            if group["lr"] is changed:  # and not what somebody has set since
+            if group["lr"] is changed:  # not if it was set since
                 group["lr"] = lr
         self._changed.clear()
 
 
 class Living:
-    """Has the rate that a warm-up climbs to follow the groups that are alive, from that of a single group."""
+    """Scales a warm-up's final rate with the number of living groups, from the rate of one group."""
 
     def __init__(self, warm_up: WarmUp, rule: str) -> None:
         self._warm_up, self._rule = warm_up, rule
 
     def follow(self, groups: int, scaled_for: int) -> None:
-        """From now on so many are alive; the rates as they stand are those of `scaled_for`."""
+        """Scale for `groups` living groups; the rates in `param_groups` are those for `scaled_for`."""
         self._warm_up.scale = lr_scale(self._rule, groups) / lr_scale(self._rule, scaled_for)
         self._warm_up.start = first_factor(self._rule, groups, self._warm_up.steps)
 
 
 def _with_wrapped(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """It, and those that it is a wrapper around: their param groups are the same."""
+    """Yield `optimizer` and the optimizers that it wraps, which share its parameter groups."""
     inner: Any = optimizer
     while isinstance(inner, Optimizer):
         yield inner
@@ -164,9 +165,10 @@ _warm_ups: WeakKeyDictionary[Optimizer, list[WarmUp]] = WeakKeyDictionary()
 
 
 def rates_in_force(*optimizers: Optimizer) -> tuple[float, ...]:
-    """The learning rate of each param group in the update that is due or running, warm-up included.
+    """Return the learning rate of each parameter group in this or the next update, with warm-up.
 
-    `optimizers` share their param groups: one, and those wrapped in it. 0 where a group has no rate.
+    `optimizers`: one optimizer and those wrapped in it, which share their parameter groups. The rate is 0 if
+    a group has none.
     """
     known = (wrapped for each in optimizers for wrapped in _with_wrapped(each))
     warm_ups = dict.fromkeys(w for each in known for w in _warm_ups.get(each, ()))

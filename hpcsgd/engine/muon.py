@@ -1,9 +1,9 @@
 """Muon for a model's hidden matrices, AdamW for the rest.
 
 K. Jordan et al.: Muon: An optimizer for hidden layers in neural networks, 2024; J. Liu et al.: Muon is
-Scalable for LLM Training, https://arxiv.org/abs/2502.16982, whose updates of one size (section 2.2, torch's
-`adjust_lr_fn="match_rms_adamw"`) let both have one learning rate and one weight decay. The optimizer is
-torch's own, of torch 2.9 and later.
+Scalable for LLM Training, https://arxiv.org/abs/2502.16982. The latter scales updates to one size (section
+2.2, torch's `adjust_lr_fn="match_rms_adamw"`), so both can have one learning rate and one weight decay. The
+optimizer is torch's own, of torch 2.9 and later.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ def muon(
     hidden: str | Sequence[str] | None = None,
     rest: Mapping[str, Any] | None = None,
 ) -> ChainedOptimizer:
-    """torch's Muon for the hidden matrices of `model` and its AdamW for the rest, as one optimizer.
+    """Return one optimizer: torch's Muon for hidden matrices of `model`, its AdamW for the rest.
 
-    Matrices are real trainable parameters of two dimensions. Hidden are all but embeddings and the output,
-    which is the last matrix of the model; where that is not so, `hidden` says it.
-
-    Not to be confused with `torch.optim.Muon`, which takes matrices alone and does not look which they are.
+    Matrices are real trainable parameters with two dimensions. By default hidden ones are all except
+    embeddings and the model's last matrix, which is taken for the output layer.
 
     Args:
-        model: whose parameters are trained.
-        lr: the learning rate, of both: one for AdamW.
-        momentum: Muon's. Default 0.95.
-        weight_decay: of both. Default 0.1.
-        nesterov: Muon's. Default True.
-        ns_steps: Newton–Schulz iterations of an update. Default 5.
-        adjust_lr_fn: how Muon's rate goes by the shape, as torch has it. Default 'match_rms_adamw': updates
-            as large as AdamW's. With 'original' Muon's rate is far larger: give `rest` its own.
-        hidden: names of the matrices that Muon trains, as "blocks.*". Default None: see above.
-        rest: arguments of AdamW, among them `lr` and `weight_decay` where they are others. Default None.
+        model: The model to train.
+        lr: Learning rate of both; choose one for AdamW.
+        momentum: Muon's momentum. Default 0.95.
+        weight_decay: Weight decay of both. Default 0.1.
+        nesterov: True: Muon uses Nesterov momentum. Default True.
+        ns_steps: Newton-Schulz iterations per update. Default 5.
+        adjust_lr_fn: How Muon's rate depends on the shape, as in torch. Default 'match_rms_adamw': updates
+            are as large as AdamW's. With 'original' Muon's rate is far larger: give `rest` its own.
+        hidden: Names of the matrices that Muon trains, such as "blocks.*". Default None: see above.
+        rest: Arguments of AdamW, such as other values of `lr` and `weight_decay`. Default None.
+
+    Returns:
+        A `ChainedOptimizer` for `DistributedOptimizer`.
 
     Raises:
-        UserError: where torch is older than 2.9, and for a model without such matrices.
+        UserError: If torch is older than 2.9, a number is out of bounds, or there is no hidden matrix.
 
     Example:
         >>> inner = hpcsgd.muon(model, lr=0.002, hidden=["*.weight"], rest={"weight_decay": 0.0})
@@ -63,7 +64,7 @@ def muon(
         >>> [group["weight_decay"] for group in optimizer.param_groups]
         [0.1, 0.0]
 
-    Source:
+    References:
         K. Jordan et al., 2024; J. Liu et al., 2025, https://arxiv.org/abs/2502.16982.
     """
     for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
@@ -82,13 +83,13 @@ def muon(
     if others:
         given: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, **(rest or {})}
         if "betas" in given:
-            given["betas"] = tuple(given["betas"])  # of a job file they are a list
+            given["betas"] = tuple(given["betas"])  # a job file gives a list
         parts.append(optim.AdamW(others, **given))
     return ChainedOptimizer(*parts)
 
 
 def hidden_matrices(model: nn.Module, hidden: str | Sequence[str] | None = None) -> list[nn.Parameter]:
-    """Those that Muon is made for: as `hidden` names them, or all but embeddings and the last one."""
+    """Return the matrices for Muon: those named by `hidden`, or all except embeddings and the last one."""
     named = {name: p for name, p in model.named_parameters() if is_matrix(p)}
     if hidden is None:
         apart = _embeddings_and_output(model)
@@ -105,12 +106,12 @@ def hidden_matrices(model: nn.Module, hidden: str | Sequence[str] | None = None)
 
 
 def is_matrix(p: nn.Parameter) -> bool:
-    """Whether Muon could train it."""
+    """Return whether Muon could train `p`."""
     return p.requires_grad and p.dim() == 2 and not p.is_complex()
 
 
 def _embeddings_and_output(model: nn.Module) -> set[nn.Parameter]:
-    """A matrix that is both, tied, is there once."""
+    """Return the embeddings and the last matrix; a tied one is both."""
     own = [(m, p) for m in model.modules() for p in m.parameters(recurse=False) if p.dim() == 2]
     embeddings = {p for m, p in own if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     return embeddings | {p for _, p in own[-1:]}

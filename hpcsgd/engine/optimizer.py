@@ -48,45 +48,42 @@ from hpcsgd.torch_private import share_hooks
 
 @checked
 class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
-    """Trains `model` by `method` over the ranks of `job`; the training loop stays as it is.
+    """An optimizer that trains `model` with `method` on all ranks; the training loop stays the same.
 
-    The optimizer object, its `param_groups` and schedulers made from it keep working, before and after. All
-    ranks start from rank 0's parameters and buffers, and call `step()`, `clip_grad_norm_()`, `state_dict()`
-    and `averaged_model()` the same number of times: these are collective, and ranks in different calls end
-    the job with one line. As in plain torch, a parameter is updated only if it has a gradient: on any rank
-    that shares it, where others count as having zero. A frozen parameter (`requires_grad = False`) stays as
-    it is, whatever the groups average.
+    All ranks start from rank 0's parameters and buffers. `step()`, `clip_grad_norm_()`, `state_dict()` and
+    `averaged_model()` are collective: all ranks call them equally often, and ranks in different calls end the
+    job with one line. `optimizer`, its `param_groups` and its schedulers keep working.
 
-    Between `backward()` and `step()`, `param.grad` is the gradient averaged over the group: whoever uses it
-    first waits until it is (see `synchronize`).
+    As in plain torch, a parameter is updated only if it has a gradient on some rank that shares it; for other
+    ranks the gradient counts as zero. A frozen parameter (`requires_grad = False`) never changes.
 
-    Other public methods of `optimizer`, as `eval()` of Schedule-Free, are here, too. They find averaged
-    gradients, are collective over the group, and leave all its ranks the same model. Not to be confused with
-    torch's DistributedDataParallel, which wraps the model and knows one group.
+    Between `backward()` and `step()`, `param.grad` is the gradient averaged over the group. Its first use
+    waits for the average (see `synchronize`). Other public methods of `optimizer`, such as `eval()` of
+    Schedule-Free, are available, too. They see averaged gradients and are collective over the group.
 
     Args:
-        optimizer: a torch optimizer over parameters of `model`. Those known to update every element, or every
-            tensor, by itself are sharded: state for 1/K of the elements on each position. Others update
-            the whole model on every position, at the price of one more allgather.
-        model: with all its parameters in place, on their device, the same on all ranks; several as one
-            nn.ModuleList, so that buffers and frozen parameters of all of them are shared.
-        topology: from `init`.
-        method: such as `hierarchical(sync_every=8)`; one for each optimizer, since it may have a memory.
-        elementwise: overrides what is known about `optimizer`. Default None.
-        tensorwise: likewise whether, if not elementwise, it looks at each tensor alone. Default None.
-        gradient_accumulation_steps: how many backward passes come before each `step()`. Default 1.
-        bucket_cap_mb: gradients travel in buckets of so many MiB. Default None: M/16, from 1 to 4 MB.
-        overlap_grad_reduce: whether they travel while the backward pass goes on. Default True; with False any
-            number of backward passes may come before a step.
-        overlap_param_gather: whether `step()` returns while parameters travel, and whoever uses them waits.
-            Default False; views of them that somebody keeps, as `param.data`, cannot wait.
-        master_dtype: a dtype, as torch.float32: parameters of fewer bits are updated by way of copies of that
-            type, of the own chunk, and so is the optimizer's state. Default None: as they are.
-        broadcast_buffers: whether all ranks of a group have the buffers of its first rank after each step.
-            Default False: each rank keeps its own, and `averaged_model()` makes their mean.
+        optimizer: A torch optimizer over parameters of `model`. If it is known to update each element or each
+            tensor separately, its state is sharded: each rank has 1/K of it. Any other optimizer updates the
+            whole model on every rank, which costs one more allgather.
+        model: The same on all ranks, with all its parameters on their device. Combine several models in one
+            nn.ModuleList, so that all their buffers and frozen parameters are shared.
+        topology: The result of `init`.
+        method: Such as `hierarchical(sync_every=8)`; one per optimizer, as it may have state.
+        elementwise: Overrides whether `optimizer` updates each element separately. Default None.
+        tensorwise: The same for tensors, if not elementwise. Default None.
+        gradient_accumulation_steps: Backward passes before each `step()`. Default 1.
+        bucket_cap_mb: Size of gradient buckets in MiB. Default None: 1/16 of the model, from 1 to 4 MB.
+        overlap_grad_reduce: True: gradients are reduced during the backward pass. Default True. With False
+            any number of backward passes may precede a step.
+        overlap_param_gather: True: `step()` returns while parameters are gathered, and their first use waits.
+            Default False. Views of parameters that were made before, such as `param.data`, cannot wait.
+        master_dtype: A dtype such as torch.float32. Parameters with fewer bits are then updated through
+            copies of this dtype, and the optimizer state has it, too. Default None: no copies.
+        broadcast_buffers: True: after each step all ranks of a group get the buffers of its first rank.
+            Default False: each rank keeps its own, and `averaged_model()` averages them.
 
     Raises:
-        UserError: where ranks were given unlike ones of these, or the optimizer cannot be distributed.
+        UserError: If these differ between ranks, or the optimizer cannot be distributed.
 
     Example:
         >>> method = hpcsgd.hierarchical(sync_every=8)
@@ -152,7 +149,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         fixed = TrainingContext(topology, buckets, self.local, Buffers(model), shards, self.exchanges)
         self._step, self._everyone = StepContext(fixed), Agreement(topology.world)
         self._shared = Agreement.of_group(topology)
-        Agreement.of_position(topology)  # its communicator is made while all ranks are here
+        Agreement.of_position(topology)  # makes its communicator now, which is collective
         self._notes: dict[str, float] = {}
         self._options = Options(optimizer.param_groups)
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
@@ -165,12 +162,12 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
 
     @property
     def t(self) -> int:
-        """Updates done so far."""
+        """Number of updates so far."""
         return self._step.t
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The method's of the last step: `distance` of a meeting, `shared` where groups exchanged, …"""
+        """The method's metrics of the last step, such as `distance` if it synchronized, or `shared`."""
         return self._notes
 
     @property
@@ -185,20 +182,20 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
 
     @property
     def exchanges(self) -> bool:
-        """Whether gradients travel, or each rank's stay where autograd put them."""
+        """True if gradients are reduced; otherwise they stay in each rank's `param.grad`."""
         return self._reducer is not None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss: float | Tensor | None = None) -> Any:
-        """One update: exchange, local update, meeting where the method's schedule says so; collective.
+        """Reduce gradients, update, and average models if the method's schedule says so; collective.
 
         Args:
-            closure: computes the loss and its gradients, and returns the loss. An optimizer that is not known
-                may call it several times: each call returns the mean loss, and averages the gradients.
-            loss: of this rank's batch, for methods that go by it, where no `closure` returns it.
+            closure: Computes the loss and its gradients, and returns the loss. An unknown optimizer may call
+                it several times: each call returns the mean loss and averages the gradients.
+            loss: Loss of this rank's batch, for methods that use it, if no `closure` returns it.
 
         Returns:
-            The loss of this rank's batch, or what an optimizer that is not known returns for a `closure`.
+            The loss of this rank's batch, or what an unknown optimizer returns for a `closure`.
         """
         self._block.require_left("step()")
         passed, loss = self._passed(closure, loss)
@@ -208,7 +205,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
 
     @torch.no_grad()
     def average_models(self) -> None:
-        """The groups meet now, whatever the schedule says; collective, between two steps."""
+        """Average the models of the groups now, whatever the schedule says; collective, between two steps."""
         self._block.require_left("average_models()")
         with self._during("average_models()") as call:
             self._as_wrapped.require(call, self._everyone)
@@ -216,22 +213,23 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
             if s.topology.has_one_group:
                 return
             if s.t == 0:
-                prepare(self.method.averager, self._vectors, s)  # what it keeps begins before the first one
+                prepare(self.method.averager, self._vectors, s)  # its state begins before the first averaging
             param_gather = ParamGather(s, shards=False)  # models are whole
             synchronize_models(s, self.method.averager, param_gather, s.buckets)
             param_gather.finish()
         self._take_metrics()
 
     def averaged_model(self) -> contextlib.AbstractContextManager[float]:
-        """The mean model of all groups, or a server's, for the length of a block, which is given their mean
-        distance from it, D; collective."""
+        """Return a context in which `model` is the mean of all groups' models, or a server's; collective.
+
+        It yields D, the mean distance of the groups from that model."""
         self._block.require_left("averaged_model()")
         self._as_wrapped.require(self._call("averaged_model()"), self._everyone)
         s = self.ready_for("averaged_model()")
         return self._block.around(averaged(s, self.method.model_holder(), self.model))
 
     def ready_for(self, call: str, *, across: bool = True) -> StepContext:
-        """Have the whole model in place, and ranks, also those `across` groups, in one `call`; collective."""
+        """Finish all that is under way for a `call`, also `across` groups; return the step. Collective."""
         with self._during(call) as made:
             self.updating.settle(made)
             if not self._exchange.traits.across:
@@ -241,7 +239,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         return self._in_place
 
     def gather_parameters(self) -> None:
-        """Make every position's model from the chunks that each owns; collective over the group."""
+        """Gather every rank's model from the shards of its group; collective over the group."""
         gather_shards(self.ready_for("gather_parameters()", across=False))
 
     def _update(self, call: Call, loss: float | Tensor | None, passed: Closure | None) -> None:
@@ -253,11 +251,11 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
         param_gather = ParamGather(s, traits.shards, self._quantized_gather, self._pending_params)
         prepare(averager := self.method.averager, self._vectors, s)
-        updated: Iterable[Bucket] = self.updating(s.buckets, passed)  # each of them once it is updated
+        updated: Iterable[Bucket] = self.updating(s.buckets, passed)  # yields each once it is updated
         if not self._plan.decided_before_update:
             updated = list(updated)
         meets = self._meets()
-        if meets and traits.across:  # or gradients and models would cross groups in any order
+        if meets and traits.across:  # both use inter_group: all ranks must issue gradients' collectives first
             updated = list(updated)
         if meets:
             synchronize_models(s, averager, param_gather, updated)
@@ -279,7 +277,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
 
     @property
     def _in_place(self) -> StepContext:
-        """With all of w in place, and nothing of it elsewhere."""
+        """The step, once all of w is gathered and FSDP has discarded its copies."""
         self._pending_params.finish()
         if is_fsdp(self.trained[0][1]):
             reshard(self.model)
@@ -287,7 +285,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
 
     @property
     def _vectors(self) -> list[Tensor]:
-        """What groups average."""
+        """The vectors that the averager averages."""
         return list(vectors_of(self.method.averager, self._step.buckets))
 
     def _meets(self) -> bool:
@@ -296,5 +294,5 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         return not s.topology.has_one_group and is_due(self.method.averager, s, self.method.schedule(s))
 
     def _take_metrics(self) -> None:
-        """What comes from now on is of the next step: an exchange may begin before that."""
+        """Publish this step's metrics; a reduction may add some of the next step from now on."""
         self._notes, self._step.metrics = self._step.metrics, {}

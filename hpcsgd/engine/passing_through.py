@@ -1,8 +1,8 @@
-"""What an optimizer can do besides `step()`, as a part of `DistributedOptimizer`.
+"""Closures and methods of an optimizer other than `step()`, as a part of `DistributedOptimizer`.
 
-An optimizer that is not known may evaluate a closure several times in a step, as SAM does. It may have
-methods of its own, as `eval()` of Schedule-Free, which makes the weights to evaluate. Both find averaged
-gradients, as in one process, and all ranks of a group have the same model afterwards.
+An unknown optimizer may evaluate a closure several times in a step, as SAM does. It may have methods of its
+own, such as `eval()` of Schedule-Free, which makes the weights to evaluate. Both see averaged gradients, as
+in one process, and all ranks of a group have the same model afterwards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAME = "the closure of step()"
 
 
 class PassingThrough:
-    """Passes closures and public methods through to an optimizer that is not known."""
+    """Passes closures and public methods through to an unknown optimizer."""
 
     local: ShardedOptimizer
     updating: LocalUpdate
@@ -88,7 +88,7 @@ class PassingThrough:
         return sum(losses) / len(losses)
 
     def _agree(self, name: str, digest: int) -> bool:
-        """Return whether all ranks that share gradients have this `digest`, in call `name`; collective."""
+        """Return whether all ranks that share gradients have this `digest` in call `name`; collective."""
         ranks = self._everyone if self._exchange.traits.across else self._shared
         with self._during(name) as call:
             return ranks.begin(call, digest).wait()
@@ -96,10 +96,12 @@ class PassingThrough:
     def _passed(
         self, closure: Callable[[], Any] | None, loss: float | Tensor | None
     ) -> tuple[Closure | None, float | Tensor | None]:
-        """Evaluate the closure, unless there are gradients already; return what the optimizer gets of it, and
-        the loss. Collective."""
+        """Evaluate the closure, unless there are gradients already; collective.
+
+        Return what the optimizer is given in its place, and the loss.
+        """
         if closure is None:
-            plain = loss is None or isinstance(loss, float | Tensor)  # NaN is one, where a training diverges
+            plain = loss is None or isinstance(loss, float | Tensor)  # also NaN, if the training diverges
             return None, loss if plain else of_kind("step", "loss", float | Tensor, loss)
         of_kind("step", "closure", Callable, closure)
         if self.local.known:
@@ -120,7 +122,7 @@ class PassingThrough:
             )
 
     def _pass_methods(self) -> None:
-        """Whoever calls a method of the inner optimizer, or of one inside that, means the model."""
+        """Make methods of the inner optimizer, and of those inside it, act on the whole model."""
         groups = self.local.optimizer.param_groups
         for each in optimizers_in(self.local.optimizer):
             if not self.local.whole and any(all(g is not own for own in groups) for g in each.param_groups):
@@ -138,8 +140,10 @@ class PassingThrough:
                         setattr(each, name, functools.partial(self._pass, getattr(each, name)))
 
     def _pass(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a `method` of the optimizer, which may use gradients and change parameters; collective over
-        the group."""
+        """Call a `method` of the optimizer that may use gradients and change parameters.
+
+        Collective over the group.
+        """
         if self.updating.busy:
             return method(*args, **kwargs)
         name = f"{method.__name__}()"

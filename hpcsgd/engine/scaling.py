@@ -1,8 +1,8 @@
-"""Loss scaling for float16: a step in which any rank's gradients overflowed is a step that nobody makes.
+"""Loss scaling for float16: if any rank's gradients overflow, no rank makes the step.
 
-P. Micikevicius et al.: Mixed Precision Training, ICLR 2018, section 3.2. torch's `GradScaler` looks at what
-it finds on one rank, where gradients may still be on their way: ranks would scale, skip and count steps each
-for itself, and wait for each other for ever.
+P. Micikevicius et al.: Mixed Precision Training, ICLR 2018, section 3.2. torch's `GradScaler` sees only one
+rank's gradients, which may still be under way. Ranks would scale, skip and count steps separately, and
+wait for each other forever.
 """
 
 from __future__ import annotations
@@ -24,28 +24,25 @@ from hpcsgd.errors import UserError
 
 @checked
 class GradScaler(torch_private.Unscaling):
-    """Takes the place of `torch.amp.GradScaler`: the same arguments, the same loop.
+    """A replacement for `torch.amp.GradScaler`, with the same arguments and the same loop.
 
-    `step(optimizer)`, and `unscale_(optimizer)` where one clips, are collective over all ranks. Gradients are
-    looked at, and unscaled, once they have been exchanged; then all ranks hear whether any found one that is
-    not finite: 4 bytes. So all skip the same steps, schedules of meetings do not count them, and the scale is
-    the same everywhere. Around a `NaturalGradient`, too, whose estimates take a while to forget another
-    scale.
-
-    Not to be confused with torch's own, which `DistributedOptimizer` refuses: ranks would skip steps each for
-    itself, and wait for each other for ever. bfloat16 needs neither.
+    `step(optimizer)`, and `unscale_(optimizer)` before clipping, are collective over all ranks. Gradients are
+    checked and unscaled once they have been reduced. Then all ranks learn, by 4 bytes, whether any rank found
+    a gradient that is not finite. So all ranks skip the same steps and have the same scale, and schedules do
+    not count skipped steps. It also works around a `NaturalGradient`, whose estimates adapt to another scale
+    slowly. bfloat16 needs no scaling.
 
     Args:
-        device: of the gradients. Default 'cuda', torch's; on a CPU give "cpu".
-        init_scale: what the loss is multiplied by at first. Default 65536.0.
-        growth_factor: by what the scale grows. Default 2.0.
-        backoff_factor: by what it shrinks where a gradient is not finite. Default 0.5.
-        growth_interval: steps without that, after which it grows. Default 2000.
-        enabled: with False everything is passed on as it is. Default True.
+        device: Device type of the gradients. Default 'cuda', as in torch. On a CPU give "cpu".
+        init_scale: First factor of the loss. Default 65536.0.
+        growth_factor: Factor by which the scale grows. Default 2.0.
+        backoff_factor: Factor by which it shrinks after a gradient that is not finite. Default 0.5.
+        growth_interval: Steps with finite gradients after which it grows. Default 2000.
+        enabled: False: every call does the same as without a scaler. Default True.
 
     Raises:
-        UserError: in a step with a sparse exchange, what it keeps being of several scales, among groups that
-            are jobs of their own, and with masters.
+        UserError: If an argument is out of bounds. In a step: if the gradient reduction keeps gradients, as
+            they would have several scales; if groups are separate jobs; or with `master_dtype`.
 
     Example:
         >>> method = hpcsgd.hierarchical(sync_every=8)
@@ -59,7 +56,7 @@ class GradScaler(torch_private.Unscaling):
         >>> optimizer.t
         1
 
-    Source:
+    References:
         P. Micikevicius et al.: Mixed Precision Training, ICLR 2018, section 3.2.
     """
 
@@ -99,10 +96,10 @@ class GradScaler(torch_private.Unscaling):
     def step(
         self, optimizer: optim.Optimizer, *args: Any, loss: float | Tensor | None = None, **kwargs: Any
     ) -> Any:
-        """Make one step of `optimizer`, with `args` and `kwargs` of its `step`, unless any rank's gradients
-        overflowed.
+        """Make one step of `optimizer`, unless any rank's gradients overflowed; collective.
 
-        `loss`: of this rank's batch as it was before `scale`, for a method that goes by it.
+        `args` and `kwargs` are passed to its `step`. `loss`: loss of this rank's batch before `scale`, for
+        methods that use it.
         """
         distributed = _distributed(optimizer)
         if distributed is None:
@@ -115,14 +112,14 @@ class GradScaler(torch_private.Unscaling):
     def _unscaled(
         self, optimizer: optim.Optimizer, unscale: Callable[[], dict[torch.device, Tensor]], found_inf: Tensor
     ) -> dict[torch.device, Tensor]:
-        """torch's own, between the exchange and the agreement of all ranks."""
+        """Unscale as torch does, after the reduction, and let all ranks agree on the result."""
         distributed = _distributed(optimizer)
         if distributed is None:
             return unscale()
         require_scalable(distributed)
         with distributed.unscaling():
             found = unscale()
-        found = found or {found_inf.device: found_inf}  # a position may own nothing of a small model
+        found = found or {found_inf.device: found_inf}  # a rank may own nothing of a small model
         worst = torch.stack([flag.to(found_inf.device) for flag in found.values()]).amax()
         with phase("overflow"):
             distributed.topology.world.allreduce(worst, "max").wait()
@@ -132,14 +129,14 @@ class GradScaler(torch_private.Unscaling):
 
 
 def _distributed(optimizer: optim.Optimizer) -> DistributedOptimizer | None:
-    """It, or the one that it is a wrapper around."""
+    """Return `optimizer`, or the one inside it, if that is a `DistributedOptimizer`."""
     if isinstance(optimizer, OuterWrapper):
         optimizer = vars(optimizer)["optimizer"]
     return optimizer if isinstance(optimizer, DistributedOptimizer) else None
 
 
 def require_scalable(optimizer: DistributedOptimizer) -> None:
-    """Raises `UserError` where a `GradScaler` is of no use."""
+    """Raise `UserError` if this optimizer cannot be used with a `GradScaler`."""
     if optimizer.method.grad_reduce.traits.keeps_gradients:
         raise UserError(
             "GradScaler with an exchange that keeps gradients, which would be of several scales: use bfloat16"

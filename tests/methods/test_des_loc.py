@@ -222,10 +222,10 @@ def test_an_interval_that_is_of_no_use_is_warned_of(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"sync_every": 0}, "sync_every = 0: groups meet after at least 1 step"),
-        ({"first_every": 0}, "first_every = 0: moments meet after a whole number of steps, at least 1"),
+        ({"sync_every": 0}, "sync_every = 0: groups average after at least 1 step"),
+        ({"first_every": 0}, "first_every = 0: expected a number of steps ≥ 1"),
         ({"second_every": 2.5}, "second_every = 2.5: expected a whole number or None"),
-        ({"optimizer_state": {"exp_avg": -1}}, "exp_avg = -1: moments meet"),
+        ({"optimizer_state": {"exp_avg": -1}}, "exp_avg = -1: expected a number of steps"),
         (
             {"optimizer_state": {"exp_avg": "4"}},
             "optimizer_state = {'exp_avg': '4'}: expected a dict of whole numbers",

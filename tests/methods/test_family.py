@@ -218,13 +218,13 @@ def set_vector_in_place(net: nn.Module, values: Tensor) -> None:
         (lambda: fedavg(per_epoch=0, steps_per_epoch=9), "per_epoch = 0: expected 1 to 9 synchronizations"),
         (lambda: fedavg(per_epoch=10, steps_per_epoch=9), "per_epoch = 10: expected 1 to 9 synchronizations"),
         (lambda: fedavg(per_epoch=0.5, steps_per_epoch=9), "per_epoch = 0.5: expected a whole number"),  # type: ignore[arg-type]
-        (lambda: post_local(0), "sync_every = 0: groups meet after at least 1 step"),
-        (lambda: sasgd(0), "sync_every = 0: groups meet after at least 1 step"),
+        (lambda: post_local(0), "sync_every = 0: groups average after at least 1 step"),
+        (lambda: sasgd(0), "sync_every = 0: groups average after at least 1 step"),
         (lambda: adacomm(0, 5), "initial_sync_every = 0: expected a number of steps ≥ 1"),
         (lambda: adacomm(5, 0), "adapt_every = 0: expected a number of steps ≥ 1"),
         (lambda: adacomm(5, 1.5), "adapt_every = 1.5: expected a whole number"),  # type: ignore[arg-type]
-        (lambda: diloco(0), "sync_every = 0: groups meet after at least 1 step"),
-        (lambda: sparseloco(0), "sync_every = 0: groups meet after at least 1 step"),
+        (lambda: diloco(0), "sync_every = 0: groups average after at least 1 step"),
+        (lambda: sparseloco(0), "sync_every = 0: groups average after at least 1 step"),
         (lambda: sparseloco(2, bits=3), "bits = 3: expected 2, 4, 8, 16, 32"),
         (lambda: sparseloco(2, density=0), "density = 0: the share of elements to send, > 0 and ≤ 1"),
         (lambda: sparseloco(2, density=math.nan), "density = nan: expected a number"),

@@ -139,7 +139,7 @@ def test_groups_stay_together_within_the_bound_and_no_further(P: int, alpha: flo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"sync_every": 0}, "sync_every = 0: groups meet after at least 1 step"),
+        ({"sync_every": 0}, "sync_every = 0: groups average after at least 1 step"),
         ({"alpha": 1.0}, "alpha = 1.0: expected a momentum ≥ 0 and < 1"),
         ({"alpha": -0.1}, "alpha = -0.1: expected a momentum"),
         ({"alpha": float("nan")}, "alpha = nan: expected a number"),

@@ -138,7 +138,7 @@ CASES = {
         "--method.sync_evry 2",
     ),
     "method out of range": Case(
-        "job.toml: [method]: sync_every = 0: groups meet after at least 1 step", "--method.sync_every 0"
+        "job.toml: [method]: sync_every = 0: groups average after at least 1 step", "--method.sync_every 0"
     ),
     "fraction for a method": Case(
         "job.toml: [method]: hierarchical: sync_every = 2.5: expected int", "--method.sync_every 2.5"

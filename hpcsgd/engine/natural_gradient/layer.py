@@ -1,8 +1,8 @@
-"""One weight under the natural gradient: sees minibatches pass, and changes gradients before they arrive.
+"""The natural gradient of one weight: observes minibatches, and changes gradients before they reach `.grad`.
 
-The gradient is replaced by a tensor hook, which torch calls before it adds to `.grad`: once a backward pass,
-for all uses of the weight together. So whatever takes gradients from there on (exchange, clipping, optimizer)
-finds the preconditioned one.
+A tensor hook replaces the gradient. torch calls it before it adds to `.grad`: once per backward pass, for all
+uses of the weight together. So whatever uses gradients later (reduction, clipping, optimizer) sees the
+preconditioned one.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from hpcsgd.engine.natural_gradient.rows import input_rows, output_rows
 log = logging.getLogger(__name__)
 
 FASTEST = 0.9
-"""The largest η: an estimate never forgets everything at once."""
+"""The largest η, so that an estimate never forgets everything at once."""
 
 ROWS = 512
-"""Rows that an update looks at, at most: for a convolution, of all its positions."""
+"""Most rows that an update uses; a convolution has a row for each position."""
 
 
 class Side:
     """The estimate for the inputs, or for the derivatives of the outputs, of one layer.
 
-    Begun when its rows are there, finished when it is asked for: a step later, when a device is through.
+    An update begins once its rows are available. It is finished when the estimate is needed, usually one step
+    later, so that the host does not wait for a device.
     """
 
     def __init__(self, name: str, rank: int, alpha: float, history: float) -> None:
@@ -46,30 +47,30 @@ class Side:
 
     @property
     def F(self) -> Fisher | None:
-        """As of all rows so far."""
+        """The Fisher estimate from all rows so far."""
         self._finish()
         return self._F
 
     @property
     def shrinkage(self) -> Shrinkage | None:
-        """That of F."""
+        """The shrinkage of F."""
         self._finish()
         return self._shrinkage
 
     @property
     def is_known(self) -> bool:
-        """Whether there is an estimate, not counting what is under way."""
+        """True if there is an estimate, not counting an update under way."""
         return self._F is not None
 
     def look_at(self, X: Tensor, pending: Arrivals) -> None:
-        """Take the rows [N, D] into the estimate; where that fails the layer goes without one."""
+        """Add the rows [N, D] to the estimate; if that fails, the layer has none."""
         if (F := self.F) is None:
             return self._set(self._first(X))
         eta = min(1 - math.exp(-len(X) / self._history), FASTEST)
         self._update = F.begun(X.to(F.R), eta, pending)
 
     def _first(self, X: Tensor) -> Fisher | None:
-        """Of steps that go by each other's results: once, the host waits for each."""
+        """Return the first estimate. Its steps depend on each other, so the host waits for each, once."""
         if not math.isfinite(largest(X).item()):
             return self._complain("are not finite: left out")
         return self._attempt(lambda: Fisher.of(X, self._rank))
@@ -97,7 +98,7 @@ class Side:
         return {} if F is None else {"R": F.R, "eigenvalues": F.eigenvalues, "rho": F.rho}
 
     def load_state_dict(self, state: Mapping[str, Any], like: Tensor, D: int) -> bool:
-        """Whether the state is of this side: of this rank and size."""
+        """Load `state`; return whether it fits this side's rank and size."""
         if not state:
             self._set(None)
             return True
@@ -121,10 +122,10 @@ class Side:
 
 
 class Watch:
-    """A forward hook, calling `saw`. A copy of the model, or a saved one, is watched no more."""
+    """A forward hook that calls `saw`. Copies of the model, and saved ones, have a hook that does nothing."""
 
     def __init__(self, saw: Callable[[nn.Module, tuple[Any, ...], Any], None]) -> None:
-        # In a compiled graph hooks on outputs would be dropped: it breaks here.
+        # A compiled graph would drop hooks on outputs, so it must break here.
         self._saw: Any = torch.compiler.disable(saw)  # pyright: ignore[reportUnknownMemberType]
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -135,11 +136,11 @@ class Watch:
 
 
 def _nothing(*_: object) -> None:
-    """What a copy does."""
+    """Do nothing: the hook of a copied model."""
 
 
 class Layer:
-    """A weight [D_out, …], seen as a matrix [D_out, D_in], and the modules that use it."""
+    """A weight [D_out, …], used as a matrix [D_out, D_in], and the modules that use it."""
 
     def __init__(self, name: str, weight: nn.Parameter, rank: int, alpha: float, history: float) -> None:
         self.name = name
@@ -147,7 +148,7 @@ class Layer:
         self.inputs = Side(f"inputs of {name}", rank, alpha, history)
         self.outputs = Side(f"derivatives of {name}", rank, alpha, history)
         self.due = True
-        """Whether the next minibatch is to be looked at."""
+        """True if the next minibatch is to be observed."""
         self._modules: list[nn.Module] = []
         self._biases: list[nn.Parameter] = []
         self._shift = 0.0
@@ -158,7 +159,7 @@ class Layer:
         self._before(weight, self._change_weight)
 
     def add(self, module: nn.Module, trained: Callable[[Tensor], bool]) -> None:
-        """This module, too, multiplies with the weight; its bias is preconditioned where it is trained."""
+        """Add a module that multiplies with the weight; its bias is preconditioned if it is trained."""
         self._modules.append(module)
         self._removals.append(module.register_forward_hook(Watch(self._saw)))
         bias = module.bias
@@ -167,15 +168,17 @@ class Layer:
             self._before(bias, self._change_bias)
 
     def remove(self) -> list[nn.Module]:
-        """Take the hooks away; the modules that are free again."""
+        """Remove the hooks, and return the modules that had them."""
         for removal in self._removals:
             removal.remove()
         return self._modules
 
     @torch.no_grad()
     def fold(self, pending: Arrivals) -> None:
-        """Update both estimates by what passed since the last time, with what the host has to see among
-        `arrivals`."""
+        """Update both estimates from the rows observed since the last call.
+
+        `pending` collects what the host has to read of the device.
+        """
         if self._X:
             dtype = torch.promote_types(self.weight.dtype, torch.float32)
             self.inputs.look_at(torch.cat(self._X).to(dtype), pending)
@@ -185,7 +188,7 @@ class Layer:
         self._taken = 0
 
     def prepare(self, t: int, *, due: bool) -> None:
-        """For step t."""
+        """Prepare for step `t`; `due`: observe a minibatch in it."""
         self.due = due or not self.inputs.is_known
         self._shift = math.modf(t * math.sqrt(2))[0]
 
@@ -193,19 +196,19 @@ class Layer:
         return {"inputs": self.inputs.state_dict(), "outputs": self.outputs.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Take what `state_dict` gave, or nothing: whether it is of such a layer."""
+        """Load a result of `state_dict`, or an empty one; return whether it fits this layer."""
         D_out = len(self.weight)
         D_in = self.weight.numel() // max(D_out, 1)
         found = self.inputs.load_state_dict(state["inputs"], self.weight, D_in)
         return self.outputs.load_state_dict(state["outputs"], self.weight, D_out) and found
 
     def _before(self, param: nn.Parameter, change: Callable[[Tensor], Tensor | None]) -> None:
-        """Have `change` replace the gradient of `param` before torch adds to `.grad`."""
+        """Make `change` replace the gradient of `param` before torch adds to `.grad`."""
         handle = cast(RemovableHandle, param.register_hook(change))  # pyright: ignore[reportUnknownMemberType]
         self._removals.append(handle)
 
     def _saw(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """After a forward pass: what it saw counts once, and if, a derivative comes back."""
+        """Keep the rows of a forward pass; they count once a derivative comes back for them."""
         if not self.due or self._taken >= ROWS:
             return
         if not (args and isinstance(output, Tensor) and output.requires_grad):
@@ -217,7 +220,7 @@ class Layer:
             output.register_hook(functools.partial(self._came_back, module, X))  # pyright: ignore[reportUnknownMemberType]
 
     def _came_back(self, module: nn.Module, X: Tensor, g: Tensor) -> None:
-        if not torch.is_grad_enabled():  # create_graph: somebody's derivatives of derivatives
+        if not torch.is_grad_enabled():  # enabled with create_graph: these would be higher derivatives
             self._X.append(X)
             self._Y.append(output_rows(module, g, ROWS, self._shift))
 
@@ -229,7 +232,7 @@ class Layer:
 
 
 def _changed(g: Tensor, left: Shrinkage | None, right: Shrinkage | None) -> Tensor | None:
-    """The natural gradient in place of g [D_out, …]; None leaves g as it is."""
+    """Return the natural gradient for g [D_out, …], or None to leave g unchanged."""
     known = left or right
     if known is None or torch.is_grad_enabled() or g.layout != torch.strided:
         return None

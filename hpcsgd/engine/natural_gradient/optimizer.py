@@ -1,4 +1,4 @@
-"""`NaturalGradient`: an optimizer, fed with natural gradients of linear and convolution layers."""
+"""`NaturalGradient`: an optimizer that uses natural gradients of linear and convolution layers."""
 
 from __future__ import annotations
 
@@ -22,43 +22,41 @@ from hpcsgd.errors import UserError
 log = logging.getLogger(__name__)
 
 EVERY_TIME = 10
-"""Steps at the start in which all estimates are updated."""
+"""Number of first steps in which all estimates are updated."""
 
 _taken: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""Modules whose gradients are natural already."""
+"""Modules that a `NaturalGradient` already preconditions."""
 
 
 @checked
 class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
-    """An optimizer fed with natural gradients of linear and convolution layers; the outermost wrapper.
+    """An optimizer that uses natural gradients of linear and convolution layers; the outermost wrapper.
 
-    The gradient of every such layer is multiplied from both sides by the inverses of online estimates of the
-    Fisher matrices of its inputs and of the derivatives of its outputs, and scaled to the norm it had. See
-    `fisher.py` for the equations and the differences. Each rank preconditions its own gradient, before the
-    exchange, by estimates of its own. A gradient that is not finite, or zero, stays as it is; minibatches
-    that are not finite do not count.
+    The gradient of each such layer is multiplied from both sides by inverses of Fisher matrices: those of its
+    inputs, and of the derivatives of its outputs. They are estimated online. The result is scaled to the norm
+    of the gradient. `fisher.py` has the equations and the differences from the paper.
 
-    The learning-rate schedulers, `param_groups` and step hooks of `optimizer` keep working, and what else it
-    has (`averaged`, `clip_grad_norm_`, `t`, `notes`) is found here as well.
+    Each rank preconditions its own gradient with its own estimates, before the reduction. A gradient that is
+    zero or not finite stays unchanged. Minibatches that are not finite are not counted.
 
-    Not to be confused with K-FAC, whose estimates are of full rank.
+    Schedulers, `param_groups` and step hooks of `optimizer` keep working. Its other members, such as
+    `averaged_model`, `clip_grad_norm_`, `t` and `metrics`, are available here, too.
 
     Args:
-        optimizer: a plain one or a `DistributedOptimizer`, which updates the parameters. Layers that it does
-            not train are left alone.
-        model: its layers that are left alone: convolutions of several groups, transposed ones, weights that
-            are computed (parametrized) or frozen, layers that never saw a backward pass. Biases are
-            multiplied from the side of the derivatives alone.
-        rank: r, directions that an estimate knows one by one; at most D − 1 of a side of D. Default 20.
-        alpha: α ≥ 0, how much of the mean eigenvalue is added to all of them; less is bolder. Default 4.0.
-        history: N_S > 0, the rows over which an estimate forgets; a row is a sample, or a position of one.
-            Default 2000.0.
-        every: each estimate is updated at every so many steps, except for the first ten; more costs less
+        optimizer: A plain optimizer or a `DistributedOptimizer`. Layers that it does not train are ignored.
+        model: The model. Ignored layers: grouped and transposed convolutions, layers with parametrized or
+            frozen weights, and layers that no backward pass reaches. Biases use output derivatives only.
+        rank: Directions that an estimate stores one by one (r); at most D − 1 for D dimensions. Default 20.
+        alpha: Share of the mean eigenvalue that is added to all eigenvalues (α), at least 0. A lower value
+            changes gradients more. Default 4.0.
+        history: Rows over which an estimate forgets (N_S), above 0. A row is a sample, or one position of a
+            sample. Default 2000.0.
+        every: Steps between two updates of an estimate, except in the first ten steps. More steps cost less
             time. Default 4.
 
     Raises:
-        UserError: for arguments outside these bounds, where there is nothing to precondition, or where it
-            would happen twice.
+        UserError: If an argument is outside these bounds, or there is no layer to precondition, or one is
+            preconditioned already.
 
     Example:
         >>> method = hpcsgd.hierarchical(sync_every=8)
@@ -68,7 +66,7 @@ class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
         >>> optimizer.t, len(optimizer.layers)
         (2, 2)
 
-    Source:
+    References:
         D. Povey, X. Zhang, S. Khudanpur: Parallel training of DNNs with Natural Gradient and Parameter
         Averaging, 2014 (arXiv:1410.7455).
     """
@@ -99,43 +97,42 @@ class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
         self._laid_out = True
         self._join()
-        # Before the update, so that gradients may still be on their way meanwhile.
+        # A pre-hook runs before the update, so gradients may still be under way meanwhile.
         self._removal = optimizer.register_step_pre_hook(self._fold)
 
     def step(self, closure: Callable[[], Any] | None = None, *, loss: float | Tensor | None = None) -> Any:
-        """Make one step of the wrapped optimizer, with its `closure`; collective where that is.
+        """Make one step of the wrapped optimizer, with its `closure`; collective if that is.
 
-        `loss`: of this rank's batch, for a method that goes by it, where no `closure` returns it. A plain
-        optimizer has no use for it.
+        `loss`: loss of this rank's batch, for methods that use it, if no `closure` returns it. A plain
+        optimizer ignores it.
         """
         if isinstance(self.optimizer, DistributedOptimizer):
             return self.optimizer.step(closure, loss=loss)
         return self.optimizer.step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """That of the wrapped optimizer, with its `set_to_none`."""
+        """Call `zero_grad` of the wrapped optimizer with `set_to_none`."""
         self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's, and this rank's estimates as `natural_gradient`."""
+        """Return the wrapped optimizer's state, with this rank's estimates as `natural_gradient`."""
         return {**self.optimizer.state_dict(), "natural_gradient": self.estimates()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take `state_dict`, what the method of that name returned, or the state of the wrapped optimizer
-        alone.
-        """
+        """Load `state_dict`: a result of the method of that name, or the wrapped optimizer's state."""
         rest = {key: value for key, value in state_dict.items() if key != "natural_gradient"}
         self.optimizer.load_state_dict(rest)
         self._join()
         self.resume_from(state_dict.get("natural_gradient"))
 
     def estimates(self) -> dict[str, Any]:
-        """The Fisher estimates of this rank, as nested dicts of tensors and numbers."""
+        """Return the Fisher estimates of this rank, as nested dicts of tensors and numbers."""
         return {"t": self._t, "layers": {layer.name: layer.state_dict() for layer in self.layers}}
 
     def resume_from(self, saved: Mapping[str, Any] | None) -> None:
-        """Go on from `saved`, which `estimates` returned; what is missing there, or of another rank, starts
-        afresh.
+        """Continue from `saved`, a result of `estimates`.
+
+        Estimates that are missing there, or have another rank or size, start afresh.
         """
         saved = {"t": 0, "layers": {}} if saved is None else saved
         self._t = saved["t"]
@@ -157,30 +154,30 @@ class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
         self._prepare()
 
     def remove(self) -> None:
-        """Leave gradients alone from now on, so that another may be made for the model."""
+        """Leave gradients unchanged from now on, so that another one can be made for the model."""
         self._removal.remove()
         for layer in self.layers:
             for module in layer.remove():
                 _taken.discard(module)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused after the wrapping, `param_group` or not: the layers have been chosen."""
+        """Refuse a `param_group` after the wrapping, as the layers have been chosen."""
         if self._laid_out:
             raise UserError("add_param_group after NaturalGradient was made: add it to the optimizer before")
         super().add_param_group(param_group)
 
     def _answer_scaler(self) -> bool:
-        """What is refused inside is refused here."""
+        """Answer as the wrapped optimizer does, which may refuse."""
         return torch_private.scales_gradients(self.optimizer)
 
     def __getattr__(self, name: str) -> Any:
-        """What only the wrapped optimizer has."""
+        """Return a member that only the wrapped optimizer has."""
         if name.startswith("_") or name == "optimizer":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.optimizer, name)
 
     def _join(self) -> None:
-        """A plain optimizer makes new ones when it loads its state."""
+        """Take over the objects that a plain optimizer makes anew when it loads its state."""
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
 
     def _fold(self, *_: object) -> None:
@@ -193,7 +190,7 @@ class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Layers take turns, so that no step is much longer than the others."""
+        """Choose the layers to update; they take turns, so that no step is much longer than the others."""
         for i, layer in enumerate(self.layers):
             layer.prepare(self._t, due=self._t < EVERY_TIME or (self._t + i) % self._every == 0)
 
@@ -202,7 +199,7 @@ def _layers(
     optimizer: optim.Optimizer, model: nn.Module, rank: int, alpha: float, history: float
 ) -> list[Layer]:
     if isinstance(optimizer, DistributedOptimizer):
-        params = [param for _, param in optimizer.trained]  # its param_groups hold pieces
+        params = [param for _, param in optimizer.trained]  # its param_groups hold parts of parameters
     else:
         params = [param for group in optimizer.param_groups for param in group["params"]]
     theirs = {id(param) for param in params if param.requires_grad}

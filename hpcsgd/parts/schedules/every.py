@@ -18,7 +18,7 @@ class Every:
     def __post_init__(self) -> None:
         if self.I < 1:
             raise UserError(
-                f"sync_every = {self.I}: groups meet after at least 1 step", key="sync_every", value=self.I
+                f"sync_every = {self.I}: groups average after at least 1 step", key="sync_every", value=self.I
             )
 
     @property
