@@ -1,8 +1,8 @@
 """How a job of many processes ends: all of its ranks, soon, with one message.
 
-An exception that one rank raises ends every rank through the backend's abort. A `JobError` is raised by
-all ranks alike: rank 0 prints it and everybody leaves in good order. A process that the script forks is no
-rank, and ends alone.
+An exception that one rank raises ends every rank through the backend's abort. All ranks raise a `JobError`
+together: rank 0 prints it, and all ranks leave in good order. A process that the script forks is no rank, and
+ends alone.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from hpcsgd.comm.script import MainModule
 from hpcsgd.errors import JobError, UserError, in_one_line, print_at_once, tell
 
 GRACE = 5.0
-"""Seconds that ranks leaving together wait for each other before the job is aborted."""
+"""Seconds that ranks which leave together wait for each other before the job is aborted."""
 
 
 class Shutdown:
-    """Watches over how this process ends; one per process, made by `guard`."""
+    """Handles the end of this process; one per process, made by `guard`."""
 
     def __init__(self, world: Communicator) -> None:
         self._world = world
-        self._parting = world.backend.split(0, world.rank)  # who parts must not meet the others' collectives
+        self._parting = world.backend.split(0, world.rank)  # separate from other collectives
         self._parted: _Parting | None = None
-        self._telling = threading.Lock()  # two threads may miss the same rank: one says so
+        self._telling = threading.Lock()  # of two threads that miss the same rank, one reports it
         self._raise_exit = sys.exit
         self._exit_code: object = None
         self._has_called_exit = False
@@ -53,12 +53,12 @@ class Shutdown:
         self._reports: ClosableReports | None = None
 
     def watched(self, reports: ClosableReports) -> RankWatch:
-        """Return a watch which reports what this rank waits for, until it leaves."""
+        """Return a watch that reports what this rank waits for, until it leaves."""
         self._reports, self._watch = reports, RankWatch(self._world.rank, reports)
         return self._watch
 
     def fail(self, message: str) -> None:
-        """End every rank of the job with this line, which is about all of them."""
+        """End every rank of the job with this line, which concerns all of them."""
         with self._telling:
             tell(f"hpcsgd: {message}")
             self._abort(1)
@@ -66,7 +66,7 @@ class Shutdown:
     def install(self) -> None:
         sys.excepthook = self._uncaught
         sys.exit = self._exit
-        call = _sitebuiltins.Quitter.__call__  # of `exit()` and `quit()`
+        call = _sitebuiltins.Quitter.__call__  # called by `exit()` and `quit()`
 
         def leave(quitter: _sitebuiltins.Quitter, code: str | int | None = None) -> NoReturn:
             self._note_exit(code)
@@ -77,7 +77,7 @@ class Shutdown:
         os.register_at_fork(after_in_child=self._become_child)
 
     def uncaught(self, error: BaseException) -> None:
-        """End the job as if nobody had caught `error`, on any thread."""
+        """End the job as if `error` had not been caught, on any thread."""
         self._uncaught(type(error), error, error.__traceback__)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -102,7 +102,7 @@ class Shutdown:
                 self._abort(code)
 
     def _tell(self, error: BaseException, first: BaseException | None) -> None:
-        """Also what came `first`, and has only been followed by this `error`."""
+        """Print `error`, and the exception that came `first` if `error` only followed from it."""
         said = words(error)
         if first is not None:
             said = f"{with_traceback(first)}\nhpcsgd: {self._name}{said}"
@@ -114,17 +114,23 @@ class Shutdown:
         return f"rank {self._world.rank}: " if self._world.size > 1 else ""
 
     def _wait_for_turn(self, code: int, turn: int) -> None:
-        """Who says so first ends the others before they repeat it, if by the TERM of `srun -K`. That is a
-        rank which knows why ranks do different things, before one which knows no more than that they do."""
-        if threading.current_thread() is threading.main_thread():  # no other one may
+        """Wait, so that the ranks report in order and the first ends the others before they repeat it.
+
+        The others may end by the TERM of `srun -K`. A rank that knows why ranks do different things
+        comes before one that only knows that they do.
+        """
+        if threading.current_thread() is threading.main_thread():  # only the main thread may set a handler
             signal.signal(signal.SIGTERM, lambda signum, frame: os._exit(code))
         if self._world.size > 1:
             time.sleep(min(1.2 * turn, 4.8))
 
     def part(self, code: int) -> None:
-        """Leave in good order with all others. Where one does not come the job is aborted with `code`: MPI
-        would wait for it as the last thing this process does, when nothing can be done any more."""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of `srun -K` to whoever leaves after the first
+        """Leave in good order with all others; if one does not come, abort the job with `code`.
+
+        MPI would wait for that rank at the very end of this process, when nothing else can act.
+        """
+        # `srun -K` sends it to ranks that leave after the first
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._exit_code = None
         _flush()
         if self._world.size > 1:
@@ -135,7 +141,7 @@ class Shutdown:
         self._raise_exit(code)
 
     def _note_exit(self, code: object) -> None:
-        if threading.current_thread() is threading.main_thread():  # another one ends itself alone
+        if threading.current_thread() is threading.main_thread():  # another thread ends only itself
             self._exit_code, self._has_called_exit = code, True
 
     def _left_by(self) -> str:
@@ -146,7 +152,7 @@ class Shutdown:
         self._exit_code, self._has_called_exit = None, False
 
     def _leave_as_child(self, code: int) -> NoReturn:
-        """Before MPI hears of it: what it ends is the parent's."""
+        """End a forked process before MPI notices: MPI would end what belongs to the parent."""
         if early := self._left_by():
             print_at_once(f"hpcsgd: a forked process has ended by {early}: end it by sys.exit or os._exit")
             code = 1
@@ -154,8 +160,8 @@ class Shutdown:
         os._exit(code)
 
     def _leave(self) -> None:
-        """A rank that exits alone with an error takes the others along; calls in flight are waited for."""
-        if self._script.is_complete:  # whoever called sys.exit has been stopped from leaving
+        """Leave; a rank that exits with an error ends the others. Wait for calls in progress."""
+        if self._script.is_complete:  # sys.exit was called, but the script caught it
             self._exit_code = None
         code = 0 if self._exit_code is None else self._exit_code if isinstance(self._exit_code, int) else 1
         if self._is_child:
@@ -170,7 +176,7 @@ class Shutdown:
             self._watch.last = " and ".join(filter(None, [self._watch.last, self._left_by()]))
         try:
             closed = close_comm_threads(GRACE)
-        except PeerLost as error:  # somebody might still have asked this rank
+        except PeerLost as error:  # another rank might still have sent a request to this one
             self._uncaught(PeerLost, error, None)
             return
         if not closed:
@@ -185,7 +191,7 @@ class Shutdown:
             self._reports.close(self._world.timeout)
 
     def _end_as_printed(self, error: BaseException) -> None:
-        """A hook that the script has put in the place of ours has told the user, but nobody else."""
+        """End the other ranks: the script's own hook has reported the error, but only on this rank."""
         if isinstance(error, JobError):
             self._uncaught(JobError, error, error.__traceback__)
             return
@@ -195,7 +201,7 @@ class Shutdown:
         self._abort(code)
 
     def _abort(self, code: int) -> None:
-        """End all ranks with `code`, or with 1 where the byte that the system keeps of it says success."""
+        """End all ranks with `code`, or with 1 if the byte that the system keeps of it would mean success."""
         if self._world.size > 1:
             code = code % 256 or 1
             _flush()
@@ -205,31 +211,32 @@ class Shutdown:
 
 
 class ClosableReports(Reports, Protocol):
-    """Reports that travel by a library, which has to be told that there are no more."""
+    """Reports that travel by a library, which must know when there are no more."""
 
     def close(self, timeout: float) -> None: ...
 
 
 class _Parting:
-    """All ranks of `backend` meet a last time, each on a thread of its own until its process ends."""
+    """Makes all ranks of `backend` leave together: a daemon thread of each joins an allreduce."""
 
     def __init__(self, backend: Backend, code: int) -> None:
         self.code = code
-        self._too_long = threading.Timer(1.5 * GRACE, backend.abort, [code])  # if we do not get to the end
+        # if this process hangs before it ends
+        self._too_long = threading.Timer(1.5 * GRACE, backend.abort, [code])
         self._meeting = threading.Thread(target=backend.allreduce, args=(torch.zeros(1), "sum"), daemon=True)
         self._too_long.daemon = True
         self._too_long.start()
         self._meeting.start()
 
     def complete(self) -> bool:
-        """Whether the others come in time, too."""
+        """Return True if the other ranks come in time."""
         self._meeting.join(GRACE)
         self._too_long.cancel()
         return not self._meeting.is_alive()
 
 
 class Library(Protocol):
-    """What has threads or devices of its own, which must end before the process does."""
+    """A library with its own threads or devices, which must end before the process does."""
 
     def close(self) -> None: ...
 
@@ -238,12 +245,12 @@ _libraries: weakref.WeakSet[Library] = weakref.WeakSet()
 
 
 def close_at_the_end(library: Library) -> None:
-    """Close it when all lanes have ended; nobody need keep it for that."""
+    """Close `library` when all communication threads have ended; a weak reference is kept."""
     _libraries.add(library)
 
 
 def close_libraries() -> None:
-    """All that are still there."""
+    """Close all libraries that still exist."""
     for library in list(_libraries):
         library.close()
 
@@ -252,10 +259,10 @@ _guarded: list[Shutdown] = []
 
 
 def guard(world: Communicator) -> Shutdown | None:
-    """From now on an uncaught exception or a non-zero `sys.exit` on this rank ends every rank of `world`.
+    """From now on, end every rank of `world` after an uncaught exception or non-zero `sys.exit` on this rank.
 
     Returns:
-        How it does; None if this process has been guarded before.
+        The object that does so; None if this process has been guarded before.
     """
     if _guarded:
         return None
@@ -265,14 +272,14 @@ def guard(world: Communicator) -> Shutdown | None:
 
 
 def exit_all(code: int) -> NoReturn:
-    """End this process with `code`, knowing that every rank of the job does the same."""
+    """End this process with `code`, if every rank of the job does the same."""
     for ending in _guarded:
         ending.part(code)
     raise SystemExit(code)
 
 
 def end_by(error: BaseException) -> None:
-    """Do on any thread as if nobody had caught `error`, also where the script has a hook of its own."""
+    """End the job as if `error` had not been caught, on any thread, even if the script has its own hook."""
     for ending in _guarded:
         ending.uncaught(error)
     if not _guarded:
@@ -280,6 +287,6 @@ def end_by(error: BaseException) -> None:
 
 
 def _flush() -> None:
-    """What the script has printed, unless it has closed its stdout or has put something else in its place."""
+    """Flush stdout, unless the script has closed or replaced it."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()

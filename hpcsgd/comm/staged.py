@@ -1,8 +1,8 @@
-"""Tensors on a device, by a library that knows host memory alone: by way of pinned memory.
+"""Tensors on a device, by a library that only knows host memory, through pinned memory.
 
-Copies go to the current stream, a lane's own. The host waits for those that come down, before the library
-reads; nobody waits for those that go up: whoever needs them comes later on that stream, or after it. Pinned
-memory comes from torch's cache, which gives it away again when the copies are through.
+Copies run on the current stream, which is a communication thread's own. The host waits for copies from the
+device before the library reads them. Nothing waits for copies to the device: later work on that stream, or
+after it, sees them. Pinned memory comes from torch's cache, which reuses it when the copies are done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcsgd.comm.streams import on_accelerator, settle
 
 
 class Staged(Backend):
-    """`host`, for tensors on devices."""
+    """Wraps `host` for tensors on devices."""
 
     def __init__(self, host: Backend) -> None:
         self.rank, self.size, self.node = host.rank, host.size, host.node

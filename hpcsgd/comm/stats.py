@@ -1,9 +1,9 @@
 """Every byte and second of communication, counted per phase in one place that all reports read.
 
 A byte is counted at the rank that sends it, under the bandwidth-optimal algorithm of each collective
-(Rabenseifner for allreduce), which is what the α-β formulas count: an allreduce of n bytes over p ranks is
-2·(p−1)/p·n, an all-to-all, reduce-scatter or broadcast of n bytes in all is (p−1)/p·n, an allgather of n
-bytes a rank is (p−1)·n. Where n is no multiple of p the figure is the mean over the ranks.
+(Rabenseifner for allreduce), as the α-β formulas count. Over p ranks, a rank sends 2·(p−1)/p·n bytes in an
+allreduce of n bytes; (p−1)/p·n in an all-to-all, reduce-scatter or broadcast of n bytes in all; (p−1)·n in an
+allgather of n bytes per rank. If p does not divide n, the figure is the mean over the ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _doing: ContextVar[str] = ContextVar("doing", default="")
 
 @contextlib.contextmanager
 def phase(name: str) -> Generator[None, None, None]:
-    """What is sent inside counts under `name`, also when a communication thread sends it later."""
+    """Count what is sent inside under `name`, even if a communication thread sends it later."""
     token = _phase.set(name)
     try:
         yield
@@ -34,10 +34,9 @@ def phase(name: str) -> Generator[None, None, None]:
 
 @contextlib.contextmanager
 def doing(activity: str) -> Generator[None, None, None]:
-    """Say what the operations inside belong to, such as "step 4": the message about ranks that wait for each
-    other names it.
+    """Name what the operations inside belong to, such as "step 4", for messages about deadlocks.
 
-    A communication thread that carries them out later keeps it, as it keeps the phase.
+    A communication thread that executes them later keeps the name, as it keeps the phase.
     """
     token = _doing.set(activity)
     try:
@@ -47,7 +46,7 @@ def doing(activity: str) -> Generator[None, None, None]:
 
 
 def activity() -> tuple[str, str]:
-    """Return what `doing` and `phase` say here; the first is empty outside of any."""
+    """Return the current names of `doing` and `phase`; the first is empty outside of any."""
     return _doing.get(), _phase.get()
 
 
@@ -58,9 +57,9 @@ class Total:
     calls: int = 0
     bytes: float = 0.0
     seconds: float = 0.0
-    """Time the communication itself took."""
+    """The time that the communication itself took."""
     waited: float = 0.0
-    """Time the caller stood still for it: what overlap did not hide."""
+    """The time that the caller was blocked, which overlap did not hide."""
 
 
 class CommStats:
@@ -71,10 +70,10 @@ class CommStats:
         self._links: Counter[int] = Counter()
         self._lock = threading.Lock()
         self.events: Events | None = None
-        """What is done and when, where somebody wants to know."""
+        """Receives each event with its times while a trace is recorded; otherwise None."""
 
     def add(self, *, calls: int = 0, sent: float = 0.0, seconds: float = 0.0, waited: float = 0.0) -> None:
-        """Count under the phase in force."""
+        """Count under the current phase."""
         with self._lock:
             total = self._totals.setdefault(_phase.get(), Total())
             total.calls += calls
@@ -83,28 +82,28 @@ class CommStats:
             total.waited += waited
 
     def note(self, kind: str, name: str, start: float, end: float, sent: float = 0.0, ranks: int = 0) -> None:
-        """One event of the calling thread, under the phase in force."""
+        """Record one event of the calling thread under the current phase."""
         if (events := self.events) is not None:
             thread = threading.get_ident()
             events.note(Event(kind, name, _phase.get(), thread, start, end, sent, ranks))
 
     def add_messages(self, sizes: Mapping[int, float]) -> None:
-        """Count bytes by the rank they went to, beside `add`."""
+        """Count bytes by the rank that they go to, in addition to `add`."""
         with self._lock:
             self._links.update(sizes)
 
     def links(self) -> Counter[int]:
-        """Bytes sent in messages to each rank, of whatever communicator, since the start; a copy."""
+        """Return a copy of the bytes sent in messages to each rank, on all communicators, since the start."""
         with self._lock:
             return self._links.copy()
 
     def totals(self) -> dict[str, Total]:
-        """A copy of the sums since the start."""
+        """Return a copy of the sums since the start."""
         with self._lock:
             return {name: replace(total) for name, total in self._totals.items()}
 
     def since(self, before: dict[str, Total]) -> dict[str, Total]:
-        """What came after `before`, an earlier `totals()`; phases without a call are left out."""
+        """Return what came after `before`, an earlier `totals()`; phases without a call are left out."""
         grown: dict[str, Total] = {}
         for name, now in self.totals().items():
             then = before.get(name, Total())

@@ -1,4 +1,4 @@
-"""The one door to accelerators: devices, streams, events of CUDA, ROCm, XPU and whatever else torch knows."""
+"""Devices, streams and events of CUDA, ROCm, XPU and other accelerators, for all other modules."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from hpcsgd.errors import UserError
 
 HOST = torch.device("cpu")
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
-"""Where the kernel tells which driver of accelerators it has."""
+"""Files by which the kernel shows which accelerator driver it has."""
 TOO_OLD = "driver on your system is too old"
-"""torch's own words where its CUDA needs a newer driver; it sees no GPU then."""
+"""torch's message if its CUDA needs a newer driver; it sees no GPU then."""
 MORE_ROOM = (
     "less is needed with a smaller batch, 16-bit precision or activation checkpointing, in larger groups, "
     "which share the optimizer's state, and where groups shard the model"
 )
 OutOfMemory: type[RuntimeError] = torch.cuda.OutOfMemoryError
-"""Of any kind of accelerator."""
+"""The exception for any kind of accelerator."""
 
 
 def accelerator() -> torch.device | None:
-    """The kind of this machine, without an index; `None` where there is none to be used."""
-    return torch.accelerator.current_accelerator(check_available=True)  # else a CUDA build says cuda anywhere
+    """Return this machine's kind of accelerator, without an index; `None` if none can be used."""
+    # without the check, a CUDA build returns cuda on any machine
+    return torch.accelerator.current_accelerator(check_available=True)
 
 
 def on_accelerator(device: torch.device) -> bool:
-    """Whether its tensors have streams, and memory that the host cannot touch."""
+    """Return True if tensors on `device` have streams, and memory that the host cannot access."""
     kind = accelerator()
     return kind is not None and device.type == kind.type
 
 
 def device_for(wanted: str, number: int) -> torch.device:
-    """Where the rank of that `number` on its node trains, this thread's current device from now on: of the
-    devices that it sees the one of its number, from the first again where they are fewer.
+    """Return the device on which the rank of that `number` on its node trains, and make it current.
 
-    `wanted` is a kind, "cpu", or "auto": what there is. Raises `UserError` for a kind that there is not.
+    It is the visible device of that number; numbers start again if there are fewer devices. `wanted` is a
+    kind, "cpu", or "auto" for whatever exists. Raises `UserError` for a kind that does not exist here.
     """
     kind = accelerator()
     there = "cpu" if kind is None else kind.type
@@ -62,7 +63,7 @@ def device_for(wanted: str, number: int) -> torch.device:
 
 
 def current(kind: str) -> torch.device | None:
-    """Of the accelerators of that kind the one that this thread uses; `None` where there are none."""
+    """Return this thread's current device if it is of that kind; `None` if there is none."""
     there = accelerator()
     if there is None or there.type != kind:
         return None
@@ -70,13 +71,13 @@ def current(kind: str) -> torch.device | None:
 
 
 def none_here(kind: str) -> str:
-    """That torch sees no accelerator of that kind, and why where it says so."""
+    """Return the message that torch sees no accelerator of that kind, with torch's reason if it has one."""
     why = why_none(kind)
     return f"torch sees none here ({why})" if why else "torch sees none here"
 
 
 def why_none(kind: str) -> str:
-    """Why torch sees no accelerator of that kind, as it says itself; "" where it does not say."""
+    """Return torch's reason for seeing no accelerator of that kind; "" if it gives none."""
     begin = getattr(getattr(torch, kind, None), "init", None)
     if begin is None:
         return ""
@@ -88,14 +89,14 @@ def why_none(kind: str) -> str:
 
 
 def _require_no_older_driver() -> None:
-    """Raise `UserError` where there are GPUs, and torch passes over them since their driver is too old."""
+    """Raise `UserError` if there are GPUs that torch ignores because their driver is too old."""
     if any(path.exists() for path in DRIVERS) and TOO_OLD in (why := why_none("cuda")):
         raise UserError(f"device = 'auto': {why}; device = 'cpu' trains without the GPU", key="device")
 
 
 @contextmanager
 def room_for(what: str) -> Generator[None, None, None]:
-    """Raise `UserError` where a device has too little memory for what is asked of it inside."""
+    """Raise `UserError` if a device runs out of memory inside the block."""
     try:
         yield
     except OutOfMemory as error:
@@ -103,12 +104,12 @@ def room_for(what: str) -> Generator[None, None, None]:
 
 
 def too_little_memory(error: BaseException) -> str:
-    """What torch says first in an `OutOfMemory` (what was asked for, and what is there), and what helps."""
+    """Return the start of torch's `OutOfMemory` message (bytes requested and available), and remedies."""
     return f"{'. '.join(str(error).split('. ')[:3]).rstrip('.')}; {MORE_ROOM}"
 
 
 def require_current(device: torch.device) -> None:
-    """Where torch's `fully_shard` puts shards, whatever is asked for. Raises `UserError`."""
+    """Require the current device: torch's `fully_shard` ignores any other one. Raises `UserError`."""
     one_of_several = device.type != "cpu" and ":" in str(device)
     if one_of_several and device.index != torch.accelerator.current_device_index():
         raise UserError(
@@ -120,46 +121,45 @@ def require_current(device: torch.device) -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Of the memory of an accelerator."""
+    """Return the free bytes of an accelerator's memory."""
     return torch.accelerator.get_memory_info(device)[0]
 
 
 def generator_state(device: torch.device) -> Tensor:
-    """Where its own random numbers have come to; on the host."""
+    """Return the state of the device's random number generator, in host memory."""
     return torch.get_device_module(device).get_rng_state(device)
 
 
 def set_generator_state(device: torch.device, state: Tensor) -> None:
-    """They go on from there."""
+    """Continue the device's random numbers from `state`."""
     torch.get_device_module(device).set_rng_state(state, device)
 
 
 def of_place(number: int) -> torch.device | None:
-    """Of the accelerators that this process sees the one of that `number`, from the first again where they
-    are fewer; `None` where there are none."""
+    """Return the visible accelerator of that `number`, modulo their count; `None` if there are none."""
     kind = accelerator()
     return kind and torch.device(kind.type, number % torch.accelerator.device_count())
 
 
 def identity(device: torch.device) -> str:
-    """The same for all ranks of a node that see this device, by whatever number, where torch tells that."""
+    """Return text that is equal for all ranks of a node which see this device, if torch has a UUID for it."""
     return str(getattr(properties(device), "uuid", device))
 
 
 def properties(device: torch.device) -> Any:
-    """What torch tells of it: `name`, `total_memory` and the like; `None` where it tells nothing."""
+    """Return what torch knows of the device, such as `name` and `total_memory`, or `None`."""
     ask = getattr(_module(device), "get_device_properties", None)
     return None if ask is None else ask(device)
 
 
 def reaches(device: torch.device, other: torch.device) -> bool | None:
-    """Whether one reads the memory of the other without the host; `None` where torch does not tell."""
+    """Return True if one device reads the other's memory without the host; `None` if torch does not know."""
     ask = getattr(_module(device), "can_device_access_peer", None)
     return None if ask is None else ask(device, other)
 
 
 def all_visible() -> list[torch.device]:
-    """The accelerators that this process sees."""
+    """Return the accelerators that this process sees."""
     kind = accelerator()
     return [torch.device(kind.type, i) for i in range(torch.accelerator.device_count())] if kind else []
 
@@ -169,49 +169,50 @@ def _module(device: torch.device) -> object:
 
 
 class StreamEvent:
-    """What the current stream of `device` had been given when this was made."""
+    """A point in the current stream of `device`: the work that it has at this time."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._event = torch.Event(device, blocking=True)  # who waits on the host leaves the core free
+        self._event = torch.Event(device, blocking=True)  # while the host waits, its core is free
         self._event.record(torch.accelerator.current_stream(device))
 
     def precede(self) -> None:
-        """What the current stream is given from now on comes after it."""
+        """Order later work of the current stream after this event."""
         torch.accelerator.current_stream(self.device).wait_event(self._event)
 
     def passed(self) -> bool:
-        """Whether that stream has done it all."""
+        """Return True if the stream has done that work."""
         return self._event.query()
 
     def await_it(self) -> None:
-        """Return when that stream has done it all."""
+        """Wait until the stream has done that work."""
         self._event.synchronize()
 
 
 def take_over(result: object) -> None:
-    """Tensors that another stream asked memory for, alone or in a sequence: what is on the current one keeps
-    that memory from being given away again."""
+    """Keep the memory of `result` from reuse until the current stream has finished with it.
+
+    `result` is a tensor, or a sequence of tensors, allocated on another stream.
+    """
     for x in cast("Sequence[object]", result) if isinstance(result, (list, tuple)) else [result]:
         if isinstance(x, Tensor) and on_accelerator(x.device):
             x.record_stream(torch.accelerator.current_stream(x.device))
 
 
 class Confluence:
-    """The streams of `device` that something was given on; of the host there are none."""
+    """The streams of `device` that have been given work; none on the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._streams: set[torch.Stream] | None = set() if on_accelerator(device) else None
 
     def join(self) -> None:
-        """The current stream is one of them."""
+        """Add the current stream."""
         if self._streams is not None:
             self._streams.add(torch.accelerator.current_stream(self._device))
 
     def precede(self) -> None:
-        """What the current stream is given from now on comes after all that they have been given; they are
-        forgotten."""
+        """Order later work of the current stream after all work of these streams, and forget them."""
         if self._streams:
             here = torch.accelerator.current_stream(self._device)
             for stream in self._streams - {here}:
@@ -220,29 +221,29 @@ class Confluence:
 
 
 class Streams:
-    """One of its owner's own for each device, made when it is first used."""
+    """One own stream for each device, made at its first use."""
 
     def __init__(self) -> None:
         self._made: dict[torch.device, torch.Stream] = {}
 
     def on(self, device: torch.device) -> AbstractContextManager[object]:
-        """It is the current stream of `device` in the block."""
+        """Make the own stream the current stream of `device` inside the block."""
         if device not in self._made:
             self._made[device] = torch.Stream(device)
         return self._made[device]
 
 
 def captured(device: torch.device) -> bool:
-    """Whether what is asked of `device` now is only written down, as a CUDA graph, to be done later."""
+    """Return True if work for `device` is now recorded in a CUDA graph instead of executed."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def choose_no_kernels_by_time() -> None:
-    """cuDNN, else, tries convolutions out and takes the fastest, which may be another one every time."""
+    """Turn off cuDNN's benchmark: it times convolutions and may choose another algorithm in every run."""
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
 
 
 def settle(device: torch.device) -> None:
-    """Return when the current stream has done all that it was given; the core is free meanwhile."""
+    """Wait until the current stream has done all its work; the core is free meanwhile."""
     StreamEvent(device).await_it()

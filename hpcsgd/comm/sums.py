@@ -1,6 +1,6 @@
-"""Sums of what a library only moves: made here, by torch, where the tensors are.
+"""Sums for libraries that only move data: torch computes them, where the tensors are.
 
-In float32 for the 16-bit floats, rounded once, and in the order of the ranks.
+Sums of 16-bit floats are computed in float32, in the order of the ranks, and rounded once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from hpcsgd.comm.backend import Backend, Reduction, accumulation_dtype
 
 
 def reduce_scatter(ranks: Backend, out: Tensor, x: Tensor, reduction: Reduction) -> None:
-    """As `Backend.reduce_scatter`, by one all-to-all and room for another `x`."""
+    """Like `Backend.reduce_scatter`, by one all-to-all and memory for another `x`."""
     received = torch.empty_like(x)
     ranks.alltoall(received, x)
     reduce_into(out.view(-1), received.view(ranks.size, -1).unbind(), reduction)
 
 
 def allreduce(ranks: Backend, x: Tensor, reduction: Reduction) -> None:
-    """As `Backend.allreduce`: all-to-all, everybody's own run, allgather."""
+    """Like `Backend.allreduce`: an all-to-all, a sum of each rank's own part, and an allgather."""
     share = -(-x.numel() // ranks.size)
     padded = x.new_zeros(share * ranks.size)
     padded[: x.numel()] = x.view(-1)
@@ -32,20 +32,20 @@ def allreduce(ranks: Backend, x: Tensor, reduction: Reduction) -> None:
 
 
 def is_narrow(x: Tensor) -> bool:
-    """Whether sums of it are made in a wider type."""
+    """Return True if sums of `x` are computed in a wider dtype."""
     return accumulation_dtype(x.dtype) != x.dtype
 
 
 def reduced(xs: Sequence[Tensor], reduction: Reduction) -> Tensor:
-    """The sum, mean or max of tensors, one after the other, in the type that they have."""
+    """Return the sum, mean or max of tensors, one after the other, in their own dtype."""
     out = torch.empty_like(xs[0])
     reduce_into(out, xs, reduction)
     return out
 
 
 def reduce_into(out: Tensor, xs: Sequence[Tensor], reduction: Reduction) -> None:
-    """As `reduced`, where `out` is none of the tensors."""
-    total = out.to(accumulation_dtype(out.dtype))  # the same, but for 16 bits
+    """Like `reduced`, into `out`, which is none of the tensors."""
+    total = out.to(accumulation_dtype(out.dtype))  # the same dtype, except for 16-bit floats
     total.copy_(xs[0])
     for x in xs[1:]:
         if reduction == "max":

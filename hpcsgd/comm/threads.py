@@ -1,4 +1,4 @@
-"""N ranks as N threads of one process: every method is testable without a launcher."""
+"""N ranks as N threads of one process: every method can be tested without a launcher."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class Rendezvous:
-    """Where the ranks of one communicator lay out what the others read."""
+    """Shared memory of the ranks of one communicator, through which they exchange operands."""
 
     def __init__(self, size: int, timeout: float, all_meetings: list[Rendezvous]) -> None:
         self.size = size
@@ -35,24 +35,24 @@ class Rendezvous:
         self.post = threading.Condition()
         self.posted = [0] * size
         self.records: dict[int, dict[int, bytes]] = {}
-        """Of each operation that not all have posted, by its number: what the others have."""
+        """The records of operations that some ranks have not posted yet, by the operation's number."""
         self.letters: list[list[tuple[int, Tensor]]] = [[] for _ in range(size)]
         self.broken = False
         all_meetings.append(self)
 
     def together(self, rank: int, what: str, item: Any, read: Callable[[list[Any]], Any]) -> Any:
-        """Lay out `item`; once all have, `read` all of them; leave when all have read."""
+        """Publish `item`; once all ranks have, `read` all items; return when all have read."""
         self.slots[rank] = (what, item)
         self._meet(rank, what)
         asked = {operation for operation, _ in self.slots}
         assert len(asked) == 1, f"ranks are in different operations: {sorted(asked)}"
         result = read([item for _, item in self.slots])
         self._meet(rank, what)
-        self.slots[rank] = None  # or what was laid out last would be kept until the next operation
+        self.slots[rank] = None  # otherwise the item would stay alive until the next operation
         return result
 
     def post_record(self, rank: int, record: bytes) -> dict[int, bytes]:
-        """Return where the records of all ranks are going to be."""
+        """Return the dict that will hold the records of all ranks."""
         with self.post:
             number = self.posted[rank]
             self.posted[rank] += 1
@@ -64,7 +64,7 @@ class Rendezvous:
             return records
 
     def wait_for_records(self, records: dict[int, bytes], seconds: float) -> bool:
-        """Return whether all are there within so many seconds."""
+        """Return True if all records are there within so many seconds."""
         with self.post:
             limit = None if math.isinf(seconds) else seconds
             self.post.wait_for(lambda: self.broken or len(records) == self.size, limit)
@@ -102,7 +102,7 @@ class Rendezvous:
 
 
 class ThreadBackend(Backend):
-    """Sums run in rank order, in float32 for the 16-bit floats."""
+    """One rank of a communicator. Sums run in rank order, in float32 for the 16-bit floats."""
 
     name = "threads"
 
@@ -210,14 +210,14 @@ def run(
     timeout: float = 60.0,
     wrap: Callable[[Backend], Backend] = lambda backend: backend,
 ) -> list[Result]:
-    """`function(world, *args)` on `n` ranks; their results in rank order.
+    """Run `function(world, *args)` on `n` ranks, and return their results in rank order.
 
-    `nodes[r]` says on which node rank r pretends to be, `wrap` decorates each rank's backend. Where ranks
-    raise, the first exception that is not just the loss of a peer is raised here.
+    Rank r behaves as if it were on node `nodes[r]`; `wrap` decorates each rank's backend. If ranks raise,
+    the first exception that is not just the loss of another rank is raised here.
     """
     know_processor()
     reports = Table()
-    meeting = Rendezvous(n, 0.8 * timeout, [])  # it can name who is missing, so it has to give up first
+    meeting = Rendezvous(n, 0.8 * timeout, [])  # This can name the missing ranks, so it has to give up first.
     results: list[Any] = [None] * n
     errors: list[BaseException] = []
 

@@ -1,5 +1,7 @@
-"""Whether what was put on a device's stream gets done: libraries that return at once leave the waiting to the
-device, and where a rank is gone the next who waits for the device would wait for ever.
+"""Check that work on a device's stream gets done.
+
+Libraries that return at once leave the waiting to the device. If a rank is gone, the next thread that waits
+for the device would otherwise wait forever.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ class _Operation(NamedTuple):
 
 
 class Watch:
-    """Calls `lost` with what it was, once, where an operation is not done `timeout` seconds after it was put
-    there and all before it were done. Operations are done in the order in which they are added.
+    """Calls `lost` once, with the operation's name, if an operation takes more than `timeout` seconds.
+
+    The time counts from when it was added and all earlier ones were done. Operations are done in the
+    order in which they are added.
     """
 
     def __init__(self, timeout: float, lost: Callable[[str], None]) -> None:
@@ -31,7 +35,7 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def add(self, what: str, done: Callable[[], bool]) -> None:
-        """Watch this one, too; a thread is started for the first."""
+        """Watch another operation; the first one starts a thread."""
         with self._changed:
             self._under_way.append(_Operation(what, done))
             self._changed.notify()
@@ -40,7 +44,7 @@ class Watch:
             self._thread.start()
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching operations."""
         with self._changed:
             self._closed = True
             self._changed.notify()

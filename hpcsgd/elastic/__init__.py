@@ -1,1 +1,1 @@
-"""Groups that may die: jobs of their own, which meet through a register of those that are alive."""
+"""Elastic replica groups: jobs of their own that may fail and return, connected by a coordinator."""

@@ -1,11 +1,12 @@
-"""`python -m hpcsgd.elastic`: the coordinator as a process of its own, which ends with whoever started it.
+"""`python -m hpcsgd.elastic`: the coordinator as a separate process, which ends with its launcher.
 
-Its standard input is a line of JSON with what `Coordinator` is to be told, then a line for every event that
-the launcher has to add to the event log; when that ends, so does this, and not before: signals to the whole
-job are for those that train. The first line that it prints is where it listens.
+Its standard input begins with a line of JSON, the arguments of `Coordinator`. Then comes a line for every
+event that the launcher adds to the event log. The process ends when its input ends, and not before: signals
+to the whole job are for the processes that train. The first line that it prints is its address.
 
-With a `term` it is that of islands that were started apart. Where somebody else has claimed it this ends
-without a word, and otherwise when there is a later one, or the training has ended and all have left.
+With a `term` it is the coordinator of replica groups that were started separately. It ends silently if
+another process has claimed that term. Otherwise it ends when there is a later one, or when the training has
+ended and all groups have left.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ async def _apart(folder: Path, term: int, host: str, **told: Any) -> None:
 async def _listening(
     at: Coordinator, host: str, port: int, events: EventLog
 ) -> tuple[asyncio.Task[Any], asyncio.Task[None]]:
-    """What is over when the launcher has left, and when all clients have after the end of the training."""
+    """Return a task that ends when the launcher leaves, and one that ends after the last client."""
     serving = asyncio.create_task(at.serve(host, port))
     while not at.address:
         if serving.done():
-            serving.result()  # nobody can listen there
+            serving.result()  # raises why the address cannot be used
         await asyncio.sleep(0.01)
     left = asyncio.Event()
     loop = asyncio.get_running_loop()

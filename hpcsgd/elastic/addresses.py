@@ -1,4 +1,4 @@
-"""By which addresses nodes reach each other."""
+"""The addresses by which nodes reach each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpcsgd.errors import UserError
 
 
 def of_node(name: str) -> str:
-    """The address of a node, as the names are known here; this node's where that one is unknown."""
+    """Return the address of a node by its name; this node's if that name is unknown."""
     try:
         return socket.gethostbyname(name)
     except OSError:
@@ -16,7 +16,7 @@ def of_node(name: str) -> str:
 
 
 def require_own(host: str) -> None:
-    """Raises `UserError` unless somebody can listen there, on this node."""
+    """Raise `UserError` unless a process can listen at `host` on this node."""
     try:
         socket.create_server((host, 0)).close()
     except OSError as error:
@@ -24,7 +24,7 @@ def require_own(host: str) -> None:
 
 
 def own_towards(coordinator: str) -> str:
-    """Of this node, on the network where the coordinator (host:port) is."""
+    """Return this node's address on the network that leads to the coordinator (host:port)."""
     host, port = coordinator.rsplit(":", 1)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, int(port)))  # sends nothing

@@ -1,4 +1,4 @@
-"""A rank's client at the coordinator: a thread that beats and listens while the rank computes."""
+"""A rank's connection to the coordinator: a thread sends heartbeats and listens while the rank computes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ log = logging.getLogger(__name__)
 
 
 NOTHING = Register()
-"""Heard so far."""
+"""The register before the coordinator has sent one."""
 
 
 class Evicted(Exception):
-    """The others have gone on without this island; it may come back as a new life."""
+    """The others have continued without this replica group; it may come back as a new life."""
 
 
 class Client:
-    """The connection of one rank of one life of an island.
+    """The connection of one rank, for one life of its replica group.
 
-    A broken connection is made again for `patience` seconds, for the coordinator may be started again; what
-    was said last is then said once more. `on_change` is called, by the listening thread, with every new
-    register and when the island is evicted (None).
+    It reconnects for up to `patience` seconds, because the coordinator may be restarted, and then repeats
+    the last message. The listening thread calls `on_change` with every new register, and with None when
+    the replica group is evicted.
     """
 
     def __init__(
@@ -47,8 +47,10 @@ class Client:
         patience: float,
         on_change: Callable[[Register | None], None],
     ) -> None:
-        """`coordinator`: host:port, or the folder that says where it is; see `whereabouts`. `hello`: island,
-        rank, ranks, life."""
+        """Connect to `coordinator`: host:port, or a folder as in `coordinator_address`.
+
+        `hello`: replica_group, rank, ranks, life.
+        """
         self._coordinator = coordinator
         self._token, self._hello = token, dict(hello)
         self._heartbeat_timeout, self._patience = silence, patience
@@ -65,13 +67,15 @@ class Client:
         self._connection = self._connect()
         self._thread = threading.Thread(target=self._listen, name="client", daemon=True)
         self._thread.start()
-        with self._news:  # what was before this life is not for it
+        with self._news:  # earlier registers do not concern this life
             self._news.wait_for(lambda: self._ended is not None or self._register is not NOTHING)
 
     @property
     def register(self) -> Register:
-        """As last heard. Raises `Evicted`, or `PeerLost` where the coordinator is gone or other processes are
-        this island now."""
+        """The latest register. Raises `Evicted`.
+
+        Raises `PeerLost` if the coordinator is gone or other processes are this replica group now.
+        """
         with self._news:
             if self._ended is not None:
                 raise self._ended
@@ -79,22 +83,25 @@ class Client:
 
     @property
     def last(self) -> Register:
-        """As last heard, whatever has happened since."""
+        """The latest register, whatever has happened since."""
         return self._register
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will be heard."""
+        """True if nothing more will be received."""
         return self._ended is not None
 
     def complete_since(self, generation: int, rounds: int) -> float | None:
-        """When, on the clock `time.monotonic`, all ranks of all members were at that meeting."""
+        """Return when all ranks of all members had arrived at that round, in seconds of `time.monotonic`."""
         *meeting, moment = self._complete
         return moment if meeting == [generation, rounds] else None
 
     def come(self, address: str, rounds: int) -> Register:
-        """Ask to average, listening at `address` and holding the mean of `rounds`; the register of the
-        generation that this rank's island is in, which may have ended meanwhile."""
+        """Ask to average, listening at `address` and holding the mean of round `rounds`.
+
+        Return the register of the generation that this rank's replica group is in; it may have ended
+        meanwhile.
+        """
         replica_group = self._hello["replica_group"]
         last = self.register.generation
         while True:
@@ -102,40 +109,46 @@ class Client:
             now = self._wait(lambda now, last=last: now.phase is Phase.FINISHED or now.generation > last)
             if now.phase is Phase.FINISHED or replica_group in now.replica_groups:
                 return now
-            last = now.generation  # not what is heard by now: a generation with this island may have begun
+            # not the latest register: a generation with this replica group may have begun
+            last = now.generation
 
     def arrive(self, generation: int, rounds: int) -> None:
-        """This rank is at the meeting; from here on the coordinator counts the seconds for the others."""
+        """Report that this rank is ready to average; the coordinator now counts the others' seconds."""
         self._say({"do": "arrive", "generation": generation, "rounds": rounds})
 
     def vote(
         self, generation: int, rounds: int, ballot: Vote, progress: float = 0.0, pace: float = 0.0
     ) -> Register:
-        """This rank holds the whole mean, has come so far, in epochs, and computes a step in `pace` seconds,
-        if it knows; what the register says once the round has ended, well or not."""
+        """Report that this rank holds the whole mean; return the register once the round has ended.
+
+        `progress` is in epochs. `pace` is the seconds this rank computes per step, 0 if unknown. The
+        round may have been committed or not.
+        """
         said = {**asdict(ballot), "progress": progress, "pace": pace}
         self._say({"do": "vote", "generation": generation, "rounds": rounds, **said})
         return self._outcome(generation, rounds)
 
     def object(self, generation: int, rounds: int, why: str, blamed: int | None) -> Register:
-        """This rank cannot finish the round, perhaps for another island's fault; what the register says once
-        it has ended."""
+        """Report that this rank cannot finish the round; return the register once the round has ended.
+
+        `blamed` is the replica group at fault, if it is another one.
+        """
         said = {"why": why, "blamed": blamed}
         self._say({"do": "object", "generation": generation, "rounds": rounds, **said})
         return self._outcome(generation, rounds)
 
     def move(self) -> None:
-        """This island leaves, to come back with other ranks; heard when this returns."""
+        """Report that this replica group leaves to come back with other ranks; wait for the answer."""
         self._say({"do": "move"})
         self._wait(lambda _: self._moved)
 
     def finish(self, generation: int) -> None:
-        """All is done and saved."""
+        """Report that the training is done and saved."""
         self._say({"do": "finish", "generation": generation})
         self._wait(lambda after: after.phase is Phase.FINISHED)
 
     def close(self) -> None:
-        """Leave."""
+        """Leave and close the connection."""
         self._closed = True
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -153,9 +166,9 @@ class Client:
         return self.register
 
     def _say(self, message: Mapping[str, Any]) -> None:
-        """Said again on a new connection, until something else is."""
+        """Send `message`, and repeat it on a new connection until another one is sent."""
         self._standing = message
-        with suppress(OSError):  # the listening thread notices, too, and connects again
+        with suppress(OSError):  # the listening thread notices it, too, and connects again
             self._send(message)
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -169,7 +182,9 @@ class Client:
                 return self._connect_once()
             except OSError as error:
                 if isinstance(error, Unwelcome) and not coordinator_address.moves(self._coordinator):
-                    raise  # or else somebody has the port of one that has left, and the next one is due
+                    # otherwise another process has the old coordinator's port, and the
+                    # next coordinator is due
+                    raise
                 if time.monotonic() > until or self._closed:
                     raise PeerLost(
                         f"no coordinator at {self._coordinator} for {self._patience:g} s: {error}"

@@ -1,4 +1,4 @@
-"""One rank's connection, as the coordinator has it."""
+"""The coordinator's end of the connection to one rank."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from hpcsgd.elastic.watch import Watch
 
 @dataclass(eq=False)
 class Connection:
-    """A rank's connection. A `life` is one stay of an island, the same for all its ranks, and names their
-    processes, up to a dot."""
+    """The connection to one rank.
+
+    A `life` is one stay of a replica group, and is the same for all its ranks. Up to the dot it
+    identifies their processes.
+    """
 
     replica_group: int
     rank: int
@@ -29,15 +32,17 @@ class Connection:
         return self.life.partition(".")[0]
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Queued: a client that does not listen holds up nobody."""
+        """Queue `message`, so that a client that does not read blocks no other client."""
         self.writer.write(json.dumps(message).encode() + b"\n")
 
 
 async def greeted(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, watch: Watch
 ) -> Connection:
-    """Of a client that has proved that it knows the token, and said who it is. Raises what a stranger may
-    cause: `OSError`, `EOFError`, `ValueError`, `KeyError`, `TypeError`."""
+    """Return the connection of a client that has proved that it knows the token, and identified itself.
+
+    Raises what an unknown client may cause: `OSError`, `EOFError`, `ValueError`, `KeyError`, `TypeError`.
+    """
     at = place(COORDINATOR, writer.get_extra_info("peername"), writer.get_extra_info("sockname"))
     host = challenge()
     writer.write(host)

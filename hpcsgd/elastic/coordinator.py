@@ -1,10 +1,10 @@
-"""The coordinator: one small server that keeps the register, hears every rank and tells all of them.
+"""The coordinator: one small server that keeps the register, hears every rank and informs all of them.
 
-It runs where the islands were started: in the batch step or beside the launcher. What is said is one JSON
-object a line. A rank says hello and then comes, arrives, votes, objects or finishes, and beats once a second;
-the coordinator says what the register is, whenever it changes, and beats too. A connection that breaks or
-falls silent is a lost island; processes that die are so noticed at once. The register is written down before
-anybody hears of it, so the next coordinator goes on where this one was; see `journal`.
+It runs where the replica groups were started: in the batch step or next to the launcher. A message is one
+JSON object per line. A rank says hello, then comes, arrives, votes, objects or finishes, and sends a
+heartbeat every second. The coordinator sends heartbeats, too, and each change of the register, after writing
+it to disk: the next coordinator continues from there (see `journal`). A replica group is lost if a connection
+breaks or falls silent, so that dead processes are noticed at once.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from hpcsgd.elastic.watch import Watch, beat
 log = logging.getLogger(__name__)
 
 STARTED_AGAIN = "it was started again"
-"""Why an island is lost whose number others have now."""
+"""Why a replica group is lost if other processes have its number now."""
 
 
 class Coordinator:
     """Serves until the register is finished and all clients have left.
 
-    `silence`: seconds without a sign of life after which an island is lost. `timeout`: seconds that an open
-    register, or a round that the first island has arrived in, waits for islands that are alive; it must
-    exceed what honest islands differ by. `journal`: where the register is written down. `events` is told
-    what happens. `allotment` moves units of compute between the islands. `together`: all islands are waited
-    for at first, and all stop when one has to; or else they come and go, each for itself.
+    `silence`: seconds without a heartbeat after which a replica group is lost. `timeout`: seconds that an
+    open register, or a round in which a group has arrived, waits for groups that are alive; it must exceed
+    the time by which working groups differ. `journal`: where the register is written. `events` logs what
+    happens. `allotment` moves a resource between the groups. `together`: at first all groups are waited for,
+    and all stop when one has to stop. Otherwise groups come and go independently.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class Coordinator:
         expected = saved.replica_groups or (range(replica_groups) if together else ())
         self.membership = Membership(frozenset(expected), saved, together=together)
         self.superseded = False
-        """There is a later one: this one says nothing more."""
+        """True if there is a later coordinator; then this one sends nothing more."""
         for replica_group in saved.going:
-            self.membership.lose(replica_group)  # it has left, or will not be there for long
+            self.membership.lose(replica_group)  # it has left, or will leave soon
         self.address = ""
         self._token = token
         self._heartbeat_timeout, self._timeout = silence, timeout
@@ -71,17 +71,17 @@ class Coordinator:
         self._told = saved
         self._watch = Watch(beat(silence))
         self._since = self._watch.look()
-        """When this phase began, or a member that counts arrived."""
+        """The start of this phase, or when a member that counts arrived."""
         self._arrived: set[tuple[int, int]] = set()
         self._quarrels: Counter[frozenset[int]] = Counter()
-        """How often a round was given up because two islands did not reach each other."""
+        """How often a round was given up because two replica groups did not reach each other."""
         self._allotment = allotment
         self._moving: set[Connection] = set()
-        """They leave to come back with other ranks."""
+        """Clients that leave to come back with other ranks."""
         self._processes: defaultdict[int, list[str]] = defaultdict(list)
-        """That have been each island, one after the other."""
+        """The processes that have been each replica group, one after the other."""
         self._awaited: set[int] = set()
-        """Their islands, until they are back."""
+        """The replica groups of moving clients, until they are back."""
         self._paces = StepTimes()
 
     @property
@@ -89,7 +89,7 @@ class Coordinator:
         return self.membership.register
 
     async def serve(self, host: str, port: int = 0) -> None:
-        """Listen at `host`, an address of the job's own network; `address` is known once this has begun."""
+        """Listen at `host`, an address of the job's own network; sets `address` once it listens."""
         server = await asyncio.start_server(self._converse, host, port)
         self.address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
         async with server:
@@ -112,8 +112,8 @@ class Coordinator:
                 self._hear(client, json.loads(line))
         except (OSError, EOFError, TimeoutError, ValueError, KeyError, TypeError) as error:
             log.debug("a connection ended: %r", error)
-        except asyncio.CancelledError:  # of the process that ends, which asyncio would tell as a fault
-            self._clients.clear()  # nobody is lost by that
+        except asyncio.CancelledError:  # raised when the process ends; asyncio would report it as an error
+            self._clients.clear()  # so that no group counts as lost
         finally:
             if client is not None:
                 self._dismiss(client)
@@ -137,7 +137,7 @@ class Coordinator:
         client.tell({"register": self.register.to_json()})
 
     def _was_followed(self, client: Connection) -> bool:
-        """By other processes, which are that island now. Their launcher may have died before they did."""
+        """Return True if other processes are that group now; the old launcher may have died first."""
         return client.processes in self._processes[client.replica_group][:-1]
 
     def _evict(self, client: Connection, why: str) -> None:
@@ -148,7 +148,7 @@ class Coordinator:
         if client in self._clients:
             self._clients.remove(client)
             over = self.register.phase is Phase.FINISHED or self.register.leaving
-            if self._watch.just_woke():  # it gave up on this coordinator, and will be back as to a new one
+            if self._watch.just_woke():  # it gave up on this coordinator, and will return as to a new one
                 self._since = self._watch.look()
             elif client.replica_group in self.register.going:
                 self._lose(client.replica_group, Loss.LEFT, "it had to stop")
@@ -184,7 +184,7 @@ class Coordinator:
             case "finish":
                 membership.finish(replica_group, said["generation"])
             case "come" | "arrive" | "vote" | "object":
-                pass  # of the past
+                pass  # about an earlier round
             case unknown:
                 raise ValueError(f"{unknown!r} is nothing that a client says")
         self._publish()
@@ -194,7 +194,7 @@ class Coordinator:
         return (now.phase, now.generation, now.rounds) == (Phase.RUN, said["generation"], said["rounds"])
 
     def _arrive(self, client: Connection) -> None:
-        """The waiting begins with the first that has trained; who looks on is always early."""
+        """Note that a rank has arrived; waiting is timed from the first that has trained."""
         now = self.register
         if client.replica_group in now.counting and not any(i in now.counting for i, _ in self._arrived):
             self._since = self._watch.look()
@@ -203,9 +203,11 @@ class Coordinator:
             self._tell_all({"all_arrived": [now.generation, now.rounds]})
 
     def _object(self, replica_group: int, said: Mapping[str, Any]) -> None:
-        """Two that do not reach each other, though both reach this, would give up the same round for ever:
-        after the second time the later island is left out."""
-        log.info("island %d objects to round %d: %s", replica_group, said["rounds"], said["why"])
+        """Give up the round; after the second quarrel of two replica groups, leave out the later one.
+
+        They would otherwise fail the same round forever: both reach the coordinator, but not each other.
+        """
+        log.info("replica group %d objects to round %d: %s", replica_group, said["rounds"], said["why"])
         pair = frozenset({replica_group, said["blamed"]})
         self.membership.object(replica_group, said["generation"], said["rounds"])
         if said["blamed"] is not None:
@@ -213,11 +215,11 @@ class Coordinator:
             if self._quarrels[pair] > 1:
                 del self._quarrels[pair]
                 self._lose(
-                    max(pair), Loss.CUT, f"islands {min(pair)} and {max(pair)} do not reach each other"
+                    max(pair), Loss.CUT, f"replica groups {min(pair)} and {max(pair)} do not reach each other"
                 )
 
     def _allot(self) -> None:
-        """Where samples have just been dealt."""
+        """Move resources between the groups if samples have just been assigned."""
         before, now = self._told, self.register
         if self._allotment is None or now.assigned_at == before.assigned_at:
             return
@@ -232,7 +234,7 @@ class Coordinator:
         self._clients -= theirs
         for client in theirs:
             self._evict(client, why)
-        log.info("island %d is lost: %s", replica_group, why)
+        log.info("replica group %d is lost: %s", replica_group, why)
         self._chronicle.events.lost(replica_group=replica_group, kind=kind, why=why)
         if kind is Loss.CUT:
             self.membership.leave_out(replica_group)
@@ -255,7 +257,7 @@ class Coordinator:
             self._quarrels.clear()
 
     def _still(self, asked: Callable[[Journal], None]) -> bool:
-        """Whether this is the coordinator after `asked`; otherwise all are to look for the next one."""
+        """Do `asked`, and return True unless a later coordinator exists; then disconnect all clients."""
         try:
             if self._journal is not None and not self.superseded:
                 asked(self._journal)
@@ -264,7 +266,7 @@ class Coordinator:
             self.superseded = True
             for client in self._clients:
                 client.writer.close()
-            self._clients.clear()  # nobody is lost by that
+            self._clients.clear()  # so that no group counts as lost
         return not self.superseded
 
     def _tell_all(self, message: Mapping[str, Any]) -> None:
@@ -272,7 +274,7 @@ class Coordinator:
             client.tell(message)
 
     def _look_around(self) -> None:
-        """What nobody says: silence, and waiting that has lasted too long."""
+        """Notice clients that are silent and waiting that has lasted too long."""
         if not self._still(lambda journal: journal.require_current()):
             return
         clock = self._watch.look()
@@ -285,7 +287,8 @@ class Coordinator:
         waited = clock - self._since
         if waited > self._heartbeat_timeout and now.phase is not Phase.FINISHED and not now.leaving:
             for replica_group in (set(now.replica_groups) & self.membership.expected) - here - self._awaited:
-                self._lose(replica_group, Loss.DIED, "it did not come back")  # to this coordinator, a new one
+                # to this coordinator, which is a new one
+                self._lose(replica_group, Loss.DIED, "it did not come back")
         if waited > self._timeout:
             self._end_waiting(now)
         self._publish()

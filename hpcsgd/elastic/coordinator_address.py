@@ -1,7 +1,7 @@
-"""How islands that were started apart find their coordinator, which moves: a file in the folder of each term.
+"""How separately started replica groups find their coordinator: a file in the folder of each term.
 
-It has the address and the run's token, so only its owner may read it, and it is renamed into place. The token
-is that of the term before: rings of islands outlive coordinators.
+The coordinator may move. The file has its address and the run's token, so only its owner may read it, and it
+is renamed into place. All terms have one token, because rings of replica groups outlive coordinators.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from hpcsgd.files.shared import text_of
 
 NAME = "address.json"
 PAUSE = 0.25
-"""Seconds between two looks at it."""
+"""Seconds between two reads of the file."""
 
 
 @dataclass(frozen=True)
 class CoordinatorAddress:
-    """Of one term."""
+    """The address of the coordinator of one term."""
 
     address: str
-    """host:port; empty once the coordinator has left, and the next one is due at once."""
+    """host:port; empty once the coordinator has left, so that the next one is due at once."""
     token: str
 
     def publish(self, terms: Path, term: int) -> None:
-        """For all who can read the owner's files."""
+        """Write the file, readable by its owner only."""
         with replacing(terms / str(term) / NAME) as part:
             part.touch(0o600)
             part.write_text(json.dumps(asdict(self)))
 
     async def answers(self, patience: float) -> bool:
-        """Whether a coordinator of this run is there, and says so within `patience` seconds."""
+        """Return True if a coordinator of this run answers within `patience` seconds."""
         with suppress(OSError, EOFError, TimeoutError):
             await asyncio.wait_for(self._greet(), patience)
             return True
@@ -62,7 +62,7 @@ class CoordinatorAddress:
 
 
 def of_term(terms: Path, term: int) -> CoordinatorAddress | None:
-    """None where that term's coordinator has not told yet."""
+    """Return the address for a term; None if its coordinator has not published it yet."""
     path = terms / str(term) / NAME
     text = text_of(path)
     try:
@@ -72,7 +72,7 @@ def of_term(terms: Path, term: int) -> CoordinatorAddress | None:
 
 
 def token_for(terms: Path, term: int) -> str:
-    """The token of the terms before, or a new one."""
+    """Return the token of earlier terms, or a new one."""
     for earlier in range(term - 1, 0, -1):
         if (found := of_term(terms, earlier)) is not None:
             return found.token
@@ -80,7 +80,7 @@ def token_for(terms: Path, term: int) -> str:
 
 
 def awaited(coordinator: str, patience: float) -> str:
-    """`address`, which is missing while the coordinator moves. Raises `PeerLost` after so many seconds."""
+    """Wait for the coordinator's `address` and return it. Raises `PeerLost` after `patience` seconds."""
     until = time.monotonic() + patience
     while True:
         try:
@@ -92,19 +92,19 @@ def awaited(coordinator: str, patience: float) -> str:
 
 
 def moves(coordinator: str) -> bool:
-    """Whether that is a folder, which says where it is."""
+    """Return True if `coordinator` is a folder, which has its current address."""
     return os.path.isabs(coordinator)
 
 
 def address(coordinator: str) -> str:
-    """host:port of the coordinator, which is given as that, or as the folder of its terms.
+    """Return host:port of the coordinator, which is given as that or as the folder of its terms.
 
-    Raises `ConnectionError` where there is none at the moment.
+    Raises `ConnectionError` if there is none at the moment.
     """
     if not moves(coordinator):
         return coordinator
     terms = Path(coordinator)
     found = of_term(terms, last_claimed(terms))
     if found is None or not found.address:
-        raise ConnectionError(f"no coordinator has said in {terms} where it is")
+        raise ConnectionError(f"{terms} has no address of a running coordinator")
     return found.address

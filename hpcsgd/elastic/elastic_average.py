@@ -1,14 +1,14 @@
-"""Meetings of islands: the mean over those that are alive, taken by all of them or by none.
+"""The average of elastic replica groups: over those that are alive, taken by all of them or by none.
 
 EnsembleSync, section 3: after T local steps the parameters are averaged over the workers that answer. Here a
-worker is an island of K_i ranks, and what it computes meanwhile stays untouched until the register says that
-the round is committed:
+worker is a replica group of K_i ranks. Its own parameters stay untouched until the register commits the
+round:
 
-    arrive → sum of each chunk over its owners, aside → all ranks of the island get the whole
-           → vote → committed: take it; otherwise: again, with those who are left
+    arrive → each shard is summed over its owners, in a copy → all ranks of the group get the whole
+           → vote → committed: take it; otherwise: repeat with the remaining groups
 
-The model is cut in C chunks, the same for all islands: C is the largest K_i, and rank j of an island owns the
-chunks c with c mod K_i = j. Who comes from further back than others adds nothing and takes the mean.
+The model is cut into C shards, the same for all groups: C is the largest K_i, and rank j of a group owns the
+shards c with c mod K_i = j. A group that is behind adds nothing and takes the mean.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ log = logging.getLogger(__name__)
 
 
 class Over(Exception):
-    """The other islands have finished the training, and saved it."""
+    """The other replica groups have finished the training, and saved it."""
 
 
 class State(IntEnum):
-    """Of an attempt on one rank; that of the island is its worst."""
+    """The state of an attempt on one rank; the group takes the worst of its ranks."""
 
     FINE = 0
     OUTSIDE = 1
-    """Of a running generation, or in trouble with it."""
+    """Outside a running generation, or in trouble with it."""
     EVICTED = 2
     OVER = 3
 
 
 class ElasticAverage:
-    """One on every rank of an island, made by all at once.
+    """One on every rank of a replica group, made by all at once.
 
     `replica_groups`: how many were started. `host`: the address of this node in the job's own network.
-    `silence`: seconds after which those that say nothing are left behind. `timeout`: seconds to wait for
-    islands that are alive but do not arrive.
+    `silence`: seconds after which a silent group is left behind. `timeout`: seconds to wait for groups
+    that are alive but do not arrive.
     """
 
     def __init__(
@@ -69,26 +69,26 @@ class ElasticAverage:
         timeout: float = 300.0,
     ) -> None:
         self.rounds = 0
-        """Of which this island holds the mean."""
+        """The number of rounds whose mean this replica group holds."""
         self.report = Report()
-        """What goes with the next round; to be handed over by whoever trains."""
+        """Sent with the next round; the training loop sets it."""
         self.seconds = 0.0
-        """Spent in meetings."""
+        """Seconds spent averaging."""
         self.counted: tuple[int, ...] = ()
-        """The islands whose models made the last mean."""
+        """The replica groups whose models made the last mean."""
         self.index, self.count = replica_group, replica_groups
-        """Of this island, and how many were started."""
+        """The index of this replica group, and how many were started."""
         self._group = group
         self._coordinator, self._token = coordinator, token
         self._heartbeat_timeout, self._timeout = silence, timeout
         self._rings = Rings(replica_group, host, token, silence)
         self._generation = Register()
-        """As it closed: who the members are, and where they came from."""
+        """As it closed: its members, and the rounds that they held."""
         self.after = Register()
-        """What the last committed round left behind: where the training is, how its samples were dealt."""
+        """What the last committed round left: the training's position and the assignment of samples."""
         self._vote = Vote()
         self._due = 0
-        """Rounds there are before the one that is due."""
+        """The number of rounds before the one that is due."""
         self._why, self._blamed = "", None
         self._control: list[Tensor] = []
         self._alike = True
@@ -97,24 +97,25 @@ class ElasticAverage:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The islands that averaged last."""
+        """The replica groups that averaged last."""
         return self._generation.replica_groups
 
     @property
     def leaving(self) -> bool:
-        """Whether this island is to stop here, by itself or with all others."""
+        """True if this replica group is to stop here, by itself or with all others."""
         return self.after.stops(self.index)
 
     def mean(self, w: Sequence[Tensor], t: int = 0, *, alike: bool = True) -> None:
-        """Replace `w` after `t` updates by its mean over the living islands; collective. `alike`: all ranks
-        of the island have the same, or else each its rows, and all islands are of as many ranks.
+        """Replace `w` after `t` updates by its mean over the living replica groups; collective.
 
-        Raises `Over` where the others have finished, and `PeerLost` where the coordinator is gone.
+        `alike`: all ranks of the group have the same `w`. Otherwise each has its rows, and all groups
+        have the same number of ranks. Raises `Over` if the others have finished, and `PeerLost` if
+        the coordinator is gone.
         """
         aside, self._alike = self._room_for(w), alike
         report = self.report
         self._vote = Vote(Point(t, *report.deal), report.leaving)
-        settle_all(w)  # computing is no waiting for others; the last mean has left `aside`
+        settle_all(w)  # computing must not count as waiting; the last mean has left `aside`
         started = time.perf_counter()
         while not self._attempt(w, aside):
             pass
@@ -123,31 +124,32 @@ class ElasticAverage:
             x.copy_(mean, non_blocking=True)
 
     def move(self) -> None:
-        """This island leaves, to come back with other ranks: the others are to wait."""
-        with suppress(Evicted):  # then it comes back as any other that was lost
+        """Report that this replica group leaves to come back with other ranks, so that the others wait."""
+        with suppress(Evicted):  # then it comes back like any lost group
             self._client.move()
 
     def finish(self) -> None:
-        """All is done and saved: nobody has to come any more."""
+        """Report that the training is done and saved, so that no group has to come back."""
         with suppress(Evicted):  # then the others save it once more
             self._client.finish(self._generation.generation)
 
     def close(self) -> None:
-        """Leave; the others are told at once."""
+        """Leave; the others are informed at once."""
         self._client.close()
         self._rings.close()
 
     def _room_for(self, w: Sequence[Tensor]) -> list[Tensor]:
-        """For a mean of `w`. It is kept: the first touch of fresh memory costs as much as the sum itself.
+        """Return memory for a mean of `w`; for 16-bit floats in float32, because the sum passes every group.
 
-        Of 16-bit floats in float32: the sum goes around, from island to island."""
+        The memory is kept: the first touch of fresh memory costs as much as the sum itself.
+        """
         if [(x.shape, x.dtype) for x in self._control] != [(x.shape, accumulation_dtype(x.dtype)) for x in w]:
             self._control = [room_for(x, accumulation_dtype(x.dtype)) for x in w]
         return self._control
 
     def _attempt(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> bool:
-        """Whether the round was committed, the same on all ranks of the island."""
-        self._why, self._blamed = "another rank of the island is in trouble", None
+        """Return True if the round was committed; the same on all ranks of the replica group."""
+        self._why, self._blamed = "another rank of the replica group is in trouble", None
         state = self._agree(self._look_around)
         if state is State.OUTSIDE:
             state = self._agree(self._enter)
@@ -160,7 +162,8 @@ class ElasticAverage:
             return False
         if state is State.FINE:
             self._spread(aside)
-        # What one rank has seen committed is, whatever the others heard before they were evicted.
+        # If one rank has seen the commit, it counts, whatever the others heard before they were
+        # evicted.
         seen = [after for after in self._group.gather_objects(self._outcome(state)) if after is not None]
         if not seen:
             return False
@@ -169,7 +172,7 @@ class ElasticAverage:
         return True
 
     def _agree(self, stage: Callable[[], None]) -> State:
-        """Do it on every rank of the island; the worst that came of it."""
+        """Run `stage` on every rank of the replica group, and return the worst result."""
         state = State.FINE
         try:
             stage()
@@ -188,13 +191,13 @@ class ElasticAverage:
         return State(int(worst.item()))
 
     def _look_around(self) -> None:
-        """Raises `OSError` where the register is not that of a generation that this island is in."""
+        """Raise `OSError` unless the register shows a running generation with this replica group."""
         now = self._client.register
         if now.phase is not Phase.RUN or now.generation != self._generation.generation:
             raise ConnectionError("the generation has ended")
 
     def _enter(self) -> None:
-        """Wait for a generation that this island is in."""
+        """Wait for a generation with this replica group."""
         self._rings.drop()
         now = self._client.come(self._rings.address, self.rounds)
         if now.phase is Phase.FINISHED:
@@ -202,25 +205,29 @@ class ElasticAverage:
         self._generation, self._due = now, now.rounds
         if self._group.rank == 0:
             log.info(
-                "generation %d: islands %s average", now.generation, ", ".join(map(str, now.replica_groups))
+                "generation %d: replica groups %s average",
+                now.generation,
+                ", ".join(map(str, now.replica_groups)),
             )
 
     def _sum(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> None:
-        """The mean of the chunks that this rank owns, in `aside`. Raises `OSError`."""
+        """Compute the mean of this rank's shards in `aside`. Raises `OSError`."""
         now = self._generation
         self._client.arrive(now.generation, self._due)
         counting = self._client.register.counting
         rank, size = self._group.rank, self._group.size
         sizes = {member.ranks for member in now.members}
         if not self._alike and sizes != {size}:
-            raise UserError(f"islands of {sorted(sizes)} ranks: [parallel] fsdp asks for as many in each")
+            raise UserError(
+                f"[parallel] fsdp: groups have {sorted(sizes)} ranks; it needs the same number in each"
+            )
         for c in range(rank, max(sizes), size):
             ring = self._rings.of(c, now, self._is_overdue, lambda: self._is_past(now))
             part = (c, max(sizes)) if self._alike else (0, 1)
             self._rings.mean(w, aside, *part, ring, counting)
 
     def _is_overdue(self, since: float) -> bool:
-        """Islands may train for long; once all are there a neighbour has no excuse."""
+        """Return True if a neighbour is late: before all have arrived, groups may still train for long."""
         complete = self._client.complete_since(self._generation.generation, self._due)
         if complete is None:
             return time.monotonic() - since > self._timeout
@@ -231,7 +238,7 @@ class ElasticAverage:
         return members[(members.index(self.index) + side) % len(members)]
 
     def _spread(self, aside: Sequence[Tensor]) -> None:
-        """Every rank of the island gets the chunks of the others."""
+        """Broadcast each shard to every rank of the replica group."""
         if not self._alike:
             return
         C = max(member.ranks for member in self._generation.members)
@@ -240,9 +247,9 @@ class ElasticAverage:
                 self._group.bcast(part_of(mean, c, C), root=c % self._group.size).wait()
 
     def _outcome(self, state: State) -> tuple[Register, tuple[int, ...]] | None:
-        """The register that commits the round, and who counted in it; or nothing."""
+        """Return the register that commits the round and the groups that counted, or None."""
         g, r = self._generation.generation, self._due
-        with suppress(Evicted):  # of which the next attempt hears
+        with suppress(Evicted):  # the next attempt learns of it
             counting = self._client.register.counting
             if state is State.FINE:
                 after = self._client.vote(g, r, self._vote, self.report.progress, self.report.step_seconds)
@@ -253,7 +260,7 @@ class ElasticAverage:
         return None
 
     def _come_back(self) -> None:
-        """As a new life, all ranks of the island together."""
+        """Reconnect as a new life, all ranks of the replica group together."""
         self._client.close()
         self._rings.drop()
         self._generation = Register()
@@ -274,7 +281,7 @@ class ElasticAverage:
         )  # fmt: skip
 
     def _cut_what_is_past(self, now: Register | None) -> None:
-        """Called by the client's thread: whoever waits in a ring is to look up."""
+        """Interrupt threads that wait in a ring of an old generation; the client's thread calls this."""
         if now is None or now.phase is not Phase.RUN or now.generation != self._generation.generation:
             self._rings.cut()
 

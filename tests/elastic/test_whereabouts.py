@@ -19,7 +19,7 @@ from hpcsgd.elastic.journal import claim
 
 
 def test_the_newest_term_says_where(tmp_path: Path) -> None:
-    nowhere = re.escape(f"no coordinator has said in {tmp_path} where it is")
+    nowhere = re.escape(f"{tmp_path} has no address of a running coordinator")
     with pytest.raises(ConnectionError, match=nowhere):
         coordinator_address.address(str(tmp_path))
     claim(tmp_path, 1)
