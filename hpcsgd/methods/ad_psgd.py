@@ -1,13 +1,13 @@
-"""Asynchronous decentralized parallel SGD: a group averages with one other at a time and never waits long.
+"""Asynchronous decentralized parallel SGD: a group averages with one other at a time, without long waits.
 
 X. Lian, W. Zhang, C. Zhang, J. Liu: Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML
 2018, algorithm 1 and section 4: worker i computes a gradient at what x_i was, averages x_i with a random
 neighbour's, and applies the gradient to the result. A bipartite split rules out deadlock: active workers
-ask, passive ones answer, and nobody does both.
+ask, passive ones answer, and no worker does both.
 
-The paper's worker is a group here; each of its positions averages the chunk that it owns, with the same
-partner, at a moment of its own. As in the paper communication runs beside computation: an average begun at
-the end of a step is taken in at the end of the next one, as the change that it made.
+The paper's worker is a group here. All its ranks average with the same partner, each the shard that it owns,
+at its own time. As in the paper, communication overlaps computation: an average begun at the end of a step is
+applied at the end of the next one, as the change that it made.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ PAPER = """
 
 
 class PairShard:
-    """`x`, the chunk that others average with, and this rank's way to them.
+    """The shard `x` that groups average with each other, and this rank's connection to them.
 
-    It is in host memory, where a thread answers them, and in float32 at least, or halves of 16-bit numbers
-    would be lost again and again.
+    `x` is in host memory, where a thread answers requests. It is float32 or wider: repeated averages in 16
+    bits would keep losing small differences.
     """
 
     def __init__(self, owned: Sequence[Tensor], x: Sequence[Tensor], cross: Communicator) -> None:
-        """From `x` on, which is like `owned`. Collective."""
+        """Start with the values of `x`, which has the layout of `owned`. Collective."""
         self.x = [_kept(chunk) for chunk in x]
         self.averaged = 0
-        """How often others and this group have averaged it since that was asked for."""
+        """How many averages were made since the last `update`."""
         self._cross = cross
         self._lock = threading.Lock()
         self._sent, self._answer, self._average = (MessageBuffer.like(owned, HOST) for _ in range(3))
@@ -66,7 +66,10 @@ class PairShard:
             self._service = RequestServer(cross, self._reply, self._sent.bytes.numel())
 
     def update(self, updates: Sequence[Tensor], chunks: Sequence[Tensor]) -> int:
-        """x ← x + updates, and `chunks` ← x; return how often x was averaged since the last time."""
+        """Apply x ← x + updates and copy x into `chunks`.
+
+        Return how many averages were made since the last call.
+        """
         with self._lock:
             for x, update, chunk in zip(self.x, updates, chunks, strict=True):
                 chunk.copy_(x.add_(update), non_blocking=True)
@@ -75,12 +78,12 @@ class PairShard:
         return averaged
 
     def ask(self, partner: int) -> None:
-        """Begin to average with group `partner`; nothing is waited for."""
+        """Begin to average with group `partner`, without waiting."""
         self._sent.pack(self.x)
         self._asked = self._service.ask({partner: self._sent.bytes}, {partner: self._answer.bytes})
 
     def take_in(self) -> None:
-        """x ← x + (the average − what was sent): x may have moved since."""
+        """Apply x ← x + (the average − what was sent), since x may have changed in between."""
         if self._asked is not None:
             self._asked.wait()
             self._asked = None
@@ -90,13 +93,13 @@ class PairShard:
 
     @contextlib.contextmanager
     def at_rest(self) -> Generator[None, None, None]:
-        """In the block no average is under way. Collective."""
+        """Make sure that no average is under way inside the block. Collective."""
         self.take_in()
         with self._service.at_rest():
             yield
 
     def mean(self) -> list[Tensor]:
-        """The mean of all x. Collective."""
+        """Return the mean of all x. Collective."""
         with self.at_rest():
             mean = [x.clone() for x in self.x]
             for x in mean:
@@ -104,7 +107,7 @@ class PairShard:
         return mean
 
     def _reply(self, active: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
-        """On the server's thread of a passive group."""
+        """Answer an active group. Runs on the server thread of a passive group."""
         with self._lock:
             for x in self.x:
                 x.div_(2)
@@ -117,20 +120,20 @@ class PairShard:
 class PairAverage:
     """x_i, x_k ← (x_i + x_k)/2 between an active (even) group i and a random passive (odd) group k.
 
-    The model has what x was at the end of the last step. The update is all that has changed since then: what
-    somebody has written into parameters between two steps is part of it. Noted: `staleness`, how often x was
-    averaged while the gradient was computed.
+    The model is a copy of x from the end of the last step. The update is everything that has changed in it
+    since then, including what the user wrote into parameters between two steps. The metric `staleness` counts
+    how often x was averaged while the gradient was computed.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.traits = Traits(RandomPartner(seed), histogram_names=("staleness",))
         self._shared: PairShard | None = None
-        """From the first step of several groups on."""
+        """Set in the first step, if there are several groups."""
         self._saved: list[Tensor] | None = None
-        """What x is to begin with, or what it was where nobody shares it yet."""
+        """The initial value of x, if it was loaded before `_shared` exists."""
         self._model: MessageBuffer | None = None
-        """What the model was at the end of the last step; None: x is no copy of it, training begins there."""
+        """The model at the end of the last step; None before the first step and after a load."""
         self._owned: Sequence[Tensor] = ()
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
@@ -147,7 +150,7 @@ class PairAverage:
         assert self._model is not None
         found = list(vectors)
         self._shared.take_in()
-        self._model.add_to(found, -1.0)  # what is left is the update
+        self._model.add_to(found, -1.0)  # found is now the update
         s.metrics["staleness"] = self._shared.update(on_host(found), found)
         self._model.pack(found)
         if s.topology.group_index % 2 == 0:
@@ -156,11 +159,11 @@ class PairAverage:
         return found
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """x_i of the active half to the passive one, and the average back.
+        """Return the sends of x_i from the active half to the passive one, and of the average back.
 
-        `crowded`: partners are drawn by chance, and a link whose host has groups of both kinds carries
-        questions of the one beside answers of the other. Fitted by hand to a simulation of links that are
-        shared evenly, on four or more hosts; `benchmarks/model_error.py` has it beside real steps.
+        `contention`: partners are random, and a link whose host has groups of both kinds carries requests of
+        one kind next to answers of the other. Its value was fitted manually to a simulation of evenly shared
+        links, on four or more hosts. `benchmarks/model_error.py` compares it with real steps.
         """
         passive, active = m.P // 2, (m.P + 1) // 2
         if not passive:
@@ -174,18 +177,22 @@ class PairAverage:
         return [once, once]
 
     def model(self) -> list[Tensor] | None:
-        """The mean of all x. What groups train on is behind it by averages that only one of two has seen."""
+        """Return the mean of all x.
+
+        The parameters that groups train on lag behind it: some averages have so far reached only one of the
+        two groups.
+        """
         return None if self._shared is None else self._shared.mean()
 
     def state_dict(self) -> State:
-        """x, after the averages under way; a copy, since the next ones may begin at any time."""
+        """Return a copy of x after the averages under way; a copy, since new ones may begin at any time."""
         if self._shared is None:
             return State() if self._saved is None else State(sharded={"x": self._saved})
         with self._shared.at_rest():
             return State(sharded={"x": self._shared.x}).cloned()
 
     def load_state_dict(self, state: State) -> None:
-        """Before the first step, or on all ranks. The parameters of the next step go with it."""
+        """Load x, before the first step or on all ranks; it belongs to the parameters of the next step."""
         self._model = None
         x = state.sharded.get("x")
         if self._shared is None:
@@ -202,20 +209,30 @@ def _kept(chunk: Tensor) -> Tensor:
 @method(cite=PAPER)
 @checked
 def ad_psgd(seed: int = 0, grad_reduce: GradReduce = Dense()) -> Method:  # noqa: B008 - frozen
-    """Groups average with one random other after every step, and wait for nobody else.
+    """Return asynchronous gossip: after every step, a group averages with one random other group.
 
-    Active (even) groups ask passive (odd) ones: M/K elements a rank and step from every active group, and
-    back, while the next gradient is computed. What arrives first counts first, so that two runs have other
-    bits. Noted in every step: `staleness`, how often the model was averaged while its gradient was computed.
-    What is written into parameters between two steps, as by a clamp, is part of the next update. Load weights
-    before the first step: after it groups would load them at moments of their own.
-
-    Not to be confused with `d_psgd`, where all groups average in every step and wait for their neighbours.
+    Active groups (even index) send requests to passive ones (odd index). The answer travels while the next
+    gradient is computed. Requests are handled in the order in which they arrive, so two runs do not give the
+    same bits.
 
     Args:
-        seed: partners follow from it, the group and the step. Default 0.
-        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
-            Default Dense().
+        seed: Seed of the draw. Together with the group and the step it determines the partners. Default 0.
+        grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
+            `ReduceScatter()` or `Sparse(...)`. Default Dense().
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
+
+    Shape:
+        M parameters in total; each rank owns M/K of them. Per step, a rank of an active group sends M/K
+        elements and receives as many.
+
+    Note:
+        After every step, `optimizer.metrics["staleness"]` counts how often the model was averaged while its
+        gradient was computed.
+
+        A change that you write into parameters between two steps, such as a clamp, becomes part of the next
+        update. Load weights before the first step: later, each group would load them in a different step.
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.ad_psgd())
@@ -223,8 +240,11 @@ def ad_psgd(seed: int = 0, grad_reduce: GradReduce = Dense()) -> Method:  # noqa
         >>> optimizer.metrics["staleness"] >= 0
         True
 
-    Source:
+    References:
         X. Lian, W. Zhang, C. Zhang, J. Liu: Asynchronous Decentralized Parallel Stochastic Gradient Descent,
         ICML 2018, algorithm 1 and section 4.
+
+    See Also:
+        `d_psgd`: all groups average in every step and wait for their neighbours.
     """
     return Method(grad_reduce=grad_reduce, schedule=Every(1), averager=PairAverage(seed))

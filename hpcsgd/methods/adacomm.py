@@ -1,4 +1,4 @@
-"""AdaComm: groups meet seldom at first, and the more often the less loss is left.
+"""AdaComm: groups synchronize rarely at first, and more often as the loss falls.
 
 J. Wang, G. Joshi: Adaptive Communication Strategies to Achieve the Best Error-Runtime Trade-off in
 Local-Update SGD, SysML 2019 (arXiv:1810.08313), section 4. For every block of training
@@ -6,11 +6,16 @@ Local-Update SGD, SysML 2019 (arXiv:1810.08313), section 4. For every block of t
     I ← ⌈√(η_0/η · F(w)/F(w_0)) · I_0⌉     where that is less than the I before
     I ← ⌈γ·I⌉, γ = 1/2                     elsewhere: the loss did not fall enough
 
-Differences from the paper: a block is so many steps and not so many seconds, and ends at a meeting, so that a
-run has the same bits again and all ranks decide alike. F(w) is the mean of the training losses of the block
-over all ranks, at the groups' own models; F(w_0) that of the very first step. η_0 is the highest rate so far:
-a warm-up starts below it. Where the rate fell since the last change, the I before counts as √(η_before/η)
-times itself, or γ would take back what a lower rate allows. The loss must be positive.
+Differences from the paper:
+
+- A block is a number of steps, not of seconds, and ends at a synchronization. So a repeated run gives the
+  same bits, and all ranks decide alike.
+- F(w) is the mean training loss of the block over all ranks, at the groups' own models. F(w_0) is that of the
+  first step.
+- η_0 is the highest learning rate so far, since a warm-up starts lower.
+- If the learning rate fell since the last change, the I before counts √(η_before/η) times. Otherwise γ would
+  take back what a lower rate allows.
+- The loss must be positive.
 """
 
 from __future__ import annotations
@@ -50,14 +55,14 @@ GAMMA = 1 / 2
 
 @dataclass
 class BlockState:
-    """Where in its block a rank is; the same on all ranks but for the losses."""
+    """The position of a rank in its block; all ranks have the same values, except of the losses."""
 
     I: int  # noqa: E741 - the papers' letter
     since_sync: int = 0
-    """Steps; also of the next two."""
+    """Steps since the last synchronization."""
     since_change: int = 0
     losses: float = 0.0
-    """Their sum since the last change."""
+    """The sum of the losses since the last change."""
     first_loss: float | None = None
     eta_before: float = 0.0
     """The learning rate at the last change."""
@@ -65,7 +70,7 @@ class BlockState:
 
 
 class Adaptive:
-    """Meetings after every I steps; at the first one after `block` steps I changes."""
+    """Synchronizes after every I steps; I changes at the first synchronization after `block` steps."""
 
     def __init__(self, I_0: int, block: int) -> None:
         for name, value in (("initial_sync_every", I_0), ("adapt_every", block)):
@@ -75,11 +80,11 @@ class Adaptive:
         self.block = block
         self.block_state = BlockState(I_0)
         self._world: Communicator | None = None
-        """All ranks, once a step has been made."""
+        """All ranks, known from the first step on."""
 
     @property
     def traits(self) -> ScheduleTraits:
-        """With the rate as it is now."""
+        """The traits, with the present rate."""
         return ScheduleTraits(rate=1 / self.block_state.I)
 
     def __call__(self, s: StepContext) -> bool:
@@ -94,13 +99,15 @@ class Adaptive:
         return True
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """F(w) and F(w_0), once a block."""
+        """F(w) and F(w_0), once per block."""
         once = 1 / max(self.block, self.block_state.I)
         return [allreduce("world", 2 * FLOAT64).within("loss", once)]
 
     def state_dict(self) -> State:
-        """With the means of the losses over all ranks, which is all that equations ask for: the state of any
-        rank will do for all. Collective."""
+        """Return the state with the losses averaged over all ranks.
+
+        The equations need only these means, so the state of any rank will do for all ranks. Collective.
+        """
         same = asdict(self.block_state)
         losses, first = (same.pop(name) for name in ("losses", "first_loss"))
         if first is None:
@@ -116,7 +123,7 @@ class Adaptive:
     def _count(self, s: StepContext) -> None:
         if s.loss is None:
             raise UserError(
-                "adacomm goes by the training loss: give it as optimizer.step(loss=loss), or give step() a "
+                "adacomm needs the training loss: give it as optimizer.step(loss=loss), or give step() a "
                 "closure that returns it"
             )
         now, loss, self._world = self.block_state, float(s.loss), s.topology.world
@@ -128,7 +135,7 @@ class Adaptive:
         now.eta_0 = max(now.eta_0, s.lr)
 
     def _change(self, s: StepContext) -> None:
-        """Collective over all ranks: 16 bytes."""
+        """Compute the new I. Collective over all ranks: 16 bytes."""
         now = self.block_state
         with phase("loss"):
             F, F_0 = self._over_all_ranks(s)
@@ -141,7 +148,7 @@ class Adaptive:
         now.since_change, now.losses, now.eta_before = 0, 0.0, s.lr
 
     def _over_all_ranks(self, s: StepContext) -> list[float]:
-        """F(w) and F(w_0)."""
+        """Return F(w) and F(w_0)."""
         now = self.block_state
         assert now.first_loss is not None
         return _means(s.topology.world, now.losses / now.since_change, now.first_loss)
@@ -163,29 +170,36 @@ def adacomm(
     optimizer_state: WithOptimizerState = keep_state,
     quantize: Quantizer | None = None,
 ) -> Method:
-    """Local SGD whose groups meet seldom at first, and the more often the less loss is left.
+    """Return local SGD whose groups synchronize rarely at first, and more often as the training loss falls.
 
-    Goes by the training loss, which `optimizer.step(loss=loss)` has to be given. Noted in every step:
-    `interval`, the I in force; at every meeting `distance`. A new interval costs an allreduce of 16 bytes.
-
-    Not to be confused with `selsync`, which goes by the gradient and decides in every step.
+    It needs the training loss in every step: `optimizer.step(loss=loss)`.
 
     Args:
-        initial_sync_every: I_0, steps from one meeting to the next at first. Begin with the largest that
-            trains at all.
-        adapt_every: steps after which the interval is chosen anew, at the next meeting. A job file may say
-            ``adapt_every = { epoch = 1 }``; the paper's blocks are of seconds.
-        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
-            Default Dense().
-        optimizer_state: what becomes of momentum at a meeting: `keep_state`, `AverageState` or `ResetState`.
-            Default keep_state.
-        quantize: how chunks travel at a meeting: `quantizers.bf16()`, `quantizers.int8()`,
-            `quantizers.int4()`, …. Default None: as they are.
+        initial_sync_every: Steps between two synchronizations at first (I_0). Begin with the largest value
+            with which the model trains at all.
+        adapt_every: Steps after which the interval is chosen anew, at the next synchronization. In a job file
+            it can be ``adapt_every = { epoch = 1 }``. The paper measures it in seconds.
+        grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
+            `ReduceScatter()` or `Sparse(...)`. Default Dense().
+        optimizer_state: What happens to momentum and other optimizer state at a synchronization:
+            `keep_state`, `AverageState` or `ResetState`. Default keep_state.
+        quantize: Format in which shards travel at a synchronization, such as `quantizers.bf16()`,
+            `quantizers.int8()` or `quantizers.int4()`. Default None: their own dtype.
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
-        UserError: for an `initial_sync_every` or `adapt_every` that is no whole number ≥ 1; in a step
-            without a loss, or at a change where the first loss was not positive or the present one is not
-            finite.
+        UserError: If `initial_sync_every` or `adapt_every` is not a whole number ≥ 1; in a step without a
+            loss; at a change, if the first loss was not positive or the present one is not finite.
+
+    Shape:
+        M parameters in total; each rank owns M/K of them. A rank sends 2·(P−1)/P·M/K elements per
+        synchronization. A new interval costs an allreduce of 16 bytes.
+
+    Note:
+        After every step, `optimizer.metrics["interval"]` is the present I. After a synchronization,
+        `optimizer.metrics["distance"]` is the model distance.
 
     Example:
         >>> method = hpcsgd.adacomm(initial_sync_every=4, adapt_every=8)
@@ -197,9 +211,12 @@ def adacomm(
         >>> optimizer.metrics["interval"]
         4
 
-    Source:
+    References:
         J. Wang, G. Joshi: Adaptive Communication Strategies to Achieve the Best Error-Runtime Trade-off in
         Local-Update SGD, SysML 2019 (arXiv:1810.08313), section 4.
+
+    See Also:
+        `selsync`: decides by the gradient, in every step.
     """
     return Method(
         grad_reduce=grad_reduce,

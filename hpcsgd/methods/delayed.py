@@ -1,16 +1,16 @@
-"""Delayed averaging: groups train on while their models meet, and take the mean in some steps later.
+"""Delayed averaging: groups train on while their models are averaged, and use the mean some steps later.
 
-A meeting begins with w_t, the models after update t, and arrives d updates later:
+A synchronization begins with w_t, the models after update t, and its result is used d updates later:
 
-    w̄_t = what the averager makes of w_t                 while updates t+1 … t+d are made
+    w̄_t = the averager's result for w_t                  while updates t+1 … t+d are made
     w ← w̄_t + (w_{t+d} − w_t)                            after update t+d
 
-so that no update is lost. With d = 0 it is the method itself. One meeting is under way at a
-time: of two, the later one would take away once more by how far groups are apart.
+so that no update is lost. With d = 0 it is the method itself. Only one average is pending at a time. If two
+were, the later one would subtract the difference between the groups a second time.
 
-That averages may come late is from Q. Zhou et al.: DaSGD: Squeezing SGD Parallelization Performance in
-Distributed Training Using Delayed Averaging, 2020 (arXiv:2006.00441); the form above is the
-simplest that goes with any optimizer and averager. DASO (Heat) weighs the two models by steps instead.
+The idea of late averages is from Q. Zhou et al.: DaSGD: Squeezing SGD Parallelization Performance in
+Distributed Training Using Delayed Averaging, 2020 (arXiv:2006.00441). The form above is the simplest that
+works with any optimizer and averager. DASO (Heat) weights the two models by steps instead.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ PAPER = """
 
 
 class Delayed:
-    """`inner`, whose meetings arrive `steps` ≥ 1 updates after they began.
+    """The averager `inner`, whose results are used `steps` ≥ 1 updates after it began.
 
-    Called where none arrives it makes groups meet at once, after it has taken in what is under way. D is that
-    of w_t, noted at the arrival.
+    If `average` is called when no result is due, it takes in the pending average and then averages at once.
+    The distance D is that of w_t; it is reported when the result is used.
     """
 
     def __init__(self, inner: Averager, steps: int) -> None:
@@ -61,14 +61,16 @@ class Delayed:
         self.traits = replace(inner.traits, waits=waits, leaves_mean=False, vectors_only=False)
         self._pending: PendingAverage | None = None
         self._brought: list[Tensor] = []
-        """The w_t of the meeting under way."""
+        """The w_t of the pending average."""
         self._wanted = 0
-        """The last update after which groups were to meet."""
+        """The last update after which the schedule wanted a synchronization."""
         self._on_own_thread: Topology | None = None
 
     def is_due(self, s: StepContext, wanted: bool) -> bool:
-        """Whether a meeting arrives after this update. One that is `wanted` begins then, if none is under way
-        any more."""
+        """Return whether a result is due after this update.
+
+        If a synchronization is `wanted`, it begins after this update, unless an average is still pending.
+        """
         if wanted:
             self._wanted = s.t
         return self._pending is not None and self._pending.due <= s.t
@@ -94,11 +96,11 @@ class Delayed:
         return found
 
     def finish(self, vectors: Sequence[Tensor], s: StepContext, due: bool = False) -> None:
-        """w ← w̄_t + (w − w_t), if a meeting is under way, for which it waits."""
+        """Wait for the pending average, if there is one, and apply w ← w̄_t + (w − w_t)."""
         if self._pending is None:
             return
         self._pending.wait()
-        # Where there was one group in between, the vectors were dropped.
+        # The state drops its vectors if it went through a run with one group.
         mine: Sequence[Tensor] = vectors if self._brought else ()
         for own, then, mean in zip(mine, self._brought, self._pending.shards, strict=True):
             own.copy_(torch.sub(own.to(accumulation_dtype(own.dtype)), then).add_(mean))
@@ -112,7 +114,7 @@ class Delayed:
         return [overlapped(x, self.steps) for x in comm_ops(self.inner, m)]
 
     def state_dict(self) -> State:
-        """With w_t and w̄_t of the meeting under way, which it waits for."""
+        """Return the state with w_t and w̄_t of the pending average, for which it waits."""
         meeting = self._pending
         if meeting is None:
             return State(replicated={"due": None, "notes": {}})
@@ -130,40 +132,47 @@ class Delayed:
 
 
 def require_vectors_only(name: str, method: Method) -> None:
-    """Raises `UserError` where its averager cannot be given copies while groups train on."""
+    """Raise `UserError` if the method's averager cannot work on copies while groups train on."""
     if not method.averager.traits.vectors_only:
         raise UserError(
-            f"{name}: meetings of this method need more than the chunks that a position owns; those of "
-            f"{', '.join(sorted(DELAYABLE))} do not, with moments kept and parameters averaged"
+            f"{name}: this method needs more than a rank's shards to average. Expected one of "
+            f"{', '.join(sorted(DELAYABLE))}, with keep_state and with averaged parameters"
         )
     if method.schedule.traits.rate == 0:
-        raise UserError(f"{name}: groups of this method never meet; use it alone")
+        raise UserError(f"{name}: groups of this method never average their models; use it alone")
 
 
 @method(cite=PAPER)
 @checked
 def delayed(method: Method, sync_delay: int) -> Method:
-    """`method`, whose groups train on while they meet: the result is taken in `steps` updates later.
+    """Return `method` with averages in the background: groups use each result `sync_delay` updates later.
 
-    What groups learned meanwhile stays: w ← w̄ + (w − w_t), where w_t are the models that met and w̄ is what
-    came of it. So a meeting costs no time if it takes no longer than so many steps. A rank keeps w_t and w̄,
-    M/K elements each. Noted at the arrival: what the method notes of a meeting, `distance` being that of w_t.
-    What is still under way at an evaluation is not in the model: with a mean that changes nothing, with an
-    outer optimizer its last step is to come.
-
-    Not to be confused with `osgp`, gossip whose messages are late, nor with `streaming`, where parts of the
-    model meet in turn and what groups learned meanwhile may be dropped.
+    What groups learn in between is kept: w ← w̄ + (w − w_t), where w_t is the model that was sent and w̄ the
+    result. So a synchronization costs no time if it takes no longer than `sync_delay` steps.
 
     Args:
-        method: whose meetings go by the chunks that a position owns and nothing else, as those of
-            `hierarchical` and `diloco` do with moments kept. Others are refused, with a list of those that
-            can be delayed. In a job file ``method = { name = "hierarchical", sync_every = 8 }``.
-        sync_delay: d, updates between the beginning of a meeting and its arrival, 0 or more; 0 is `method`
-            itself. At most the steps from one meeting to the next. Where that cannot be told before, a
-            meeting that falls due while one is under way is left out.
+        method: Method whose averager needs only the shards that a rank owns. `hierarchical` and `diloco` with
+            `keep_state` are examples; the error for others lists all that can be delayed. In a job file:
+            ``method = { name = "hierarchical", sync_every = 8 }``.
+        sync_delay: Updates d between the beginning of a synchronization and the use of its result, from 0 to
+            the steps between two synchronizations. 0 is `method` itself. If the schedule is not known in
+            advance, a synchronization that falls due while an average is pending is skipped.
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
-        UserError: for other methods, and for more steps than there are between meetings.
+        UserError: If `method` is of another kind, or `sync_delay` is outside these bounds.
+
+    Shape:
+        M parameters in total; each rank owns M/K of them. A rank keeps w_t and w̄, M/K elements each.
+
+    Note:
+        When a result is used, `optimizer.metrics` gets the metrics of that synchronization; `distance` is
+        that of w_t.
+
+        An evaluation does not include a pending average. For a mean that changes nothing; for an outer
+        optimizer its last step is missing.
 
     Example:
         >>> method = hpcsgd.delayed(hpcsgd.hierarchical(sync_every=4), sync_delay=2)
@@ -175,21 +184,25 @@ def delayed(method: Method, sync_delay: int) -> Method:
         >>> optimizer.metrics["distance"] > 0
         True
 
-    Source:
+    References:
         Q. Zhou et al.: DaSGD: Squeezing SGD Parallelization Performance in Distributed Training Using Delayed
         Averaging, 2020 (arXiv:2006.00441), for averages that come late.
+
+    See Also:
+        `streaming`: averages fragments in turn, and may drop what groups learn in between.
+        `osgp`: gossip with late messages.
     """
     require_vectors_only("delayed", method)
     if type(sync_delay) is not int or sync_delay < 0:
         raise UserError(
-            f"sync_delay = {sync_delay!r}: a meeting arrives 0 or more steps after it began",
+            f"sync_delay = {sync_delay!r}: expected a number of steps ≥ 0",
             key="sync_delay",
             value=sync_delay,
         )
     period = method.schedule.traits.period
     if period is not None and sync_delay > period:
         raise UserError(
-            f"sync_delay = {sync_delay}: expected 0 to {period}, the steps from one meeting to the next",
+            f"sync_delay = {sync_delay}: expected 0 to {period}, the steps between synchronizations",
             key="sync_delay",
             value=sync_delay,
         )

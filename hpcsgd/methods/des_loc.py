@@ -1,21 +1,24 @@
-"""DES-LOC: parameters and each moment of the optimizer meet at intervals of their own.
+"""DES-LOC: parameters and each kind of optimizer state are averaged, each at its own interval.
 
 A. Iacob et al.: DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models, 2025
-(arXiv:2505.22549). Groups train by Adam or the like; with periods K_x, K_u and K_v
+(arXiv:2505.22549). Groups train with Adam or a similar optimizer. With periods K_x, K_u and K_v
 
     x ← mean over the groups of x    after updates t that are multiples of K_x
     u ← mean of u                    of K_u, the first moment
     v ← mean of v                    of K_v, the second moment
 
-A moment forgets by half in ln 0.5 / ln β steps, the second one more slowly: K_u = 3·K_x and K_v = 6·K_x are
-the paper's advice, and send 1 + 1/3 + 1/6 of what parameters alone do, in place of 3 times as much.
+The influence of an old gradient on a moment halves in ln 0.5 / ln β steps, more slowly for the second one.
+The paper advises K_u = 3·K_x and K_v = 6·K_x. That sends 1 + 1/3 + 1/6 times what parameters alone need,
+instead of 3 times.
 
-Differences from the paper: its worker is a group here, and each position averages what it owns of the
-moments. It averages before an update what we average after the one before, which is the same. Intervals
-need have nothing to do with each other: where moments meet alone, no parameter goes across groups, and a
-group gathers its own as after any step. The numbers of whole parameters, of which Adam has a count of
-steps, come along with any moment: they differ where groups have not updated the same parts, and Adam
-divides by them.
+Differences from the paper:
+
+- Its worker is a group here, and each rank averages what it owns of the optimizer state.
+- It averages before an update. We average after the previous update, which is the same.
+- The intervals need not be multiples of each other. If only optimizer state is averaged after a step, no
+  parameter crosses groups, and a group gathers its own parameters as after any step.
+- Numbers per whole parameter, such as Adam's step count, are averaged together with any state. They differ if
+  groups have not updated the same parts, and Adam divides by them.
 """
 
 from __future__ import annotations
@@ -57,25 +60,25 @@ log = logging.getLogger(__name__)
 
 FIRST = ("exp_avg", "momentum_buffer")
 SECOND = ("exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg")
-"""As torch's optimizers call their moments."""
+"""The names that torch's optimizers give to the second moment; `FIRST` has those of the first."""
 OWN_THREAD = (
-    "moments average between two synchronizations of the parameters, after steps that depend on the "
-    "optimizer: choose intervals that are multiples of sync_every"
+    "optimizer state is averaged between two synchronizations of the parameters, after steps that depend on "
+    "the optimizer: choose intervals that are multiples of sync_every"
 )
 
 
 @dataclass(frozen=True)
 class Periods:
-    """After how many steps moments meet: those of a kind, unless `named`."""
+    """The intervals, in steps, at which optimizer state is averaged: one per kind, or per name in `named`."""
 
     first: int
     second: int
     named: Mapping[str, int]
     wanted: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
-    """The kinds that somebody has given an interval, and the names of such moments."""
+    """The kinds for which the user gave an interval, and the state names of each."""
 
     def of(self, name: str) -> int | None:
-        """None of what is no moment, or not known to be one."""
+        """Return the interval of a state name; None if it has none."""
         by_kind = dict.fromkeys(FIRST, self.first) | dict.fromkeys(SECOND, self.second)
         return {**by_kind, **self.named}.get(name)
 
@@ -92,7 +95,7 @@ class Periods:
 
 @dataclass
 class Desynced:
-    """`inner` at a meeting, after `every` so many steps; and each moment when it is due, meeting or not."""
+    """`inner` at every synchronization of the parameters, and each kind of state when it is due."""
 
     inner: Averager
     every: int
@@ -109,7 +112,7 @@ class Desynced:
         return wanted
 
     def begin(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """Groups do not meet after this update, but moments may."""
+        """Average the state that is due, after an update without a synchronization of the parameters."""
         self._average_due(s)
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterator[Tensor]:
@@ -121,7 +124,7 @@ class Desynced:
             run_averager(self, vectors, s)
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Of a meeting: also what moments send between two of them."""
+        """Return the operations per synchronization, with the state averages between two of them."""
         yield from comm_ops(self.inner, m)
         periods = {
             name: period for name in m.optimizer_state if (period := self.periods.of(name)) is not None
@@ -150,8 +153,11 @@ class Desynced:
         return self.periods.of(name) is None and all(x.dim() == 0 for x in tensors)
 
     def _require_known(self, s: StepContext) -> None:
-        """After the first update an optimizer has all that it is going to have, though not on every position:
-        one may own no tensor of a kind. Collective."""
+        """Check the names that the user gave, after the first update.
+
+        By then an optimizer has all of its state, though not on every rank: a rank may own no tensor of a
+        kind. Collective.
+        """
         self._checked = True
         if not (self.periods.named or self.periods.wanted):
             return
@@ -173,7 +179,7 @@ class Desynced:
 
 
 def share_of_steps(periods: Sequence[int]) -> float:
-    """Of all steps those that are a multiple of any of these."""
+    """Return the fraction of steps that are a multiple of any of `periods`."""
     different = set(periods)
     return sum(
         (-1) ** (n + 1) / math.lcm(*some)
@@ -192,42 +198,52 @@ def des_loc(
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
     quantize: Quantizer | None = None,
 ) -> Method:
-    """Local SGD in which moments meet, too, but less often than parameters: each at an interval of its own.
-
-    A rank sends 2·(P−1)/P·M/K elements for the parameters every K_x steps, and as many for each moment
-    every K_u or K_v. Noted at meetings of parameters: `distance`.
-
-    Not to be confused with ``hierarchical(optimizer_state=Averaged)``, where all meet together.
+    """Return local SGD that also averages optimizer state, less often than parameters and by kind.
 
     Args:
-        sync_every: K_x, steps from one meeting of the parameters to the next, at least 1.
-        first_every: K_u, of first moments: exp_avg of Adam and its like, momentum_buffer of SGD, RMSprop and
-            Muon. Default None, which is 3·K_x, the paper's advice, where the optimizer has them.
-        second_every: K_v, of second moments: exp_avg_sq and max_exp_avg_sq, Adamax's exp_inf, RMSprop's
-            square_avg. Default None, which is 6·K_x.
-        optimizer_state: of others by the name that the optimizer has for them, or of some of these; in a job
-            file ``optimizer_state = { exp_avg_sq = 40 }``. What has no interval stays each group's own.
-            Default None: none.
-        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
-            Default Dense().
-        quantize: how chunks of parameters travel at a meeting: `quantizers.int8()`, …; moments travel as they
-            are. Default None: as they are.
+        sync_every: Steps between two synchronizations of the parameters (K_x), at least 1.
+        first_every: Steps between averages of the first moment (K_u): exp_avg of Adam and similar optimizers,
+            momentum_buffer of SGD, RMSprop and Muon. Default None: 3·K_x, as the paper advises, if the
+            optimizer has them.
+        second_every: Steps between averages of the second moment (K_v): exp_avg_sq and max_exp_avg_sq,
+            Adamax's exp_inf, RMSprop's square_avg. Default None: 6·K_x.
+        optimizer_state: Intervals by the optimizer's own state names, for other state or instead of the two
+            above. In a job file: ``optimizer_state = { exp_avg_sq = 40 }``. State without an interval is
+            never averaged. Default None: none.
+        grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
+            `ReduceScatter()` or `Sparse(...)`. Default Dense().
+        quantize: Format in which shards of parameters travel, such as `quantizers.int8()`. Optimizer state is
+            never quantized. Default None: their own dtype.
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
 
     Raises:
-        UserError: for an interval below 1; after the first update for `optimizer_state` that the optimizer
-            does not have. A `first_every` or `second_every` that it does not have is warned of.
+        UserError: If an interval is below 1; after the first update, if the optimizer does not have a name in
+            `optimizer_state`. For a `first_every` or `second_every` without such state there is only a
+            warning.
+
+    Shape:
+        M parameters in total; each rank owns M/K of them. A rank sends 2·(P−1)/P·M/K elements for the
+        parameters every K_x steps. It sends as many for each state tensor every K_u or K_v steps.
+
+    Note:
+        After a synchronization of parameters, `optimizer.metrics["distance"]` is the model distance.
 
     Example:
         >>> optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         >>> method = hpcsgd.des_loc(sync_every=2, second_every=4)
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=4)
-        >>> topology.world.stats.totals()["moments"].bytes > 0
+        >>> optimizer.metrics["distance"] > 0
         True
 
-    Source:
+    References:
         A. Iacob et al.: DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation
         Models, 2025 (arXiv:2505.22549).
+
+    See Also:
+        `AverageState`: averages the state together with the parameters.
     """
     when, named = Every(sync_every), dict(optimizer_state or {})
     given = {"first_every": (first_every, FIRST), "second_every": (second_every, SECOND)}
@@ -240,7 +256,7 @@ def des_loc(
     for name, period in {"first_every": periods.first, "second_every": periods.second, **named}.items():
         if type(period) is not int or period < 1:
             raise UserError(
-                f"{name} = {period!r}: moments meet after a whole number of steps, at least 1",
+                f"{name} = {period!r}: expected a number of steps ≥ 1",
                 key=name,
                 value=period,
             )

@@ -1,4 +1,4 @@
-"""DiLoCo: what groups agree on is a gradient for an optimizer of its own.
+"""DiLoCo: the average movement of the groups is the gradient of a separate outer optimizer.
 
 A. Douillard et al.: DiLoCo: Distributed Low-Communication Training of Language Models, 2023
 (arXiv:2311.08105), algorithm 1:
@@ -9,15 +9,18 @@ A. Douillard et al.: DiLoCo: Distributed Low-Communication Training of Language 
 
 with AdamW inside and Nesterov momentum outside (rate 0.7, momentum 0.9).
 
-Differences from the paper: its worker is a group here, and each position keeps the outer optimizer's state of
-the chunk it owns, M/K for every state tensor, and θ(t−1) besides. The inner optimizer is any. OuterOpt goes
-around any averager: Δ is θ(t−1) − θ', θ' being what the averager makes of the groups' models; where it leaves
-them apart, as gossip does, every group has a θ of its own. It sees one vector for every bucket and no
-parameters, so that it has to be element-wise; of 16-bit parameters θ and its state are float32, and Δ counts
-from θ as it was rounded to them, since rounding is no movement. The inner
-moments stay the groups' own, as in the paper. With `quantize` they send how they moved, Δ, in as few bits as
-one likes: the outer gradients of 4 bits of Streaming DiLoCo (arXiv:2501.18512), whose floats are whole
-numbers with a scale here, and which has no error feedback.
+Differences from the paper:
+
+- Its worker is a group here. Each rank keeps θ(t−1) and the outer optimizer's state of the shard that it
+  owns: M/K elements per tensor.
+- The inner optimizer can be any. As in the paper, each group keeps its own inner optimizer state.
+- OuterOpt works around any averager: Δ is θ(t−1) − θ', where θ' is the averager's result. If the averager
+  leaves the groups with different models, as gossip does, every group has its own θ.
+- OuterOpt sees one vector per bucket and no parameters, so it must be element-wise.
+- For 16-bit parameters, θ and its state are float32. Δ is measured from θ as rounded to the parameters, since
+  rounding is not movement.
+- With `quantize` groups send Δ in fewer bits, like the 4-bit outer gradients of Streaming DiLoCo
+  (arXiv:2501.18512). That paper uses floats without error feedback; here they are whole numbers with a scale.
 """
 
 from __future__ import annotations
@@ -58,22 +61,25 @@ PAPER = """
 
 MakeOptimizer = Callable[[Sequence[Tensor]], optim.Optimizer]
 NESTEROV: MakeOptimizer = partial(optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
-"""The paper's choice."""
+"""The outer optimizer of the paper."""
 OUTER_STATE = "outer "
-"""Begins the names of the outer optimizer's moments in the state."""
+"""The prefix of the outer optimizer's state tensors in the method's state."""
 
 
 class OuterOptimizer:
-    """`inner`, and a step of the optimizer that `make_optimizer` makes, from θ by θ − what `inner` led to.
+    """`inner`, followed by a step of the outer optimizer: its gradient is θ − the result of `inner`.
 
-    θ is what the group had after the last meeting, or before its first update.
+    θ is the group's model after the last synchronization, or before its first update.
     """
 
     def __init__(
         self, inner: Averager, make_optimizer: MakeOptimizer, moved_on: Callable[[Sequence[Tensor]], None]
     ) -> None:
-        """`moved_on` is told what the group has after each step, alike in all groups where `inner` leaves
-        them alike."""
+        """Keep the parts, and try out `make_optimizer`.
+
+        `moved_on` is called with the group's model after each outer step. All groups pass the same model if
+        `inner` leaves them with the same one.
+        """
         self._state = _try_out(make_optimizer)
         self.inner, self._moved_on = inner, moved_on
         self.make_optimizer = make_optimizer
@@ -103,7 +109,7 @@ class OuterOptimizer:
         return (1 + self._state) * m.own_elements(wide=True) * (1 if chunks else m.K)
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        return [replace(x, bucket=None) for x in comm_ops(self.inner, m)]  # it moves w when all are there
+        return [replace(x, bucket=None) for x in comm_ops(self.inner, m)]  # the outer step needs all
 
     def state_dict(self) -> State:
         if self._optimizer is None:
@@ -111,11 +117,11 @@ class OuterOptimizer:
         states = [dict(self._optimizer.state[theta]) for theta in self._theta]
         names = [name for name, value in states[0].items() if _is_like(value, self._theta[0])]
         moments = {f"{OUTER_STATE}{name}": [state.pop(name) for state in states] for name in names}
-        # All have stepped as often.
+        # The rest, such as a step count, is the same for all buckets.
         return State(replicated={"rest": states[0]}, sharded={"theta": self._theta, **moments})
 
     def load_state_dict(self, state: State) -> None:
-        """It counts from the next step on."""
+        """Store the state, which takes effect in the next step."""
         self._saved, self._optimizer = state, None
 
     def _start(self, mine: Sequence[Tensor]) -> None:
@@ -138,7 +144,10 @@ def _is_like(value: Any, theta: Tensor) -> bool:
 
 
 def _try_out(make_optimizer: Callable[[Sequence[Tensor]], object]) -> int:
-    """How many moments it keeps. What is wrong with an optimizer shows now, and not at the first meeting."""
+    """Return how many state tensors the optimizer keeps.
+
+    This reports a wrong optimizer now, instead of at the first synchronization.
+    """
     theta = torch.zeros(2, device="cpu")
     made = make_optimizer([theta])
     if not isinstance(made, optim.Optimizer):
@@ -157,28 +166,34 @@ def diloco(
     optimizer_state: WithOptimizerState = keep_state,
     quantize: Quantizer | None = None,
 ) -> Method:
-    """Local SGD with an optimizer of its own for meetings: the mean of what the groups moved is its gradient.
+    """Return DiLoCo: local SGD with an outer optimizer, whose gradient is the groups' mean movement.
 
-    A rank keeps the model of the last meeting and the outer optimizer's state, M/K elements each, and sends
-    2·(P−1)/P·M/K at a meeting. Noted there: `distance`, before the outer step.
-
-    Not to be confused with `hierarchical`, which is this with ``outer=SGD(lr=1)``: groups leave a meeting
-    with their mean.
+    With ``outer=SGD(lr=1)`` it is `hierarchical`: a synchronization leaves every group with the mean.
 
     Args:
-        sync_every: H, steps from one meeting to the next, at least 1; the paper's are 500.
-        outer: makes the outer optimizer of a list of tensors, one for each bucket; it must be element-wise.
-            In a job file ``outer = { name = "SGD", lr = 0.7, momentum = 0.9, nesterov = true }``. Default
-            that, the paper's Nesterov momentum.
-        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
-            Default Dense().
-        optimizer_state: what becomes of the inner optimizer's momentum at a meeting: `keep_state`,
+        sync_every: Steps between two synchronizations (the paper's H), at least 1. The paper uses 500.
+        outer: Function that makes the outer optimizer from a list of tensors, one per bucket. The optimizer
+            must be element-wise. In a job file: ``outer = { name = "SGD", lr = 0.7, momentum = 0.9, nesterov
+            = true }``. Default that one, the paper's Nesterov momentum.
+        grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
+            `ReduceScatter()` or `Sparse(...)`. Default Dense().
+        optimizer_state: What happens to the inner optimizer's state at a synchronization: `keep_state`,
             `AverageState` or `ResetState`. Default keep_state, as in the paper.
-        quantize: how chunks travel at a meeting: `quantizers.bf16()`, `quantizers.int8()`,
-            `quantizers.int4()`, …. Default None: as they are.
+        quantize: Format in which shards travel at a synchronization, such as `quantizers.bf16()`,
+            `quantizers.int8()` or `quantizers.int4()`. Default None: their own dtype.
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
-        UserError: for `sync_every` below 1, or an `outer` that makes no torch optimizer.
+        UserError: If `sync_every` is below 1, or `outer` does not make a torch optimizer.
+
+    Shape:
+        M parameters in total; each rank owns M/K of them. A rank sends 2·(P−1)/P·M/K elements per
+        synchronization. It keeps θ and each state tensor of the outer optimizer, M/K elements each.
+
+    Note:
+        After a synchronization, `optimizer.metrics["distance"]` is the model distance before the outer step.
 
     Example:
         >>> method = hpcsgd.diloco(sync_every=2, outer=lambda ws: torch.optim.SGD(ws, lr=0.7, momentum=0.9))
@@ -187,9 +202,12 @@ def diloco(
         >>> optimizer.metrics["distance"] > 0
         True
 
-    Source:
+    References:
         A. Douillard et al.: DiLoCo: Distributed Low-Communication Training of Language Models, 2023
         (arXiv:2311.08105), algorithm 1.
+
+    See Also:
+        `streaming`: averages one fragment of the model after the other.
     """
     mean = mean_by(quantize)
     how = OuterOptimizer(WithDistance(mean), outer, mean.set_reference)

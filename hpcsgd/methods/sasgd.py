@@ -1,23 +1,26 @@
-"""Sparse aggregation SGD: groups send each other the sum of their gradients, after every I steps.
+"""Sparse aggregation SGD: after every I steps, groups exchange the sums of their gradients.
 
 G. Cong, O. Bhardwaj, M. Feng: An Efficient, Distributed Stochastic Gradient Descent Algorithm for
-Deep-Learning Applications, ICPP 2017 (SASGD); "sparse" in time, all elements are sent.
+Deep-Learning Applications, ICPP 2017 (SASGD). It is "sparse" in time; all elements are sent.
 
     in every step       g_i = ∇F(w_i),  w_i ← w_i − η·g_i,  G_i ← G_i + g_i
     after I of them     w ← w − η·(1/P)·Σ_i G_i,  w_i ← w,  G_i ← 0
 
-where w is what all groups had after the last meeting.
+where w is what all groups had after the last synchronization.
 
-Differences from the paper: its workers sum with a rate of their own for the shared model, here the rate is
-the optimizer's, in the step of the meeting, and the sum a mean; its worker is a group here, each of whose
-positions sends the chunk that it owns.
+Differences from the paper: its workers sum, with a separate learning rate for the shared model. Here the sum
+is a mean, and the rate is the optimizer's in the step of the synchronization. Its worker is a group here, in
+which each rank sends the shard that it owns.
 
-The optimizer has to be plain SGD, as in the paper, and others are refused. Momentum and Adam's
-preconditioning make local steps longer or of another scale than η·g: the meeting would take that progress
-back, and Adam's η times a sum of raw gradients is no step at all. Weight decay is no part of the gradient, so
-that meetings would undo it: put it into the loss. `hierarchical` averages what any optimizer makes. With a
-constant rate that is the same training; where the rate changes between two meetings, here its last value
-counts for all of G_i. Of 16-bit parameters w and G_i are float32, also on their way.
+The optimizer must be plain SGD, as in the paper; others are refused for these reasons:
+
+- Momentum and Adam's preconditioning change the length or scale of local steps, compared with η·g. A
+  synchronization would take that progress back. Adam's η times a sum of raw gradients is no meaningful step.
+- Weight decay is not part of the gradient, so a synchronization would undo it. Put it into the loss.
+
+`hierarchical` averages the results of any optimizer. With a constant learning rate it is the same training.
+If the rate changes between two synchronizations, its last value counts here for all of G_i. For 16-bit
+parameters, w and G_i are float32, also when they are sent.
 """
 
 from __future__ import annotations
@@ -54,15 +57,15 @@ PLAIN = {"momentum": 0, "weight_decay": 0, "maximize": False}
 
 
 class Accumulated:
-    """w ← w − η·(mean of the groups' sums of gradients since the last meeting), chunk by chunk."""
+    """Updates w by the mean of the groups' gradient sums since the last synchronization, shard by shard."""
 
     traits = Traits(All())
 
     def __init__(self) -> None:
         self.agreed: list[Tensor] = []
-        """w; nothing before the first step."""
+        """The common model w; empty before the first step."""
         self.sums: list[Tensor] = []
-        """G_i."""
+        """The sum of gradients, G_i."""
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         if s.topology.num_groups == 1:
@@ -72,7 +75,7 @@ class Accumulated:
             _rate(s)
             self.agreed = [w.to(accumulation_dtype(w.dtype), copy=True) for w in vectors]
             self.sums = [torch.zeros_like(w) for w in self.agreed]
-        s.gradients()  # brings them into the buckets where nothing was exchanged
+        s.gradients()  # copies the gradients into the buckets if they were not reduced
         for total, b in zip(self.sums, s.buckets, strict=True):
             total.add_(b.grad_shard)
 
@@ -100,7 +103,7 @@ class Accumulated:
 
 
 def _require_plain(optimizer: optim.Optimizer) -> None:
-    """Raise `UserError` unless an update is −η·g and no more."""
+    """Raise `UserError` unless an update is exactly −η·g."""
     found = [
         f"{name} = {group[name]}"
         for group in optimizer.param_groups
@@ -127,34 +130,43 @@ def _rate(s: StepContext) -> float:
 @method(cite=PAPER)
 @checked
 def sasgd(sync_every: int, grad_reduce: GradReduce = Dense()) -> Method:  # noqa: B008 - frozen
-    """Groups add up what `sync_every` plain SGD steps saw, and take one step by the mean of it together.
+    """Return sparse aggregation SGD: after `sync_every` plain SGD steps, groups take one common step.
 
-    Every rank keeps two more M/K and sends 2·(P−1)/P·M/K elements at a meeting. Noted there: `distance`, from
-    what the groups agree on.
-
-    A meeting takes back what is written into parameters between two steps, as by a clamp, since it is made of
-    gradients alone: `hierarchical` keeps that, and is the same training where the rate is constant.
-
-    Not to be confused with sparse exchanges (`Sparse`): it is sparse in time, all elements are sent.
+    The common step goes from the last common model by the mean of the gradient sums. It undoes any other
+    change of the parameters since then, such as a clamp, since it uses gradients alone. `hierarchical` keeps
+    such a change, and is the same training if the learning rate is constant.
 
     Args:
-        sync_every: I, steps whose gradients are added up, at least 1.
-        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()` or `ReduceScatter()`. Default
-            Dense().
+        sync_every: Number of steps whose gradients are added up (the paper's I), at least 1.
+        grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()` or
+            `ReduceScatter()`. Default Dense().
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
-        UserError: for `sync_every` below 1; in the first step unless the optimizer is SGD without momentum
+        UserError: If `sync_every` is below 1; in the first step, unless the optimizer is SGD without momentum
             and weight decay, with one learning rate for all parameters.
+
+    Shape:
+        M parameters in total; each rank owns M/K of them. A rank sends 2·(P−1)/P·M/K elements per
+        synchronization. It keeps two vectors of M/K elements.
+
+    Note:
+        After a synchronization, `optimizer.metrics["distance"]` is the distance from the common model.
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.sasgd(sync_every=2))
         >>> train(optimizer, steps=4)
-        >>> with optimizer.averaged_model() as distance:     # they have just met
+        >>> with optimizer.averaged_model() as distance:     # after a synchronization
         ...     distance
         0.0
 
-    Source:
+    References:
         G. Cong, O. Bhardwaj, M. Feng: An Efficient, Distributed Stochastic Gradient Descent Algorithm for
         Deep-Learning Applications, ICPP 2017.
+
+    See Also:
+        `Sparse`: sends a part of the elements of every gradient.
     """
     return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=WithDistance(Accumulated()))

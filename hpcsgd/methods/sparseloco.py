@@ -1,4 +1,4 @@
-"""SparseLoCo: of what groups have learned between two meetings a hundredth is sent, in two bits.
+"""SparseLoCo: groups send about a hundredth of what they learned since the last synchronization, in two bits.
 
 A. Sarfi, B. Thérien, J. Lidin, E. Belilovsky: Communication Efficient LLM Pre-training with SparseLoCo, 2025
 (arXiv:2508.15706), algorithm 1. From θ every worker r takes H steps of the inner optimizer, to θ_r:
@@ -9,17 +9,19 @@ A. Sarfi, B. Thérien, J. Lidin, E. Belilovsky: Communication Efficient LLM Pre-
     e_r ← e_r − Δ̂_r
     θ ← θ − α·(1/R) Σ_r Δ̂_r
 
-TopK keeps the k largest magnitudes of every 4096 consecutive elements, Q is for 2 bits a value, and all
-workers gather all Δ̂_r. The feedback e_r, with its decay β, has the place of an outer momentum.
+TopK keeps the k largest magnitudes of every 4096 consecutive elements, Q quantizes to 2 bits per value, and
+all workers gather all Δ̂_r. The error feedback e_r, with its decay β, replaces an outer momentum.
 
-Differences from the paper: its worker is a group here, and each position does this for the chunks it owns,
-with M/K elements of θ and of e. Δ_r counts from θ as parameters have it, of 16 bits perhaps; θ and e are
-float32. The elements that runs and their k count are parameters: padding between and behind them is never
-sent. Q has a sign and one of two sizes, bfloat16, for every 64 values in their order (`quantizers.levels`).
-Where any of the 64 is 0 the smaller size is 0, too, so that a weight with nothing to send does not move;
-with 4, 8 or 16 bits it is that of `quantizers.int4`, `int8` or `bf16`, with 32 there is none. Indices travel
-by `kernels.chosen`, 8 bits each at the density of 1/64. How many are taken from where is a part of its own:
-`PerBlock` is the paper's, `AcrossShards` is not.
+Differences from the paper:
+
+- Its worker is a group here. Each rank does this for the shards it owns, with M/K elements of θ and of e.
+- Δ_r is measured from θ as rounded to the parameters, which may have 16 bits; θ and e are float32.
+- Blocks and k count only parameters; padding between and after them is never sent.
+- Q keeps a sign and one of two bfloat16 sizes for every 64 consecutive values (`quantizers.levels`). If any
+  of the 64 is 0, the smaller size is 0, too, so that a weight with nothing to send does not change. With 4, 8
+  or 16 bits Q is `quantizers.int4`, `int8` or `bf16`; with 32 bits there is no quantization.
+- Indices are encoded by `kernels.chosen`, in 8 bits each at the density of 1/64.
+- Where elements are selected is a separate part: `PerBlock` is the paper's, `AcrossShards` is not.
 """
 
 from __future__ import annotations
@@ -53,12 +55,12 @@ from hpcsgd.parts.schedules import Every
 from hpcsgd.parts.sparsifiers.base import Share, require_density
 
 VALUES: Mapping[int, Quantizer] = {2: Levels(), 4: int4(), 8: int8(), 16: bf16(), 32: Whole()}
-"""How values travel, by their bits."""
+"""The quantizer of values for each number of bits."""
 
 
 @dataclass(frozen=True)
 class SparseMessage:
-    """What a group says of one vector: which elements, and their values. Its size is that of the share."""
+    """What a group sends of one vector: which elements, and their values. The share determines its size."""
 
     share: Share
     values: Quantizer
@@ -87,14 +89,14 @@ class SparseMessage:
         return self.share.starts, self.share.stops, self.share.k
 
     def _places(self) -> int:
-        """Their bytes, so many that values begin where a float may."""
+        """The bytes of the indices, rounded up so that values begin where a float may."""
         return -(-kernels.chosen_bytes(*self._segments()) // 4) * 4
 
 
 class SparseDelta:
-    """Groups tell how they moved, in part: what they do not say they keep for the next time.
+    """Groups send a part of their movement and keep the rest for the next synchronization.
 
-    Takes room for two chunks, θ and e, M/K elements each.
+    It keeps two vectors like the shards, θ and e, M/K elements each.
     """
 
     traits = Traits(All(), reads_gradients=False, vectors_only=True)
@@ -104,7 +106,7 @@ class SparseDelta:
         self._theta: list[Tensor] = []
         self._error: list[Tensor] = []
         self._filled: list[list[slice]] = []
-        """Of each chunk what is not padding."""
+        """The parts of each shard that are not padding."""
         self._saved = State()
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
@@ -143,11 +145,11 @@ class SparseDelta:
         return State(sharded={"theta": self._theta, "error": self._error}) if self._theta else self._saved
 
     def load_state_dict(self, state: State) -> None:
-        """It counts from the next step on."""
+        """Store the state, which takes effect in the next step."""
         self._saved, self._theta, self._error = state, [], []
 
     def _start(self, owned: Sequence[Tensor], filled: list[list[slice]]) -> None:
-        """From what all groups have, or as it was saved."""
+        """Start from the groups' common model, or from the saved state."""
         self._filled = filled
         kept, self._saved = self._saved.sharded, State()
         theta = kept.get("theta", owned)
@@ -159,18 +161,18 @@ class SparseDelta:
             e.copy_(saved)
 
     def _without_padding(self, chunks: Sequence[Tensor]) -> list[Tensor]:
-        """Views, one for each run of parameters; at least one, since a position may own nothing."""
+        """Return views of each block of parameters; at least one, since a rank may own nothing."""
         pairs = zip(chunks, self._filled, strict=True)
         return [chunk[run] for chunk, runs in pairs for run in runs] or [chunks[0][:0]]
 
     def _gathered(
         self, s: StepContext, codes: Sequence[SparseMessage], errors: Sequence[Tensor]
     ) -> list[list[Tensor]]:
-        """Of every vector, what each group says of it. Collective."""
+        """Return what each group sent, per vector. Collective."""
         sizes = [code.nbytes for code in codes]
         mine = torch.zeros(sum(sizes), dtype=torch.uint8, device=errors[0].device)
         for code, e, part in zip(codes, errors, torch.split(mine, sizes), strict=True):
-            if code.count:  # of a fragment a position may own nothing
+            if code.count:  # a rank may own nothing of a fragment
                 code.write(e, part)
         rows = mine.new_empty((s.topology.num_groups, mine.numel()))
         if mine.numel():
@@ -178,7 +180,7 @@ class SparseDelta:
         return [list(column) for column in torch.split(rows, sizes, dim=1)]
 
     def _mean(self, code: SparseMessage, said: Sequence[Tensor], e: Tensor, mine: int) -> Tensor:
-        """Of what groups say; takes from e what this one said."""
+        """Return the mean of what the groups sent; subtract from e what this group sent."""
         total = torch.zeros_like(e)
         for group, part in enumerate(said if code.count else ()):
             where, what = code.read(part.contiguous())
@@ -200,30 +202,36 @@ def sparseloco(
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
     optimizer_state: WithOptimizerState = keep_state,
 ) -> Method:
-    """Local SGD whose groups tell a small part of how they moved in few bits, and keep the rest for later.
+    """Return SparseLoCo: groups send few elements of their movement in few bits, and the rest later.
 
-    A rank keeps the model of the last meeting and what it has not said, M/K elements each. At a meeting it
-    receives from every other group 84 bytes for 4096 elements of its chunks, with the defaults. Noted there:
-    `distance`, to what groups leave it with. An evaluation sees the mean of the groups' models.
-
-    Not to be confused with `diloco`, whose outer optimizer sees all that groups moved, nor with `Sparse`,
-    which sends a part of every gradient inside a group.
+    An evaluation sees the mean of the groups' models.
 
     Args:
-        sync_every: H, steps from one meeting to the next, at least 1; the paper's are some tens.
-        density: the share of elements that is sent, > 0 and ≤ 1. Default 0.015625: 64 of 4096.
-        bits: of a value: 2, 4, 8, 16 or 32. Default 2, the paper's.
-        beta: β, what is left of the feedback at the next meeting, ≥ 0 and ≤ 1. Default 0.95.
-        lr: α, the outer learning rate, > 0. Default 1.0.
-        selection: how many elements are taken from where: `PerBlock()` or `AcrossShards()`. Default
-            PerBlock(size=4096).
-        grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
-            Default Dense().
-        optimizer_state: what becomes of the inner optimizer's momentum at a meeting: `keep_state`,
+        sync_every: Steps between two synchronizations (the paper's H), at least 1. The paper uses some tens.
+        density: Fraction of the elements that is sent, > 0 and ≤ 1. Default 0.015625: 64 of 4096.
+        bits: Bits per value: 2, 4, 8, 16 or 32. Default 2, the paper's.
+        beta: Decay β of the error feedback per synchronization, ≥ 0 and ≤ 1. Default 0.95.
+        lr: Outer learning rate α, > 0. Default 1.0.
+        selection: How many elements are selected in which part of the shards: `PerBlock()` or
+            `AcrossShards()`. Default PerBlock(size=4096).
+        grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
+            `ReduceScatter()` or `Sparse(...)`. Default Dense().
+        optimizer_state: What happens to the inner optimizer's state at a synchronization: `keep_state`,
             `AverageState` or `ResetState`. Default keep_state.
 
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
+
     Raises:
-        UserError: for `sync_every` below 1, other bits, and numbers outside these bounds.
+        UserError: If `sync_every` is below 1, or another argument is outside these bounds.
+
+    Shape:
+        M parameters in total; each rank owns M/K of them. With the defaults, a rank receives 84 bytes per
+        4096 elements of its shards from every other group per synchronization. It keeps θ and the error
+        feedback, M/K elements each.
+
+    Note:
+        After a synchronization, `optimizer.metrics["distance"]` is the distance from the resulting model.
 
     Example:
         >>> method = hpcsgd.sparseloco(sync_every=2, density=0.1)
@@ -232,9 +240,13 @@ def sparseloco(
         >>> optimizer.metrics["distance"] > 0
         True
 
-    Source:
+    References:
         A. Sarfi et al.: Communication Efficient LLM Pre-training with SparseLoCo, 2025 (arXiv:2508.15706),
         algorithm 1.
+
+    See Also:
+        `diloco`: sends the whole movement, to an outer optimizer.
+        `Sparse`: sends a part of every gradient inside a group.
     """
     require_density(density)
     if bits not in VALUES:

@@ -1,18 +1,23 @@
-"""Streaming DiLoCo: fragments of the model meet in turn, while groups train on.
+"""Streaming DiLoCo: the groups average one fragment of the model after the other, while they train on.
 
 A. Douillard et al.: Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch, 2025
-(arXiv:2501.18512), algorithm 2. Layers are divided among F fragments in strides. Fragment p meets every H
-steps at an offset of its own, so that the link always has something to carry:
+(arXiv:2501.18512), algorithm 2. Layers are divided among F fragments in strides. Fragment p is synchronized
+every H steps at an offset of its own, so that the link is always in use:
 
     after update t     θ_p ← OuterOpt(θ_p, θ_p − (1/P) Σ_i w_i,p)    begins
     after update t+τ   w_i,p ← α·w_i,p + (1 − α)·θ_p                 arrives
 
-α = 0 drops what was learned of the fragment meanwhile, α = 1 would be no communication, the paper's is 1/2.
+With α = 0 a group drops what it learned of the fragment in between; α = 1 would mean no communication. The
+paper's α is 1/2.
 
-Differences from the paper: its replica is a group here, and each position brings what it owns of a fragment.
-Layers of unlike sizes are divided evenly, see `hpcsgd.parts.averagers.fragments`. The meeting is that of any
-method of a fixed interval I: without an outer optimizer θ_p is the mean. Offsets are I/F apart, rounded down.
-Numbers travel as they are, or by `quantize` of the method inside, in blocks with a scale in place of E3M0.
+Differences from the paper:
+
+- Its replica is a group here, and each rank contributes what it owns of a fragment.
+- Layers of different sizes are divided evenly, see `hpcsgd.parts.averagers.fragments`.
+- Any method with a fixed period I can be used; without an outer optimizer θ_p is the mean.
+- The offsets of consecutive fragments differ by I/F, rounded down.
+- Numbers travel in their own dtype, or as `quantize` of the inner method says: in blocks with a scale instead
+  of E3M0.
 """
 
 from __future__ import annotations
@@ -48,10 +53,11 @@ log = logging.getLogger(__name__)
 
 
 class Streaming:
-    """A copy of `how` for each fragment; each begins to meet when it is its `turn`.
+    """A copy of the averager `how` for each fragment; each begins its synchronizations by `turn`.
 
-    Called where nothing arrives, or unasked, it makes groups meet at once with all of the model, after it has
-    taken in what is under way. The `distance` that it notes is that of all fragments as they last met.
+    If `average` is called when no result is due, the groups average the whole model at once, after they have
+    taken in the pending averages. The metric `distance` covers all fragments, each as of its last
+    synchronization.
     """
 
     def __init__(self, how: Averager, turn: InTurn, delay: int, blend: float) -> None:
@@ -64,19 +70,19 @@ class Streaming:
         self._saved = State()
         self._on_own_thread: Topology | None = None
         self._asked = -1
-        """The last update after which it was asked what arrives."""
+        """The last update after which `is_due` was called."""
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         if s.topology.num_groups > 1 and not self._streams:
             self._start(list(vectors), s)
 
     def is_due(self, s: StepContext, wanted: bool) -> bool:
-        """Whether a fragment arrives after this update: without delay one that begins then, as `wanted`."""
+        """Return whether a result is due after this update; without delay, whether one is `wanted`."""
         self._asked = s.t
         return any(self._pending(s.t)) if self.delay else wanted
 
     def begin(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """Whose turn it is, if it is not under way any more."""
+        """Begin to average the fragments that are next, except those still under way."""
         for p in self.turn.at(s.t):
             if self._streams[p].pending is None:
                 self._begin(self._streams[p], vectors, s)
@@ -96,14 +102,14 @@ class Streaming:
         return found
 
     def finish(self, vectors: Sequence[Tensor], s: StepContext, due: bool) -> None:
-        """Blend in all fragments that are under way, for which it waits; without delay, whose turn it is."""
+        """Wait for all pending fragments and blend them in; without delay, begin those that are due first."""
         if due and not self.delay:
             self.begin(vectors, s)
         for stream in self._streams:
             self._take_in(stream, vectors, s)
 
     def memory_bytes(self, m: ModelLayout) -> float:
-        """With averagers of all fragments, which together have what one of the model has."""
+        """Include the averagers of all fragments: together they keep as much as one for the whole model."""
         I, F = self.turn.I, self.turn.F  # noqa: E741 - the papers' letter
         begun = [[(t + offset) % I for offset in self.turn.offsets] for t in range(I)]
         most = max(sum(steps_ago < self.delay for steps_ago in each) for each in begun)
@@ -111,7 +117,7 @@ class Streaming:
         return under_way + memory_bytes((part for _, part in parts_of("averager", self.how)), m)
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """About an F-th of the model each time; while the F are on their way, F·τ steps are computed."""
+        """About 1/F of the model each time; while all F are under way, F·τ steps are computed."""
         F = self.turn.F
         for p in range(F):
             counts = [(b.used * (p + 1) // F - b.used * p // F, b.width) for b in m.buckets]
@@ -120,7 +126,7 @@ class Streaming:
                 yield overlapped(replace(x, times=x.times / F), F * self.delay)
 
     def state_dict(self) -> State:
-        """With what comes of the meetings under way, for which it waits."""
+        """Return the state with the results of the pending averages, for which it waits."""
         if not self._streams:
             return self._saved
         found, rest = zip(*(stream.saved() for stream in self._streams), strict=True)
@@ -140,7 +146,7 @@ class Streaming:
         return State(replicated=replicated, sharded=chunks, per_rank={"distances": distances})
 
     def load_state_dict(self, state: State) -> None:
-        """It counts from the next step on."""
+        """Store the state, which takes effect in the next step."""
         for stream in self._streams:
             if stream.pending is not None:
                 stream.pending.wait()
@@ -157,8 +163,12 @@ class Streaming:
             prepare(stream.how, stream.fragment.of(owned), replace(s, of_fragment=True))
 
     def _go_on(self, saved: State, s: StepContext) -> None:
-        """From a saved state; from one of as many fragments with the meetings under way, else with what is
-        known of every element, and numbers of the fragment that knows no more."""
+        """Continue from a saved state.
+
+        With the same number of fragments, pending averages continue. Otherwise they are dropped: every
+        fragment gets the vectors that all saved fragments have, and the numbers of the saved fragment that
+        has the fewest vectors.
+        """
         same, chunks = saved.replicated, saved.sharded
         known = [{name for name in names if name != LEFT} for names in same["names"]]
         fewest = min(range(len(known)), key=lambda p: len(known[p]))
@@ -177,9 +187,9 @@ class Streaming:
 
     def _tell_dropped(self, s: StepContext, unknown: Collection[str]) -> None:
         if s.topology.rank == 0:
-            also = f", and {', '.join(sorted(unknown))}, which not all had yet" if unknown else ""
+            also = f", and {', '.join(sorted(unknown))}, which not all fragments had" if unknown else ""
             log.warning(
-                "streaming: other fragments than before: meetings that were under way are dropped%s", also
+                "streaming: the number of fragments has changed: pending averages are dropped%s", also
             )
 
     def _pending(self, t: int) -> Iterator[FragmentSync]:
@@ -223,28 +233,33 @@ def _of(
 @method(cite="douillard2025streaming")
 @checked
 def streaming(method: Method, num_fragments: int, sync_delay: int, update_alpha: float = 0.5) -> Method:
-    """`method`, whose groups meet with one fragment of the model after the other, and train on meanwhile.
+    """Return `method` with synchronizations of one model fragment after the other, while training continues.
 
-    Each fragment meets as often as the method says, the F of them in turn: a rank sends as much in all, in F
-    smaller parts, spread evenly over the steps. What comes of one is blended in `sync_delay` steps later. An
-    outer optimizer, as that of `diloco`, has a θ and moments of each fragment. Noted once all fragments have
-    met: `distance`, that of all as they last met.
-
-    Not to be confused with `delayed`, where the whole model meets and nothing that was learned meanwhile is
-    dropped.
+    Each fragment is synchronized as often as `method` says, the F fragments in turn. In total a rank sends as
+    much as `method` does, but in F smaller parts that are spread evenly over the steps. The result is blended
+    into the model `sync_delay` steps later. With an outer optimizer, as in `diloco`, each fragment has its
+    own θ and outer optimizer state.
 
     Args:
-        method: of a fixed interval I, whose meetings go by the chunks that a position owns and nothing else,
-            as those of `hierarchical` and `diloco` do with moments kept. Others are refused. In a job file
+        method: Method with a fixed period I, whose averager needs only the shards that a rank owns.
+            `hierarchical` and `diloco` with `keep_state` are examples; others are refused. In a job file:
             ``method = { name = "diloco", sync_every = 30 }``.
-        num_fragments: F, at least 1 and at most I. Layers go to them in strides, so that they are of about
-            one size.
-        sync_delay: τ, steps from the beginning of a meeting to its arrival, at least 0 and at most I.
-        update_alpha: α, the weight of what the group has by then: 0 ≤ α < 1; 0 takes over what comes of the
-            meeting and drops what was learned meanwhile. Default 0.5, the paper's.
+        num_fragments: Number of fragments F, 1 to I. Layers are assigned in strides, so that fragments have
+            about the same size.
+        sync_delay: Steps τ from the beginning of a synchronization to the use of its result, 0 to I.
+        update_alpha: Weight α of the group's own values when the result is blended in, 0 ≤ α < 1. With 0 the
+            result replaces the fragment, and what the group learned of it in between is dropped. Default 0.5,
+            the paper's.
+
+    Returns:
+        A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
-        UserError: for other methods, and for arguments outside these bounds.
+        UserError: If `method` is of another kind, or an argument is outside these bounds.
+
+    Note:
+        Once all fragments have been synchronized, `optimizer.metrics["distance"]` covers all of them, each as
+        of its last synchronization.
 
     Example:
         >>> method = hpcsgd.streaming(hpcsgd.diloco(sync_every=4), num_fragments=2, sync_delay=1)
@@ -253,23 +268,26 @@ def streaming(method: Method, num_fragments: int, sync_delay: int, update_alpha:
         >>> optimizer.metrics["distance"] > 0     # of the second fragment after step 3, the first one after 5
         True
 
-    Source:
+    References:
         A. Douillard et al.: Streaming DiLoCo with overlapping communication: Towards a Distributed Free
         Lunch, 2025 (arXiv:2501.18512), algorithm 2.
+
+    See Also:
+        `delayed`: averages the whole model at once and keeps what groups learn in between.
     """
     require_vectors_only("streaming", method)
     every = method.schedule.traits.period
     if every is None:
         raise UserError(
-            "streaming: fragments take turns, for which groups have to meet every so many steps, as those of "
-            "hierarchical and diloco do; others go with delayed"
+            "streaming: this method has no fixed number of steps between synchronizations; expected one that "
+            "has, such as hierarchical or diloco. For others use delayed"
         )
     for name, value, low in (("num_fragments", num_fragments, 1), ("sync_delay", sync_delay, 0)):
         if type(value) is not int or not low <= value <= every:
-            told = f"{name} = {value!r}: expected {low} to {every}, the steps between two meetings"
+            told = f"{name} = {value!r}: expected {low} to {every}, the steps between synchronizations"
             raise UserError(told, key=name, value=value)
     if not 0 <= update_alpha < 1:
-        told = f"update_alpha = {update_alpha}: expected a number ≥ 0 and < 1; with 1 groups would never meet"
+        told = f"update_alpha = {update_alpha}: expected a number ≥ 0 and < 1; with 1 no result would be used"
         raise UserError(told, key="update_alpha", value=update_alpha)
     turn = InTurn(every, num_fragments)
     return replace(

@@ -219,7 +219,7 @@ epochs = 1
         ),
         ({"epochs": "epoch"}, "job.toml:20: [training] epoch = 1: unknown key: did you mean 'epochs'?"),
         ({"[parallel]": "[parallels]"}, "job.toml:1: [parallels]: unknown section: did you mean 'parallel'?"),
-        ({"sync_every = 4": "sync_every = 0"}, "job.toml:17: [method]: sync_every = 0: groups meet"),
+        ({"sync_every = 4": "sync_every = 0"}, "job.toml:17: [method]: sync_every = 0: groups average"),
         (
             {"sync_every = 4": 'sync_every = "4"'},
             "job.toml:17: [method]: hierarchical: sync_every = '4': expected int",

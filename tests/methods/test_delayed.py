@@ -312,19 +312,19 @@ NOT_OF_CHUNKS: list[Callable[[], Method]] = [
 @pytest.mark.parametrize("new", NOT_OF_CHUNKS)
 @pytest.mark.parametrize("wrap", [lambda m: delayed(m, 1), lambda m: streaming(m, 1, 1)])
 def test_what_meetings_need_more_than_chunks(new: Callable[[], Method], wrap: Any) -> None:
-    with pytest.raises(UserError, match="meetings of this method need more than the chunks"):
+    with pytest.raises(UserError, match="this method needs more than a rank's shards"):
         wrap(new())
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: delayed(hierarchical(2), -1), "sync_delay = -1: a meeting arrives 0 or more steps after"),
+        (lambda: delayed(hierarchical(2), -1), "sync_delay = -1: expected a number of steps ≥ 0"),
         (lambda: delayed(hierarchical(2), 1.5), "sync_delay = 1.5: expected a whole number"),  # type: ignore[arg-type]
-        (lambda: delayed(hierarchical(2), 3), "sync_delay = 3: expected 0 to 2, the steps from one meeting"),
-        (lambda: delayed(bsp(), 1), "delayed: groups of this method never meet"),
-        (lambda: streaming(bsp(), 1, 1), "streaming: groups of this method never meet"),
-        (lambda: streaming(selsync(0.3), 1, 1), "streaming: fragments take turns"),
+        (lambda: delayed(hierarchical(2), 3), "sync_delay = 3: expected 0 to 2, the steps between synchronizations"),
+        (lambda: delayed(bsp(), 1), "delayed: groups of this method never average"),
+        (lambda: streaming(bsp(), 1, 1), "streaming: groups of this method never average"),
+        (lambda: streaming(selsync(0.3), 1, 1), "streaming: this method has no fixed number of steps"),
         (lambda: streaming(hierarchical(2), 3, 1), "num_fragments = 3: expected 1 to 2"),
         (lambda: streaming(hierarchical(2), 0, 1), "num_fragments = 0: expected 1 to 2"),
         (lambda: streaming(hierarchical(2), 2, 3), "sync_delay = 3: expected 0 to 2"),

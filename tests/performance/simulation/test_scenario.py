@@ -80,7 +80,7 @@ NOT_SIMULATED = {
     "adacomm": ("initial_sync_every = 4\nadapt_every = 8", BY_THE_TRAINING),
     "des_loc": (
         "sync_every = 4\nfirst_every = 3",
-        "moments average between two synchronizations of the parameters",
+        "optimizer state is averaged between two synchronizations of the parameters",
     ),
     "post_local": ("sync_every = 4", "when the learning rate falls is not known beforehand"),
     "selsync": ("delta = 0.3", BY_THE_TRAINING),
