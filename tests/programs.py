@@ -118,7 +118,7 @@ def mpiexec() -> str:
     import pytest
 
     if MPIEXEC is None:
-        pytest.skip("no mpiexec beside this Python or in PATH")
+        pytest.skip("no mpiexec next to this Python or in PATH")
     return MPIEXEC
 
 

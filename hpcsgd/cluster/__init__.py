@@ -1,1 +1,1 @@
-"""Batch systems and machines: job scripts, packed environments, launchers, and what checks them."""
+"""Batch systems and machines: job scripts, packed environments, launchers, and checks of them."""

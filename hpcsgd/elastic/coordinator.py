@@ -203,16 +203,13 @@ class Coordinator:
             self._tell_all({"all_arrived": [now.generation, now.rounds]})
 
     def _object(self, replica_group: int, said: Mapping[str, Any]) -> None:
-        """Give up the round; after the second quarrel of two replica groups, leave out the later one.
-
-        They would otherwise fail the same round forever: both reach the coordinator, but not each other.
-        """
+        """Give up the round; after the second quarrel of two replica groups, leave out the later one."""
         log.info("replica group %d objects to round %d: %s", replica_group, said["rounds"], said["why"])
         pair = frozenset({replica_group, said["blamed"]})
         self.membership.object(replica_group, said["generation"], said["rounds"])
         if said["blamed"] is not None:
             self._quarrels[pair] += 1
-            if self._quarrels[pair] > 1:
+            if self._quarrels[pair] > 1:  # or they fail forever: both only reach this coordinator
                 del self._quarrels[pair]
                 self._lose(
                     max(pair), Loss.CUT, f"replica groups {min(pair)} and {max(pair)} do not reach each other"

@@ -1,20 +1,20 @@
-"""What happens to the islands of a run: one JSON object a line, in the order in which it happened.
+"""The log of a run's replica groups: one JSON object per line, in the order in which events happened.
 
 ===============  =========================================================================================
-event            fields beside ``event``, ``unix`` and ``at``
+event            fields in addition to ``event``, ``unix`` and ``at``
 ===============  =========================================================================================
-``started``      island, life, ranks: its processes were started
-``ended``        island, life, code: its processes have ended, with this exit code
-``generation``   generation, members, newcomers, rounds: who averages from now on; the parameters of
-                 newcomers do not count in the first round. Rounds are those committed
+``started``      replica_group, life, ranks: its processes were started
+``ended``        replica_group, life, code: its processes have ended, with this exit code
+``generation``   generation, members, newcomers, rounds: which groups average from now on; the parameters of
+                 newcomers do not count in the first round. rounds: those committed so far
 ``commit``       generation, rounds, members, counted, t, epoch, fraction: a round is committed. counted:
                  the members whose parameters made the mean; t: updates done;
                  epoch: epochs done, so it counts from 0; fraction: the part of the next that is done, 0..1
-``lost``         replica_group, why, kind: it is no longer a member, and why in words and as a `Loss`
-``units``        unit, units: what each replica_group has from now on, as in `reallocation`; unit is "ranks",
+``lost``         replica_group, why, kind: it is no longer a member; why: text; kind: a `Loss`
+``units``        unit, units: what each replica group has from now on, as in `rebalancing`; unit is "ranks",
                  "threads" or "samples"
 ``finished``     the training is done
-``stopped``      the run has ended before that, and may go on in the same file
+``stopped``      the run has ended before that, and may continue in the same file
 ===============  =========================================================================================
 
 ``unix`` is the time of day in seconds since 1970, ``at`` are seconds since the first event of the file.
@@ -35,29 +35,29 @@ from hpcsgd.files.reading import parsed
 
 Event = dict[str, Any]
 NAME = "events.jsonl"
-"""Of a log, in the folder of the run, of an island or of a coordinator's term."""
+"""The name of a log, in the folder of a run, of a replica group or of a coordinator's term."""
 
 
 class Loss(StrEnum):
-    """How an island was lost."""
+    """How a replica group was lost."""
 
     DIED = "died"
     """Its processes or its connection ended."""
     SILENT = "silent"
-    """It is there, but frozen: nothing was heard of it."""
+    """It is there, but frozen: it sent nothing."""
     LATE = "late"
-    """It was alive, but did not arrive at a meeting in time."""
+    """It was alive, but did not arrive in time to average."""
     CUT = "cut"
     """The network between it and the others is gone."""
     LEFT = "left"
-    """It had to stop, and said so."""
+    """It had to stop, and announced it."""
 
 
 class EventLog:
-    """Appends events to a JSONL file; each line is written whole and is readable at once.
+    """Appends events to a JSONL file; each line is written whole and can be read at once.
 
-    One at a time writes to a file. A later one goes on where the last one was: a line that was left half
-    written is cut off, and the seconds are counted from the same beginning, never backwards.
+    One log at a time writes to a file. A later log continues the file: it cuts off a line that was left half
+    written, and counts seconds from the same beginning, never backwards.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,17 +69,17 @@ class EventLog:
         self._file = path.open("ab", buffering=0)
 
     def started(self, *, replica_group: int, life: str, ranks: int) -> None:
-        """The processes of an island were started. A life is one run of an island."""
+        """Log that the processes of a replica group were started. A life is one stay of a replica group."""
         self._note("started", replica_group=replica_group, life=life, ranks=ranks)
 
     def ended(self, *, replica_group: int, life: str, code: int) -> None:
-        """The processes of an island have ended; ``code`` is negative for a signal, as in `subprocess`."""
+        """Log that its processes have ended; ``code`` is negative for a signal, as in `subprocess`."""
         self._note("ended", replica_group=replica_group, life=life, code=code)
 
     def generation(
         self, *, generation: int, members: Iterable[int], newcomers: Iterable[int], rounds: int
     ) -> None:
-        """These islands average from now on; the parameters of newcomers do not count at first."""
+        """Log that these replica groups average from now on; newcomers' parameters do not count at first."""
         replica_groups = {"members": sorted(members), "newcomers": sorted(newcomers)}
         self._note("generation", generation=generation, **replica_groups, rounds=rounds)
 
@@ -94,33 +94,36 @@ class EventLog:
         epoch: int,
         fraction: float,
     ) -> None:
-        """All members hold the mean, after ``t`` updates, ``epoch`` epochs and a ``fraction`` of the next."""
+        """Log a committed round: all members hold the mean.
+
+        It is the mean after ``t`` updates, ``epoch`` epochs and a ``fraction`` of the next.
+        """
         who = {"members": sorted(members), "counted": sorted(counted)}
         self._note("commit", generation=generation, rounds=rounds, **who, t=t, epoch=epoch, fraction=fraction)
 
     def lost(self, *, replica_group: int, why: str, kind: Loss) -> None:
-        """The others go on without this island."""
+        """Log that the others continue without this replica group."""
         self._note("lost", replica_group=replica_group, why=why, kind=Loss(kind))
 
     def units(self, *, unit: str, units: Mapping[int, int]) -> None:
-        """What each living island has from now on of ranks, threads or samples."""
+        """Log how many ranks, threads or samples each living replica group has from now on."""
         self._note(
             "units", unit=unit, units={replica_group: units[replica_group] for replica_group in sorted(units)}
         )
 
     def finished(self) -> None:
-        """The training is done."""
+        """Log that the training is done."""
         self._note("finished")
 
     def stopped(self) -> None:
-        """The run ends here, though the training is not done."""
+        """Log that the run ends here, before the training is done."""
         self._note("stopped")
 
     def _note(self, event: str, **fields: Any) -> None:
         now = time.time()
         if self._first is None:
             self._first = now
-        self._last = max(self._last, round(now - self._first, 6))  # clocks are set back now and then
+        self._last = max(self._last, round(now - self._first, 6))  # system clocks may be set back
         line = json.dumps({"event": event, "unix": now, "at": self._last, **fields})
         self._file.write(line.encode() + b"\n")
 
@@ -136,16 +139,19 @@ class EventLog:
 
 
 def read(path: Path) -> list[Event]:
-    """All events in order, islands as numbers; a last line that is half written is left out.
+    """Return all events in order, with replica groups as numbers; a half-written last line is left out.
 
-    Raises `UserError` naming the line where anything else is damaged.
+    Raises `UserError` naming the line if anything else is damaged.
     """
     return _load(path)[0]
 
 
 def of_run(folder: Path) -> list[Event]:
-    """All events of a run: those of its one log, or of the coordinators and the islands that were started
-    apart, in the order of the time of day, from the first of which seconds are counted; none without any."""
+    """Return all events of a run, in order of the time of day; an empty list if there is no log.
+
+    They come from the run's one log, or from those of coordinators and separately started replica groups.
+    Seconds are then counted from the first event.
+    """
     logs = [folder / NAME, *folder.glob(f"coordinators/*/{NAME}"), *folder.glob(f"replica_groups/*/{NAME}")]
     found = [read(log) for log in logs if log.exists()]
     if len(found) < 2:
@@ -155,7 +161,7 @@ def of_run(folder: Path) -> list[Event]:
 
 
 def _load(path: Path) -> tuple[list[Event], int]:
-    """The events, and the bytes they take."""
+    """Return the events, and the number of bytes that they take."""
     *lines, half = (text := path.read_bytes()).split(b"\n")
     events = [_event(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
     return events, len(text) - len(half)

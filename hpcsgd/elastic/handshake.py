@@ -1,9 +1,9 @@
-"""Both ends of a connection prove that they know the job's token before anything else is said.
+"""Both ends of a connection prove that they know the job's token before they send anything else.
 
-The token itself never travels: each end answers the other's challenge with a keyed hash of both challenges
-and of the connection: which door it is, and the addresses and ports of its two ends as this end sees them. So
-an answer is good for nobody who passes it on by another connection. Addresses that are translated on the way
-make honest ends differ; there are none in a cluster's network.
+The token itself never travels. Each end answers the other's challenge with a keyed hash of both challenges
+and of the connection: its door, and the addresses and ports of its two ends as this end sees them. So an
+answer is useless on any other connection. If addresses are translated on the way, honest ends disagree; a
+cluster's network does not do that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import time
 
 COORDINATOR, RING = "coordinator", "ring"
-"""Doors."""
+"""The doors: the two purposes of connections."""
 CHALLENGE = 32
 PROOF = 32
 GREETING = 10.0
@@ -22,7 +22,7 @@ GREETING = 10.0
 
 
 class Unwelcome(ConnectionError):
-    """Whoever is at the other end does not know the token."""
+    """The other end does not know the token."""
 
 
 def challenge() -> bytes:
@@ -30,23 +30,23 @@ def challenge() -> bytes:
 
 
 def place(door: str, client: object, host: object) -> bytes:
-    """Of a connection, from the `client`'s address to that of the `host`, whose `door` it is."""
+    """Return the bytes that identify a connection from `client` to the `door` of `host`."""
     return repr((door, client, host)).encode()
 
 
 def proof(token: str, who: str, at: bytes, host: bytes, client: bytes) -> bytes:
-    """Of `who`, "host" or "client", for the challenges of both, `at` that place."""
+    """Return the proof of `who`, "host" or "client", for both challenges on the connection `at`."""
     return hmac.digest(token.encode(), who.encode() + host + client + at, "sha256")
 
 
 def require(token: str, who: str, at: bytes, host: bytes, client: bytes, given: bytes) -> None:
-    """Raises `Unwelcome` unless `given` is their proof."""
+    """Raise `Unwelcome` unless `given` is the proof of `who`."""
     if not hmac.compare_digest(given, proof(token, who, at, host, client)):
         raise Unwelcome(f"the {who} of a connection does not know this job's token, or has passed on a proof")
 
 
 def introduce(connection: socket.socket, token: str, door: str) -> None:
-    """The client's part. Raises `Unwelcome`, or another `OSError` where the other end is gone."""
+    """Do the client's part. Raises `Unwelcome`, or another `OSError` if the other end is gone."""
     at = place(door, connection.getsockname(), connection.getpeername())
     host, client = read(connection, CHALLENGE), challenge()
     connection.sendall(client + proof(token, "client", at, host, client))
@@ -54,7 +54,7 @@ def introduce(connection: socket.socket, token: str, door: str) -> None:
 
 
 def welcome(connection: socket.socket, token: str, door: str, until: float | None = None) -> None:
-    """The host's part, up to a moment on the clock `time.monotonic`; raises as `introduce` does."""
+    """Do the host's part, until a time of `time.monotonic`; raises as `introduce` does."""
     at = place(door, connection.getpeername(), connection.getsockname())
     host = challenge()
     connection.sendall(host)
@@ -64,8 +64,11 @@ def welcome(connection: socket.socket, token: str, door: str, until: float | Non
 
 
 def read(connection: socket.socket, size: int, until: float | None = None) -> bytes:
-    """Exactly so many bytes; raises `ConnectionError` where fewer come, `TimeoutError` where not all of them
-    come `until` then, though one after the other does."""
+    """Return exactly `size` bytes.
+
+    Raises `ConnectionError` if fewer come, and `TimeoutError` if they are not complete at the time `until`,
+    even if some keep coming.
+    """
     found = b""
     while len(found) < size:
         if until is not None:

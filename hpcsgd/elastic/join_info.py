@@ -1,4 +1,4 @@
-"""What whoever starts an island tells it, by way of one environment variable."""
+"""What a replica group's launcher passes to it, in one environment variable."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ VARIABLE = "HPCSGD_ISLAND"
 
 @dataclass(frozen=True)
 class JoinInfo:
-    """To the meetings of `replica_groups` islands, for the one with this number."""
+    """How one of `replica_groups` replica groups joins the others."""
 
     replica_group: int
     replica_groups: int
     coordinator: str
-    """host:port, or the folder that says where it is; see `whereabouts`."""
+    """host:port, or the folder that has its address; see `coordinator_address`."""
     token: str
     heartbeat_timeout: float
     timeout: float
@@ -31,7 +31,7 @@ class JoinInfo:
         return {VARIABLE: json.dumps(asdict(self))}
 
     def accept(self, group: Communicator) -> ElasticAverage:
-        """Collective over the ranks of the island, which are `group`."""
+        """Join as this replica group, whose ranks are `group`; collective."""
         host = own_towards(coordinator_address.awaited(self.coordinator, self.timeout))
         return ElasticAverage(
             self.replica_group, group, self.coordinator, self.token, host,
@@ -40,6 +40,6 @@ class JoinInfo:
 
 
 def join_info(environ: Mapping[str, str] = os.environ) -> JoinInfo | None:
-    """The one that this process was started with, if any."""
+    """Return the information that this process was started with, or None."""
     text = environ.get(VARIABLE)
     return None if text is None else JoinInfo(**json.loads(text))

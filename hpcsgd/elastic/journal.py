@@ -1,16 +1,16 @@
-"""Where a register is written down, so that the next coordinator goes on where the last one was.
+"""Where the register is saved, so that the next coordinator continues from it.
 
-Islands that were started together have a launcher that starts the coordinator again, one after the other: a
-file is enough. Of those that were started apart any launcher may begin the next coordinator where it hears
-nothing of the last one, which may be alive all the same, behind a network that is broken. So each has a term:
+Replica groups that were started together have one launcher, which restarts the coordinator: a file is enough.
+If they were started separately, any launcher may begin the next coordinator when it hears nothing of the last
+one. That one may still be alive behind a broken network. So each coordinator has a term:
 
-    claim   make the folder n+1, where n is the last one: of several that try, one succeeds
-    go on   from the register of the newest term that has one
-    tell    write n+1/register.json, then look for n+2: where that is there, nothing is told any more
+    claim      make the folder n+1, where n is the last one: of several that try, one succeeds
+    continue   from the register of the newest term that has one
+    publish    write n+1/register.json, then look for n+2: if it exists, send nothing any more
 
-Whoever claims n+2 reads the registers of before only then. So either it finds what a coordinator was about to
-tell, or that one finds the claim, and keeps it to itself: nobody ever hears of a round that the next
-coordinator does not know.
+The coordinator that claims n+2 reads earlier registers only after that. So either it finds what the earlier
+one was about to send, or that one finds the claim and sends nothing. No rank ever learns of a round that the
+next coordinator does not know.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from hpcsgd.files.reading import parsed
 from hpcsgd.files.shared import names_in, text_of
 
 FOLDER = "coordinators"
-"""Of all terms, in the folder of a run whose islands were started apart."""
+"""The folder of all terms, in the folder of a run whose replica groups were started separately."""
 REGISTER = "register.json"
 
 
 class Superseded(Exception):
-    """There is a later coordinator; this one has nothing more to say."""
+    """There is a later coordinator, so this one must not send anything more."""
 
 
 class Journal(Protocol):
-    """Of one coordinator."""
+    """The saved register of one coordinator."""
 
     def load(self) -> Register:
-        """What to go on from."""
+        """Return the register to continue from."""
         ...
 
     def write(self, now: Register) -> None:
-        """Before anybody hears of it. Raises `Superseded`."""
+        """Save the register before it is sent. Raises `Superseded`."""
         ...
 
     def require_current(self) -> None:
-        """Raises `Superseded`."""
+        """Raise `Superseded` if there is a later coordinator."""
         ...
 
 
 class Alone:
-    """A file, of coordinators that come one after the other."""
+    """One file, for coordinators that follow one another."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,21 +61,21 @@ class Alone:
         return written(self._path) or Register()
 
     def write(self, now: Register) -> None:
-        overwrite(self._path, json.dumps(now.to_json()))  # at each round: the disk may take its time
+        overwrite(self._path, json.dumps(now.to_json()))  # no fsync: it would slow down every round
 
     def require_current(self) -> None:
         pass
 
 
 class Term:
-    """That of the coordinator with this number, of `claim`."""
+    """The journal of the coordinator that claimed this term number."""
 
     def __init__(self, terms: Path, number: int) -> None:
         self._terms, self._number = terms, number
         self.folder = terms / str(number)
 
     def load(self) -> Register:
-        """Who had to leave has left: this coordinator would not hear of it."""
+        """Return the newest register, without `leaving`: groups that had to leave have left by now."""
         return replace(newest(self._terms), leaving=False)
 
     def write(self, now: Register) -> None:
@@ -87,18 +87,18 @@ class Term:
             raise Superseded(f"there is a coordinator after number {self._number}")
 
     def _put(self, now: Register) -> None:
-        """On the disk: others go on from it when this node has crashed."""
+        """Write with fsync: other nodes continue from it if this one crashes."""
         with replacing(self.folder / REGISTER) as part:
             part.write_text(json.dumps(now.to_json()))
 
 
 def last_claimed(terms: Path) -> int:
-    """The number of the newest term; 0 where there is none yet."""
+    """Return the number of the newest term; 0 if there is none."""
     return max((int(name) for name in names_in(terms) if name.isdecimal()), default=0)
 
 
 def claim(terms: Path, number: int) -> bool:
-    """Whether the term is the caller's, or somebody else was first; `number` is one more than the last."""
+    """Claim the term `number`, the last one plus 1; return False if another process was first."""
     terms.mkdir(exist_ok=True)
     try:
         (terms / str(number)).mkdir()
@@ -108,7 +108,7 @@ def claim(terms: Path, number: int) -> bool:
 
 
 def newest(terms: Path) -> Register:
-    """As it was last written down."""
+    """Return the newest saved register."""
     for number in range(last_claimed(terms), 0, -1):
         if (register := written(terms / str(number) / REGISTER)) is not None:
             return register
@@ -116,7 +116,7 @@ def newest(terms: Path) -> Register:
 
 
 def written(path: Path) -> Register | None:
-    """In that file, if it is there."""
+    """Return the register in that file, or None if there is no file."""
     text = text_of(path)
     try:
         return None if text is None else Register.from_json(parsed(text))

@@ -1,6 +1,6 @@
-"""The rules by which the register changes: who averages next, when a round counts, who is left out.
+"""The rules by which the register changes: which groups average, when a round counts, which are left out.
 
-Nothing here waits or talks, so that every order of events can be tried; what they mean is in `register`.
+Nothing here waits or communicates, so that tests can try every order of events; `register` explains them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hpcsgd.elastic.register import Member, Phase, Register, Vote
 
 @dataclass
 class Candidate:
-    """An island that wants to be in the next generation; complete when all its ranks have come."""
+    """A replica group that wants to join the next generation; complete when all its ranks have come."""
 
     ranks: int
     addresses: dict[int, str] = field(default_factory=dict[int, str])
@@ -26,10 +26,10 @@ class Candidate:
 
 
 class Membership:
-    """The register with what moves it. Each method is an event; those of the past are ignored.
+    """The register and the events that change it. Each method is an event; outdated ones are ignored.
 
-    `expected`: the islands that an open register waits for; at the start all that are to come, none where
-    each begins by itself. `together`: where one has to stop, all do, or else the others go on.
+    `expected`: the replica groups that an open register waits for. At the start these are all groups, or none
+    if each begins by itself. `together`: if one group has to stop, all do; otherwise the others continue.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Membership:
         self._candidates: dict[int, Candidate] = {}
         self._votes: dict[tuple[int, int], Vote] = {}
         self._left_out: dict[int, int] = {}
-        """Islands that may not come before so many rounds are committed."""
+        """Replica groups that may not return before so many rounds are committed."""
         self._times_left_out: Counter[int] = Counter()
 
     def come(self, replica_group: int, rank: int, ranks: int, address: str, rounds: int) -> None:
-        """A rank of `ranks` listens at `address`, holds the mean of `rounds`, and wants to average."""
+        """A rank of `ranks` listens at `address`, holds the mean of round `rounds`, and wants to join."""
         if self.register.phase is Phase.FINISHED:
             return
         candidate = self._candidates.setdefault(replica_group, Candidate(ranks))
@@ -55,7 +55,7 @@ class Membership:
             return
         self.expected |= {replica_group}
         if self.register.phase is Phase.RUN and replica_group in self.register.replica_groups:
-            self._open()  # it was lost and is back before anybody noticed
+            self._open()  # it was lost and is back before its loss was noticed
         self._close_if_all_came()
 
     def vote(self, replica_group: int, rank: int, generation: int, rounds: int, ballot: Vote) -> None:
@@ -77,17 +77,17 @@ class Membership:
             self._open()
 
     def allot(self, units: Mapping[int, int]) -> None:
-        """To be heard together with the commit that dealt samples."""
+        """Set the units; they are sent together with the commit that assigned samples."""
         self.register = replace(self.register, units=tuple(sorted(units.items())))
 
     def expect(self, replica_group: int) -> None:
-        """A member leaves to come back with other ranks: nobody goes on without it."""
+        """A member leaves to come back with other ranks, and the others wait for it."""
         self._candidates.pop(replica_group, None)
         if self.register.phase is Phase.RUN and replica_group in self.register.replica_groups:
             self._open()
 
     def lose(self, replica_group: int) -> None:
-        """It died, or has not been heard of for too long."""
+        """A replica group died, or has been silent for too long."""
         self._candidates.pop(replica_group, None)
         self.expected -= {replica_group}
         if self.register.phase is Phase.RUN and replica_group in self.register.replica_groups:
@@ -95,17 +95,19 @@ class Membership:
         self._close_if_all_came()
 
     def leave_out(self, replica_group: int) -> None:
-        """As `lose`, but it may be back at once, and would do the same harm: at first a round is made without
-        it, then two, then four, …"""
+        """Like `lose`, but keep the group out for some rounds, because it may return and do the same harm.
+
+        It misses one round at first, then two, then four, …
+        """
         rounds = 2 ** self._times_left_out[replica_group]
         self._left_out[replica_group] = self.register.rounds + rounds
         self._times_left_out[replica_group] += 1
         self.lose(replica_group)
 
     def wait_no_longer(self) -> None:
-        """Close an open register on those that have come, if any."""
+        """Close an open register on the groups that have come, if any."""
         came = self._came()
-        if not came:  # nobody is left to make those rounds
+        if not came:  # no other group is left to make those rounds
             self._left_out.clear()
             came = self._came()
         if self.register.phase is Phase.OPEN and came:
@@ -113,12 +115,12 @@ class Membership:
             self._close_if_all_came()
 
     def _came(self) -> frozenset[int]:
-        """The islands that have come with all their ranks, and may."""
+        """Return the groups that have come with all their ranks and are allowed in."""
         came = {replica_group for replica_group, candidate in self._candidates.items() if candidate.complete}
         return frozenset(came - self._left_out.keys())
 
     def finish(self, replica_group: int, generation: int) -> None:
-        """A member has done all there was to do, and saved it."""
+        """A member has finished the training and saved it."""
         if generation == self.register.generation and replica_group in self.register.replica_groups:
             self.register = replace(self.register, phase=Phase.FINISHED)
 
@@ -156,7 +158,7 @@ class Membership:
         if not all(i in self._candidates and self._candidates[i].complete for i in self.expected):
             return
         members = tuple(self._member(replica_group) for replica_group in sorted(self.expected))
-        for replica_group in self.expected:  # not of one that has half come
+        for replica_group in self.expected:  # not of a group of which only some ranks have come
             del self._candidates[replica_group]
         rounds = max(self.register.rounds, *(member.rounds for member in members))
         self.register = replace(

@@ -1,4 +1,4 @@
-"""What the event log is told of a register that has changed."""
+"""Log entries for changes of the register."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ log = logging.getLogger(__name__)
 
 
 class MembershipLog:
-    """Keeps `events`, with how far the training is, as those say that count in a round."""
+    """Writes to `events`, and keeps the training's progress as reported by the groups that count."""
 
     def __init__(self, events: EventLog) -> None:
         self.events = events
         self._progress = 0.0
-        """In epochs, as said with the votes for the round that is due."""
+        """In epochs, as reported with the votes for the round that is due."""
 
     def hear(self, progress: float) -> None:
-        """A rank that counts in the round has come so far, in epochs."""
+        """Note the progress, in epochs, of a rank that counts in the round."""
         self._progress = max(self._progress, progress)
 
     def note(self, before: Register, now: Register) -> None:
-        """What has become of the register."""
+        """Log what has changed in the register."""
         if committed(before, now):
             epoch = int(self._progress)
             self.events.commit(
@@ -32,7 +32,9 @@ class MembershipLog:
             )  # fmt: skip
             self._progress = 0.0
         if now.generation > before.generation:
-            log.info("generation %d: islands %s", now.generation, ", ".join(map(str, now.replica_groups)))
+            log.info(
+                "generation %d: replica groups %s", now.generation, ", ".join(map(str, now.replica_groups))
+            )
             newcomers = [m.replica_group for m in now.members if m.rounds < now.rounds]
             self.events.generation(
                 generation=now.generation, members=now.replica_groups, newcomers=newcomers, rounds=now.rounds
@@ -44,5 +46,5 @@ class MembershipLog:
 
 
 def committed(before: Register, now: Register) -> bool:
-    """Whether a round was, between the two."""
+    """Return True if a round was committed between the two."""
     return now.rounds > before.rounds and now.generation == before.generation

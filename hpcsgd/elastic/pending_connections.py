@@ -1,4 +1,7 @@
-"""Those who have connected and not yet said who they are: anybody can, so there are only so many at once."""
+"""Connections whose ends have not identified themselves.
+
+Their number is limited, because anybody can connect.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from contextlib import contextmanager
 from itertools import count
 
 MOST = 1024
-"""At once, and half of the files that this process may open at most: honest clients need theirs."""
+"""The largest number at once; at most half of this process's open files, because honest clients need some."""
 
 
 class PendingConnections:
-    """For each one too many the oldest is sent away: who knows the token has said so long since."""
+    """Closes the oldest connection if there are too many: a client that knows the token is faster."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -26,7 +29,7 @@ class PendingConnections:
 
     @contextmanager
     def one_more(self, leave: Callable[[], None]) -> Generator[None, None, None]:
-        """Inside the block there is one, which `leave` sends away, perhaps on another thread."""
+        """Count one connection inside the block; `leave` closes it, perhaps on another thread."""
         number = next(self._numbers)
         too_many: list[Callable[[], None]] = []
         with self._changing:

@@ -1,19 +1,19 @@
-"""Reallocation of compute: slow islands get more of it, and what the dead leave goes to the living.
+"""Rebalancing: slow replica groups get more compute, and living ones get what lost ones leave.
 
-EnsembleSync (papers/ensemblesync.txt), section 3.2. With x_i units of compute island i needs t_i = α_i/x_i
-seconds for an epoch, so α_i = t_i·x_i is estimated from the last one. Lemma 1: max t_i is smallest under
-Σ x_i = X (the paper's budget B) where all t_i are the same,
+EnsembleSync (papers/ensemblesync.txt), section 3.2. With x_i units of compute group i needs t_i = α_i/x_i
+seconds for an epoch, so α_i = t_i·x_i is estimated from the last one. Lemma 1: max t_i is smallest under Σ
+x_i = X (the paper's budget B) if all t_i are the same,
 
     t* = Σ α_j / X,   x_i* = X·α_i / Σ α_j.
 
-A unit is whatever can be moved: a rank of the group, a CPU thread of each rank, a sample of the micro-batch,
-which is the paper's GPU memory. Nothing here moves it. What differs from the paper:
+A unit is anything that can be moved: a rank of the group, a CPU thread of each rank, or a sample of the
+micro-batch, which is the paper's GPU memory. Nothing here moves it. Differences from the paper:
 
-- Units are whole, and each island keeps at least one, for x_i < 1 would mean that it never finishes. Under
-  x_i ≥ 1 the lemma reads x_i = max(1, α_i/t) with t such that the sum is X; `shares` rounds that.
-- The paper moves units after every epoch. Here a move must be worth it: see `Reallocation`.
-- An island that returns has no last epoch and counts as an average one. In the paper it begins with its old
-  estimate and approaches the equilibrium slowly; here it is there after the first epoch it has finished.
+- Units are whole, and each group keeps at least one: with x_i < 1 it would never finish. Under x_i ≥ 1 the
+  lemma reads x_i = max(1, α_i/t) with t such that the sum is X; `shares` rounds that.
+- The paper moves units after every epoch. Here a move must be worth it: see `Rebalancing`.
+- A group that returns has no last epoch and counts as an average one. In the paper it begins with its old
+  estimate and approaches the equilibrium slowly; here it is there after the first epoch that it finishes.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from hpcsgd.errors import UserError, count_text
 
 
 def shares(alpha: Mapping[int, float], X: int) -> dict[int, int]:
-    """x_i by island: whole, at least 1, Σ x_i = X, less than one unit from Lemma 1 (under x_i ≥ 1).
+    """Return x_i by group: whole, at least 1, Σ x_i = X, less than one unit from Lemma 1 (under x_i ≥ 1).
 
-    Rounded by largest remainder, ties to the lowest island. This is not always the best of all whole x:
-    one more unit for everybody would bring max t_i to the best or below, no more is promised.
-    Raises `UserError` where there are fewer units than islands, or an α that is no positive number.
+    Rounded by largest remainder, ties to the lowest group. This is not always the best of all whole x, but
+    one more unit for every group would bring max t_i to that best or below. Raises `UserError` if there are
+    fewer units than groups, or an α that is no positive number.
 
     >>> shares({0: 1.0, 1: 3.0}, 256)
     {0: 64, 1: 192}
     """
     for replica_group, a in alpha.items():
         if not (isfinite(a) and a > 0):
-            raise UserError(f"island {replica_group}: alpha = {a}, must be positive and finite")
+            raise UserError(f"replica group {replica_group}: alpha = {a}, must be positive and finite")
     if len(alpha) > X:
         raise UserError(
-            f"{count_text(X, 'unit')} for {count_text(len(alpha), 'island')}: each needs at least one"
+            f"{count_text(X, 'unit')} for {count_text(len(alpha), 'replica group')}: each needs at least one"
         )
     exact = _lemma_1({replica_group: Fraction(a) for replica_group, a in sorted(alpha.items())}, X)
     x = {replica_group: floor(share) for replica_group, share in exact.items()}
     by_remainder = sorted(
         x, key=lambda replica_group: x[replica_group] - exact[replica_group]
-    )  # stable: ties by island
+    )  # stable: ties by group
     for replica_group in by_remainder[: X - sum(x.values())]:
         x[replica_group] += 1
     return x
 
 
 def _lemma_1(alpha: Mapping[int, Fraction], X: int) -> dict[int, Fraction]:
-    """x_i* = max(1, α_i/t*). Fractions, so that equal remainders are equal."""
+    """Return x_i* = max(1, α_i/t*). Fractions make equal remainders equal."""
     shares = dict.fromkeys(alpha, Fraction(1))
     richer: Mapping[int, Fraction] = alpha
     while richer:
@@ -69,14 +69,14 @@ def _lemma_1(alpha: Mapping[int, Fraction], X: int) -> dict[int, Fraction]:
 
 @dataclass(frozen=True)
 class Rebalancing:
-    """Says when to move units, and where to. It keeps no state: all it goes by is the last epoch.
+    """Decides when and where to move units. It keeps no state, and uses the last epoch only.
 
-    `X`: units there are in all. `margin`: the part of the epoch's seconds that a move has to save.
+    `X`: the number of units in all. `min_gain`: the part of an epoch's seconds that a move has to save.
 
-    Why nothing swings: let ε be the relative noise of the seconds, and let a move from x to y be
-    proposed for its predicted gain. Then max t(y)·(1−ε) < (1−margin)·(1+ε)·max t(x) for the true t. So with
-    margin ≥ 2ε/(1+ε) every move makes the true max t_i smaller, and none is ever taken back. The default
-    bears a noise of 5 %.
+    Why nothing oscillates: let ε be the relative noise of the seconds, and let a move from x to y be proposed
+    for its predicted gain. Then max t(y)·(1−ε) < (1−min_gain)·(1+ε)·max t(x) for the true t. So with min_gain
+    ≥ 2ε/(1+ε) every move makes the true max t_i smaller, and none is ever reversed. The default tolerates a
+    noise of 5 %.
     """
 
     X: int
@@ -95,21 +95,22 @@ class Rebalancing:
         cost: float = 0.0,
         ahead: float = 1.0,
     ) -> dict[int, int] | None:
-        """The units of each living island from now on, or None where they stay as they are.
+        """Return the units of each living group from now on, or None if they stay as they are.
 
-        `units`: x_i of each living island in its last epoch, 0 for one that had none; the dead are not in it.
-        `seconds`: t_i, what island i computed in its last epoch, without the waiting at meetings. An island
-        that is not in it has not been measured, and counts as the mean of those that have.
-        Both are of the same epoch: of one in which units were moved midway there is nothing to go by but
-        α_i itself, so give α_i/x_i for the x_i at its end.
-        `cost`: seconds that a move holds everybody up. `ahead`: epochs to come that gain by it.
+        `units`: x_i of each living group in its last epoch, 0 if it had none; lost groups are left out.
+        `seconds`: t_i, what group i computed in its last epoch, without waiting for other groups. A missing
+        group has not been measured, and counts as the mean of the others. Both are of the same epoch. If
+        units moved during it, give α_i/x_i for the x_i at its end. `cost`: seconds that a move delays every
+        group. `ahead`: epochs to come that gain by it.
 
-        A move has to gain more than the margin in an epoch, and more than the cost in all those ahead. Units
-        that are free or promised twice, or an island that has none, are seen to whatever it costs.
+        A move has to gain more than `min_gain` in an epoch, and more than `cost` in all epochs ahead. If
+        units are free or assigned twice, or a group has none, units move at any cost.
         """
         for replica_group, x in units.items():
             if x < 0:
-                raise UserError(f"island {replica_group}: {count_text(x, 'unit')}, must not be negative")
+                raise UserError(
+                    f"replica group {replica_group}: {count_text(x, 'unit')}, must not be negative"
+                )
         if cost < 0 or ahead < 0:
             raise UserError(f"a cost of {cost} s, {ahead} epochs ahead: neither may be negative")
         alpha = _alpha(seconds, units)
@@ -124,7 +125,7 @@ class Rebalancing:
 
 
 def _alpha(seconds: Mapping[int, float], units: Mapping[int, int]) -> dict[int, float]:
-    """α_i = t_i·x_i of the living; the mean of those known where it is not."""
+    """Return α_i = t_i·x_i of the living groups; the mean of those known for the others."""
     known = {
         replica_group: seconds[replica_group] * x
         for replica_group, x in units.items()
@@ -135,5 +136,5 @@ def _alpha(seconds: Mapping[int, float], units: Mapping[int, int]) -> dict[int, 
 
 
 def _longest(alpha: Mapping[int, float], x: Mapping[int, int]) -> float:
-    """max t_i, in seconds."""
+    """Return max t_i in seconds."""
     return max(alpha[replica_group] / x[replica_group] for replica_group in alpha)

@@ -1,21 +1,21 @@
-"""The one register that says which groups average which round.
+"""The one register that says which replica groups average which round.
 
-Groups that may die are islands: each is an MPI job of its own, and they meet through links that a register of
-members decides on (EnsembleSync, section 3.2, whose parameter server this replaces). Every rank of an island
-is a client. A round ends in one of two ways, for all alike:
+Each elastic group is an MPI job of its own. The groups average over connections that a register of members
+decides on (EnsembleSync, section 3.2, whose parameter server this replaces). Every rank of a group is a
+client. A round ends in one of two ways, the same for all:
 
     commit   every client of every member has voted: all of them hold the whole mean       (g, r) → (g, r+1)
     abort    a member was lost or a client could not finish: nobody applies anything       (g, r) → open
 
-An open register waits until every island that is not lost has come, then closes on
-those that are there: generation g+1, at the largest round among them. Islands that come from further back, or
-for the first time, are members whose parameters do not count in the first round.
+An open register waits until every group that is not lost has come, and then closes on those that are there:
+generation g+1, at the largest round among them. Groups that are behind that round, or come for the first
+time, are members whose parameters do not count in the first round.
 
-The register also says where the training is, so that whoever returns finds its place. An epoch's samples are
-dealt to the members of the round that began it; who joins later looks on, and does not count, until they are
-dealt again.
+The register also has the position of the training, so that a returning group finds it. An epoch's samples are
+assigned to the members of the round that began it. A group that joins later has no samples, and does not
+count, until they are assigned again.
 
-`membership` has the rules by which it changes, `coordinator` carries the events in and the register out.
+`membership` has the rules by which it changes; `coordinator` receives the events and sends the register.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Point:
-    """Where a training is: `t` updates done, in `epoch`, whose samples were dealt when `seen` of them, over
-    all islands, were used up."""
+    """The position of a training: `t` updates done, in `epoch`.
+
+    The epoch's samples were assigned when all replica groups together had used `seen` of them.
+    """
 
     t: int = 0
     epoch: int = 0
@@ -51,7 +53,7 @@ NOWHERE = Point(epoch=-1)
 
 @dataclass(frozen=True)
 class Member:
-    """An island in a generation: where its ranks listen, and the round whose mean it holds."""
+    """A replica group in a generation: where its ranks listen, and the round whose mean it holds."""
 
     replica_group: int
     addresses: tuple[str, ...]
@@ -64,29 +66,29 @@ class Member:
 
 @dataclass(frozen=True)
 class Register:
-    """What all go by."""
+    """The state that all replica groups and coordinators share."""
 
     generation: int = 0
     rounds: int = 0
-    """Rounds committed."""
+    """The number of committed rounds."""
     began: int = 0
-    """Of them, before this generation."""
+    """The number of those before this generation."""
     phase: Phase = Phase.OPEN
     members: tuple[Member, ...] = ()
-    """Of this generation, or of the last one while the register is open; by island."""
+    """The members of this generation, or of the last one while the register is open; by replica group."""
     place: Point = NOWHERE
-    """As of the last commit."""
+    """The position at the last commit."""
     assigned_at: Point = NOWHERE
-    """Where the samples were dealt."""
+    """The position at which the samples were assigned."""
     sharing: tuple[int, ...] = ()
-    """The islands that they were dealt to."""
+    """The replica groups that they were assigned to."""
     units: tuple[tuple[int, int], ...] = ()
-    """(island, x_i): what each has of ranks, threads or samples since the samples were dealt, if anybody
-    allots them."""
+    """(replica group, x_i): the ranks, threads or samples of each since the samples were assigned; empty
+    unless units are rebalanced."""
     leaving: bool = False
-    """All are to save and stop here: one of them has to, as its signals or its time limit say."""
+    """True if all save and stop here, because one of them has to: of a signal or its time limit."""
     going: tuple[int, ...] = ()
-    """Islands that have to stop, of those that were started apart: the others go on without them."""
+    """Separately started replica groups that have to stop; the others continue without them."""
 
     @property
     def replica_groups(self) -> tuple[int, ...]:
@@ -94,16 +96,15 @@ class Register:
 
     @property
     def clients(self) -> set[tuple[int, int]]:
-        """Of all members: (island, rank)."""
+        """The clients of all members, as (replica group, rank)."""
         return {(member.replica_group, rank) for member in self.members for rank in range(member.ranks)}
 
     def stops(self, replica_group: int) -> bool:
-        """Whether that island is to end here."""
+        """Return True if that replica group is to end here."""
         return self.leaving or replica_group in self.going
 
     def grants(self, replica_group: int, last: int) -> bool:
-        """Return whether `replica_group` is a member of a running generation that began after the generation
-        `last`.
+        """Return whether `replica_group` is in a running generation that began after generation `last`.
 
         A client asks again when a generation begins without it. If its first request is granted meanwhile,
         the second one must not end the new generation.
@@ -141,7 +142,7 @@ class Register:
 
 @dataclass(frozen=True)
 class Vote:
-    """What a rank says with its vote: where it is if the round is committed, and whether it has to leave."""
+    """A rank's vote: the position if the round is committed, and whether its group has to leave."""
 
     place: Point = Point()
     leaving: bool = False
@@ -149,14 +150,14 @@ class Vote:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank has to say of the training with a round."""
+    """What a rank reports about the training with a round."""
 
     deal: tuple[int, int] = (0, 0)
-    """The epoch that begins or goes on with the round, and how many of its samples had been seen by all
-    islands when they were dealt."""
+    """The epoch of the next round, and how many of its samples all groups had seen when they were
+    assigned."""
     progress: float = 0.0
-    """In epochs, for the picture."""
+    """In epochs, for the log of events."""
     step_seconds: float = 0.0
-    """Seconds that this rank computes for a step, 0 where that is not known."""
+    """Seconds that this rank computes per step, 0 if unknown."""
     leaving: bool = False
-    """This island has to stop after the round, and so do all that were started with it."""
+    """True if this replica group has to stop after the round, and so do all that were started with it."""

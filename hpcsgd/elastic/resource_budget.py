@@ -1,4 +1,4 @@
-"""What is reallocated, and how much there is: ranks of a group, threads of a rank, samples of a pass."""
+"""The resource that is rebalanced, and how much there is: ranks of a group, threads of a rank or samples."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from hpcsgd.elastic.register import Register
 
 @dataclass(frozen=True)
 class ResourceBudget:
-    """`unit`: "ranks", "threads" or "samples"; `total`: X of them, for the islands that are alive.
+    """`resource`: "ranks", "threads" or "samples"; `total`: X of them, for the living replica groups.
 
-    Ranks of the dead are gone with their node, and those that a group has are told by the register, so for
-    them X is what the living have. `cost`: seconds that a move takes; `epochs`: of the whole training.
+    Ranks of a lost group are gone with their nodes, and the register knows the ranks of each group, so for
+    ranks X is what the living groups have. `cost`: seconds that a move takes; `epochs`: of the whole
+    training.
     """
 
     resource: str
@@ -25,8 +26,10 @@ class ResourceBudget:
     epochs: int
 
     def units(self, now: Register, seconds: Mapping[int, float]) -> dict[int, int] | None:
-        """Of each member, where samples have just been dealt; None where nothing moves. `seconds`: what each
-        computed in the last epoch."""
+        """Return the units of each member after samples have been assigned; None if nothing moves.
+
+        `seconds`: what each computed in the last epoch.
+        """
         given = dict(now.units)
         if self.resource == "ranks":
             given = {member.replica_group: member.ranks for member in now.members}
@@ -37,17 +40,17 @@ class ResourceBudget:
 
 
 class StepTimes:
-    """Seconds that a step of each island takes since samples were dealt, on its slowest rank."""
+    """Seconds per step of each replica group since samples were assigned, on its slowest rank."""
 
     def __init__(self) -> None:
         self._pace: defaultdict[int, float] = defaultdict(float)
 
     def add(self, replica_group: int, pace: float) -> None:
-        """One of its ranks says so, or 0 where it does not know."""
+        """Add what one rank reports; 0 if it does not know."""
         self._pace[replica_group] = max(self._pace[replica_group], pace)
 
     def seconds(self, steps: int) -> dict[int, float]:
-        """What each computed in so many steps, of those that know; then they are forgotten."""
+        """Return the seconds that each computed in `steps` steps, if known, and forget them."""
         seconds = {
             replica_group: pace * steps for replica_group, pace in self._pace.items() if pace and steps
         }

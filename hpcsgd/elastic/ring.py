@@ -1,7 +1,7 @@
-"""Sums over the islands that share a generation: TCP connections in a ring, which can be cut at any moment.
+"""Sums over the replica groups of a generation, by a ring of TCP connections that can be cut at any moment.
 
-A chunk of the model has an owner in every island, and its owners are one ring. A rank that owns several
-chunks is in several rings. Nothing here decides who is in: the register does.
+A shard of the model has an owner in every replica group, and its owners are one ring. A rank that owns
+several shards is in several rings. The register decides which groups take part, not this module.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from hpcsgd.elastic.pending_connections import PendingConnections
 
 _LINE = 256
 _GLANCE = 0.1
-"""Seconds between two looks at whether waiting still makes sense."""
+"""Seconds between two checks whether waiting still makes sense."""
 _AT_THE_DOOR = 64
-"""Who may be about to say who they are, at once: each has a thread."""
+"""The largest number of connections in a handshake at once; each has a thread."""
 _BLOCK = 1 << 20
-"""Bytes that are added, and sent, at once: few calls, but what has come is still in the cache."""
+"""Bytes added and sent at once: few calls, but the data received last is still in the cache."""
 
 Overdue = Callable[[float], bool]
-"""Whether what was waited for since that moment should have come."""
+"""Returns True if what a rank has awaited since that time should have come."""
 
 
 class Broken(ConnectionError):
-    """A ring cannot go on, for reasons that lie with the neighbour on one side: -1 left, 1 right."""
+    """A ring cannot continue because of the neighbour on one side: -1 left, 1 right."""
 
     def __init__(self, side: int, why: str) -> None:
         super().__init__(why)
@@ -43,11 +43,10 @@ class Broken(ConnectionError):
 
 
 class Listener:
-    """Where this rank listens for its left neighbours, for as long as it lives."""
+    """Listens for this rank's left neighbours, as long as the rank lives."""
 
     def __init__(self, host: str, token: str) -> None:
-        """`host`: the address of this node in the job's own network; anybody else does not get past the
-        handshake."""
+        """`host`: the address of this node in the job's own network. Strangers fail the handshake."""
         self._token = token
         self._listener = socket.create_server((host, 0))
         self.address = "{}:{}".format(*self._listener.getsockname()[:2])
@@ -60,7 +59,7 @@ class Listener:
     def wait_for(
         self, generation: int, chunk: int, overdue: Overdue, given_up: Callable[[], bool]
     ) -> socket.socket:
-        """The left neighbour in this ring. Raises `ConnectionError` where it does not come."""
+        """Return the left neighbour's connection in this ring. Raises `ConnectionError` if none comes."""
         since = time.monotonic()
         with self._news:
             while (generation, chunk) not in self._came:
@@ -91,7 +90,7 @@ class Listener:
             except OSError:
                 if self._closed:
                     return
-                time.sleep(_GLANCE)  # there are too many open files, or whoever knocked has left
+                time.sleep(_GLANCE)  # there are too many open files, or the client has left
                 continue
             threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
@@ -110,7 +109,7 @@ class Listener:
 
 
 class TcpRing:
-    """The owners of one chunk, this rank at `place` of `size`."""
+    """The ring of the owners of one shard; this rank is at `place` of `size`."""
 
     def __init__(
         self,
@@ -127,11 +126,11 @@ class TcpRing:
                 connection.setblocking(False)
 
     def mean(self, x: Tensor | None, mean: Tensor, counting: int) -> None:
-        """`mean` ← the sum of the `x` of all over `counting`, the same bits everywhere; None adds nothing.
-        Contiguous, on the CPU, apart in memory.
+        """Set `mean` to the sum of all `x` over `counting`, the same bits everywhere; None adds nothing.
 
-        Reduce-scatter and allgather around the ring: 2·(size−1)/size of x each way. Raises `OSError` where a
-        connection breaks or is cut; `mean` is then of no use.
+        Both are contiguous, on the CPU, and do not overlap. Reduce-scatter and allgather around the ring send
+        2·(size−1)/size of x each way. Raises `OSError` if a connection breaks or is cut; `mean` is then
+        invalid.
         """
         cuts = [mean.numel() * i // self.size for i in range(self.size + 1)]
         means = [mean[a:b] for a, b in pairwise(cuts)]
@@ -151,7 +150,7 @@ class TcpRing:
             self._pass_on(out, means[(self.place - step) % self.size])
 
     def cut(self) -> None:
-        """End what is under way, here and at the neighbours; from any thread."""
+        """End the current sum, here and at the neighbours; from any thread."""
         for connection in (self._left, self._right):
             if connection is not None:
                 _shut(connection)
@@ -163,8 +162,11 @@ class TcpRing:
                 connection.close()
 
     def _pass_on(self, out: Tensor, into: Tensor, addend: Tensor | None = None) -> None:
-        """Both at once: with large messages everybody would wait to be rid of one. `addend` is added to what
-        comes, block by block, while that is in the cache and the next one on its way."""
+        """Send and receive at the same time: with large messages, blocking sends would deadlock.
+
+        `addend` is added to the received data block by block, while it is in the cache and the next one on
+        its way.
+        """
         assert self._left is not None
         assert self._right is not None
         left, right, outgoing, incoming = self._left, self._right, _bytes(out), _bytes(into)
@@ -182,7 +184,7 @@ class TcpRing:
                 continue
             waiting = left if came < len(incoming) else None, right if sent < len(outgoing) else None
             if not _look(*waiting) and self._overdue(since):
-                raise Broken(-1 if came < len(incoming) else 1, "a neighbour does nothing")
+                raise Broken(-1 if came < len(incoming) else 1, "a neighbour neither sends nor receives")
 
 
 def connect(
@@ -197,10 +199,11 @@ def connect(
     overdue: Overdue,
     given_up: Callable[[], bool],
 ) -> TcpRing:
-    """The ring of `addresses`, all of which call this. Raises `OSError` where a neighbour is not there.
+    """Return the ring of `addresses`, all of which call this. Raises `OSError` if a neighbour is missing.
 
-    Doors are always open, so the right neighbour has `silence` seconds to answer; the left one comes when it
-    has trained."""
+    Listeners are always open, so the right neighbour has `silence` seconds to answer; the left one comes when
+    it has trained.
+    """
     size = len(addresses)
     if size == 1:
         return TcpRing(0, 1)
@@ -221,13 +224,13 @@ def connect(
 
 
 def _shut(connection: socket.socket) -> None:
-    """From any thread; who waits there looks up."""
+    """Shut the connection down; a thread that waits there wakes up."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _done(side: int, call: Callable[[], Any]) -> Any:
-    """What `call` gives; if that fails it is the neighbour's fault."""
+    """Return the result of `call`; a failure is the neighbour's fault."""
     try:
         return call()
     except OSError as error:
@@ -239,7 +242,7 @@ def _bytes(x: Tensor) -> memoryview:
 
 
 def _send(right: socket.socket, message: memoryview) -> int:
-    """Bytes that went."""
+    """Send and return the number of bytes sent."""
     try:
         return right.send(message) if message else 0
     except BlockingIOError:
@@ -249,7 +252,7 @@ def _send(right: socket.socket, message: memoryview) -> int:
 
 
 def _receive(left: socket.socket, room: memoryview) -> int:
-    """Bytes that came."""
+    """Receive and return the number of bytes received."""
     try:
         count = left.recv_into(room) if room else 0
     except BlockingIOError:
@@ -262,7 +265,7 @@ def _receive(left: socket.socket, room: memoryview) -> int:
 
 
 def _look(left: socket.socket | None, right: socket.socket | None) -> bool:
-    """Wait a moment for something to read or for room to write; whether there is."""
+    """Wait a moment until a socket is ready, and return True if one is."""
     poll = select.poll()
     if left is not None:
         poll.register(left, select.POLLIN)

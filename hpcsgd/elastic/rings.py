@@ -1,4 +1,4 @@
-"""The rings of one rank: one for each chunk that it owns, made when needed, gone with the generation."""
+"""The rings of one rank: one for each shard that it owns, made when needed, closed with the generation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hpcsgd.elastic.ring import Listener, Overdue, TcpRing, connect
 
 
 def part_of(x: Tensor, c: int, C: int) -> Tensor:
-    """The c-th of C parts of a vector; some may be empty."""
+    """Return the c-th of C parts of a vector; some may be empty."""
     return x.view(-1)[x.numel() * c // C : x.numel() * (c + 1) // C]
 
 
 class Rings:
-    """`host`: where this rank can be reached by the others. `silence`: seconds that one has to answer."""
+    """Rings by shard. `host`: where others reach this rank. `silence`: seconds they have to answer."""
 
     def __init__(self, replica_group: int, host: str, token: str, silence: float) -> None:
         self._replica_group = replica_group
@@ -31,7 +31,7 @@ class Rings:
         return self._listener.address
 
     def of(self, c: int, now: Register, overdue: Overdue, given_up: Callable[[], bool]) -> TcpRing:
-        """Of the owners of chunk `c` in this generation. Raises `OSError`."""
+        """Return the ring of the owners of shard `c` in this generation. Raises `OSError`."""
         if c not in self._rings:
             place = now.replica_groups.index(self._replica_group)
             owners = [member.addresses[c % member.ranks] for member in now.members]
@@ -39,7 +39,7 @@ class Rings:
                 self._listener, now.generation, c, place, owners,
                 token=self._token, silence=self._heartbeat_timeout, overdue=overdue, given_up=given_up,
             )  # fmt: skip
-        if given_up():  # what came before the ring was there did not cut it
+        if given_up():  # news that came before the ring existed did not cut it
             raise ConnectionError("the generation has ended")
         return self._rings[c]
 
@@ -52,19 +52,21 @@ class Rings:
         ring: TcpRing,
         counting: Sequence[int],
     ) -> None:
-        """`aside` ← the mean of chunk `c` of C over the `counting` islands. Raises `OSError`; then it is of
-        no use."""
+        """Set `aside` to the mean of shard `c` of C over the `counting` groups.
+
+        Raises `OSError`; then `aside` is invalid.
+        """
         for x, mean in zip(w, aside, strict=True):
             mine = on_host(part_of(x, c, C).to(mean.dtype)) if self._replica_group in counting else None
             ring.mean(mine, part_of(mean, c, C), len(counting))
 
     def cut(self) -> None:
-        """Whoever waits in a ring is to look up; from any thread."""
+        """Interrupt threads that wait in a ring; from any thread."""
         for ring in list(self._rings.values()):
             ring.cut()
 
     def drop(self) -> None:
-        """The generation is over."""
+        """Close all rings, because the generation is over."""
         for ring in self._rings.values():
             ring.close()
         self._rings.clear()

@@ -1,4 +1,4 @@
-"""How long others have been silent, by clocks that run only while somebody listens."""
+"""How long others have been silent, by clocks that only run while this process listens."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import time
 
 
 def beat(silence: float) -> float:
-    """Seconds between two signs of life, where so many without one mean death."""
+    """Return the seconds between two heartbeats, if `silence` seconds without one mean death."""
     return min(1.0, silence / 4)
 
 
 class Watch:
-    """Whoever listens looks at it more often than every `longest` seconds.
+    """A clock for a listener that reads it more often than every `longest` seconds.
 
-    Where that took longer, its process was stopped or its machine asleep: signs of life may have come that
-    nobody has read yet, so that the time counts as `longest` and is held against nobody.
+    If a read comes later, the process was stopped or the machine asleep. Heartbeats may have come that have
+    not been read yet, so only `longest` seconds are counted.
     """
 
     def __init__(self, longest: float) -> None:
@@ -23,7 +23,7 @@ class Watch:
         self._woke = -longest
 
     def look(self) -> float:
-        """Seconds of listening up to now."""
+        """Return the seconds of listening up to now."""
         now = time.monotonic()
         slept = now - self._looked
         self._seconds += min(slept, self._longest)
@@ -33,5 +33,5 @@ class Watch:
         return self._seconds
 
     def just_woke(self) -> bool:
-        """Whether others may have given up on whoever listens, but a moment ago."""
+        """Return True if others may have given up on this listener a moment ago."""
         return self.look() - self._woke < self._longest

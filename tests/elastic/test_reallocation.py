@@ -93,11 +93,11 @@ def test_no_island_is_left_without_a_unit() -> None:
 @pytest.mark.parametrize(
     ("alpha", "X", "message"),
     [
-        ({0: 1.0, 4: 0.0}, 8, "island 4: alpha = 0.0"),
-        ({0: 1.0, 4: -1.0}, 8, "island 4: alpha = -1.0"),
-        ({0: inf, 4: 1.0}, 8, "island 0: alpha = inf"),
-        ({0: nan, 4: 1.0}, 8, "island 0: alpha = nan"),
-        ({0: 1.0, 1: 1.0, 2: 1.0}, 2, "2 units for 3 islands"),
+        ({0: 1.0, 4: 0.0}, 8, "replica group 4: alpha = 0.0"),
+        ({0: 1.0, 4: -1.0}, 8, "replica group 4: alpha = -1.0"),
+        ({0: inf, 4: 1.0}, 8, "replica group 0: alpha = inf"),
+        ({0: nan, 4: 1.0}, 8, "replica group 0: alpha = nan"),
+        ({0: 1.0, 1: 1.0, 2: 1.0}, 2, "2 units for 3 replica groups"),
     ],
 )
 def test_what_cannot_be_shared(alpha: dict[int, float], X: int, message: str) -> None:
@@ -112,7 +112,7 @@ def test_what_no_policy_can_be_and_no_epoch_was() -> None:
     for cost, ahead in ((-1.0, 1.0), (1.0, -1.0)):
         with pytest.raises(UserError, match="neither may be negative"):
             Rebalancing(8).propose({0: 1.0}, {0: 8}, cost, ahead)
-    with pytest.raises(UserError, match="island 0: -1 units"):
+    with pytest.raises(UserError, match="replica group 0: -1 units"):
         Rebalancing(8).propose({0: 1.0}, {0: -1})
 
 

@@ -187,7 +187,7 @@ def test_a_rank_is_killed(cluster: Cluster) -> None:
     assert after[1, 1][1] == before[1, 1][1], "on its node"
     groups.hurry()
     groups.completed()
-    assert "hpcsgd: island 1 died with exit code 137" in groups.log()
+    assert "hpcsgd: replica group 1 died with exit code 137" in groups.log()
     assert groups.of(1, "lost")[0]["kind"] == event_log.Loss.DIED
     assert groups.of(1, "ended")[0]["code"] == 137
     assert [event["life"] for event in groups.of(1, "started")][:2] == ["1", "2"]

@@ -1,4 +1,4 @@
-"""Batch jobs: scripts from the templates in ``jobs/``, checked before anything is asked for."""
+"""Batch jobs: scripts from the templates in ``jobs/``, checked before they are submitted."""
 
 from hpcsgd.cluster.batch.allocation import Allocation
 from hpcsgd.cluster.batch.batch_job import BatchJob, by_hand, estimate, prepare, submit

@@ -1,4 +1,4 @@
-"""What a job asks of a scheduler: nodes, ranks on them, and for how long."""
+"""What a job requests from a scheduler: nodes, ranks on them, and a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """Raises `UserError` for what no job can have."""
+    """A request for nodes. Raises `UserError` for what no job can have."""
 
     nodes: int = 1
     ranks_per_node: int = 1
@@ -40,17 +40,17 @@ class Allocation:
 
     @property
     def gpus_on_node(self) -> int | None:
-        """However they are counted."""
+        """GPUs per node, whichever option gave them."""
         each = self.gpus_per_rank
         return self.gpus_per_node if each is None else each * self.ranks_per_node
 
     @property
     def node_hours(self) -> float:
-        """Of one start that lasts its whole time."""
+        """The node hours of one start that lasts its whole time."""
         return self.nodes * seconds(self.time) / 3600
 
     def options(self) -> dict[str, str]:
-        """As sbatch names them."""
+        """Return the options under sbatch's names."""
         options = {
             "nodes": str(self.nodes),
             "ntasks-per-node": str(self.ranks_per_node),
@@ -62,7 +62,10 @@ class Allocation:
 
 
 def seconds(time: str) -> int:
-    """Of a time as sbatch reads it: ``90`` minutes, ``90:00``, ``1:30:00``, ``2-0`` days and hours, …"""
+    """Return the seconds of a time in sbatch's notation.
+
+    It may be ``90`` minutes, ``90:00``, ``1:30:00``, ``2-0`` days and hours, …
+    """
     found = _TIME.fullmatch(time)
     if found is None or (found["days"] and found["second"] is None and found["third"]):
         raise UserError(f"--time {time}: expected minutes, H:MM:SS, or D-HH:MM:SS")

@@ -24,7 +24,7 @@ TIMEOUT = 60  # seconds for an answer of the scheduler
 
 @dataclass(frozen=True)
 class BatchJob:
-    """A script that is ready to be submitted, and what it will ask for."""
+    """A script that is ready to be submitted, and what it will request."""
 
     scheduler: Scheduler
     script: Path
@@ -33,7 +33,7 @@ class BatchJob:
     starts: int
     """How often the job may start in all."""
     tasks: int | None = None
-    """Of an array."""
+    """The number of tasks of a job array."""
 
     def __str__(self) -> str:
         a = self.allocation
@@ -60,10 +60,9 @@ def prepare(
     own: Mapping[str, str] = MappingProxyType({}),
     tasks: int | None = None,
 ) -> BatchJob:
-    """The template `kind`, filled for the command line `words` of a checked job, beside the run folder.
+    """Fill the template `kind` for the command line `words`, and write it next to the run folder.
 
-    `own`: values that this template alone has. `tasks`: of an array, each of which has such an
-    allocation.
+    `own`: values that only this template has. `tasks`: the tasks of an array, each with such an allocation.
     """
     scheduler, run = scheduler_of(site), checked.config.run.output_dir
     text = template(scheduler.template(kind))
@@ -107,9 +106,9 @@ def _python(site: Site) -> str:
 
 
 def estimate(order: BatchJob) -> str:
-    """When and where the scheduler could start it, or why that is not known.
+    """Return when and where the scheduler could start it, or why that is unknown.
 
-    Raises `UserError` where it would not take it.
+    Raises `UserError` if the scheduler would reject it.
     """
     scheduler = order.scheduler
     if not scheduler.is_here:
@@ -120,7 +119,7 @@ def estimate(order: BatchJob) -> str:
 
 
 def submit(order: BatchJob) -> str:
-    """Put it into the queue; the job's number."""
+    """Submit the script and return the job's number."""
     scheduler, script = order.scheduler, order.script
     if not scheduler.is_here:
         command = scheduler.submits[0]
@@ -129,7 +128,7 @@ def submit(order: BatchJob) -> str:
 
 
 def by_hand(order: BatchJob) -> str:
-    """The command that submits it."""
+    """Return the command that submits it."""
     words = [word for word in order.scheduler.submits if not word.startswith("-")]
     return " ".join([*words, str(order.script)])
 

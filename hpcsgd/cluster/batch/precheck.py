@@ -1,4 +1,4 @@
-"""What can be found out about a job before it is given nodes."""
+"""Checks of a job before it is given nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hpcsgd.train.training_setup import assemble
 
 @dataclass(frozen=True)
 class Checked:
-    """A job file that could be run, and what to say of its groups."""
+    """A job file that could run, and a description of its groups."""
 
     config: Config
     placement: str
@@ -46,8 +46,8 @@ def check_training(
 ) -> Checked:
     """Build all that the job file names, on one rank and without training.
 
-    With `fresh` the run folder has to be unused. `probe` tells the number of groups; if `awaited`, it may be
-    still to be written. Raises `UserError` where the job could only fail.
+    With `fresh` the run folder has to be unused. `probe` is a file with the number of groups; if `awaited`,
+    it may be written later. Raises `UserError` if the job could only fail.
     """
     config = load(path, overrides)
     if fresh:
@@ -63,7 +63,7 @@ def check_training(
 def check_comparison(
     path: Path, overrides: Sequence[str], methods: str, allocation: Allocation, *, fresh: bool = False
 ) -> Checked:
-    """As `check_training`, of each variant; the configuration is that of the first."""
+    """Check each variant like `check_training`; the returned configuration is that of the first."""
     chosen = configs(path, overrides, methods)
     first = next(iter(chosen.values()))
     if fresh:
@@ -81,7 +81,7 @@ def check_comparison(
 def check_ensemble(
     path: Path, overrides: Sequence[str], allocation: Allocation, *, fresh: bool = False
 ) -> Checked:
-    """As `check_training`, of groups that may die; ``groups`` of the configuration is then how many."""
+    """Check a job of elastic groups like `check_training`; the configuration has their number."""
     config = load(path, overrides)
     if fresh:
         require_unused(config.run.output_dir)
@@ -95,8 +95,10 @@ def check_ensemble(
 def check_replica_groups(
     path: Path, overrides: Sequence[str], allocation: Allocation, *, fresh: bool = False
 ) -> Checked:
-    """As `check_ensemble`, of groups that are jobs of their own, each with such an allocation; more of them
-    may join those of a run."""
+    """Check one separately started group like `check_ensemble`, each with such an allocation.
+
+    More groups may join those of a run.
+    """
     config = load(path, overrides)
     if fresh and not (config.run.output_dir / COORDINATORS).exists():
         require_unused(config.run.output_dir)
@@ -108,7 +110,7 @@ def check_replica_groups(
 
 
 def check_probe(path: Path, overrides: Sequence[str]) -> Checked:
-    """Build all that the job file names. Raises `UserError` where the probe could only fail."""
+    """Build all that the job file names. Raises `UserError` if the probe could only fail."""
     config = load(path, overrides)
     plan_of(config, path, None, 1)
     _assemble_alone(config, path)
@@ -116,7 +118,7 @@ def check_probe(path: Path, overrides: Sequence[str]) -> Checked:
 
 
 def check_measure(path: Path, overrides: Sequence[str]) -> Checked:
-    """Build all that the job file names. Raises `UserError` where its model could not be measured."""
+    """Build all that the job file names. Raises `UserError` if its model could not be measured."""
     config = load(path, overrides)
     _assemble_alone(_undivided(config), path)
     return Checked(config, "groups of every size in turn")
@@ -141,7 +143,7 @@ def _placed(config: Config, path: Path, allocation: Allocation) -> str:
 
 
 def _undivided(config: Config) -> Config:
-    """One rank has nobody to divide samples with."""
+    """Return the configuration for one rank, which has no other rank to share samples with."""
     return dataclasses.replace(
         config, data=dataclasses.replace(config.data, partition=None, overlap_share=None, injection=None)
     )
@@ -152,7 +154,7 @@ def _assemble_alone(config: Config, path: Path, peers: ReplicaGroups = NO_REPLIC
         assemble(alone, dataclasses.replace(form(world), replica_groups=peers), str(path), values=False)
 
     alone = dataclasses.replace(config, data=dataclasses.replace(config.data, num_workers=0))
-    with contextlib.redirect_stdout(io.StringIO()):  # what a model prints while it is made
+    with contextlib.redirect_stdout(io.StringIO()):  # what a model prints while it is built
         threads.run(1, one_rank)
 
 

@@ -1,4 +1,4 @@
-"""The batch systems that there are scripts for: what each is asked, in its own words."""
+"""The supported batch systems, and how each takes a job's options."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from hpcsgd.errors import UserError, count_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a job asks of any of them."""
+    """What a job requests from any scheduler."""
 
     name: str
     folder: Path
-    """Where it starts."""
+    """The working directory."""
     log: Path
-    """Without a suffix."""
+    """The path of the log, without a suffix."""
     script: Path
     after: str | None
-    """The job that has to end well before."""
+    """The job that has to succeed first."""
     allocation: Allocation
     site: Site
     tasks: int | None = None
-    """Of an array: so many jobs with an allocation each."""
+    """The number of tasks of an array, each with such an allocation."""
 
 
 Values = Mapping[str, str | Sequence[str]]
@@ -38,23 +38,23 @@ Values = Mapping[str, str | Sequence[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    """One of them, with templates of its own in ``jobs/``."""
+    """A batch system, with its own templates in ``jobs/``."""
 
     name: str
     title: str
     suffix: str
-    """Of its templates and scripts."""
+    """The suffix of its templates and scripts."""
     directives: Directives
     options: Callable[[Order], Mapping[str, str]]
-    """As its directives name them."""
+    """A job's options, as the directives name them."""
     values: Callable[[Order], Values]
-    """Those of its templates alone."""
+    """Values that only its templates have."""
     submits: tuple[str, ...]
     """The command that takes a script and prints the job's number."""
     tries: tuple[str, ...] | None
-    """The command that tells whether it would be taken."""
+    """The command that reports whether the script would be accepted."""
     starting: str
-    """How ranks are started where no site says more."""
+    """How ranks are started if no site file says more."""
     kinds: Mapping[str, str]
     """The template of each kind of job."""
 
@@ -63,7 +63,7 @@ class Scheduler:
         return shutil.which(self.submits[0]) is not None
 
     def template(self, kind: str) -> str:
-        """Its file in ``jobs/``. Raises `UserError` for a kind of job that this one has none for."""
+        """Return the name of the template in ``jobs/``. Raises `UserError` for a kind of job without one."""
         if kind not in self.kinds:
             raise UserError(
                 f"scheduler = {self.name!r}: no script for hpcsgd job {kind}; there are some for "
@@ -112,7 +112,7 @@ def _qsub(order: Order) -> dict[str, str]:
 
 
 def _one_dash(option: str) -> tuple[str, str]:
-    """``-q long`` or ``-l place=excl``."""
+    """Return the name and value of an option such as ``-q long`` or ``-l place=excl``."""
     name, _, value = option.removeprefix("-").partition(" ")
     key, equals, rest = value.partition("=")
     return (f"{name} {key}", rest) if equals else (name, value)
@@ -172,7 +172,7 @@ def _with_flux_run(order: Order) -> Values:
 
 
 def _again(order: Order) -> Values:
-    """What scripts have to know that submit themselves again."""
+    """Return values for scripts that submit themselves again."""
     a = order.allocation
     return {"SCRIPT": str(order.script), "RANKS": str(a.ranks), "CORES": str(a.cpus_per_rank)}
 
@@ -218,9 +218,9 @@ SCHEDULERS = {scheduler.name: scheduler for scheduler in (_SLURM, _PBS, _FLUX)}
 
 
 def scheduler_of(site: Site) -> Scheduler:
-    """The one that the site names, else the one that is here, else Slurm, as scripts can be made anywhere.
+    """Return the scheduler that the site names, else the one that is here, else Slurm.
 
-    Raises `UserError` where there are several.
+    Scripts can be made anywhere, so none has to be here. Raises `UserError` if several are here.
     """
     if site.scheduler is not None:
         return SCHEDULERS[site.scheduler]

@@ -1,4 +1,4 @@
-"""Fills the block of values of a template in ``jobs/``, which without that is a script like any other."""
+"""Fill the block of values of a template in ``jobs/``, which is otherwise a script like any other."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _CONTROL = {"Cc", "Zl", "Zp", "Cs"}  # Unicode's control characters, line and pa
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """How a script tells the scheduler its options: `prefix`, then dashes, name and value."""
+    """How a script names scheduler options: `prefix`, then dashes, name and value."""
 
     prefix: str
     dashes: str
 
     def line(self, name: str, value: str) -> str:
-        """``--nodes=2``, ``--requeue``, or with one dash ``-N name`` and ``-l walltime=1:00:00``."""
+        """Return ``--nodes=2``, ``--requeue``, or with one dash ``-N name`` and ``-l walltime=1:00:00``."""
         text = quoted(value) if value else ""
         return f"{self.beginning(name)}{self._between(name)}{text}" if value else self.beginning(name)
 
@@ -32,7 +32,7 @@ class Directives:
         return f"{self.prefix} {self.dashes}{name}"
 
     def sets(self, name: str) -> re.Pattern[str]:
-        """The line of a script that sets this option."""
+        """Return a pattern for the line of a script that sets this option."""
         return re.compile(rf"^{re.escape(self.beginning(name))}({self._between(name)}.*)?$", re.MULTILINE)
 
     def _between(self, name: str) -> str:
@@ -66,7 +66,7 @@ SBATCH = Directives("#SBATCH", "--")
 
 
 def template(name: str) -> str:
-    """The text of the template in the file ``name``."""
+    """Return the text of the template in the file ``name``."""
     return (files("hpcsgd") / "jobs" / name).read_text(encoding="utf-8")
 
 
@@ -76,9 +76,9 @@ def fill(
     values: Mapping[str, str | Sequence[str]],
     directives: Directives = SBATCH,
 ) -> str:
-    """The script with these options of its scheduler and these values (arrays, where they are) in its block.
+    """Return the script with these scheduler options and values in its block; sequences become arrays.
 
-    An option that the template does not have is added to it; every value has to be there.
+    An option that the template lacks is added to it; every value has to be there.
     """
     block = _BLOCK.search(text)
     assert block is not None

@@ -13,21 +13,21 @@ PLACES = (Path(), Path("~", ".config", "hpcsgd"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where jobs go and how they start. What is not given is left to the scheduler's own defaults."""
+    """Where jobs go and how they start. Missing values are left to the scheduler's defaults."""
 
     scheduler: Literal["slurm", "pbs", "flux"] | None = None
-    """By default the one whose commands are here."""
+    """Default: the one whose commands are here."""
     partition: str | None = None
-    """Of Slurm; a queue of the others."""
+    """The partition of Slurm, or the queue of the others."""
     account: str | None = None
     mpi: str = "pmi2"
     """`srun --mpi=`: pmi2 for MPICH, pmix for Open MPI, cray_shasta for Cray MPICH."""
     modules: tuple[str, ...] = ()
-    """To load before anything else."""
+    """Modules to load before anything else."""
     setup: Path | None = None
     """A shell file to source after that."""
     sbatch: tuple[str, ...] = ()
-    """Further options of sbatch, as ``--constraint=gpu``."""
+    """Further options of sbatch, such as ``--constraint=gpu``."""
     srun: tuple[str, ...] = ()
     """Further options of srun."""
     cpu_bind: str = "cores"
@@ -35,33 +35,34 @@ class Site:
     gpu_bind: str | None = None
     """`srun --gpu-bind=`: which GPUs a rank sees."""
     mem_bind: str | None = None
-    """`srun --mem-bind=`: of which NUMA node its memory is."""
+    """`srun --mem-bind=`: the NUMA node of a rank's memory."""
     pack: Path | None = None
     """An environment packed by ``hpcsgd job pack``, whose Python starts the ranks."""
     local: str = "${TMPDIR:-/tmp}"
-    """Where it is unpacked on each node, as a shell there reads it."""
+    """Where it is unpacked on each node, in the shell's notation."""
     environment: dict[str, str] = field(default_factory=dict[str, str])
-    """Variables of all ranks, as those that choose a network card."""
+    """Variables of all ranks, such as those that choose a network card."""
     qsub: tuple[str, ...] = ()
-    """Further options of qsub, as ``-l filesystems=home``."""
+    """Further options of qsub, such as ``-l filesystems=home``."""
     mpiexec: tuple[str, ...] = ("mpiexec",)
-    """What starts ranks under PBS, before ``-n``; {ranks_per_node} and {cpus_per_rank} are the job's."""
+    """The command that starts ranks under PBS, before ``-n``; {ranks_per_node} and {cpus_per_rank} are the
+    job's."""
     flux_batch: tuple[str, ...] = ()
-    """Further options of flux batch, as ``--exclusive``."""
+    """Further options of flux batch, such as ``--exclusive``."""
     flux_run: tuple[str, ...] = ()
-    """Further options of flux run, as ``-o`` and ``pmi=pmix``."""
+    """Further options of flux run, such as ``-o`` and ``pmi=pmix``."""
 
     def bindings(self) -> list[str]:
-        """Options of srun."""
+        """Return srun's options for binding."""
         given = {"cpu-bind": self.cpu_bind, "gpu-bind": self.gpu_bind, "mem-bind": self.mem_bind}
         return [f"--{name}={value}" for name, value in given.items() if value is not None]
 
     def variables(self) -> list[str]:
-        """As the shell exports them."""
+        """Return the variables in the shell's form."""
         return [f"{name}={value}" for name, value in self.environment.items()]
 
     def options(self) -> dict[str, str]:
-        """As sbatch names them."""
+        """Return the options under sbatch's names."""
         given = {"partition": self.partition, "account": self.account}
         options = {name: value for name, value in given.items() if value is not None}
         for option in self.sbatch:
@@ -75,7 +76,7 @@ def _candidates() -> list[Path]:
 
 
 def load_site(path: Path | None) -> tuple[Site, Path | None]:
-    """The site described in ``path``, else by the first ``site.toml`` in `PLACES`, else one of defaults.
+    """Return the site in ``path``, else in the first ``site.toml`` of `PLACES`, else one of defaults.
 
     Raises `UserError` naming file and key.
     """

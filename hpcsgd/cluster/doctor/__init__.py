@@ -1,4 +1,4 @@
-"""Is this cluster, launcher and MPI fit for training? One table of the ranks, checks, a measured exercise."""
+"""Check whether cluster, launcher and MPI are fit for training: a table of ranks, checks, and timings."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from hpcsgd.start import form_as_launched
 
 __all__ = ["Finding", "Level", "run"]
 
-TIMEOUT = 60.0  # seconds; who does not answer in this time will not answer in training
+TIMEOUT = 60.0  # seconds; a rank that does not answer in this time will not answer in training
 
 
 def run(groups: int | None = None, group_size: int | None = None, store: Path | None = None) -> None:
     """Print the table and the findings on rank 0; every rank of the launch calls this.
 
-    Ends with exit code 1 where something is wrong; warnings are none of it.
+    Ends with exit code 1 if there is an error; warnings do not count.
     """
-    logging.getLogger("hpcsgd").setLevel(logging.ERROR)  # the findings say what the groups would warn of
+    # the findings report what the groups would warn about
+    logging.getLogger("hpcsgd").setLevel(logging.ERROR)
     topology = form_as_launched(joining.world(TIMEOUT), groups, group_size).topology
     ranks = topology.world.gather_objects(examine(topology, topology.world.backend.thread_level))
     _tell(topology, table(ranks, grouped=groups is not None or group_size is not None))

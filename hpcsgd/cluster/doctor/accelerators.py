@@ -1,4 +1,4 @@
-"""The accelerators: their driver, how they reach each other, how fast what is on them travels by each way."""
+"""Checks of the accelerators: their driver, their links, and the speed of each backend on device tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZE = 64 << 20  # bytes in a measurement
 
 
 def look_at_accelerators(topology: Topology) -> list[Finding]:
-    """The same findings on every rank; collective."""
+    """Return the same findings on every rank; collective."""
     own = local_device(topology.world)
     having = topology.world.gather_objects(own.device is not None)
     if own.device is None or not all(having):
@@ -36,7 +36,7 @@ def look_at_accelerators(topology: Topology) -> list[Finding]:
 
 
 def driver(world: Communicator, files: Sequence[Path]) -> Finding:
-    """Whether all nodes have the same."""
+    """Check that all nodes have the same driver."""
     told = sorted(set(world.gather_objects(driver_version(files))))
     if len(told) > 1:
         return warning(f"driver: {' and '.join(told)}: the nodes differ")
@@ -44,12 +44,12 @@ def driver(world: Communicator, files: Sequence[Path]) -> Finding:
 
 
 def links(world: Communicator) -> Finding:
-    """Which accelerators of a node read each other's memory; what rank 0 sees stands for all nodes."""
+    """Check which accelerators of a node read each other's memory, as rank 0 sees it."""
     return world.gather_objects(_links(all_visible()) if world.rank == 0 else None)[0]
 
 
 def copies(world: Communicator, device: torch.device) -> Finding:
-    """How fast pinned memory gets there and back: what staging costs."""
+    """Measure copies between pinned memory and the device: the cost of staging."""
     there = torch.zeros(SIZE // 4, device=device)
     here = torch.zeros(SIZE // 4, device="cpu", pin_memory=on_accelerator(device))
 
@@ -66,7 +66,7 @@ def copies(world: Communicator, device: torch.device) -> Finding:
 
 
 def travel(world: Communicator, way: BackendName, own: Device) -> Finding:
-    """How fast it is this way, or why it cannot be gone."""
+    """Measure how fast device tensors travel by this backend, or report why it cannot be used."""
     try:
         ranks, _ = chosen(world, way, own, inside=True)
     except UserError as error:
@@ -80,12 +80,13 @@ def _without(having: Sequence[bool]) -> Finding:
             f"GPUs: {having.count(False)} of {count_text(len(having), 'rank')} have none that torch can use"
         )
     told = f"GPUs: none that torch {torch.__version__} can use"
-    driver = any(path.exists() for path in DRIVERS)  # else torch is not asked for GPUs that nobody expects
+    # without a driver no GPU is expected, so torch is not asked
+    driver = any(path.exists() for path in DRIVERS)
     return warning(f"{told}: {why}") if driver and (why := why_none("cuda")) else ok(told)
 
 
 def driver_version(files: Sequence[Path]) -> str:
-    """The version of the accelerators' driver as the kernel tells it in one of `files`, or "unknown"."""
+    """Return the driver version that the kernel shows in one of `files`, or "unknown"."""
     for path in files:
         if path.is_file() and (found := re.search(r"\d+\.\d+(\.\d+)*", path.read_text())):
             return found[0]

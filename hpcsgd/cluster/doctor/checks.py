@@ -1,4 +1,4 @@
-"""What can be judged from the ranks' answers alone."""
+"""Checks that need nothing but the ranks' answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcsgd.launcher import launched
 
 
 def check(ranks: Sequence[RankInfo], K: int, environ: Mapping[str, str]) -> list[Finding]:
-    """What there is to say about a job of these ranks in groups of `K`, started in `environ`."""
+    """Return the findings about a job of these ranks in groups of `K`, started in `environ`."""
     return [
         launcher(len(ranks), environ),
         *cores(ranks),
@@ -27,7 +27,7 @@ def check(ranks: Sequence[RankInfo], K: int, environ: Mapping[str, str]) -> list
 
 
 def launcher(size: int, environ: Mapping[str, str]) -> Finding:
-    """More ranks than MPI sees are refused earlier, where the world is made."""
+    """Check which launcher started the ranks; too many ranks were refused when the world was made."""
     meant = launched(environ, size)
     if meant is not None:
         here = "" if meant.local_size is None else f", {meant.local_size} of them on this node"
@@ -40,7 +40,7 @@ def launcher(size: int, environ: Mapping[str, str]) -> Finding:
 
 
 def cores(ranks: Sequence[RankInfo]) -> list[Finding]:
-    """Ranks that share cores wait for each other."""
+    """Check that each rank has a core, because ranks that share cores wait for each other."""
     found: list[Finding] = []
     for host, here in _by_node(ranks).items():
         have = len(_cpus(here))
@@ -55,7 +55,7 @@ def cores(ranks: Sequence[RankInfo]) -> list[Finding]:
 
 
 def threads(ranks: Sequence[RankInfo]) -> list[Finding]:
-    """More busy threads than cores; where there are too few cores even for the ranks, `cores` has said so."""
+    """Check for more busy threads than cores; `cores` reports too few cores for the ranks themselves."""
     found: list[Finding] = []
     for host, here in _by_node(ranks).items():
         have, busy = len(_cpus(here)), sum(rank.threads for rank in here)
@@ -71,7 +71,7 @@ def threads(ranks: Sequence[RankInfo]) -> list[Finding]:
 
 
 def gpus(ranks: Sequence[RankInfo]) -> list[Finding]:
-    """A GPU serves one rank."""
+    """Check that no ranks share a GPU."""
     found: list[Finding] = []
     for host, here in _by_node(ranks).items():
         have = {rank.gpu_id for rank in here if rank.gpu_id}
@@ -86,7 +86,7 @@ def gpus(ranks: Sequence[RankInfo]) -> list[Finding]:
 
 
 def groups(nodes: Sequence[int], K: int) -> Finding:
-    """A group of many nodes sends its gradients over the network at every step."""
+    """Check that each group is on one node: otherwise its gradients cross the network at every step."""
     P = len(nodes) // K
     spread = groups_across_nodes(nodes, K)
     if spread:
@@ -99,7 +99,7 @@ def groups(nodes: Sequence[int], K: int) -> Finding:
 
 
 def versions(ranks: Sequence[RankInfo]) -> Finding:
-    """Ranks of one job run the same software."""
+    """Check that all ranks run the same software."""
     for rank in ranks:
         if rank.versions != ranks[0].versions:
             return error(
@@ -110,7 +110,7 @@ def versions(ranks: Sequence[RankInfo]) -> Finding:
 
 
 def extra(module: str, package: str, name: str, use: str) -> Finding:
-    """An optional dependency, which only `use` needs."""
+    """Report whether an optional dependency is installed, which only `use` needs."""
     if find_spec(module) is not None:
         return ok(f"extra: {package} is installed")
     return ok(f"extra: {package} is not installed; only `{use}` needs it (pip install 'hpcsgd[{name}]')")

@@ -1,4 +1,4 @@
-"""A few hundred milliseconds of communication: is what arrives right, and how fast does it arrive?"""
+"""A few hundred milliseconds of communication, to check results and measure speed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hpcsgd.comm.streams import on_accelerator, settle
 from hpcsgd.errors import count_text
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16)
-LENGTH = 1000  # elements for each rank in an exercise of correctness
+LENGTH = 1000  # elements for each rank in a test of correctness
 SMALL_ROUNDS = 50
 LARGE_ROUNDS = 3
 LARGE_BYTES = 8 << 20
 
 
 def exercise(world: Communicator) -> list[Finding]:
-    """The findings, the same on every rank; collective."""
+    """Return the findings, the same on every rank; collective."""
     if world.size == 1:
-        return [ok("exercise: one rank has nobody to talk to")]
+        return [ok("exercise: one rank does not communicate")]
     return [
         _judge(world, "ring exchange", {"int64": ring(world)}),
         _judge(world, "allreduce", {_name(dtype): allreduce(world, dtype) for dtype in TYPES}),
@@ -35,7 +35,7 @@ def exercise(world: Communicator) -> list[Finding]:
 
 
 def ring(world: Communicator) -> bool:
-    """Whether each rank's message arrives at the next one."""
+    """Return True if each rank's message arrives at the next one."""
     after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     received = torch.empty(LENGTH, dtype=torch.int64)
     world.sendrecv({after: _pattern(world.rank)}, {before: received}).wait()
@@ -43,7 +43,7 @@ def ring(world: Communicator) -> bool:
 
 
 def allreduce(world: Communicator, dtype: torch.dtype) -> bool:
-    """Whether sums are exact; they are small integers, rounded once to `dtype`."""
+    """Return True if sums are exact; they are small integers, rounded once to `dtype`."""
     x = _pattern(world.rank).to(dtype)
     world.allreduce(x).wait()
     total = sum(_pattern(rank).double() for rank in range(world.size))
@@ -52,7 +52,7 @@ def allreduce(world: Communicator, dtype: torch.dtype) -> bool:
 
 
 def alltoall(world: Communicator, dtype: torch.dtype) -> bool:
-    """Whether every rank gets its piece of every other one."""
+    """Return True if every rank gets its part from every other one."""
     sent = torch.cat([_pattern(world.rank + to) for to in range(world.size)]).to(dtype)
     received = torch.empty_like(sent)
     world.alltoall(received, sent).wait()
@@ -61,7 +61,7 @@ def alltoall(world: Communicator, dtype: torch.dtype) -> bool:
 
 
 def latency(world: Communicator) -> Finding:
-    """How long the smallest allreduce takes."""
+    """Measure how long the smallest allreduce takes."""
     x = torch.ones(1)
     seconds = slowest(world, median_seconds(lambda: world.allreduce(x).wait(), SMALL_ROUNDS))
     return ok(
@@ -72,7 +72,7 @@ def latency(world: Communicator) -> Finding:
 def bandwidth(
     world: Communicator, what: str = "bandwidth", device: torch.device | None = None, size: int = LARGE_BYTES
 ) -> Finding:
-    """How many bytes a rank sends a second where all send at once: `size` of them, from `device`."""
+    """Measure the bytes that a rank sends per second if all send `size` bytes at once, from `device`."""
     sent = torch.ones(size // 4 // world.size * world.size, device=device)
     received = torch.empty_like(sent)
 
@@ -89,18 +89,18 @@ def bandwidth(
 
 
 def finish(device: torch.device | None) -> None:
-    """Return when `device` has done all that it was given."""
+    """Return when `device` has done all its work."""
     if device is not None and on_accelerator(device):
         settle(device)
 
 
 def _pattern(number: int) -> Tensor:
-    """int64 [LENGTH] that tells who sent it; so small that bfloat16 holds it exactly."""
+    """Return int64 [LENGTH] numbers that identify the sender; bfloat16 holds them exactly."""
     return (torch.arange(LENGTH) * 3 + number) % 101
 
 
 def _judge(world: Communicator, what: str, right: dict[str, bool]) -> Finding:
-    """`right` tells for each type whether this rank got what it should."""
+    """Return a finding; `right` tells for each type whether this rank got the right result."""
     answers = world.gather_objects(right)
     types = [name for name in right if not all(answer[name] for answer in answers)]
     if types:
@@ -117,7 +117,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def median_seconds(operation: Callable[[], object], rounds: int) -> float:
-    """Of one `operation`, after a first one."""
+    """Return the median time of one `operation`, after a first one that does not count."""
     operation()  # connections are made at first use
     durations: list[float] = []
     for _ in range(rounds):
@@ -128,5 +128,5 @@ def median_seconds(operation: Callable[[], object], rounds: int) -> float:
 
 
 def slowest(world: Communicator, seconds: float) -> float:
-    """Of all ranks; collective."""
+    """Return the largest `seconds` of all ranks; collective."""
     return max(world.gather_objects(seconds))

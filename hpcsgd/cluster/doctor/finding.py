@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Level(Enum):
-    """How bad it is. Training works in spite of a warning, but slower than it could."""
+    """How bad a finding is. With a warning training works, but slower than it could."""
 
     OK = "OK"
     WARNING = "WARNING"
@@ -16,7 +16,7 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found and, where that is not good, what to do."""
+    """What was found and, if that is not good, what to do."""
 
     level: Level
     text: str
@@ -38,7 +38,7 @@ def error(text: str) -> Finding:
 
 
 def numbers(values: list[int]) -> str:
-    """Sorted numbers in short: ``0-3,8``."""
+    """Return sorted numbers in short form: ``0-3,8``."""
     runs: list[list[int]] = []
     for value in sorted(set(values)):
         if runs and value == runs[-1][-1] + 1:

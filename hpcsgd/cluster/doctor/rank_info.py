@@ -29,7 +29,7 @@ class RankInfo:
     group: int
     position: int
     cpus: tuple[int, ...]
-    """Those this rank may use."""
+    """The CPUs that this rank may use."""
     threads: int
     gpu: str
     gpu_id: str
@@ -40,7 +40,7 @@ class RankInfo:
 
 
 def examine(topology: Topology, thread_level: str) -> RankInfo:
-    """This rank of `job`; collective."""
+    """Return the information about this rank of `topology`; collective."""
     nodes = topology.world.gather_objects(topology.world.backend.node)
     gpu, gpu_id = _gpu(nodes[: topology.rank].count(nodes[topology.rank]))
     return RankInfo(
@@ -60,13 +60,13 @@ def examine(topology: Topology, thread_level: str) -> RankInfo:
 
 
 def _host() -> str:
-    """Slurm's name comes first: nodes that are virtual share a host name."""
+    """Return the node's name; Slurm's name comes first, because virtual nodes share a host name."""
     name, slurm = platform.node(), os.environ.get("SLURMD_NODENAME", "")
     return name if slurm in ("", name) else f"{slurm} on {name}"
 
 
 def _gpu(local_rank: int) -> tuple[str, str]:
-    """Of the GPUs this rank sees, the one that is its own: the only one where Slurm hides the others."""
+    """Return the name and identity of the GPU that this rank uses, of those it sees."""
     device = of_place(local_rank)
     if device is None:
         return "none", ""
@@ -88,7 +88,7 @@ def _version(package: str) -> str:
 
 
 def table(ranks: Sequence[RankInfo], grouped: bool) -> str:
-    """A line a rank; groups and positions where they were asked for."""
+    """Return a table with a line per rank; with groups and positions if `grouped`."""
     titles = ["rank", "node", *(["group", "position"] if grouped else [])]
     titles += ["CPUs", "threads", "GPU", "MPI", "thread level"]
     rows = [titles, *(_row(rank, grouped) for rank in ranks)]

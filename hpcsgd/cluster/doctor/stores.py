@@ -1,4 +1,4 @@
-"""Can every rank read the data?"""
+"""Check that every rank can read the data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcsgd.errors import UserError
 
 
 def open_everywhere(world: Communicator, path: Path) -> Finding:
-    """Whether each rank finds this store and reads its first training sample; collective."""
+    """Return whether each rank finds this file and reads its first training sample; collective."""
     answers = world.gather_objects(_read(path))
     failed = [rank for rank, (_, problem) in enumerate(answers) if problem]
     if failed:

@@ -1,4 +1,7 @@
-"""The Python environment in one file, which each node of a job reads once; else each rank opens thousands."""
+"""The Python environment in one file, which each node reads once.
+
+Otherwise each rank opens thousands of files.
+"""
 
 from hpcsgd.cluster.environment.contents import Environment, ask
 from hpcsgd.cluster.environment.pack import Packed, changed_since, pack

@@ -1,9 +1,9 @@
-"""What is packed of an environment, and where it goes.
+"""The contents of a packed environment, and their places in the archive.
 
-    bin lib …   the virtual environment as it is, but for scripts, which look for Python beside themselves
-    base/       its interpreter with the standard library, which on clusters is on a shared file system, too
+    bin lib …   the virtual environment as it is, except for scripts, which find the Python next to them
+    base/       its interpreter with the standard library, which is often on a shared file system, too
 
-Packages that are installed in place (``pip install -e``) go where they would be had they been copied.
+Packages that are installed in place (``pip install -e``) are packed where a normal installation puts them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from hpcsgd.errors import UserError
 
 QUESTION = Path(__file__).with_name("question.py")
 WITHOUT = {"test", "tests", "idlelib", "turtledemo", "ensurepip", "site-packages", "dist-packages"}
-"""Of the standard library; packages of the base are packed where the environment sees them."""
+"""Left out of the standard library; the base's packages are packed if the environment sees them."""
 INTERPRETERS = re.compile(r"python[\d.]*|[aA]ctivate.*|pyvenv\.cfg")
-"""What is made anew."""
+"""Files that are written anew when the archive is unpacked."""
 ADDED_FILES = b"""#!/bin/sh
 '''exec' "$(dirname -- "$(realpath -- "$0")")/python" "$0" "$@"
 ' '''
 """
-"""The beginning of a script, for the shell and for Python, that is run by the Python beside it."""
+"""The start of a script, for both the shell and Python, which runs it with the Python next to it."""
 SYSTEM = Path("/usr")
-"""Of whose libraries each node has its own."""
+"""Each node has its own libraries here."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Environment:
-    """What the environment's interpreter says of itself: see ``question.py``."""
+    """What the environment's interpreter reports: see ``question.py``."""
 
     prefix: Path
     base: Path
@@ -54,17 +54,17 @@ class Environment:
     standard: list[Path]
     """Folders of the standard library."""
     shared: bool
-    """Whether the interpreter is a library of its own, and found by its absolute path."""
+    """True if the interpreter is a shared library, found by its absolute path."""
     sites: list[Path]
-    """Where packages are installed."""
+    """Folders in which packages are installed."""
     path: list[Path]
-    """As `sys.path`."""
+    """The interpreter's `sys.path`."""
     editable: list[dict[str, Any]]
-    """Packages that were installed in place."""
+    """Packages that are installed in place."""
 
     @property
     def sources(self) -> list[Path]:
-        """Of packages that were installed in place."""
+        """The sources of packages that are installed in place."""
         return [Path(source) for each in self.editable for source in each["sources"]]
 
     @property
@@ -78,14 +78,14 @@ class Environment:
 
     @property
     def left(self) -> list[Path]:
-        """On the path, and not packed."""
+        """Folders on the path that are not packed."""
         typed = [Path(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         packed = {self.prefix, self.base}
         beside = {source.parent for source in self.sources} - set(typed)
         return [p for p in self.path if p not in beside and not any(p.is_relative_to(x) for x in packed)]
 
     def members(self) -> Iterator[Member]:
-        """All of the archive. The interpreter's name comes last: where it is, the archive was whole."""
+        """Yield all of the archive; the interpreter's name is last, to mark a complete archive."""
         leads = {Path(lead) for each in self.editable for lead in each["leads"]}
         for member in below(self.prefix, ""):
             if member.source in leads or INTERPRETERS.fullmatch(member.name.removeprefix("bin/")):
@@ -109,7 +109,7 @@ class Environment:
         yield Member("bin/python", self.prefix, link=f"../base/bin/{self.executable.name}")
 
     def libraries(self) -> list[Path]:
-        """That the interpreter loads from its own folder."""
+        """Return the libraries that the interpreter loads from its own folder."""
         if self.base == SYSTEM:
             return []
         users = [self.executable, *(x for folder in self.standard for x in folder.glob("lib-dynload/*.so"))]
@@ -123,7 +123,7 @@ class Environment:
         return str("base" / path.relative_to(self.base))
 
     def _beside(self, member: Member) -> Member:
-        """A script that names the environment's interpreter."""
+        """Make a script that names the environment's interpreter use the Python next to it."""
         if member.link is not None:
             return member
         with member.source.open("rb") as file:
@@ -139,7 +139,7 @@ class Environment:
 
 
 def below(folder: Path, name: str, without: Set[str] = frozenset()) -> Iterator[Member]:
-    """The files in a folder, called `name` in the archive. A link stays one where it leads to one of them."""
+    """Yield the files in a folder, called `name` in the archive. A link to one of them stays a link."""
     yield from _below(folder, name, folder.resolve(), without)
 
 
@@ -158,7 +158,7 @@ def _below(folder: Path, name: str, root: Path, without: Set[str]) -> Iterator[M
 
 
 def ask(folder: Path) -> Environment:
-    """The environment in `folder`. Raises `UserError` where it is none that could be packed."""
+    """Return the environment in `folder`. Raises `UserError` if it cannot be packed."""
     python = folder.absolute() / "bin" / "python"
     if (folder / "conda-meta").is_dir():
         raise UserError(f"{folder}: an environment of conda, which conda-pack packs")

@@ -1,4 +1,4 @@
-"""Writes an environment into one file, which is a script that unpacks itself: see ``unpacking.sh``."""
+"""Write an environment into one file, a script that unpacks itself: see ``unpacking.sh``."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ UNQUOTABLE = re.compile(r"[\"`\\\n]|\$\(")
 
 @dataclass(frozen=True)
 class Packed:
-    """What has been written."""
+    """A packed environment that has been written."""
 
     file: Path
     name: str
-    """Of its folder on a node: another one where anything that is packed is another."""
+    """The name of its folder on a node, which changes with anything that is packed."""
     files: int
     bytes: int
 
 
 def pack(environment: Environment, file: Path, local: str) -> Packed:
-    """Write it to `file`, to be unpacked below `local`, in which a shell on each node replaces variables."""
+    """Write `environment` to `file`, to be unpacked below `local`.
+
+    A shell on each node expands its variables.
+    """
     if UNQUOTABLE.search(local) or not local:
         raise UserError(f'local = "{local}": expected a folder, in which $NAME is a variable of the node')
     members = list(environment.members())
@@ -51,7 +54,7 @@ def pack(environment: Environment, file: Path, local: str) -> Packed:
 
 
 def fingerprint(members: Sequence[Member]) -> str:
-    """Of names, sizes, times and rights."""
+    """Return a hash of names, sizes, times and permissions."""
     digest = hashlib.sha256()
     for member in members:
         told: tuple[object, ...] = (member.link,)
@@ -63,7 +66,7 @@ def fingerprint(members: Sequence[Member]) -> str:
 
 
 def changed_since(environment: Environment, file: Path) -> bool:
-    """Whether packages were installed or removed, or sources of those in place were edited."""
+    """Return True if packages were installed or removed, or sources installed in place were edited."""
     packed = file.stat().st_mtime
     edited = (path for source in environment.sources for path in [source, *source.rglob("*.py")])
     return any(path.stat().st_mtime > packed for path in [*environment.sites, *edited])
@@ -105,7 +108,7 @@ def _header(environment: Environment, name: str, local: str) -> bytes:
 
 
 def _libraries(environment: Environment) -> str:
-    """So that the interpreter's own library is not loaded from where it was linked."""
+    """Return a line that makes the interpreter load its own library from the unpacked folder."""
     if not environment.shared:
         return "# (the interpreter finds its libraries)"
     folders = {os.path.relpath(path.parent, environment.base) for path in environment.libraries()}

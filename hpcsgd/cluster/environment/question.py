@@ -1,6 +1,6 @@
-"""What a Python environment consists of: `PYTHON -P question.py` prints it as JSON.
+"""List what a Python environment consists of: `PYTHON -P question.py` prints it as JSON.
 
-It is run by the environment's own interpreter, and knows the standard library only: hpcsgd need not be
+The environment's own interpreter runs it. It uses the standard library only, because hpcsgd need not be
 installed there.
 """
 
@@ -42,7 +42,7 @@ def is_editable(distribution: importlib.metadata.Distribution) -> bool:
 
 
 def editable(distribution: importlib.metadata.Distribution) -> dict[str, Any]:
-    """Its packages and modules where they are, and the files that lead there."""
+    """Return the places of its packages and modules, and the files that point there."""
     names = (distribution.read_text("top_level.txt") or "").split()
     found = [importlib.util.find_spec(name) for name in names]
     leads = [
@@ -56,7 +56,7 @@ def editable(distribution: importlib.metadata.Distribution) -> dict[str, Any]:
 
 
 def where(spec: Any) -> Path | None:
-    """A package's folder, or a module's file."""
+    """Return a package's folder, or a module's file."""
     if spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations)))
     return Path(spec.origin) if spec.origin else None

@@ -1,4 +1,4 @@
-"""The coordinator as the launcher sees it: a process of its own, started again where the last one died."""
+"""The coordinator as a process of its launcher, restarted if it dies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAUSE = 0.5
 
 
 class CoordinatorProcess:
-    """`told` is what the process gets: see `hpcsgd.elastic.__main__`."""
+    """Starts the process, which gets `told` as its arguments: see `hpcsgd.elastic.__main__`."""
 
     def __init__(self, **told: Any) -> None:
         self.address = ""
@@ -27,7 +27,7 @@ class CoordinatorProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def keep(self) -> None:
-        """Until `end`."""
+        """Restart the process until `end`."""
         while True:
             await self.start()
             assert self._process is not None
@@ -37,7 +37,7 @@ class CoordinatorProcess:
             await asyncio.sleep(PAUSE)
 
     async def start(self) -> None:
-        """Again at the same port, where the islands look for it."""
+        """Start it again at the same port, where the replica groups look for it."""
         if self._process is not None and self._process.returncode is None:
             return
         self._process = await asyncio.create_subprocess_exec(
@@ -52,15 +52,15 @@ class CoordinatorProcess:
         self._told["port"] = int(self.address.rsplit(":", 1)[1])
 
     def note(self, event: str, **fields: Any) -> None:
-        """Into the event log."""
+        """Write an event to the event log."""
         self._say({"event": event, **fields})
 
     def register(self) -> Register:
-        """As it was last written down."""
+        """Return the register as it was last saved."""
         return Alone(Path(self._told["folder"]) / REGISTER).load()
 
     async def end(self) -> None:
-        """It goes when its input ends."""
+        """End the process by closing its input."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()

@@ -1,4 +1,4 @@
-"""The coordinator of islands that were started apart: a process of the first launcher that finds none."""
+"""The coordinator of separately started replica groups, a process of the first launcher that finds none."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from hpcsgd.report.run_folder import replica_group_folder
 
 
 class Elected:
-    """Each launcher has one, and looks whether anybody's answers. If none has for `silence` seconds, or the
-    last one has left, the next is begun here; of several that do so one goes on, by `journal.claim`.
+    """Each launcher has one of these, and checks that some launcher's coordinator answers.
 
-    `told`: see `hpcsgd.elastic.__main__`.
+    If none has for `silence` seconds, or the last one has left, this one starts the next. If several do so,
+    `journal.claim` lets one of them continue. `told`: see `hpcsgd.elastic.__main__`.
     """
 
     def __init__(self, folder: Path, replica_group: int, *, silence: float, host: str, **told: Any) -> None:
@@ -35,11 +35,11 @@ class Elected:
         self._events = EventLog(replica_group_folder(folder, replica_group) / event_log.NAME)
         self._process: asyncio.subprocess.Process | None = None
         self._seen = 0, time.monotonic()
-        """The newest term, and when it was first seen or answered last."""
+        """The newest term, and when it was first seen or last answered."""
 
     @property
     def has_it(self) -> bool:
-        """Whether the coordinator is this launcher's."""
+        """True if this launcher runs the coordinator."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
@@ -55,7 +55,7 @@ class Elected:
                 return
             try:
                 await self._there()
-            except UserError as error:  # another launcher may have more luck
+            except UserError as error:  # another launcher may succeed
                 self._say(str(error))
             await asyncio.sleep(beat(self._heartbeat_timeout))
 
@@ -66,7 +66,7 @@ class Elected:
         return newest(self._terms)
 
     async def end(self) -> None:
-        """The next one is elsewhere; after the training, all are to have heard of its end."""
+        """End the coordinator; after the training, wait until all groups have learned of its end."""
         process = self._process
         if process is not None and self.has_it:
             assert process.stdin is not None
@@ -77,13 +77,13 @@ class Elected:
         self._events.close()
 
     def _over(self) -> bool:
-        """The training: nobody needs one any more."""
+        """Return True if the training is over, so that no coordinator is needed."""
         return self.register().phase is Phase.FINISHED
 
     async def _there(self) -> bool:
-        """Whether one answers, perhaps this launcher's, which is begun if need be."""
+        """Return True if a coordinator answers; begin one here if necessary."""
         if not self._terms.exists():
-            raise UserError(f"{self._folder}: somebody has removed it")
+            raise UserError(f"{self._folder}: it has been removed")
         term, now = last_claimed(self._terms), time.monotonic()
         if term > self._seen[0]:
             self._seen = term, now

@@ -1,8 +1,8 @@
-"""Forget killed ranks: `python -m hpcsgd.cluster.launch.leftovers`, on each node of a job that came back.
+"""Remove leftovers of killed ranks: `python -m hpcsgd.cluster.launch.leftovers`, on each node.
 
-MPICH names the memory that the ranks of a node share after job and job step, and a job that comes back counts
-its steps from zero again. What killed ranks left there holds up the same step of the next start: its ranks
-wait for ever, or find too little room, as MPI starts.
+MPICH names the memory shared by ranks of a node after job and job step, and a restarted job counts its steps
+from zero again. What killed ranks left there blocks the same step of the next start: its ranks wait forever,
+or find too little memory, as MPI starts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 STEPS = 1000
-"""Of a start: no group is started more often."""
+"""The steps of one start: no group is started more often."""
 
 
 def clear(job: str, folder: Path = Path("/dev/shm")) -> None:
@@ -23,7 +23,7 @@ def clear(job: str, folder: Path = Path("/dev/shm")) -> None:
 
 
 def fnv(text: str) -> str:
-    """The hash FNV-1a of 32 bits, in which MPICH writes the name of a job step."""
+    """Return the 32-bit FNV-1a hash by which MPICH names a job step."""
     value = 0x811C9DC5
     for byte in text.encode():
         value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""Which Python ranks on other nodes are started by."""
+"""Which Python starts ranks on other nodes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 ORIGIN = "hpcsgd-pack"
-"""A file of an unpacked environment, which names the pack that it came from."""
+"""A file of an unpacked environment, with the path of the pack that it came from."""
 
 
 def of_ranks(prefix: Path = Path(sys.prefix)) -> str:
-    """This one, or the pack that it was unpacked from: other nodes may have to do that first."""
+    """Return this Python, or the pack that it came from, which other nodes may have to unpack."""
     origin = prefix / ORIGIN
     return origin.read_text(encoding="utf-8").strip() if origin.exists() else sys.executable

@@ -1,8 +1,7 @@
-"""`hpcsgd launch --replica-group`: one island of a run whose others are started elsewhere, and at other
-times.
+"""`hpcsgd launch --replica-group`: one replica group of a run whose others start elsewhere, at other times.
 
-They find each other by the run's folder: the first one makes it, and one of their launchers has the
-coordinator at any time. Who comes later goes on where the others are.
+They find each other by the run's folder: the first one makes it, and one of their launchers runs the
+coordinator at any time. A group that comes later continues where the others are.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ ITS_OWN = (
     "training.device",
     "training.time_limit_s",
 )
-"""Keys, or their beginnings, in which the job files of islands may differ: where they are, and on what."""
+"""Keys, or their beginnings, that may differ between the groups' job files: places and hardware."""
 
 
 def launch_replica_group(
@@ -57,7 +56,7 @@ def launch_replica_group(
     resume: bool = False,
     srun: Sequence[str] = (),
 ) -> int:
-    """Train as the job file says, as one of its islands; the exit code. Raises `UserError`."""
+    """Train one replica group of the job file's run; return the exit code. Raises `UserError`."""
     config = load(path, overrides)
     require_sense(groups=groups, group_size=group_size, heartbeat_timeout=silence, timeout=timeout)
     by = starter(srun)
@@ -69,7 +68,7 @@ def launch_replica_group(
         )
     if config.rebalance.resource == "ranks":
         raise UserError(
-            "[rebalance] resource = ranks: groups that are started apart keep theirs",
+            "[rebalance] resource = ranks: separately started groups cannot move ranks",
             key=("rebalance", "resource"),
             file=path,
         )
@@ -97,14 +96,14 @@ def launch_replica_group(
     code = asyncio.run(supervisor.run())
     last = newest(folder / FOLDER)
     if supervisor.fault and made and _came_alone(folder):
-        shutil.rmtree(folder)  # it is in nobody's way when the mistake is mended
+        shutil.rmtree(folder)  # the folder must not block the next start, after the mistake is fixed
     elif replica_group == min(last.replica_groups, default=None):
         report(folder)
     return code
 
 
 def _made_or_joined(path: Path, folder: Path, config: Config, K: int, *, resume: bool) -> bool:
-    """Whether this is the first island, so that the folder was made."""
+    """Return True if this is the first replica group, which made the folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     if not folder.exists():
         try:
@@ -124,7 +123,7 @@ def _made_or_joined(path: Path, folder: Path, config: Config, K: int, *, resume:
     elif _abandoned(folder):
         run_folder.write_config(folder, config)
     _require_same(path, folder, config)
-    event_log.of_run(folder)  # or a coordinator finds that it is damaged
+    event_log.of_run(folder)  # raises here, not in the coordinator, if the log is damaged
     return False
 
 
@@ -133,7 +132,7 @@ def _came_alone(folder: Path) -> bool:
 
 
 def _abandoned(folder: Path) -> bool:
-    """By all who came, before any meeting: the job file was at fault, and may be another one now."""
+    """Return True if all groups left before the first synchronization, so that the job file may change."""
     terms = folder / FOLDER
     last = of_term(terms, last_claimed(terms))
     return last is not None and not last.address and not newest(terms).generation

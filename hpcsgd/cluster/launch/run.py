@@ -1,4 +1,4 @@
-"""`hpcsgd launch`: a whole run of islands, from the job file to the report."""
+"""`hpcsgd launch`: a whole run of elastic replica groups, from the job file to the report."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def launch(
     resume: bool = False,
     srun: Sequence[str] = (),
 ) -> int:
-    """Train as the job file says with groups that may die; the exit code. Raises `UserError`."""
+    """Train as the job file says, with elastic groups; return the exit code. Raises `UserError`."""
     config = load(path, overrides)
     require_sense(groups=groups, group_size=group_size, heartbeat_timeout=silence, timeout=timeout)
     by = starter(srun)
@@ -46,7 +46,7 @@ def launch(
     folder = config.run.output_dir
     if (folder / FOLDER).exists():
         raise UserError(
-            f"{folder}: the groups of this run are started apart: give --replica-group, or another [run] "
+            f"{folder}: the groups of this run start separately: give --replica-group, or another [run] "
             "output_dir"
         )
     fresh = not folder.exists()
@@ -56,8 +56,8 @@ def launch(
             parallel = replace(config.parallel, groups=len(K), group_size=None)
             run_folder.write_config(folder, replace(config, parallel=parallel))
             run_folder.write_versions(folder, mpi=None, groups=len(K), group_size=K[0])
-            (folder / REGISTER).unlink(missing_ok=True)  # of an earlier start, whose islands are gone
-            event_log.of_run(folder)  # or the coordinator finds that it is damaged
+            (folder / REGISTER).unlink(missing_ok=True)  # from an earlier start, whose groups are gone
+            event_log.of_run(folder)  # raises here, not in the coordinator, if the log is damaged
         program = [of_ranks(), "-m", "hpcsgd", "train", str(path), *overrides]
         allotment = allotment_of(config)
         coordinator = CoordinatorProcess(
@@ -72,7 +72,7 @@ def launch(
         )  # fmt: skip
         code = asyncio.run(supervisor.run())
         if supervisor.fault and fresh:
-            shutil.rmtree(folder)  # it is in nobody's way when the mistake is mended
+            shutil.rmtree(folder)  # the folder must not block the next start, after the mistake is fixed
         else:
             report(folder)
         return code
@@ -81,12 +81,14 @@ def launch(
 def group_sizes(
     path: Path, config: Config, ranks: int, groups: int | None = None, group_size: int | None = None
 ) -> list[int]:
-    """The ranks of each group; `ranks`: of the allocation, 0 where there is none. Raises `UserError` for a
-    job file that is not of groups that may die."""
+    """Return the number of ranks of each group; `ranks`: of the allocation, 0 without one.
+
+    Raises `UserError` for a job file that is not of elastic groups.
+    """
     with in_file(path):
         if not make_method(config.method, steps_per_epoch=1).averager.traits.elastic:
             raise UserError(
-                f"[method] name = {config.method.name}: groups that may die meet by ensemble_sync",
+                f"[method] name = {config.method.name}: elastic groups need ensemble_sync",
                 key=("method", "name"),
                 value=config.method.name,
             )
@@ -119,6 +121,6 @@ def allotment_of(config: Config) -> ResourceBudget | None:
 
 
 def report(folder: Path) -> None:
-    """The report of the whole run, and the lines about it on the screen."""
+    """Write the report of the whole run, and print its lines."""
     if text := end_of_run.report(folder):
         print(text, flush=True)

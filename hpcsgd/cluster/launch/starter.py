@@ -1,4 +1,4 @@
-"""How one island is started: by mpiexec on this machine, by srun inside a Slurm job."""
+"""How a replica group is started: by mpiexec on this machine, by srun inside a Slurm job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpcsgd.train.job_end import slurm_job
 
 
 class Starter(Protocol):
-    """Knows how to start K ranks, and where the coordinator can be reached by them."""
+    """Starts K ranks, and knows where these ranks reach the coordinator."""
 
     @property
     def host(self) -> str:
@@ -28,14 +28,14 @@ class Starter(Protocol):
 
     @property
     def ranks(self) -> int:
-        """How many there can be in all islands together; 0 where only the user knows."""
+        """The largest number of ranks in all groups together; 0 if only the user knows."""
         ...
 
     def command(self, replica_group: int, K: int, program: Sequence[str]) -> list[str]: ...
 
 
 class Mpiexec:
-    """All islands on this machine."""
+    """Starts all replica groups on this machine."""
 
     host = "127.0.0.1"
     ranks = 0
@@ -44,7 +44,7 @@ class Mpiexec:
         beside = Path(sys.executable).with_name("mpiexec")
         found = str(beside) if beside.exists() else shutil.which("mpiexec")
         if found is None:
-            raise UserError("no mpiexec beside this Python or on the PATH: groups are started by it")
+            raise UserError("no mpiexec next to this Python or on the PATH, by which groups are started")
         self._mpiexec = found
 
     def command(self, replica_group: int, K: int, program: Sequence[str]) -> list[str]:
@@ -52,10 +52,10 @@ class Mpiexec:
 
 
 class Srun:
-    """Job steps of the Slurm job that this process is in. `words`: further options, such as `--mpi=pmi2`.
+    """Starts job steps of the Slurm job of this process. `words`: further options, such as `--mpi=pmi2`.
 
-    Where an island was is where it comes back; if that node is lost, where the fewest are. Slurm does not
-    free cores of a job that has lost a node, so from then on steps share them, and from when ranks are moved.
+    A replica group returns to its nodes; if one is lost, to those with the fewest groups. Slurm does not free
+    cores of a job that has lost a node, so from then on steps share them, as they do once ranks have moved.
     """
 
     def __init__(self, environ: Mapping[str, str], words: Sequence[str]) -> None:
@@ -73,7 +73,7 @@ class Srun:
             self._clear_leftovers()
 
     def command(self, replica_group: int, K: int, program: Sequence[str]) -> list[str]:
-        """A rank that dies ends its step (the others would wait for it), but a lost node not the job."""
+        """Return the command; a rank that dies ends its step, but a lost node does not end the job."""
         now = self._nodes()
         here = self._at[replica_group] = self._place(replica_group, K, now)
         placed = [f"--nodelist={','.join(here)}", f"--nodes={len(here)}", f"--ntasks={K}"]
@@ -102,7 +102,7 @@ class Srun:
         subprocess.run(words, check=False, stdin=subprocess.DEVNULL)
 
     def _nodes(self) -> list[str]:
-        """Of the job, without those that it has lost."""
+        """Return the job's nodes, without those that it has lost."""
         names = _told("squeue", "--noheader", f"--jobs={self._job}", "--format=%N")
         return _told("scontrol", "show", "hostnames", names).split()
 
@@ -113,7 +113,7 @@ def _told(*command: str) -> str:
 
 
 def starter(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> Starter:
-    """For where we are; `words` are options for srun."""
+    """Return the starter for this environment; `words` are options for srun."""
     if "SLURM_JOB_ID" in environ and shutil.which("srun") is not None:
         return Srun(environ, words)
     if words:

@@ -1,8 +1,8 @@
-"""Keeps the islands of one run alive: starts them, hears how they end, and starts the dead again.
+"""Keep the replica groups of one run alive: start them, watch how they end, and restart those that died.
 
-The register says whether the training is complete (exit code 0) or saved, to go on another day (75): exit
-codes alone say little, `srun` gives 0 where a node was lost. Whoever ends otherwise has died and is started
-again, but so many times only, and not where it fails before any meeting: then the job is at fault.
+The register tells whether the training is complete (exit code 0) or saved for a later start (75). Exit codes
+alone say little: `srun` returns 0 if a node was lost. A group that ends otherwise has died and is restarted,
+a limited number of times. If one fails before the first synchronization, the job itself is at fault.
 """
 
 from __future__ import annotations
@@ -25,38 +25,37 @@ from hpcsgd.errors import MOVED, STOPPED, UserError, count_text
 from hpcsgd.report.run_folder import replica_group_folder
 
 PAUSE = 1.0
-"""Seconds between the death of an island and its next life; twice as many after every further one in which it
-has not met the others."""
+"""Seconds between the death of a group and its next life; doubled after each further life without a round."""
 GRACE = 30.0
-"""Seconds that islands have to leave after the first one has come to the end, or after they were told."""
+"""Seconds that groups have to leave after the first one has ended, or after they were signalled."""
 LOG = "output.log"
-"""Of what each island prints, in its folder."""
+"""The file with each group's output, in its folder."""
 QUOTED = 20
-"""Lines of it that are shown where the job is at fault."""
+"""Lines of it that are shown if the job is at fault."""
 
 
 class Coordination(Protocol):
-    """Where islands meet, as whoever starts them sees it."""
+    """The coordinator, as the launcher of replica groups uses it."""
 
     address: str
-    """What islands are told of it; see `Client`."""
+    """The address that replica groups get; see `Client`."""
     token: str
-    """Of the run."""
+    """The token of the run."""
 
     async def start(self) -> None:
-        """Returns once it can be reached."""
+        """Return once the coordinator can be reached."""
         ...
 
     async def keep(self) -> None:
-        """See to it that it goes on, until `end`."""
+        """Keep the coordinator running until `end`."""
         ...
 
     def note(self, event: str, **fields: Any) -> None:
-        """Into the event log."""
+        """Write an event to the event log."""
         ...
 
     def register(self) -> Register:
-        """As it was last written down."""
+        """Return the register as it was last saved."""
         ...
 
     async def end(self) -> None: ...
@@ -64,42 +63,41 @@ class Coordination(Protocol):
 
 @dataclass
 class ReplicaGroup:
-    """One of them: its ranks, how often it was started and died, and how it ended last."""
+    """One replica group: its ranks, how often it was started and died, and how it ended last."""
 
     number: int
     ranks: int
     lives: int = 0
     deaths: int = 0
     in_vain: int = 0
-    """Its last lives, in which it was in no round."""
+    """The number of its last lives without a committed round."""
     code: int | None = None
     spoke: bool = False
-    """Its last line was shown."""
+    """True if its last line was shown."""
     process: asyncio.subprocess.Process | None = None
     doomed: bool = False
-    """It is to end, also where its process was still on its way when that was said."""
+    """True if it is to end, even if its process was still being started."""
 
     @property
     def running(self) -> bool:
         return self.process is not None and self.process.returncode is None
 
     def signal(self, number: int) -> None:
-        """To the launcher of its ranks, which passes it on to them."""
+        """Send a signal to the launcher of its ranks, which passes it on to them."""
         if self.running:
             assert self.process is not None
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(number)
 
     def kill(self) -> None:
-        """With everything that it has started here."""
+        """Kill it with everything that it has started here."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
 
 class Supervisor:
-    """Of the islands `ranks`, by number, out of `count`; each runs `program` and meets the others at
-    `coordinator`. `moves_ranks`: it may be started again with other ranks than these."""
+    """Runs the groups numbered in `ranks`, out of `count`. `moves_ranks`: a restart may change the ranks."""
 
     def __init__(
         self,
@@ -122,15 +120,15 @@ class Supervisor:
         self._heartbeat_timeout, self._timeout = silence, timeout
         self._moves_ranks = moves_ranks
         self.fault = False
-        """The job itself, as its islands found before any meeting."""
+        """True if groups failed before the first synchronization, so that the job itself is at fault."""
         self._interrupted = False
         self._ending = False
-        """The run is over, or has to stop: nobody is started again."""
+        """True if the run is over or has to stop, so that no group is restarted."""
         self._stopping = False
-        """All were told to save and leave: nobody is started again either."""
+        """True if all groups were signalled to save and leave, so that none is restarted."""
 
     async def run(self) -> int:
-        """To the end; the exit code of the whole: 0 complete, 75 stopped with a checkpoint, else failed."""
+        """Run to the end and return the exit code: 0 complete, 75 stopped with a checkpoint, else failed."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGUSR1, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
@@ -148,12 +146,12 @@ class Supervisor:
     async def _serve(self) -> None:
         await self._coordinator.keep()
         register = self._coordinator.register()
-        if register.phase is Phase.FINISHED:  # who is still on its way would look in vain for a coordinator
+        if register.phase is Phase.FINISHED:  # a group that still starts would wait for a coordinator
             self._kill_others(register.replica_groups)
 
     async def _keep(self, group: ReplicaGroup) -> None:
         while not (self._ending or self._stopping):
-            if self._coordinator.register().phase is Phase.FINISHED:  # before this one was there, or back
+            if self._coordinator.register().phase is Phase.FINISHED:  # before this group was there, or back
                 return
             group.lives += 1
             before = self._coordinator.register().rounds
@@ -174,7 +172,7 @@ class Supervisor:
             self._say(group, f"died with exit code {group.code}")
             if register.rounds == 0 and group.code == 1:
                 self.fault = True
-                self._say(group, "failed before the first meeting, and would fail again: the run is ended")
+                self._say(group, "failed before the first synchronization and would fail again: the run ends")
                 self._quote(group)
                 self._kill_all()
                 return
@@ -187,7 +185,7 @@ class Supervisor:
             await asyncio.sleep(PAUSE * 2 ** max(group.in_vain - 1, 0))
 
     async def _live(self, group: ReplicaGroup) -> int:
-        """From start to end; its exit code."""
+        """Run one life of a group, and return its exit code."""
         invited = JoinInfo(
             replica_group=group.number, replica_groups=self._count,
             coordinator=self._coordinator.address, token=self._coordinator.token,
@@ -217,35 +215,35 @@ class Supervisor:
                     sys.stdout.buffer.write(line)
                     sys.stdout.flush()
         code = await group.process.wait()
-        group.kill()  # what its launcher may have left behind
+        group.kill()  # what its launcher may have left running
         return code if code >= 0 else 128 - code
 
     def _met(self, group: ReplicaGroup, rounds: int) -> bool:
-        """Whether it was in one of the rounds after these."""
+        """Return True if it was in one of the rounds after `rounds`."""
         return any(
             event["event"] == "commit" and event["rounds"] > rounds and group.number in event["members"]
             for event in event_log.of_run(self._folder)
         )
 
     def _speaks(self, group: ReplicaGroup) -> bool:
-        """The first one that runs tells how it goes; the others write it down."""
+        """Return True for the first running group, whose output is shown; files have that of the others."""
         return group is next((other for other in self.replica_groups if other.running), group)
 
     def _end(self, members: Collection[int]) -> None:
-        """One has come to the end, so all do; who does not is killed, and who was not there at once."""
+        """End the run after one group has ended: kill absent groups now, and members after a while."""
         if not self._ending:
             self._ending = True
             self._kill_others(members)
             asyncio.get_running_loop().call_later(self._heartbeat_timeout + GRACE, self._kill_all)
 
     def _stop(self) -> None:
-        """All are to save and leave: the first to hear of it tells the others at the next meeting."""
+        """Make all groups save and leave; the first to get the signal informs the others at a round."""
         self._stopping = True
         for group in self.replica_groups:
             group.signal(signal.SIGUSR1)
 
     def _interrupt(self) -> None:
-        """By Ctrl-C."""
+        """Kill all groups after Ctrl-C."""
         self._interrupted = True
         self._kill_all()
 
@@ -260,10 +258,10 @@ class Supervisor:
                 group.kill()
 
     def _say(self, group: ReplicaGroup, what: str) -> None:
-        print(f"hpcsgd: island {group.number} {what}", file=sys.stderr, flush=True)
+        print(f"hpcsgd: replica group {group.number} {what}", file=sys.stderr, flush=True)
 
     def _quote(self, group: ReplicaGroup) -> None:
-        """What it printed last, where that was only written down."""
+        """Show what a group printed last, unless it was shown before."""
         if not group.spoke:
             log = replica_group_folder(self._folder, group.number) / LOG
             lines = log.read_text(errors="replace").splitlines()
@@ -282,7 +280,7 @@ class Supervisor:
 
 
 def sizes(groups: int | None, group_size: int | None, ranks: int) -> list[int]:
-    """The ranks of each group; raises `UserError` where that cannot be said."""
+    """Return the ranks of each group. Raises `UserError` if they are not determined."""
     if groups is None:
         raise UserError("how many groups? give --groups, or groups in the [parallel] section")
     if group_size is None:

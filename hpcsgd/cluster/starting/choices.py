@@ -1,4 +1,4 @@
-"""What there is to choose from: data, the models for each, methods; with values to begin with."""
+"""The data, models and methods that `hpcsgd init` offers, with first values."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Kind:
     """What all data of one form have in common, in the terms of a job file."""
 
     models: Mapping[str, tuple[str, ...]]
-    """By name, the sizes of the data that each takes."""
+    """Models by name, with the sizes of the data that each takes."""
     optimizer: Values
     schedule: Values
     arguments: Values = field(default_factory=dict[str, Any])
-    """Of the store."""
+    """Arguments of the dataset file."""
     unit: str = "samples"
-    """That batches are made of."""
+    """What batches consist of."""
 
 
 SGD = {"name": "SGD", "lr": 0.05, "arguments": {"momentum": 0.9, "weight_decay": 1e-4}}
@@ -67,18 +67,18 @@ FORMS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class Data:
-    """One collection, or what is in one store."""
+    """A known dataset, or the contents of a dataset file."""
 
     form: str
     sizes: Values
-    """As models ask for them; those of the store where there is one."""
+    """The sizes that models need; those of the dataset file if there is one."""
     convert: str | None = None
-    """The command that makes the store, which is to follow it."""
+    """The command that makes the dataset file, without the file's name."""
     batch_size: int = 64
     epochs: int = 10
     transform: str | None = None
     arguments: Values = field(default_factory=dict[str, Any])
-    """Of the store, besides those of its form."""
+    """Arguments of the dataset file, in addition to those of its form."""
 
     @property
     def kind(self) -> Kind:
@@ -86,7 +86,7 @@ class Data:
 
 
 def images(channels: int, height: int, width: int, classes: int) -> dict[str, Any]:
-    """Sizes, as models of images ask for them."""
+    """Return sizes under the names that models of images use."""
     inputs = channels * height * width
     return {
         "shape": [channels, height, width], "inputs": inputs, "channels": channels, "classes": classes
@@ -94,7 +94,7 @@ def images(channels: int, height: int, width: int, classes: int) -> dict[str, An
 
 
 def arrays(shape: Sequence[int], classes: int) -> dict[str, Any]:
-    """Sizes of samples of any shape, which models get as they are."""
+    """Return sizes of samples of any shape, which models get unchanged."""
     shaped = {"shape": list(shape)} if len(shape) > 1 else {}
     return {**shaped, "inputs": prod(shape), "classes": classes}
 
@@ -115,26 +115,26 @@ COLLECTIONS: Mapping[str, Data] = {
     "movielens": Data("ratings", {"users": 943, "items": 1682}, "movielens ml-100k", 256, 20),
 }  # fmt: skip
 AFTER_STORE = {"text": " --tokenizer bytes"}
-"""What the command that makes a store has at its end."""
+"""What follows the file's name in the command that makes it."""
 
 METHODS: Mapping[str, tuple[Values, str]] = {
     "bsp": ({}, "gradients are averaged over all ranks in every step"),
     "hierarchical": ({"sync_every": 8}, "groups average their models every so many steps"),
     "diloco": ({"sync_every": 16}, "as hierarchical, with an outer optimizer"),
-    "selsync": ({"delta": 0.3}, "groups meet in steps in which a gradient changes by delta or more"),
+    "selsync": ({"delta": 0.3}, "groups average models after steps in which a gradient changed by delta"),
     "sgp": ({}, "each group sends its model to another one after every step"),
 }
-"""Arguments, and what the method does."""
+"""Each method's arguments, and what it does."""
 
 
 OPENED_WITH: Mapping[str, Values] = {"pairs": {"patch": 1}}
-"""Arguments that any store of such a form takes."""
+"""Arguments that any dataset file of this form takes."""
 
 
 def data_of_store(path: Path) -> Data:
-    """Raises `UserError` where there is none."""
+    """Return the data in a dataset file. Raises `UserError` if there is none."""
     from hpcsgd.data.layout import form_of
-    from hpcsgd.data.open_split import open_split  # which brings torch along
+    from hpcsgd.data.open_split import open_split  # imports torch
 
     form = form_of(path)
     found: Any = open_split(path, "train", OPENED_WITH.get(form))

@@ -1,4 +1,4 @@
-"""The text of a first job file: every line says what it is for."""
+"""The text of a first job file, in which every line has a comment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Request:
     """What the user has chosen."""
 
     data: str
-    """A collection, or the file of a store."""
+    """The name of a known dataset, or the path of a dataset file."""
     model: str
     ranks: int
     groups: int
@@ -29,7 +29,7 @@ class Request:
 
 
 def data_named(name: str, store: Path | None = None) -> Data:
-    """Raises `UserError`. Where there is the store already, its sizes count."""
+    """Return the data of this name, with the sizes of its file if that exists. Raises `UserError`."""
     if name.endswith(".h5"):
         return data_of_store(Path(name))
     if name not in COLLECTIONS:
@@ -39,7 +39,7 @@ def data_named(name: str, store: Path | None = None) -> Data:
 
 
 def require_sense(wanted: Request, data: Data) -> None:
-    """Raises `UserError`."""
+    """Raise `UserError` unless the choices fit together."""
     if wanted.model not in data.kind.models and ":" not in wanted.model:
         raise UserError(f"--model {wanted.model}: {near_miss(wanted.model, data.kind.models)}")
     if wanted.method not in METHODS:
@@ -56,12 +56,12 @@ def require_sense(wanted: Request, data: Data) -> None:
 
 
 def job_text(wanted: Request, data: Data, file: Path) -> str:
-    """Of the file that is going to be written there."""
+    """Return the text of the job file that will be written to `file`."""
     return "\n".join(_lines(wanted, data, file)) + "\n"
 
 
 def commands(wanted: Request, data: Data, file: Path) -> list[str]:
-    """What to type next."""
+    """Return the commands to type next."""
     end = AFTER_STORE.get(wanted.data, "")
     make = [f"hpcsgd data convert {data.convert} {wanted.store}{end}"] if data.convert else []
     start = f"mpiexec -n {wanted.ranks} " if wanted.ranks > 1 else ""
@@ -109,11 +109,11 @@ def _lines(wanted: Request, data: Data, file: Path) -> Iterator[str]:
     yield "# checkpoint_every_steps = 500 # steps; otherwise at the end of every epoch"
     yield "# time_limit_s = 3600 # seconds; saves, stops, and --resume goes on"
     yield from ("", "[run]", _pair("output_dir", f"runs/{file.stem}"))
-    yield '# loggers = ["tensorboard"] # or wandb, mlflow: who is told the metrics, too'
+    yield '# loggers = ["tensorboard"] # or wandb, mlflow: get the metrics, too'
 
 
 def _arguments(model: str, data: Data) -> Iterator[str]:
-    """What a model is built with; of the user's own one nobody knows but he, so the sizes are comments."""
+    """Yield a model's arguments; for the user's own model the data's sizes, as comments."""
     if model in data.kind.models:
         yield from (_pair(name, data.sizes[name]) for name in data.kind.models[model])
         return

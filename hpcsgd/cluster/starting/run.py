@@ -1,4 +1,4 @@
-"""``hpcsgd init``: asks for what no flag has said, and writes what is not there yet, whole or not at all."""
+"""``hpcsgd init``: ask for what no flag has given, and write the files that do not exist yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcsgd.files.atomic import new_file
 
 Ask = Callable[[str], str]
 SITES = (Path("site.toml"), Path("~", ".config", "hpcsgd", "site.toml"))
-"""Where `hpcsgd job` looks for it."""
+"""The places where `hpcsgd job` looks for it."""
 
 
 def begin(
@@ -30,10 +30,10 @@ def begin(
     store: Path | None = None,
     ask: Ask | None = None,
 ) -> list[str]:
-    """Write the job file, and ``site.toml`` in a cluster without one; lines that say what was done.
+    """Write the job file, and ``site.toml`` in a cluster without one; return lines that report it.
 
-    `ask` is how to ask somebody; without, what is not given is as good as can be told from the rest. Raises
-    `UserError` before anything is written.
+    `ask` puts a question to the user; without it, missing values follow from the others. Raises `UserError`
+    before anything is written.
     """
     if file.exists():
         raise UserError(f"{file}: is there already, and stays as it is: give another name")
@@ -76,7 +76,7 @@ def _write(file: Path, text: str) -> None:
 
 
 class _Asked:
-    """Somebody, until what is answered can be used; or nobody."""
+    """Asks the user until an answer is valid, or takes defaults if there is no user."""
 
     def __init__(self, ask: Ask | None) -> None:
         self._ask = ask
@@ -84,7 +84,7 @@ class _Asked:
     def word(
         self, name: str, given: str | None, allowed: Collection[str], default: str | None, others: str = ""
     ) -> str:
-        """`others`: how else an answer may end."""
+        """Return the answer; `others` is a suffix that further valid answers have."""
         if given is not None:
             return given
         names = ", ".join(allowed)

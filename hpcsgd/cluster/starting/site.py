@@ -1,4 +1,4 @@
-"""``site.toml`` as far as a cluster tells: which partition, and how Slurm starts MPI there."""
+"""A first ``site.toml``, as far as the cluster shows its partition and how Slurm starts MPI."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BACKENDS = {"pmi2": "MPICH", "pmix": "Open MPI", "cray_shasta": "Cray MPICH"}
 
 
 def is_cluster() -> bool:
-    """Whether Slurm's commands are here."""
+    """Return True if Slurm's commands are here."""
     return shutil.which("sbatch") is not None
 
 
 def site_text(environment: Mapping[str, str] = os.environ) -> str:
-    """What Slurm did not tell stands there as a comment."""
+    """Return the text of ``site.toml``; values that Slurm did not give are comments."""
     partition = _partition()
     modules = [name for name in environment.get("LOADEDMODULES", "").split(":") if name]
     offered = _offered()
@@ -61,7 +61,7 @@ def _offered() -> list[str]:
 
 
 def _backend(offered: list[str], environment: Mapping[str, str]) -> str:
-    """By the MPI that is here, where that is known; else the first that is offered."""
+    """Return srun's option for the installed MPI, if that is known; else the first that is offered."""
     if "CRAYPE_VERSION" in environment and "cray_shasta" in offered:
         return "cray_shasta"
     for package, way in (("mpich", "pmi2"), ("openmpi", "pmix")):
@@ -79,7 +79,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _said(*command: str) -> str:
-    """Nothing where it is not there or does not answer."""
+    """Return a command's output, or nothing if it is missing or does not answer."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT, check=False

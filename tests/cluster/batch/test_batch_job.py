@@ -265,7 +265,7 @@ def test_groups_that_may_die(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["--method.name", "hierarchical"], "name = hierarchical: groups that may die meet by ensemble_sync"),
+        (["--method.name", "hierarchical"], "name = hierarchical: elastic groups need ensemble_sync"),
         ([], "how many groups"),
         (["--parallel.groups", "3"], "3 groups of 8 tasks: give a group size, or fitting tasks"),
         (["--parallel.groups", "4", "--method.sync_evry", "4"], "did you mean 'sync_every'"),

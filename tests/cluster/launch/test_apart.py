@@ -270,7 +270,7 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
         finally:
             await at.end()
 
-    with pytest.raises(UserError, match=f"{tmp_path}: somebody has removed it"):
+    with pytest.raises(UserError, match=f"{tmp_path}: it has been removed"):
         asyncio.run(go())
 
 
@@ -365,7 +365,7 @@ def test_islands_of_one_run_train_by_one_job_file(replica_groups: Islands) -> No
     )
     told = told_by(replica_groups, "--groups", "3")
     assert told == (
-        "hpcsgd: run: the groups of this run are started apart: give --replica-group, or another [run] "
+        "hpcsgd: run: the groups of this run start separately: give --replica-group, or another [run] "
         "output_dir\n"
     )
     replica_groups.launchers[0].send_signal(signal.SIGINT)

@@ -134,7 +134,7 @@ def test_a_rank_is_killed(launch: Launch) -> None:
     assert died["kind"] == event_log.Loss.DIED
     ended, *_ = launch.of(1, "ended")
     assert (ended["life"], ended["code"] != 0) == ("1", True)
-    assert f"hpcsgd: island 1 died with exit code {ended['code']}" in launch.printed()
+    assert f"hpcsgd: replica group 1 died with exit code {ended['code']}" in launch.printed()
     assert [event["life"] for event in launch.of(1, "started")][:2] == ["1", "2"]
     assert len(launch.events("finished")) == 1
     for name in ("model.pt", "summary.json", "curves.png"):

@@ -125,9 +125,9 @@ def test_it_is_given_up_after_so_many_lives(
     assert supervised(replica_group, restarts=1) == 3
     assert pauses == [1]
     assert capsys.readouterr().err.splitlines() == [
-        "hpcsgd: island 1 died with exit code 0",
-        "hpcsgd: island 1 died with exit code 3",
-        "hpcsgd: island 1 was started 2 times: the others go on without it",
+        "hpcsgd: replica group 1 died with exit code 0",
+        "hpcsgd: replica group 1 died with exit code 3",
+        "hpcsgd: replica group 1 was started 2 times: the others go on without it",
     ]
 
 

@@ -196,7 +196,7 @@ while 1 not in meetings.members or lives.name != "lives-1" and len(Path("lives-1
 def test_one_that_died_is_started_again_and_joins(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert supervise(tmp_path, 2, DIES) == 0
     assert [lives(tmp_path, replica_group) for replica_group in (0, 1)] == [1, 2]
-    assert "hpcsgd: island 1 died with exit code 137" in capfd.readouterr().err
+    assert "hpcsgd: replica group 1 died with exit code 137" in capfd.readouterr().err
     assert events(tmp_path, "generation")[-1]["newcomers"] == [1]
 
 
@@ -265,7 +265,7 @@ meetings.finish()
 def test_one_that_keeps_dying_is_given_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert supervise(tmp_path, 2, KEEPS_DYING, restarts=1) == 0
     assert lives(tmp_path, 1) == 2
-    assert "island 1 was started 2 times: the others go on without it" in capfd.readouterr().err
+    assert "replica group 1 was started 2 times: the others go on without it" in capfd.readouterr().err
 
 
 @pytest.mark.slow
@@ -273,7 +273,7 @@ def test_a_fault_of_the_job_ends_it_at_once(tmp_path: Path, capfd: pytest.Captur
     assert supervise(tmp_path, 2, "sys.exit('a key is wrong')") == 1
     assert lives(tmp_path, 0) == 1
     told = capfd.readouterr()
-    assert "failed before the first meeting, and would fail again" in told.err
+    assert "failed before the first synchronization and would fail again" in told.err
     assert "a key is wrong" in told.out
 
 
