@@ -1,4 +1,4 @@
-"""Averagers that several methods share: how groups meet."""
+"""Averagers that several methods share: what happens at a synchronization."""
 
 from hpcsgd.parts.averagers.distance import WithDistance
 from hpcsgd.parts.averagers.elastic_mean import ElasticMean

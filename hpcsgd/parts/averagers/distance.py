@@ -1,8 +1,9 @@
-"""The distance metric of a meeting: D = (1/P) Σ_i ‖W_i − W̄‖₂ (eq. 9 of the hierarchical local SGD paper).
+"""The distance metric of a synchronization, D = (1/P) Σ_i ‖W_i − W̄‖₂.
 
-D counts how far the groups have walked apart; at a meeting it is computed from what each group brought and
-what it left with, so it is exact for any averager that leaves all groups with W̄. Methods that never meet so
-have a D at evaluations, where the mean is made for a while.
+It is eq. 9 of the hierarchical local SGD paper and measures how far the groups' models differ. At a
+synchronization D is computed from the model of each group before and after it. So it is exact for any
+averager that leaves all groups with W̄. Other methods have a D at evaluations, for which the mean is made
+temporarily.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
 
 
 def distance(s: StepContext, mine: Sequence[Tensor], mean: Sequence[Tensor], shards: bool) -> float:
-    """D, of this group's vectors and the means of all groups'; `shards`: they are this position's chunks.
+    """Return D from this group's vectors and their means over the groups.
 
-    Collective; 8 bytes over the group, 8 over the groups.
+    `shards` says that the vectors are the shards of this rank. Collective; sends 8 bytes over the group and 8
+    over the groups.
     """
     squared = sum_on_host(squared_norm(w - mean_w) for w, mean_w in zip(mine, mean, strict=True))
     return _of_squared(s, squared, shards)
@@ -41,7 +43,7 @@ def _of_squared(s: StepContext, squared: Tensor, shards: bool) -> float:
 
 @dataclass(frozen=True)
 class WithDistance:
-    """`inner`, with D noted in `s.notes["distance"]`."""
+    """The averager `inner`, which also puts D into `s.metrics["distance"]`."""
 
     inner: Averager
 
@@ -60,13 +62,13 @@ class WithDistance:
 
         for w in self.inner.average(noted(), s):
             yield w
-            apart.append(squared_norm(brought.popleft().sub_(w)))  # while others are on their way
+            apart.append(squared_norm(brought.popleft().sub_(w)))  # while other buckets are averaged
         squared = sum_on_host(apart)
         s.squared_distance = squared.item()
         s.metrics["distance"] = _of_squared(s, squared.add_(s.squared_elsewhere), self._of_shards(s.sharded))
 
     def _of_shards(self, sharded: bool) -> bool:
-        """Whether a rank has a part of its group's model, or the whole of it."""
+        """Return whether a rank holds only a part of its group's model."""
         return sharded or not self.traits.whole_model
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:

@@ -1,10 +1,9 @@
-"""The mean of the models of the islands that are alive (EnsembleSync, section 3.1, step 4).
+"""The mean of the models of the replica groups that are alive (EnsembleSync, section 3.1, step 4).
 
-    W ← (1/M) Σ_i W_i   over the M islands that the register counts in this round
+    W ← (1/M) Σ_i W_i   over the M groups of the membership in this round
 
-Float buffers are averaged with the parameters, over all ranks: who returns has none of its own. How
-all or none take the mean, whatever dies, is the business of `ReplicaGroups`: see
-`hpcsgd.elastic.elastic_average`.
+Float buffers are averaged with the parameters, over all ranks: a group that returns has none of its own.
+`hpcsgd.elastic.elastic_average` makes sure that either all groups take the mean or none does, whatever dies.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from hpcsgd.parts.averagers.flattened import average_flattened, require_same_lay
 
 @dataclass(frozen=True)
 class ElasticMean:
-    """Averages with `topology.replica_groups`. Notes ‖W_i − W̄‖₂ of this island as the `distance`."""
+    """Averages with `topology.replica_groups`; `distance` is ‖W_i − W̄‖₂ of this replica group."""
 
     traits = Traits(Living(), whole_model=True, elastic=True)
 
@@ -49,7 +48,7 @@ class ElasticMean:
         return found
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Each of the K ranks has a ring of its own for a K-th of the model."""
+        """Each of the K ranks averages 1/K of the model in a ring of its own."""
         yield allreduce("group", 16, "buffers")
         yield from (allreduce("group", nbytes) for nbytes in m.buffers)
         model = sum(b.used * b.width for b in m.buckets) + sum(m.buffers)

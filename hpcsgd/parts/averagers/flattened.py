@@ -1,4 +1,4 @@
-"""Many small tensors as one vector for every dtype: their mean in a few large messages."""
+"""Average many small tensors in a few large messages: one flat vector per dtype."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def average_flattened(
     ranks: Communicator,
     further: Callable[[Sequence[Tensor]], None] = lambda joined: None,
 ) -> None:
-    """They become their mean over all `ranks`, and then what `further` makes of that; collective.
+    """Replace `tensors` by their mean over all `ranks`, and then by what `further` makes of it. Collective.
 
-    `further` is given them joined, a vector for every dtype. Ranks must have the same tensors: see
-    `require_same_layout`.
+    `further` gets one flat vector per dtype and changes it in place. All ranks must have the same tensors:
+    see `require_same_layout`.
     """
     dtypes = dict.fromkeys(_dtype_of_sums(x) for x in tensors)
     alike = [[x for x in tensors if _dtype_of_sums(x) == dtype] for dtype in dtypes]
@@ -38,8 +38,10 @@ def average_flattened(
 def require_same_layout(
     named: Mapping[str, Sequence[Tensor]], ranks: Communicator, what: str, who: str = "group"
 ) -> None:
-    """Whether all `ranks` are about to join the same: 16 bytes, since MPI would mix up vectors of unlike
-    length in silence. Collective; raises `UserError` on all of them."""
+    """Raise `UserError` on all `ranks` unless their tensors have the same sizes and dtypes. Collective.
+
+    It sends 16 bytes. MPI would silently mix up vectors of different lengths.
+    """
     layout = {name: [f"{x.numel()} of {x.dtype}" for x in tensors] for name, tensors in named.items()}
     sum_of_it = zlib.crc32(repr(layout).encode())
     extremes = torch.tensor([sum_of_it, -sum_of_it], device="cpu")
@@ -55,5 +57,5 @@ def require_same_layout(
 
 
 def _dtype_of_sums(x: Tensor) -> torch.dtype:
-    """Nobody adds up 8-bit floats."""
+    """Return the dtype in which x can be summed: 8-bit floats cannot be added."""
     return torch.float32 if x.element_size() == 1 else x.dtype

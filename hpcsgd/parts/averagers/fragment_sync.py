@@ -1,4 +1,4 @@
-"""Fragments that meet by themselves: each has an averager, with its memory, and the meeting under way."""
+"""Fragments that are synchronized separately, each with an averager, its state and a pending average."""
 
 from __future__ import annotations
 
@@ -16,23 +16,29 @@ from hpcsgd.parts.averagers.fragments import Fragment
 from hpcsgd.parts.averagers.pending_average import PendingAverage
 
 LEFT = "left"
-"""What meetings under way have left, among the vectors of the state; others are of a part of the averager."""
+"""The name in the state of vectors that pending averages have produced. Other names belong to parts of the
+averager.
+"""
 
 
 @dataclass
 class FragmentSync:
-    """The meetings of one fragment."""
+    """The synchronizations of one fragment."""
 
     fragment: Fragment
     how: Averager
     pending: PendingAverage | None = None
-    """The one under way."""
+    """The average under way, if there is one."""
 
     distance: float | None = None
-    """At this position, as it last met, where its averager measures D: `StepContext.squared_distance`."""
+    """`StepContext.squared_distance` of the last synchronization on this rank, if the averager measures D."""
 
     def synchronize(self, vectors: list[Tensor], mine: StepContext, others: Sequence[FragmentSync]) -> None:
-        """The D that is noted is that of all fragments as they last met; none before all have."""
+        """Average the fragment's `vectors`.
+
+        The reported D covers all fragments, each as of its last synchronization. There is none before every
+        fragment has had one.
+        """
         distances = [other.distance for other in others]
         mine.squared_elsewhere = sum(x for x in distances if x is not None)
         run_averager(self.how, vectors, mine)
@@ -41,8 +47,10 @@ class FragmentSync:
             mine.metrics.pop("distance", None)
 
     def saved(self) -> tuple[dict[str, list[Tensor]], dict[str, Any]]:
-        """What belongs to elements, of the meeting, once it is over, and of the averager's memory; and the
-        rest of that, by role."""
+        """Return the state: vectors, one number per element, and the rest of the averager's state, by role.
+
+        The vectors are the result of the pending average, for which it waits, and the averager's own.
+        """
         vectors: dict[str, list[Tensor]] = {}
         if self.pending is not None:
             self.pending.wait()
@@ -53,7 +61,7 @@ class FragmentSync:
         return vectors, {role: state.replicated for role, state in states.items()}
 
     def apply(self, vectors: Mapping[str, list[Tensor]], rest: Mapping[str, Any]) -> None:
-        """Of the averager's memory, as `saved` has it."""
+        """Load the averager's state, as `saved` returns it."""
         for role, part in remembering(self.how).items():
             prefix = f"{role} "
             mine = {k.removeprefix(prefix): xs for k, xs in vectors.items() if k.startswith(prefix)}

@@ -1,7 +1,7 @@
-"""Parts of the model that meet by themselves: layers in strides, as what a position owns of each.
+"""Parts of the model that are synchronized separately: layers in strides, cut by what a rank owns.
 
-Which elements a fragment has goes by the parameters alone: it is the same for groups of any K, and for
-buckets of any size.
+The parameters alone determine which elements belong to a fragment. So fragments are the same for groups of
+any K, and for buckets of any size.
 """
 
 from __future__ import annotations
@@ -18,24 +18,28 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.slot import Slot
 
 ShardPart = tuple[int, int, int]
-"""Of a parameter the reals [start, stop), and the fragment that they belong to."""
+"""The reals [start, stop) of a parameter, and the index of their fragment."""
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """For every bucket, where in `param_shard` its elements are."""
+    """The places of a fragment's elements in `param_shard` of every bucket."""
 
     cuts: Sequence[Sequence[slice]]
 
     def of(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies of its part of vectors that are like `param_shard`, of those where it has any; never none at
-        all."""
+        """Return copies of the fragment's part of `vectors`, which are like `param_shard`.
+
+        Buckets without such elements are left out, but the result is never empty.
+        """
         pairs = zip(vectors, self.cuts, strict=True)
         return [torch.cat([x[c] for c in cuts]) for x, cuts in pairs if cuts] or [vectors[0][:0].clone()]
 
     def parts(self, vectors: Sequence[Tensor], mine: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Views of its part of `vectors`, each with what belongs there of `mine`, which is like
-        `of(vectors)`."""
+        """Yield views of the fragment's part of `vectors`, each with the matching values of `mine`.
+
+        `mine` is like `of(vectors)`.
+        """
         rest = iter(mine)
         for x, cuts in zip(vectors, self.cuts, strict=True):
             if cuts:
@@ -43,17 +47,17 @@ class Fragment:
                 yield from zip((x[c] for c in cuts), pieces, strict=True)
 
     def dtypes(self, mine: Sequence[Tensor]) -> dict[int, torch.dtype]:
-        """By the number of the bucket, of what is like `of(vectors)`."""
+        """Return the dtypes of `mine`, which is like `of(vectors)`, by the index of the bucket."""
         numbers = [i for i, cuts in enumerate(self.cuts) if cuts]
         return {i: x.dtype for i, x in zip(numbers, mine, strict=False)}
 
 
 def fragments(buckets: Sequence[Bucket], F: int) -> list[Fragment]:
-    """The model in F of about the same size.
+    """Return the model as F fragments of about the same size.
 
-    A layer, the parameters of one module, goes to the fragment that has the fewest elements so far, the first
-    of these; one of more than an F-th of the model is cut evenly before. Layers are in the order of the
-    forward pass, so that those of one size go around.
+    A layer is the parameters of one module. It goes to the fragment that has the fewest elements so far, to
+    the first of several. A layer with more than 1/F of the model is cut into equal pieces before. Layers are
+    taken in the order of the forward pass, so that layers of one size go to all fragments in turn.
     """
     layers: dict[str, list[Slot]] = {}
     for slot in sorted((slot for b in buckets for slot in b.slots), key=lambda slot: slot.number):
@@ -74,7 +78,7 @@ def fragments(buckets: Sequence[Bucket], F: int) -> list[Fragment]:
 def put_together(
     owned: Sequence[Tensor], pieces: Sequence[tuple[Fragment, Sequence[Tensor]]]
 ) -> list[Tensor]:
-    """Vectors that are like `owned`, with what fragments have of them; zero elsewhere."""
+    """Return vectors like `owned` with the elements of these fragments, and zeros elsewhere."""
     dtypes: dict[int, torch.dtype] = {}
     for fragment, mine in pieces:
         dtypes.update(fragment.dtypes(mine))
@@ -90,7 +94,7 @@ def _size(slots: Sequence[Slot]) -> int:
 
 
 def _within(slots: Sequence[Slot], low: int, high: int) -> Iterator[tuple[Slot, int, int]]:
-    """The reals [low, high) of parameters one behind the other."""
+    """Yield the parts of consecutive parameters that lie in the reals [low, high)."""
     start = 0
     for slot in slots:
         stop = start + _size([slot])
@@ -100,7 +104,7 @@ def _within(slots: Sequence[Slot], low: int, high: int) -> Iterator[tuple[Slot, 
 
 
 def _cuts(bucket: Bucket, shares: Mapping[str, Sequence[ShardPart]], p: int) -> list[slice]:
-    """Where in `param_shard` of a bucket fragment `p` is; neighbours are one."""
+    """Return where fragment `p` lies in `param_shard` of a bucket; adjacent parts are joined."""
     found: list[slice] = []
     for piece in bucket.ranges:
         first, last = piece.start * bucket.reals, piece.stop * bucket.reals

@@ -16,13 +16,16 @@ from hpcsgd.core.traffic import CommOp, ModelLayout, allreduce
 from hpcsgd.core.waits import All
 
 AT_ONCE = 4
-"""Buckets on their way: enough that the links never wait, and few, since who compares what a group brings
-with what it gets keeps copies of them."""
+"""The number of buckets averaged at the same time.
+
+It is large enough to keep the links busy. It is small because `WithDistance` keeps a copy of each such
+bucket.
+"""
 
 
 @dataclass(frozen=True)
 class Mean:
-    """Each position averages the chunk it owns: an allreduce of M/K over the P groups, times 1/P."""
+    """Each rank averages the shard it owns: an allreduce of M/K over the P groups, times 1/P."""
 
     traits = Traits(All(), reads_gradients=False, leaves_mean=True, vectors_only=True)
 
@@ -30,17 +33,17 @@ class Mean:
         return pipelined(vectors, s, lambda w: s.topology.inter_group.allreduce(w, "mean"))
 
     def set_reference(self, common: Sequence[Tensor]) -> None:
-        """Do nothing: chunks travel as they are, and not how they moved."""
+        """Do nothing: shards travel as they are, not as differences."""
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """T1 of eq. 7."""
+        """Return T1 of eq. 7."""
         for i, b in enumerate(m.buckets):
             yield replace(allreduce("cross", b.nbytes / m.K), bucket=i)
 
 
 @dataclass(frozen=True)
 class MeanOfAll:
-    """Each position averages all of w: an allreduce of M over the P groups. The paper's baseline."""
+    """Each rank averages all of w: an allreduce of M over the P groups. The paper's baseline."""
 
     traits = Traits(All(), whole_model=True, reads_gradients=False, leaves_mean=True)
 
@@ -52,15 +55,15 @@ class MeanOfAll:
         return found
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """The second term of eq. 5."""
+        """Return the second term of eq. 5."""
         return (allreduce("cross", m.here(b)) for b in m.buckets)
 
 
 def pipelined(vectors: Iterable[Tensor], s: StepContext, start: Callable[[Tensor], Work]) -> Iterator[Tensor]:
-    """Start an operation over the groups on each vector, `AT_ONCE` of them at a time; yield each vector once
-    its operation is done.
+    """Start an operation over the groups on each vector and yield the vector once it is done.
 
-    Raises `UserError` before the first one is final unless all groups are in this synchronization.
+    At most `AT_ONCE` operations are under way. Raises `UserError` before the first vector is final, unless
+    all groups take part in this synchronization.
     """
     under_way: deque[tuple[Tensor, Work]] = deque()
     agreed = s.agreement()
@@ -83,7 +86,7 @@ def pipelined(vectors: Iterable[Tensor], s: StepContext, start: Callable[[Tensor
 
 
 def set_to_average(vectors: Sequence[Tensor], s: StepContext, central: HoldsModel | None) -> None:
-    """The own chunks become those of the model that all groups train: what `central` keeps, or their mean."""
+    """Set the own shards to the averaged model: the model that `central` holds, or the groups' mean."""
     model = None if central is None else central.model()
     if model is None:
         run_averager(Mean(), vectors, s)

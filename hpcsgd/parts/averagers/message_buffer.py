@@ -1,4 +1,4 @@
-"""One message for all that a position has to send: a number and tensors of any dtypes."""
+"""One message for everything that a rank sends at once: a number and tensors of any dtypes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_ALIGNED = 8  # bytes: of the largest element
+_ALIGNED = 8  # bytes of the largest element
 
 Layout = tuple[tuple[torch.dtype, int], ...]
 """The dtype and the number of elements of each tensor."""
 
 
 class MessageBuffer:
-    """`bytes`, uint8, is what travels: a float64, then every tensor, 8-aligned.
+    """A buffer `bytes` (uint8) that can be sent: a float64, then every tensor, aligned to 8 bytes.
 
-    Tensors that are packed or that it is added to may be of a wider dtype than what travels, and elsewhere.
+    The tensors that it packs or is added to may have a wider dtype, and may be on another device.
     """
 
     def __init__(self, content: Tensor, layout: Layout) -> None:
@@ -27,7 +27,7 @@ class MessageBuffer:
 
     @classmethod
     def like(cls, tensors: Sequence[Tensor], device: torch.device | None = None) -> MessageBuffer:
-        """Room for so much, where the first tensor is, or on `device`."""
+        """Return an empty buffer for such tensors, on the device of the first one or on `device`."""
         where = tensors[0].device if device is None else device
         layout = tuple((x.dtype, x.numel()) for x in tensors)
         size = _ALIGNED + sum(_room(*each) for each in layout)
@@ -39,17 +39,17 @@ class MessageBuffer:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> MessageBuffer:
-        """Of what `state_dict` returned, with the very bytes of it."""
+        """Return a buffer from a `state_dict`, whose bytes it shares."""
         layout = tuple((getattr(torch, name), numel) for name, numel in state["layout"])
         return cls(state["bytes"], layout)
 
     @property
     def weight(self) -> float:
-        """Waits for the device that it is on."""
+        """The number in the buffer. Reading it waits for the buffer's device."""
         return self._number.item()
 
     def pack(self, tensors: Sequence[Tensor], share: float = 1.0, number: float = 1.0) -> None:
-        """`share` of every tensor and of `number`."""
+        """Write `share` times every tensor and times `number` into the buffer."""
         for x, mine in zip(tensors, self._contents(), strict=True):
             if x.device == mine.device:
                 torch.mul(x, share, out=mine)
@@ -58,12 +58,12 @@ class MessageBuffer:
         self._number.fill_(share * number)
 
     def unpack(self, tensors: Sequence[Tensor]) -> None:
-        """The tensors become what is here."""
+        """Copy the buffer's content into `tensors`."""
         for x, mine in zip(tensors, self._contents(), strict=True):
             x.copy_(mine)
 
     def add_to(self, tensors: Sequence[Tensor], factor: float = 1.0) -> None:
-        """x += factor · what is here."""
+        """Add `factor` times the buffer's content to `tensors`."""
         for x, mine in zip(tensors, self._contents(), strict=True):
             x.add_(mine.to(x.device), alpha=factor)
 

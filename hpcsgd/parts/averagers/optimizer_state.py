@@ -1,11 +1,11 @@
-"""What happens to the optimizer's moments (momentum, second moments) when groups meet.
+"""What happens to the optimizer state, such as momentum, at a synchronization.
 
-The paper leaves it open. Kept is what local SGD codes do; Averaged costs another M/K for every state
-tensor; Reset starts each round afresh.
+The paper does not say. `keep_state` does what implementations of local SGD do. `AverageState` sends another
+M/K elements for every state tensor. `ResetState` starts each round with new state.
 
-A group that has never had a gradient for a parameter has no state for it. Averaged counts there what the
-optimizer would start from, and so the numbers of a whole parameter (how many steps it has seen) are averaged
-with its moments: those of Adam divide by them.
+A group that has never had a gradient for a parameter has no state for it. `AverageState` then takes the
+optimizer's initial state. So it also averages the numbers per whole parameter, such as Adam's step count, by
+which Adam divides.
 """
 
 from __future__ import annotations
@@ -24,31 +24,38 @@ from hpcsgd.core.traffic import CommOp, ModelLayout, allreduce
 from hpcsgd.parts.averagers.flattened import average_flattened, require_same_layout
 
 WithOptimizerState = Callable[[Averager], Averager]
-"""Makes of an averager one that does something about the moments, too."""
+"""A function that wraps an averager in one that also treats the optimizer state."""
 
 
 @checked
 def keep_state(inner: Averager) -> Averager:
-    """At a meeting every group goes on with its own momentum: nothing is sent. For `optimizer_state`, and the
-    default.
+    """Let every group keep its own optimizer state at a synchronization.
 
-    Not to be confused with `AverageState`, which sends M/K more for every state tensor, nor with
-    `ResetState`.
+    Nothing is sent. It is the default for `optimizer_state`.
 
     Args:
-        inner: the averager of models, which it returns as it is.
+        inner: Averager of the models, which is returned unchanged.
+
+    Returns:
+        `inner` itself.
 
     Example:
         >>> method = hpcsgd.hierarchical(sync_every=8, optimizer_state=hpcsgd.keep_state)     # the default
         >>> hpcsgd.keep_state(method.averager) is method.averager
         True
+
+    See Also:
+        `AverageState`: averages the state, which sends M/K elements per state tensor.
+        `ResetState`: replaces the state by a new one.
     """
     return inner
 
 
 def average_states(named: Mapping[str, Sequence[Tensor]], s: StepContext) -> None:
-    """The optimizer's state tensors of these names become their means over the groups. Collective; raises
-    `UserError` where groups have others."""
+    """Average the optimizer's state tensors of these names over the groups.
+
+    Collective; raises `UserError` if groups have different ones.
+    """
     with phase("moments"):
         require_same_layout(named, s.topology.inter_group, "the optimizers' state tensors")
         for tensors in named.values():
@@ -56,45 +63,52 @@ def average_states(named: Mapping[str, Sequence[Tensor]], s: StepContext) -> Non
 
 
 def comparison() -> CommOp:
-    """Of what groups are about to average."""
+    """Return the operation that compares the tensors that groups are about to average."""
     return allreduce("cross", 16, "moments")
 
 
 def sent_by_state(m: ModelLayout, layers: Collection[int], shards: bool) -> Iterator[CommOp]:
-    """A state tensor like a parameter, which these layers have: of the own chunk, or of all."""
+    """Yield the operations for a state tensor like a parameter, which these layers have.
+
+    With `shards` only the own shard is averaged.
+    """
     for width, elements in m.by_width(layers).items():
         yield allreduce("cross", elements * width / (m.K if shards or m.sharded else 1), "moments")
 
 
 def sent_by_number(m: ModelLayout, layers: Collection[int], shards: bool) -> CommOp:
-    """A number of every piece of these layers."""
+    """Return the operation for one number per piece of these layers."""
     return allreduce("cross", (m.rows_of(layers) if shards or m.sharded else len(layers)) * 4, "moments")
 
 
 @checked
 @dataclass(frozen=True)
 class AverageState:
-    """At a meeting the optimizer's state is averaged, too: every state tensor, and every number that is a
-    tensor.
+    """Averager that also averages the optimizer state: state tensors, and numbers that are tensors.
 
-    Another 2·(P−1)/P·M/K elements a rank for each state tensor: one of SGD with momentum, two of Adam. For
-    `moments`.
-
-    Not to be confused with `DistributedOptimizer.averaged`, the mean model for an evaluation.
+    For `optimizer_state`.
 
     Args:
-        inner: the averager of models, which acts before it. A method gives it.
+        inner: Averager of the models, which runs first. A method passes it.
 
     Raises:
-        UserError: at a meeting where groups have state tensors of unlike sizes.
+        UserError: At a synchronization, if groups have state tensors of different sizes.
+
+    Shape:
+        M parameters in total; each rank owns M/K of them. A rank sends another 2·(P−1)/P·M/K elements for
+        each state tensor: one of SGD with momentum, two of Adam.
 
     Example:
         >>> method = hpcsgd.hierarchical(sync_every=2, optimizer_state=hpcsgd.AverageState)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> topology.world.stats.totals()["moments"].bytes > 0
+        >>> optimizer.metrics["distance"] > 0
         True
+
+    See Also:
+        `keep_state`: every group keeps its own state.
+        `ResetState`: replaces the state by a new one.
     """
 
     inner: Averager
@@ -120,17 +134,16 @@ class AverageState:
 @checked
 @dataclass(frozen=True)
 class ResetState:
-    """At a meeting the optimizer gets the state of a new one: nothing is sent. For `optimizer_state`.
+    """Averager that also gives the optimizer a new state at a synchronization.
 
-    That is not always zeros: Rprop, for one, starts from step sizes.
-
-    Not to be confused with `AverageState`, which keeps what all groups have gathered.
+    Nothing is sent. New state is not always zero; Rprop, for example, starts from step sizes. For
+    `optimizer_state`.
 
     Args:
-        inner: the averager of models, which acts before it. A method gives it.
+        inner: Averager of the models, which runs first. A method passes it.
 
     Raises:
-        UserError: at a meeting where the optimizer's class needs more than its defaults to be made.
+        UserError: At a synchronization, if the optimizer's class cannot be made from its defaults.
 
     Example:
         >>> method = hpcsgd.hierarchical(sync_every=2, optimizer_state=hpcsgd.ResetState)
@@ -139,6 +152,10 @@ class ResetState:
         >>> train(optimizer, steps=2)
         >>> len(optimizer.state)
         0
+
+    See Also:
+        `keep_state`: every group keeps its own state.
+        `AverageState`: averages the state.
     """
 
     inner: Averager

@@ -1,9 +1,9 @@
-"""A parameter server without a server: every rank keeps a part of the parameters for all groups.
+"""A parameter server without a separate server: every rank holds a part of the parameters for all groups.
 
-Position j of group h keeps part h of chunk j, M/(P·K) elements, in host memory: a thread adds to it, whatever
-device trains. In every step a position sends each part's keeper what its group's update changed there, and
-takes what the keeper has. A group never meets another. What is evaluated and saved is what the keepers have,
-and not the mean of what groups have read of it.
+Rank j of group h holds part h of shard j, M/(P·K) elements. The part is in host memory, where a thread adds
+to it, whatever device trains. In every step a rank sends each part's holder the change that its group's
+update made there, and receives the holder's values. Groups never average directly. The evaluated and saved
+model is that of the holders, not the mean of what the groups have read.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from hpcsgd.parts.averagers.message_buffer import MessageBuffer
 
 
 class ServerPart:
-    """One part: adds 1/P of what groups push, and answers once the slowest group is near enough. Kept in
-    float32 at least: many a push is less than a 16-bit number can be moved by.
+    """One part of the server: it adds 1/P of each pushed update and answers when the group may go on.
 
-    `staleness` is s: a group that has pushed c updates reads after every group pushed c − s. None: at once.
+    `staleness` is s: a group that has pushed c updates reads after every group has pushed c − s; None: at
+    once. The part is float32 or wider, since many an update is too small to change a 16-bit number.
     """
 
     def __init__(self, part: Sequence[Tensor], like: Sequence[Tensor], P: int, staleness: int | None) -> None:
-        """`like`: as it travels."""
+        """Start with the values of `part`; messages have the layout of `like`."""
         self.begin(part)
         self.clocks = [0] * P
         """How many updates each group has pushed."""
         self.staleness = staleness
         self.missed = [0] * P
-        """How many updates of others came between each group's last push and the read before it."""
+        """How many updates of other groups came between each group's last push and the read before it."""
         self._read_at = [0] * P
         self._waiting: set[int] = set()
         self._answers = [MessageBuffer.like(like, HOST) for _ in range(P)]
 
     def begin(self, part: Sequence[Tensor]) -> None:
-        """From these values on."""
+        """Continue from these values."""
         self.part = [x.to(HOST, accumulation_dtype(x.dtype), copy=True) for x in part]
 
     def __call__(self, group: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
-        """Take in the update pushed by `group`; answer all groups that this lets go on."""
+        """Add the update pushed by `group`; answer all groups that may now go on."""
         self.missed[group] = sum(self.clocks) - self._read_at[group]
         MessageBuffer(question, self._answers[group].layout).add_to(self.part, 1 / len(self.clocks))
         self.clocks[group] += 1
@@ -61,7 +61,7 @@ class ServerPart:
         return [(g, self._answers[g].bytes) for g in free]
 
     def ahead(self, group: int) -> int:
-        """So many steps is `group` ahead of the slowest."""
+        """Return how many steps `group` is ahead of the slowest."""
         return self.clocks[group] - min(self.clocks)
 
     def _may_read(self, group: int) -> bool:
@@ -69,15 +69,15 @@ class ServerPart:
 
 
 class ServerConnection:
-    """This rank's way to the keepers of all parts, and the part that it keeps itself.
+    """This rank's connection to the holders of all parts, and the part that it holds itself.
 
-    It exists from the first step on, while all groups have the same `owned` chunks.
+    It is made in the first step, while all groups have the same `owned` shards.
     """
 
     def __init__(
         self, owned: Sequence[Tensor], model: Sequence[Tensor], cross: Communicator, staleness: int | None
     ) -> None:
-        """`model`: what the keepers begin with, like `owned`. Collective."""
+        """Give the holders `model`, which is like `owned`, as initial values. Collective."""
         parts = parts_of(owned, cross.size)
         self.pushed, self.read = ([MessageBuffer.like(part) for part in parts] for _ in range(2))
         self._rooms = [x if x.is_cpu else room_for(x) for x in (read.bytes for read in self.read)]
@@ -88,8 +88,8 @@ class ServerConnection:
             self._service = RequestServer(cross, self.keeper, self.pushed[cross.rank].bytes.numel())
 
     def exchange(self) -> None:
-        """Push what is in `pushed`; return once what the keepers have is in `read`."""
-        # Once that is there, what was read before has left its room, too.
+        """Push the content of `pushed`; return once the holders' values are in `read`."""
+        # Once this copy is on the host, the last step's copies out of `_rooms` are done, too.
         leaving = on_host([message.bytes for message in self.pushed])
         self._service.ask(_by_rank(leaving), _by_rank(self._rooms)).wait()
         for read, room in zip(self.read, self._rooms, strict=True):
@@ -97,7 +97,7 @@ class ServerConnection:
                 read.bytes.copy_(room, non_blocking=True)
 
     def model(self) -> list[Tensor]:
-        """What the keepers have, with all that was pushed in the steps done. Collective."""
+        """Return the holders' values, including all updates of the finished steps. Collective."""
         made: list[Tensor] = []
         with self._service.at_rest():
             for part, counts in zip(self.keeper.part, self._counts, strict=True):
@@ -107,23 +107,23 @@ class ServerConnection:
         return made
 
     def begin(self, model: Sequence[Tensor]) -> None:
-        """The keepers go on from `model`. Collective."""
+        """Let the holders continue from `model`. Collective."""
         with self._service.at_rest():
             self.keeper.begin(self._kept(model))
 
     def _kept(self, chunks: Sequence[Tensor]) -> list[Tensor]:
-        """This rank's part of them."""
+        """Return this rank's part of `chunks`."""
         return [chunk.tensor_split(self._cross.size)[self._cross.rank] for chunk in chunks]
 
 
 class ParameterServer:
-    """Every step pushes 1/P of the own update and reads what the keepers have.
+    """Pushes 1/P of the group's update in every step, and reads the holders' values.
 
-    The update is all that has changed since the last read: what somebody has written into the parameters
-    between two steps is part of it. With 1/P a learning rate means what it means where gradients are
-    averaged. Noted in every step: `staleness`, the updates by others since the read that the gradient was
-    computed at, and `ahead`, the steps between this group and the slowest; both as its own rank's keeper sees
-    them.
+    The update is everything that has changed since the last read, including what the user wrote into the
+    parameters between two steps. With the factor 1/P a learning rate has the same effect as with averaged
+    gradients. Two metrics are reported in every step, both as this rank's own part sees them. `staleness`
+    counts the updates by other groups since the read that the gradient was computed at. `ahead` is the number
+    of steps before the slowest group.
     """
 
     def __init__(self, staleness: int | None) -> None:
@@ -136,21 +136,21 @@ class ParameterServer:
         self.staleness = staleness
         self.traits = Traits(Slowest(staleness), histogram_names=("staleness", "ahead"))
         self._link: ServerConnection | None = None
-        """From the first step of several groups on."""
+        """Set in the first step, if there are several groups."""
         self._owned: Sequence[Tensor] = ()
-        """The model's own chunks, from then on."""
+        """The rank's shards of the model, set at the same time."""
         self._saved: list[Tensor] | None = None
-        """What the keepers are to begin with."""
+        """The initial values of the holders, if they were loaded."""
         self._anew = True
-        """Whether parameters are as the training begins or goes on with them, and were not read."""
+        """True if the parameters are initial or loaded ones, and were not read from the holders."""
 
     @property
     def keeper(self) -> ServerPart | None:
-        """Of the part that this rank keeps, from the first step on."""
+        """The part that this rank holds; None before the first step."""
         return None if self._link is None else self._link.keeper
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """The first time, while all groups have the same parameters, the keepers take their parts."""
+        """Give the holders their parts in the first step, while all groups have the same parameters."""
         if s.topology.num_groups > 1 and self._anew:
             self._owned = vectors
             if self._link is None:
@@ -177,14 +177,14 @@ class ParameterServer:
         return found
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """Questions to the keepers of the P − 1 other parts, and as many answers."""
+        """Return the requests to the holders of the other P − 1 parts, and as many answers."""
         others = m.P - 1
         leaving = (m.P - m.groups_per_host) / others if m.groups_per_host < m.P else 0.0
         push = CommOp("exchange", "cross", others * m.message_buffer(m.P), off_host_fraction=leaving)
         return [push, push]
 
     def model(self) -> list[Tensor] | None:
-        """What the keepers have, with all that was pushed in the steps done."""
+        """Return the holders' values, including all updates of the finished steps."""
         return self._saved if self._link is None else self._link.model()
 
     def state_dict(self) -> State:
@@ -192,7 +192,10 @@ class ParameterServer:
         return State() if model is None else State(sharded={"model": model})
 
     def load_state_dict(self, state: State) -> None:
-        """Before the first step, or on all ranks. The parameters of the next step go with it."""
+        """Load the server's model, before the first step or on all ranks.
+
+        It belongs to the parameters of the next step.
+        """
         self._anew = True
         self._saved = state.sharded.get("model")
         if self._link is not None:
@@ -200,7 +203,7 @@ class ParameterServer:
 
 
 def parts_of(chunks: Sequence[Tensor], P: int) -> list[list[Tensor]]:
-    """Return views of `chunks`, by the group that keeps them."""
+    """Return views of `chunks`, by the group that holds them."""
     by_bucket = [chunk.tensor_split(P) for chunk in chunks]
     return [list(part) for part in zip(*by_bucket, strict=True)]
 

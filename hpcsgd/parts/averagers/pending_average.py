@@ -1,8 +1,8 @@
-"""A meeting that goes on while its groups train: an averager has copies of chunks, and a lane of its own.
+"""An average that is made while the groups train, from copies of the shards, on a separate thread.
 
-It sees a `Step` like any other one, but its job is the same ranks on communicators and a lane apart, so that
-the gradients of later steps are not queued behind it, and its notes are its own. When what has become of the
-copies is taken into the model, and how, is the business of whoever began.
+The averager gets a `StepContext` as usual, but its topology has separate communicators and a separate
+communication thread. So the gradients of later steps do not wait behind it, and its metrics are separate,
+too. The caller decides when and how the result is taken into the model.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import Topology
 
 Average = Callable[[list[Tensor], StepContext], object]
-"""Averages vectors in place."""
+"""A function that averages vectors in place."""
 
 
 @dataclass
 class PendingAverage:
-    """One under way, or over where there is no `work` left."""
+    """An average under way, or finished if `work` is None."""
 
     due: int
-    """The update after which what came of it is taken in."""
+    """The update after which the result is used."""
     shards: list[Tensor]
-    """What was brought to it; what it has left, once it was waited for."""
+    """The vectors to average; after `wait`, the result."""
     notes: dict[str, float]
-    """The averager's."""
+    """The averager's metrics."""
     work: Work | None = None
 
     def wait(self) -> None:
-        """Return when it is over."""
+        """Return when the average is finished."""
         if self.work is not None:
             self.work.wait()
             self.work = None
 
 
 def on_own_thread(topology: Topology) -> Topology:
-    """The same ranks on communicators of their own, which share a lane; collective."""
+    """Return the same ranks with separate communicators, which share one communication thread. Collective."""
     world = topology.world.dup_with_thread()
     group, cross = (
         ranks.split(0, ranks.rank).with_thread(world.comm_thread)
@@ -50,15 +50,18 @@ def on_own_thread(topology: Topology) -> Topology:
 
 
 def step_on_own_thread(s: StepContext, topology: Topology) -> StepContext:
-    """`s` as it is seen by an averager of copies, or of parts of vectors, on the ranks of `job`."""
+    """Return `s` for an averager of copies or parts of vectors, with the communicators of `topology`."""
     return replace(s, fixed=replace(s.fixed, topology=topology), metrics={}, squared_distance=None)
 
 
 def begin(
     average: Average, s: StepContext, topology: Topology, vectors: list[Tensor], due: int
 ) -> PendingAverage:
-    """Hand `vectors`, copies of what this group has after the update, to `average` on the lane of `job`."""
+    """Start `average` on `vectors`, on the communication thread of `topology`.
+
+    `vectors` are copies of what this group has after the update.
+    """
     mine = step_on_own_thread(s, topology)
     with phase("average"):
-        work = topology.inter_group.run(lambda: average(vectors, mine), "a meeting under way", *vectors)
+        work = topology.inter_group.run(lambda: average(vectors, mine), "a pending average", *vectors)
     return PendingAverage(due, vectors, mine.metrics, work)

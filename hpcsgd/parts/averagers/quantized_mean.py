@@ -1,14 +1,15 @@
-"""The mean of the groups' models by a narrow wire: groups send how they moved since the last meeting.
+"""The quantized mean of the groups' models: groups send how they moved since the last synchronization.
 
-With θ, what all groups left the last meeting with, or began with, and e_i, what rounding has lost of what
-group i had to say, position by position and chunk by chunk,
+θ is the groups' common model after the last synchronization, or at the beginning. e_i is what quantization
+has lost of group i's movement. For every rank and shard,
 
     x_i ← (w_i − θ) + e_i
     θ ← θ + unpacked, packed mean over the groups of unpacked, packed x_i
     w_i ← θ
 
-and e_i is what rounding lost this time (see `hpcsgd.parts.quantizers.mean`), where the wire keeps it. Weights
-themselves would lose far more: a block of them is of one size, while what moved is as small as it is.
+and e_i is what quantization loses this time (see `hpcsgd.parts.quantizers.mean`), if the quantizer keeps it.
+Quantizing the weights themselves would lose far more: the elements of a block share a scale, and movements
+are much smaller than weights.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from hpcsgd.parts.quantizers.mean import mean_on_all, padded, sent_by_mean
 
 
 class QuantizedMean:
-    """Each position averages the chunk that it owns by way of `wire`: an all-to-all and an allgather over the
-    P groups. Where it is new to groups that have trained apart, a first meeting is one of `Mean`: from then
-    on they have something in common.
+    """Each rank averages the shard that it owns through `wire`, in an all-to-all and an allgather.
 
-    Takes room for two chunks, M/K elements each; one where the wire does not keep what it loses.
+    Both are over the P groups. If groups with different models begin to use it, the first synchronization is
+    a `Mean`, which gives them a common model. It keeps two vectors like the shard, M/K elements each; one if
+    the quantizer does not keep its error.
     """
 
     traits = Traits(All(), reads_gradients=False, leaves_mean=True, vectors_only=True)
@@ -46,7 +47,7 @@ class QuantizedMean:
         self._kept: list[Tensor] = []
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        if s.t == 1 and s.topology.num_groups > 1 and not self._theta:  # all groups begin with the same model
+        if s.t == 1 and s.topology.num_groups > 1 and not self._theta:  # all groups have the initial model
             self._begin(vectors)
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
@@ -57,14 +58,14 @@ class QuantizedMean:
             found = list(vectors)
             s.agreement().wait()
             for i, own in enumerate(found):
-                if own.numel():  # of a fragment a position may own nothing
+                if own.numel():  # a rank may own nothing of a fragment
                     own.copy_(self._mean(s, i, own))
             self.set_reference(found)
         self._num_syncs += 1
         return found
 
     def set_reference(self, common: Sequence[Tensor]) -> None:
-        """Count movement from `common` on: all groups have moved on to it from what this left, alike."""
+        """Measure movement from `common`, to which all groups have moved from this averager's result."""
         for theta, chunk in zip(self._theta, common, strict=True):
             theta.copy_(chunk)
 
@@ -72,7 +73,7 @@ class QuantizedMean:
         return (2 if self.wire.keeps else 1) * m.own_elements(wide=True)
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Of every meeting, but for a first one of groups that have trained apart."""
+        """Return the operations of a synchronization, except of a first one between different models."""
         for b in m.buckets:
             yield from sent_by_mean(self.wire, m.shard(b), m)
 
@@ -82,7 +83,7 @@ class QuantizedMean:
         return State(replicated={"meetings": self._num_syncs}, sharded=sharded)
 
     def load_state_dict(self, state: State) -> None:
-        """Without vectors the next meeting is a first one."""
+        """Load the state; without vectors the next synchronization is a first one."""
         self._num_syncs = state.replicated["meetings"]
         self._theta, self._kept = (state.sharded.get(name, []) for name in ("theta", "kept"))
 
@@ -104,5 +105,5 @@ class QuantizedMean:
 
 
 def mean_by(wire: Quantizer | None) -> Mean | QuantizedMean:
-    """The mean of the groups' chunks, which travel so; None: as they are."""
+    """Return the mean of the groups' shards in the format `wire`; None: in their own dtype."""
     return Mean() if wire is None else QuantizedMean(wire)

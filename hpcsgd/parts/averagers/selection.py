@@ -1,6 +1,6 @@
-"""Which elements of its chunks a position sends at a meeting: how many of each segment, alike in all groups.
+"""How many elements of its shards a rank sends at a synchronization: k of each block, alike in all groups.
 
-Segments and their k are agreed on beforehand, so that the groups know how long each other's codes are.
+The ranks agree on blocks and their k before sending. So the groups know the length of each other's messages.
 """
 
 from __future__ import annotations
@@ -24,48 +24,53 @@ from hpcsgd.parts.sparsifiers.base import Share, wanted
 from hpcsgd.parts.sparsifiers.deft import assign
 
 ALLOCATION = "allocation"
-"""What is sent to agree on k is counted so."""
+"""The phase under which messages to agree on k are counted."""
 
 
 @runtime_checkable
 class Selection(Protocol):
-    """How many elements of which segments a position sends."""
+    """How many elements a rank sends of which blocks."""
 
     def shares(self, e: Sequence[Tensor], density: float, topology: Topology) -> list[Share]:
-        """Of each of these vectors, the same in all groups. Collective over group and cross."""
+        """Return the share of each of these vectors, the same in all groups.
+
+        Collective over the group and over the groups.
+        """
         ...
 
     def expected(self, n: int, density: float) -> Share:
-        """Of a vector of n elements, on the mean."""
+        """Return the mean share of a vector of n elements."""
         ...
 
     def comm_ops(self, m: ModelLayout) -> Iterable[CommOp]:
-        """What agreeing takes."""
+        """Return the operations that are needed to agree."""
         ...
 
 
 @checked
 @dataclass(frozen=True)
 class PerBlock:
-    """Of every `size` consecutive elements of a position's chunks as many: k = density · size, rounded, at
-    least 1. Nothing has to be agreed on. For `selection`, and the default.
+    """The same number of elements from every block of `size` consecutive elements of a rank's shards.
 
-    Not to be confused with `AcrossShards`, which takes more where more has gathered, nor with `TopK`, which
-    selects gradients.
+    k = density · size, rounded, at least 1. It needs no agreement. For `selection`, and the default.
 
     Args:
-        size: elements of a run, of which k are sent; the last one of a chunk may be shorter. Default 4096,
-            the paper's.
+        size: Elements of a block, of which k are sent. The last block of a shard may be shorter. Default
+            4096, the paper's.
 
     Raises:
-        UserError: for a `size` below 1.
+        UserError: If `size` is below 1.
 
     Example:
         >>> hpcsgd.sparseloco(sync_every=30, selection=hpcsgd.PerBlock(size=1024)).schedule
         Every(I=30)
 
-    Source:
+    References:
         A. Sarfi et al.: Communication Efficient LLM Pre-training with SparseLoCo, 2025 (arXiv:2508.15706).
+
+    See Also:
+        `AcrossShards`: sends more from blocks with larger error feedback.
+        `TopK`: selects elements of gradients.
     """
 
     size: int = 4096
@@ -86,19 +91,20 @@ class PerBlock:
 @checked
 @dataclass(frozen=True)
 class AcrossShards:
-    """As many elements in all, divided over the runs of all K positions by what has gathered there, as DEFT
-    divides them over layers: k of a run in proportion to its norm over all groups. For `selection`.
+    """As many elements in total, with more from the blocks whose error feedback is larger.
 
-    Costs 8 bytes a run across the groups and 16 inside a group at a meeting.
-
-    Not to be confused with `PerBlock`, the paper's way, nor with `Deft`, which selects gradients.
+    The blocks of all K ranks of a group share the k elements, in proportion to their norms over all groups.
+    This is how DEFT divides k over layers. For `selection`.
 
     Args:
-        block: consecutive elements of a position's chunks that share a k; the last one of a chunk may be
+        block: Consecutive elements of a rank's shards that share a k. The last block of a shard may be
             shorter. Default 65536.
 
     Raises:
-        UserError: for a `block` below 1.
+        UserError: If `block` is below 1.
+
+    Shape:
+        A synchronization sends 8 bytes per block across the groups, and 16 inside a group.
 
     Example:
         >>> method = hpcsgd.sparseloco(sync_every=2, density=0.1, selection=hpcsgd.AcrossShards(block=16))
@@ -107,9 +113,13 @@ class AcrossShards:
         >>> topology.world.stats.totals()["allocation"].bytes > 0
         True
 
-    Source:
+    References:
         D. Yoon, S. Oh: DEFT: Exploiting Gradient Norm Difference between Model Layers for Scalable Gradient
         Sparsification, ICPP 2023, algorithm 3, over positions in place of workers.
+
+    See Also:
+        `PerBlock`: the paper's selection.
+        `Deft`: selects elements of gradients.
     """
 
     block: int = 65536
@@ -121,7 +131,7 @@ class AcrossShards:
         runs = [part for x in e for part in x.split(self.block) if x.numel()]
         with phase(ALLOCATION):
             norms, sizes, mine = _of_all(runs, e[0].device, topology)
-        by = norms if any(norms) else [float(n) for n in sizes]  # where nothing has gathered, evenly
+        by = norms if any(norms) else [float(n) for n in sizes]  # evenly if all norms are zero
         k = assign(by, sizes, wanted(density, sum(sizes)))[mine]
         counts, shares = iter(k), []
         for x in e:
@@ -131,7 +141,7 @@ class AcrossShards:
         return shares
 
     def expected(self, n: int, density: float) -> Share:
-        """About that: no k is known before there are norms."""
+        """Return an approximate share: the real k depend on norms."""
         k = wanted(density, n) if n else 0
         spans = itertools.pairwise([*range(0, n, self.block), n])
         return _share([(low, high, k * high // n - k * low // n) for low, high in spans])
@@ -146,7 +156,7 @@ class AcrossShards:
 def _of_all(
     runs: Sequence[Tensor], device: torch.device, topology: Topology
 ) -> tuple[list[float], list[int], slice]:
-    """Norms over all groups and sizes of the runs of all positions, and which of them are this one's."""
+    """Return norms over all groups and sizes of the blocks of all ranks, and which blocks are this rank's."""
     norms = as_vector([squared_norm(run) for run in runs]) if runs else torch.zeros(0, dtype=torch.float64)
     norms = norms.to(device)
     if runs:

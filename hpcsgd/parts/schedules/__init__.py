@@ -1,4 +1,4 @@
-"""Schedules that several methods share: when groups meet."""
+"""Schedules that several methods share: after which steps the groups synchronize."""
 
 from hpcsgd.parts.schedules.every import Every, never
 

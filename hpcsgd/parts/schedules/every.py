@@ -1,4 +1,4 @@
-"""Meetings at a fixed interval."""
+"""Synchronizations at a fixed interval."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from hpcsgd.errors import UserError
 
 @dataclass(frozen=True)
 class Every:
-    """After every I-th update (eq. 2 of the hierarchical local SGD paper: "after every I iterations")."""
+    """Synchronizes after every I-th update (hierarchical local SGD paper, eq. 2).
+
+    The paper says "after every I iterations".
+    """
 
     I: int  # noqa: E741 - the papers' letter
 
@@ -31,7 +34,7 @@ class Every:
 
 @dataclass(frozen=True)
 class Never:
-    """Groups have nothing to meet for."""
+    """The schedule of methods whose groups never average their models."""
 
     traits = ScheduleTraits(known_before_update=True, rate=0.0)
 

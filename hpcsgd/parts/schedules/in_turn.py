@@ -1,4 +1,4 @@
-"""Meetings of the parts of a model, one after the other."""
+"""Synchronizations of the fragments of a model, one after the other."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from hpcsgd.core.traits import ScheduleTraits
 
 @dataclass(frozen=True)
 class InTurn:
-    """The updates after which a fragment begins to meet: the one p of F after t if t + ⌊p·I/F⌋ is a multiple
-    of I."""
+    """Says which fragment begins its synchronization after which update.
+
+    Fragment p of F begins after update t if t + ⌊p·I/F⌋ is a multiple of I.
+    """
 
     I: int  # noqa: E741 - the papers' letter
     F: int
@@ -26,7 +28,7 @@ class InTurn:
         return ScheduleTraits(known_before_update=True, spacing=Fraction(self.I, self.F))
 
     def at(self, t: int) -> list[int]:
-        """Return the fragments whose turn it is after update t."""
+        """Return the fragments that begin after update t."""
         return [p for p, offset in enumerate(self.offsets) if (t + offset) % self.I == 0]
 
     def __call__(self, s: StepContext) -> bool:
