@@ -1,4 +1,4 @@
-"""What messages and computing take here, measured as a job would have them: the machine file's maker."""
+"""Measure messages and computation under the conditions of a job, and make a machine file."""
 
 from hpcsgd.performance.measuring.run import measure, run
 

@@ -1,4 +1,4 @@
-"""Lanes that send without a pause, to see what computing takes beside them."""
+"""Keep communication threads busy, to measure how much they slow down computation."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from hpcsgd.comm import Communicator
 
 BYTES = 4_000_000
-"""Of an all-to-all: a rank sends that again and again."""
+"""The size of the all-to-all that the ranks repeat."""
 
 
 @contextlib.contextmanager
 def busy(world: Communicator) -> Generator[None, None, None]:
-    """Inside the block every rank's lane is at work, as in a backward pass; collective."""
+    """Keep every rank's communication thread busy inside the block, as in a backward pass. Collective."""
     control = world.dup_with_thread()
     over = threading.Event()
-    work = control.run(lambda: _send(control, over), "keeping the lane busy")
+    work = control.run(lambda: _send(control, over), "keeping the communication thread busy")
     try:
         yield
     finally:
@@ -28,7 +28,7 @@ def busy(world: Communicator) -> Generator[None, None, None]:
 
 
 def _send(comm: Communicator, over: threading.Event) -> None:
-    """Until all ranks are through: whoever left alone would leave the others waiting."""
+    """Send until all ranks are `over`: a rank that stopped earlier would leave the others waiting."""
     sent = torch.ones(-(-BYTES // (4 * comm.size)) * comm.size)
     received = torch.ones_like(sent)
     working = torch.ones(1)

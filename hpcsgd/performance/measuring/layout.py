@@ -1,4 +1,4 @@
-"""Which communicators a job on these hosts could have, as the ways that messages go."""
+"""List the communicators that a job on these hosts could have, each class once."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from hpcsgd.cost.link_classes import LinkClass
 
 Part = Literal["group", "cross", "pair"]
 PAIR = ("exchange",)
-"""What two ranks alone are asked: a message, which nothing else disturbs."""
+"""The operations measured on a single pair of ranks: a message that nothing else disturbs."""
 
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """A way, and whose it is."""
+    """A class of communicators to measure, and how to form one."""
 
     link_class: LinkClass
     part: Part
     K: int = 0
-    """Of the groups; of a pair it is nothing."""
+    """The size of the groups; 0 for a pair."""
     members: tuple[int, int] = (0, 0)
-    """Of a pair."""
+    """The ranks of a pair."""
 
     @property
     def operations(self) -> tuple[str, ...]:
         return PAIR if self.part == "pair" else tuple(SHAPES)
 
     def open(self, world: Communicator) -> Communicator:
-        """This rank's communicator; collective. Ranks beside a pair have one of others like them."""
+        """Return this rank's communicator. Collective; the ranks outside a pair form one of their own."""
         if self.part == "pair":
             return world.split(int(world.rank in self.members), world.rank)
         topology = form(world, group_size=self.K)
@@ -41,9 +41,10 @@ class MeasuredLink:
 
 
 def courses(nodes: Sequence[int]) -> list[MeasuredLink]:
-    """Every way once, of the groups and the positions of all P × K; rank r is on `nodes[r]`, ascending.
+    """Return every class of communicator once, for the groups and shard indices of all P × K.
 
-    What would lie unevenly is left out: on one host more of it than on another.
+    `nodes[r]` is the node of rank r, in ascending order. Communicators that would be spread unevenly over
+    hosts are left out.
     """
     N = len(nodes)
     found: dict[LinkClass, MeasuredLink] = {}
@@ -61,8 +62,10 @@ def courses(nodes: Sequence[int]) -> list[MeasuredLink]:
 
 
 def link_class_of(hosts: Sequence[Sequence[int]]) -> LinkClass | None:
-    """Of communicators at work at the same time: `hosts` has a list for each, the hosts of its ranks. None
-    where they are unlike."""
+    """Return the class of communicators that work at the same time, or None if they are unlike.
+
+    `hosts` has one list per communicator: the hosts of its ranks.
+    """
     spread = [Counter(each) for each in hosts]
     if len({len(each) for each in spread}) > 1 or any(len(set(each.values())) > 1 for each in spread):
         return None
@@ -73,7 +76,7 @@ def link_class_of(hosts: Sequence[Sequence[int]]) -> LinkClass | None:
 
 
 def _pairs(nodes: Sequence[int]) -> Iterator[MeasuredLink]:
-    """The first two ranks of a host, and the first ones of two hosts."""
+    """Yield a pair inside a host, and a pair across two hosts, as far as they exist."""
     first, second = nodes[0], next((node for node in nodes if node != nodes[0]), None)
     if nodes.count(first) > 1:
         yield MeasuredLink(LinkClass(2, 1), "pair", members=(0, 1))

@@ -1,4 +1,4 @@
-"""Every operation on every way that a job could have, over sizes: on its lane, and without it."""
+"""Measure every operation on every communicator of a job, with and without the communication thread."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from hpcsgd.performance.measuring.timing import Contest, Together, feasible, tak
 SMALLEST = 8
 STEP = 4
 LEAST_SHARE = 0.5
-"""Of its fair part of the time has every operation, whatever those before it took."""
+"""Every operation gets at least this part of its fair share of the time, whatever earlier ones took."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Of one operation on one way."""
+    """The measured times of one operation on one communicator."""
 
     points: Points
     scatter: tuple[float, ...]
-    """Of each point: half of the rounds are within so much of each other, as a part of the median."""
+    """The interquartile range of each point's rounds, as a share of the median."""
     alone: bool
-    """Whether all others of the world did nothing meanwhile."""
+    """True if all other ranks were idle."""
 
 
 def sizes(max_bytes: int) -> list[int]:
-    """8, 32, 128, …, `max_bytes`."""
+    """Return the sizes 8, 32, 128, …, `max_bytes`."""
     found = [SMALLEST]
     while found[-1] * STEP < max_bytes:
         found.append(found[-1] * STEP)
@@ -39,9 +39,9 @@ def sizes(max_bytes: int) -> list[int]:
 
 
 def measure(world: Communicator, found: list[MeasuredLink], max_bytes: int, seconds: float) -> list[Series]:
-    """In about so many seconds; the same on every rank. Collective.
+    """Measure all communicators in about `seconds`. Collective; returns the same on every rank.
 
-    What is beside a pair waits for it, looking now and then, as all that wait here do.
+    While a pair is measured, the other ranks wait and poll now and then, as all waiting ranks do here.
     """
     together = Together(world)
     room = Room(elements_of(max_bytes, world.size))
@@ -60,7 +60,7 @@ def measure(world: Communicator, found: list[MeasuredLink], max_bytes: int, seco
 def _timed(
     world: Communicator, course: MeasuredLink, max_bytes: int, budget: float, together: Together, room: Room
 ) -> dict[str, list[Contest]]:
-    """Of every operation, in about `budget` seconds each."""
+    """Return the times of every operation, measured for about `budget` seconds each."""
     comm = course.open(world)
     timed: dict[str, list[Contest]] = {}
     for operation in course.operations:
@@ -103,9 +103,11 @@ def _series(operation: str, course: MeasuredLink, timed: list[Contest]) -> Serie
 
 
 def links(measured: list[Series]) -> Iterator[Link]:
-    """The lines through all points of an operation on a kind of way over so many ranks: more ranks are not
-    only more of the same messages. In a job all ranks are busy; a pair alone counts where nothing else was
-    measured."""
+    """Yield a link per operation, kind of communicator and number of ranks.
+
+    Numbers of ranks are fitted separately, because more ranks do not just send more of the same messages. A
+    pair measured alone counts only if nothing else was measured, because in a job all ranks are busy.
+    """
 
     def kind(series: Series) -> tuple[str, str]:
         return series.points.operation, series.points.kind

@@ -1,4 +1,4 @@
-"""The operations of a transport at a size, each ready to be called again and again."""
+"""The operations of a communicator at a given size, as functions that can be called repeatedly."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 from hpcsgd.comm import Backend, Communicator
 
 Via = Communicator | Backend
-"""With a lane, or without: their operations are called alike, but those of a transport are waited for."""
+"""Where to call an operation: on a communicator, whose operations must be waited for, or its backend."""
 BYTES = 4  # of a float32
 
 
 class Room:
-    """What is sent and received; written to once, so that the pages are there."""
+    """Buffers to send and to receive, written once so that their pages are mapped."""
 
     def __init__(self, elements: int) -> None:
         self.sent, self.received = torch.ones(elements), torch.ones(elements)
 
 
 def elements_of(nbytes: int, p: int) -> int:
-    """How many float32, a multiple of `p`, are `nbytes` or little more."""
+    """Return the smallest multiple of `p` float32 elements that has at least `nbytes` bytes."""
     return -(-nbytes // (BYTES * p)) * p
 
 
@@ -52,13 +52,13 @@ def _allreduce(via: Via, x: Tensor, out: Tensor) -> Callable[[], Any]:
 
 
 def _bcast(via: Via, x: Tensor, out: Tensor) -> Callable[[], Any]:
-    """From every rank in turn: one and the same would be done sending long before the last has it."""
+    """Broadcast from every rank in turn: a fixed root would finish long before the last rank."""
     roots = itertools.cycle(range(via.size))
     return lambda: via.bcast(x, next(roots))
 
 
 def _exchange(via: Via, x: Tensor, out: Tensor) -> Callable[[], Any]:
-    """To whoever is half way round, all at once: between hosts all of it leaves."""
+    """Exchange with the rank half way round, all at once: between hosts all data leaves the host."""
     hop = max(via.size // 2, 1)
     after, before = (via.rank + hop) % via.size, (via.rank - hop) % via.size
     return lambda: via.sendrecv({after: x}, {before: out})
@@ -76,11 +76,11 @@ OPERATIONS: Mapping[str, Callable[[Via, Tensor, Tensor], Callable[[], Any]]] = {
 
 
 def on_comm_thread(operation: str, comm: Communicator, elements: int, room: Room) -> Callable[[], Any]:
-    """As training calls it."""
+    """Return the operation as training calls it, on the communication thread."""
     call = OPERATIONS[operation](comm, room.sent[:elements], room.received[:elements])
     return lambda: call().wait()
 
 
 def bare(operation: str, comm: Communicator, elements: int, room: Room) -> Callable[[], Any]:
-    """The same by the library alone, on the caller's own thread: for nobody else may it be at work."""
+    """Return the library's operation on the caller's thread; no other thread may use the library then."""
     return OPERATIONS[operation](comm.backend, room.sent[:elements], room.received[:elements])

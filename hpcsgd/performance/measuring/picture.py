@@ -1,4 +1,4 @@
-"""Points, lines and what is between them, an operation a column."""
+"""Draw points, lines and their ratio, one column per operation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from hpcsgd.cost.collectives import SHAPES
 from hpcsgd.cost.machine import Machine
 from hpcsgd.files.pictures import save
-from hpcsgd.performance.measuring.summary_text import told
+from hpcsgd.performance.measuring.summary_text import link_text
 
 
 def draw(machine: Machine, target: Path) -> None:
-    """Seconds against bytes, with the lines; below, by how much these miss the points."""
+    """Draw seconds against bytes with the fitted lines, and below them the ratio of line and point."""
     from matplotlib.figure import Figure
 
     operations = [name for name in SHAPES if any(p.operation == name for p in machine.points)]
@@ -25,12 +25,12 @@ def draw(machine: Machine, target: Path) -> None:
         _draw_operation(machine, operation, ways, axes[:, column])
     axes[0, 0].set_ylabel("seconds, of the slowest rank")
     axes[1, 0].set_ylabel("line / measured")
-    handles = {told(way): axes[0, 0].plot([], [], "o-", color=f"C{i}")[0] for i, way in enumerate(ways)}
+    handles = {link_text(way): axes[0, 0].plot([], [], "o-", color=f"C{i}")[0] for i, way in enumerate(ways)}
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False)
     about = machine.machine
     figure.suptitle(
         f"{about.hosts} × {about.ranks_per_host} ranks, {about.backend}: "
-        "measured (●), without the lane (·), and α-β lines",
+        "measured (●), without the communication thread (·), and α-β lines",
         x=0.01, ha="left",
     )  # fmt: skip
     save(figure, target)

@@ -1,4 +1,4 @@
-"""``hpcsgd measure``: from the ranks that were started to a machine file."""
+"""``hpcsgd measure``: measure the ranks that were started, and write a machine file."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from hpcsgd.performance.measuring.workload import Workload
 from hpcsgd.train.process import keep_freed_memory, use_threads
 
 LEAST_BYTES = 4096
-"""Less would tell nothing of bandwidths."""
+"""Smaller messages would say nothing about bandwidth."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is measured: messages of up to so many bytes, for about so many seconds in all."""
+    """The extent of a measurement: the largest message in bytes, and the approximate total seconds."""
 
     max_bytes: int
     seconds: float
@@ -39,7 +39,7 @@ class Extent:
 FULL = Extent(max_bytes=64_000_000, seconds=220)
 QUICK = Extent(max_bytes=16_000_000, seconds=33)
 FOR_MESSAGES = 0.8
-"""Of the seconds; the rest is for computing."""
+"""The share of the seconds for messages; the rest is for computation."""
 
 
 def run(
@@ -51,8 +51,8 @@ def run(
     max_bytes: int | None,
     seconds: float | None,
 ) -> None:
-    """Measure, write `out` and the picture beside it, and print what was found. On every rank."""
-    logging.getLogger("hpcsgd").setLevel(logging.ERROR)  # groups are formed of all sizes, good or bad
+    """Measure, write `out` and a picture next to it, and print a summary. Every rank calls this."""
+    logging.getLogger("hpcsgd").setLevel(logging.ERROR)  # no warnings: all group sizes are tried, good or bad
     world = joining.world()
     with raise_on_all_ranks(world, "reading what to measure"):
         config = load(path, overrides) if path is not None else None
@@ -72,9 +72,9 @@ def run(
 def measure(
     world: Communicator, extent: Extent, config: Config | None = None, source: str = ""
 ) -> tuple[Machine, list[Series]]:
-    """The machine of these ranks, and the points as they came; the same on every rank. Collective.
+    """Return the machine of these ranks and the raw points, the same on every rank. Collective.
 
-    `config` is of the job file `source`, whose model is to be measured.
+    `config` is the content of the job file `source`, whose model is measured, too.
     """
     backend = world.backend
     world = form(world).world
@@ -115,7 +115,7 @@ def _require_company(ranks: int) -> None:
 
 
 def _require_writable(out: Path) -> None:
-    """Before minutes have gone by."""
+    """Raise `UserError` early if `out` cannot be written, because measuring takes minutes."""
     if not out.parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {out.parent}")
     if out.is_dir() or out.suffix != ".toml":

@@ -1,4 +1,4 @@
-"""What was measured, as a table, and what it means for a training."""
+"""Show measurements as a table, and say what they mean for a training."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from hpcsgd.performance.measuring.messages import Series
 
 ASYMPTOTIC = 0.9
 LARGE = 25_000_000
-"""Parameters, where the model is not known."""
+"""The number of parameters to assume if the model is not known."""
 CLEAR = 1.1
 WIDE = 0.5
-"""Quartiles or errors further apart than this are told."""
+"""Larger interquartile ranges or errors are reported."""
 HEAD = ("operation", "way", "ranks", "smallest", "bare", "alpha", "GB/s", "bare", "knees", "error")
 
 
 def table(machine: Machine) -> str:
-    """A line a link: its smallest messages in µs, its bytes per second on the largest, with the lane and
-    without."""
+    """Return a line per link: µs of its smallest messages, GB/s of its largest.
+
+    Columns named "bare" are without the communication thread.
+    """
     rows = [HEAD, *(_row(link, _of(machine, link)) for link in machine.link)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
@@ -32,20 +34,21 @@ def table(machine: Machine) -> str:
 
 
 def answers(machine: Machine, measured: Sequence[Series]) -> Iterator[str]:
-    """What the machine wants, a line each, and what of it is not to be trusted."""
+    """Yield advice for this machine, one line each, and warnings about unreliable measurements."""
     for way in _groups(machine):
         yield from _exchange(machine, way)
         bucket = _bucket(machine, way) / 1e6
         share = f"{ASYMPTOTIC:.0%} of the speed of the largest"
-        yield f"{told(way)}: bucket_cap_mb = {bucket:.2g} or more reaches {share}"
+        yield f"{link_text(way)}: bucket_cap_mb = {bucket:.2g} or more reaches {share}"
     comm_threads = [p.seconds[0] - p.bare_seconds[0] for p in machine.points]
     if comm_threads:
-        yield f"a lane adds {1e6 * median(comm_threads):.0f} µs to a small message; computing goes on meanwhile"
+        added = 1e6 * median(comm_threads)
+        yield f"the communication thread adds {added:.0f} µs to a small message; computing goes on meanwhile"
     yield from _doubts(machine, measured)
 
 
-def told(way: LinkClass) -> str:
-    """A way in a few words."""
+def link_text(way: LinkClass) -> str:
+    """Return a communicator's class in a few words."""
     where = "inside a host" if way.kind == "inside" else f"on {count_text(way.hosts, 'host')}"
     return f"{count_text(way.ranks, 'rank')} {where}" + (
         f", {way.at_once} at once" if way.at_once > 1 else ""
@@ -82,12 +85,15 @@ def _row(link: Link, points: Sequence[Points]) -> tuple[str, ...]:
 
 
 def _groups(machine: Machine) -> list[LinkClass]:
-    """The ways of an exchange of gradients."""
+    """Return the classes of communicators on which gradients are reduced."""
     return list(dict.fromkeys(p.link_class for p in machine.points if p.operation == "alltoall"))
 
 
 def _exchange(machine: Machine, way: LinkClass) -> Iterator[str]:
-    """AllToAll or ReduceScatter, for a bucket of this model; an all-to-all leaves the sum to the ranks."""
+    """Yield which of AllToAll and ReduceScatter is faster for a bucket of this model.
+
+    After an all-to-all the ranks must also compute the mean.
+    """
     if machine.compute is None:
         return
     model = 4 * (machine.compute.numel or LARGE)
@@ -98,13 +104,13 @@ def _exchange(machine: Machine, way: LinkClass) -> Iterator[str]:
     better = "AllToAll" if ours <= theirs else "ReduceScatter"
     advice = "AllToAll or ReduceScatter" if ratio < CLEAR else f"{better}, {ratio:.2f} times as fast,"
     yield (
-        f"{told(way)}: {advice} for buckets of {_size(n)} "
+        f"{link_text(way)}: {advice} for buckets of {_size(n)} "
         f"(alltoall and mean {1e3 * ours:.2f} ms, reduce_scatter {1e3 * theirs:.2f} ms)"
     )
 
 
 def _bucket(machine: Machine, way: LinkClass) -> float:
-    """The smallest bytes, halving the largest, that move at nearly the speed of the fastest."""
+    """Return the smallest size, of halvings of the largest, that reaches `ASYMPTOTIC` of the best speed."""
     sizes = [_largest(machine, way) / 2**i for i in range(20, -1, -1)]
     speeds = [n / machine.seconds("alltoall", n, way) for n in sizes]
     return next(n for n, speed in zip(sizes, speeds, strict=True) if speed >= ASYMPTOTIC * max(speeds))
@@ -115,7 +121,7 @@ def _largest(machine: Machine, way: LinkClass) -> int:
 
 
 def _doubts(machine: Machine, measured: Sequence[Series]) -> Iterator[str]:
-    scatter = {f"{s.points.operation}, {told(s.points.link_class)}": median(s.scatter) for s in measured}
+    scatter = {f"{s.points.operation}, {link_text(s.points.link_class)}": median(s.scatter) for s in measured}
     if wide := {name: value for name, value in scatter.items() if value > WIDE}:
         name, value = max(wide.items(), key=lambda item: item[1])
         yield (

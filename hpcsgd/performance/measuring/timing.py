@@ -1,4 +1,4 @@
-"""Times of what all ranks do together: they begin at the same moment, and the slowest one counts."""
+"""Time calls that all ranks make together: they begin at the same moment, and the slowest one counts."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from hpcsgd.cost.fit import SIZES
 ROUNDS = 40
 LEAST_ROUNDS = 3
 BLOCK_SECONDS = 2e-3
-"""Quick calls are timed several at a time, to last so long: ranks do not leave a meeting all at once."""
+"""Quick calls are timed in blocks of this length, because ranks do not leave a barrier all at once."""
 LARGEST_BLOCK = 20
 SHARE = 0.25
-"""A size whose first rounds alone would take more than this part of the time for all is the largest one."""
+"""The largest size is the first whose `LEAST_ROUNDS` rounds would take more than this share of the time."""
 
 
 def clock(device: torch.device) -> float:
-    """Seconds, as soon as `device` has done what it was given."""
+    """Return the time in seconds, once `device` has done all work given to it."""
     if on_accelerator(device):
         settle(device)
     return perf_counter()
 
 
 class Together:
-    """All ranks of `world`, whose lane must be idle whenever they meet: a meeting goes without it."""
+    """Barriers of all ranks of `world` that bypass its communication thread, which must be idle then."""
 
     def __init__(self, world: Communicator) -> None:
         self._backend = world.backend
         self._nothing = torch.zeros(1, device="cpu")
 
     def barrier(self) -> None:
-        """Return when all are here. Twice, for whoever has waited long looks seldom whether it is over."""
+        """Wait for all ranks, twice: a rank that has waited long polls rarely and would leave late."""
         self._backend.allreduce(self._nothing, "max")
         self._backend.allreduce(self._nothing, "max")
 
     def slowest(self, *seconds: float) -> list[float]:
-        """Of each number the most that one of them says, on all of them."""
+        """Return the maximum of each number over the ranks, on all ranks."""
         most = torch.tensor(seconds, dtype=torch.float64, device="cpu")
         self._backend.allreduce(most, "max")
         return most.tolist()
@@ -51,7 +51,7 @@ class Together:
 
 @dataclass
 class Timed:
-    """Seconds of a call, an entry a round."""
+    """Seconds of a call, one entry per round."""
 
     seconds: list[float] = field(default_factory=list)
 
@@ -61,7 +61,7 @@ class Timed:
 
     @property
     def scatter(self) -> float:
-        """Half of the rounds are within so much of each other, as a part of the median."""
+        """The interquartile range of the rounds, as a share of the median."""
         if len(self.seconds) < 2:
             return 0.0
         low, _, high = quantiles(self.seconds, n=4, method="inclusive")
@@ -70,13 +70,13 @@ class Timed:
 
 @dataclass
 class Contest:
-    """Calls of one size that take turns."""
+    """Calls with one message size that are timed in turn."""
 
     nbytes: int
     calls: Sequence[Callable[[], Any]]
     timed: list[Timed] = field(init=False)
     quickest: float = 0.0
-    """Seconds of a round, of one call each, if nothing disturbs."""
+    """Seconds of an undisturbed round of one call each."""
     block: int = 1
     spent: float = 0.0
 
@@ -84,7 +84,7 @@ class Contest:
         self.timed = [Timed() for _ in self.calls]
 
     def round(self, together: Together) -> None:
-        """A block of each call."""
+        """Time a block of each call."""
         for call, timed in zip(self.calls, self.timed, strict=True):
             begun = perf_counter()
             together.barrier()
@@ -97,7 +97,7 @@ class Contest:
             self.spent += spent
 
     def warm_up(self, together: Together) -> None:
-        """Buffers, connections, code paths; then as many calls a block as are long enough."""
+        """Warm up buffers, connections and code paths, and choose the number of calls in a block."""
         self.round(together)
         self.round(together)
         self.quickest = sum(min(timed.seconds) for timed in self.timed)
@@ -108,7 +108,7 @@ class Contest:
 
 
 def feasible(together: Together, contests: Sequence[Contest], seconds: float) -> list[Contest]:
-    """Those of `contests`, which ascend in size, that are quick enough for some rounds in `seconds`, warm."""
+    """Warm up `contests` in ascending size, and return those quick enough for some rounds in `seconds`."""
     kept: list[Contest] = []
     for contest in contests:
         contest.warm_up(together)
@@ -119,9 +119,9 @@ def feasible(together: Together, contests: Sequence[Contest], seconds: float) ->
 
 
 def take_turns(together: Together, contests: Sequence[Contest], seconds: float) -> None:
-    """Rounds of all of them, forth and back, for about so long: what disturbs for a while disturbs them all.
+    """Time rounds of all contests back and forth for about `seconds`, so that a disturbance affects all.
 
-    All ranks come to the same decisions, since they go by the slowest one's seconds.
+    All ranks decide alike, because they use the slowest rank's seconds.
     """
     for turn in range(ROUNDS):
         for contest in contests[:: 1 if turn % 2 == 0 else -1]:

@@ -1,4 +1,4 @@
-"""The model of a job file, trained by each rank alone, a step at a time."""
+"""The model of a job file, which each rank trains alone, step by step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hpcsgd.performance.measuring.timing import clock
 from hpcsgd.train.training_setup import TrainingSetup, assemble
 
 BATCHES = 4
-"""So many sizes at most, the smallest."""
+"""The largest number of batch sizes; the smallest sizes are kept."""
 
 
 class Workload:
-    """Its steps, without any communication. `source` is the job file's name.
+    """The steps of a job file's training, without communication.
 
-    Raises what `assemble` raises.
+    `source` is the job file's name. Raises what `assemble` raises.
     """
 
     def __init__(self, config: Config, source: str, world: Communicator) -> None:
@@ -35,7 +35,7 @@ class Workload:
         self._parts.model.train()
 
     def step(self, batch: int) -> Sequence[float]:
-        """Seconds of forward, backward and update."""
+        """Make a step, and return the seconds of forward, backward and update."""
         parts = self._parts
         x, y = parts.vary(*self._samples[batch])
         parts.optimizer.zero_grad()
@@ -56,12 +56,12 @@ class Workload:
 
 
 def _batch_sizes(B: int, N: int) -> list[int]:
-    """Of a rank, for the groups that `N` ranks can form: B / K."""
+    """Return the batch sizes per rank, B / K, for the groups that `N` ranks can form."""
     return sorted(B // K for K in range(1, N + 1) if N % K == 0 and B % K == 0)[:BATCHES]
 
 
 def _by_itself(config: Config, batch: int) -> Config:
-    """One rank, which has nobody to divide samples or a model with, and a rate at which nothing diverges."""
+    """Return `config` for a single rank, with a learning rate so small that nothing diverges."""
     data = dataclasses.replace(
         config.data,
         group_batch_size=batch,

@@ -1,1 +1,1 @@
-"""How many nodes, which method, what it costs: asked of a job file and a machine file beforehand."""
+"""Plan a training from a job file and a machine file: how many nodes, which method, what it costs."""

@@ -1,4 +1,4 @@
-"""What is worth a look: methods with their intervals, and ranks cut into groups."""
+"""Candidates of a plan: methods with their intervals, and ranks divided into groups."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hpcsgd.errors import UserError, near_miss
 from hpcsgd.methods import METHODS
 
 USUAL = ("bsp", "hierarchical", "allreduce_local_sgd", "sgp", "osgp", "d_psgd", "ad_psgd")
-"""Beside the job file's own method."""
+"""Methods to try in addition to the job file's own."""
 EVERY, STALENESS = 8, 1
-"""Where a method wants one and the job file says nothing of it."""
+"""Defaults for arguments that a method needs and the job file does not set."""
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 @dataclass(frozen=True)
 class Option:
-    """A method as a job file has it."""
+    """A method with its arguments, as in a job file."""
 
     table: Mapping[str, Any]
 
@@ -34,8 +34,10 @@ class Option:
 
 
 def options(own: Mapping[str, Any], names: Sequence[str] | None, every: Sequence[int]) -> list[Option]:
-    """The job file's own method and others, each with every interval to try. Raises `UserError` for
-    a method that there is not."""
+    """Return the job file's own method and others, each with every interval to try.
+
+    Raises `UserError` if a method does not exist.
+    """
     wanted = names or list(dict.fromkeys((own["name"], *USUAL)))
     found: list[Option] = []
     for name in wanted:
@@ -48,7 +50,7 @@ def options(own: Mapping[str, Any], names: Sequence[str] | None, every: Sequence
 
 
 def _arguments(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that a method must have."""
+    """Return the required arguments of method `name`."""
     known = {"sync_every": own.get("sync_every", EVERY), "overlap_steps": STALENESS}
     parameters = inspect.signature(METHODS[name]).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty]
@@ -62,7 +64,7 @@ def _arguments(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ranks_from(text: str) -> list[int]:
-    """``64..4096``, doubling, or ``64,96,128``. Raises `UserError` for anything else."""
+    """Return the numbers in ``64..4096`` (doubling) or ``64,96,128``. Raises `UserError` otherwise."""
     try:
         if found := _RANGE.fullmatch(text):
             low, high = int(found[1]), int(found[2])
@@ -77,8 +79,7 @@ def ranks_from(text: str) -> list[int]:
 
 
 def shapes(N: int, B: int, most_groups: int | None) -> Iterator[tuple[int, int]]:
-    """P groups of K among N ranks, with at most so many groups, each of whose batches of B its ranks can
-    share."""
+    """Yield all (P, K) with P·K = N, at most `most_groups` groups, and K a divisor of the batch size B."""
     for P in range(1, min(N, most_groups or N) + 1):
         if N % P == 0 and B % (N // P) == 0:
             yield P, N // P

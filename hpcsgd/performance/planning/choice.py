@@ -1,4 +1,4 @@
-"""Which of all estimates to take, and why, in words."""
+"""Choose one of all estimates, and give the reason in words."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from hpcsgd.errors import UserError, count_text
 from hpcsgd.performance.planning.estimate import Estimate
 
 WORTH = 0.5
-"""Where nobody says what matters: the efficiency that more nodes must keep."""
+"""The efficiency that more nodes must keep if the user sets no limits."""
 GAIN = 0.05
-"""The part of a step that another method than the job file's has to save."""
+"""The share of a step that another method must save to replace the job file's method."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run may cost."""
+    """Limits of what a run may cost."""
 
     budget: float | None = None
     """Node hours."""
     deadline: float | None = None
-    """Hours, of all epochs."""
+    """Hours for all epochs."""
 
     def __post_init__(self) -> None:
         for name in ("budget", "deadline"):
@@ -34,23 +34,28 @@ class Limits:
         return in_budget and (self.deadline is None or e.hours <= self.deadline)
 
 
-def ranked(estimates: Sequence[Estimate], wishes: Limits, own: str = "") -> tuple[list[Estimate], str]:
-    """All of them, the best first, and why it is the best.
+def ranked(estimates: Sequence[Estimate], limits: Limits, own: str = "") -> tuple[list[Estimate], str]:
+    """Return all estimates, the best first, and why it is the best.
 
-    With a deadline that is the cheapest one in time, else with a budget the fastest one within it, else the
-    fastest one whose nodes are worth it; the job file's own method where others gain next to
-    nothing. Raises `UserError` where none will do.
+    The best one is, in this order of preference:
+
+    - with a deadline: the cheapest in time;
+    - with a budget: the fastest within it;
+    - otherwise: the fastest whose efficiency is at least `WORTH`.
+
+    The job file's own method replaces the best one if it is nearly as fast. Raises `UserError` if no estimate
+    is within the limits.
     """
-    fit = [e for e in estimates if wishes.satisfied_by(e)]
+    fit = [e for e in estimates if limits.satisfied_by(e)]
     if not fit:
-        raise UserError(_out_of_reach(estimates, wishes))
-    if wishes.deadline is not None:
+        raise UserError(_out_of_reach(estimates, limits))
+    if limits.deadline is not None:
         best = min(fit, key=lambda e: (e.node_hours, e.hours))
-        why = f"the fewest node hours of those that are done within {wishes.deadline:g} h"
-        why += "" if wishes.budget is None else f" and {wishes.budget:g} node hours"
-    elif wishes.budget is not None:
+        why = f"the fewest node hours of those that are done within {limits.deadline:g} h"
+        why += "" if limits.budget is None else f" and {limits.budget:g} node hours"
+    elif limits.budget is not None:
         best = min(fit, key=lambda e: (e.hours, e.node_hours))
-        why = f"the fastest within {wishes.budget:g} node hours"
+        why = f"the fastest within {limits.budget:g} node hours"
     else:
         worth = [e for e in fit if e.efficiency >= WORTH]
         best = min(worth or fit, key=lambda e: (e.hours, e.node_hours))
@@ -61,20 +66,20 @@ def ranked(estimates: Sequence[Estimate], wishes: Limits, own: str = "") -> tupl
         )
     best = _without_need_to_change(best, fit, own)
     rest = sorted(
-        (e for e in estimates if e is not best), key=lambda e: (not wishes.satisfied_by(e), e.hours)
+        (e for e in estimates if e is not best), key=lambda e: (not limits.satisfied_by(e), e.hours)
     )
     return [best, *rest], f"{why}{_too_close(best, rest)}"
 
 
 def _without_need_to_change(best: Estimate, fit: Sequence[Estimate], own: str) -> Estimate:
-    """The own method on the same ranks and groups, if it is nearly as fast."""
+    """Return the job file's method on the same ranks and groups if it is nearly as fast, otherwise `best`."""
     most = best.step.seconds * (1 + GAIN)
     same = [e for e in fit if e.option.name == own and (e.N, e.P) == (best.N, best.P)]
     return min((e for e in same if e.step.seconds <= most), key=lambda e: e.hours, default=best)
 
 
 def _too_close(best: Estimate, rest: Sequence[Estimate]) -> str:
-    """Others on as many ranks that may be as fast, for all that measurements tell."""
+    """Return a remark on others with equally many ranks which may be as fast, within the errors."""
     _, high = best.step.low, best.step.high
     near = [
         str(e.option)
@@ -84,15 +89,15 @@ def _too_close(best: Estimate, rest: Sequence[Estimate]) -> str:
     return f"; within its errors so is {', '.join(near[:3])}" if near else ""
 
 
-def _out_of_reach(estimates: Sequence[Estimate], wishes: Limits) -> str:
+def _out_of_reach(estimates: Sequence[Estimate], limits: Limits) -> str:
     fastest = min(estimates, key=lambda e: e.hours)
     cheapest = min(estimates, key=lambda e: e.node_hours)
-    limits = [
-        *([f"--deadline {wishes.deadline:g} h"] if wishes.deadline is not None else []),
-        *([f"--budget {wishes.budget:g} node hours"] if wishes.budget is not None else []),
+    given = [
+        *([f"--deadline {limits.deadline:g} h"] if limits.deadline is not None else []),
+        *([f"--budget {limits.budget:g} node hours"] if limits.budget is not None else []),
     ]
     return (
-        f"{' and '.join(limits)}: none of {len(estimates)} ways to run it; the fastest ({fastest.option} on "
+        f"{' and '.join(given)}: none of {len(estimates)} ways to run it; the fastest ({fastest.option} on "
         f"{count_text(fastest.N, 'rank')}) takes {fastest.hours:.3g} h, the cheapest ({cheapest.option} "
         f"on {count_text(cheapest.N, 'rank')}) {cheapest.node_hours:.3g} node hours"
     )

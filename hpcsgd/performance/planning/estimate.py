@@ -1,4 +1,4 @@
-"""Time, node hours and memory of one way to run a training."""
+"""Predict the time, node hours and memory of one way to run a training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcsgd.train.training_profile import TrainingProfile
 
 @dataclass(frozen=True)
 class PricedPlan:
-    """So many steps of a run by one method."""
+    """The steps of a run that one method makes, with their cost."""
 
     plan: StepPlan
     steps: int
@@ -25,7 +25,7 @@ class PricedPlan:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of `option` on N = P·K ranks."""
+    """The predicted time, cost and memory of `option` on N = P·K ranks."""
 
     option: Option
     P: int
@@ -34,17 +34,17 @@ class Estimate:
     plan: StepPlan
     sizes: ModelLayout
     step: StepCost
-    """The mean one of the run."""
+    """The mean step of the run."""
     sequence: tuple[PricedPlan, ...]
-    """The methods that the run goes by: one, unless it changes to another one."""
+    """The stages of the run: one, unless the method changes to another one."""
     steps_per_epoch: int
     epochs: float
     B: int
     memory: float
-    """Bytes a rank: parameters, gradients, optimizer state, what the method holds; no activations."""
+    """Bytes per rank for parameters, gradients, optimizer state and the method, without activations."""
     ranks_per_host: int
     one_node: float
-    """Samples/s of a rank in a job of one node."""
+    """Samples/s per rank in a job of one node."""
 
     @property
     def N(self) -> int:
@@ -64,7 +64,7 @@ class Estimate:
 
     @property
     def hours(self) -> float:
-        """Of all epochs."""
+        """Hours of all epochs."""
         return self.epochs * self.epoch_seconds / 3600
 
     @property
@@ -73,7 +73,7 @@ class Estimate:
 
     @property
     def efficiency(self) -> float:
-        """Samples/s of a rank, as a part of those in a job of one node."""
+        """Samples/s per rank, as a share of those in a job of one node."""
         return self.samples_per_s / self.N / self.one_node
 
 
@@ -87,7 +87,10 @@ def estimate(
     meets: float | None,
     alone: float,
 ) -> Estimate:
-    """Raises `UserError` for what cannot be told of the method or was not measured of the machine."""
+    """Return the estimate of `option` with P groups of K.
+
+    Raises `UserError` if the method's cost cannot be predicted, or if the machine lacks a measurement.
+    """
     plan = subject.plan(subject.method(option.table, P))
     m = subject.sizes(P, K, machine.ranks_per_host, plan)
     steps = subject.steps_per_epoch(P)
@@ -126,9 +129,9 @@ def estimate(
 
 
 def one_node(subject: TrainingProfile, machine: Machine, most_groups: int | None = None) -> float:
-    """Samples/s of a rank where one node trains by itself, synchronously, in the groups that make it fastest.
+    """Return the samples/s per rank of one node with `bsp`, in the groups that make it fastest.
 
-    Raises `UserError` where no such groups can share a batch.
+    Raises `UserError` if no such groups can share a batch.
     """
     R, option = machine.ranks_per_host, Option({"name": "bsp"})
     found = [

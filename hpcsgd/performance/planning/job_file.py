@@ -1,4 +1,4 @@
-"""The choice put into the job file: [parallel] and [method] are written anew, all else stays as it is."""
+"""Write the choice into the job file: replace [parallel] and [method], and keep everything else."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _HEADER = re.compile(r"^\s*\[\[?\s*([^\]\s.]+)[^\]]*\]\]?\s*(#.*)?$")
 
 
 def write_choice(path: Path, groups: int, method: Mapping[str, Any]) -> None:
-    """`path` becomes a job file of so many groups and this method, or stays as it is.
+    """Set the number of groups and the method in the job file `path`, or leave it unchanged.
 
-    Raises `UserError` where the sections cannot be told apart, as in a file that writes them inline.
+    Raises `UserError` if the sections cannot be separated, as in a file that writes them inline.
     """
     before = read_text(path)
     wanted = tomllib.loads(before)
@@ -37,17 +37,17 @@ def write_choice(path: Path, groups: int, method: Mapping[str, Any]) -> None:
         same = False
     if not same:
         raise UserError(
-            f"{path}: [parallel] and [method] are not written as sections of their own: put "
-            f"groups = {groups} and {method['name']} there by hand"
+            f"{path}: [parallel] and [method] are not separate sections: set "
+            f"groups = {groups} and {method['name']} there yourself"
         )
     with replacing(path) as part:
         part.write_text(text)
 
 
 def nodes_of(plan: Path, path: Path, overrides: Sequence[str]) -> tuple[int, int]:
-    """Nodes, and ranks on each, that a plan recommends to the job file `path`.
+    """Return the number of nodes, and of ranks per node, that a plan recommends for the job file `path`.
 
-    Raises `UserError` for what is no plan, and where the job is not the one that was recommended.
+    Raises `UserError` if `plan` is not a plan, or if the job differs from the recommended one.
     """
     try:
         choice = read_json(plan)["choice"]

@@ -1,4 +1,4 @@
-"""A plan as a picture: seconds of an epoch, and what is left of each rank, against ranks by method."""
+"""Draw a plan: the seconds of an epoch and the speed per rank against ranks, one line per method."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from hpcsgd.performance.planning.estimate import Estimate
 
 
 def draw(estimates: Sequence[Estimate], runs: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Of each method the groups that make it fastest; the first estimate is the recommended one. `runs` are
-    what some were measured to take."""
+    """Draw each method with the groups that make it fastest.
+
+    The first of `estimates` is marked as recommended. `runs` are measured runs.
+    """
     figure = Figure(figsize=(12, 4.8), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     times, worth = figure.subplots(1, 2)
@@ -40,7 +42,7 @@ def draw(estimates: Sequence[Estimate], runs: Sequence[Mapping[str, Any]], file:
 
 
 def _lines(axes: Axes, estimates: Sequence[Estimate], value: Callable[[Estimate, float], float]) -> None:
-    """`value`: of an estimate, if a step takes so many seconds."""
+    """Draw a line per option. `value(estimate, seconds)` is the y value if a step takes `seconds`."""
     for label in dict.fromkeys(str(e.option) for e in estimates):
         line = _fastest([e for e in estimates if str(e.option) == label])
         ranks, values = [e.N for e in line], [value(e, e.step.seconds) for e in line]
@@ -52,7 +54,7 @@ def _lines(axes: Axes, estimates: Sequence[Estimate], value: Callable[[Estimate,
 
 
 def _fastest(estimates: Sequence[Estimate]) -> list[Estimate]:
-    """One for each number of ranks."""
+    """Return the fastest estimate for each number of ranks."""
     found: dict[int, Estimate] = {}
     for e in estimates:
         if e.N not in found or e.hours < found[e.N].hours:

@@ -1,4 +1,4 @@
-"""A plan as a table and as JSON."""
+"""Show a plan as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ HEAD = (
 )
 
 LEAST = 0.005
-"""Of a step: what takes less is not told."""
+"""Phases with a smaller share of a step are not shown."""
 
 
 def row(e: Estimate) -> str:
-    """Of the whole run; where it changes to another method, a line for the steps of each follows."""
+    """Return the table's line of an estimate, followed by a line per stage if the method changes."""
     first = (
         f"{str(e.option)[:34]:<34} {e.N:>6} {f'{e.P} × {e.K}':>11} {e.nodes:>5}  {_step(e.step)} "
         f"{e.samples_per_s:>10,.0f} {_time(e.epoch_seconds):>9} "
@@ -39,7 +39,7 @@ def _step(step: StepCost) -> str:
 
 
 def in_words(best: Estimate, why: str) -> str:
-    """The recommendation."""
+    """Return the recommendation as a sentence."""
     phases = sorted(best.step.phases.items(), key=lambda phase: -phase[1])
     parts = {name: seconds / best.step.seconds for name, seconds in phases}
     shares = ", ".join(f"{name} {share:.0%}" for name, share in parts.items() if share >= LEAST)
@@ -51,7 +51,7 @@ def in_words(best: Estimate, why: str) -> str:
 
 
 def to_json(estimates: Sequence[Estimate], why: str, about: Mapping[str, Any]) -> str:
-    """All numbers, the recommended ones first."""
+    """Return all numbers as JSON, the recommended estimate first."""
     rows = [_numbers(e) for e in estimates]
     return json.dumps({**about, "why": why, "choice": rows[0], "rows": rows}, indent=1) + "\n"
 

@@ -1,4 +1,4 @@
-"""``hpcsgd plan``: from a job file and a machine file to a table, a picture and a recommendation."""
+"""``hpcsgd plan``: make a table, a picture and a recommendation from a job file and a machine file."""
 
 from __future__ import annotations
 
@@ -44,10 +44,12 @@ def run(
     scenario: Path | None,
     write: bool,
 ) -> None:
-    """Print the plan and write ``plan.json`` and ``plan.png`` beside the run folder. Raises `UserError`, one
-    line, for what was asked in vain."""
-    if meets is not None and not 0 <= meets <= 1:
-        raise UserError(f"--sync-rate {meets:g}: the share of steps after which groups meet, 0 to 1")
+    """Print the plan, and write ``plan.json`` and ``plan.png`` into a folder next to the run folder.
+
+    Raises `UserError`, one line, if there is nothing to recommend.
+    """
+    if (rate := meets) is not None and not 0 <= rate <= 1:
+        raise UserError(f"--sync-rate {rate:g}: expected the share of steps with a synchronization, 0 to 1")
     config, machine = load(path, overrides), machines.load(machine_file)
     with in_file(path):
         subject = profile_of(config, samples)
@@ -86,9 +88,9 @@ def estimates(
     *,
     meets: float | None = None,
 ) -> tuple[list[Estimate], dict[str, str]]:
-    """Of every option on every shape; and which options were left out, for which reason.
+    """Return the estimates of every option on every shape, and why options were left out.
 
-    Raises `UserError` where nothing is left.
+    Raises `UserError` if no option is left.
     """
     per_rank = one_node(subject, machine, limit)
     found: list[Estimate] = []
@@ -114,7 +116,7 @@ def estimates(
 
 
 def groups_of(probe: Path) -> int:
-    """What a probe found."""
+    """Return the number of groups that a probe found."""
     try:
         return int(read_json(probe)["P"])
     except (ValueError, KeyError, TypeError, OverflowError) as error:
@@ -122,7 +124,7 @@ def groups_of(probe: Path) -> int:
 
 
 def measured_run(folder: Path, subject: TrainingProfile) -> dict[str, Any]:
-    """Ranks and seconds of an epoch, of a run that was. Raises `UserError` for a folder without them."""
+    """Return ranks and seconds per epoch of a finished run. Raises `UserError` if `folder` lacks them."""
     try:
         summary = read_json(folder / "summary.json")
         last = read_json(folder / "versions.json")[-1]
@@ -133,7 +135,7 @@ def measured_run(folder: Path, subject: TrainingProfile) -> dict[str, Any]:
 
 
 def _ranks(text: str | None, machine: Machine) -> list[int]:
-    """Those that fill nodes. Raises `UserError` where none do."""
+    """Return the numbers of ranks that fill nodes. Raises `UserError` if there are none."""
     R = machine.ranks_per_host
     given = ranks_from(text or f"{R}..{R * machine.hosts}")
     fitting = [N for N in given if N % R == 0 or N < R]

@@ -1,5 +1,7 @@
-"""An estimate as a scenario of ``hpcsgd simulate``: for stragglers, failures and all else that a sum of
-seconds does not know."""
+"""Turn an estimate into a scenario of ``hpcsgd simulate``.
+
+A simulation covers stragglers, failures and other effects that a sum of seconds misses.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ from hpcsgd.performance.simulation.rules import rule_of
 STEPS = 1000
 IN_THE_GROUP = ("gradients", "allocation", "indices", "values", BY_TORCH)
 AT_THE_END = "parameters"
-"""Phases; what is left is between groups."""
+"""Phases inside a group. All other phases are between groups."""
 
 
 def scenario_of(e: Estimate) -> str:
-    """TOML. What leaves behind the backward pass counts as far as it is not hidden there.
+    """Return the scenario as TOML. Gradient reduction counts only as far as the backward pass exposes it.
 
-    Raises `UserError` for a method of which nobody can tell beforehand how groups wait for each other.
+    Raises `UserError` if it cannot be predicted how the method's groups wait for each other.
     """
     waits = e.plan.waits
     with located(f"--scenario: {e.option}"):
@@ -56,8 +58,11 @@ def scenario_of(e: Estimate) -> str:
 
 
 def _model_average(e: Estimate, waited: float, waits: All | Living) -> float:
-    """Seconds of a meeting. Rules know no links: where it arrives steps later, and shares links with its
-    group's own messages, it takes so long that groups stand still for as long as was estimated."""
+    """Return the seconds of a model average.
+
+    The simulation does not model links, but a delayed average shares links with its group's own messages. It
+    gets the duration with which groups wait as long as was estimated.
+    """
     period = float(waits.period or 1)
     if not e.step.behind:
         return waited * period
@@ -68,8 +73,10 @@ def _model_average(e: Estimate, waited: float, waits: All | Living) -> float:
 
 
 def _messages(e: Estimate) -> float:
-    """Those that a group sends when groups synchronize, on the mean: a push to a server and the answer to it
-    are one in the simulation."""
+    """Return the mean number of messages that a group sends per synchronization.
+
+    In the simulation, a push to a server and its answer are one message.
+    """
     (stage,) = e.sequence
     sent = sum(
         x.times * x.sender_fraction for x in ops_of_sync(stage.plan, e.sizes) if x.operation == "exchange"

@@ -59,7 +59,7 @@ def test_what_a_calm_machine_wants() -> None:
     assert (
         bucket == "4 ranks inside a host: bucket_cap_mb = 2 or more reaches 90% of the speed of the largest"
     )
-    assert comm_thread.startswith("a lane adds 23 µs to a small message")
+    assert comm_thread.startswith("the communication thread adds 23 µs to a small message")
 
 
 def test_what_is_alike_is_left_to_the_user() -> None:

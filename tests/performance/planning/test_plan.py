@@ -307,7 +307,7 @@ def test_the_choice_is_written_and_all_else_stays(files: tuple[Path, Path]) -> N
 def test_a_job_file_without_sections_is_left_alone(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text(text := 'method = { name = "bsp" }\n[data]\ngroup_batch_size = 4\n')
-    with pytest.raises(UserError, match="put groups = 2 and sgp there by hand"):
+    with pytest.raises(UserError, match="set groups = 2 and sgp there yourself"):
         write_choice(job, 2, {"name": "sgp"})
     assert job.read_text() == text
 
@@ -351,7 +351,7 @@ def test_a_plan_is_for_the_job_that_it_recommends(files: tuple[Path, Path]) -> N
     [
         (["--ranks", "7"], "--ranks 7: the machine has 4 ranks a node"),
         (["--ranks", "64", "--probe", "PROBE"], "not the probe.json of a probe"),
-        (["--sync-rate", "2"], "--sync-rate 2: the share of steps"),
+        (["--sync-rate", "2"], "--sync-rate 2: expected the share of steps"),
         (["--sync-every", "0"], "--sync-every 0: at least 1 step"),
         (["--samples", "0"], "--samples 0: at least 1 is needed"),
         (["--samples", "10"], "10 samples are not one batch of 64"),
