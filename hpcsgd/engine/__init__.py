@@ -1,1 +1,1 @@
-"""What runs a method: the wrapped optimizer, the gradients' way out, the state that each position owns."""
+"""The engine that runs a method: the wrapped optimizer, gradient reductions, and each rank's state."""

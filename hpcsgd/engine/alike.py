@@ -1,8 +1,8 @@
-"""Whether all ranks of a job were given the same: model, optimizer, method and options.
+"""A check that all ranks of a job were given the same model, optimizer, method and options.
 
-Each rank makes a list of facts, which name a thing and its value in words. The ranks compare a hash of their
-lists, some bytes each, and the lists themselves only where hashes differ. How the model lies in buckets is no
-fact of its own: it follows from those below.
+Each rank makes a list of facts: a name and its value as text. The ranks compare a hash of their lists, a few
+bytes each, and the lists themselves only if the hashes differ. The layout in buckets is no separate fact: it
+follows from the others.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from hpcsgd.engine.chained import parts_of
 from hpcsgd.errors import JobError, in_one_line
 
 Fact = tuple[str, str]
-"""What it is, and its value on this rank: "lr of param group 0", "0.1"."""
-TOLD = 4096
-"""Bytes in which a rank tells what it has noted of its sampler: some numbers and names."""
+"""A name and its value on this rank, such as "lr of param group 0", "0.1"."""
+SAMPLER_BYTES = 4096
+"""Bytes in which a rank sends what it has noted of its sampler: some numbers and names."""
 SHORT = 200
-"""Letters of a repr that is still a value, and no listing of an object."""
+"""Longest repr, in characters, that counts as a value and not as a listing of an object."""
 
 
 def facts(
@@ -42,7 +42,7 @@ def facts(
     method: Method,
     **options: Any,
 ) -> list[Fact]:
-    """All that ranks have to have in common; `options` are those of `DistributedOptimizer`."""
+    """Return all facts that ranks have to have in common; `options` are those of `DistributedOptimizer`."""
     of_options = ((f"option {name}", in_words(value)) for name, value in options.items())
     return [
         *model_facts(model, trained), *optimizer_facts(optimizer, model), *method_facts(method), *of_options,
@@ -50,7 +50,7 @@ def facts(
 
 
 def model_facts(model: nn.Module, trained: Iterable[tuple[str, nn.Parameter]]) -> Iterator[Fact]:
-    """Shapes, dtypes and places in memory of what is `trained`, then of frozen parameters and of buffers."""
+    """Yield shape, dtype and layout of `trained` parameters, then of frozen ones and of buffers."""
     rest = [("parameter", *named) for named in model.named_parameters() if not named[1].requires_grad]
     rest += [("buffer", *named) for named in model.named_buffers()]
     every = [*(("parameter", *named) for named in trained), *rest]
@@ -58,20 +58,20 @@ def model_facts(model: nn.Module, trained: Iterable[tuple[str, nn.Parameter]]) -
     for kind, name, x in every:
         strides = "" if not is_dense(x) or x.is_contiguous() else f" and strides {x.stride()}"
         layout = f" and {x.layout}" * (not is_dense(x))
-        # Buckets are of one device each; which one that is may be another on every rank.
+        # Each bucket is on one device. Ranks may use different devices, but must group tensors alike.
         place = f" on device {devices.index(x.device)} of {len(devices)}" if len(devices) > 1 else ""
         yield f"{kind} {name}", f"of shape {tuple(x.shape)} and {x.dtype}{layout}{strides}{place}"
 
 
 def buffer_facts(model: nn.Module) -> Iterator[Fact]:
-    """Of the buffers that `model` has now and that are averaged."""
+    """Yield shape and dtype of the buffers of `model` that are averaged."""
     for name, x in model.named_buffers():
         if is_averaged(x):
             yield f"buffer {name}", f"of shape {tuple(x.shape)} and {x.dtype}"
 
 
 def optimizer_facts(optimizer: optim.Optimizer, model: nn.Module) -> Iterator[Fact]:
-    """Its class, and of each param group the options and which parameters are in it, in their order."""
+    """Yield the class of `optimizer`, and of each parameter group the options and parameters in order."""
     names = {param: name for name, param in model.named_parameters()}
     yield "the optimizer", " and ".join(_kind(type(part)) for part in parts_of(optimizer))
     yield "the number of param groups", str(len(optimizer.param_groups))
@@ -86,7 +86,7 @@ def optimizer_facts(optimizer: optim.Optimizer, model: nn.Module) -> Iterator[Fa
 
 
 def method_facts(method: Method) -> Iterator[Fact]:
-    """Its parts, the settings of those that are ours, and what users' own say of themselves."""
+    """Yield the parts of `method`: settings of hpcsgd's own parts, and the reprs of users' parts."""
     for role in ("grad_reduce", "schedule", "averager"):
         yield from _part_facts(f"the method's {role}", getattr(method, role))
 
@@ -97,19 +97,21 @@ def require_alike(world: Communicator, mine: Sequence[Fact]) -> None:
         return
     digest = hashlib.blake2b(repr(mine).encode(), digest_size=16).digest()
     if len(set(world.gather_objects(digest))) > 1:
-        told = difference(world.gather_objects(mine))
-        raise JobError(f"ranks {told}: give all ranks the same")
+        found = difference(world.gather_objects(mine))
+        raise JobError(f"ranks {found}: give all ranks the same")
 
 
 def require_same_sampler(world: Communicator, call: Call, everyone: Agreement) -> None:
-    """Raise `JobError`, the same on every rank, where ranks that use a sampler of `world` use unlike ones;
-    collective, in one `call`, beside gradients that are on their way. The samples of one rank would be those
-    of another, and some would never come."""
+    """Raise `JobError`, the same on every rank, if ranks use different samplers of `world`.
+
+    Two ranks would otherwise use the same samples, and some samples would never be used. Collective, in one
+    `call`, while gradients may be under way.
+    """
     mine = noted(world)
     if everyone.begin(call, zlib.crc32(repr(mine).encode())).wait():
         return
-    told = everyone.presence(json.dumps(mine).encode()[:TOLD].ljust(TOLD))
-    lists: list[Facts] = [[(what, value) for what, value in json.loads(facts)] for facts in told]
+    found = everyone.presence(json.dumps(mine).encode()[:SAMPLER_BYTES].ljust(SAMPLER_BYTES))
+    lists: list[Facts] = [[(what, value) for what, value in json.loads(facts)] for facts in found]
     first = next(filter(None, lists))
     lists = [facts or first for facts in lists]
     if any(facts != first for facts in lists):
@@ -117,25 +119,25 @@ def require_same_sampler(world: Communicator, call: Call, everyone: Agreement) -
 
 
 def difference(lists: Sequence[Sequence[Fact]]) -> str:
-    """In one line, the first fact that is not the same in the lists of all ranks, which are not all alike."""
+    """Return one line about the first fact that differs between the lists of ranks, which do differ."""
     tables = [dict(facts) for facts in lists]
     for what in dict.fromkeys(what for facts in lists for what, _ in facts):
         values = [table.get(what, "missing") for table in tables]
         if len(set(values)) > 1:
             break
-    else:  # the same things in another order
+    else:  # the same facts in another order
         first = next(facts for facts in lists if facts != lists[0])
         what = (
             f"what comes before {next(a for (a, _), (b, _) in zip(lists[0], first, strict=True) if a != b)}"
         )
         values = [_before(what.removeprefix("what comes before "), facts) for facts in lists]
     other = next(rank for rank, value in enumerate(values) if value != values[0])
-    told = " and ".join(f"{value} on {_ranks(ranks)}" for value, ranks in _by_value(values)[:4])
-    return in_one_line(f"0 and {other} differ: {what} is {told}")
+    found = " and ".join(f"{value} on {_ranks(ranks)}" for value, ranks in _by_value(values)[:4])
+    return in_one_line(f"0 and {other} differ: {what} is {found}")
 
 
 def in_words(value: Any) -> str:
-    """`value` as far as ranks can have it in common: without addresses, and of large objects the type."""
+    """Return `value` as text that ranks can have in common: without addresses; of large objects the type."""
     if isinstance(value, Tensor):
         one = value.numel() == 1
         return str(value.item()) if one else f"a tensor of {tuple(value.shape)}, {value.dtype}"
@@ -155,7 +157,7 @@ def in_words(value: Any) -> str:
 
 
 def _part_facts(what: str, part: Any) -> Iterator[Fact]:
-    """What is ours is told setting by setting, since what it remembers is another on each rank."""
+    """Yield the facts of a part; of hpcsgd's own its settings, as its state may differ between ranks."""
     if not is_ours(part):
         yield what, in_words(part)
         return
@@ -165,12 +167,12 @@ def _part_facts(what: str, part: Any) -> Iterator[Fact]:
 
 
 def is_ours(part: Any) -> bool:
-    """Whether it is an object of a class of this package, whose `settings` are known."""
+    """Return whether `part` is of a class of this package, whose `settings` are known."""
     return type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def settings(part: Any) -> dict[str, Any]:
-    """What `part` was made with, as far as it has kept that by name."""
+    """Return the arguments that `part` was made with, if it has kept them under their names."""
     if dataclasses.is_dataclass(part):
         names = [field.name for field in dataclasses.fields(part) if field.init]
     elif type(part).__init__ is object.__init__:
@@ -182,7 +184,7 @@ def settings(part: Any) -> dict[str, Any]:
 
 
 def _kind(named: Any) -> str:
-    """Of a class or function, and without where in a file a local one was made."""
+    """Return the full name of a class or function, without the place of a local one in a file."""
     name = getattr(named, "__qualname__", None) or type(named).__qualname__
     return f"{getattr(named, '__module__', None) or 'builtins'}.{name}"
 

@@ -1,8 +1,8 @@
-"""Whether what an optimizer was wrapped around is still what trains.
+"""A check that what an optimizer was wrapped around is still what is trained.
 
-The flat vectors hold the parameters that the model had at the wrapping. One that has since been replaced, or
-moved to other memory, would be trained on no rank, or on one alone, and a mean would be of stale values. So
-each step compares identities: of all that the modules of the model hold, of memory, and of param groups.
+The flat vectors hold the parameters that the model had at the wrapping. A parameter that was replaced since,
+or moved to other memory, would be trained on no rank or on one only, and averages would use stale values. So
+each step compares identities: of everything in the model's modules, of memory, and of parameter groups.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from hpcsgd.engine.wrapping import is_trained_by_another
 from hpcsgd.errors import UserError
 
 END = (object(),)
-"""Behind all that is compared: one list is not the beginning of the other."""
+"""A mark behind all compared objects, so that no list is the beginning of another."""
 SINCE = "after DistributedOptimizer was made"
 
 
 class AsWrapped:
-    """The `model`, the user's optimizer, which is `local`, and the `outer` one around it."""
+    """Checks of the `model`, the user's optimizer inside `local`, and the `outer` one around it."""
 
     def __init__(
         self,
@@ -49,8 +49,10 @@ class AsWrapped:
         self._compared = False
 
     def require(self, call: Call, everyone: Agreement) -> None:
-        """Raise `UserError` for what would be trained by nobody, or by one rank alone; collective the first
-        time, when the samplers of all ranks are compared, in this `call`."""
+        """Raise `UserError` for parameters that would be trained by no rank, or by one rank only.
+
+        The first time it also compares the samplers of all ranks, in this `call`; then it is collective.
+        """
         if not self._compared:
             self._compared = True
             require_same_sampler(self._world, call, everyone)
@@ -61,7 +63,7 @@ class AsWrapped:
 
 
 class Registered:
-    """The parameters that the modules of a model hold."""
+    """A check of the parameters that the modules of a model hold."""
 
     def __init__(self, model: nn.Module, buckets: Sequence[Bucket]) -> None:
         self._model = model
@@ -71,10 +73,10 @@ class Registered:
         self._look()
 
     def require(self) -> None:
-        """What changed and left every trained parameter where the model uses it is remembered instead."""
+        """Accept a change that left every trained parameter in the model, and raise an error for others."""
         if self._same():
             return
-        reshard(self._model)  # what torch has gathered for a forward pass is in place of the shards
+        reshard(self._model)  # FSDP may have put gathered parameters in place of the shards
         if not self._same():
             self._require_trained()
             self._require_nothing_new()
@@ -87,7 +89,7 @@ class Registered:
     def _look(self) -> None:
         tables = [table for m in self._model.modules() for table in torch_private.tables_of(m)]
         self._empty = [table for table in tables if not table]
-        # Views show what tables hold at any time, and take no call for each.
+        # Views always show the current contents, and need no call for each table.
         self._views = [table.values() for table in tables if table]
         self._found: list[object] = [*chain.from_iterable(self._views), *END]
 
@@ -111,7 +113,7 @@ class Registered:
 
 
 class InPlace:
-    """The memory of what is trained, which is that of the flat vectors; what is frozen has no place there."""
+    """A check that trained parameters still lie in the flat vectors, and that frozen ones stay frozen."""
 
     def __init__(
         self, outer: optim.Optimizer, buckets: Sequence[Bucket], frozen: Sequence[nn.Parameter]
@@ -149,7 +151,7 @@ class InPlace:
 
 
 class Grouped:
-    """The param groups that both optimizers have in common, and their state."""
+    """A check of the parameter groups and the state that both optimizers share."""
 
     def __init__(self, outer: optim.Optimizer, optimizer: optim.Optimizer) -> None:
         self._outer, self._optimizer = outer, optimizer

@@ -1,4 +1,4 @@
-"""While the user's optimizer runs: what it has for its parameters, and what becomes of its results."""
+"""The user's optimizer at work: the tensors that it gets as parameters, and the use of its results."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from hpcsgd.engine.optimizer_param import OptimizerParam
 
 
 class AtWork:
-    """The part of a `ShardedOptimizer` that lets the optimizer update what this position holds."""
+    """The part of `ShardedOptimizer` that lets the optimizer update what this rank holds."""
 
     optimizer: optim.Optimizer
     held: Sequence[OptimizerParam]
     known: bool
-    """Whether all that the optimizer does is `step()`, in place."""
+    """True if all that the optimizer does is `step()`, in place."""
     _params: Sequence[nn.Parameter]
     _sizes: Sequence[int]
-    """How many parameters each param group has."""
+    """Number of parameters of each parameter group."""
     _groups: Mapping[nn.Parameter, int]
     _cut: bool
     _buckets: Sequence[Bucket]
     _in_bucket: Mapping[Bucket, Sequence[OptimizerParam]]
 
     def step(self, absent: Collection[nn.Parameter] = (), closure: Closure | None = None) -> None:
-        """Update everything from the gradients that the exchange left; `absent` parameters have none. The
-        optimizer gets the `closure`, if any."""
+        """Update everything from the reduced gradients; `absent` parameters have none.
+
+        The optimizer gets the `closure`, if any.
+        """
         with self.at_work(self.held, absent):
             if closure is None:
                 step_without_hooks(self.optimizer)
@@ -39,7 +41,7 @@ class AtWork:
                 closure.step(self.optimizer)
 
     def step_of(self, buckets: Sequence[Bucket], absent: Collection[nn.Parameter] = ()) -> None:
-        """Of these buckets alone."""
+        """Update the parameters of these buckets only."""
         with self.at_work([held for b in buckets for held in self._in_bucket[b]], absent):
             step_without_hooks(self.optimizer)
 
@@ -47,8 +49,10 @@ class AtWork:
     def at_work(
         self, held: Sequence[OptimizerParam], absent: Collection[nn.Parameter] = ()
     ) -> Generator[None, None, None]:
-        """In the block the optimizer has what is `held` for its parameters, with gradients unless they are
-        `absent`; afterwards what it made of them is in the flat vectors."""
+        """Give the optimizer what is `held` as its parameters in the block, with gradients unless `absent`.
+
+        Afterwards its results are in the flat vectors.
+        """
         for each in held:
             if each.master is not None:
                 each.master.follow()
@@ -59,8 +63,7 @@ class AtWork:
 
     @contextlib.contextmanager
     def interrupted(self) -> Generator[None, None, None]:
-        """In the block, which is within that of `at_work`, what the optimizer has done so far is in the flat
-        vectors, and it has the model's parameters."""
+        """Interrupt an `at_work` block: the optimizer has the model's parameters, with its results so far."""
         self._put_back(self.held)
         params = iter(self._params)
         with self._having([[next(params) for _ in range(size)] for size in self._sizes]):
@@ -68,13 +71,13 @@ class AtWork:
 
     @contextlib.contextmanager
     def ranges(self, held: Iterable[OptimizerParam] | None = None) -> Generator[None, None, None]:
-        """In the block the optimizer has what this position holds, or some of it, for its parameters."""
+        """Give the optimizer what this rank holds, or some of it, as its parameters in the block."""
         with self._having(self._by_group(self.held if held is None else held, lambda each: each.tensor)):
             yield
 
     @contextlib.contextmanager
     def reals(self) -> Generator[None, None, None]:
-        """In the block the optimizer has the reals of what this position holds, with those of gradients."""
+        """Give the optimizer the reals of what this rank holds, and of its gradients, in the block."""
         self.take_gradients()
         with self._having(self._by_group(self.held, OptimizerParam.as_reals)):
             yield
@@ -113,12 +116,12 @@ class AtWork:
 
     @property
     def whole(self) -> bool:
-        """Whether the optimizer updates the model's own parameters, and nothing in their place."""
+        """True if the optimizer updates the model's own parameters, and nothing in their place."""
         return all(held.tensor is held.param for held in self.held)
 
     def take_gradients(
         self, absent: Collection[nn.Parameter] = (), held: Sequence[OptimizerParam] | None = None
     ) -> None:
-        """Find them, but for those of parameters that are `absent`."""
+        """Set the gradients of held tensors, except for parameters that are `absent`."""
         for each in self.held if held is None else held:
             each.take_gradient(absent=each.param in absent)

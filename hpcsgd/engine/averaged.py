@@ -1,4 +1,4 @@
-"""The model that is evaluated is the mean of the groups' models, or a server's: this makes it for a while."""
+"""`averaged_model()`: the mean of the groups' models, or a server's model, for a block of code."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from hpcsgd.parts.averagers.distance import distance
 
 
 class Buffers(Sequence[Tensor]):
-    """The buffers that are averaged, as `model` has them at any time: a forward pass may assign others in
-    their place."""
+    """The averaged buffers of `model`, looked up anew each time, as a forward pass may replace them."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -45,13 +44,13 @@ class Buffers(Sequence[Tensor]):
 
 
 class Block:
-    """Whether the script is inside `averaged_model()` of an optimizer, whose model is not its own then."""
+    """A record of whether the script is inside `averaged_model()`, where the model is not its own."""
 
     def __init__(self) -> None:
         self._open = False
 
     def require_left(self, call: str) -> None:
-        """Raise `UserError` inside it: what `call` does would be lost at its end, or be of another model."""
+        """Raise `UserError` inside the block: what `call` does would be lost, or be of another model."""
         if self._open:
             raise UserError(
                 f"{call} inside averaged_model(): the model is the mean of all groups there, and "
@@ -60,7 +59,7 @@ class Block:
 
     @contextlib.contextmanager
     def around(self, mean: contextlib.AbstractContextManager[float]) -> Generator[float, None, None]:
-        """The block of which `mean` is the model."""
+        """Run a block in which `mean` replaces the model; yield D."""
         self.require_left("averaged_model()")
         with mean as D:
             self._open = True
@@ -72,12 +71,13 @@ class Block:
 
 @contextlib.contextmanager
 def averaged(s: StepContext, central: HoldsModel | None, model: nn.Module) -> Generator[float, None, None]:
-    """Inside the block the parameters of `model` are the mean over the groups, or what `central` keeps, and
-    its buffers the mean over all ranks, as far as buffers are averaged. Afterwards these are as before, bit
-    for bit, whatever the block has written into them, also where there is one group. Collective; a copy of w
-    is kept for that, of what this rank has of it.
+    """Make `model` the mean over the groups, or the model that `central` holds, inside the block.
 
-    Gives D, how far the groups are from that model (see `averagers.distance`).
+    Buffers become the mean over all ranks, if they are averaged at all. Afterwards parameters and buffers are
+    as before, bit for bit, whatever the block wrote into them, even with one group. For that a copy of this
+    rank's w is kept. Collective.
+
+    Yields D, the mean distance of the groups from that model (see `averagers.distance`).
     """
     brought = [b.w.clone() for b in s.buckets]
     parameters = [(b.w, w) for b, w in zip(s.buckets, brought, strict=True)]
@@ -102,7 +102,7 @@ def averaged(s: StepContext, central: HoldsModel | None, model: nn.Module) -> Ge
 
 
 def _agree(s: StepContext, central: HoldsModel | None, brought: Sequence[Tensor]) -> float:
-    """All groups get that model; D is how far they, with what they `brought`, were from it."""
+    """Give all groups that model; return D, the distance of what they `brought` from it."""
     set_to_average(s.shards, s, central)
     mine = [b.shard_of(w) for b, w in zip(s.buckets, brought, strict=True)]
     D = distance(s, mine, s.shards, shards=True)

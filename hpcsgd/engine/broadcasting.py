@@ -1,8 +1,8 @@
-"""Buffers that are the same on all ranks of a group: after each step they have those of its first rank.
+"""Broadcast of buffers within a group: after each step all its ranks have those of its first rank.
 
-This is what `broadcast_buffers` of torch's DistributedDataParallel does before each forward pass. Codebooks,
-queues and their pointers need it where all ranks are to go on from one state, and so do running statistics
-that are to be the same.
+torch's DistributedDataParallel does the same before each forward pass (`broadcast_buffers`). Codebooks,
+queues and their pointers need it if all ranks are to continue from one state. So do running statistics that
+must be the same on all ranks.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hpcsgd.parts.averagers.flattened import require_same_layout
 
 
 def broadcast_buffers(model: nn.Module, group: Communicator) -> None:
-    """Give all ranks of the `group` the buffers that the first one's `model` has; collective.
+    """Give all ranks of the `group` the buffers of the first rank's `model`; collective.
 
     Raises:
-        UserError: If the ranks have different ones.
+        UserError: If the ranks' buffers differ in number, shape or dtype.
     """
     if group.size == 1:
         return
@@ -35,7 +35,7 @@ def broadcast_buffers(model: nn.Module, group: Communicator) -> None:
 
 
 def _broadcast(buffers: list[Tensor], group: Communicator) -> None:
-    """In one message."""
+    """Broadcast buffers of one device in one message."""
     if not buffers:
         return
     bits = torch.cat([x.detach().contiguous().view(-1).view(torch.uint8) for x in buffers])

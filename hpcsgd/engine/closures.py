@@ -1,7 +1,7 @@
-"""The closure of a step, as an optimizer gets it that is not known to call it once, before anything else.
+"""The closure of a step, for an optimizer that is not known to call it once, before anything else.
 
-It may call it at any weights, any number of times. Each call does what it would do in one process, on the
-batch of all ranks that share gradients: it returns the mean loss, and leaves averaged gradients.
+The optimizer may call it at any weights, any number of times. Each call does what it would do in one process
+with the batch of all ranks that share gradients: it returns the mean loss, and leaves averaged gradients.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from hpcsgd.engine.optimizer_param import OptimizerParam
 from hpcsgd.errors import UserError
 
 Versions = list[tuple[ref[Tensor], int] | None]
-"""Each gradient, and its version, which grows when it is changed in place."""
+"""Each gradient with its version, which grows when it is changed in place."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """What the ranks that share gradients do for a closure; all but the last is collective."""
+    """What the ranks that share gradients do for a closure; all except the last is collective."""
 
     evaluate: Callable[[Callable[[], Any]], Any]
-    """Returns the loss of this rank's batch, at the weights that the optimizer has made so far, and leaves it
-    the averaged gradients."""
+    """Returns the loss of this rank's batch at the optimizer's current weights, and averages gradients."""
     mean: Callable[[float], float]
-    """Returns that of a number over the ranks, the same on all."""
+    """Returns the mean of a number over the ranks, the same on all."""
     all_agree: Callable[[bool], bool]
-    """Returns whether all of them say yes."""
+    """Returns whether it is True on all ranks."""
     drop_gradients: Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A loss, with the parameters and gradients that it was computed at and of."""
+    """A loss, with the parameters for which it was computed, and its gradients."""
 
     loss: Any
     parameters: Sequence[Tensor]
@@ -50,21 +49,21 @@ class Evaluated:
         return cls(loss, [each.tensor.detach().clone() for each in held], versions(held))
 
     def is_valid(self, held: Sequence[OptimizerParam]) -> bool:
-        """Whether parameters and gradients are as they were."""
+        """Return whether parameters and gradients are unchanged."""
         both = zip(self.parameters, held, strict=True)
         return self.has_its_gradients(held) and all(torch.equal(x, each.tensor) for x, each in both)
 
     def has_its_gradients(self, held: Sequence[OptimizerParam]) -> bool:
-        """Whether these are as they were."""
+        """Return whether gradients are unchanged."""
         return unchanged(self.gradients, versions(held))
 
 
 class Closure:
     """The user's closure, as the optimizer gets it.
 
-    Where there are no gradients before the step the closure is evaluated `ahead` of it: methods may go by
-    gradients or the loss. The optimizer's first call returns that loss, unless it has moved parameters or
-    dropped gradients since.
+    If there are no gradients before the step, the closure is evaluated before it, as methods may use
+    gradients or the loss. The optimizer's first call then returns that loss, unless it has changed parameters
+    or dropped gradients since.
     """
 
     def __init__(self, closure: Callable[[], Any], ranks: Ranks, held: Sequence[OptimizerParam]) -> None:
@@ -76,7 +75,7 @@ class Closure:
         """What the optimizer's `step()` has returned."""
 
     def evaluate_ahead(self) -> Any:
-        """Return the loss of this rank's batch; its gradients are averaged as those of a backward pass."""
+        """Return the loss of this rank's batch; its gradients are averaged as after a backward pass."""
         with torch.enable_grad():
             self._loss = self._closure()
         _require_loss(self._loss)
@@ -108,14 +107,14 @@ class Closure:
 
 
 def versions(held: Sequence[OptimizerParam]) -> Versions:
-    """Return the gradients that the model has, and that the optimizer has."""
+    """Return the gradients of the model and of the optimizer, with their versions."""
     grads = [grad for each in held for grad in (each.param.grad, each.tensor.grad)]
     with torch_private.plainly():
         return [None if grad is None else (ref(grad), torch_private.version(grad)) for grad in grads]
 
 
 def unchanged(before: Versions, now: Versions) -> bool:
-    """Whether nobody has replaced, dropped or changed any."""
+    """Return whether no gradient was replaced, dropped or changed."""
     return len(before) == len(now) and all(
         x is y if x is None or y is None else x[0]() is y[0]() and x[1] == y[1]
         for x, y in zip(before, now, strict=True)

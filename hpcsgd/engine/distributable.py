@@ -1,4 +1,4 @@
-"""Whether a model can be trained by several ranks as by one, before its optimizer is wrapped."""
+"""A check that several ranks can train a model as one process would, before its optimizer is wrapped."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hpcsgd.errors import UserError
 
 
 def require_distributable(model: nn.Module, trained: Iterable[tuple[str, nn.Parameter]], ranks: int) -> None:
-    """Raise `UserError` for a `model` that several ranks would train otherwise than one process does.
+    """Raise `UserError` for a `model` that several ranks would train differently from one process.
 
-    Whoever is alone may look at a model without values: whether all of it fits together.
+    With one rank a model on the meta device is allowed, to check whether everything fits together.
     """
     _require_memory_of_its_own(model, trained)
     if ranks > 1:
@@ -24,7 +24,7 @@ def require_distributable(model: nn.Module, trained: Iterable[tuple[str, nn.Para
 
 
 def _require_memory_of_its_own(model: nn.Module, trained: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Each trained parameter moves into a flat vector, away from what shares memory with it."""
+    """Refuse trained parameters that share memory: each is moved into a flat vector, away from the other."""
     theirs = dict(trained)
     rest = {name: x for name, x in _tensors(model) if name not in theirs}
     spans = [(*_span(x), name) for name, x in [*theirs.items(), *rest.items()] if _has_memory(x)]
@@ -46,18 +46,18 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _has_memory(x: Tensor) -> bool:
-    """Shards and other tensors made of tensors have none that is theirs alone."""
+    """Return whether `x` has memory of its own, which shards and other wrappers of tensors do not have."""
     return x.layout == torch.strided and not x.is_meta and x.numel() > 0 and type(x.detach()) is Tensor
 
 
 def _span(x: Tensor) -> tuple[str, int, int]:
-    """Its device, its first byte, and the first one behind it."""
+    """Return the device of `x`, the address of its first byte, and the address behind its last."""
     end = sum(stride * (size - 1) for stride, size in zip(x.stride(), x.size(), strict=True))
     return str(x.device), x.data_ptr(), x.data_ptr() + (end + 1) * x.element_size()
 
 
 def _require_synchronized(model: nn.Module) -> None:
-    """Torch's layer goes by the samples of this rank alone, or of all groups together, without a word."""
+    """Refuse torch's layer without a group: it would silently use one rank's samples, or all groups'."""
     for name, module in _modules(model):
         if isinstance(module, nn.SyncBatchNorm) and module.process_group is None:
             raise UserError(
@@ -67,7 +67,7 @@ def _require_synchronized(model: nn.Module) -> None:
 
 
 def _require_untouched_by_forward(model: nn.Module) -> None:
-    """Rows that are looked up are scaled in place, on the rank that looks them up alone."""
+    """Refuse embeddings that scale rows in place: only the rank that looks rows up would scale them."""
     for name, module in _modules(model):
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise UserError(

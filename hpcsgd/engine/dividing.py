@@ -1,4 +1,4 @@
-"""How the positions of a group divide the update among them: by elements, by tensors, or not at all."""
+"""The division of the update among the ranks of a group: by elements, by tensors, or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpcsgd.engine.plan import StepPlan, Update
 
 log = logging.getLogger(__name__)
 MUCH = 0.25
-"""Of what lies in buckets."""
+"""The share of padding in buckets above which a warning is logged."""
 
 
 def laid_out(
@@ -32,9 +32,9 @@ def laid_out(
     tensorwise: bool | None,
     bucket_cap_mb: float | None,
 ) -> tuple[StepPlan, list[Bucket]]:
-    """How a step of `method` goes for this optimizer, and the `trained` parameters as flat vectors.
+    """Return the plan of a step of `method` for this optimizer, and the `trained` parameters as buckets.
 
-    `elementwise`, `tensorwise`: what the user says about it; None: what is known. `bucket_cap_mb`: likewise.
+    `elementwise`, `tensorwise`, `bucket_cap_mb`: what the user gave; None: what is known, or the default.
     """
     in_bucket = bucket_bytes(nbytes(p for _, p in trained), bucket_cap_mb)
     by_torch = is_fsdp(trained[0][1])
@@ -51,7 +51,7 @@ def laid_out(
 def update_of(
     optimizer: optim.Optimizer, elementwise: bool | None = None, tensorwise: bool | None = None
 ) -> Update:
-    """Return how `optimizer` updates: as the user says, or where that is None as is known of its class."""
+    """Return how `optimizer` updates: as the user says, or if that is None as its class is known to."""
     elements, tensors = is_elementwise(optimizer), is_tensorwise(optimizer)
     name, by_itself = type(optimizer).__name__, elements or tensors
     if elements if elementwise is None else elementwise:
@@ -62,7 +62,7 @@ def update_of(
 def uncut(
     plan: StepPlan, optimizer: optim.Optimizer, K: int, elementwise: bool | None = None
 ) -> Collection[nn.Parameter]:
-    """Return the parameters that no chunk may cut."""
+    """Return the parameters that no shard may cut."""
     if not plan.divides_tensors or K == 1:
         return ()
     every = {param for group in optimizer.param_groups for param in group["params"]}
@@ -70,7 +70,7 @@ def uncut(
 
 
 def _tell_padding(topology: Topology, buckets: Sequence[Bucket]) -> None:
-    """Where tensors that nobody cuts leave much of the buckets empty: more positions, or fewer, might not."""
+    """Warn if uncut tensors leave much of the buckets empty; another number of ranks might not."""
     used = sum(slot.stop - slot.start for b in buckets for slot in b.slots)
     padding = 1 - used / sum(b.size for b in buckets)
     if padding > MUCH and any(b.whole for b in buckets) and topology.rank == 0:

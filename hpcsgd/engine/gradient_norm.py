@@ -1,4 +1,4 @@
-"""How long the gradient is, in those steps in which somebody wants to know."""
+"""The norm of the gradient, in steps for which it was requested."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hpcsgd.core.step import squared_norm_of
 
 
 class GradientNorm:
-    """This position's part of ‖g‖², the group's gradient as the update uses it: over a group they add up.
+    """This rank's part of ‖g‖², of the group's gradient as the update uses it; a group's parts add up.
 
-    Not to be confused with the norm that clipping goes by: that is of before it, and of all positions.
+    Clipping uses another norm: that before clipping, over all ranks.
     """
 
     def __init__(self, *, exchanged: bool) -> None:
@@ -23,16 +23,16 @@ class GradientNorm:
         self._parts: list[Tensor] = []
 
     def want(self) -> None:
-        """In the next update."""
+        """Request the norm of the next update."""
         self._wanted = True
 
     def see(self, buckets: Sequence[Bucket]) -> None:
-        """These are about to be used."""
+        """Add buckets that are about to be used."""
         if self._wanted:
-            # Each by itself: how many come at once depends on who was fast, and the sum's last bits on that.
+            # Bucket by bucket: how many come at once depends on timing, and would change the sum's last bits.
             self._parts += [squared_norm_of([b], exchanged=self._exchanged) for b in buckets]
 
     def take(self) -> Tensor | None:
-        """That of the last update, where it is, if it was wanted."""
+        """Return the norm of the last update, on its device, or None if it was not requested."""
         parts, self._wanted, self._parts = self._parts, False, []
         return as_vector(parts).sum() if parts else None

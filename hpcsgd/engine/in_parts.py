@@ -1,4 +1,4 @@
-"""Which optimizers may update a part of the model by itself, and how: they know the tensors of that alone."""
+"""The optimizers that may update a part of the model separately, and how to run them on it."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ ELEMENTWISE = (
     optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta,
     optim.RMSprop, optim.Rprop, optim.ASGD,
 )  # fmt: skip
-"""Optimizers whose update of an element depends on that element alone, so that any cut of w is exact."""
+"""Optimizers whose update of an element depends on that element only, so that any cut of w is exact."""
 
 
 TENSORWISE = tuple(getattr(optim, name) for name in ("Adafactor", "Muon") if hasattr(optim, name))
-"""Those, of this torch, whose update of a tensor depends on that tensor alone, all of it."""
+"""Optimizers, if this torch has them, whose update of a tensor depends on that whole tensor only."""
 
 
 def is_elementwise(optimizer: optim.Optimizer) -> bool:
-    """Known to be: an unknown optimizer, or a subclass of a known one, may look at whole tensors."""
+    """Return whether `optimizer` is known to be; a subclass of a known one may look at whole tensors."""
     return all(type(part) in ELEMENTWISE and not is_patched(part) for part in parts_of(optimizer))
 
 
 def is_tensorwise(optimizer: optim.Optimizer) -> bool:
-    """Known to look at each tensor by itself, and at some as a whole."""
+    """Return whether `optimizer` is known to treat each tensor separately, and some as a whole."""
     known = [type(part) in ELEMENTWISE + TENSORWISE and not is_patched(part) for part in parts_of(optimizer)]
     return all(known) and not is_elementwise(optimizer)
 
 
 def is_patched(optimizer: optim.Optimizer) -> bool:
-    """Whether somebody has given this one a `step()` of its own, as torch's schedulers do not."""
+    """Return whether `optimizer` has a `step()` of its own other than that of torch's schedulers."""
     own = vars(optimizer).get("step")
     return own is not None and not torch_private.is_by_scheduler(own)
 
 
 def seen_whole(optimizer: optim.Optimizer) -> set[nn.Parameter]:
-    """The parameters whose elements it may not update each by itself."""
+    """Return the parameters whose elements `optimizer` may not update one by one."""
     parts = [part for part in parts_of(optimizer) if not is_elementwise(part)]
     return {param for part in parts for group in part.param_groups for param in group["params"]}
 
 
 def require_updated(optimizer: optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Raise `UserError` for a complex parameter of one of torch's optimizers that knows real ones alone."""
+    """Raise `UserError` for a complex parameter of one of torch's optimizers that supports only real ones."""
     parts = [part for part in parts_of(optimizer) if type(part) in TENSORWISE]
     kinds = {p: type(part).__name__ for part in parts for group in part.param_groups for p in group["params"]}
     for name, param in named:
@@ -58,8 +58,11 @@ def require_updated(optimizer: optim.Optimizer, named: Iterable[tuple[str, nn.Pa
 
 
 def step_without_hooks(optimizer: optim.Optimizer, *closure: Callable[[], Any]) -> Any:
-    """Call `step()` as its class defines it. All hooks, those of every optimizer, too, are called around the
-    outer optimizer's `step()` instead, where parameters and gradients are whole."""
+    """Call `step()` as its class defines it, without hooks.
+
+    All hooks, including those for every optimizer, run around the outer optimizer's `step()` instead, where
+    parameters and gradients are whole.
+    """
     step: Any = optimizer.step
     if is_patched(optimizer):
         return step(*closure)

@@ -1,4 +1,4 @@
-"""The state that an optimizer starts from: that of a new one, and that of what it has never updated."""
+"""The initial state of an optimizer: that of a new one, and that of parameters it has never updated."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "mu": lambda group: 1.0,
     "mu_product": lambda group: 1.0,
 }
-"""State that is one number for a whole parameter, even where that is a single number too: what torch's
-optimizers start from, given their param group."""
+"""State that is one number for a whole parameter, even if the parameter has one element, with the function
+that gives its start in torch's optimizers from the parameter group."""
 
 
 def like_new(optimizer: optim.Optimizer, params: Iterable[Sequence[Tensor]]) -> optim.Optimizer:
-    """Of the same kind and options, over `params` of each param group, without a step made.
+    """Return a new optimizer of the same kind and options, over `params` of each parameter group.
 
-    Raises `UserError` where its class needs more than what is in its `defaults`.
+    Raises `UserError` if its class needs more than what is in its `defaults`.
     """
     if isinstance(optimizer, ChainedOptimizer):
         rest = iter(params)
@@ -37,8 +37,10 @@ def like_new(optimizer: optim.Optimizer, params: Iterable[Sequence[Tensor]]) -> 
 
 
 def start_counters(optimizer: optim.Optimizer) -> None:
-    """Set back what the optimizer counts in its param groups, as Prodigy `k` and `d`: numbers that it puts
-    there by itself, and that its constructor does not take."""
+    """Reset what the optimizer counts in its parameter groups, such as `k` and `d` of Prodigy.
+
+    These are numbers that the optimizer sets itself and that its constructor does not take.
+    """
     for part in parts_of(optimizer):
         takes = _arguments(part)
         groups = [group for group in part.param_groups if group["params"]]
@@ -61,7 +63,7 @@ def start_counters(optimizer: optim.Optimizer) -> None:
 
 
 def _made(optimizer: optim.Optimizer, groups: Sequence[dict[str, Any]]) -> optim.Optimizer:
-    """A new one of the same kind and options, over param `groups`."""
+    """Return a new optimizer of the same kind and options, over parameter `groups`."""
     kind = type(optimizer)
     takes = inspect.signature(kind).parameters
     options = {key: value for key, value in optimizer.defaults.items() if key in takes}
@@ -72,7 +74,7 @@ def _made(optimizer: optim.Optimizer, groups: Sequence[dict[str, Any]]) -> optim
 
 
 def _arguments(optimizer: optim.Optimizer) -> set[str]:
-    """What its constructor takes, or hands on to that of a class it is made of."""
+    """Return the names of arguments of its constructor, and of those of its base classes."""
     kinds: Sequence[Any] = type(optimizer).__mro__
     return {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
 
@@ -83,7 +85,7 @@ def _counts(value: object) -> bool:
 
 
 def _step_at_rest(fresh: optim.Optimizer) -> None:
-    """Let an optimizer whose tensors are at rest make a step, in the mode for it, if it has modes."""
+    """Let an optimizer of tensors from `_at_rest` make a step, in training mode if it has modes."""
 
     def closure() -> Tensor:
         for param in (param for group in fresh.param_groups for param in group["params"]):
@@ -103,8 +105,10 @@ def _step_at_rest(fresh: optim.Optimizer) -> None:
 
 
 def complete(optimizer: optim.Optimizer, tensors: Iterable[Tensor]) -> None:
-    """Give those of `tensors` that have no state yet what the optimizer would start from: the state that a
-    new one has after a step that moves nothing, with the numbers it counts by set back."""
+    """Give those of `tensors` without state the initial state of the optimizer.
+
+    This is the state of a new optimizer after a step that changes nothing, with its counters reset.
+    """
     wanted = {x for x in tensors if not optimizer.state.get(x)}
     if not wanted:
         return
@@ -129,7 +133,7 @@ def _set_back(state: dict[str, Any], group: Mapping[str, Any]) -> None:
 
 
 def _at_rest(x: Tensor) -> Tensor:
-    """Zero, and its gradient too: weight decay does nothing to it."""
+    """Return zeros like `x` with a gradient of zeros, so that not even weight decay changes them."""
     stand_in = torch.zeros_like(x, requires_grad=False)
     stand_in.grad = torch.zeros_like(x, requires_grad=False)
     return stand_in

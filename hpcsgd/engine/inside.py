@@ -1,4 +1,4 @@
-"""Optimizers that another one has inside, as SAM its base optimizer, and all of their state."""
+"""Optimizers inside another one, such as the base optimizer of SAM, and all of their state."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor, optim
 from hpcsgd.errors import UserError
 
 PREFIX = "inside"
-"""Of names of state, before the number of the optimizer inside that has it."""
+"""Prefix of state names, before the number of the inner optimizer that has the state."""
 WHOLE = "DistributedOptimizer is made with elementwise=False and tensorwise=False"
 
 
 def optimizers_in(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
-    """Return `optimizer`, and all that it, or one of these, has as an attribute or in a list."""
+    """Return `optimizer`, and all optimizers in its attributes or lists, and in theirs."""
     found = [optimizer]
     for each in found:
         found += [inner for inner in _attributes(each) if all(inner is not other for other in found)]
@@ -27,7 +27,7 @@ def optimizers_in(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
 
 
 def own_methods(optimizer: optim.Optimizer) -> list[str]:
-    """Return the names of the public methods that its class, or one between that and torch's, defines."""
+    """Return the names of public methods defined by its class or by bases below torch's `Optimizer`."""
     kinds = type(optimizer).__mro__
     kinds = kinds[: kinds.index(optim.Optimizer)]
     methods = [name for kind in kinds for name, what in vars(kind).items() if isinstance(what, FunctionType)]
@@ -50,13 +50,13 @@ def with_own_state(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
 
 
 def state_of(optimizers: Sequence[optim.Optimizer], key: Any) -> dict[str, Any]:
-    """Return the state under `key` of an optimizer and those inside, whose names get a prefix."""
+    """Return the state under `key` of an optimizer and those inside it, whose names get a prefix."""
     parts = enumerate(each.state.get(key, {}) for each in optimizers)
     return {_named(number, name): value for number, part in parts for name, value in part.items()}
 
 
 def load_own_state(optimizers: Sequence[optim.Optimizer], key: Any, state: Mapping[str, Any]) -> None:
-    """The inverse."""
+    """Load a result of `state_of` under `key`."""
     parts: dict[int, dict[str, Any]] = defaultdict(dict)
     for name, value in state.items():
         number, own = _owner(name, len(optimizers))
@@ -74,15 +74,17 @@ def forget_tensors(optimizers: Sequence[optim.Optimizer]) -> None:
 
 
 def shared_state(optimizer: optim.Optimizer) -> dict[Any, Any]:
-    """Return the state under keys that are no parameters, as MADGRAD has its number of steps: the same on all
-    ranks of a group."""
+    """Return the state under keys that are not parameters, such as MADGRAD's number of steps.
+
+    It is the same on all ranks of a group.
+    """
     parts = enumerate(_states(optimizer))
     every = ((number, key, value) for number, part in parts for key, value in part.items())
     return {_named(number, key): value for number, key, value in every if not isinstance(key, Tensor)}
 
 
 def load_shared_state(optimizer: optim.Optimizer, state: Mapping[Any, Any]) -> None:
-    """Have copies of this `state` in its place, tensors on the device of those that it had there."""
+    """Replace that state by copies of `state`, with tensors on the devices of those replaced."""
     parts = _states(optimizer)
     before = shared_state(optimizer)
     for name in before:
@@ -98,7 +100,7 @@ def load_shared_state(optimizer: optim.Optimizer, state: Mapping[Any, Any]) -> N
 
 
 def require_saved(optimizer: optim.Optimizer, known: AbstractSet[Tensor]) -> None:
-    """Raise `UserError` if there is state of any other tensor than these, which would not be saved."""
+    """Raise `UserError` if a tensor other than `known` has state, which would not be saved."""
     for name in _other_names(optimizer, known):
         raise UserError(
             f"the optimizer's state has {name} of a whole parameter, of which this rank updates a part: "
@@ -107,7 +109,7 @@ def require_saved(optimizer: optim.Optimizer, known: AbstractSet[Tensor]) -> Non
 
 
 def require_used(optimizer: optim.Optimizer, known: AbstractSet[Tensor]) -> None:
-    """Raise `UserError` if another tensor than these has state that the optimizer would look for in vain."""
+    """Raise `UserError` if a tensor other than `known` has state that the optimizer would not find."""
     if not optimizer.state.keys() <= known and (others := _other_names(optimizer, known)):
         own = {name for tensor in known for name in optimizer.state.get(tensor, {})}
         for name in others & own:
@@ -132,7 +134,7 @@ def _named(number: int, name: Any) -> Any:
 
 
 def _owner(name: Any, count: int) -> tuple[int, Any]:
-    """Which of `count` optimizers has state of that name, and what it calls it."""
+    """Return which of `count` optimizers has state of that name, and its own name for it."""
     prefix, _, rest = name.partition(".") if isinstance(name, str) else ("", "", "")
     number, _, inner = rest.partition(".")
     inside = prefix == PREFIX and number.isdecimal() and int(number) + 1 < count

@@ -1,4 +1,4 @@
-"""The local update of a step: of all at once, or of some buckets while others are on their way."""
+"""The local update of a step: of all buckets at once, or of some while others are being reduced."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ from hpcsgd.torch_private import hooks_of
 
 
 class LocalUpdate:
-    """Updates what has arrived where that changes nothing: if the plan of the step allows it, and nobody else
-    has hooks around the optimizer's `step()`."""
+    """Runs the local update, bucket by bucket where that gives the same result.
+
+    That needs two conditions: the plan of the step allows it, and no other code has hooks around the
+    optimizer's `step()`.
+    """
 
     def __init__(self, local: ShardedOptimizer, reducer: GradientReducer | None, *, per_bucket: bool) -> None:
-        """`per_bucket`: `StepPlan.update_per_bucket`."""
+        """Prepare for updates of `local`; `per_bucket` is `StepPlan.update_per_bucket`."""
         self._local, self._reducer, self._allowed = local, reducer, per_bucket
         self._running = False
         self._passing = ""
-        """The name of another method of the optimizer, while that runs."""
+        """The name of another method of the optimizer while that runs."""
         self._used: Versions = []
-        """The gradients of the last step, where they stay this rank's own."""
+        """Versions of the last step's gradients, if these are not reduced."""
         self._passes = Passes([held.param for held in local.held]) if reducer is None else None
         self._call = Call("step()", 0)
         self.norm = GradientNorm(exchanged=reducer is not None)
@@ -44,7 +47,7 @@ class LocalUpdate:
             each.register_step_pre_hook(self._only_from_here)
 
     def ready(self, call: Call) -> None:
-        """Return once the step may begin: all gradients are there, or may come later; collective."""
+        """Return once the step may begin: all gradients are averaged, or may be later; collective."""
         self._call = call
         self._require_whole_for_hooks()
         if self._reducer is not None and not self._in_parts():
@@ -56,29 +59,29 @@ class LocalUpdate:
             self._reducer.finish(call)
 
     def synchronize(self, call: Call) -> None:
-        """Return once `param.grad` is the averaged gradient of all parameters, whole; collective."""
+        """Return once `param.grad` is the whole averaged gradient of all parameters; collective."""
         if self._reducer is not None:
             self._reducer.synchronize(call)
 
     def scaled(self) -> None:
-        """What is to be updated by has been scaled, and nothing else of the gradients."""
+        """Note that only the part of the gradients that this rank updates with has been scaled."""
         if self._reducer is not None:
             self._reducer.scaled()
 
     def discard(self, name: str) -> None:
-        """Forget the gradients of this step, in the call `name`; collective where some have been sent."""
+        """Discard the gradients of this step in the call `name`; collective if some have been sent."""
         if self._reducer is not None:
             self._reducer.discard(name)
         if self._passes is not None:
             self._passes.start_over()
 
     def settle(self, call: Call) -> None:
-        """Return once those have been that are to leave before the update; collective."""
+        """Return once all gradients that must be sent before the update have been averaged; collective."""
         if self._reducer is not None:
             self._reducer.settle(call)
 
     def start_over(self) -> None:
-        """The exchanged gradients have been used, or are not to be."""
+        """Note that the reduced gradients have been used, or will not be."""
         if self._passes is not None:
             self._passes.start_over()
         if self._reducer is not None:
@@ -88,12 +91,12 @@ class LocalUpdate:
 
     @property
     def busy(self) -> bool:
-        """Whether the optimizer is at work."""
+        """True while the optimizer runs."""
         return self._running or bool(self._passing)
 
     @contextlib.contextmanager
     def passing(self, name: str, gradients: bool) -> Generator[None, None, None]:
-        """In the block another method of the optimizer runs, of that `name`, with or without `gradients`."""
+        """Let another method of the optimizer, called `name`, run in the block; `gradients`: with them."""
         if gradients:
             absent = self._absent()
         else:
@@ -109,8 +112,10 @@ class LocalUpdate:
 
     @contextlib.contextmanager
     def interrupted(self) -> Generator[None, None, None]:
-        """In the block, which is within `step()` of the optimizer, the model is as that has made it so far.
-        Afterwards it finds the gradients that are averaged then."""
+        """Show the model in the block as the optimizer's running `step()` has changed it so far.
+
+        Afterwards the optimizer gets the gradients that are averaged then.
+        """
         self._running = False
         with self._local.interrupted():
             yield
@@ -119,7 +124,7 @@ class LocalUpdate:
 
     @property
     def progress(self) -> Progress:
-        """How far the gradients of the next step are."""
+        """Progress of the next step's gradients."""
         if self._reducer is not None:
             return self._reducer.progress
         there = any(held.param.grad is not None for held in self._local.held)
@@ -128,12 +133,14 @@ class LocalUpdate:
 
     @property
     def remembers(self) -> bool:
-        """Whether the exchange keeps what it has seen for later steps."""
+        """True if the gradient reduction keeps gradients for later steps."""
         return self._reducer is not None and self._reducer.remembers
 
     def __call__(self, buckets: Sequence[Bucket], closure: Closure | None = None) -> Iterator[Bucket]:
-        """Update all of them; yield each, in their order, once it is updated. The optimizer gets the
-        `closure`, if any. Collective."""
+        """Update all buckets; yield each, in their order, once it is updated.
+
+        The optimizer gets the `closure`, if any. Collective.
+        """
         if self._reducer is None or not self._in_parts():
             for bucket in buckets:
                 bucket.show_found()
@@ -150,7 +157,7 @@ class LocalUpdate:
         return set() if self._reducer is None else {slot.param for slot in self._reducer.absent()}
 
     def accumulate(self, passes: int) -> None:
-        """From the next step on so many backward passes come before each step."""
+        """Expect this number of backward passes before each step, from the next one on."""
         if self._reducer is not None:
             self._reducer.passes = passes
         if self._passes is not None:
@@ -158,18 +165,17 @@ class LocalUpdate:
 
     @property
     def accumulated(self) -> tuple[int, int]:
-        """How many backward passes of this step there are, and how many are to come before it."""
+        """Number of backward passes of this step so far, and number of those expected."""
         if self._reducer is not None:
             return self._reducer.accumulated, self._reducer.passes
         return (0, 1) if self._passes is None else (self._passes.accumulated, self._passes.expected)
 
     def frozen(self) -> list[Slot] | None:
-        """The parameters that do not require a gradient now; None where this rank's gradients stay its own,
-        and nobody looks at each."""
+        """Return the parameters that do not require a gradient now; None if gradients are not reduced."""
         return None if self._reducer is None else self._reducer.frozen
 
     def zeroed(self) -> None:
-        """All gradients are zero now."""
+        """Note that all gradients are zero now."""
         if self._reducer is not None:
             self._reducer.zeroed()
 
@@ -177,7 +183,7 @@ class LocalUpdate:
         return self._allowed and not self._hooks_inside()
 
     def _hooks_inside(self) -> bool:
-        """Whether there are any around `step()` of the optimizers inside the wrapped one."""
+        """Return whether there are hooks around `step()` of optimizers inside the wrapped one."""
         return any(hook != self._only_from_here for each in self._optimizers[1:] for hook in hooks_of(each))
 
     def _require_whole_for_hooks(self) -> None:
@@ -196,7 +202,7 @@ class LocalUpdate:
 
     def _only_from_here(self, optimizer: optim.Optimizer, *_: Any) -> None:
         if all(optimizer is not each for each in self._optimizers):
-            return  # the outer one, whose hooks are the same
+            return  # this is the outer optimizer, which shares the hooks
         if self._passing:
             raise UserError(
                 f"{self._passing} of {kind_of(self._local.optimizer)} calls step() of an optimizer inside: "

@@ -1,16 +1,16 @@
-"""Parameters of 16 bits, updated by way of float32 copies: master weights.
+"""Master weights: float32 copies through which 16-bit parameters are updated.
 
 P. Micikevicius et al.: Mixed Precision Training, ICLR 2018, section 3.1: an update of less than half an ulp
-of a narrow parameter leaves it where it is, however many follow. In a step, for the elements that a position
-updates,
+of a narrow parameter does not change it, however many such updates follow. In a step, for the elements that a
+rank updates,
 
-    m ← m + (w − rounded(m))    whatever else has moved w since: a meeting, a server, a checkpoint
-    m ← the optimizer's update of m, by the exchanged gradient
+    m ← m + (w − rounded(m))    follow other changes of w: a synchronization, a server, a checkpoint
+    m ← the optimizer's update of m, with the reduced gradient
     w ← rounded(m)
 
-Differences from the paper: a position has copies of its own chunk alone, M/K elements, and the first line.
-Without it the next update would undo a meeting; with m ← w in its place each meeting would cost the bits that
-only m has. Gradients and parameters travel as narrow as they are.
+Differences from the paper: a rank has copies of its own shards only, M/K elements; and the first line.
+Without that line the next update would undo a synchronization. With m ← w instead, each synchronization would
+lose the bits that only m has. Gradients and parameters are sent in their narrow dtype.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 MASTER = "master"
-"""As whoever saves the optimizer's state calls it: one more state tensor, of an element for each of w."""
+"""Name of master weights in saved optimizer state: one more state tensor, with an element for each of w."""
 
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """m of the elements `w` of one parameter."""
+    """The master weights m of the elements `w` of one parameter."""
 
     w: Tensor
     m: Tensor
@@ -40,16 +40,16 @@ class Master:
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Move by as much as somebody else has moved w: by nothing, to the bit, where nobody has."""
+        """Add to m what else has changed w; if nothing has, m stays the same to the bit."""
         self.m.add_(self.w.to(self.m.dtype).sub_(self.m.to(self.w.dtype)))
 
     @torch.no_grad()
     def give(self) -> None:
-        """w ← m, to the nearest even; the gradient has been used."""
+        """Set w to m, rounded to nearest even, and drop the gradient, which has been used."""
         self.w.copy_(self.m)
         self.m.grad = None
 
 
 def needs_master(param: Tensor, dtype: torch.dtype) -> bool:
-    """Whether `param` is trained and has fewer bits than `dtype`, in which updates are to be made."""
+    """Return whether `param` is trained and has fewer bits than the master dtype `dtype`."""
     return param.requires_grad and torch.finfo(param.dtype).bits < torch.finfo(dtype).bits

@@ -1,4 +1,4 @@
-"""What the user's optimizer has in place of a parameter."""
+"""The tensors that the user's optimizer updates in place of parameters."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class OptimizerParam:
     start: int
     stop: int
     bucket: Bucket | None = None
-    """None where whole parameters are updated on every position."""
+    """None if every rank updates whole parameters."""
     offset: int = 0
-    """Where it begins in the bucket's own chunk."""
+    """Index of its first element in the bucket's `param_shard`."""
     whole: bool = True
-    """Whether it has the shape of its parameter."""
+    """True if it has the shape of its parameter."""
     master: Master | None = None
-    """Where the tensor is one, and the model's elements are rounded from it."""
+    """Set if the tensor holds master weights, from which the model's elements are rounded."""
     is_complex: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.is_complex = self.param.is_complex()
 
     def take_gradient(self, *, absent: bool = False) -> None:
-        """Find the gradient that the exchange left in the bucket; none where it is `absent` on all ranks."""
+        """Set the gradient from the bucket; none if it is `absent` on all ranks."""
         g = self.param.grad
         if absent:
             g = None
@@ -47,7 +47,7 @@ class OptimizerParam:
         elif self.bucket is not None:
             g = self._place_in(self.bucket, self.bucket.grad_shard)
         elif self.is_complex and g is not None:
-            g = g.resolve_conj()  # torch's optimizers look for the two reals of a number in memory
+            g = g.resolve_conj()  # torch's optimizers read the two reals of a number in memory
         if self.master is not None:
             self.master.take_gradient(g)
         else:
@@ -62,12 +62,12 @@ class OptimizerParam:
         return reals
 
     def drop_gradient(self) -> None:
-        """Once it has been used: where it is torch's, whoever drops it is to have its memory back."""
+        """Drop a used gradient of FSDP, so that `zero_grad()` frees its memory."""
         if is_fsdp(self.param):
             self.tensor.grad = None
 
     def restore_tensor(self) -> None:
-        """Make a piece that was given other memory its view of the bucket again, with its own values."""
+        """Make a tensor that was given other memory a view of the bucket again, with its own values."""
         if self.bucket is None or self.master is not None:
             return
         place = self._place_in(self.bucket, self.bucket.param_shard)
@@ -77,7 +77,7 @@ class OptimizerParam:
             self.tensor.data = place
 
     def keep_master(self, dtype: torch.dtype) -> None:
-        """Have a master of that type updated in place of the model's elements, if they are narrower."""
+        """Update master weights of that dtype instead, if the model's elements are narrower."""
         if needs_master(self.param, dtype):
             self.master = Master.of(self.tensor, dtype)
             self.tensor = self.master.m
@@ -86,14 +86,13 @@ class OptimizerParam:
         return place_in(own, bucket, self.offset, self.stop - self.start, self.param)
 
     def cut(self, value: Tensor) -> Tensor:
-        """This tensor's part of a state tensor shaped like the parameter."""
+        """Return this tensor's part of a state tensor shaped like the parameter."""
         if self.whole:
             return value.clone()
         return in_memory_order(value, self.param)[self.start : self.stop].clone()
 
 
 def place_in(own: Tensor, bucket: Bucket, offset: int, numel: int, param: nn.Parameter) -> Tensor:
-    """The elements of a piece of `param` in the bucket's `param_shard` chunk, in its shape if it is a whole
-    one."""
+    """Return `numel` elements of `param` from `offset` in a shard `own`, in its shape if it is whole."""
     elements = as_elements(own[offset : offset + numel * bucket.reals], bucket.reals)
     return shaped(elements, 0, param) if bucket.whole else elements

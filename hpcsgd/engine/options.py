@@ -1,4 +1,4 @@
-"""The options of param groups besides the learning rate, which ranks have in common at each step."""
+"""The options of parameter groups except the learning rate, which must be the same on all ranks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hpcsgd.engine.in_parts import ELEMENTWISE, TENSORWISE
 OPTIONS = {name for kind in (*ELEMENTWISE, *TENSORWISE) for name in signature(kind).parameters} - {
     "params", "lr", "d"
 }  # fmt: skip
-"""Those that torch's optimizers know: no optimizer changes them by itself, but Prodigy `d`."""
+"""Options of torch's optimizers. No optimizer changes them itself, except for `d` of Prodigy."""
 
 
 class Options:
-    """Has a number for the options of `groups`, which is another one once somebody changes any."""
+    """A digest of the options of `groups`, which changes when an option changes."""
 
     def __init__(self, groups: Sequence[Mapping[str, Any]]) -> None:
         self._named = [(group, name) for group in groups for name in sorted(OPTIONS & group.keys())]
@@ -26,7 +26,7 @@ class Options:
         self._digest = 0
 
     def digest(self) -> int:
-        """Return the number. The host does not wait for tensors on other devices, and leaves them out."""
+        """Return the digest. Tensors on other devices are left out, as the host would wait for them."""
         values = [_plain(group.get(name)) for group, name in self._named]
         if values != self._values:
             self._values, self._digest = values, zlib.crc32(repr(values).encode())

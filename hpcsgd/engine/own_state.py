@@ -1,4 +1,4 @@
-"""Whose state a `state_dict()` is: of many methods each rank has its own, and another one's is wrong."""
+"""A check of whose state a `state_dict()` is: with many methods each rank has its own."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def place(topology: Topology) -> dict[str, int]:
 def loadable(
     state_dict: Mapping[str, Any], topology: Topology, buckets: Sequence[Bucket], *, groups_are_alike: bool
 ) -> dict[str, State]:
-    """Return the method's state for this rank, of a `state_dict` of a DistributedOptimizer.
+    """Return the method's state for this rank from a `state_dict` of a DistributedOptimizer.
 
-    Inside a group the optimizer's state is the same on all ranks, and where `groups_are_alike` in all groups.
+    The optimizer's state is the same on all ranks of a group, and of all groups if `groups_are_alike`.
 
     Raises:
-        UserError: If the rank that saved it has other state than this one has, on as many ranks.
+        UserError: If another rank of as many ranks saved it, and its state differs from this rank's.
     """
     ours = state_dict["hpcsgd"]
     if "place" not in ours:

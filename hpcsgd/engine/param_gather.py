@@ -1,4 +1,4 @@
-"""Where positions own chunks and averagers may want whole models: who makes which of the other, and when."""
+"""The gather of shards into whole models, before and after the groups average."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ log = logging.getLogger(__name__)
 
 
 class ParamGather:
-    """At the end of a step w is made of the chunks that the positions of the group own, `shards`, or is whole
-    already. A bucket is gathered while others are worked on, in the same order on all ranks; all at the end
-    where somebody is `publishing`, who has them back before the update. Begins before that.
+    """Makes w whole at the end of a step, from the shards of the group's ranks if `shards`.
 
-    `arrivals`: where w may come later, all is gathered at the end, what is used first before the rest.
+    A bucket is gathered while others are updated or averaged, in the same order on all ranks. There are two
+    exceptions. If `publishing` quantizes the gather, it runs once at the end; before the update it restores
+    the exact shards. If w is `pending`, all buckets are gathered at the end, those used first before others.
+    The object is made before the update.
     """
 
     def __init__(
@@ -42,12 +43,12 @@ class ParamGather:
             publishing.restore(s)
 
     def shards_are_final(self, buckets: Iterable[Bucket]) -> None:
-        """Of these, for this step: w is made of them."""
+        """Begin to gather these buckets, whose shards do not change any more in this step."""
         if self._pending is None:
             self._begin(buckets)
 
     def finish(self) -> None:
-        """Return once all of w is whole, or is to arrive; collective over the group."""
+        """Return once all of w is whole, or its gather is under way; collective over the group."""
         order = self._s.buckets if self._pending is None else reversed(self._s.buckets)
         self._begin(b for b in order if b not in self._begun)
         if self._pending is not None:
@@ -67,16 +68,16 @@ class ParamGather:
 
 
 def gather_shards(s: StepContext) -> None:
-    """w ← the chunks that the positions of the group own; collective over the group."""
+    """Gather w from the shards of the group's ranks; collective over the group."""
     works = [s.topology.intra_group.allgather(b.w, b.param_shard) for b in s.buckets if b.cut_by_elements]
     for work in works:
         work.wait()
 
 
 def quantized_gather(topology: Topology, method: Method, plan: StepPlan) -> QuantizedGather | None:
-    """Who makes one model of the positions' chunks after a step, where that is no plain allgather.
+    """Return the gradient reduction if it replaces the allgather of shards, else None.
 
-    Raises `UserError` where groups meet with whole models.
+    Raises `UserError` if the method averages whole models.
     """
     if plan.quantizes_gather is None:
         asked = any(
@@ -84,23 +85,22 @@ def quantized_gather(topology: Topology, method: Method, plan: StepPlan) -> Quan
         )
         if asked and topology.world_size > 1 and topology.rank == 0:
             log.warning(
-                "Quantized(parameters=…): the optimizer looks at whole tensors, so parameters travel as they "
-                "are"
+                "Quantized(parameters=…): the optimizer needs whole tensors, so parameters are not quantized"
             )
         return None
     if method.averager.traits.whole_model:
-        raise UserError(
-            "Quantized(parameters=…): groups of this method meet with whole models; leave `parameters` out"
-        )
+        raise UserError("Quantized(parameters=…): this method averages whole models; leave `parameters` out")
     return plan.quantizes_gather
 
 
 def synchronize_models(
     s: StepContext, how: Averager, param_gather: ParamGather, updated: Iterable[Bucket]
 ) -> None:
-    """Let `how` average what groups have of all buckets, each once it is `updated`. An averager of whole
-    models finds them whole, and one of chunks leaves them `gathering`, of each bucket while others are on
-    their way. Collective."""
+    """Let the averager `how` average all buckets, each once it is `updated`. Collective.
+
+    An averager of whole models gets them whole. One of shards lets `param_gather` gather each bucket while
+    others are being averaged.
+    """
     whole = how.traits.whole_model
     if param_gather.shards and whole:
         updated = list(updated)

@@ -1,4 +1,4 @@
-"""How many backward passes of a step have been made, where gradients stay where autograd put them."""
+"""The number of backward passes of a step, for gradients that are not reduced."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from hpcsgd.engine.sending import call_on_arrival
 
 
 class Passes:
-    """Counts from when more than one is to come before each step: who has one need not be asked."""
+    """Counts backward passes, once more than one is expected per step; before that no hooks are needed."""
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
         self._params = params
         self._counts: dict[int, int] = {}
         self._counting = False
         self.expected = 1
-        """How many are to come before each step."""
+        """Number of passes expected before each step."""
 
     def expect(self, passes: int) -> None:
-        """So many are to come before each step."""
+        """Expect `passes` backward passes before each step."""
         self.expected = passes
         if passes > 1 and not self._counting:
             self._counting = True
@@ -28,12 +28,12 @@ class Passes:
                 call_on_arrival(param, self._count, number)
 
     def start_over(self) -> None:
-        """Those that were made have been used, or are not to be."""
+        """Start at 0: the passes so far have been used, or will not be."""
         self._counts.clear()
 
     @property
     def accumulated(self) -> int:
-        """How many of this step have brought gradients that are there."""
+        """Number of passes of this step whose gradients still exist."""
         there = (n for number, n in self._counts.items() if self._params[number].grad is not None)
         return max(there, default=0)
 

@@ -1,8 +1,8 @@
-"""Weights that are still on their way when a step returns: whoever uses one first waits for its bucket.
+"""Weights whose gather is still under way when a step returns: the first use of one waits for its bucket.
 
-Until then a parameter is of a class of its own, whose operations torch hands over here before it carries them
-out. So it does not matter which module a weight is read by, or whether any is: a method of the model, a norm,
-`state_dict()` and `detach()` find it in place.
+Until then a parameter has a class of its own, whose operations torch passes to this module first. So it does
+not matter how a weight is read: modules, methods of the model, a norm, `state_dict()` and `detach()` all find
+its value.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ _ABOUT: set[Any] = {
     *(getattr(Tensor, name).__get__ for name in ("grad", "requires_grad", "shape", "dtype", "device")),
     *(_GRAD.__set__, _GRAD.__delete__),
 }
-"""What is asked of a parameter without its values; `zero_grad()` is not to wait."""
+"""Operations that do not need a parameter's values, so that `zero_grad()` does not wait."""
 
 
 class PendingParams:
-    """The buckets that a step has left under way, if it is to leave any (`wanted`)."""
+    """The buckets whose gather a step has left under way; none unless `wanted`."""
 
     def __init__(self, model: nn.Module, wanted: bool) -> None:
         if wanted:
             if any(is_fsdp(param) for param in model.parameters()):
-                raise UserError("prefetch: torch has sharded the model, and gathers it itself: leave one out")
+                raise UserError(
+                    "overlap_param_gather: torch has sharded the model, and gathers it itself: leave one out"
+                )
             _require_interpreted(model)
             for module in model.modules():  # for extensions in C++ that operate on their own weights
                 module.register_forward_pre_hook(_wait_for_own)
@@ -41,24 +43,24 @@ class PendingParams:
         self._under_way: list[_PendingParam] = []
 
     def begin(self, works: Mapping[Bucket, Work]) -> None:
-        """These are, each until its weights are used."""
+        """Keep these gathers under way, each until its weights are used."""
         self._under_way = [_PendingParam(b, work) for b, work in works.items()]
 
     def finish(self) -> None:
-        """Return once all are here."""
+        """Return once all gathers are done."""
         for arrival in self._under_way:
             arrival.finish()
         self._under_way = []
 
 
 class _PendingParam:
-    """Of one bucket."""
+    """The gather of one bucket."""
 
     def __init__(self, b: Bucket, work: Work) -> None:
         self._params = [slot.param for slot in b.slots]
         self._work = work
         if any(type(param) is not nn.Parameter for param in self._params):
-            work.wait()  # classes of others have a meaning that is not to be lost
+            work.wait()  # the class of a parameter is not ours to replace
             self._params = []
         for param in self._params:
             torch_private.become(param, _LazyParameter)
@@ -94,7 +96,7 @@ class _LazyParameter(nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, object]) -> nn.Parameter:
         self.pending.finish()
-        return self.__deepcopy__(memo)  # of the class that it has now
+        return self.__deepcopy__(memo)  # that of nn.Parameter now
 
 
 def _wait_for_own(module: nn.Module, _: object) -> None:
@@ -103,15 +105,15 @@ def _wait_for_own(module: nn.Module, _: object) -> None:
 
 
 def _pending_of(given: Iterable[object]) -> Iterator[_PendingParam]:
-    """Of the parameters in what a function was given, in lists and in tables, too."""
+    """Yield the pending gathers of parameters among what a function was given, also in lists and tables."""
     return (param.pending for param in operands(_LazyParameter, given))
 
 
 def _require_interpreted(model: nn.Module) -> None:
-    """Compiled code reads weights without asking, or is compiled anew for those that are under way."""
+    """Raise `UserError` for compiled modules, which read weights directly or would be compiled again."""
     for name, module in cast("Iterator[tuple[str, nn.Module]]", model.named_modules()):
         if torch_private.is_compiled(module) or "ScriptModule" in type(module).__name__:
             raise UserError(
-                f"prefetch: {name or 'the model'} is compiled, and compiled code does not wait for weights: "
-                "leave one of them out"
+                f"overlap_param_gather: {name or 'the model'} is compiled, and compiled code does not wait "
+                "for weights: leave one of them out"
             )

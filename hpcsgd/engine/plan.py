@@ -1,7 +1,7 @@
-"""How a step of a method goes, decided once: the engine carries the plan out, the cost model prices it.
+"""The plan of a method's step, decided once: the engine executes it, and the cost model computes its price.
 
-A method that changes to another one has a plan for each of them (`StepPlan.stages`). The engine carries out
-the plan of the whole, whose parts act for the method whose turn it is; the cost model prices the stages.
+A method that switches to another one has a plan for each of them (`StepPlan.sequence`). The engine executes
+the plan of the whole, whose parts act for the current method. The cost model prices the plans in sequence.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Update:
     """How an optimizer updates a model."""
 
     sees: Literal["elements", "tensors", "model"] = "elements"
-    """What it has to see whole: no more than an element, a tensor, or all of the model."""
+    """What it has to see whole: only an element, a tensor, or all of the model."""
     by_itself: bool = True
-    """Whether its class is known to update each element or each tensor by itself, whatever the user says."""
+    """True if its class is known to update each element or tensor separately, whatever the user says."""
     optimizer: str = "the optimizer"
-    """What to call it."""
+    """Its name in messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +35,28 @@ class StepPlan:
     """One step of a method, for one kind of optimizer and model."""
 
     grad_reduce: GradReduce
-    """The method's, as it has to be for this optimizer and model."""
+    """The method's gradient reduction, adapted to this optimizer and model."""
     schedule: Schedule
     averager: Averager
     sharding: Literal["elements", "tensors", "model", "rows"]
-    """What the positions of a group may not cut when they divide the model; rows: torch has divided it."""
+    """The units that shards may not cut; rows: torch has sharded the model (FSDP)."""
     update_per_bucket: bool
-    """Whether a bucket is updated while gradients of others are on their way."""
+    """True if a bucket is updated while gradients of others are being reduced."""
     decided_before_update: bool
-    """Whether it is known before the update if groups average after it."""
+    """True if it is known before the update whether groups average after it."""
     sequence: tuple[tuple[int | None, StepPlan], ...] = ()
-    """Of a method that changes to another one: the plan of each, with its last step; None: nobody can tell
-    beforehand, or it is the last one."""
+    """For a method that switches to another one: the plan of each, with its last step. None: the step is not
+    known in advance, or it is the last plan."""
 
     @classmethod
     def of(cls, method: Method, update: Update = Update(), *, by_torch: bool = False) -> StepPlan:
-        """Plan a step of `method` for an optimizer that makes such an `update`; `by_torch`: of a model that
-        torch has sharded over the group.
+        """Plan a step of `method` for an optimizer that makes such an `update`; `by_torch`: of an FSDP model.
 
-        Groups that are jobs of their own may be of several K, and average models that are laid out alike:
-        there nobody owns tensors.
+        Groups that are separate jobs may have different K, yet average models of one layout. So no rank owns
+        whole tensors there.
 
         Raises:
-            UserError: If torch has sharded the model, and the optimizer or the exchange needs all of it.
+            UserError: If the model is an FSDP model, and the optimizer or the reduction needs all of it.
         """
         exchange, sharding = method.grad_reduce, update.sees
         if by_torch:
@@ -79,7 +78,7 @@ class StepPlan:
         return replace(plan, sequence=tuple((until, plan.carries_out(each)) for until, each in stages))
 
     def carries_out(self, stage: StepPlan) -> StepPlan:
-        """Return a stage as the engine carries it out: this plan says what is done bucket by bucket."""
+        """Return a stage as the engine executes it: with this plan's decisions about single buckets."""
         return replace(
             stage,
             update_per_bucket=self.update_per_bucket,
@@ -87,14 +86,14 @@ class StepPlan:
         )
 
     def of_run(self, steps: int, after: int = 0) -> list[tuple[StepPlan, int]]:
-        """Return the plans that a run goes by, one after the other, each with how many steps it is for.
+        """Return the plans that a run uses, one after the other, each with its number of steps.
 
         Args:
-            steps: of the run, those before this plan among them.
-            after: how many are made before this plan.
+            steps: Steps of the run, including those before this plan.
+            after: Steps before this plan.
 
         Raises:
-            UserError: If nobody can tell beforehand when the method changes to another one.
+            UserError: If it is not known in advance when the method switches to another one.
         """
         found: list[tuple[StepPlan, int]] = []
         for until, stage in self.sequence[:-1]:
@@ -103,7 +102,7 @@ class StepPlan:
                     'nobody can tell when this method changes to its second one (at = "first lr decay"): '
                     'plan each of the two by itself, or give name = "switch" with at = a number of steps'
                 )
-            end = until if after < until < steps else steps  # a change whose step is over never comes
+            end = until if after < until < steps else steps  # a switch whose step is over never comes
             found += stage.of_run(end, after)
             after = end
         last = self.sequence[-1][1] if self.sequence else None
@@ -113,43 +112,43 @@ class StepPlan:
 
     @property
     def waits(self) -> Waits:
-        """Who waits for whom. Of a method that changes to another one: of both, and when it changes."""
+        """Which groups wait for which; for a method that switches, for both parts and with the switch."""
         return waits_of(self.grad_reduce, self.schedule, self.averager)
 
     @property
     def quantizes_gather(self) -> QuantizedGather | None:
-        """What makes one model of the positions' chunks, where that is no plain allgather."""
+        """The gradient reduction if it replaces the allgather of shards, else None."""
         return quantized_gather(self.grad_reduce)
 
     @property
     def divides_tensors(self) -> bool:
-        """Whether each position owns some tensors, and none of them is cut."""
+        """True if each rank of a group owns some tensors, and none of them is cut."""
         return self.sharding == "tensors" and self.grad_reduce.traits.shards
 
     @property
     def gather_per_bucket(self) -> bool:
-        """Whether a bucket is gathered while others are updated, in steps after which nobody averages."""
+        """True if a bucket is gathered while others are updated, in steps without averaging."""
         return self.update_per_bucket and self.decided_before_update and self.quantizes_gather is None
 
     def sync_rate(self, measured: float | None = None) -> float:
-        """Return the share of steps after which groups average; `measured` where the schedule cannot tell.
+        """Return the share of steps after which groups average; `measured` if the schedule does not know.
 
         Raises:
-            UserError: If it cannot, and nobody has measured it.
+            UserError: If neither is known.
         """
         rate = self.schedule.traits.rate
         if rate is not None:
             return rate
         if measured is None:
             raise UserError(
-                "how often the groups meet depends on the gradients: say the share of steps, from a probe of "
-                "delta or an earlier run"
+                "how often the groups average depends on the gradients: give the share of steps, from a "
+                "probe of delta or an earlier run"
             )
         return measured
 
 
 def _in_rows(exchange: GradReduce, update: Update) -> GradReduce:
-    """Return what is left of `exchange` where each position has no more than rows of a tensor."""
+    """Return the part of `exchange` that is left to do if each rank has only rows of a tensor."""
     if update.sees != "elements":
         raise UserError(
             f"parameters are sharded by torch, and {update.optimizer} is not known to update every "

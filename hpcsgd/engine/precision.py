@@ -1,9 +1,8 @@
-"""In how many bits a model is trained: what the forward pass, the backward pass and the step do about it.
+"""The precision of training, and what the forward pass, the backward pass and the step do for it.
 
 P. Micikevicius et al.: Mixed Precision Training, ICLR 2018. ``bf16`` and ``fp16`` are torch's autocast:
-parameters stay as they are, and what gains by it is computed in 16 bits. float16 has few exponents: its
-losses are scaled. ``bf16_master`` has bfloat16 parameters, too, and so half the bytes on the wire: see
-`master`.
+parameters stay as they are, and suitable operations run in 16 bits. float16 has few exponents, so its losses
+are scaled. ``bf16_master`` also has bfloat16 parameters, and so sends half the bytes: see `master`.
 """
 
 from __future__ import annotations
@@ -22,27 +21,29 @@ from hpcsgd.errors import UserError
 
 @dataclass(frozen=True)
 class Precision:
-    """Of a training on devices of type `device`; without more, that of the parameters."""
+    """The precision of training on devices of type `device`; by default that of the parameters."""
 
     device: str = "cpu"
     computes: torch.dtype | None = None
-    """What autocast computes in."""
+    """The dtype of autocast."""
     scaler: GradScaler | None = None
     master: torch.dtype | None = None
-    """What parameters are updated in; the model's are then of the type that it computes in."""
+    """The dtype of updates; the model's parameters then have the dtype `computes`."""
 
     def computing(self) -> AbstractContextManager[object]:
-        """Around the forward pass and the loss, in training and in evaluations."""
+        """Return the context for the forward pass and the loss, in training and in evaluation."""
         return nullcontext() if self.computes is None else torch.autocast(self.device, self.computes)
 
     def backward(self, loss: Tensor) -> None:
-        """The gradients of `loss`, scaled where that is needed."""
+        """Compute the gradients of `loss`, scaled if needed."""
         # torch has no types for it.
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # pyright: ignore[reportUnknownMemberType]
 
     def step(self, optimizer: optim.Optimizer, **arguments: Any) -> bool:
-        """That of `optimizer`, with these arguments; whether it was made, and not left out by all ranks since
-        gradients of one overflowed. Collective where that is."""
+        """Make one step of `optimizer`; collective if its `step` is.
+
+        Return False if all ranks skipped the step because a gradient overflowed on some rank.
+        """
         if self.scaler is None:
             optimizer.step(**arguments)
             return True
@@ -52,11 +53,11 @@ class Precision:
         return self.scaler.get_scale() >= scale
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale and where it has come to, the same on all ranks; nothing where none is needed."""
+        """Return the loss scale and its progress, the same on all ranks; empty without a scaler."""
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; without a state the scale starts anew."""
+        """Continue from `state`; if it is empty, the scale starts anew."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(state)
 
@@ -67,11 +68,11 @@ PRECISIONS: Mapping[str, Callable[[str], Precision]] = {
     "fp16": lambda kind: Precision(kind, torch.float16, scaler=GradScaler(kind)),
     "bf16_master": lambda kind: Precision(kind, torch.bfloat16, master=torch.float32),
 }
-"""As job files call them, on devices of a type."""
+"""Functions by their names in job files; each takes a device type."""
 
 
 def precision(name: str, device: torch.device) -> Precision:
-    """One of `PRECISIONS`. Raises `UserError` where devices of that type do not have it."""
+    """Return one of `PRECISIONS`, or raise `UserError` if devices of that type do not support it."""
     made = PRECISIONS[name](device.type)
     if made.computes is not None and not torch.amp.is_autocast_available(device.type):
         raise UserError(

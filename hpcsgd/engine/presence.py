@@ -1,8 +1,8 @@
-"""Which gradients are there on this rank, and what follows where ranks differ.
+"""The gradients that exist on this rank, and what follows if ranks differ.
 
 As in plain PyTorch and in DistributedDataParallel, a parameter is updated only if it has a gradient. Ranks
-that share a parameter may differ in that: one that has none counts as having zero, and the parameter is
-skipped if no rank has one. Where all have all there is nothing to compare.
+that share a parameter may differ in that. A rank without a gradient counts as having zero. The parameter is
+skipped if no rank has one. If all ranks have all gradients, there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from hpcsgd.errors import UserError
 
 
 class Presence(IntEnum):
-    """Of a gradient on one rank."""
+    """The state of a gradient on one rank."""
 
     THERE = 0
     MISSING = 1
-    """No backward pass of this step has brought one."""
+    """No backward pass of this step has computed one."""
     DROPPED = 2
-    """It has been sent, and the training loop has set it to None since."""
+    """It was sent, and the training loop has set it to None since."""
     FROZEN = 3
     """The parameter does not require one."""
 
 
 class Progress(IntEnum):
-    """How far the gradients of a step are on one rank."""
+    """The progress of a step's gradients on one rank."""
 
     NONE = 0
-    """No backward pass has brought one since the last step."""
+    """No backward pass has computed one since the last step."""
     RECEIVED = 1
     AVERAGED = 2
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """What one rank has, or all ranks together: every parameter without a gradient, and why.
+    """The parameters without a gradient, and why: of one rank, or of all ranks together.
 
-    The parameters are numbered as they lie in the buckets.
+    Parameters are numbered in the order in which they lie in the buckets.
     """
 
     missing: Mapping[int, Presence]
 
     @property
     def digest(self) -> int:
-        """Return a number that differs where ranks have different gradients; 0 where none is missing."""
+        """A number that differs if ranks have different gradients; 0 if none is missing."""
         text = repr(sorted((number, int(kind)) for number, kind in self.missing.items()))
         return zlib.crc32(text.encode()) if self.missing else 0
 
     def without(self, number: int) -> Gradients:
-        """Return the others: this one is there after all."""
+        """Return these gradients with that of parameter `number` present."""
         return Gradients({other: kind for other, kind in self.missing.items() if other != number})
 
     def packed(self, count: int) -> bytes:
@@ -67,8 +67,9 @@ class Gradients:
 def found(
     buckets: Sequence[Bucket], sent: int, arrived: Mapping[Slot, int], unused: Container[Slot]
 ) -> Gradients:
-    """Look for the gradients of this step; the first `sent` buckets have been sent. Those of `unused`
-    parameters are missing, whatever is in their place.
+    """Look for the gradients of this step; the first `sent` buckets have been sent.
+
+    Gradients of `unused` parameters count as missing, whatever `param.grad` is.
 
     Raises:
         UserError: If a gradient has been replaced after it was sent.
@@ -86,8 +87,10 @@ def found(
 
 
 def found_again(buckets: Sequence[Bucket], before: Gradients) -> Gradients:
-    """Look for gradients that have been averaged already, `before` saying which were missing then. What the
-    training loop has put in the place of one counts from now on."""
+    """Look again for gradients that have been averaged; `before` says which were missing then.
+
+    A gradient that the training loop has replaced counts with its new value.
+    """
     missing: dict[int, Presence] = {}
     slots = (slot for bucket in buckets for slot in bucket.slots)
     for number, slot in enumerate(slots):
@@ -101,22 +104,22 @@ def found_again(buckets: Sequence[Bucket], before: Gradients) -> Gradients:
 
 
 def are_of_last_step(slots: Sequence[Slot]) -> bool:
-    """Whether the gradients there are those of the step before, of which each rank has its own part."""
+    """Return whether all gradients are those of the step before, of which each rank has only a part."""
     there = [slot for slot in slots if slot.gradient is not None]
     return bool(there) and all(slot.pending and slot.is_attached() for slot in there)
 
 
 def blank_dropped(gradients: Gradients, slots: Sequence[Slot], buckets: Sequence[Bucket]) -> None:
-    """Have zeros in these `buckets` for gradients that were dropped after they had been sent."""
+    """Fill gradients in these `buckets` with zeros if they were dropped after they had been sent."""
     dropped = {slots[number] for number, kind in gradients.missing.items() if kind is Presence.DROPPED}
     for slot in (slot for bucket in buckets for slot in bucket.slots if slot in dropped):
         slot.blank()
 
 
 class PresenceAgreement:
-    """Ranks agree on a `call` and on who has which gradients, of which this one has `mine`; collective.
+    """An agreement of ranks on a `call` and on which gradients exist; this rank has `mine`. Collective.
 
-    The `slots` are those of all parameters.
+    `slots` are those of all parameters.
     """
 
     def __init__(self, agreement: Agreement, call: Call, mine: Gradients, slots: Sequence[Slot]) -> None:
@@ -124,10 +127,10 @@ class PresenceAgreement:
         self._comparison = agreement.begin(call, mine.digest)
 
     def wait(self) -> Gradients:
-        """Return what the ranks have together.
+        """Return the gradients of all ranks together.
 
         Raises:
-            UserError: As `Comparison.wait`, and as `joined`.
+            UserError: As in `Comparison.wait` and `united`.
         """
         if self._comparison.wait():
             return self._mine
@@ -136,10 +139,10 @@ class PresenceAgreement:
 
 
 def united(ranks: Sequence[bytes], names: Sequence[str], world_rank: Callable[[int], int]) -> Gradients:
-    """Return what the ranks have together, of a byte of `Presence` for each parameter from each of them.
+    """Return the gradients of all ranks together, from each rank's byte of `Presence` per parameter.
 
     Raises:
-        UserError: If a parameter is frozen, or its gradient dropped after it was sent, on some ranks alone.
+        UserError: If only some ranks have frozen a parameter, or dropped its gradient after it was sent.
     """
     missing: dict[int, Presence] = {}
     for number, kinds in enumerate(zip(*ranks, strict=True)):
@@ -152,7 +155,7 @@ def united(ranks: Sequence[bytes], names: Sequence[str], world_rank: Callable[[i
 
 
 def refuse_stale(slot: Slot) -> NoReturn:
-    """Raise `UserError` for a gradient that was added to one of which a rank has its own part alone."""
+    """Raise `UserError` for a gradient that was added to one of which this rank has only a part."""
     raise UserError(
         f"gradient of {slot.name} was added to that of an earlier step, or to one that has been averaged and "
         "clipped, of which this rank does not keep all: call optimizer.zero_grad() between step() and the "
@@ -169,7 +172,7 @@ def refuse_in_backward() -> NoReturn:
 
 
 def refuse_graph() -> NoReturn:
-    """Raise `UserError` for gradients that are used, perhaps differentiated, and have lost their graph."""
+    """Raise `UserError` for gradients that are used, and perhaps differentiated, without their graph."""
     raise UserError(
         "gradients of backward(create_graph=True) are used, but averaged gradients have no graph: compute "
         "what you differentiate by torch.autograd.grad(loss, parameters, create_graph=True), and clip by "
@@ -201,7 +204,7 @@ def _kind(slot: Slot, *, was_sent: bool) -> Presence:
 
 
 def _require_possible(kinds: Sequence[Presence], name: str, world_rank: Callable[[int], int]) -> None:
-    """A frozen parameter is frozen everywhere, and what has been sent is sent by all or dropped by all."""
+    """Raise `UserError` unless all ranks or none have frozen the parameter or dropped a sent gradient."""
     there = [rank for rank, kind in enumerate(kinds) if kind is Presence.THERE]
     for rank, kind in enumerate(kinds):
         if kind is Presence.FROZEN and set(kinds) != {kind}:

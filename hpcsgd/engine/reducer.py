@@ -1,4 +1,4 @@
-"""Averages gradients among ranks while the backward pass goes on."""
+"""The reduction of gradients among ranks while the backward pass goes on."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from hpcsgd.errors import UserError
 
 
 class GradientReducer:
-    """Hands each bucket to `exchange` once its last gradient is there, always in the order of the buckets.
+    """Reduces each bucket with `exchange` once its last gradient is ready, in the order of the buckets.
 
     Gradients become ready in another order on each rank, so a bucket waits for those before it. Buckets that
     did not become ready are sent by `finish`, with zeros for missing gradients. `departing` is called when
     the first bucket of a step is sent. Every use of the averaged gradients begins with an agreement of the
-    ranks that share them now, in a call of the name that `calling` gets. If the exchange `remembers` what it
-    has seen, a missing gradient counts as zero, since what was kept of earlier ones still comes.
+    ranks that share them, in a call with the name that `calling` gets. `remembers`: the reduction keeps
+    gradients for later steps. A missing gradient then counts as zero, since the kept ones are still added.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class GradientReducer:
         activity = lambda: f"backward() of step {calling('backward()').t + 1}"  # noqa: E731
         self._sending = SendsGradients(exchange, buckets, departing, activity)
         self._pending_params: dict[Slot, int] = {}
-        self._had_graph = False  # gradients of this step, which are averaged without it
+        self._had_graph = False  # True if a gradient of this step had a graph, which averaging would lose
         self._averaged = False
-        """Whether the gradients of this step are averaged, and none has arrived since."""
+        """True if this step's gradients are averaged, and none was computed since."""
         self._whole = True
-        """Whether this rank has all of the gradients that were averaged last, and not its own part alone."""
+        """True if this rank has all of the gradients averaged last, not only its own part."""
         self._gradients = Gradients({})
         self._unused = Unused(self._slots)
         self._stale: set[Slot] = set()
-        """Whose gradients were added to those of an earlier step: nobody may use them."""
+        """Slots whose gradients were added to those of an earlier step: using them is an error."""
         self._reset()
         use = WeakMethod(self._use)
         for index, bucket in enumerate(self._buckets):
@@ -71,7 +71,7 @@ class GradientReducer:
     def absent(self) -> list[Slot]:
         """Return the parameters that have no gradient in this step, and are not to be updated.
 
-        What the averager has given one, of other groups, is a gradient.
+        A gradient that the averager has added from other groups counts as one.
         """
         found: list[Slot] = []
         for number, kind in self._gradients.missing.items():
@@ -84,7 +84,7 @@ class GradientReducer:
 
     @property
     def progress(self) -> Progress:
-        """How far the gradients of the next step are, those that somebody has put in place by hand, too."""
+        """Progress of the next step's gradients, including those set by the user."""
         if self._averaged:
             return Progress.AVERAGED
         there = self._pending_params or any(
@@ -94,7 +94,7 @@ class GradientReducer:
 
     @property
     def accumulated(self) -> int:
-        """How many backward passes of this step have brought gradients that are there."""
+        """Number of backward passes of this step whose gradients still exist."""
         return max((n for slot, n in self._pending_params.items() if slot.gradient is not None), default=0)
 
     @property
@@ -107,14 +107,12 @@ class GradientReducer:
         ]
 
     def finish(self, call: Call) -> None:
-        """Return once every bucket has been averaged, at once if they have been since the last gradient was
-        computed; all ranks that share gradients are in the same `call`."""
+        """Return once every bucket has been averaged; all ranks that share gradients are in one `call`."""
         for _ in self.received(call):
             pass
 
     def received(self, call: Call) -> Iterator[Sequence[Bucket]]:
-        """All buckets in their order, so many together as have been averaged by the time that one waits for
-        the first of them."""
+        """Yield all buckets in their order, as many at once as have been averaged while waiting for one."""
         if self._averaged or self._are_of_last_step():
             found = presence.found_again(self._buckets, self._gradients)
             self._conclude(found, self._begin_agreement(call, found))
@@ -141,8 +139,10 @@ class GradientReducer:
             yield buckets
 
     def synchronize(self, call: Call) -> None:
-        """Return once `param.grad` is the averaged gradient, whole, of every parameter that has one on any
-        rank. It may be read and changed then: the update uses what is there. Collective."""
+        """Return once `param.grad` is the whole averaged gradient, for every parameter with one on any rank.
+
+        It may then be read and changed: the update uses its values. Collective.
+        """
         if self._had_graph:
             presence.refuse_graph()
         self.finish(call)
@@ -156,18 +156,18 @@ class GradientReducer:
         self._settle(self._buckets)
 
     def scaled(self) -> None:
-        """What this rank updates by has been scaled, and nothing else of the gradients."""
+        """Note that only the part of the gradients that this rank updates with has been scaled."""
         if self._divided:
             self._whole = False
             for slot in self._slots:
                 slot.pend()
 
     def zeroed(self) -> None:
-        """All gradients are zero now, and so whole."""
+        """Note that all gradients are zero now, and so whole."""
         self._settle(self._buckets)
 
     def discard(self, name: str) -> None:
-        """Forget the gradients of this step, in the call `name`. Where some have been sent all ranks do."""
+        """Discard the gradients of this step in the call `name`; collective if some have been sent."""
         if self._sending.sent:
             if self.remembers:
                 raise UserError(
@@ -186,26 +186,28 @@ class GradientReducer:
         self._averaged = self._had_graph = False
 
     def settle(self, call: Call) -> None:
-        """`finish` if gradients have begun to leave, which may be so on some ranks alone: whatever else is
-        sent before the update could overtake them."""
+        """Call `finish` if gradients have begun to be sent, perhaps only on some ranks.
+
+        Otherwise other messages before the update could overtake them.
+        """
         if self._overlap and self.passes in self._pending_params.values():
             self.finish(call)
 
     def start_over(self) -> None:
-        """The averaged gradients have been used."""
+        """Note that the averaged gradients have been used."""
         self._averaged = self._had_graph = False
 
     def _use(self) -> None:
-        """Somebody uses a gradient that is not averaged yet, or not whole."""
+        """Average gradients because one is used that is not averaged yet, or not whole."""
         if torch_private.in_backward():
             presence.refuse_in_backward()
         self.synchronize(self._calling("a use of param.grad"))
 
     def _gradient_ready(self, index: int, place: int) -> None:
-        """The gradient of a bucket's parameter is there."""
+        """Count a gradient that autograd has computed, and send buckets that are complete."""
         slot = self._buckets[index].slots[place]
         if not slot.at_home():
-            return  # another DistributedOptimizer has it now, or step() will complain
+            return  # the parameter belongs to another DistributedOptimizer now, or step() will raise an error
         if captured(slot.param.device):
             raise UserError(
                 "a backward pass is being captured as a CUDA graph, but messages between ranks cannot be "
@@ -232,15 +234,14 @@ class GradientReducer:
                 self._send_ready()
 
     def _is_fresh(self, slot: Slot, *, was_sent: bool) -> bool:
-        """Whether what has just been added to the gradient of `slot` was added to nothing, or to what is of
-        this step, too."""
+        """Return whether the latest gradient of `slot` was added to nothing, or to gradients of this step."""
         again = slot in self._pending_params
         if slot.is_attached():
             if was_sent:
                 presence.refuse_changed(slot, self.passes)
             return again or not slot.pending or slot in self._unused
         if again and not (slot.gradient is not None and slot.gradient.requires_grad):
-            self.discard("zero_grad()")  # of the model, since the last backward pass
+            self.discard("zero_grad()")  # model.zero_grad() was called since the last backward pass
         return True
 
     def _send_ready(self) -> None:
@@ -263,12 +264,12 @@ class GradientReducer:
         return PresenceAgreement(self._agreement(), call, gradients, self._slots)
 
     def _conclude(self, mine: Gradients, agreement: PresenceAgreement) -> None:
-        """Take over what the ranks have together: `param.grad` is None where no rank has a gradient."""
+        """Use the ranks' agreement: `param.grad` becomes None if no rank has a gradient."""
         self._gradients = agreement.wait()
         for number in mine.missing:
             slot = self._slots[number]
             if self.remembers and self._gradients.missing.get(number) is Presence.MISSING:
-                # What the exchange has kept of earlier gradients still comes.
+                # The reduction still adds what it has kept of earlier gradients.
                 self._gradients = self._gradients.without(number)
             if number in self._gradients.missing:
                 slot.hide()
@@ -278,15 +279,14 @@ class GradientReducer:
                 slot.pend()
 
     def _are_of_last_step(self) -> bool:
-        """Whether a step is made by the gradients of the one before it, of which each rank has its own
-        part."""
+        """Return whether the step uses the previous step's gradients, of which each rank has a part."""
         for slot in self._stale:
             if slot.is_attached():
                 presence.refuse_stale(slot)
         return not self._pending_params and self._divided and presence.are_of_last_step(self._slots)
 
     def _settle(self, buckets: Sequence[Bucket]) -> None:
-        """Gradients of these are averaged, and whole."""
+        """Mark the gradients of these buckets as averaged and whole."""
         for bucket in buckets:
             for slot in bucket.slots:
                 slot.settle()

@@ -1,4 +1,4 @@
-"""The buckets of one step on their way: handed to the exchange in their order, and waited for."""
+"""The gradient reductions of one step: buckets are sent in their order, and waited for."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from hpcsgd.errors import UserError
 
 
 class SendsGradients:
-    """Hands `buckets` to the `exchange`. `departing` is called when the first one of a step is sent; what is
-    sent then belongs to what `activity` returns, such as "backward() of step 3"."""
+    """Sends `buckets` through `exchange`, the gradient reduction.
+
+    `departing` is called when the first bucket of a step is sent. Errors name what `activity` returns then,
+    such as "backward() of step 3".
+    """
 
     def __init__(
         self,
@@ -32,20 +35,19 @@ class SendsGradients:
         self.start_over()
 
     def start_over(self) -> None:
-        """The next bucket is the first one of a step."""
+        """Prepare for the first bucket of a step."""
         self._context: ReduceContext | None = None
         self.sent: list[Work] = []
-        """The exchanges of those that have been sent."""
+        """The reductions of the buckets that have been sent."""
         self._versions: list[int] = []
         self._doing = ""
 
     def gradient_ready(self, index: int) -> None:
-        """Remember the stream on which a gradient of this bucket was computed: autograd has one for whatever
-        was computed on one."""
+        """Remember the stream on which a gradient of this bucket was computed; autograd may use several."""
         self._arrived_on[index].join()
 
     def send_until(self, stop: int) -> None:
-        """Send all buckets before that number."""
+        """Send all buckets before number `stop`."""
         if self._context is None:
             self._context, self._doing = self._departing(), self._activity()
         with phase("gradients"), doing(self._doing):
@@ -58,7 +60,7 @@ class SendsGradients:
                 self._versions.append(bucket.version())
 
     def require_unchanged(self) -> None:
-        """Raise `UserError` if somebody has written into gradients since they were sent."""
+        """Raise `UserError` if gradients were written to since they were sent."""
         if self._versions != [bucket.version() for bucket in self._buckets[: len(self.sent)]]:
             raise UserError(
                 "gradients were changed between backward() and step(), after they had been sent, by way of a "
@@ -74,7 +76,7 @@ def wait_for(works: Sequence[Work]) -> None:
 
 
 def arrived(waiting: Sequence[Work]) -> int:
-    """Wait for the first exchange, and return how many are over, from the first on."""
+    """Wait for the first reduction, and return how many of the first ones are done."""
     count = 0
     with phase("gradients"):
         for work in waiting:
@@ -86,9 +88,10 @@ def arrived(waiting: Sequence[Work]) -> int:
 
 
 def call_on_arrival(param: nn.Parameter, method: Callable[..., None], *given: int) -> None:
-    """Have the bound `method` called with what is `given` whenever a backward pass has brought a gradient of
-    `param`. It is known by a weak reference: Python's garbage collector does not see what torch's hooks hold,
-    and all of it would stay for ever.
+    """Call the bound `method` with `given` whenever a backward pass has computed a gradient of `param`.
+
+    The hook holds a weak reference. Python's garbage collector does not see what torch's hooks hold, so with
+    a strong one the object would never be freed.
     """
     known = WeakMethod(method)
 

@@ -1,9 +1,8 @@
-"""The user's optimizer on what this position owns.
+"""The user's optimizer, run on the shards that this rank owns.
 
-Its object, its `param_groups` dicts and whatever points at them (learning-rate schedulers) stay, and
-`["params"]` are the model's parameters, as the user gave them. While the optimizer itself runs, this
-position's pieces are there in their place. Optimizer state exists only for these: M/K elements for each state
-tensor.
+The optimizer object, its `param_groups` dicts and whatever refers to them (learning-rate schedulers) stay.
+`["params"]` are the model's parameters, as the user gave them. While the optimizer itself runs, this rank's
+parts of them take their place. Optimizer state exists only for these: M/K elements per state tensor.
 """
 
 from __future__ import annotations
@@ -41,15 +40,17 @@ from hpcsgd.errors import UserError
 
 
 class RangeState(NamedTuple):
-    """The optimizer's state of one piece: what has a value for every element, and everything else."""
+    """The optimizer's state of one `ShardRange`: values with an entry for each element, and all others."""
 
     elements: dict[str, Tensor]
     rest: dict[str, Any]
 
 
 class ShardedOptimizer(AtWork):
-    """`optimizer`, updating this position's pieces, or whole parameters where `cut` is False; those of fewer
-    bits than the dtype `master` by way of copies of that."""
+    """Runs `optimizer` on this rank's parts of parameters, or on whole parameters if `cut` is False.
+
+    `master`: parameters with fewer bits than this dtype are updated through copies of this dtype.
+    """
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class ShardedOptimizer(AtWork):
         self.optimizer = optimizer
         self.known = is_elementwise(optimizer) or is_tensorwise(optimizer)
         self._casts = type(optimizer).load_state_dict is optim.Optimizer.load_state_dict
-        """Whether loaded state gets the types of parameters, and the optimizer does not choose them."""
+        """True if loaded state is cast to the dtypes of parameters, as in torch's own `load_state_dict`."""
         self._params = [param for group in optimizer.param_groups for param in group["params"]]
         self._sizes = [len(group["params"]) for group in optimizer.param_groups]
         numbers = [g for g, size in enumerate(self._sizes) for _ in range(size)]
@@ -88,7 +89,7 @@ class ShardedOptimizer(AtWork):
         return bool(self._masters)
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Every state tensor by name, in the order of `held`, whether or not there was a gradient for it."""
+        """Return every state tensor by name, in the order of `held`, also where no gradient was seen."""
         with self.ranges():
             complete(self.optimizer, [held.tensor for held in self.held if held.param.requires_grad])
         named: dict[str, list[Tensor]] = {}
@@ -99,7 +100,7 @@ class ShardedOptimizer(AtWork):
         return named
 
     def reset(self) -> None:
-        """As if the optimizer had just been made, with the options that it has now."""
+        """Reset the state to that of a new optimizer with the current options."""
         for each in self._all:
             each.state.clear()
         with self.ranges():
@@ -112,7 +113,7 @@ class ShardedOptimizer(AtWork):
             start_counters(self.optimizer)
 
     def state_dict(self, group: Communicator) -> dict[str, Any]:
-        """What a plain optimizer over the whole parameters would return; collective over the group."""
+        """Return the state of a plain optimizer over the whole parameters; collective over the group."""
         self._require_nothing_else()
         mine = [((held.index, held.start, held.stop, held.whole), self._state(held)) for held in self.held]
         everyone = group.gather_objects(on_host(mine)) if self._cut else [mine]
@@ -130,7 +131,7 @@ class ShardedOptimizer(AtWork):
         return {"state": state | shared_state(self.optimizer), "param_groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`; also takes the state of a plain optimizer."""
+        """Load a result of `state_dict`, or the state of a plain optimizer."""
         sizes = [len(group["params"]) for group in state["param_groups"]]
         if sizes != self._sizes:
             raise UserError(
@@ -145,11 +146,11 @@ class ShardedOptimizer(AtWork):
         self._distribute({i: state["state"][n] for i, n in enumerate(order) if n in state["state"]})
 
     def groups(self) -> Mapping[nn.Parameter, int]:
-        """In which param group each parameter is."""
+        """Return the index of each parameter's parameter group."""
         return self._groups
 
     def states_by_range(self) -> Iterator[tuple[Bucket, ShardRange, RangeState]]:
-        """For everything this position owns, the optimizer's state; element-wise tensors cut to the piece."""
+        """Yield the optimizer's state of all that this rank owns, element-wise tensors cut to each range."""
         self._require_nothing_else()
         by_start = {(held.param, held.start): held for held in self.held}
         for bucket in self._buckets:
@@ -164,7 +165,7 @@ class ShardedOptimizer(AtWork):
                 yield bucket, piece, found
 
     def load_states(self, lookup: Callable[[nn.Parameter, int, int], RangeState]) -> None:
-        """Take the state of elements [start, stop) of each parameter, as `states_by_piece` gave it."""
+        """Load the state of elements [start, stop) of each parameter, as `states_by_range` yields it."""
         trained = {slot.param for bucket in self._buckets for slot in bucket.slots}
         for held in self.held:
             if held.param in trained:
@@ -176,7 +177,7 @@ class ShardedOptimizer(AtWork):
                 self._take_state(held, rest | elements)
 
     def require_state_in_use(self) -> None:
-        """Raise `UserError` if somebody has replaced state where the optimizer does not look for it."""
+        """Raise `UserError` if state was put where the optimizer does not look for it."""
         if not self.whole:
             require_used(self.optimizer, self._tensors)
 
@@ -185,12 +186,12 @@ class ShardedOptimizer(AtWork):
             require_saved(self.optimizer, self._tensors)
 
     def _state(self, held: OptimizerParam) -> dict[str, Any]:
-        """The optimizer's of what is held, and its master as one more."""
+        """Return the optimizer's state of what is held, with its master weights as one more tensor."""
         state = state_of(self._all, held.tensor)
         return state if held.master is None else {**state, MASTER: held.master.m}
 
     def _take_state(self, held: OptimizerParam, state: dict[str, Any]) -> None:
-        """The inverse."""
+        """Load a result of `_state`."""
         if (m := state.pop(MASTER, None)) is not None:
             if held.master is None:
                 raise UserError(
@@ -211,7 +212,7 @@ class ShardedOptimizer(AtWork):
         return shaped
 
     def _divide_state(self) -> None:
-        """Optimizers that have one state in common still have."""
+        """Replace states by `StateOfParts`; optimizers that share one state still share it."""
         parts: dict[nn.Parameter, list[Tensor]] = {param: [] for param in self._params}
         for held in self.held:
             if held.tensor is held.param:
@@ -238,7 +239,7 @@ class ShardedOptimizer(AtWork):
                 yield OptimizerParam(index, param, param, 0, param.numel())
 
     def _by_bucket(self) -> dict[Bucket, list[OptimizerParam]]:
-        """What is held of each; frozen parameters are in none."""
+        """Return what is held of each bucket; frozen parameters are in none."""
         bucket_of = {slot.param: bucket for bucket in self._buckets for slot in bucket.slots}
         found: dict[Bucket, list[OptimizerParam]] = {bucket: [] for bucket in self._buckets}
         for held in self.held:
@@ -260,7 +261,7 @@ class ShardedOptimizer(AtWork):
             return local(value).reshape(-1).clone()
         if has_every_element(name, value, held.param):
             part = held.cut(value.to(held.tensor.device))
-            # Of a complex parameter there may be real state, as absolute values are.
+            # A complex parameter may have real state, such as absolute values.
             same = part.is_complex() if held.is_complex else part.is_floating_point()
             return part.to(held.tensor.dtype) if same and self._casts else part
         if value.dim() and not held.whole:
@@ -270,8 +271,11 @@ class ShardedOptimizer(AtWork):
         return self._placed(held.param, name, value).clone()
 
     def _placed(self, param: nn.Parameter, name: str, value: Any) -> Any:
-        """Where torch's own optimizers have it: with the parameter, but for the number of steps, which is the
-        host's unless it is for a captured or fused update."""
+        """Return `value` on the device where torch's own optimizers keep it.
+
+        That is the parameter's device. The number of steps stays on the host, unless the update is captured
+        or fused.
+        """
         if not isinstance(value, Tensor):
             return value
         options = self.optimizer.param_groups[self._groups[param]]

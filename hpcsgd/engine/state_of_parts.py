@@ -1,7 +1,7 @@
 """The state of an optimizer that updates parts of parameters, as a training loop sees it.
 
-It is kept by part. Loops that look up `optimizer.state[param]`, to mask or to reset what is there, would find
-nothing and go on: they are refused. Optimizers around this one may keep values of their own there.
+The state is kept by part. Loops that look up `optimizer.state[param]`, to mask or reset it, would find
+nothing and continue, so the lookup raises an error. Optimizers around this one may store other values there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcsgd.errors import UserError
 
 
 class StateOfParts(defaultdict[Any, Any]):
-    """The state by tensor; `parts` are the tensors updated in place of each parameter that is divided."""
+    """The state by tensor; `parts` are the tensors updated in place of each divided parameter."""
 
     def __init__(self, state: Mapping[Any, Any], parts: Mapping[nn.Parameter, list[Tensor]]) -> None:
         super().__init__(dict, state)
@@ -38,16 +38,16 @@ class StateOfParts(defaultdict[Any, Any]):
         return super().__contains__(key) or bool(self._names(key))
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return what is there under `key`, else `default`."""
+        """Return the value of `key`, else `default`."""
         return self[key] if key in self else default  # noqa: SIM401
 
     def pop(self, key: Any, *default: Any) -> Any:
-        """Return what is there under `key`, else `default`, and remove it."""
+        """Return the value of `key`, else `default`, and remove it."""
         self._require_none(key)
         return super().pop(key, *default)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
-        """Return what is there under `key`; put `default` there before, if nothing is."""
+        """Return the value of `key`; set it to `default` first if there is none."""
         self._require_none(key)
         return super().setdefault(key, default)
 
@@ -72,8 +72,10 @@ class StateOfParts(defaultdict[Any, Any]):
 
 
 class OfWhole(MutableMapping[str, Any]):
-    """What there is under a parameter in whose place other tensors are updated: values of others than the
-    optimizer, whose own `names` are refused. It is kept once it has a value, by `keep`."""
+    """The state under a divided parameter: values of other code, as the optimizer's `names` are refused.
+
+    `keep` stores it once it has a value.
+    """
 
     def __init__(self, names: Callable[[], set[str]], keep: Callable[[OfWhole], None]) -> None:
         self._names, self._keep = names, keep
@@ -108,13 +110,13 @@ class OfWhole(MutableMapping[str, Any]):
             refuse(names)
 
     def _require_kept(self) -> None:
-        """Where nobody but the optimizer has put anything, its own state is meant."""
+        """Refuse to list values if only the optimizer has state, which is then what the caller means."""
         if not self._values and (names := self._names()):
             refuse(names)
 
 
 def refuse(names: set[str]) -> NoReturn:
-    """Raise `UserError` for state of these `names` that is looked up where the optimizer does not have it."""
+    """Raise `UserError` for state of these `names` that is looked up where the optimizer does not keep it."""
     raise UserError(
         f"{', '.join(sorted(names))} in optimizer.state was looked up or changed by parameter, but it is of "
         "what this rank updates in place of each, a part or a copy: empty all by optimizer.state.clear(), "

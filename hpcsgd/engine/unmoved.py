@@ -1,4 +1,4 @@
-"""Frozen parameters: those that do not require a gradient any more stay as they are, bit for bit."""
+"""Frozen parameters: those that do not require a gradient any more stay the same, bit for bit."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hpcsgd.core.slot import Slot
 
 
 class Unmoved:
-    """What some parameters are at the beginning of a step, for its end.
+    """Copies of some parameters from the beginning of a step, to restore them at its end.
 
-    The optimizer skips a parameter without a gradient, but averages and outer steps move the whole model:
-    they would move a frozen parameter by what groups had trained apart, or by the momentum of an outer step.
+    The optimizer skips a parameter without a gradient, but averages and outer steps change the whole model.
+    They would change a frozen parameter by the difference between groups, or by an outer step's momentum.
     """
 
     def __init__(self, slots: Iterable[Slot]) -> None:
@@ -24,6 +24,6 @@ class Unmoved:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Give them the values that they had."""
+        """Restore the values of the parameters."""
         for slot, before in self._before:
             slot.tensor.copy_(before)

@@ -1,8 +1,8 @@
-"""Gradients that no backward pass of this rank has brought, and which other ranks may have.
+"""Gradients that no backward pass of this rank has computed, but perhaps other ranks'.
 
-Training loops list the gradients that are not None, and then use them, as `clip_grad_norm_` does. Until it is
-known what other ranks have, a missing gradient is a pending one of zeros, so that it is listed, too. It does
-not count as a gradient of this rank; where no rank has one it is None again.
+Training loops collect the gradients that are not None and then use them, as `clip_grad_norm_` does. Until it
+is known what other ranks have, a missing gradient is a pending one of zeros, so that such loops see it. It
+does not count as a gradient of this rank. If no rank has one, it becomes None again.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from hpcsgd.core.slot import Slot
 
 
 class Unused:
-    """The parameters among `slots` that have such a gradient."""
+    """The parameters among `slots` with such a gradient."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._slots = slots
         self.looks = False
-        """Whether it will look at the end of the backward pass that is running."""
+        """True if it will look at the end of the running backward pass."""
         self._arrived: Collection[Slot] = ()
         self.found: set[Slot] = set()
 
@@ -28,19 +28,19 @@ class Unused:
         return slot in self.found and slot.is_attached()
 
     def drop(self) -> None:
-        """Have none in their place again."""
+        """Set such gradients to None again."""
         for slot in self.found:
             if slot.is_attached():
                 slot.hide()
         self.forget()
 
     def forget(self) -> None:
-        """The next pass is the first one of a step; the one before may have ended by an exception."""
+        """Prepare for a step's first backward pass, also if the last one ended by an exception."""
         self.found.clear()
         self.looks = False
 
     def look_after_pass(self, arrived: Collection[Slot]) -> None:
-        """Look for missing ones when the backward pass that is running ends; `arrived` grows till then."""
+        """Look for missing gradients when the running backward pass ends; `arrived` grows until then."""
         self.looks, self._arrived = True, arrived
         look = WeakMethod(self._look)
         torch_private.at_end_of_backward(lambda: (found := look()) and found())

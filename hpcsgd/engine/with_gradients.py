@@ -25,7 +25,7 @@ from hpcsgd.errors import UserError
 
 
 class WithGradients(optim.Optimizer):
-    """The calls that come between two steps of an optimizer of many ranks."""
+    """The methods of a distributed optimizer that are called between two steps."""
 
     trained: Sequence[tuple[str, nn.Parameter]]
     """The trained parameters by name."""
@@ -38,18 +38,20 @@ class WithGradients(optim.Optimizer):
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """The learning rate of each param group in the update that is due or running, warm-up included."""
+        """The learning rate of each parameter group in this or the next update, warm-up included."""
         return rates_in_force(self, self.local.optimizer)
 
     @checked
     def set_gradient_accumulation_steps(self, passes: int) -> None:
-        """From the next step on so many `passes` backwards come before each `step()`; between two steps."""
+        """Expect `passes` backward passes before each `step()` from the next step on; between two steps."""
         require_passes("passes", passes)
         self.updating.accumulate(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of the model's parameters, or zero them where not `set_to_none`; collective
-        where gradients have been sent since the last step, which does not count then."""
+        """Drop the gradients of the model's parameters, or zero them if not `set_to_none`.
+
+        Collective if gradients have been sent since the last step: these are then discarded.
+        """
         self.updating.discard("zero_grad()")
         for _, param in self.trained:
             if set_to_none:
@@ -64,8 +66,8 @@ class WithGradients(optim.Optimizer):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale the group's averaged gradient to a `norm_type` of at most `max_norm`; return the norm before.
 
-        Exact: the norm of the gradient that the update uses, over all positions. Collective; called between
-        `backward()` and `step()`. Parameters updated by this optimizer count, others do not.
+        The norm is exact: that of the gradient that the update uses, over all ranks of the group. Only
+        parameters of this optimizer count. Collective; called between `backward()` and `step()`.
         """
         max_norm = of_kind("clip_grad_norm_", "max_norm", float, max_norm)
         norm_type = of_kind("clip_grad_norm_", "norm_type", float, norm_type)
@@ -78,21 +80,22 @@ class WithGradients(optim.Optimizer):
         return norm
 
     def synchronize(self) -> None:
-        """Make `param.grad` the gradient averaged over the group, whole, to be read or changed before
-        `step()`.
+        """Make `param.grad` the whole gradient averaged over the group, for use before `step()`.
 
-        The first use of a `param.grad` between `backward()` and `step()` does the same, so that
-        `torch.nn.utils.clip_grad_norm_` and other code that was written for one process is right. Collective:
-        all ranks of the group have to call it. It sends (K−1)/K·M elements more than a step without it, where
-        this rank updates a part of the model alone.
+        The first use of a `param.grad` between `backward()` and `step()` does the same. So
+        `torch.nn.utils.clip_grad_norm_` and other code written for one process is right. Collective: all
+        ranks of the group have to call it. If this rank updates only a part of the model, it sends
+        (K−1)/K·M more elements than a step without it.
         """
         with self._during("synchronize()") as call:
             self.updating.synchronize(call)
 
     @contextlib.contextmanager
     def unscaling(self) -> Generator[None, None, None]:
-        """In the block `param_groups` are what this rank updates, with the averaged gradients, for a
-        `GradScaler`; collective. Complex numbers are two reals: torch's scaler knows no others."""
+        """In the block, let `param_groups` hold what this rank updates, with averaged gradients.
+
+        For a `GradScaler`; collective. Complex numbers appear as two reals, as torch's scaler needs them.
+        """
         with self._during("unscale_()") as call:
             self.updating.finish(call)
         with self.local.reals():
@@ -100,8 +103,10 @@ class WithGradients(optim.Optimizer):
         self.updating.scaled()
 
     def require_between_steps(self, call: str) -> None:
-        """Raise `UserError` for a `call` inside `averaged_model()`, or after some of the backward passes of a
-        step: what they have brought is nobody's state."""
+        """Raise `UserError` for a `call` inside `averaged_model()`, or among the backward passes of a step.
+
+        Gradients of passes without their step are not part of any state.
+        """
         self._block.require_left(call)
         there, expected = self.updating.accumulated
         if 0 < there < expected:
@@ -115,13 +120,12 @@ class WithGradients(optim.Optimizer):
 
     @contextlib.contextmanager
     def _during(self, name: str) -> Generator[Call, None, None]:
-        """What is sent in the block belongs to the call `name`."""
+        """Label what is sent in the block with the call `name`."""
         with doing(f"{name} of step {self._step.t + 1}"):
             yield self._call(name)
 
     def _now_frozen(self) -> list[Slot]:
-        """The parameters that do not require a gradient any more, as far as anything but their gradient would
-        move them."""
+        """Return the parameters that are frozen now, if something other than gradients could change them."""
         s = self._step
         found = self.updating.frozen()
         if found is not None or s.topology.has_one_group:

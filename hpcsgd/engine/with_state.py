@@ -1,4 +1,4 @@
-"""What an optimizer of many ranks keeps, as a part of `DistributedOptimizer`."""
+"""Saving and loading of state, as a part of `DistributedOptimizer`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcsgd.engine.sharding import ShardedOptimizer
 
 
 class WithState(optim.Optimizer):
-    """State that is saved and loaded: of the wrapped optimizer, and of the method."""
+    """The state that is saved and loaded: that of the wrapped optimizer, and that of the method."""
 
     local: ShardedOptimizer
     method: Method
@@ -25,10 +25,13 @@ class WithState(optim.Optimizer):
 
     @abstractmethod
     def ready_for(self, call: str, *, across: bool = True) -> StepContext:
-        """Have the whole model in place, and ranks, also those `across` groups, in one `call`; collective."""
+        """Finish all that is under way for a `call`, also `across` groups; return the step. Collective."""
 
     def state_dict(self) -> dict[str, Any]:
-        """As of the plain optimizer over whole parameters (this group's), and the method's; collective."""
+        """Return the state of a plain optimizer over this group's whole parameters, and the method's state.
+
+        Collective.
+        """
         topology = self.ready_for("state_dict()", across=False).topology
         state = self.local.state_dict(topology.intra_group)
         method = {role: each.to_dict() for role, each in self.method.state_dict().items()}
@@ -36,8 +39,10 @@ class WithState(optim.Optimizer):
         return {**state, "hpcsgd": ours}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take `state_dict`, made by the method of that name on this rank, or on other numbers of ranks, or a
-        plain optimizer's."""
+        """Load `state_dict`: a plain optimizer's, or a result of `state_dict()`.
+
+        The result must be of this rank, or of a job with other numbers of ranks.
+        """
         if "hpcsgd" not in state_dict:
             self.local.load_state_dict(state_dict)
             return
@@ -52,7 +57,7 @@ class WithState(optim.Optimizer):
     def resume_from(
         self, t: int, groups: Sequence[dict[str, Any]], method: Mapping[str, State] | None
     ) -> None:
-        """Go on after `t` updates with these options of param `groups` and, if any, state of the `method`."""
+        """Continue after `t` updates, with these options of parameter `groups` and state of the `method`."""
         self._step.t = t
         for group, saved in zip(self.param_groups, groups, strict=True):
             group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})

@@ -1,4 +1,4 @@
-"""Before an optimizer is wrapped: does the method fit, is it free, and what is trained?"""
+"""Checks and set-up before an optimizer is wrapped: the method, the optimizer and the trained parameters."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ from hpcsgd.errors import UserError
 
 
 class Guarded(torch_private.AskedByScaler, optim.Optimizer):
-    """Part of an optimizer of many ranks: refuses what torch's optimizers allow, and what would go wrong here
-    in silence."""
+    """Refuses what torch's optimizers allow, and what would silently go wrong in a distributed one."""
 
     scaled = False
-    """Whether an `hpcsgd.GradScaler` sees to it that ranks skip the same steps."""
+    """True if an `hpcsgd.GradScaler` makes all ranks skip the same steps."""
     _laid_out = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Any `param_group` is refused after the wrapping: the flat vectors are laid out."""
+        """Refuse a `param_group` after the wrapping, as the flat vectors are laid out."""
         if self._laid_out:
             raise UserError(
                 "add_param_group after DistributedOptimizer was made: add it to the optimizer before"
@@ -45,14 +44,14 @@ class Guarded(torch_private.AskedByScaler, optim.Optimizer):
         super().add_param_group(param_group)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse to be copied or pickled: a part of the state is on other ranks, and so are those to meet."""
+        """Refuse to be copied or pickled: a part of the state is on other ranks."""
         raise UserError(
             "a DistributedOptimizer cannot be copied or pickled: save optimizer.state_dict(), which all "
             "ranks have to call, or copy the model alone"
         )
 
     def _answer_scaler(self) -> bool:
-        """torch's asks before it looks at gradients."""
+        """Refuse torch's GradScaler, which calls this before it looks at gradients."""
         if not self.scaled:
             raise UserError(
                 "torch's GradScaler would skip other steps on each rank: use hpcsgd.GradScaler in its place"
@@ -61,29 +60,29 @@ class Guarded(torch_private.AskedByScaler, optim.Optimizer):
 
 
 class OuterWrapper(optim.Optimizer, ABC):
-    """An `optimizer` that goes around a `DistributedOptimizer`, and never inside one."""
+    """An `optimizer` that goes around a `DistributedOptimizer`, never inside one."""
 
     optimizer: optim.Optimizer
 
     @abstractmethod
     def estimates(self) -> dict[str, Any]:
-        """Return what this rank alone has learned, beside the state of the wrapped optimizer."""
+        """Return what only this rank has learned, in addition to the wrapped optimizer's state."""
 
     @abstractmethod
     def resume_from(self, saved: Mapping[str, Any] | None) -> None:
-        """Go on from `saved`, which `estimates` returned, or from nothing."""
+        """Continue from `saved`, a result of `estimates`, or start afresh if it is None."""
 
 
 _optimizers: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
-"""How many optimizers have been made for a job, by the communicator of its groups."""
+"""Number of optimizers made for a job, by the communicator of its groups."""
 
 
 def communicators(topology: Topology) -> tuple[Topology, int]:
-    """Return `job` for the next optimizer, and how many it has had; collective.
+    """Return `topology` with new communicators for the next optimizer, and the number of earlier ones.
 
-    Each optimizer has communicators and threads of its own. Ranks may need them in another order: where two
-    models are trained, which one gets its gradients first depends on the rank; and how much has been sent
-    when a training loop calls a collective of its own depends on which gradients the rank has.
+    Collective. Each optimizer has its own communicators and threads, because ranks may use them in another
+    order. With two models, which one's gradients are ready first depends on the rank. And when a training
+    loop calls a collective, the number of buckets sent depends on which gradients the rank has.
     """
     before = _optimizers.get(topology.intra_group, 0)
     _optimizers[topology.intra_group] = before + 1
@@ -96,18 +95,18 @@ def communicators(topology: Topology) -> tuple[Topology, int]:
 
 
 def require_peers(topology: Topology, method: Method) -> None:
-    """Who has peers meets nobody else, and only a method that is for peers can. Raises `UserError`."""
+    """Raise `UserError` unless `method` and `topology` are both elastic, or neither is."""
     if topology.is_elastic != method.averager.traits.elastic:
         raise UserError(
             "method ensemble_sync is for groups that are jobs of their own: start it with `hpcsgd launch`, "
             "in a batch job with `hpcsgd job ensemble`"
             if not topology.is_elastic
-            else "`hpcsgd launch` starts groups that may die, and those meet by method ensemble_sync alone"
+            else "`hpcsgd launch` starts groups that may die, which only method ensemble_sync can average"
         )
 
 
 def require_passes(name: str, passes: int) -> None:
-    """Raise `UserError` for less than one backward pass before a step."""
+    """Raise `UserError` for fewer than one backward pass before a step."""
     if passes < 1:
         raise UserError(
             f"{name} = {passes}: expected a number of backward passes ≥ 1", key=name, value=passes
@@ -115,7 +114,7 @@ def require_passes(name: str, passes: int) -> None:
 
 
 def require_sizes(gradient_accumulation_steps: int, bucket_cap_mb: float | None) -> None:
-    """Raise `UserError` for no backward pass before a step, and for buckets of no size."""
+    """Raise `UserError` for no backward pass before a step, and for buckets without a size."""
     require_passes("gradient_accumulation_steps", gradient_accumulation_steps)
     if bucket_cap_mb is not None and not 0 < bucket_cap_mb < math.inf:
         raise UserError(
@@ -128,9 +127,9 @@ def require_sizes(gradient_accumulation_steps: int, bucket_cap_mb: float | None)
 def trained_parameters(
     optimizer: optim.Optimizer, model: nn.Module, topology: Topology
 ) -> list[tuple[str, nn.Parameter]]:
-    """The optimizer's trainable parameters by name, in the model's order; those outside the model last.
+    """Return the optimizer's trainable parameters by name, in the model's order; those outside it last.
 
-    Raises `UserError` where the optimizer cannot be distributed.
+    Raises `UserError` if the optimizer cannot be distributed.
     """
     if not isinstance(optimizer, optim.Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
         kind = type(optimizer).__name__
@@ -181,8 +180,10 @@ def share_start(
     model: nn.Module,
     trained: Iterable[tuple[str, nn.Parameter]],
 ) -> None:
-    """Every rank gets rank 0's parameters and buffers, of what is sharded those of its position in group 0;
-    collective."""
+    """Give every rank rank 0's parameters and buffers; collective.
+
+    What FSDP shards comes from the rank of group 0 with the same shard index.
+    """
     theirs = {param for _, param in trained}
     frozen = [param for param in model.parameters() if param not in theirs]
     make_writable(model)
@@ -198,33 +199,36 @@ def share_start(
 
 
 _users: WeakValueDictionary[int, optim.Optimizer] = WeakValueDictionary()
-"""By the id of what remembers something in a method, or of a parameter: the optimizer that has it."""
+"""The optimizer that uses a part of a method with state, or a parameter, by that object's id."""
 
 _collecting = threading.Lock()
-"""A collection that begins while another one is running, on another thread, does nothing."""
+"""A garbage collection that begins while another thread runs one does nothing; so only one may."""
 
 
 def take(method: Method, optimizer: optim.Optimizer) -> None:
-    """`method`, and what is trained, are this one's, for as long as that lives: so do ids."""
+    """Register `method` and the trained parameters as used by `optimizer`, which keeps their ids valid."""
     trained = [param for group in optimizer.param_groups for param in group["params"]]
     _users.update(dict.fromkeys(map(id, [*_remembering(method), *trained]), optimizer))
 
 
 def is_trained_by_another(param: nn.Parameter, optimizer: optim.Optimizer) -> bool:
-    """Whether a later one than this `optimizer` has taken it over."""
+    """Return whether a later optimizer than this `optimizer` trains `param` now."""
     return _users.get(id(param), optimizer) is not optimizer
 
 
 def require_free(topology: Topology, method: Method, optimizer: optim.Optimizer) -> None:
-    """Raise `UserError` where `method` is not for this job, the `optimizer` is wrapped already, or another
-    one is trained by `method` or by a part of it that remembers something."""
+    """Raise `UserError` if the arguments do not fit together or are in use.
+
+    `method` may not be for this job; `optimizer` may be wrapped already; or another optimizer may use
+    `method` or a part of it with state.
+    """
     require_peers(topology, method)
     if isinstance(getattr(getattr(optimizer, "zero_grad", None), "__self__", None), Guarded):
         raise UserError("the optimizer is a DistributedOptimizer already, or part of one")
     parts = list(_remembering(method))
     if any(id(part) in _users for part in parts):
         with _collecting:
-            gc.collect()  # an optimizer is in circles with hooks of its own
+            gc.collect()  # an optimizer and its own hooks refer to each other
     for part in parts:
         if id(part) in _users:
             raise UserError(
@@ -234,14 +238,14 @@ def require_free(topology: Topology, method: Method, optimizer: optim.Optimizer)
 
 
 def _remembering(method: Method) -> Iterator[object]:
-    """All parts, and what is inside them, but for what has no memory: that many may have in common."""
+    """Yield all parts and what is inside them, except for parts without state, which may be shared."""
     parts: list[Any] = [part for _, part in method.by_role()]
     while parts:
         part = parts.pop()
         if is_ours(part):
             parts += [inner for inner in settings(part).values() if is_ours(inner)]
         of_class = getattr(part, "__dataclass_params__", None)
-        # Those of ours that may change note what came of the last meeting, and no more.
+        # Mutable parts of ours only note the result of the last synchronization.
         same = of_class is not None and (of_class.frozen or is_ours(part))
         if not same and getattr(part, "__dict__", None) and not isinstance(part, type | FunctionType):
             yield part

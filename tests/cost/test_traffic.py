@@ -292,7 +292,7 @@ def test_a_step_of_a_stage_sends_what_a_step_of_the_method_sends() -> None:
 
 def test_what_cannot_be_foretold_is_said() -> None:
     m = ModelLayout.of(model().named_parameters(), 2, 2, BUCKET_BYTES)
-    with pytest.raises(UserError, match="how often the groups meet depends on the gradients"):
+    with pytest.raises(UserError, match="how often the groups average depends on the gradients"):
         of_step(StepPlan.of(selsync(0.3)), m)
     with pytest.raises(UserError, match="HardThreshold: how many elements it selects depends on"):
         of_step(StepPlan.of(bsp(Sparse(HardThreshold(0.1)))), m)

@@ -114,7 +114,7 @@ def test_how_often_groups_average() -> None:
         assert StepPlan.of(method).sync_rate() == rate
         assert StepPlan.of(method).sync_rate(0.9) == rate
     assert StepPlan.of(selsync(0.3)).sync_rate(0.9) == 0.9
-    with pytest.raises(UserError, match="how often the groups meet depends on the gradients"):
+    with pytest.raises(UserError, match="how often the groups average depends on the gradients"):
         StepPlan.of(selsync(0.3)).sync_rate()
 
 

@@ -282,7 +282,7 @@ def test_islands_meet_by_ensemble_alone() -> None:
 
     with pytest.raises(UserError, match="start it with `hpcsgd launch`"):
         threads.run(1, lambda world: wrap(world, ensemble_sync(sync_every=2), NO_REPLICA_GROUPS))
-    with pytest.raises(UserError, match="meet by method ensemble_sync alone"):
+    with pytest.raises(UserError, match="only method ensemble_sync can average"):
         threads.run(1, lambda world: wrap(world, hierarchical(sync_every=2), Absent(count=2)))
 
 

@@ -1,4 +1,4 @@
-"""The online estimate of a Fisher matrix, and what its inverse makes of a gradient: matrices only, no layers.
+"""The online estimate of a Fisher matrix, and its inverse applied to a gradient: matrices only, no layers.
 
 D. Povey, X. Zhang, S. Khudanpur, "Parallel training of DNNs with Natural Gradient and Parameter Averaging",
 https://arxiv.org/abs/1410.7455, the online version of NG-SGD. F_t follows the scatter S_t = Xᵀ X / N of
@@ -18,8 +18,8 @@ Differences from the paper:
   The finished gradient is Yᵀ X, so multiplying it from both sides is the same up to a factor; its norm is the
   one that is kept.
 
-The r × r matrix Y_t Y_tᵀ is decomposed by the host. So an update of vectors on a device is begun there and
-finished when the host has what it has to see, which can be much later: nobody waits in between.
+The host decomposes the r × r matrix Y_t Y_tᵀ. So an update of vectors on a device is begun there, and finished
+once the host has received that matrix, perhaps much later. Neither waits for the other in between.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from torch import Tensor
 from hpcsgd.comm.on_host import Arrivals, on_device
 
 linalg: Any = torch.linalg
-"""torch has no types for it."""
+"""torch.linalg, for which torch has no types."""
 
 DELTA = 5e-4
-"""The least eigenvalue of F, as a part of the largest."""
+"""The least eigenvalue of F, as a share of the largest."""
 
 FIRST = 4
-"""Steps of the power method that make F_0 of the first minibatch."""
+"""Number of power-method steps that compute F_0 from the first minibatch."""
 
 
 def largest(X: Tensor) -> Tensor:
-    """Of the absolute values; not a number where one of them is none."""
+    """Return the largest absolute value, or NaN if any element is NaN."""
     low, high = torch.aminmax(X)  # 25 times as fast as the infinity norm
     return torch.maximum(-low, high)
 
@@ -59,11 +59,11 @@ class Fisher:
     eigenvalues: Tensor
     """[r], those of F along the rows of R, the paper's D_t + ρ_t I; float64 on the CPU."""
     rho: float
-    """The eigenvalue along everything else."""
+    """The eigenvalue in all other directions."""
 
     @classmethod
     def of(cls, X: Tensor, rank: int) -> Fisher | None:
-        """F_0 of the first minibatch [N, D], with r = min(rank, D − 1); None where that says nothing.
+        """Return F_0 of the first minibatch [N, D], with r = min(rank, D − 1); None if X is zero or D is 1.
 
         D − 1 directions and ρ for the last one are a full matrix.
         """
@@ -85,28 +85,28 @@ class Fisher:
         return self.eigenvalues.sum().item() + (D - r) * self.rho
 
     def updated(self, X: Tensor, eta: float) -> Fisher:
-        """F_{t+1}, of F_t and the minibatch [N, D]; F_t where that says nothing."""
+        """Return F_{t+1}, from F_t and the minibatch [N, D]; F_t if the minibatch has no information."""
         return self.begun(X, eta, Arrivals()).finished()
 
     def begun(self, X: Tensor, eta: float, pending: Arrivals) -> Update:
-        """The part of `updated` for which nobody has to wait."""
+        """Begin `updated`: return the part for which the host need not wait."""
         N, R = len(X), self.R
         s = largest(X)
-        scaled = X / s  # nothing below under- or overflows, of whatever size derivatives are
+        scaled = X / s  # nothing below under- or overflows, whatever the size of derivatives
         size = s.double()
         a = eta * size * size / N
         trace = a * scaled.square().sum().double() + (1 - eta) * self.trace
-        # Everything relative to tr(T): Y = R T / tr(T).
+        # Everything is relative to tr(T): Y = R T / tr(T).
         Y = (a / trace) * ((scaled @ R.T).T @ scaled).double()
         Y.add_((torch.full_like(trace, 1 - eta) / trace * on_device(self.eigenvalues, R.device))[:, None] * R)
         return Update(self, Y, pending.bring(torch.cat([size[None], trace[None], (Y @ Y.T).view(-1)])))
 
     def is_finite(self) -> bool:
-        """As R is where the eigenvalues are: of a Y that is not, Y Yᵀ has none."""
+        """Return whether the eigenvalues are finite; if so, R is, as Y Yᵀ of another Y has no eigenvalues."""
         return math.isfinite(self.trace)
 
     def shrinkage(self, alpha: float) -> Shrinkage:
-        """What multiplies by β G⁻¹ = I − Rᵀ E R, β = ρ + α tr(F) / D, by the Woodbury identity."""
+        """Return the matrix β G⁻¹ = I − Rᵀ E R, β = ρ + α tr(F) / D, by the Woodbury identity."""
         smoothed = self.eigenvalues + alpha * self.trace / self.R.shape[1]
         E = ((self.eigenvalues - self.rho) / smoothed).to(self.R.dtype)
         return Shrinkage(self.R, on_device(E, self.R.device))
@@ -114,20 +114,20 @@ class Fisher:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """F_{t+1} of F_t and a minibatch X, begun."""
+    """A begun update: F_{t+1} from F_t and a minibatch X."""
 
     F: Fisher
     Y: Tensor
     """[r, D], relative to tr(T_t)."""
     seen: Callable[[], Tensor]
-    """The largest of |X|, tr(T_t), and Y Yᵀ; waits for them."""
+    """Returns the largest |X|, tr(T_t), and Y Yᵀ; waits for them."""
 
     def is_of_numbers(self) -> bool:
-        """Whether all of X are finite."""
+        """Return whether all of X is finite."""
         return math.isfinite(self.seen()[0].item())
 
     def finished(self) -> Fisher:
-        """F_{t+1}, or F_t where X says nothing."""
+        """Return F_{t+1}, or F_t if X has no information."""
         Y, (r, D) = self.Y, self.F.R.shape
         trace = self.seen()[1].item()
         if not 0 < trace < math.inf:
@@ -152,9 +152,9 @@ class Shrinkage:
 
 
 def natural(G: Tensor, left: Shrinkage | None, right: Shrinkage | None) -> Tensor | None:
-    """γ · (I − R_lᵀ E_l R_l) G (I − R_rᵀ E_r R_r) for a gradient [D_l, D_r], γ such that ‖G‖_F is kept.
+    """Return γ · (I − R_lᵀ E_l R_l) G (I − R_rᵀ E_r R_r) for a gradient [D_l, D_r].
 
-    None stands for the identity; where there is no finite γ, G stays.
+    γ is such that ‖G‖_F is kept. None stands for the identity. If γ is not finite, the result is G.
     """
     U: list[Tensor] = []  # what is subtracted from G is U V
     V: list[Tensor] = []

@@ -1,6 +1,6 @@
-"""The matrices X and Y of a layer: what it multiplies with its weight, and the derivatives of its outputs.
+"""The matrices X and Y of a layer: its inputs to the product with the weight, and its output derivatives.
 
-A row is a sample; for a convolution, a spatial position of one.
+A row is a sample; for a convolution, one spatial position of a sample.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def weight_of(module: nn.Module) -> nn.Parameter | None:
-    """The weight if the module is a layer of ours: linear or convolution of one group, a plain parameter."""
+    """Return the weight of a supported layer: linear, or convolution of one group, with a plain parameter."""
     if not isinstance(module, nn.Linear | Convolution):
         return None
     if isinstance(module, Convolution) and module.groups > 1:
         return None
-    weight: object = module.weight  # a tensor that is computed, where it is parametrized
+    weight: object = module.weight  # a computed tensor if the weight is parametrized
     if not isinstance(weight, nn.Parameter):
         return None
     if nn.parameter.is_lazy(weight):
@@ -33,7 +33,7 @@ def weight_of(module: nn.Module) -> nn.Parameter | None:
 
 
 def input_rows(module: nn.Module, x: Tensor, n: int, shift: float) -> Tensor | None:
-    """At most n rows [n, D] of the input: for a convolution [C · kernel], in the order of the weight."""
+    """Return at most n rows [n, D] of the input; for a convolution D = C · kernel, in the weight's order."""
     if isinstance(module, nn.Linear):
         return _pick(x, x.dim() - 1, n, shift) if x.shape[-1] == module.in_features else None
     assert isinstance(module, Convolution)
@@ -42,14 +42,14 @@ def input_rows(module: nn.Module, x: Tensor, n: int, shift: float) -> Tensor | N
 
 
 def output_rows(module: nn.Module, g: Tensor, n: int, shift: float) -> Tensor:
-    """At most n rows [n, D_out] of the derivatives by the output."""
+    """Return at most n rows [n, D_out] of the derivatives with respect to the output."""
     if isinstance(module, Convolution):
         g = g.movedim(g.dim() - len(module.kernel_size) - 1, -1)
     return _pick(g, g.dim() - 1, n, shift)
 
 
 def _patches(conv: Convolution, x: Tensor) -> Tensor | None:
-    """A view [b, *positions, C, *kernel] of the padded input."""
+    """Return a view [b, *positions, C, *kernel] of the padded input."""
     k = len(conv.kernel_size)
     if x.dim() == k + 1:
         x = x[None]
@@ -70,7 +70,7 @@ def _patches(conv: Convolution, x: Tensor) -> Tensor | None:
 
 
 def _padding(conv: Convolution) -> list[int]:
-    """Before and after each axis, the last axis first, as `pad` wants it."""
+    """Return the padding before and after each axis, the last axis first, as `pad` takes it."""
     found: list[int] = []
     for i in reversed(range(len(conv.kernel_size))):
         if conv.padding == "same":
@@ -84,15 +84,17 @@ def _padding(conv: Convolution) -> list[int]:
 
 
 def _pick(x: Tensor, lead: int, n: int, shift: float) -> Tensor:
-    """A copy of at most n of the rows that the first `lead` axes count, spread evenly by the golden ratio:
-    a fixed stride would meet the same column of every image."""
+    """Return a copy of at most n of the rows along the first `lead` axes.
+
+    The golden ratio spreads them evenly. A fixed stride could select the same column of every image.
+    """
     dtype = torch.promote_types(x.dtype, torch.float32)
     shape = x.shape[:lead]
     total = math.prod(shape)
     if total <= n:
         return x.reshape(total, math.prod(x.shape[lead:])).to(dtype, copy=True)
     places = (torch.arange(n, dtype=torch.float64, device=x.device) * GOLDEN + shift).frac() * total
-    # By places in memory: four times as fast as indexing a view of many axes.
+    # Offsets in memory are four times as fast as indexing a view of many axes.
     starts = torch.zeros_like(rest := places.long())
     for size, stride in zip(reversed(shape), reversed(x.stride()[:lead]), strict=True):
         starts += rest % size * stride
@@ -104,7 +106,7 @@ def _pick(x: Tensor, lead: int, n: int, shift: float) -> Tensor:
 
 
 def _offsets(shape: Sequence[int], strides: Sequence[int], device: torch.device) -> Tensor:
-    """Of all elements of such a tensor from the first one, in order."""
+    """Return the offsets of all elements of such a tensor from its first one, in order."""
     found = torch.zeros(1, dtype=torch.long, device=device)
     for size, stride in zip(shape, strides, strict=True):
         found = (found[:, None] + torch.arange(size, device=device) * stride).view(-1)

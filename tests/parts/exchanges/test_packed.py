@@ -159,7 +159,7 @@ def test_meetings_of_whole_models_are_refused(run) -> None:
         method = Method(Quantized(parameters=quantizers.int8()), Every(2), MeanOfAll())
         hpcsgd.DistributedOptimizer(momentum(list(net.parameters())), net, form(world, 1), method)
 
-    with pytest.raises(UserError, match="meet with whole models"):
+    with pytest.raises(UserError, match="averages whole models"):
         run(2, one)
 
 
