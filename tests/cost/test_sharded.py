@@ -245,9 +245,7 @@ def test_a_pass_waits_for_what_its_neighbours_do_not_hide() -> None:
 
 def test_what_cannot_be_sharded_is_said() -> None:
     m = sizes(Net(), 2, 2)
-    with pytest.raises(
-        UserError, match="Sparse: parameters are sharded by torch, which exchanges the gradients"
-    ):
+    with pytest.raises(UserError, match="Sparse: torch shards the parameters and reduces the gradients"):
         of_step(StepPlan.of(bsp(Sparse(TopK(0.1))), by_torch=True), m)
     with pytest.raises(UserError, match="the optimizer is not known to update every element by itself"):
         StepPlan.of(bsp(), Update("model", by_itself=False), by_torch=True)

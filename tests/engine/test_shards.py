@@ -146,7 +146,7 @@ REFUSALS: dict[str, tuple[Callable[[nn.Module, Topology], Any], str]] = {
         lambda net, topology: wrapped(
             shard(net, topology), topology, hierarchical(2, grad_reduce=Sparse(TopK(0.1)))
         ),
-        "Sparse: parameters are sharded by torch, which exchanges the gradients of a group itself",
+        "Sparse: torch shards the parameters and reduces the gradients of a group itself",
     ),
     "narrow ones": (
         lambda net, topology: wrapped(shard(net, topology), topology, bsp(Quantized(gradients=int4()))),
@@ -184,7 +184,7 @@ REFUSALS: dict[str, tuple[Callable[[nn.Module, Topology], Any], str]] = {
             bsp(),
             overlap_param_gather=True,
         ),
-        "prefetch: torch has sharded the model",
+        "overlap_param_gather: torch has sharded the model",
     ),
     "natural gradients": (
         lambda net, topology: NaturalGradient(wrapped(shard(net, topology), topology, bsp()), net),

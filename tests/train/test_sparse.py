@@ -100,7 +100,7 @@ WRONG = {
     ),
     "not together": (
         {"sparsifier": DEFT, "combine": '"per_worker"'},
-        r"with Deft each element is one worker's",
+        r"with Deft one worker selects each element",
     ),
 }
 

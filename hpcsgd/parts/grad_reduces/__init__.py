@@ -1,4 +1,4 @@
-"""Exchanges: how the gradients of a group's ranks come together."""
+"""Gradient reductions: how the gradients of a group's ranks are averaged."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""Where torch shards a model over the group (`fully_shard`) it exchanges the group's gradients, too."""
+"""The gradient reduction of an FSDP model (`fully_shard`), which torch does in the backward pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from hpcsgd.errors import UserError
 
 @dataclass(frozen=True)
 class ByTorch:
-    """Nothing is left to do: the backward pass ends with the mean of the K gradients, of the own rows."""
+    """A gradient reduction with nothing left to do.
+
+    The backward pass ends with the mean of the K gradients, in the rank's own rows.
+    """
 
     traits = GradReduceTraits(shards=True, per_bucket=True, keeps_gradients=False)
 
@@ -27,18 +30,21 @@ class ByTorch:
 
 @runtime_checkable
 class Separable(Protocol):
-    """An exchange of which torch may do what is inside a group."""
+    """A gradient reduction whose part inside the group torch may do."""
 
     def left_to_torch(self) -> GradReduce:
-        """What there is to do beside that."""
+        """Return the reduction that remains to be done after torch's."""
         ...
 
 
 def left_to_torch(exchange: GradReduce) -> GradReduce:
-    """Raises `UserError` where gradients would have to pass through it inside a group."""
+    """Return what remains of `exchange` after torch's reduction inside the group.
+
+    Raises `UserError` if `exchange` must process the group's gradients itself.
+    """
     if isinstance(exchange, Separable):
         return exchange.left_to_torch()
     raise UserError(
-        f"{type(exchange).__name__}: parameters are sharded by torch, which exchanges the gradients of a "
-        "group itself, all of them as they are: give a dense exchange, or none"
+        f"{type(exchange).__name__}: torch shards the parameters and reduces the gradients of a group "
+        "itself, unchanged: give a dense gradient reduction, or none"
     )

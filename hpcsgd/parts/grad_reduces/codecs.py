@@ -1,4 +1,4 @@
-"""How indices travel: strictly ascending int64 as bytes, and back."""
+"""Encode strictly ascending int64 indices as bytes, and decode them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from hpcsgd.errors import UserError
 
 @runtime_checkable
 class Codec(Protocol):
-    """Of indices below M."""
+    """Encodes and decodes indices below M."""
 
     def encode(self, indices: Tensor, M: int) -> Tensor:
-        """uint8, on the same device."""
+        """Return the code, uint8, on the device of the indices."""
         ...
 
     def decode(self, code: Tensor, count: int) -> Tensor: ...
 
     def bytes_per_index(self, density: float) -> float:
-        """On the mean, of indices that are spread evenly."""
+        """Return the mean number of bytes for indices that are spread evenly."""
         ...
 
 
 @dataclass(frozen=True)
 class Gaps:
-    """Differences as integers of variable length: a byte for gaps below 2⁷, two below 2¹⁴. At a density of
-    1 % that is about 1.3 bytes an index."""
+    """Differences of indices as integers of variable length.
+
+    A gap below 2⁷ takes one byte, one below 2¹⁴ two. At a density of 1 % that is about 1.3 bytes per index.
+    """
 
     def encode(self, indices: Tensor, M: int) -> Tensor:
         return kernels.encode(indices, M)
@@ -40,13 +42,17 @@ class Gaps:
         return kernels.decode(code, count)
 
     def bytes_per_index(self, density: float) -> float:
-        """A gap is geometric: it is 2⁷ or more, and so needs a second byte, with a chance of (1 − d)^128."""
+        """Return the mean number of bytes per index.
+
+        Gaps are geometrically distributed: a gap is 2⁷ or more, and so needs a second byte, with probability
+        (1 − d)^128.
+        """
         return sum((1 - density) ** 2.0**bits for bits in range(7, 63, 7)) + 1
 
 
 @dataclass(frozen=True)
 class Plain:
-    """Four bytes an index."""
+    """Four bytes for each index."""
 
     def encode(self, indices: Tensor, M: int) -> Tensor:
         if M > 1 << 31:

@@ -1,4 +1,4 @@
-"""How the workers' selections become one: whose values count at which indices."""
+"""Combine the workers' selections: which worker's values count at which indices."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from hpcsgd.parts.grad_reduces.codecs import Codec
 
 @dataclass(frozen=True)
 class Selected:
-    """By one worker, of its acc (M elements)."""
+    """The selection of one worker from its acc (M elements)."""
 
     acc: Tensor
     mine: Tensor
     """Indices, int64, ascending."""
     code: Tensor
-    """They as they travel, uint8."""
+    """The encoded indices, uint8."""
     leader: int | None
-    """Whose selection counts for all; None: everybody's."""
+    """The worker whose selection counts for all; None: each worker's own counts."""
     squared_norm: Tensor
-    """Of acc, float64, one element."""
+    """The squared norm of acc, float64, one element."""
     disjoint: bool = False
-    """Whether no two workers ever select the same element."""
+    """True if no two workers ever select the same element."""
 
 
 @dataclass(frozen=True)
 class Combined:
-    """The same on all workers, but for `sent`."""
+    """The result of combining; all fields except `sent` are the same on all workers."""
 
     joint: Tensor
-    """Indices, int64, ascending: the union."""
+    """The union of the indices, int64, ascending."""
     mean: Tensor
-    """Over the workers, at the joint indices."""
+    """The mean over the workers, at the joint indices."""
     errors: Tensor
-    """Of which the mean is that over the workers of ‖e‖₂, of what they have left (eq. 2)."""
+    """Values whose mean is the mean over the workers of ‖e‖₂, the norm of what remains (eq. 2)."""
     sent: Tensor
-    """Indices of what this worker gave, which is no longer part of its acc."""
+    """The indices of the values that this worker sent, which are to be removed from its acc."""
     growth: float
-    """Joint indices for each that a worker selected on the mean."""
+    """The number of joint indices, divided by the mean number that a worker selected."""
 
 
 Combine = Callable[[Selected, Codec, Communicator], Combined]
 
 
 def union(x: Selected, codec: Codec, workers: Communicator) -> Combined:
-    """Every worker gives its values at all joint indices: DEFT's algorithm 1, lines 7 to 9.
+    """Combine such that every worker gives its values at all joint indices (DEFT, algorithm 1, lines 7 to 9).
 
-    Sends the own indices to n−1 others and 2·(n−1)/n values for each joint index.
+    A worker sends its own indices to n−1 others, and 2·(n−1)/n values for each joint index.
     """
     runs = _of_leader(x, codec, workers) if x.leader is not None else _of_all(x, codec, workers)
     joint = joint_indices(runs, x.disjoint)
@@ -63,11 +63,11 @@ def union(x: Selected, codec: Codec, workers: Communicator) -> Combined:
 
 
 def per_worker(x: Selected, codec: Codec, workers: Communicator) -> Combined:
-    """Every worker gives its values at its own indices alone, the others count as zero and are kept.
+    """Combine such that every worker gives its values at its own indices only.
 
-    The usual way of Top-k (A. Aji, K. Heafield: Sparse Communication for Distributed Gradient Descent, EMNLP
-    2017). Sends n−1 times its own indices and values: half of what `union` sends where selections have
-    little in common.
+    At the other joint indices it counts as zero and keeps its values. This is usual for Top-k (A. Aji, K.
+    Heafield: Sparse Communication for Distributed Gradient Descent, EMNLP 2017). A worker sends its own
+    indices and values to n−1 others: half of what `union` sends if selections have little in common.
     """
     n, runs = workers.size, _of_all(x, codec, workers)
     values = x.acc[x.mine]
@@ -88,7 +88,10 @@ COMBINING: Mapping[str, Combine] = {"union": union, "per_worker": per_worker}
 
 
 def joint_indices(runs: Sequence[Tensor], disjoint: bool = False) -> Tensor:
-    """Ascending, each once, of ascending ones. How many there are of disjoint ones need not be counted."""
+    """Return the union of ascending index vectors, ascending.
+
+    `disjoint` vectors are only sorted: the size of the result is known, so nothing has to be counted.
+    """
     if len(runs) == 1:
         return runs[0]
     joined = torch.cat(list(runs))
@@ -101,7 +104,7 @@ def _growth(joint: Tensor, runs: Sequence[Tensor]) -> float:
 
 
 def mean_over(values: Tensor, workers: Communicator) -> Tensor:
-    """Over the workers, in rank order, so that the bits are the same everywhere and every time."""
+    """Return the mean over the workers, in rank order: every rank and every run gets the same bits."""
     n = workers.size
     padded = torch.nn.functional.pad(values, (0, -values.numel() % n))
     received, means = torch.empty_like(padded), torch.empty_like(padded)
@@ -112,11 +115,11 @@ def mean_over(values: Tensor, workers: Communicator) -> Tensor:
 
 
 def _left(x: Selected, given: Tensor) -> Tensor:
-    """‖e‖₂ once these values are gone, as one element.
+    """Return ‖e‖₂ after these values are removed from acc, as one element.
 
-    0 where it is below some 10⁻⁶ of ‖acc‖ (2.4 at M = 10⁷): there the difference of two sums cannot be told
-    from their rounding, and another look at all of acc is not worth it. In n steps at random they would be √n
-    roundings apart; the kernels' sums are nearer to each other, of any M.
+    The result is 0 below about 10⁻⁶ of ‖acc‖ (2.4·10⁻⁶ at M = 10⁷). There the difference of the two sums is
+    not distinguishable from rounding, and a second pass over acc is not worth its time. n random roundings
+    add up to √n of one; the kernels' sums are more exact, for any M.
     """
     squared = x.squared_norm - given.double().square().sum()
     rounding = 8 * math.sqrt(x.acc.numel()) * sys.float_info.epsilon * x.squared_norm
@@ -125,7 +128,7 @@ def _left(x: Selected, given: Tensor) -> Tensor:
 
 def _of_all(x: Selected, codec: Codec, workers: Communicator) -> list[Tensor]:
     sizes = torch.empty(2 * workers.size, dtype=torch.int64, device="cpu")
-    mine = torch.tensor([x.code.numel(), x.mine.numel()], device="cpu")  # for the host, from end to end
+    mine = torch.tensor([x.code.numel(), x.mine.numel()], device="cpu")  # read by the host on both ends
     with phase("indices"):
         workers.allgather(sizes, mine).wait()
         lengths, counts = sizes.view(-1, 2).T.tolist()

@@ -1,8 +1,8 @@
-"""What a sparse exchange sends, told before there are gradients.
+"""Predict what a sparse gradient reduction sends, before there are gradients.
 
-Where selections are everybody's own their union depends on the gradients: here they are taken to be
-independent, M·(1 − (1 − d)ⁿ). Workers that see alike gradients select alike elements, and their union is
-less.
+If each worker's own selection counts, the union depends on the gradients. The prediction takes selections as
+independent: M·(1 − (1 − d)ⁿ) elements. Workers with similar gradients select similar elements, so that the
+real union is smaller.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hpcsgd.parts.sparsifiers.base import Expected, Foreseeing, Sparsifier
 
 
 def expected(sparsifier: Sparsifier, n: int, m: ModelLayout) -> Expected:
-    """Raises `UserError` for a sparsifier that sends as many elements as there happen to be."""
+    """Return what `sparsifier` selects; raise `UserError` if that depends on the gradients."""
     if not isinstance(sparsifier, Foreseeing):
         raise UserError(
-            f"{type(sparsifier).__name__}: how many elements it selects depends on the gradients, and so "
-            "what it sends cannot be told beforehand"
+            f"{type(sparsifier).__name__}: how many elements it selects depends on the gradients, so "
+            "what it sends cannot be predicted"
         )
     return sparsifier.expected(m.M, m.layers, n)
 
@@ -29,7 +29,10 @@ def expected(sparsifier: Sparsifier, n: int, m: ModelLayout) -> Expected:
 def messages(
     sparsifier: Sparsifier, combine: Combine, codec: Codec, over: Over, m: ModelLayout
 ) -> Iterator[CommOp]:
-    """Of one exchange, once the last gradient is there. Raises `UserError` as `expected` does."""
+    """Yield the operations of one reduction, after the last gradient of a step.
+
+    Raises `UserError` as `expected` does.
+    """
     n = m.ranks(over)
     if n == 1:
         return
@@ -46,7 +49,7 @@ def of_union(x: Expected, codec: Codec, over: Over, n: int, width: int) -> Itera
         yield CommOp("bcast", over, x.joint * codec.bytes_per_index(x.density), "indices")
     else:
         yield from _indices(x, codec, over, n)
-    values = -(-(x.joint + 1) // n) * n * width  # and what is left of acc, as one more
+    values = -(-(x.joint + 1) // n) * n * width  # one more for the norm of what remains
     yield CommOp("alltoall", over, values, "values")
     yield CommOp("allgather", over, values, "values")
 

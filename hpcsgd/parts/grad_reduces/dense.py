@@ -1,8 +1,8 @@
-"""Dense exchanges: the K gradients of a group become their mean.
+"""Dense gradient reductions: the K gradients of a group become their mean.
 
-The hierarchical local SGD paper, section III-B, steps one and two. `AllToAll` is the
-paper's; `ReduceScatter` moves the same bytes in other messages; `Dense` is the one of both that fits where a
-group is; `AllReduce` is the paper's baseline.
+They are steps one and two of section III-B of the hierarchical local SGD paper. `AllToAll` is the paper's.
+`ReduceScatter` sends the same number of bytes in other messages. `Dense` chooses between the two by where the
+ranks of a group run. `AllReduce` is the paper's baseline.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hpcsgd.parts.grad_reduces.by_torch import ByTorch, left_to_torch
 
 
 class InGroup(ABC):
-    """What dense exchanges of a group have in common."""
+    """The common part of dense gradient reductions inside a group."""
 
     traits = GradReduceTraits(shards=True, per_bucket=True, keeps_gradients=False)
 
@@ -47,12 +47,13 @@ class InGroup(ABC):
 @checked
 @dataclass(frozen=True)
 class AllToAll(InGroup):
-    """The group's mean gradient, by an all-to-all and a mean in rank order: (K−1)/K·M elements sent a rank.
+    """Gradient reduction with an all-to-all and a mean in rank order.
 
-    The sum is ours, in the order of the ranks, and so the same bits whatever the MPI library. Takes room for
-    the K versions of a gradient chunk, M elements.
+    The sum has a fixed order, so the bits do not depend on the MPI library.
 
-    Not to be confused with `ReduceScatter`, which leaves the sum to the library and needs room for one chunk.
+    Shape:
+        M parameters in total. A rank sends (K−1)/K·M elements per step. It keeps the K versions of its
+        gradient shard, M elements.
 
     Example:
         >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.AllToAll())
@@ -61,8 +62,12 @@ class AllToAll(InGroup):
         >>> round(topology.world.stats.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
         272
 
-    Source:
+    References:
         S. Lee et al., IEEE Big Data 2020, section III-B, steps one and two.
+
+    See Also:
+        `ReduceScatter`: leaves the sum to the library and needs room for one shard.
+        `Dense`: chooses between the two.
     """
 
     def __call__(self, d: ReduceContext, b: Bucket) -> None:
@@ -76,7 +81,7 @@ class AllToAll(InGroup):
         return m.K * m.own_elements() if m.K > 1 else 0
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """T0 of eq. 6."""
+        """Return T0 of eq. 6."""
         for x, b in zip(_of_buckets("alltoall", m), m.buckets, strict=True):
             yield replace(x, reduced=b.padded)
 
@@ -84,12 +89,14 @@ class AllToAll(InGroup):
 @checked
 @dataclass(frozen=True)
 class ReduceScatter(InGroup):
-    """The group's mean gradient, by the library's reduce-scatter: (K−1)/K·M elements sent a rank.
+    """Gradient reduction with the library's reduce-scatter.
 
-    Takes room for one gradient chunk, M/K elements, and over several nodes, whose ranks add up first, for the
-    bucket under way. In which order the library adds is its own affair.
+    The order of the sum depends on the library.
 
-    Not to be confused with `AllToAll`, the same bytes in other messages, with room for K chunks.
+    Shape:
+        M parameters in total. A rank sends (K−1)/K·M elements per step. It keeps one gradient shard, M/K
+        elements. If the group's ranks are on several nodes, a node first adds up the gradients of its ranks,
+        in room for the bucket under way.
 
     Example:
         >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.ReduceScatter())
@@ -98,8 +105,12 @@ class ReduceScatter(InGroup):
         >>> round(topology.world.stats.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
         272
 
-    Source:
+    References:
         S. Lee et al., IEEE Big Data 2020, section III-B, steps one and two, with other messages.
+
+    See Also:
+        `AllToAll`: the same bytes in other messages, with room for K shards.
+        `Dense`: chooses between the two.
     """
 
     def __call__(self, d: ReduceContext, b: Bucket) -> None:
@@ -113,31 +124,35 @@ class ReduceScatter(InGroup):
         return m.own_elements() if m.K > 1 else 0
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """As much as T0 of eq. 6."""
+        """Return as much as T0 of eq. 6."""
         return _of_buckets("reduce_scatter", m)
 
 
 @checked
 @dataclass(frozen=True)
 class Dense(InGroup):
-    """The group's mean gradient: by `AllToAll`, but by `ReduceScatter` where a group has several nodes, with
-    several ranks on each of them. (K−1)/K·M elements sent a rank either way.
+    """Gradient reduction by `AllToAll` or `ReduceScatter`, chosen by where the ranks run.
 
-    There an all-to-all sends the gradients of all ranks of a node over its link, and the reduce-scatter only
-    their sum; not so of 16-bit ones, whose sum would be rounded twice. Which one it is follows from where the
-    ranks are; so do the bits, as sums of another order.
+    It is `ReduceScatter` if a group has several nodes with several ranks on each, otherwise `AllToAll`. On
+    such nodes an all-to-all would send the gradients of all ranks of a node over its link, and a
+    reduce-scatter sends only their sum. 16-bit gradients always use `AllToAll`, since their sum would be
+    rounded twice. The two add in different orders, so the bits depend on the choice.
 
-    Not to be confused with `Sparse`, which sends a part of the gradient.
+    Shape:
+        M parameters in total. A rank sends (K−1)/K·M elements per step.
 
     Example:
-        >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.Dense())     # as without saying so
+        >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.Dense())     # the default
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
         >>> round(topology.world.stats.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
         272
 
-    Source:
+    References:
         S. Lee et al., IEEE Big Data 2020, section III-B, steps one and two; the choice is ours.
+
+    See Also:
+        `Sparse`: sends a part of the elements.
     """
 
     def __call__(self, d: ReduceContext, b: Bucket) -> None:
@@ -149,7 +164,7 @@ class Dense(InGroup):
         return sum(room) if m.K > 1 else 0
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """T0 of eq. 6."""
+        """Return T0 of eq. 6."""
         for to_all, scattered, b in zip(
             AllToAll().comm_ops(m), ReduceScatter().comm_ops(m), m.buckets, strict=True
         ):
@@ -162,7 +177,10 @@ def _goes_by_node(b: BucketLayout, m: ModelLayout) -> bool:
 
 @dataclass(frozen=True)
 class AllReduce(InGroup):
-    """g = mean of the K gradients on every position, each of which updates all of w. 2·(K−1)/K·M sent."""
+    """Gradient reduction with an allreduce: every rank gets the mean of the K gradients and updates all of w.
+
+    A rank sends 2·(K−1)/K·M elements per step.
+    """
 
     traits = replace(InGroup.traits, shards=False)
 
@@ -172,17 +190,18 @@ class AllReduce(InGroup):
         d.topology.intra_group.allreduce(b.g, "mean").wait()
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """The first term of eq. 5."""
+        """Return the first term of eq. 5."""
         return _of_buckets("allreduce", m)
 
 
 @checked
 @dataclass(frozen=True)
 class AcrossGroups:
-    """`inner`, then the mean of the gradient chunk over the groups: 2·(P−1)/P·M/K more sent.
+    """The reduction `inner`, then the mean of the gradient shard over the groups.
 
-    With one group per host the slow links carry M/K a rank instead of the M of a flat all-to-all. A bucket is
-    on them while the next one is in its group.
+    A rank sends 2·(P−1)/P·M/K elements more. With one group per host, each rank sends M/K elements over the
+    slow links, instead of the M of a flat all-to-all. A bucket crosses groups while the next one is reduced
+    in its group.
     """
 
     inner: GradReduce
@@ -215,9 +234,10 @@ class AcrossGroups:
 @checked
 @dataclass(frozen=True)
 class WithAllgather:
-    """`inner`, then all chunks of the averaged gradient to every position: (K−1)/K·M more sent.
+    """The reduction `inner`, then an allgather of the averaged gradient: every rank gets all of it.
 
-    For optimizers that may look at more than one tensor: every position does the whole update.
+    A rank sends (K−1)/K·M elements more. It is for optimizers that look at more than one tensor: every rank
+    does the whole update.
     """
 
     inner: GradReduce
@@ -240,20 +260,20 @@ class WithAllgather:
 
 
 def complete(exchange: GradReduce, d: ReduceContext, b: Bucket) -> None:
-    """All of it, here and now: for what goes on with its result."""
+    """Run a reduction to its end, for a caller that needs its result at once."""
     under_way = exchange(d, b)
     if under_way is not None:
         under_way.wait()
 
 
 def _room(b: Bucket, like: Tensor) -> Tensor:
-    """Return the bucket's room for what arrives; of another size after a change to another exchange."""
+    """Return the bucket's receive buffer; a new one if another gradient reduction left a different size."""
     if b.received is None or b.received.shape != like.shape:
         b.received = torch.empty_like(like)
     return b.received
 
 
 def _of_buckets(operation: str, m: ModelLayout) -> Iterator[CommOp]:
-    """Over the group, whole buckets as they become ready."""
+    """Yield one operation over the group per bucket."""
     for i, b in enumerate(m.buckets):
         yield CommOp(operation, "group", b.nbytes, bucket=i)

@@ -1,7 +1,7 @@
-"""Error feedback: what was not sent is kept and added to what comes next, so that nothing is lost.
+"""Error feedback: what was not sent is kept and added to the next gradient, so that nothing is lost.
 
-Every worker has one vector acc over all of the model. A gradient is moved into it (acc = e + g), what is sent
-is taken out of it, and the rest is e of the next step.
+Every worker has one vector acc over the whole model. Each gradient is moved into it (acc = e + g), what is
+sent is taken out of it, and the rest is the e of the next step.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ from hpcsgd.errors import UserError
 
 @runtime_checkable
 class Feedback(Protocol):
-    """What goes into acc, and what becomes of what was sent."""
+    """How gradients enter acc, and how the mean of what was sent reaches the optimizer."""
 
     def require_optimizer(self, optimizer: optim.Optimizer) -> None:
         """Raise `UserError` for an optimizer with which the update would be wrong."""
         ...
 
     def before(self, d: ReduceContext, g: Tensor, velocity: Tensor | None) -> None:
-        """Change the gradient, in place, that is about to go into acc."""
+        """Change a gradient in place before it is added to acc."""
         ...
 
     def after(self, d: ReduceContext, mean: Tensor) -> None:
-        """Change the mean of what was sent, in place, that is about to go to the optimizer."""
+        """Change the mean of what was sent in place before the optimizer gets it."""
         ...
 
     @property
     def velocity(self) -> bool:
-        """Whether it needs another vector like acc, which is zeroed where acc is."""
+        """True if it needs another vector like acc, which is set to zero where acc is."""
         ...
 
 
 @dataclass(frozen=True)
 class ErrorFeedback:
-    """acc = e + g; the optimizer's rate, momentum and weight decay act on the mean that was sent.
+    """acc = e + g; learning rate, momentum and weight decay act on the mean that was sent.
 
-    As in the code of DEFT's authors; equal to their algorithm 1 for plain SGD at a constant rate.
+    This is what the code of DEFT's authors does. For plain SGD at a constant rate it equals their algorithm
+    1.
     """
 
     velocity = False
@@ -65,17 +66,15 @@ class ErrorFeedback:
 @checked
 @dataclass(frozen=True)
 class LrInErrorFeedback:
-    """The rate acts before the selection: acc = e + η·g, and w −= mean of what was sent. For plain SGD alone.
+    """Error feedback in which the learning rate acts before the selection, for plain SGD only.
 
-    η is the rate of the step, warm-up included, as it is when the gradients leave. Who sets another one
-    between `backward()` and `step()` scales what is sent.
-
-    Not to be confused with `ErrorFeedback()`, the default: there the rate acts on what was sent, and momentum
-    and weight decay may be any. At a constant rate both are the same.
+    acc = e + η·g, and w −= mean of what was sent. η is the learning rate of the step, including warm-up, at
+    the time when the gradients are sent. A learning rate that is set between `backward()` and `step()` also
+    scales what is sent. At a constant learning rate this equals the default, `ErrorFeedback()`.
 
     Raises:
-        UserError: at the first exchange for an optimizer that is not SGD, or has momentum, weight decay or
-            maximize; in a step with several rates or a rate of 0.
+        UserError: At the first reduction, if the optimizer is not SGD, or has momentum, weight decay or
+            maximize; in a step with several learning rates or with 0.
 
     Example:
         >>> exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1), feedback=hpcsgd.LrInErrorFeedback())
@@ -84,8 +83,11 @@ class LrInErrorFeedback:
         >>> optimizer.metrics["error"] > 0
         True
 
-    Source:
+    References:
         D. Yoon, S. Oh: DEFT, ICPP 2023, algorithm 1, to the letter.
+
+    See Also:
+        `MomentumCorrection`: momentum before the selection.
     """
 
     velocity = False
@@ -114,20 +116,20 @@ class LrInErrorFeedback:
 @checked
 @dataclass(frozen=True)
 class MomentumCorrection:
-    """Momentum of each worker's own, gathered before the selection: u = m·u + g; acc = e + u.
+    """Error feedback with momentum of each worker before the selection: u = m·u + g; acc = e + u.
 
-    u, another M elements a worker, is zeroed where acc is. What waits for being sent gathers momentum
-    meanwhile.
-
-    Not to be confused with the optimizer's momentum, which must be 0: it would act on what was sent, a second
-    time.
+    u is set to zero where acc is. Elements that wait to be sent gather momentum meanwhile. The optimizer's
+    own momentum must be 0: it would act on what was sent, a second time.
 
     Args:
-        momentum: m, ≥ 0 and < 1; what the dense training had is a good start.
+        momentum: The factor m, ≥ 0 and < 1. The momentum of dense training is a good start.
 
     Raises:
-        UserError: for a momentum outside these bounds; at the first exchange for an optimizer that is not SGD
-            or has a momentum of its own.
+        UserError: If `momentum` is outside these bounds; at the first reduction, if the optimizer is not SGD
+            or has momentum.
+
+    Shape:
+        M parameters in total. A worker keeps M elements more, u.
 
     Example:
         >>> feedback = hpcsgd.MomentumCorrection(momentum=0.9)
@@ -137,9 +139,12 @@ class MomentumCorrection:
         >>> optimizer.metrics["error"] > 0
         True
 
-    Source:
+    References:
         Y. Lin et al.: Deep Gradient Compression, ICLR 2018, section 3: momentum correction and momentum
         factor masking.
+
+    See Also:
+        `LrInErrorFeedback`: the learning rate before the selection.
     """
 
     momentum: float
@@ -173,16 +178,16 @@ FEEDBACKS: Mapping[str, Callable[..., Feedback]] = {
 
 
 class Residual:
-    """acc of one worker. Float32, or float64 where a parameter is."""
+    """The acc of one worker: float32, or float64 if any parameter is."""
 
     def __init__(self, buckets: Sequence[Bucket], velocity: bool) -> None:
         devices = {b.w.device for b in buckets}
         if len(devices) > 1:
             names = ", ".join(sorted(map(str, devices)))
-            raise UserError(f"sparse exchange of parameters on {names}: they have to be on one device")
+            raise UserError(f"Sparse: parameters on {names}: they have to be on one device")
         sizes = [slot.stop - slot.start for b in buckets for slot in b.slots]
         self.layers = torch.tensor([0, *sizes], device="cpu").cumsum(0)
-        """Bounds (int64) of the parameters' own vectors in acc."""
+        """The bounds (int64) of the parameters' vectors in acc."""
         self._names = [slot.name for b in buckets for slot in b.slots]
         starts = [0, *itertools.accumulate(b.slots[-1].stop for b in buckets)]
         self.spans = [slice(*ends) for ends in itertools.pairwise(starts)]
@@ -193,8 +198,10 @@ class Residual:
         self._stops = torch.tensor(starts[1:], device=self.acc.device)
 
     def take_in(self, g: Tensor, i: int, bounds: Tensor) -> Tensor:
-        """Move the gradient of bucket i into acc, leaving zeros; the squared norms (float64) of the layers
-        between `bounds`, which are of acc."""
+        """Move the gradient of bucket i into acc, leaving zeros.
+
+        Return the squared norms (float64) of the layers between `bounds`, which are positions in acc.
+        """
         span = self.spans[i]
         inside = bounds[(bounds >= span.start) & (bounds <= span.stop)] - span.start
         if g.dtype != torch.float64 and self.acc.dtype == torch.float64:
@@ -204,7 +211,10 @@ class Residual:
         return kernels.accumulate(self.acc[span], g, inside)
 
     def put_into(self, buckets: Sequence[Bucket], indices: Tensor, values: Tensor) -> None:
-        """Into the gradients, which are zero, at `indices` (ascending) of acc. Waits for their device."""
+        """Write values into the gradients, which are zero, at `indices` (ascending) of acc.
+
+        Waits for their device.
+        """
         before = torch.searchsorted(indices, self._stops).tolist()
         counts = [stop - start for start, stop in itertools.pairwise([0, *before])]
         parts = zip(indices.split(counts), values.split(counts), strict=True)
@@ -212,18 +222,18 @@ class Residual:
             b.g[where - span.start] = what.to(b.g.dtype)
 
     def release(self, indices: Tensor) -> None:
-        """These have been sent."""
+        """Set acc to zero at these indices, which have been sent."""
         self.acc.index_fill_(0, indices, 0)
         if self.velocity is not None:
             self.velocity.index_fill_(0, indices, 0)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """By parameter."""
+        """Return the vectors, by parameter."""
         vectors = {"acc": self.acc} if self.velocity is None else {"acc": self.acc, "velocity": self.velocity}
         return {name: dict(zip(self._names, self._by_layer(x), strict=True)) for name, x in vectors.items()}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Nothing: from before the first exchange, when nothing had been kept."""
+        """Load the vectors; an empty `state` is from before the first reduction and sets them to zero."""
         for name, layers in self.state_dict().items():
             for layer, own in layers.items():
                 own.copy_(state[name][layer]) if state else own.zero_()

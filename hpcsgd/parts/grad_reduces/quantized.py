@@ -1,4 +1,4 @@
-"""Gradients, and the chunks that follow from them, in fewer bits: a dense exchange by way of wire formats."""
+"""A dense gradient reduction in fewer bits, and a quantized gather of the updated shards."""
 
 from __future__ import annotations
 
@@ -24,26 +24,32 @@ from hpcsgd.parts.quantizers.base import Quantizer, noise_for
 from hpcsgd.parts.quantizers.mean import mean_of_own, mean_on_all, padded, sent_by_mean
 
 IN_GROUP, ACROSS = "group", "across"
-"""Where what was kept was lost; the latter among the chunks of a state."""
+"""The place of an error: in the group or across groups. The latter is also a name in the state."""
 
 
 @checked
 class Quantized:
-    """`AllToAll` with gradients, and the chunks of the model that positions give each other, in fewer bits.
+    """Gradient reduction like `AllToAll`, with gradients and updated parameters in fewer bits.
 
-    Means are made in float32, in rank order. What a wire that rounds to the nearest number loses of a
-    gradient is kept and added to the next one (error feedback): M elements a rank, and M/K more where groups
-    exchange gradients, too. Of parameters a position sends how its chunk differs from what all have of it,
-    and what that leaves out is part of the next difference: the optimizer updates the chunk as its position
-    knows it, M/K elements more, and no wire loses small updates. What is kept is part of a checkpoint.
+    Means are computed in float32, in rank order.
 
-    Not to be confused with ``precision = "bf16_master"``, where parameters and gradients are bfloat16
-    themselves, nor with `Sparse`, which leaves elements out.
+    - Gradients: what rounding to the nearest loses is kept and added to the next gradient (error feedback).
+    - Parameters: a rank sends how its shard differs from the value that the other ranks have. What
+      quantization leaves out is part of the next difference. The optimizer updates the exact shard, so small
+      updates are never lost.
+
+    All of this is part of a checkpoint.
 
     Args:
-        gradients: how they travel: `quantizers.bf16()`, `quantizers.fp16()`, `quantizers.int8()`, …. In a job
-            file ``gradients = "int8"`` or ``{ name = "int8", block = 128 }``. Default None: as they are.
-        parameters: how updated chunks travel in the group, likewise. Default None: as they are.
+        gradients: Format of gradients, such as `quantizers.bf16()`, `quantizers.fp16()` or
+            `quantizers.int8()`. In a job file: ``gradients = "int8"`` or ``{ name = "int8", block = 128 }``.
+            Default None: their own dtype.
+        parameters: Format of updated shards in the group, likewise. Default None: their own dtype.
+
+    Shape:
+        M parameters in total; each rank owns M/K of them. Error feedback of gradients keeps M elements per
+        rank, and M/K more if groups reduce gradients together. Quantized parameters keep M/K elements per
+        rank.
 
     Example:
         >>> formats = hpcsgd.quantizers
@@ -55,9 +61,12 @@ class Quantized:
         >>> round(sent["gradients"].bytes), round(sent["parameters"].bytes)     # of AllToAll: 272 each
         (136, 80)
 
-    Source:
+    References:
         G. Wang et al.: ZeRO++, 2023 (arXiv:2306.10209), whose weights and gradients travel in blocks of few
         bits; with error feedback (S. P. Karimireddy et al., ICML 2019) and, of parameters, differences.
+
+    See Also:
+        `Sparse`: leaves elements out.
     """
 
     def __init__(self, gradients: Quantizer | None = None, parameters: Quantizer | None = None) -> None:
@@ -70,7 +79,7 @@ class Quantized:
         self._gather = None if parameters is None else QuantizedShards(parameters)
 
     def across_groups(self) -> Quantized:
-        """The mean of the chunk over the groups follows, packed likewise."""
+        """Return a reduction that also averages the shard over the groups, in the same format."""
         made = Quantized(self.gradients, self.parameters)
         made.traits, made._plain = replace(self.traits, across=True), AllToAll().across_groups()
         return made
@@ -107,7 +116,7 @@ class Quantized:
         return None
 
     def _across(self, d: ReduceContext, b: Bucket, mean: Tensor, i: int, t: int) -> None:
-        """The mean of `mean` over the groups, while the next bucket is in its group."""
+        """Average `mean` over the groups, while the next bucket is reduced in its group."""
         assert self.gradients is not None
         x = padded(mean, d.topology.num_groups) if self._kept is None else self._kept.add(ACROSS, i, mean)
         dice = partial(noise_for, d.topology.rank, t, i, 1)
@@ -169,8 +178,7 @@ class Quantized:
 
 
 class ErrorFeedback:
-    """What rounding has lost of gradients, bucket by bucket: of g in the group, of grad_shard between
-    groups."""
+    """The errors of quantized gradients, per bucket: of g in the group, of grad_shard between groups."""
 
     def __init__(self, d: ReduceContext, across: bool, saved: State) -> None:
         self._slots = [b.slots for b in d.buckets]
@@ -187,7 +195,7 @@ class ErrorFeedback:
         self._load(saved)
 
     def add(self, where: str, i: int, x: Tensor) -> Tensor:
-        """What was lost of bucket i before, and `x`: what is lost of both is to be left there."""
+        """Add `x` to the error of bucket i; return the sum, in which the caller must leave the new error."""
         room = self._room[where][i]
         room[: x.numel()] += x
         return room

@@ -1,16 +1,16 @@
-"""How a position gives the others its chunk by a narrow wire, and loses nothing.
+"""A quantized gather of the updated shards, in which no update is lost.
 
-What all positions of a group have of a chunk is p, what its owner knows is x. In a step
+All ranks of a group have the value p of a shard; its owner has the exact value x. In a step
 
     x ← p + e            before the update
-    x ← the optimizer's update of x, and what a meeting makes of it
+    x ← the optimizer's update of x, and the result of a synchronization
     q ← packed x − p     sent to all
     p ← p + unpacked q   on all, the owner, too: the same bits
     e ← x − p            what was left out, part of the next difference
 
-The difference of one step is small, so that a few bits of it say more than as many bits of the chunk would,
-and what they do not say is sent later: an update of any size arrives. Whoever moves p on all positions
-between two steps (a checkpoint, a mean) moves x by as much.
+The difference of one step is small, so that a few bits describe it better than as many bits describe the
+shard. What they leave out is sent later, so that updates of any size take effect. Code that changes p on all
+ranks between two steps (a checkpoint, a mean) thereby changes x by the same amount.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from hpcsgd.parts.quantizers.base import Quantizer, noise_for
 from hpcsgd.parts.quantizers.mean import gathered
 
 PARAMETERS = "parameters"
-"""As the state of a method calls e."""
+"""The name of e in the state of a method."""
 
 
 class QuantizedShards:
-    """For every bucket a vector like the own chunk: e between two steps, p within one."""
+    """One vector like the own shard per bucket: e between two steps, p within one."""
 
     def __init__(self, wire: Quantizer) -> None:
         self.wire = wire
@@ -39,8 +39,8 @@ class QuantizedShards:
         self._saved: Sequence[Tensor] = []
 
     def restore(self, s: StepContext) -> None:
-        """`param_shard` of every bucket: from p to x."""
-        if s.topology.group_size == 1:  # nobody else has p: what was kept elsewhere comes home
+        """Change `param_shard` of every bucket from p to x."""
+        if s.topology.group_size == 1:  # no other rank has p: add the e of a loaded state
             for b, e in zip(s.buckets, self._saved, strict=False):
                 b.param_shard.add_(e)
             self._saved = []
@@ -59,13 +59,13 @@ class QuantizedShards:
             beside.copy_(p)
 
     def gather(self, s: StepContext) -> None:
-        """`w` of every bucket: the p of all positions. Collective over the group."""
+        """Set `w` of every bucket to the p of all ranks. Collective over the group."""
         if s.topology.group_size == 1:
             return
         for i, (b, p) in enumerate(zip(s.buckets, self._beside, strict=True)):
             x = b.param_shard.to(p.dtype, copy=True)
             b.param_shard.copy_(p)
-            # By the position: groups with one model (`bsp`) keep it.
+            # Noise depends on the shard index, not on the group: groups with one model (`bsp`) stay alike.
             moved = gathered(
                 x - p, s.topology.intra_group, self.wire, noise_for(s.topology.shard_index, s.t, i, 2)
             )
@@ -73,7 +73,7 @@ class QuantizedShards:
             p.copy_(x.sub_(b.param_shard.to(p.dtype)))
 
     def clear(self) -> None:
-        """Everybody knows all: chunks have been gathered as they are."""
+        """Drop e: the shards have been gathered unquantized."""
         self._beside, self._saved = [], []
 
     def gather_ops(self, m: ModelLayout) -> Iterator[CommOp]:
@@ -82,10 +82,10 @@ class QuantizedShards:
                 yield CommOp("allgather", "group", m.K * self.wire.nbytes(m.shard(b)), "parameters")
 
     def shards(self) -> dict[str, list[Tensor]]:
-        """Between two steps."""
+        """Return e of every bucket, between two steps."""
         kept = self._beside or self._saved
         return {PARAMETERS: list(kept)} if kept else {}
 
     def resume_from(self, kept: Sequence[Tensor]) -> None:
-        """Go on with what `chunks` gave."""
+        """Continue with the result of `shards`."""
         self._beside, self._saved = [], kept

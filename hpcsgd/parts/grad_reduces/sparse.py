@@ -1,4 +1,4 @@
-"""Sparse exchange: of each gradient only some elements travel, the rest is kept for later.
+"""Sparse gradient reduction: only some elements of each gradient are sent, the rest is kept for later.
 
 D. Yoon, S. Oh: DEFT, ICPP 2023, algorithm 1, "distributed SGD with sparsification", on each of n workers:
 
@@ -10,11 +10,11 @@ D. Yoon, S. Oh: DEFT, ICPP 2023, algorithm 1, "distributed SGD with sparsificati
     11  acc[idx] = 0
     12  e = acc
 
-Line 5 runs bucket by bucket while the backward pass goes on, the others when the last gradient is there,
-since what to select from a layer depends on all of them. Every worker updates all of w: sending updated
-chunks would be dense again.
+Line 5 runs bucket by bucket during the backward pass. The other lines run after the last gradient, since the
+selection in a layer depends on all of them. Every worker updates all of w, because sending updated shards
+would be dense again.
 
-A group of one rank has nobody to send to, and its gradients stay as they are.
+A group of one rank has no other rank to send to, and its gradients stay as they are.
 """
 
 from __future__ import annotations
@@ -46,34 +46,39 @@ from hpcsgd.parts.sparsifiers import Accumulated, Sparsifier
 
 @checked
 class Sparse:
-    """Of each gradient only what a sparsifier selects is sent; the rest is kept and added to the next one.
+    """Gradient reduction that sends only the selected elements and adds the rest to the next gradient.
 
-    What is kept is a vector of M elements (float32; float64 where a parameter is) that is this worker's alone
-    and part of a checkpoint. Every rank updates all of w, so that the optimizer's state is not sharded. A
-    group of one rank sends nothing and is left alone.
-
-    Notes of every step: `density` (|idx|/M), `error` (‖e‖₂, mean over the workers, eq. 2), `growth` (|idx|
-    over the mean number that a worker selected; where sets overlap), and seconds in `share` (who searches
-    what), `select`, `encode`, `exchange` and `apply`.
-
-    Not to be confused with sparse tensors, whose gradients are refused, nor with `sasgd`. Not for loss
-    scaling that changes: what is kept is of the scaled loss, and `GradScaler` refuses it.
+    Every rank updates all of w, so the optimizer state is not sharded. A group of one rank sends nothing, and
+    its gradients are left alone. `GradScaler` refuses it: a changing loss scale would not match the rest,
+    which comes from a loss scaled earlier. Sparse tensors as gradients are refused.
 
     Args:
-        sparsifier: what selects, such as `Deft(density=0.01)`.
-        combine: whose values count at the selected indices: `union`, or each worker's: `per_worker`
-            alone, half as much to send for `TopK`; both of `hpcsgd.parts.grad_reduces`. Default union,
-            DEFT's lines 7 to 9.
-        feedback: what becomes of the rest: `ErrorFeedback()`, of `hpcsgd.parts.grad_reduces`,
-            `MomentumCorrection(m)` or `LrInErrorFeedback()`. Default ErrorFeedback(): rate, momentum and
-            weight decay act on what was sent.
-        indices: how they travel, `Gaps()` in one or two bytes or `Plain()` in four, of
-            `hpcsgd.parts.grad_reduces`.
-            Default Gaps().
+        sparsifier: Selects the elements, such as `Deft(density=0.01)`.
+        combine: Which values count at the selected indices: `union` takes all workers' values, `per_worker`
+            only the values that each worker selected, which sends half as much for `TopK`. Both are in
+            `hpcsgd.parts.grad_reduces`. Default union, DEFT's lines 7 to 9.
+        feedback: How the rest is kept: `ErrorFeedback()` of `hpcsgd.parts.grad_reduces`,
+            `MomentumCorrection(m)` or `LrInErrorFeedback()`. Default ErrorFeedback(): learning rate, momentum
+            and weight decay act on what was sent.
+        indices: Encoding of indices: `Gaps()` in one or two bytes, `Plain()` in four, of
+            `hpcsgd.parts.grad_reduces`. Default Gaps().
 
     Raises:
-        UserError: for `per_worker` with a sparsifier whose workers select disjoint elements; at the first
-            exchange where optimizer and feedback do not go together.
+        UserError: If `combine` is `per_worker` and the sparsifier's selections are disjoint; at the first
+            reduction, if the optimizer does not fit `feedback`.
+
+    Shape:
+        M parameters in total. Each worker keeps a vector of M elements, float32, or float64 if a parameter
+        is. It is part of a checkpoint.
+
+    Note:
+        After every step, `optimizer.metrics` has:
+
+        - `density`: |idx|/M.
+        - `error`: ‖e‖₂, mean over the workers (eq. 2).
+        - `growth`: |idx| over the mean number that a worker selected, if selections can overlap.
+        - `share_seconds` (who searches what), `select_seconds`, `encode_seconds`, `exchange_seconds` and
+          `apply_seconds`.
 
     Example:
         >>> exchange = hpcsgd.Sparse(hpcsgd.Deft(density=0.1), feedback=hpcsgd.MomentumCorrection(0.9))
@@ -83,8 +88,12 @@ class Sparse:
         >>> optimizer.metrics["error"] > 0     # what is still to be sent
         True
 
-    Source:
+    References:
         D. Yoon, S. Oh: DEFT, ICPP 2023, algorithm 1.
+
+    See Also:
+        `Quantized`: sends all elements in fewer bits.
+        `sasgd`: sparse in time, sends all elements.
     """
 
     def __init__(
@@ -97,20 +106,20 @@ class Sparse:
         if sparsifier.disjoint and combine is not union:
             name = type(sparsifier).__name__
             raise UserError(
-                f"combine per_worker: with {name} each element is one worker's to choose, "
-                "and all must give theirs"
+                f"combine per_worker: with {name} one worker selects each element, "
+                "so all must give their values"
             )
         self.sparsifier = sparsifier
         self.combine, self.feedback, self.indices = combine, feedback, indices
         self.t = 0
-        """Exchanges so far: less than steps, where this takes turns with others."""
+        """The number of reductions so far: fewer than steps if `switch` used another reduction, too."""
         self.traits = GradReduceTraits(shards=False)
         self._residual: Residual | None = None
         self._saved: dict[str, dict[str, Tensor]] = {}
         self._norms: list[Tensor] = []
 
     def across_groups(self) -> Sparse:
-        """The workers are all ranks of the job, not those of one group."""
+        """Return a reduction whose workers are all ranks of the job."""
         made = Sparse(self.sparsifier, self.combine, self.feedback, self.indices)
         made.traits = replace(self.traits, across=True)
         return made
@@ -130,7 +139,10 @@ class Sparse:
             self._send(d)
 
     def comm_ops(self, m: ModelLayout) -> Iterable[CommOp]:
-        """Lines 6 to 9. Raises `UserError` where the sparsifier cannot tell."""
+        """Return the operations of lines 6 to 9.
+
+        Raises `UserError` if the sparsifier cannot predict its selection.
+        """
         over = "world" if self.traits.across else "group"
         return expected_ops.messages(self.sparsifier, self.combine, self.indices, over, m)
 
@@ -168,7 +180,7 @@ class Sparse:
         return residual
 
     def _take_in(self, d: ReduceContext, b: Bucket, i: int) -> None:
-        """Line 5, for one bucket."""
+        """Run line 5 for one bucket."""
         residual = self._residual
         assert residual is not None
         g, velocity = b.g[: b.slots[-1].stop], residual.velocity
@@ -176,7 +188,7 @@ class Sparse:
         self._norms.append(residual.take_in(g, i, self._bounds))
 
     def _send(self, d: ReduceContext) -> None:
-        """Lines 6 to 12."""
+        """Run lines 6 to 12."""
         residual, workers = self._residual, self._workers(d.topology)
         assert residual is not None
         squared_norms = torch.cat(self._norms)
@@ -196,7 +208,7 @@ class Sparse:
         with seconds.of("apply"):
             residual.release(combined.sent)
             self.feedback.after(d, combined.mean)
-            errors = combined.errors.tolist()  # waits for the stream, so before more is put there
+            errors = combined.errors.tolist()  # waits for the stream, so do it before adding work to it
             residual.put_into(d.buckets, combined.joint, combined.mean)
         self.t += 1
         d.metrics["density"] = combined.joint.numel() / residual.acc.numel()
@@ -206,7 +218,7 @@ class Sparse:
 
 
 class Seconds:
-    """Notes how long parts of a step took on this worker."""
+    """Measures how long parts of a step took on this worker."""
 
     def __init__(self, notes: dict[str, float]) -> None:
         self._notes = notes

@@ -1,4 +1,4 @@
-"""Wire formats: how vectors travel in fewer bits than they have. Means of them are made in float32."""
+"""Quantizers: formats in which vectors are sent in fewer bits. Means are computed in float32."""
 
 from collections.abc import Callable, Mapping
 

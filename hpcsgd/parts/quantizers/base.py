@@ -1,4 +1,4 @@
-"""What a wire format is, and where the dice of one that rounds by chance come from."""
+"""The protocol of quantizers, and the noise for those that round stochastically."""
 
 from __future__ import annotations
 
@@ -11,40 +11,46 @@ from torch import Tensor
 
 @runtime_checkable
 class Quantizer(Protocol):
-    """How a vector of float32 travels: the same bytes for the same vector and dice, on any device."""
+    """The format in which a float32 vector is sent.
+
+    The same vector and noise give the same bytes on any device.
+    """
 
     @property
     def keeps(self) -> bool:
-        """Whether what rounding loses is to be kept and sent later, since it would add up."""
+        """True if rounding errors must be kept and sent later, since they would add up."""
         ...
 
     def nbytes(self, n: int) -> int:
-        """Of n elements; a multiple of 4, so that codes can lie side by side."""
+        """Return the bytes of n elements; a multiple of 4, so that codes can follow one another."""
         ...
 
     def encode(self, x: Tensor, code: Tensor, dice: int) -> None:
-        """`x`, float32, into `code`, uint8 of `nbytes`, zeros so far. `dice` is a number of 32 bits."""
+        """Write `x`, float32, into `code`, uint8 of `nbytes` zeros. `dice` is a number of 32 bits."""
         ...
 
     def decode(self, code: Tensor, out: Tensor) -> None:
-        """The inverse, but for the rounding."""
+        """Write the decoded elements of `code` into `out`."""
         ...
 
 
 @runtime_checkable
 class Rounding(Protocol):
-    """Which of its two neighbours a number becomes."""
+    """How a number is rounded to one of its two neighbours."""
 
     @property
     def unbiased(self) -> bool:
-        """Whether the mean of what it makes is what it was given."""
+        """True if the mean of the rounded numbers is the given number."""
         ...
 
     def draw(self, dice: int) -> int | None:
-        """What the kernels round by; None: to the nearest."""
+        """Return the number from which the kernels derive the noise; None: round to the nearest."""
         ...
 
 
 def noise_for(*numbers: int) -> int:
-    """Dice that no other numbers have, but for a chance of 2⁻³²: of a rank, a step, a bucket."""
+    """Return noise that belongs to these numbers, such as a rank, a step and a bucket.
+
+    Other numbers give other noise, except with probability 2⁻³².
+    """
     return int.from_bytes(hashlib.blake2b(struct.pack(f"{len(numbers)}q", *numbers), digest_size=4).digest())

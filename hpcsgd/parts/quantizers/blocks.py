@@ -1,4 +1,4 @@
-"""A byte, half a byte or a quarter of one an element: whole numbers in blocks that have a scale each."""
+"""Quantizers to 8, 4 or 2 bits per element: whole numbers in blocks, each with a scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcsgd.parts.quantizers.rounding import Nearest
 
 @dataclass(frozen=True)
 class Blocks:
-    """Numbers of so many `bits`, and for every `block` of them a float32: see `kernels.pack`."""
+    """Numbers of `bits` bits, and a float32 scale for every `block` of them: see `kernels.pack`."""
 
     bits: int
     block: int
@@ -46,80 +46,97 @@ class Blocks:
 
 @checked
 def int8(block: int = 256, rounding: Rounding = Nearest()) -> Quantizer:  # noqa: B008 - frozen
-    """A byte an element: whole numbers from −127 to 127 times a scale that `block` elements share.
+    """Return a quantizer to one byte per element: whole numbers from −127 to 127 times a scale per block.
 
-    The scale is the block's largest magnitude over 127. A block with a NaN or an infinity arrives as NaNs.
-
-    Not to be confused with integer training: all that is computed stays float.
+    The scale is the block's largest magnitude, divided by 127. A block with a NaN or an infinity is decoded
+    as NaNs. All computation stays in floating point.
 
     Args:
-        block: elements that share a scale, 4 bytes; a multiple of 8. Default 256: 1.6 % more bytes.
+        block: Elements that share a scale of 4 bytes; a multiple of 8. Default 256: 1.6 % more bytes.
         rounding: `Nearest()`, with error feedback, or `Stochastic()`. Default Nearest().
 
+    Returns:
+        A `Quantizer` for arguments such as `quantize`.
+
     Raises:
-        UserError: for a `block` that is no multiple of 8.
+        UserError: If `block` is not a multiple of 8.
 
     Example:
         >>> method = hpcsgd.hierarchical(sync_every=8, quantize=hpcsgd.quantizers.int8())
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
 
-    Source:
+    References:
         T. Dettmers: 8-Bit Approximations for Parallelism in Deep Learning, ICLR 2016; in blocks as G. Wang et
         al.: ZeRO++, 2023 (arXiv:2306.10209).
+
+    See Also:
+        `int4`: half as many bytes.
     """
     return Blocks(8, block, rounding)
 
 
 @checked
 def int4(block: int = 64, rounding: Rounding = Nearest()) -> Quantizer:  # noqa: B008 - frozen
-    """Half a byte an element: whole numbers from −7 to 7 times a scale that `block` elements share.
+    """Return a quantizer to half a byte per element: whole numbers from −7 to 7 times a scale per block.
 
-    The scale is the block's largest magnitude over 7. A block with a NaN or an infinity arrives as NaNs.
-
-    Not to be confused with the 4-bit floats of Streaming DiLoCo (E3M0): as many bits, but no scale there.
+    The scale is the block's largest magnitude, divided by 7. A block with a NaN or an infinity is decoded as
+    NaNs. The 4-bit floats of Streaming DiLoCo (E3M0) have as many bits, but no scale.
 
     Args:
-        block: elements that share a scale, 4 bytes; a multiple of 8. Default 64: 12.5 % more bytes.
+        block: Elements that share a scale of 4 bytes; a multiple of 8. Default 64: 12.5 % more bytes.
         rounding: `Nearest()`, with error feedback, or `Stochastic()`. Default Nearest().
 
+    Returns:
+        A `Quantizer` for arguments such as `quantize`.
+
     Raises:
-        UserError: for a `block` that is no multiple of 8.
+        UserError: If `block` is not a multiple of 8.
 
     Example:
         >>> method = hpcsgd.diloco(sync_every=50, quantize=hpcsgd.quantizers.int4())
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
 
-    Source:
+    References:
         G. Wang et al.: ZeRO++, 2023 (arXiv:2306.10209), gradients of 4 bits in blocks; A. Douillard et al.:
         Streaming DiLoCo, 2025 (arXiv:2501.18512), outer gradients of 4 bits.
+
+    See Also:
+        `int8`: twice as many bytes.
+        `int2`: half as many bytes.
     """
     return Blocks(4, block, rounding)
 
 
 @checked
 def int2(block: int = 128) -> Quantizer:
-    """A quarter of a byte an element: −2, −1, 0 or 1 times a scale that `block` elements share.
+    """Return a quantizer to a quarter of a byte per element: −2, −1, 0 or 1 times a scale per block.
 
-    The scale is 1.4 times the block's mean magnitude, with a sign: of the larger numbers on one side of
-    zero four levels tell more than three, and −2 is for the side that has the largest. What is lost, 14 %
-    of the energy of normal numbers, is sent later. Zeros stay zeros, as of rows of an embedding that nobody
-    used. A block with a NaN or an infinity arrives as NaNs.
+    The scale is 1.4 times the block's mean magnitude, with a sign. Four levels describe the larger numbers on
+    one side of zero better than three; −2 is for the side with the largest one. The error, 14 % of the energy
+    of normally distributed numbers, is sent later. Zeros stay zeros, such as rows of an embedding that no
+    sample used. A block with a NaN or an infinity is decoded as NaNs.
 
-    Not to be confused with `int4`, whose scale goes by the largest: of 2 bits that would lose 18 %. It cannot
-    round by chance, since what is beyond the last level would be lost for good.
+    A scale by the largest magnitude, as in `int4`, would lose 18 % with 2 bits. Stochastic rounding is not
+    possible, since values beyond the last level would be lost for good.
 
     Args:
-        block: elements that share a scale, 4 bytes; a multiple of 8. Default 128: 12.5 % more bytes.
+        block: Elements that share a scale of 4 bytes; a multiple of 8. Default 128: 12.5 % more bytes.
+
+    Returns:
+        A `Quantizer` for arguments such as `quantize`.
 
     Raises:
-        UserError: for a `block` that is no multiple of 8.
+        UserError: If `block` is not a multiple of 8.
 
     Example:
         >>> method = hpcsgd.diloco(sync_every=50, quantize=hpcsgd.quantizers.int2())
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
 
-    Source:
-        B. Thérien, X. Huang, I. Rish, E. Belilovsky: MuLoCo: Muon is a practical inner optimizer for
-        DiLoCo, 2025 (arXiv:2505.23725), deltas of 2 bits with error feedback; the levels are our own.
+    References:
+        B. Thérien, X. Huang, I. Rish, E. Belilovsky: MuLoCo: Muon is a practical inner optimizer for DiLoCo,
+        2025 (arXiv:2505.23725), deltas of 2 bits with error feedback; the levels are our own.
+
+    See Also:
+        `int4`: twice as many bytes.
     """
     return Blocks(2, block, Nearest())

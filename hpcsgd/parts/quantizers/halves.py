@@ -1,4 +1,4 @@
-"""Two bytes an element: floats of 16 bits, to the nearest even."""
+"""Quantizers to two bytes per element: 16-bit floats, rounded to the nearest even."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcsgd.parts.quantizers.base import Quantizer
 
 @dataclass(frozen=True)
 class Halves:
-    """Elements as floats of a `dtype` of 16 bits. What they lose, half an ulp, is not kept."""
+    """Elements as 16-bit floats of `dtype`. The rounding error, half an ulp, is not kept."""
 
     dtype: torch.dtype
     keeps = False
@@ -30,9 +30,13 @@ class Halves:
 
 @checked
 def bf16() -> Quantizer:
-    """Two bytes an element, bfloat16: 8 bits of it, whatever its size; NaN and infinity as they are.
+    """Return a quantizer to two bytes per element: bfloat16.
 
-    Not to be confused with ``precision = "bf16_master"``, whose parameters are bfloat16 themselves.
+    It keeps 8 significant bits at any magnitude. NaN and infinity are kept. Parameters stay as they are,
+    unlike with ``precision = "bf16_master"``.
+
+    Returns:
+        A `Quantizer` for arguments such as `quantize`.
 
     Example:
         >>> grad_reduce = hpcsgd.Quantized(gradients=hpcsgd.quantizers.bf16())
@@ -42,25 +46,34 @@ def bf16() -> Quantizer:
         >>> round(topology.world.stats.totals()["gradients"].bytes)     # AllToAll's would be 272
         136
 
-    Source:
+    References:
         D. Kalamkar et al.: A Study of BFLOAT16 for Deep Learning Training, 2019 (arXiv:1905.12322).
+
+    See Also:
+        `fp16`: finer, in a smaller range.
     """
     return Halves(torch.bfloat16)
 
 
 @checked
 def fp16() -> Quantizer:
-    """Two bytes an element, float16: 11 bits of it between 6·10⁻⁵ and 65504; beyond that it is infinite,
-    below 6·10⁻⁸ zero.
+    """Return a quantizer to two bytes per element: float16.
 
-    Not to be confused with `bf16`, whose numbers are coarser and as large as float32's.
+    It keeps 11 significant bits between 6·10⁻⁵ and 65504. Larger numbers become infinite, and numbers below
+    6·10⁻⁸ become zero.
+
+    Returns:
+        A `Quantizer` for arguments such as `quantize`.
 
     Example:
         >>> grad_reduce = hpcsgd.Quantized(gradients=hpcsgd.quantizers.fp16())
         >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=grad_reduce)
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
 
-    Source:
+    References:
         P. Micikevicius et al.: Mixed Precision Training, ICLR 2018.
+
+    See Also:
+        `bf16`: coarser, with the range of float32.
     """
     return Halves(torch.float16)

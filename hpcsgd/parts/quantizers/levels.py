@@ -1,4 +1,4 @@
-"""Two bits an element: its sign, and which of its block's two sizes it has."""
+"""A quantizer to two bits per element: the sign, and which of its block's two sizes it has."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 _FOUR = (0, 2, 4, 6)
-"""Where the numbers of two bits begin in a byte."""
+"""The bit positions of the four 2-bit numbers in a byte."""
 
 
 @dataclass(frozen=True)
 class Levels:
-    """The sizes of a block are the mean magnitude of its elements up to the mean of all, and that of the
-    others: bfloat16, both NaN where there is a NaN or an infinity. In a block that has a zero the smaller
-    size is 0: zeros arrive as such, and so do small elements, which error feedback keeps. Made for elements
-    that were selected, of which few are nearly zero.
+    """Two sizes per block, in bfloat16: the mean magnitude of the smaller and of the larger elements.
+
+    An element is larger if its magnitude is above the mean of its block. Both sizes are NaN if the block has
+    a NaN or an infinity. If the block has a zero, the smaller size is 0: then zeros stay zeros, and small
+    elements become zero, which error feedback keeps. The format is made for selected elements, few of which
+    are nearly zero.
     """
 
     block: int = 64
@@ -56,5 +58,5 @@ class Levels:
 
 
 def _mean(x: Tensor, of: Tensor) -> Tensor:
-    """In each row, of those elements; 0 where there are none."""
+    """Return the mean of the elements `of` in each row; 0 if there are none."""
     return torch.where(of, x, 0).sum(1) / of.sum(1).clamp_(min=1)

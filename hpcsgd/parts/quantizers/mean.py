@@ -1,12 +1,13 @@
-"""Means of vectors that travel packed: as an all-to-all and an allgather, with the sums in float32 between.
+"""Means of quantized vectors: an all-to-all and an allgather, with sums in float32 between them.
 
     rank i sends piece p of its vector to rank p, packed; rank p makes the mean of its piece, in rank order;
-    where all are to have it, rank p packs the mean and sends it to all, which unpack the same bytes, it too
+    if all ranks need it, rank p packs the mean and sends it to all; all unpack the same bytes, rank p, too
 
-A rank does not send to itself: of its own piece it takes its own elements as they are. So a vector has room
-for all that was lost: in the pieces of others what rounding took from what they were sent, in the own piece
-what it took from the mean, times the ranks. The mean over the ranks of what was lost is what the mean lacks,
-piece by piece: that of what was sent plus that of what was lost is that of what was given.
+A rank does not send to itself: it uses its own elements of its own piece unquantized. So the vector itself
+has room for all errors. In the pieces of other ranks it gets the error of what this rank sent them. In its
+own piece it gets the error of the mean, times the number of ranks. Piece by piece, the mean over the ranks of
+these errors is what the result lacks: the mean of what was sent plus the mean of the errors is the mean of
+the inputs.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.parts.quantizers.base import Quantizer
 
 NoiseFor = Callable[[int], int]
-"""For each number from 0 on others."""
+"""Returns a different noise for each number from 0 on."""
 
 
 def mean_of_own(x: Tensor, ranks: Communicator, wire: Quantizer, dice: NoiseFor) -> Tensor:
-    """The mean over the `ranks` of the own one of `ranks.size` pieces of `x`; leaves in `x` what was lost.
+    """Return the mean over `ranks` of this rank's piece of `x`; leave the errors in `x`. Collective.
 
-    `x`: float32 or float64, equal pieces. Collective.
+    `x` is float32 or float64 and has `ranks.size` equal pieces.
     """
     mine, rows = ranks.rank, x.view(ranks.size, -1)
     codes = x.new_zeros((ranks.size, wire.nbytes(rows.size(1))), dtype=torch.uint8)
@@ -48,7 +49,7 @@ def mean_of_own(x: Tensor, ranks: Communicator, wire: Quantizer, dice: NoiseFor)
 
 
 def mean_on_all(x: Tensor, ranks: Communicator, wire: Quantizer, dice: NoiseFor) -> Tensor:
-    """The mean of `x` over the `ranks`, the same bits on all; leaves in `x` what was lost. Collective."""
+    """Return the mean of `x` over `ranks`, with the same bits on all; leave the errors in `x`. Collective."""
     mean = mean_of_own(x, ranks, wire, dice)
     arrived = gathered(mean, ranks, wire, dice(ranks.size))
     mine = slice(ranks.rank * mean.numel(), (ranks.rank + 1) * mean.numel())
@@ -57,7 +58,7 @@ def mean_on_all(x: Tensor, ranks: Communicator, wire: Quantizer, dice: NoiseFor)
 
 
 def gathered(x: Tensor, ranks: Communicator, wire: Quantizer, dice: int) -> Tensor:
-    """The vectors of all `ranks`, of equal length, as they arrive; the own one, too. Collective."""
+    """Return the quantized vectors of all `ranks`, of equal length, including the own one. Collective."""
     code = x.new_zeros(wire.nbytes(x.numel()), dtype=torch.uint8)
     wire.encode(x.float(), code, dice)
     codes = code.new_empty((ranks.size, code.numel()))
@@ -69,14 +70,14 @@ def gathered(x: Tensor, ranks: Communicator, wire: Quantizer, dice: int) -> Tens
 
 
 def padded(x: Tensor, n: int) -> Tensor:
-    """A copy, in float32 at least, with zeros up to a multiple of `n`."""
+    """Return a copy in float32 or wider, with zeros up to a multiple of `n`."""
     room = x.new_zeros(-(-x.numel() // n) * n, dtype=accumulation_dtype(x.dtype))
     room[: x.numel()] = x
     return room
 
 
 def sent_by_mean(wire: Quantizer, size: int, m: ModelLayout) -> list[CommOp]:
-    """By `mean_on_all` of `size` elements over the groups."""
+    """Return the operations of `mean_on_all` for `size` elements over the groups."""
     codes = m.P * wire.nbytes(-(-size // m.P))
     return [CommOp("alltoall", "cross", codes), CommOp("allgather", "cross", codes)]
 

@@ -1,4 +1,4 @@
-"""Which of its two neighbours a number becomes on its way into few bits."""
+"""Rounding to the nearest neighbour, or to a random one of the two."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from hpcsgd.parts.quantizers.base import Rounding, noise_for
 @checked
 @dataclass(frozen=True)
 class Nearest:
-    """The nearer one, of two the even one. What it loses is kept and sent later.
-
-    Not to be confused with `Stochastic`, which keeps nothing and is right on the mean alone.
+    """Rounding to the nearest value, in a tie to the even one. The error is kept and sent later.
 
     Example:
         >>> hpcsgd.quantizers.int8() == hpcsgd.quantizers.int8(rounding=hpcsgd.quantizers.Nearest())
         True
 
-    Source:
+    References:
         S. P. Karimireddy et al.: Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML
         2019, algorithm 2: what is lost of one vector is added to the next.
+
+    See Also:
+        `Stochastic`: keeps nothing and is right only on average.
     """
 
     unbiased = False
@@ -35,27 +36,28 @@ class Nearest:
 @checked
 @dataclass(frozen=True)
 class Stochastic:
-    """Either one, by a chance that makes the mean right: the farther, the less likely. Nothing is kept.
+    """Stochastic rounding: to either neighbour, with probabilities that make the mean right.
 
-    The dice are thrown anew for every rank, step and vector, and are the same from run to run and after a
-    restart.
-
-    Not to be confused with `Nearest`, the default, with error feedback: less noise, for a vector of room.
+    Errors are not kept. The noise is new for every rank, step and vector. It is the same in repeated runs and
+    after a restart.
 
     Args:
-        seed: of the dice. Default 0.
+        seed: Seed of the noise. Default 0.
 
     Raises:
-        UserError: for a `seed` of more than 63 bits, or below 0.
+        UserError: If `seed` is negative or has more than 63 bits.
 
     Example:
         >>> wire = hpcsgd.quantizers.int4(rounding=hpcsgd.quantizers.Stochastic(seed=1))
         >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.Quantized(gradients=wire))
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
 
-    Source:
+    References:
         D. Alistarh et al.: QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NIPS
         2017, section 3.1, with the largest magnitude of a block as its norm.
+
+    See Also:
+        `Nearest`: less noise, but keeps a vector for error feedback.
     """
 
     seed: int = 0

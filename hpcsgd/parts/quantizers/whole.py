@@ -1,4 +1,4 @@
-"""Four bytes an element: float32, as vectors are before they are packed."""
+"""The format without quantization: float32, four bytes per element."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Whole:
-    """What was float32 arrives as it was."""
+    """Sends float32 elements unchanged."""
 
     keeps = False
 

@@ -1,4 +1,4 @@
-"""Which elements of a gradient are sent: one paper, one file."""
+"""Which elements of a gradient are sent: one file per paper."""
 
 from collections.abc import Callable, Mapping
 

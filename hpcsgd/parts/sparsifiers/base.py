@@ -1,4 +1,4 @@
-"""What selects: which elements of the accumulated gradients the workers send in a step."""
+"""The protocol of sparsifiers: which elements of the accumulated gradients the workers send in a step."""
 
 from __future__ import annotations
 
@@ -21,92 +21,92 @@ class Accumulated:
     acc: Tensor
     """(M,), of any float dtype."""
     bounds: Tensor
-    """(L + 1,), int64 on the CPU: layer i is [bounds[i], bounds[i+1]), as the sparsifier had them cut."""
+    """(L + 1,), int64 on the CPU: layer i is [bounds[i], bounds[i+1]), as the sparsifier's `cut` returned."""
     squared_norms: Tensor
-    """(L,), float64: of each layer of acc."""
+    """(L,), float64: one for each layer of acc."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Segments of acc, ascending, and how many elements to select in each; int64 on the CPU."""
+    """Ascending segments of acc, and how many elements to select in each; int64 on the CPU."""
 
     starts: Tensor
     stops: Tensor
     k: Tensor
     leader: int | None = None
-    """The worker whose selection counts for all, in this step; None where everybody's does."""
+    """The worker whose selection counts for all in this step; None if each worker's own does."""
 
     @classmethod
     def whole(cls, M: int, k: int, leader: int | None = None) -> Share:
-        """k of all M."""
+        """Return the share that selects k of all M elements."""
         start, stop, chosen = torch.tensor([[0], [M], [k]], device="cpu")
         return cls(start, stop, chosen, leader)
 
     def largest_of(self, acc: Tensor) -> Tensor:
-        """Indices of its elements of largest magnitude."""
+        """Return the indices of the elements with the largest magnitudes in each segment."""
         return kernels.largest(acc, self.starts, self.stops, self.k)
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What n workers are about to select of M elements, on the mean."""
+    """What n workers are expected to select of M elements, on average."""
 
     M: int
     each: float
-    """Elements that a worker selects."""
+    """The number of elements that a worker selects."""
     joint: float
-    """That all of them do together."""
+    """The number of elements that all workers select together."""
     searched: float
-    """That the worker looks through who has most to do."""
+    """The number of elements that the busiest worker looks through."""
     allocation: float = 0.0
-    """Bytes of the broadcast that says who searches what."""
+    """The bytes of the broadcast that assigns layers to workers."""
     by_one: bool = False
-    """Whether one worker selects for all."""
+    """True if one worker selects for all."""
 
     @property
     def density(self) -> float:
-        """Of what a worker selects, among the elements it has to do with."""
+        """The fraction that a worker selects of the elements that it searches."""
         return min(self.joint / self.M, 1.0) if self.by_one or self.searched < self.M else self.each / self.M
 
 
 @runtime_checkable
 class Foreseeing(Protocol):
-    """A sparsifier that knows beforehand how much it selects."""
+    """A sparsifier that can predict how much it selects."""
 
     def expected(self, M: int, layers: Sequence[int], n: int) -> Expected:
-        """Of parameters of so many elements each, `layers`."""
+        """Return what n workers select of M elements, in `layers` of these sizes."""
         ...
 
 
 def everybodys(density: float, M: int, n: int) -> Expected:
-    """Each of n workers selects a share of all M by itself, independently of the others."""
+    """Return the expectation if each of n workers selects independently from all M elements."""
     return Expected(M, each=density * M, joint=M * (1 - (1 - density) ** n), searched=M)
 
 
 @runtime_checkable
 class Sparsifier(Protocol):
-    """Selects on each of n workers. `t` counts the steps, from 0."""
+    """Selects elements on each of n workers. `t` counts the steps from 0."""
 
     @property
     def disjoint(self) -> bool:
-        """Whether no two workers ever select the same element."""
+        """True if no two workers ever select the same element."""
         ...
 
     def cut(self, layers: Tensor, n: int) -> Tensor:
-        """The bounds of what norms are wanted of, from those of the parameters' own vectors."""
+        """Return the bounds of the parts whose norms are needed, from the bounds of the parameters."""
         ...
 
     def share(self, x: Accumulated, t: int, workers: Communicator) -> Share:
-        """What of acc this worker searches. Collective over the workers."""
+        """Return the part of acc that this worker searches. Collective over the workers."""
         ...
 
     def select(self, x: Accumulated, share: Share) -> Tensor:
-        """Indices into acc, int64, ascending: this worker's."""
+        """Return this worker's indices into acc, int64, ascending."""
         ...
 
 
 def require_density(density: float) -> None:
-    """Raise `UserError` for what is no share of a vector."""
+    """Raise `UserError` unless `density` is > 0 and ≤ 1."""
     if not 0 < density <= 1:
         raise UserError(
             f"density = {density}: the share of elements to send, > 0 and ≤ 1", key="density", value=density
@@ -114,5 +114,5 @@ def require_density(density: float) -> None:
 
 
 def wanted(density: float, M: int) -> int:
-    """k, the number of elements to select of M."""
+    """Return k, the number of elements to select of M."""
     return max(1, round(density * M))

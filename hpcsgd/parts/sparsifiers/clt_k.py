@@ -1,8 +1,8 @@
-"""Cyclic local top-k: one worker after the other selects for all of them.
+"""Cyclic local top-k: the workers take turns at selecting for all of them.
 
 C. Chen et al.: ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient Distributed
 Training, NeurIPS 2020. In step t worker t mod n takes the top k of its own accumulated gradient and
-broadcasts the indices. There is no build-up, but the others wait.
+broadcasts the indices. There is no build-up, but the other workers wait.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ from hpcsgd.parts.sparsifiers.base import Accumulated, Expected, Share, require_
 @checked
 @dataclass(frozen=True)
 class CLTk:
-    """Workers take turns: in each step one selects the k largest elements of its own, for all of them.
+    """Cyclic top-k: in each step one worker, in turn, selects the k elements for all workers.
 
-    Exactly k elements are sent; the others wait while one searches all M.
-
-    Not to be confused with `TopK`, where everybody selects and indices build up, nor with `Deft`, where
-    everybody searches a part.
+    It takes the k elements of largest magnitude of its own accumulated gradient. Exactly k elements are sent.
+    The other workers wait while one searches all M elements.
 
     Args:
-        density: d, the share of elements that are sent, > 0 and ≤ 1: k = d·M, rounded, at least 1.
+        density: Fraction d of the elements that is sent, > 0 and ≤ 1: k = d·M, rounded, at least 1.
 
     Raises:
-        UserError: for a density outside these bounds.
+        UserError: If `density` is outside these bounds.
 
     Example:
         >>> exchange = hpcsgd.Sparse(hpcsgd.CLTk(density=0.1))
@@ -40,9 +38,13 @@ class CLTk:
         >>> round(optimizer.metrics["density"] * 67)     # the model has 67 parameters
         7
 
-    Source:
+    References:
         C. Chen et al.: ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient
         Distributed Training, NeurIPS 2020.
+
+    See Also:
+        `TopK`: every worker selects, and more than k elements are sent.
+        `Deft`: every worker searches a part.
     """
 
     density: float

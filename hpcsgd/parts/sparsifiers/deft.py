@@ -1,31 +1,31 @@
-"""DEFT: the workers divide the selection among them, by layers, and take more where gradients are larger.
+"""DEFT: the workers divide the selection by layers and select more where gradients are larger.
 
 D. Yoon, S. Oh: DEFT: Exploiting Gradient Norm Difference between Model Layers for Scalable Gradient
-Sparsification, ICPP 2023 ("algorithm …" below is there):
+Sparsification, ICPP 2023 ("algorithm …" below refers to it):
 
     partition   algorithm 2: a layer of more than M/n elements is cut into equal pieces, layers themselves
     assign      algorithm 3: k is shared out over the layers by the norms of what they accumulated
     allocate    algorithm 4: the layers go to n bins of about equal cost; worker t mod n decides for all, and
-                the bins go round the workers, so that what a worker has kept of any layer is sent
+                the bins rotate over the workers, so that what a worker has kept of any layer is sent
     select      algorithm 5: each worker takes the top k_layer of each layer in its bin, and no others
 
-The index sets of the workers are disjoint, so their union does not grow with n, and each of them searches
-M/n elements: selection becomes faster than linearly in n (eq. 9).
+The index sets of the workers are disjoint, so their union does not grow with n. Each worker searches M/n
+elements: selection time falls faster than 1/n (eq. 9).
 
 Differences from the paper, and from its authors' code:
 
-- A layer of more than M/n elements is cut into ⌈size·n/M⌉ pieces, the fewest that are no larger than that,
-  which differ by one element at most; the authors cut it into n. Every piece is one more to share k out to,
-  to search and to tell of in every step: ResNet-18 is 72 pieces for 16 workers and 117 for 64, not 122 and
-  566.
-- What a layer cannot take of its share goes to those after it, so that Σ k_layer = k always; log k of a layer
-  with k = 1 counts as 1, that of one with k = 0 as no work (eq. 3).
-- Worker r takes bin (t + ⌊t/n⌋ + r) mod n; with the authors (t + r) mod n. That comes round together with who
-  decides: where workers' norms are unlike, and their bins with them, a layer may be the same worker's for
-  ever, and what the others keep of it grows without bound.
-- The norms that decide are a worker's own: with `exact` False each takes its own k's, and the number sent is
-  only about k (the paper's way); True has worker t mod n broadcast its k's too, 4 bytes a layer, and exactly
-  k are sent.
+- A layer of more than M/n elements is cut into ⌈size·n/M⌉ pieces, whose sizes differ by at most one element.
+  These are the fewest pieces of at most M/n elements; the authors cut into n. Each piece adds work in every
+  step: to assign its k, to search it and to broadcast its bin. ResNet-18 has 72 pieces for 16 workers and 117
+  for 64, not 122 and 566.
+- What a layer cannot take of its share goes to the layers after it, so that always Σ k_layer = k. In eq. 3,
+  log k of a layer with k = 1 counts as 1, and a layer with k = 0 costs nothing.
+- Worker r takes bin (t + ⌊t/n⌋ + r) mod n; with the authors it is (t + r) mod n. The latter repeats in step
+  with the worker that decides. If the workers' norms differ, and so their bins, one worker may get a layer
+  for ever, and what the others keep of it grows without bound.
+- The norms that decide are one worker's. With `exact` False each worker uses its own k, so that about k
+  elements are sent (as in the paper). With True worker t mod n also broadcasts its k, 4 bytes per layer, and
+  exactly k elements are sent.
 """
 
 from __future__ import annotations
@@ -49,23 +49,24 @@ from hpcsgd.parts.sparsifiers.base import Accumulated, Expected, Share, require_
 @checked
 @dataclass(frozen=True)
 class Deft:
-    """The workers divide the search among them, by layers, and take more where gradients are larger.
+    """DEFT: the workers divide the search by layers and select more where gradients are larger.
 
-    Each of n workers searches about M/n elements. What they select is disjoint, so that nothing builds up.
-    Costs a broadcast of 4 bytes a layer in each step.
-
-    Not to be confused with `TopK` by layers: a layer's k goes by its norm, and one worker alone searches it.
+    Each of n workers searches about M/n elements. Their selections are disjoint, so the number of sent
+    elements does not grow with n.
 
     Args:
-        density: d, the share of elements that are sent, > 0 and ≤ 1: k = d·M, rounded, at least 1.
-        exact: whether one worker decides on the k of all layers, 4 bytes a layer more, so that exactly k
-            elements are sent; otherwise each goes by its own norms, and about k are. Default False, the
-            paper's way.
-        floor: elements of each layer that are sent at least, beyond k where need be; the authors' code has 1.
-            Default 0.
+        density: Fraction d of the elements that is sent, > 0 and ≤ 1: k = d·M, rounded, at least 1.
+        exact: If True, worker t mod n decides the k of all layers, for 4 more bytes per layer, and exactly k
+            elements are sent. If False, each worker uses its own norms, and about k are sent. Default False,
+            as in the paper.
+        floor: Least number of elements sent of each layer, even if the sum exceeds k. The authors' code has
+            1. Default 0.
 
     Raises:
-        UserError: for a density outside these bounds or a negative floor.
+        UserError: If `density` is outside these bounds, or `floor` is negative.
+
+    Shape:
+        A step broadcasts 4 bytes per layer, with `exact` 8.
 
     Example:
         >>> exchange = hpcsgd.Sparse(hpcsgd.Deft(density=0.1, exact=True))
@@ -74,9 +75,12 @@ class Deft:
         >>> round(optimizer.metrics["density"] * 67)     # the model has 67 parameters
         7
 
-    Source:
+    References:
         D. Yoon, S. Oh: DEFT: Exploiting Gradient Norm Difference between Model Layers for Scalable Gradient
         Sparsification, ICPP 2023, algorithms 2 to 5.
+
+    See Also:
+        `TopK`: every worker searches the whole model.
     """
 
     density: float
@@ -117,7 +121,7 @@ class Deft:
 
 
 def share_out(x: Accumulated, k: int, floor: int, n: int) -> tuple[Tensor, Tensor]:
-    """k (int64) and bin (int32) of every layer, as this worker sees them; on the CPU."""
+    """Return k (int64) and bin (int32) of every layer as this worker sees them, on the CPU."""
     library, squared_norms = kernels.native(), x.squared_norms.cpu()
     if library is not None:
         return library.share_out(squared_norms, x.bounds, k, floor, n)
@@ -128,12 +132,15 @@ def share_out(x: Accumulated, k: int, floor: int, n: int) -> tuple[Tensor, Tenso
 
 
 def bin_of(rank: int, t: int, n: int) -> int:
-    """Of a worker in step t: each bin once in n steps, and once in n² steps of those that one worker made."""
+    """Return the bin of a worker in step t.
+
+    A worker gets each bin once in n steps, and once in n² steps each bin that one given worker made.
+    """
     return (rank + t + t // n) % n
 
 
 def partition(layers: Tensor, n: int) -> Tensor:
-    """Bounds of pieces of at most M/n elements (int64), from those of the layers; algorithm 2."""
+    """Return the bounds of pieces of at most M/n elements (int64), from those of the layers; algorithm 2."""
     bounds = layers.tolist()
     M, cut = bounds[-1], [0]
     for start, stop in itertools.pairwise(bounds):
@@ -144,8 +151,10 @@ def partition(layers: Tensor, n: int) -> Tensor:
 
 
 def assign(norms: list[float], sizes: list[int], k: int, floor: int = 0) -> list[int]:
-    """k_layer of every layer, Σ k_layer = k; algorithm 3. `floor` (or the size) is the least of each, beyond
-    k where need be."""
+    """Return k_layer of every layer, with Σ k_layer = k; algorithm 3.
+
+    Each layer gets at least `floor` elements (or all that it has), even if the sum exceeds k.
+    """
     norms = _finite(norms)
     order = sorted(range(len(norms)), key=lambda layer: -norms[layer])
     sums = list(itertools.accumulate(norms[layer] for layer in reversed(order)))
@@ -159,13 +168,16 @@ def assign(norms: list[float], sizes: list[int], k: int, floor: int = 0) -> list
 
 
 def _finite(norms: list[float]) -> list[float]:
-    """Layers with anything that is not a number come first, since that is to reach everybody at once."""
+    """Put layers with a non-finite norm first, so that the bad values reach all workers at once."""
     if all(map(math.isfinite, norms)):
         return norms
     return [0.0 if math.isfinite(norm) else 1.0 for norm in norms]
 
 
 def allocate(sizes: list[int], k: list[int], n: int) -> list[int]:
-    """The bin, 0 … n−1, of every layer: the costliest first, each into the least filled bin; algorithm 4."""
+    """Return the bin, 0 … n−1, of every layer; algorithm 4.
+
+    The costliest layer comes first; each goes into the least filled bin.
+    """
     costs = [size * max(1.0, math.log2(each)) if each else 0.0 for size, each in zip(sizes, k, strict=True)]
     return largest_first(costs, n)

@@ -1,7 +1,7 @@
-"""Hard threshold: every worker sends what is at least λ in its accumulated gradient.
+"""Hard threshold: every worker sends the elements of its accumulated gradient that are at least λ.
 
-A. Sahu et al.: Rethinking Gradient Sparsification as Total Error Minimization, NeurIPS 2021. One comparison
-an element; the number of those sent is whatever it turns out to be, and λ is to be found for each model.
+A. Sahu et al.: Rethinking Gradient Sparsification as Total Error Minimization, NeurIPS 2021. It needs one
+comparison per element. The number of sent elements is not controlled, and λ must be found for each model.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from hpcsgd.parts.sparsifiers.base import Accumulated, Share
 @checked
 @dataclass(frozen=True)
 class HardThreshold:
-    """Each worker selects what is at least λ in its accumulated gradient, however much that is.
+    """Selection of all elements whose magnitude in the accumulated gradient is at least λ.
 
-    One comparison an element. NaN counts as larger.
-
-    Not to be confused with `SIDCo`, which looks for the threshold that gives a density.
+    It needs one comparison per element. The number of selected elements is not controlled. NaN counts as
+    larger than λ.
 
     Args:
-        threshold: λ > 0, in the gradient's own unit; to be found for each model, and no λ stays right while
-            gradients change.
+        threshold: The magnitude λ > 0, in the unit of the gradient. It must be found for each model, and no λ
+            stays right while gradients change.
 
     Raises:
-        UserError: for a threshold that is not > 0.
+        UserError: If `threshold` is not > 0.
 
     Example:
         >>> exchange = hpcsgd.Sparse(hpcsgd.HardThreshold(threshold=0.01))
@@ -40,8 +39,11 @@ class HardThreshold:
         >>> 0 < optimizer.metrics["density"] <= 1
         True
 
-    Source:
+    References:
         A. Sahu et al.: Rethinking Gradient Sparsification as Total Error Minimization, NeurIPS 2021.
+
+    See Also:
+        `SIDCo`: finds the threshold for a density.
     """
 
     threshold: float

@@ -1,4 +1,4 @@
-"""SIDCo: a threshold for about k elements, from exponential distributions fitted stage after stage.
+"""SIDCo: a threshold for about k elements, from exponential distributions fitted in several stages.
 
 A. M. Abdelmoniem et al.: An Efficient Statistical-based Gradient Compression Technique for Distributed
 Training Systems, MLSys 2021, with the exponential fit (SIDCo-E):
@@ -7,10 +7,12 @@ Training Systems, MLSys 2021, with the exponential fit (SIDCo-E):
     a first stage keeps 0.25 of all that way; each later one fits what the one before kept, above its
     threshold; the last one's share makes the product of all of them the density
 
-Every fifth step their number M changes by one where the achieved density, on the mean of the five, left
-1 ± 0.2 of the one asked for: less stages for too many elements, more for too few. Differences from the paper:
-the direction turns where the last change made it worse, since with tails heavier than an exponential's it is
-the other way round; later stages start from the threshold of the one before, not from the smallest survivor.
+Every fifth step the number of stages changes by one if the achieved density, averaged over the five steps,
+was outside 1 ± 0.2 times the requested one. Too many elements mean fewer stages, too few mean more.
+
+Differences from the paper: the direction reverses if the last change made the result worse, since for tails
+heavier than exponential the effect is the opposite. Later stages start from the threshold of the stage
+before, not from the smallest element that it kept.
 """
 
 from __future__ import annotations
@@ -35,19 +37,16 @@ TOLERANCE = 0.2
 
 @checked
 class SIDCo:
-    """Each worker selects what is above a threshold, which fits of exponential distributions put near k
-    elements.
+    """Selection above a threshold that fits of exponential distributions put near k elements.
 
-    The number of fits changes by one at most in five steps, where the achieved density left 1 ± 0.2 of the
-    one asked for. What n workers select builds up, as with `TopK`.
-
-    Not to be confused with `HardThreshold`, whose threshold is given.
+    The number of fits changes by at most one every five steps, if the achieved density is outside 1 ± 0.2
+    times the requested one. As with `TopK`, the selections of n workers add up.
 
     Args:
-        density: d, the share of elements that a worker selects, about, > 0 and < 1.
+        density: Approximate fraction d of the elements that a worker selects, > 0 and < 1.
 
     Raises:
-        UserError: for a density outside these bounds.
+        UserError: If `density` is outside these bounds.
 
     Example:
         >>> exchange = hpcsgd.Sparse(hpcsgd.SIDCo(density=0.1))
@@ -56,9 +55,12 @@ class SIDCo:
         >>> 0 < optimizer.metrics["density"] <= 1
         True
 
-    Source:
+    References:
         A. M. Abdelmoniem et al.: An Efficient Statistical-based Gradient Compression Technique for
         Distributed Training Systems, MLSys 2021, SIDCo-E.
+
+    See Also:
+        `HardThreshold`: the threshold is given.
     """
 
     disjoint = False
@@ -91,8 +93,10 @@ class SIDCo:
         return indices
 
     def threshold(self, acc: Tensor) -> float:
-        """η > 0, from `stages` fits of an exponential to |`acc`|; above zeros nothing, of what is
-        not finite nothing else."""
+        """Return η > 0, from `stages` fits of an exponential distribution to |`acc`|.
+
+        If `acc` is all zeros, η selects nothing. If a fit is not finite, η selects only what is not finite.
+        """
         magnitudes, eta = acc.abs(), 0.0
         last = self.density / FIRST_RATIO ** (self.stages - 1)
         for ratio in [FIRST_RATIO] * (self.stages - 1) + [last]:
@@ -104,7 +108,7 @@ class SIDCo:
         return max(eta, limits.tiny) if math.isfinite(eta) else limits.max
 
     def state_dict(self) -> State:
-        """This worker's alone."""
+        """Return the state of this worker only."""
         found = {
             "stages": self.stages,
             "direction": self._direction,

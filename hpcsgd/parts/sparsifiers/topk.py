@@ -1,8 +1,8 @@
-"""Top-k: every worker sends the k elements that are largest by magnitude in its own accumulated gradient.
+"""Top-k: every worker sends the k elements of largest magnitude in its own accumulated gradient.
 
 D. Alistarh et al.: The Convergence of Sparsified Gradient Methods, NeurIPS 2018; A. Aji, K. Heafield: Sparse
-Communication for Distributed Gradient Descent, EMNLP 2017. The union of what n workers select grows with n,
-up to n·k elements: gradient build-up.
+Communication for Distributed Gradient Descent, EMNLP 2017. The union of the selections of n workers grows
+with n, up to n·k elements: gradient build-up.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ from hpcsgd.parts.sparsifiers.base import Accumulated, Expected, Share, everybod
 @checked
 @dataclass(frozen=True)
 class TopK:
-    """Each worker selects the k elements that are largest in its own accumulated gradient.
+    """Selection of the k elements of largest magnitude in each worker's own accumulated gradient.
 
-    What n workers select overlaps little, so that up to n·k elements are sent (build-up), noted as `growth`.
-    Ties go to the lowest index, NaN and infinity come first.
-
-    Not to be confused with `CLTk`, where one worker selects for all, nor with `torch.topk`: what is not
-    selected is kept for later steps.
+    The selections of n workers overlap little, so that up to n·k elements are sent (build-up); the metric
+    `growth` measures it. Among equal magnitudes the lowest index is first. NaN and infinity come first. What
+    is not selected is kept for later steps.
 
     Args:
-        density: d, the share of elements that a worker selects, > 0 and ≤ 1: k = d·M, rounded, at least 1.
-            The papers' are 0.001 to 0.1.
+        density: Fraction d of the elements that a worker selects, > 0 and ≤ 1: k = d·M, rounded, at least 1.
+            The papers use 0.001 to 0.1.
 
     Raises:
-        UserError: for a density outside these bounds.
+        UserError: If `density` is outside these bounds.
 
     Example:
         >>> exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1))
@@ -42,9 +40,12 @@ class TopK:
         >>> optimizer.metrics["density"] >= 0.1
         True
 
-    Source:
+    References:
         D. Alistarh et al.: The Convergence of Sparsified Gradient Methods, NeurIPS 2018; A. Aji, K. Heafield:
         Sparse Communication for Distributed Gradient Descent, EMNLP 2017.
+
+    See Also:
+        `CLTk`: one worker selects for all.
     """
 
     density: float

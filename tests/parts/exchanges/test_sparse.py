@@ -272,7 +272,7 @@ def test_what_would_be_wrong_is_refused(run, name: str) -> None:
 
 @pytest.mark.parametrize("sparsifier", [CLTk(0.1), Deft(0.1)])
 def test_own_values_where_one_worker_chooses_are_refused(sparsifier: Sparsifier) -> None:
-    with pytest.raises(UserError, match="each element is one worker's to choose"):
+    with pytest.raises(UserError, match="one worker selects each element"):
         Sparse(sparsifier, per_worker)
 
 
