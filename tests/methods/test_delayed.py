@@ -321,7 +321,10 @@ def test_what_meetings_need_more_than_chunks(new: Callable[[], Method], wrap: An
     [
         (lambda: delayed(hierarchical(2), -1), "sync_delay = -1: expected a number of steps ≥ 0"),
         (lambda: delayed(hierarchical(2), 1.5), "sync_delay = 1.5: expected a whole number"),  # type: ignore[arg-type]
-        (lambda: delayed(hierarchical(2), 3), "sync_delay = 3: expected 0 to 2, the steps between synchronizations"),
+        (
+            lambda: delayed(hierarchical(2), 3),
+            "sync_delay = 3: expected 0 to 2, the steps between synchronizations",
+        ),
         (lambda: delayed(bsp(), 1), "delayed: groups of this method never average"),
         (lambda: streaming(bsp(), 1, 1), "streaming: groups of this method never average"),
         (lambda: streaming(selsync(0.3), 1, 1), "streaming: this method has no fixed number of steps"),
