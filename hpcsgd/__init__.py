@@ -4,9 +4,9 @@ topology = hpcsgd.init(groups=4)
 loader = DataLoader(data, batch, sampler=hpcsgd.Sampler(data, topology))
 optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method=hpcsgd.hierarchical(sync_every=8))
 
-In the examples of docstrings four ranks are a `job` of 2 groups of 2, with a small `model`, plain SGD as its
-`optimizer`, `data`, a `criterion`, an empty `folder`, and `train(optimizer, steps)`, which is the training
-loop of the README.
+In the examples of docstrings four ranks have a `topology` of 2 groups of 2, with a small `model`, plain SGD
+as its `optimizer`, `data`, a `criterion`, an empty `folder`, and `train(optimizer, steps)`, which is the
+training loop of the README.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from hpcsgd.renamed import new_name
 
 
 def _homes(file: Path) -> dict[str, str]:
-    """The module of each public name. `__init__.pyi` has the only list: type checkers read it there. For the
-    methods it says ``*``: the list is that of the package's imports with ``as``."""
+    """Return the module of each public name.
+
+    `__init__.pyi` has the only list of them, because type checkers read it. It takes the methods with ``*``.
+    Their names are those that the package's `__init__.py` imports with ``as``.
+    """
     found: dict[str, str] = {}
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom):
@@ -39,7 +42,7 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDu
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: the command line answers `--help` without torch."""
+    """Import a public name on its first use, so that the command line answers `--help` without torch."""
     if name not in _HOMES:
         meant = new_name(name, _HOMES)
         hint = f"; it has been renamed to {meant!r}" if meant else ""
@@ -50,7 +53,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """For completion at the prompt, which would not see what is only imported when asked for."""
+    """Return all names for completion at the prompt, including those that are not imported yet."""
     return sorted({*globals(), *_HOMES})
 
 

@@ -1,4 +1,4 @@
-"""``python -m hpcsgd`` is the command ``hpcsgd``."""
+"""The command ``hpcsgd``, as ``python -m hpcsgd``."""
 
 from __future__ import annotations
 

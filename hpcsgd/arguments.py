@@ -1,9 +1,9 @@
-"""Whether a function of the API is given what its annotations name; what is not is told in one line.
+"""A check of arguments of the API against annotations; an error is one line.
 
-`checked` goes around the public functions and classes. It reads a signature at the first call, and looks at
-the arguments of every call: where something is made, and never in a step. A number of numpy, or a tensor of
-one number without dimensions, is passed on as the number of Python that it is. An annotation that says less
-than what is allowed, as ``int`` of a count, is followed by a check of the range where the argument is used.
+`checked` goes around the public functions and classes. It reads a signature at the first call, and checks the
+arguments of every call: where objects are made, never in a step. A number of numpy, or a tensor with one
+number and no dimensions, is passed on as a Python number. An annotation may allow more than the function
+does, such as ``int`` for a count. Then the function checks the range where it uses the argument.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ WORDS: Mapping[str, str] = {
     "ndarray": "an array",
     "str": "a string",
 }
-"""How kinds read in an error line, by the names of their classes."""
+"""How error lines name kinds, by the names of their classes."""
 EXACT = 2**53
-"""Up to which a whole number stays one where any number may be."""
+"""Largest whole number that stays an int where any number is allowed."""
 SWITCHES: Mapping[Any, bool] = {
     **dict.fromkeys(["yes", "true", "on", "1", 1], True),
     **dict.fromkeys(["no", "false", "off", "0", "", 0], False),
@@ -48,8 +48,10 @@ SWITCHES: Mapping[Any, bool] = {
 
 
 def checked(api: F) -> F:
-    """Have a function, or the `__init__` of a class, raise `UserError` for arguments of other kinds than its
-    annotations name, and for those that it does not have."""
+    """Make a function, or the `__init__` of a class, raise `UserError` for wrong arguments.
+
+    Wrong are arguments of other kinds than the annotations name, and arguments that do not exist.
+    """
     if isinstance(api, type):
         made: Any = api
         made.__init__ = _around(made.__init__, made.__name__)
@@ -58,7 +60,7 @@ def checked(api: F) -> F:
 
 
 def of_kind(call: str, key: str, kind: Any, value: Any) -> Any:
-    """One argument of a `call` that is made in every step, where `checked` would take too long."""
+    """Check one argument of a `call` that is made in every step, where `checked` would take too long."""
     if type(value) is kind and not (kind is float and math.isnan(value)):
         return value
     try:
@@ -69,7 +71,7 @@ def of_kind(call: str, key: str, kind: Any, value: Any) -> Any:
 
 
 def shown(value: object) -> str:
-    """What was given, in some words."""
+    """Return a short text for a given value."""
     if isinstance(value, type | FunctionType):
         return value.__name__
     if value is None or isinstance(value, str | int | float):
@@ -114,7 +116,7 @@ def _bound(
 
 
 def _in_order(signature: inspect.Signature) -> str:
-    """``(optimizer, model, job, method)``: the arguments that it needs."""
+    """Return the required arguments, such as ``(optimizer, model, topology, method)``."""
     needed = [p for p in signature.parameters.values() if p.default is p.empty and p.name != "self"]
     return f"({', '.join(p.name for p in needed if p.kind is not p.VAR_KEYWORD)})"
 
@@ -140,7 +142,7 @@ def _fitting(parameter: inspect.Parameter, value: Any, bound: inspect.BoundArgum
 
 
 def fit(kind: Any, value: Any) -> Any:
-    """`value`, if it is of that kind, as a number of Python where it is one. Raises `ValueError`."""
+    """Return `value` if it is of that kind, numbers as Python numbers; else raise `ValueError`."""
     if kind is Any or kind is inspect.Parameter.empty or isinstance(kind, TypeVar | str):
         return value
     if kind in (int, float, bool):
@@ -159,13 +161,13 @@ def _of_class(kind: Any, inner: Sequence[Any], value: Any) -> Any:
     if kind is Callable:
         return _required(value, callable(value))
     if isinstance(value, type) and kind is not type:
-        raise ValueError  # a class has all that a protocol names, but it is none of its instances
+        raise ValueError  # a class has all members of a protocol, but is not an instance of it
     if getattr(value, "ndim", None) == 0 and kind.__name__ != "Tensor":
-        raise ValueError  # a number, which has what containers have
+        raise ValueError  # a single number also has the members of containers
     if kind is Sequence and getattr(value, "ndim", None) == 1 and hasattr(value, "tolist"):
-        value = value.tolist()  # of numpy or torch
+        value = value.tolist()  # an array of numpy or a tensor
     if kind.__name__ == "Optimizer" and hasattr(value, "param_groups"):
-        return value  # around one, perhaps: whoever takes it looks at that
+        return value  # it may wrap an optimizer: the function that takes it checks that
     if kind.__name__ in ("Dataset", "Iterable") and not isinstance(value, str | bytes | dict):
         return _required(value, hasattr(value, "__getitem__") or isinstance(value, kind))
     if isinstance(value, str | bytes) or not isinstance(value, kind):
@@ -188,9 +190,9 @@ def _first_fit(kinds: Sequence[Any], value: Any) -> Any:
 
 
 def _number(kind: type, value: Any) -> Any:
-    """As int, float or bool, where it is one to the last bit; not a number is none."""
+    """Return an int, float or bool if `value` is one exactly; NaN counts as no number."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        value = value.item()  # of numpy or torch
+        value = value.item()  # a number of numpy or torch
     if isinstance(value, bool) or kind is bool:
         return _required(value, kind is bool and isinstance(value, bool))
     if kind is int:
@@ -219,7 +221,7 @@ def _is_object(kind: Any) -> bool:
 
 
 def _expected(kind: Any) -> str:
-    """What an annotation allows: ``a whole number or None``."""
+    """Return what an annotation allows, such as ``a whole number or None``."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(_expected(each) for each in inner))
@@ -244,7 +246,7 @@ def _name(kind: Any) -> str:
 
 
 def _hint(kind: Any, value: Any) -> str:
-    """What was probably meant, or what makes what is expected."""
+    """Return what was probably meant, or a call that makes what is expected."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     for each in kinds:
         if (meant := _meant(each, value)) is not None:
@@ -260,8 +262,7 @@ def _hint(kind: Any, value: Any) -> str:
 
 
 def _lacking(kind: Any, value: Any) -> str | None:
-    """The one member that a value needs, beside those that it has, to be of a protocol of ours; and of which
-    kind that is."""
+    """Return the one member that a value lacks for a protocol of hpcsgd, with the kind of that member."""
     if isinstance(value, type | str) or not getattr(kind, "_is_protocol", False):
         return None
     members = {
@@ -280,7 +281,7 @@ def _lacking(kind: Any, value: Any) -> str | None:
 
 
 def _meant(kind: Any, value: Any) -> object | None:
-    """The number, or the switch, that a value of another kind stands for."""
+    """Return the number, or the bool, that a value of another kind stands for."""
     if kind is bool and isinstance(value, str | int):
         return SWITCHES.get(value.strip().lower() if isinstance(value, str) else value)
     if kind in (int, float) and isinstance(value, str | float) and len(str(value)) < 20:

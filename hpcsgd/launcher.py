@@ -1,4 +1,4 @@
-"""What launchers leave in the environment of each rank: how many they started, and which of them this is."""
+"""Environment variables that launchers set for each rank: the number of ranks, and which one this is."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from hpcsgd.errors import JobError, count_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """The variables in which one tells a rank its numbers; None where it has none for that."""
+    """The variables by which a launcher gives a rank its numbers; None if it has none for a number."""
 
     name: str
     size: str | None
     rank: str
     local_rank: str | None = None
-    """Its number on its node."""
+    """Variable with the rank's number on its node."""
     local_size: str | None = None
-    """How many there are on its node."""
+    """Variable with the number of ranks on its node."""
     mark: str | None = None
-    """A variable that has to be there, too, where others leave the same size and rank."""
+    """A variable that must also be set, if other launchers use the same names for size and rank."""
     of_mpi: bool = True
-    """Whether the processes that it starts can be one world of MPI."""
+    """True if its processes can be one world of MPI."""
     source: str
-    """Where that can be read."""
+    """Where the variables are documented."""
 
     @property
     def variables(self) -> set[str]:
-        """All that it leaves."""
+        """All variables that it sets."""
         names = (self.size, self.rank, self.local_rank, self.local_size, self.mark)
         return {name for name in names if name is not None}
 
 
 AGENT = "TORCHELASTIC_RUN_ID"
-"""Left by torchrun's agents, which look after the ranks that they have started."""
+"""Set by torchrun's agents, which supervise the ranks that they have started."""
 TORCH_RANK, TORCH_SIZE, ADDRESS, PORT = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
-"""torch.distributed's own, whoever sets them: which rank this is, of how many, and where they meet."""
+"""torch.distributed's own variables, whatever sets them: rank, world size, and the address to connect to."""
 
-# In order of precedence: a launcher may start another one, whose ranks then know the numbers of both. Those
-# that may run inside of another come before it.
+# In order of precedence: a launcher may start another one, whose ranks then have the variables of both. A
+# launcher that may run inside another one comes before it.
 LAUNCHERS = (
     Launcher(
         name="torchrun",  # and accelerate, which starts it
@@ -52,11 +52,11 @@ LAUNCHERS = (
         source="https://docs.pytorch.org/docs/stable/elastic/run.html",
     ),
     Launcher(
-        name="jsrun",  # before Open MPI, whose variables Spectrum MPI leaves, too
+        name="jsrun",  # before Open MPI, whose variables Spectrum MPI sets, too
         size="JSM_NAMESPACE_SIZE",
         rank="JSM_NAMESPACE_RANK",
         local_rank="JSM_NAMESPACE_LOCAL_RANK",
-        local_size="JSM_NAMESPACE_LOCAL_SIZE",  # not on that page, but in programs that were run there
+        local_size="JSM_NAMESPACE_LOCAL_SIZE",  # not on that page, but used in programs that ran there
         source="https://lightning.ai/docs/pytorch/stable/api/"
         "lightning.pytorch.plugins.environments.LSFEnvironment.html",
     ),
@@ -125,7 +125,7 @@ LAUNCHERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """What this rank was told."""
+    """The numbers that a launcher gave this rank."""
 
     launcher: Launcher
     size: int | None
@@ -135,30 +135,30 @@ class Launched:
 
     @property
     def variable(self) -> str:
-        """The variable that the launcher is known by."""
+        """The variable by which the launcher is recognized."""
         return self.launcher.size or self.launcher.rank
 
     @property
     def by(self) -> str:
-        """The launcher, and that variable."""
+        """The launcher's name, and that variable."""
         return f"{self.launcher.name} ({self.variable})"
 
     def fits(self, size: int) -> bool:
-        """Whether this may be a rank of a world of that `size`."""
+        """Return whether this may be a rank of a world of that `size`."""
         return self.size == size or (self.size is None and self.rank < size)
 
     @property
     def speaks(self) -> bool:
-        """Whether this is the one that tells, where each finds itself alone: 0, if it knows of others."""
+        """True if this rank prints an error when each rank is alone: rank 0, or 1 if the size is unknown."""
         return self.rank == (0 if self.size is not None else 1)
 
 
 def launched(environ: Mapping[str, str], size: int | None = None) -> Launched | None:
-    """What the launcher of this rank told it; None where none left a trace. Where MPI's world is known to
-    have a `size`, a launcher that meant that many ranks comes first.
+    """Return the numbers that the launcher gave this rank; None if no launcher set any.
 
-    What the first one does not say, another one may that means the same ranks: `srun --mpi=pmi2` leaves size
-    and rank in the words of PMI, and the number on the node in Slurm's.
+    If MPI's world is known to have a `size`, a launcher with that many ranks comes first. Numbers that the
+    first launcher does not give come from others with the same size and rank. For example,
+    `srun --mpi=pmi2` sets size and rank in PMI's variables, and the number on the node in Slurm's.
     """
     told = all_said(environ)
     if not told:
@@ -176,11 +176,11 @@ def launched(environ: Mapping[str, str], size: int | None = None) -> Launched | 
 
 
 def misfit(size: int, environ: Mapping[str, str]) -> Launched | None:
-    """Return what a launcher told this rank that cannot be, since MPI's world has that `size`.
+    """Return numbers of a launcher that cannot be true, since MPI's world has that `size`, or None.
 
-    Several may have left something: a shell on a node is started by one, too. Where MPI joins several
-    processes, one of the launchers has started them, and the others do not count. Where each finds itself
-    alone, all of them have to have meant it.
+    Several launchers may have set variables: one also starts a shell on a node. If MPI joins several
+    processes, one of the launchers has started them, and the others do not count. If each process is alone,
+    all launchers must have meant that.
     """
     told = all_said(environ)
     if size > 1 and any(said.fits(size) for said in told):
@@ -189,7 +189,7 @@ def misfit(size: int, environ: Mapping[str, str]) -> Launched | None:
 
 
 def all_said(environ: Mapping[str, str]) -> list[Launched]:
-    """By each launcher that left a trace; those that say how many ranks they started come first."""
+    """Return the numbers of each launcher that set any; those with a known size come first."""
     told = [said for launcher in LAUNCHERS if (said := _said(launcher, environ)) is not None]
     return sorted(told, key=lambda said: said.size is None)
 
@@ -214,8 +214,8 @@ def _said(launcher: Launcher, environ: Mapping[str, str]) -> Launched | None:
 def check_world(size: int, library: str, environ: Mapping[str, str]) -> None:
     """Raise `JobError` unless MPI sees as many ranks as were started.
 
-    A launcher and an MPI library that do not fit each other give N worlds of one rank, each training alone
-    and overwriting the others' results.
+    If a launcher and an MPI library do not fit each other, there are N worlds of one rank. Each would train
+    alone and overwrite the others' results.
     """
     meant = misfit(size, environ)
     if meant is None:

@@ -17,7 +17,7 @@ from hpcsgd.errors import UserError, in_section, near_miss, shortened
 
 T = TypeVar("T")
 UNREADABLE = (NameError, TypeError, AttributeError, SyntaxError)  # annotations in strings
-_CACHES = threading.Lock()  # ranks may be threads, and Python forgets what it has found unlocked
+_CACHES = threading.Lock()  # ranks may be threads, and Python's import caches are not safe without a lock
 _KINDS: Mapping[Any, tuple[type, ...]] = {
     **{int: (int,), float: (int, float), str: (str,), bool: (bool,), list: (list, tuple), dict: (dict,)},
 }
@@ -25,10 +25,10 @@ _LISTS = (list, tuple, Sequence)
 
 
 def resolve(reference: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """The function that `reference` names in `table`, or in the module before its colon.
+    """Return the function that `reference` names in `table`, or in the module before its colon.
 
-    Modules are looked up as in a script of the current folder. Raises `UserError` for a name that is neither,
-    and for a missing module or function; what the module itself raises when imported comes through untouched.
+    Modules are found as from a script in the current folder. Raises `UserError` for an unknown name, and for
+    a missing module or function. Errors of the module itself during import are not changed.
     """
     if ":" not in reference:
         if reference not in table:
@@ -43,23 +43,26 @@ def resolve(reference: str, table: Mapping[str, Callable[..., Any]]) -> Callable
 def call(function: Callable[..., Any], arguments: Mapping[str, Any], *leading: Any) -> Any:
     """Return `function(*leading, **arguments)`.
 
-    Raises `UserError`, before the call, if the function's signature does not take these arguments; what it
-    raises itself comes through untouched.
+    Raises `UserError`, before the call, if the function's signature does not take these arguments. Errors of
+    the function itself are not changed.
     """
     require_arguments(function, arguments, len(leading))
     return function(*leading, **arguments)
 
 
 def require_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], leading: int = 0) -> None:
-    """Raise `UserError` if the function's signature does not take these beside so many leading values."""
+    """Raise `UserError` if the function does not take `arguments` after `leading` other values."""
     signature = _signature(function)
     if signature is not None:
         _check(signature, function, arguments, leading)
 
 
 def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Of the function's parameters by name, as types: a string is left where it has names that are not there,
-    `inspect.Parameter.empty` where there is no annotation."""
+    """Return the annotations of the function's parameters by name, as types.
+
+    A string stays a string if it has unknown names. The annotation is `inspect.Parameter.empty` if there is
+    none.
+    """
     signature = _signature(function)
     return {} if signature is None else {name: p.annotation for name, p in signature.parameters.items()}
 
@@ -72,10 +75,10 @@ def build(
     kind: type[T],
     *leading: Any,
 ) -> T:
-    """The `kind` that the function `name` makes of `arguments`, both given in this section of a job file.
+    """Return the `kind` that the function `name` makes of `arguments`, both from a section of a job file.
 
-    Raises `UserError`, naming the key, where there is no such function, where it does not take the arguments
-    or returns something else. What a function of the user's raises itself comes through untouched.
+    Raises `UserError`, which names the key, if there is no such function, or if it does not take the
+    arguments or returns another kind. Errors of a user's function are not changed.
     """
     with in_section(section, "name"):
         function = resolve(name, table)
@@ -94,7 +97,7 @@ def call_named(
     arguments: Mapping[str, Any],
     *leading: Any,
 ) -> Any:
-    """`call`; where `function` is of the `table`, so that only the arguments can be wrong, it says so."""
+    """Call `function`; if it is from `table`, errors that its arguments cause become a `UserError`."""
     try:
         return call(function, arguments, *leading)
     except UserError:
@@ -107,14 +110,14 @@ def call_named(
         if isinstance(error, TypeError | ValueError | RuntimeError):
             raise UserError(f"{name}: {error}") from error
         if isinstance(error, ArithmeticError | AttributeError | LookupError | MemoryError):
-            # These say little.
-            told = f"{type(error).__name__} ({error}) of {given or 'no arguments'}"
-            raise UserError(f"{name}: {told}") from error
+            # The messages of these say little without the type and the arguments.
+            what = f"{type(error).__name__} ({error}) of {given or 'no arguments'}"
+            raise UserError(f"{name}: {what}") from error
         raise
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """With annotations as types where they can be had; None for built-in functions that do not tell."""
+    """Return a signature with annotations as types where possible; None for built-ins without one."""
     try:
         return inspect.signature(function, eval_str=True)
     except UNREADABLE:
@@ -129,7 +132,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def _evaluated(annotation: Any, names: Mapping[str, Any]) -> Any:
-    """As it is where it cannot be."""
+    """Return a string annotation as a type, or unchanged if it cannot be evaluated."""
     if isinstance(annotation, str):
         with contextlib.suppress(*UNREADABLE):
             return eval(annotation, dict(names))
@@ -145,7 +148,7 @@ def _module(name: str, reference: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # A module that the user's own module misses is told by Python's traceback, which shows the line.
+        # If a module that the user's own module imports is missing, Python's traceback shows the line.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise UserError(
@@ -197,7 +200,7 @@ def _check(
 
 
 def _of_toml(kind: Any) -> Any:
-    """A list or a table where it is one of something, as ``Sequence[int]``; else as it is."""
+    """Return list or dict for a kind of list or table, such as ``Sequence[int]``; else `kind` itself."""
     origin = get_origin(kind) or kind
     if origin in _LISTS:
         return list
@@ -205,8 +208,10 @@ def _of_toml(kind: Any) -> Any:
 
 
 def _plain(annotation: Any) -> list[type]:
-    """What it allows beside None, if that is numbers, text and the like and nothing else: a job file has no
-    None."""
+    """Return the kinds that an annotation allows except None, if all are plain; else an empty list.
+
+    None is left out because a job file cannot contain it.
+    """
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
     given = [_of_toml(kind) for kind in kinds if kind is not NoneType]
     return given if all(isinstance(kind, type) and kind in _KINDS for kind in given) else []

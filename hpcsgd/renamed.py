@@ -1,6 +1,6 @@
-"""Names that were changed before the first release; `near_miss` tells each one's new name.
+"""Names that were changed before the first release; `near_miss` suggests the new ones.
 
-An old name means nothing any more. This table may go once nobody has scripts or job files with old names.
+An old name has no meaning any more. This table may go once no scripts or job files have old names.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
     "unit": ("resource",),
     "workers": ("num_workers",),
 }
-"""By each old name the new ones: which of them is meant, the place tells where the old one stands."""
+"""The new names of each old name; which one is meant depends on where the old one stands."""
 
 
 def new_name(old: str, allowed: Collection[str]) -> str | None:
-    """Return the one of the `allowed` names that has replaced `old`, if any has.
+    """Return the one of the `allowed` names that has replaced `old`, or None.
 
     >>> new_name("every", ["sync_every", "grad_reduce"])
     'sync_every'

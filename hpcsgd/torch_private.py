@@ -1,7 +1,7 @@
-"""All private names of torch that are used here, each behind a function that says why no public way exists.
+"""All private names of torch that hpcsgd uses, each in a function that says why no public way exists.
 
-No other file uses one, and each has a test that fails where torch drops or changes it: see
-`tests/test_torch_private.py`. The file stands below all rooms, since transports use it, too.
+No other file uses one. Each has a test that fails if torch drops or changes it: see
+`tests/test_torch_private.py`. The file belongs to no package, since communicators use it, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 def plainly() -> AbstractContextManager[None]:
-    """Inside, operations on tensors of a subclass do not call its `__torch_function__`.
+    """Return a context in which operations on a tensor subclass do not call its `__torch_function__`.
 
     The public way, `Tensor.__torch_function__` of the parent, makes the results instances of the subclass.
     """
@@ -33,7 +33,7 @@ def plainly() -> AbstractContextManager[None]:
 
 
 def become(tensor: Tensor, kind: type[Tensor]) -> None:
-    """Make `tensor`, to which others hold references, an instance of `kind` in place.
+    """Make `tensor` an instance of `kind` in place, for all that refer to it.
 
     `Tensor.as_subclass` makes another tensor, which `param.grad` and the model would not have.
     """
@@ -41,12 +41,12 @@ def become(tensor: Tensor, kind: type[Tensor]) -> None:
 
 
 def version(x: Tensor) -> int:
-    """How often somebody has written into `x` in place, which torch counts and tells no one publicly."""
+    """Return how often `x` was written to in place; torch counts that, but not publicly."""
     return x._version
 
 
 def parts_of_coo(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The indices and values of a sparse tensor as they are: the public methods refuse uncoalesced ones."""
+    """Return the indices and values of a sparse tensor; the public methods refuse uncoalesced ones."""
     return x._indices(), x._values()
 
 
@@ -59,52 +59,52 @@ def set_local(x: Tensor, here: Tensor) -> None:
 
 
 def in_backward() -> bool:
-    """Whether the calling thread is inside a backward pass, which no public function tells."""
+    """Return whether the calling thread is inside a backward pass, for which no public function exists."""
     return cast(Any, torch)._C._current_graph_task_id() != -1
 
 
 def at_end_of_backward(call: Callable[[], object]) -> None:
-    """Have the backward pass that is running `call` when it ends; public hooks are of single tensors."""
+    """Call `call` at the end of the running backward pass; public hooks are of single tensors."""
     cast(Any, Variable)._execution_engine.queue_callback(call)
 
 
 # Modules.
 
 BatchNorm = _BatchNorm
-"""What batch norms of all dimensions are, which have no public class in common."""
+"""The common class of batch norms of all dimensions, which is not public."""
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """The table that a module keeps its own buffers in: `named_buffers()` leaves out those that are None."""
+    """Return a module's table of its own buffers; `named_buffers()` leaves out those that are None."""
     return module._buffers
 
 
 def tables_of(module: nn.Module) -> tuple[dict[str, nn.Parameter | None], dict[str, nn.Module | None]]:
-    """The tables of a module's own parameters and modules, which show what it has at any time.
+    """Return the tables of a module's own parameters and modules, which always show the current ones.
 
-    The public iterators leave out None and what has two names, and cost too much for a look in every step.
+    The public iterators leave out None and second names, and are too slow to be used in every step.
     """
     return module._parameters, module._modules
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether `torch.compile` or `module.compile()` has compiled it; `torch.compiler` does not tell."""
+    """Return whether `torch.compile` or `module.compile()` has compiled it; no public function says so."""
     return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
 
 
 def versions_of_modules(state_dict: object) -> Any:
-    """The versions of modules in a state dict, by which they read older ones; None without any."""
+    """Return the versions of modules in a state dict, which modules need to read older ones, or None."""
     return getattr(state_dict, "_metadata", None)
 
 
 def set_versions_of_modules(state_dict: Any, versions: Any) -> None:
-    """Give a state dict that was read from a file the versions that `versions_of_modules` returned."""
+    """Set the result of `versions_of_modules` for a state dict that was read from a file."""
     state_dict._metadata = versions
 
 
 def fake_tensors() -> Any:
-    """A mode in which operations tell shapes and compute nothing; its public home is announced, not there."""
-    from torch._subclasses import FakeTensorMode  # with what it needs, a second to import
+    """Return a mode in which operations compute only shapes; torch has announced a public name for it."""
+    from torch._subclasses import FakeTensorMode  # takes a second to import
 
     return FakeTensorMode()
 
@@ -113,33 +113,32 @@ def fake_tensors() -> Any:
 
 
 def has_hooks(optimizer: optim.Optimizer) -> bool:
-    """Whether it has been through `Optimizer.__init__`, which makes the tables of hooks."""
+    """Return whether it has been through `Optimizer.__init__`, which makes the tables of hooks."""
     return hasattr(optimizer, _HOOKS[0])
 
 
 def hooks_of(optimizer: optim.Optimizer) -> list[_Hook]:
-    """What is called before and after each `step()` of this optimizer, other than hooks of all.
+    """Return the hooks before and after `step()` of this optimizer, without those of all optimizers.
 
-    torch registers and removes hooks publicly, and lists them for nobody.
+    torch has public functions to register and remove hooks, but none to list them.
     """
     tables: list[Mapping[int, _Hook]] = [getattr(optimizer, name) for name in _HOOKS]
     return [hook for table in tables for hook in table.values()]
 
 
 def share_hooks(optimizer: optim.Optimizer, outer: optim.Optimizer) -> None:
-    """Have the hooks around `step()` that anybody has registered or will register on either of the two called
-    around that of `outer`."""
+    """Call hooks of either optimizer, registered now or later, around `step()` of `outer`."""
     for name in _HOOKS:
         setattr(outer, name, getattr(optimizer, name))
 
 
 def is_by_scheduler(step: Callable[..., Any]) -> bool:
-    """Whether a scheduler of torch has put this `step` in place of an optimizer's, to count its calls."""
+    """Return whether a scheduler of torch has set this `step` of an optimizer, to count its calls."""
     return hasattr(step, "_wrapped_by_lr_sched")
 
 
 def count_step(optimizer: optim.Optimizer) -> None:
-    """Tell torch's schedulers that there was a step, where it went around the `step` that they put there.
+    """Record a step for torch's schedulers, for a call that bypassed the `step` that they have set.
 
     Otherwise they warn that they were called before the optimizer.
     """
@@ -147,15 +146,15 @@ def count_step(optimizer: optim.Optimizer) -> None:
 
 
 def closed_form_rates(scheduler: LRScheduler) -> Callable[[], Sequence[float]] | None:
-    """The rates that a scheduler has in its current epoch, by formula; None where it has no formula.
+    """Return a function for a scheduler's current rates by formula; None if it has no formula.
 
-    `get_last_lr()` follows from the rates before, which may have been of other arguments.
+    `get_last_lr()` depends on earlier rates, which may have been computed with other arguments.
     """
     return getattr(scheduler, "_get_closed_form_lr", None)
 
 
 def scales_gradients(optimizer: optim.Optimizer) -> bool:
-    """Whether torch's GradScaler leaves scaled gradients to this optimizer; it reads a private flag."""
+    """Return whether torch's GradScaler leaves scaled gradients to this optimizer, by a private flag."""
     return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
@@ -164,7 +163,7 @@ class AskedByScaler(ABC):
 
     @abstractmethod
     def _answer_scaler(self) -> bool:
-        """Return the answer, or raise."""
+        """Return the answer, or raise an error."""
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -172,7 +171,7 @@ class AskedByScaler(ABC):
 
 
 class Unscaling(torch.amp.GradScaler, ABC):
-    """A GradScaler that sees to what is found not to be finite: torch calls no public method for that."""
+    """A GradScaler with a method for gradients that are not finite; torch's calls no public one."""
 
     @abstractmethod
     def _unscaled(
@@ -196,25 +195,25 @@ class Unscaling(torch.amp.GradScaler, ABC):
 
 
 def sharded_params(module: Any) -> Iterator[Any]:
-    """What `fully_shard` keeps of each parameter of the unit `module`: no public method gives it.
+    """Yield the record that `fully_shard` keeps of each parameter of the unit `module`; it is not public.
 
-    Its `sharded_param` is the parameter; `pin_memory` says whether its memory is pinned.
+    Its `sharded_param` is the parameter; `pin_memory` is True if its memory is pinned.
     """
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None) or [
         state._fsdp_param_group
-    ]  # as it was called before
+    ]  # the name in older versions
     for group in groups:
         yield from [] if group is None else group.fsdp_params
 
 
 def padded_shard(kept: Any) -> Tensor:
-    """The vector that torch gathers a sharded parameter from, padded to the length of the first rank's."""
+    """Return the vector from which torch gathers a sharded parameter, padded to the first rank's length."""
     return kept._sharded_param_data
 
 
 def set_padded_shard(kept: Any, x: Tensor) -> None:
-    """Have torch gather from `x`: publicly it allocates this memory itself."""
+    """Make torch gather from `x`; the public interface always allocates this memory itself."""
     kept._sharded_param_data = x
 
 
@@ -222,17 +221,17 @@ def set_padded_shard(kept: Any, x: Tensor) -> None:
 
 
 def reduce_scatter(group: Any, out: Tensor, x: Tensor) -> Any:
-    """Begin to sum `x` into `out`, a part for each rank; publicly groups take lists of tensors alone."""
+    """Begin to sum `x` into `out`, a part for each rank; public methods of groups take only lists."""
     return group._reduce_scatter_base(out, x)
 
 
 def allgather(group: Any, out: Tensor, x: Tensor) -> Any:
-    """Begin to gather `x` of all ranks in `out`; publicly groups take lists of tensors alone."""
+    """Begin to gather `x` of all ranks in `out`; public methods of groups take only lists."""
     return group._allgather_base(out, x)
 
 
 def begin_together(group: Any) -> None:
-    """Have messages wait until `end_together`: one by one, on a stream, ranks would wait for each other."""
+    """Hold messages back until `end_together`: one by one on a stream, ranks would wait for each other."""
     group._start_coalescing()
 
 
@@ -242,24 +241,24 @@ def end_together(group: Any) -> Any:
 
 
 def set_timeout(options: Any, limit: timedelta) -> None:
-    """Set after what time a process group gives up; options take it publicly in no constructor."""
+    """Set the time after which a process group gives up; no public constructor takes it."""
     options._timeout = limit
 
 
 def set_timeout_of_group(group: Any, limit: timedelta) -> None:
-    """Set after what time the operations of `group` give up that have no limit of their own."""
+    """Set the time after which operations of `group` without their own limit give up."""
     group._set_default_timeout(limit)
 
 
 def source_of_message(work: Any) -> int:
-    """The rank that sent what a finished receive from any rank has received; publicly nobody tells."""
+    """Return the rank whose message a finished receive from any rank has received; it is not public."""
     return work._source_rank()
 
 
 def store_of_default_group() -> Any:
-    """The store by which the ranks of torch's default process group have found each other.
+    """Return the store through which the ranks of torch's default process group have connected.
 
-    No public name leads to it, and a second store would need an address that all ranks know.
+    It has no public name, and a second store would need an address that all ranks know.
     """
     from torch.distributed import distributed_c10d  # torch can be built without it
 

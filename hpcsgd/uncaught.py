@@ -1,4 +1,4 @@
-"""How a script ends whose mistake comes before it has called `init`: as after it, with one line."""
+"""Errors of a script before it calls `init`: they end the job with one line, as later errors do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcsgd.launcher import launched
 
 
 def watch() -> None:
-    """From now on a `UserError` that nobody catches is one line; anything else ends as before."""
+    """Print an uncaught `UserError` as one line from now on; other errors are printed as before."""
     before = sys.excepthook
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -26,11 +26,11 @@ def watch() -> None:
 
         try:
             if not isinstance(error, place.NoWorld):
-                joining.world()  # with the others, on their way to it: from here on all end together
+                joining.world()  # joins the other ranks, so that from here on all end together
         except place.NoWorld as without:
             tell(f"hpcsgd: {in_one_line(without)}")
             return
-        if sys.excepthook is uncaught:  # there is no world
+        if sys.excepthook is uncaught:  # no world was joined
             tell(f"hpcsgd: {in_one_line(error)}")
         else:
             sys.excepthook(kind, error, trace)

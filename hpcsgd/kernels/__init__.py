@@ -1,10 +1,11 @@
-"""What must run at memory speed: of sparse exchange, gradients are accumulated, their largest elements chosen
-and named; of narrow quantizers, vectors are packed into few bits.
+"""Operations that must run at memory speed.
 
-float32 on the CPU and on NVIDIA's GPUs is served by the native libraries where these were built (csrc/,
-csrc/cuda/, which has no numbers of 2 bits), other devices by `hpcsgd.kernels.on_device`, everything else by
-`hpcsgd.kernels.reference`, which also says what the results are; they agree bit for bit but for the order in
-which `accumulate` adds up a norm.
+For sparse reductions they accumulate gradients, select their largest elements and encode their indices. For
+quantizers they pack vectors into few bits.
+
+Native libraries run them for float32 on the CPU and on NVIDIA GPUs, if built (csrc/ and csrc/cuda/; the
+latter has no 2-bit numbers). `hpcsgd.kernels.on_device` serves other devices, and `hpcsgd.kernels.reference`
+all the rest; it defines the results. All agree bit for bit, except for the order in which `accumulate` sums a norm.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def native() -> Native | None:
-    """The native library, which tells its file and instructions; `None`, and a warning once, without one."""
+    """Return the native library, which knows its instructions; if there is none, warn once, return None."""
     try:
         return Native.load()
     except OSError as error:
@@ -60,8 +61,8 @@ def native() -> Native | None:
 
 @functools.cache
 def cuda(device: torch.device) -> Cuda | None:
-    """The native library for a CUDA device; `None`, and a warning once, where there is none it can use."""
-    if device.type != "cuda" or torch.version.hip:  # AMD's warps have 64 lanes, and torch calls them cuda too
+    """Return the native library for a CUDA device; if none can be used there, warn once and return None."""
+    if device.type != "cuda" or torch.version.hip:  # AMD's warps have 64 threads; torch calls them cuda, too
         logger.warning("torch.topk selects gradients on %s: native kernels are for NVIDIA's GPUs", device)
         return None
     try:
@@ -79,7 +80,7 @@ def cuda(device: torch.device) -> Cuda | None:
 
 
 def accumulate(acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:
-    """`acc += g` and `g = 0` in one pass; returns the squared L2 norm of every segment of `acc` afterwards.
+    """Do `acc += g` and `g = 0` in one pass; return the squared L2 norm of each segment of `acc` after it.
 
     `acc`: (M,) float32, contiguous; `g`: (M,) float32, bfloat16 or float16; `starts`: (L + 1,) int64 on the
     CPU, ascending from 0 to M: segment i is [starts[i], starts[i + 1]). Returns (L,) float64 on `acc`'s
@@ -108,26 +109,26 @@ def accumulate(acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:
 
 
 def largest(x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
-    """Indices of the `k[i]` elements of largest magnitude in `x[starts[i]:stops[i]]`, for all i at once.
+    """Return the indices of the `k[i]` elements of largest magnitude in `x[starts[i]:stops[i]]`, for all i.
 
     `x`: (M,) of a floating dtype; `starts`, `stops`, `k`: (S,) int64 on the CPU, segments ascending and
     disjoint, 0 <= k <= stops - starts. Returns (sum(k),) int64 on `x`'s device, ascending. Exactly k[i] of
-    segment i: ties go to the lowest index; NaN > infinity > finite, all NaNs alike. Raises `UserError` where
+    segment i: ties go to the lowest index; NaN > infinity > finite, all NaNs alike. Raises `UserError` if
     `x` is not floating.
     """
     _require_floating(x)
     _require_lists(starts, stops, k)
     assert starts.numel() == stops.numel() == k.numel()
     library = _serving(x)
-    if library is None or not x.is_cpu:  # the native one does it in less time
+    if library is None or not x.is_cpu:  # the native CPU library checks the segments itself, faster
         _require_segments(x.numel(), starts.numpy(), stops.numpy(), k.numpy())
     return (library or _in_torch(x)).largest(x, starts, stops, k)
 
 
 def above(x: Tensor, threshold: float) -> Tensor:
-    """Indices of the elements of `x` (M,) with |x| >= `threshold`, and of NaNs: int64, ascending.
+    """Return the indices of the elements of `x` (M,) with |x| >= `threshold`, and of NaNs: int64, ascending.
 
-    Raises `UserError` where `threshold` is NaN or `x` is not of a floating dtype.
+    Raises `UserError` if `threshold` is NaN or `x` is not of a floating dtype.
     """
     _require_floating(x)
     if math.isnan(threshold):
@@ -137,11 +138,12 @@ def above(x: Tensor, threshold: float) -> Tensor:
 
 
 def encode(indices: Tensor, bound: int = 2**63) -> Tensor:
-    """`indices` (int64, strictly ascending, >= 0, < `bound`) as uint8, on the same device, for `decode`.
+    """Return `indices` (int64, strictly ascending, >= 0, < `bound`) as uint8 for `decode`, on their device.
 
-    Each is told by its distance from the one before, less one, in groups of 7 bits from the low end on; the
-    top bit of a byte tells that another follows. 1 to 9 bytes an index; where one of 100 is chosen, 1.3.
-    Raises `UserError` where `indices` on the CPU do not ascend; other devices are not asked.
+    Each index is coded as its distance from the one before, minus 1, in groups of 7 bits from the low end on.
+    The top bit of a byte is set if another byte follows. An index takes 1 to 9 bytes; if one of 100 elements
+    is selected, 1.3 on average. Raises `UserError` if `indices` on the CPU do not ascend; on other devices
+    this is not checked.
     """
     assert indices.dtype == torch.int64
     assert indices.dim() == 1
@@ -152,9 +154,9 @@ def encode(indices: Tensor, bound: int = 2**63) -> Tensor:
 
 
 def decode(code: Tensor, count: int) -> Tensor:
-    """The `count` indices (int64) of which `encode` made `code`.
+    """Return the `count` indices (int64) of which `encode` made `code`.
 
-    Raises `UserError` where it did not, on the CPU; other devices are not asked.
+    Raises `UserError` for any other code on the CPU; on other devices this is not checked.
     """
     assert code.dtype == torch.uint8
     assert code.dim() == 1
@@ -166,16 +168,16 @@ def decode(code: Tensor, count: int) -> Tensor:
 
 
 def chosen_bytes(starts: Tensor, stops: Tensor, k: Tensor) -> int:
-    """Of what `encode_chosen` makes of k[i] indices of each segment."""
+    """Return the bytes of the result of `encode_chosen` for k[i] indices of each segment."""
     return chosen.code_bytes(stops - starts, k)
 
 
 def encode_chosen(indices: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
-    """Which `k[i]` elements of `[starts[i], stops[i])` were chosen, for all i at once: uint8, on the device
-    of the `indices` (int64, ascending), `chosen_bytes` of it. `starts`, `stops`, `k` as of `largest`.
+    """Return a code of which `k[i]` elements of `[starts[i], stops[i])` were selected, for all i at once.
 
-    See `hpcsgd.kernels.chosen`. From a device they go by way of the host. Raises `UserError` for indices that
-    do not ascend, or lie elsewhere.
+    `indices`: int64, ascending; `starts`, `stops`, `k` as in `largest`. The code is uint8 on the device of
+    `indices`, with `chosen_bytes` elements: see `hpcsgd.kernels.chosen`. Indices on a device are copied to
+    the host first. Raises `UserError` for indices that do not ascend, or lie outside the segments.
     """
     _require_chosen(starts, stops, k)
     assert indices.dtype == torch.int64
@@ -188,7 +190,7 @@ def encode_chosen(indices: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> 
 
 
 def decode_chosen(code: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
-    """The indices of which `encode_chosen` made `code`. Raises `UserError` where it did not."""
+    """Return the indices of which `encode_chosen` made `code`; raise `UserError` for any other code."""
     _require_chosen(starts, stops, k)
     assert code.dtype == torch.uint8
     assert code.numel() == chosen_bytes(starts, stops, k)
@@ -200,22 +202,22 @@ def decode_chosen(code: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Ten
 
 
 def packed_bytes(n: int, block: int, bits: int) -> int:
-    """Of what `pack` makes of n elements."""
+    """Return the bytes of the result of `pack` for n elements."""
     return 4 * -(-n // block) + -(-n * bits // 8)
 
 
 def pack(x: Tensor, code: Tensor, block: int, bits: int, draw: int | None = None) -> None:
-    """`x` as numbers of 8, 4 or 2 bits with a scale for every `block` elements, a multiple of 8, into `code`.
+    """Write `x` into `code` as numbers of 8, 4 or 2 bits, with a scale for every `block` elements.
 
-    `x`: (n,) float32; `code`: uint8, `packed_bytes` of it, at an address that float32 may have. A number
-    times the scale is x to the nearest, of two the even one; with a `draw`, a number of 32 bits, up or down
-    by chance, so that the mean is x: the same every time, and others for another `draw`. The scale is the
-    largest magnitude over 127 or 7; NaN where there is a NaN or an infinity, so that the block becomes NaNs.
-    Blocks of magnitudes that float32 cannot divide by that, below 10⁻⁴³, become zeros.
+    `x`: (n,) float32; `block`: a multiple of 8; `code`: uint8, `packed_bytes` elements, aligned for float32.
+    A number times the scale is x, rounded to nearest even. With a `draw`, a 32-bit number, it is rounded up
+    or down at random so that the mean is x. Equal draws give equal results. The scale is the largest magnitude
+    over 127 or 7. It is NaN if the block has a NaN or an infinity, so that the block becomes NaNs. Blocks of
+    magnitudes that float32 cannot divide by that, below 10⁻⁴³, become zeros.
 
-    Numbers of 2 bits are −2, −1, 0 and 1, and to the nearest. The scale is 1.4 times the mean magnitude; it
-    is negative where the largest number is above zero, so that −2 is for the side that has it. A zero stays
-    one.
+    Numbers of 2 bits are −2, −1, 0 and 1, rounded to nearest. The scale is 1.4 times the mean magnitude. It
+    is negative if the element of largest magnitude is positive, so that −2 stands for that side. Zeros stay
+    zeros.
     """
     _require_packable(x, code, block, bits)
     assert bits > 2 or draw is None
@@ -223,7 +225,7 @@ def pack(x: Tensor, code: Tensor, block: int, bits: int, draw: int | None = None
 
 
 def unpack(code: Tensor, out: Tensor, block: int, bits: int) -> None:
-    """The inverse of `pack`, but for the rounding."""
+    """Write the numbers in `code` into `out`: the inverse of `pack`, except for rounding."""
     _require_packable(out, code, block, bits)
     (_packing(out, code, bits) or reference).unpack(code, out, block, bits)
 
@@ -253,7 +255,7 @@ def _packing(x: Tensor, code: Tensor, bits: int) -> Native | Cuda | None:
 
 
 def _in_torch(x: Tensor) -> ModuleType:
-    """What serves without a library."""
+    """Return the module that computes without a native library."""
     return reference if x.is_cpu or x.dtype == torch.float64 else on_device
 
 

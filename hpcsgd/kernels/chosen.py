@@ -1,16 +1,16 @@
-"""Which k of n elements were chosen, in bytes whose number n and k alone decide: receivers know it before.
+"""A code for k selected of n elements, whose bytes depend on n and k only, so receivers know them before.
 
 P. Elias: Efficient Storage and Retrieval by Content and Address of Static Files, J. ACM 1974; R. Fano, 1971.
-Of each index the l = ⌊log₂(n/k)⌋ low bits are written as they are; the rest of them, which ascend, as a one
-at place (index >> l) + i for the i-th. That takes k·l + k + ((n−1) >> l) bits: 8 an index for 64 of 4096.
-Where one bit an element is no longer, from a density of about 1/4 on, it is that. Of all n, or none, nothing
-is said.
+The l = ⌊log₂(n/k)⌋ low bits of each index are written unchanged. The high parts ascend: for the i-th index
+there is a one at place (index >> l) + i. That takes k·l + k + ((n−1) >> l) bits: 8 per index for 64 of 4096.
+If a map of one bit per element is no longer, from a density of about 1/4 on, the code is that map. If all n
+elements or none are selected, the code is empty.
 
-No code of all choices can be shorter than `entropy`. This one is at most 1.2 times as long up to a density of
-1/8, but for what rounding up to a byte adds.
+No code of all selections can be shorter than `entropy`. Up to a density of 1/8 this one is at most 1.2 times
+as long, except for rounding up to a byte.
 
-This is what csrc/chosen.cpp computes, slowly; bits go from the low end of a byte on, and each segment has
-whole bytes.
+csrc/chosen.cpp computes the same, fast. Bits go from the low end of a byte on, and each segment has whole
+bytes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from hpcsgd.kernels.reference import integers
 
 
 def entropy(n: int, k: int) -> float:
-    """log₂ of the number of ways to choose k of n: bits that say which one, on the mean, at least."""
+    """Return log₂ of the number of ways to select k of n: the least mean number of bits of a code."""
     return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
 
 
 def code_bytes(n: Tensor, k: Tensor) -> int:
-    """Of segments of n[i] elements of which k[i] are chosen, 0 ≤ k ≤ n: int64, on the CPU."""
+    """Return the bytes for segments of n[i] elements with k[i] selected, 0 ≤ k ≤ n: int64, on the CPU."""
     sizes, counts = n.numpy(), k.numpy()
     some = (counts > 0) & (counts < sizes)
     sizes, counts = sizes[some], counts[some]
@@ -72,7 +72,7 @@ def _segments(starts: Tensor, stops: Tensor, k: Tensor) -> list[tuple[int, int, 
 
 @dataclass(frozen=True)
 class _Form:
-    """How k of n are written."""
+    """The format of a code for k of n elements."""
 
     n: int
     k: int

@@ -1,8 +1,8 @@
-"""The shared object built from csrc/cuda/, called by ctypes on `data_ptr()`: no part of it knows torch.
+"""The shared object built from csrc/cuda/, called by ctypes on `data_ptr()`: no part of it uses torch.
 
-Arguments are as in `hpcsgd.kernels`, which checks them; here they are float32 (or what else is said),
-contiguous and on one CUDA device, lists of segments on the CPU. Work goes to torch's current stream of that
-device. Nothing waits for it but `above`, where the host has to know how many indices there are.
+Arguments are as in `hpcsgd.kernels`, which checks them. Here they are contiguous, on one CUDA device, and
+float32 unless stated otherwise; lists of segments are on the CPU. Work goes to torch's current stream of that
+device. Only `above` waits for it, where the host has to know the number of indices.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from hpcsgd.kernels.native import GRADIENT_TYPES, float32_at_least
 
 FILE = Path(__file__).with_name("libhpcsgd_cuda.so")
 TILE, GROUP, SAMPLE = 8192, 16, 8192
-"""Elements of a tile, tiles of a group, elements of a sample: csrc/cuda/ has the same numbers."""
+"""Elements of a tile, tiles of a group, elements of a sample: the same numbers as in csrc/cuda/."""
 _ROW = 9 * 8  # bytes of a row of the table
-_LEAD = 3  # elements that a tile may begin before its segment, to begin at a multiple of 16 bytes
+_LEAD = 3  # elements by which a tile may begin before its segment, at a multiple of 16 bytes
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _WHERE = [_INT, _POINTER]  # device, stream
 _LAUNCHES = {
@@ -40,7 +40,7 @@ _BYTES = {"accumulate_bytes": [_LONG], "largest_bytes": [_LONG] * 4, "above_byte
 
 
 class Table(NamedTuple):
-    """What the kernels have to know of S segments: `rows` (S, 9) int64, each a `struct Segment`, and sums."""
+    """What the kernels need of S segments: `rows` (S, 9) int64, each a `struct Segment`, and totals."""
 
     rows: np.ndarray
     tiles: int
@@ -50,7 +50,7 @@ class Table(NamedTuple):
 
     @classmethod
     def of(cls, starts: np.ndarray, stops: np.ndarray, k: np.ndarray) -> Table:
-        """One row for each segment."""
+        """Return a table with one row for each segment."""
         sizes = stops - starts
         tiles = -(-(sizes + _LEAD) // TILE)
         groups = -(-tiles // GROUP)
@@ -62,12 +62,12 @@ class Table(NamedTuple):
 
 
 def threshold_of(sizes: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which of a sample's magnitudes, from the top, is the threshold for candidates; room for how many.
+    """Return which of a sample's magnitudes, from the top, is the threshold for candidates, and their room.
 
-    Of SAMPLE elements p ± √p are among the k largest, p = k·SAMPLE/size. The rank is so far beyond p, and the
-    room so far beyond what that rank lets expect, that for elements in random order either fails less than
-    once in 10⁴ times; then all elements are looked at several times. 0 and 0 where a sample does not pay:
-    few elements, or many chosen.
+    Of SAMPLE elements, p ± √p are among the k largest, with p = k·SAMPLE/size. The rank is so far above p,
+    and the room so far above what that rank lets expect, that either is too small less than once in 10⁴ times for
+    elements in random order. Then the kernel reads all elements several times. Both are 0 if a sample does
+    not pay, with few elements or many selected.
     """
     p = k * (SAMPLE / np.maximum(sizes, 1))
     rank = (p + 4 * np.sqrt(p)).astype(np.int64) + 4
@@ -78,18 +78,18 @@ def threshold_of(sizes: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 @dataclass(frozen=True)
 class Cuda:
-    """The functions of the shared object in `path`, for the devices that `require` lets pass."""
+    """The functions of the shared object in `path`, for the devices that `require` accepts."""
 
     path: Path
     functions: ctypes.CDLL
 
     @classmethod
     def load(cls, path: Path = FILE) -> Cuda:
-        """Raises `OSError` where there is no such library, or one that cannot be used here."""
+        """Load the library; raise `OSError` if there is none, or it cannot be used here."""
         functions = ctypes.CDLL(str(path))
         try:
             for name, arguments in (_LAUNCHES | _BYTES).items():
-                function = getattr(functions, f"hpcsgd_cuda_{name}")  # kept there, with its types
+                function = getattr(functions, f"hpcsgd_cuda_{name}")  # `functions` keeps it with its types
                 function.argtypes, function.restype = arguments, _INT if name in _LAUNCHES else _LONG
             functions.hpcsgd_cuda_error.argtypes = [_INT]
             functions.hpcsgd_cuda_error.restype = ctypes.c_char_p
@@ -105,7 +105,7 @@ class Cuda:
         return f"cuda, {self.path.name}"
 
     def require(self, device: torch.device) -> None:
-        """Raises `OSError` where the library has no code for `device`, or needs a newer driver."""
+        """Raise `OSError` if the library has no code for `device`, or needs a newer driver."""
         if not torch.cuda.is_available():
             raise OSError(f"{self.path.name} cannot be used on {device}: torch finds no GPU")
         with _current(device) as (number, _):
@@ -142,7 +142,7 @@ class Cuda:
         return out
 
     def above(self, x: Tensor, threshold: float) -> Tensor:
-        """Waits for the device: the size of what is returned is known only there."""
+        """Return the indices. Waits for the device, which alone knows their number."""
         if x.numel() == 0:
             return torch.empty(0, dtype=torch.int64, device=x.device)
         least = float32_at_least(threshold)
@@ -154,18 +154,18 @@ class Cuda:
         return out
 
     def pack(self, x: Tensor, code: Tensor, block: int, bits: int, draw: int | None) -> None:
-        """Of 8 and 4 bits."""
+        """Pack numbers of 8 or 4 bits."""
         if x.numel():
             rounding = (int(draw is not None), draw or 0)
             self._call("pack", x.device, x.data_ptr(), x.numel(), block, bits, *rounding, code.data_ptr())
 
     def unpack(self, code: Tensor, out: Tensor, block: int, bits: int) -> None:
-        """Likewise."""
+        """Unpack numbers of 8 or 4 bits."""
         if out.numel():
             self._call("unpack", out.device, code.data_ptr(), out.numel(), block, bits, out.data_ptr())
 
     def _memory(self, device: torch.device, name: str, *sizes: int) -> Tensor:
-        # Whoever gets this memory next on the same stream comes after the kernels.
+        # Whatever gets this memory next on the same stream runs after the kernels.
         needed = getattr(self.functions, f"hpcsgd_cuda_{name}")(*sizes)
         return torch.empty(needed, dtype=torch.uint8, device=device)
 
@@ -182,15 +182,15 @@ class Cuda:
 
 @contextlib.contextmanager
 def _current(device: torch.device) -> Generator[tuple[int, int], None, None]:
-    """The number of `device`, which is the current one meanwhile, and torch's current stream there.
+    """Make `device` the current one; yield its number and torch's current stream there.
 
-    The library changes to the device and back by itself, but torch does it without making a context on a
-    device that has none.
+    The library itself changes to the device and back. torch does it without making a context on a device that
+    has none.
     """
     with torch.cuda.device(device):
         yield device.index, torch.cuda.current_stream(device).cuda_stream
 
 
 def _copied(rows: np.ndarray, device: torch.device) -> Tensor:
-    # From pinned memory the copy is not waited for; torch lets nobody have that memory until it is done.
+    # Nothing waits for the copy from pinned memory; torch does not reuse that memory until it is done.
     return torch.as_tensor(rows, device="cpu").pin_memory().to(device, non_blocking=True)

@@ -1,7 +1,7 @@
-"""The shared object built from csrc/, called by ctypes on `data_ptr()`: no part of it knows torch.
+"""The shared object built from csrc/, called by ctypes on `data_ptr()`: no part of it uses torch.
 
-Arguments are as in `hpcsgd.kernels`, which checks them; here they are float32 (or what else is said),
-contiguous and on the CPU. Every function is one call for all segments, during which Python's lock is free.
+Arguments are as in `hpcsgd.kernels`, which checks them. Here they are contiguous, on the CPU, and float32
+unless stated otherwise. Every function is one call for all segments, which releases Python's lock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpcsgd.errors import UserError
 
 FILE = Path(__file__).with_name("libhpcsgd_cpu.so")
 GRADIENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""What `accumulate` takes as g, and its number in csrc/kernels.h."""
+"""The dtypes that `accumulate` takes as g, with their numbers in csrc/kernels.h."""
 _OUT_OF_MEMORY, _NOT_ASCENDING, _MALFORMED = -1, -2, -3
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _SIGNATURES = {
@@ -40,10 +40,10 @@ _SIGNATURES = {
 
 @dataclass(frozen=True)
 class Native:
-    """The functions of the shared object in `path`; `portable` keeps them from vector instructions that not
-    every CPU of the kind has.
+    """The functions of the shared object in `path`.
 
-    Results are the same bits with any instructions and any number of threads, which is torch's own.
+    `portable`: without vector instructions that not every CPU has. Results have the same bits with any
+    instructions and any number of threads, which is torch's own number.
     """
 
     path: Path
@@ -52,11 +52,11 @@ class Native:
 
     @classmethod
     def load(cls, path: Path = FILE) -> Native:
-        """Raises `OSError` where there is no such library, or one that cannot be used here."""
+        """Load the library; raise `OSError` if there is none, or it cannot be used here."""
         functions = ctypes.CDLL(str(path))
         try:
             for name, arguments in _SIGNATURES.items():
-                function = getattr(functions, f"hpcsgd_{name}")  # kept there, with its types
+                function = getattr(functions, f"hpcsgd_{name}")  # `functions` keeps it with its types
                 function.argtypes, function.restype = arguments, _LONG
             functions.hpcsgd_instructions.restype = ctypes.c_char_p
         except AttributeError as error:
@@ -65,7 +65,7 @@ class Native:
 
     @property
     def instructions(self) -> str:
-        """ "avx2" or "portable"."""
+        """The instruction set: "avx2" or "portable"."""
         return "portable" if self.portable else self.functions.hpcsgd_instructions().decode()
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class Native:
         return norms
 
     def largest(self, x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
-        """Looks at the segments itself."""
+        """Return the indices; the library checks the segments itself."""
         segments = (starts.data_ptr(), stops.data_ptr(), k.data_ptr(), k.numel())
         out = torch.empty(self._call("wanted", *segments, x.numel()), dtype=torch.int64, device="cpu")
         self._call("largest", x.data_ptr(), *segments, out.data_ptr(), *self._how())
@@ -99,7 +99,7 @@ class Native:
     def share_out(
         self, squared_norms: Tensor, bounds: Tensor, k: int, floor: int, workers: int
     ) -> tuple[Tensor, Tensor]:
-        """DEFT's algorithms 3 and 4: k (int64) and bin (int32) of each layer; see `sparsifiers.deft`."""
+        """Run DEFT's algorithms 3 and 4: return k (int64) and bin (int32) of each layer; see `deft`."""
         layers = squared_norms.numel()
         ks, bins = (
             torch.empty(layers, dtype=torch.int64, device="cpu"),
@@ -153,7 +153,7 @@ class Native:
 
 
 def float32_at_least(threshold: float) -> float:
-    """The least float32 that is not below: the same float32 elements reach it."""
+    """Return the least float32 that is not below `threshold`; the same float32 elements reach it."""
     with np.errstate(over="ignore"):
         nearest = np.float32(threshold)
     if float(nearest) < threshold:

@@ -1,7 +1,7 @@
-"""What the kernels compute, in torch's own operations, for tensors on any device.
+"""The kernels in torch's own operations, for tensors on any device.
 
-They serve where no library of ours does: on AMD and Intel GPUs, and for what csrc/cuda/ does not know.
-Nothing waits for the device but `encode`, since the host has to know how many bytes there are.
+They are used where no native library works: on AMD and Intel GPUs, and for what csrc/cuda/ does not support.
+Only `encode` waits for the device, since the host has to know the number of bytes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from hpcsgd.kernels.reference import integers
 
-_BITS = 7  # of an index in a byte of its code
+_BITS = 7  # bits of an index per byte of its code
 _INDEX_BITS = 32
 
 
 def largest(x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
-    """By `torch.topk` of integers that are magnitude and place in one, so that no two are equal.
+    """Return the indices from `torch.topk` of integers made of magnitude and place, no two of them equal.
 
-    `x` of at most 32 bits an element, segments of less than 2³² elements.
+    `x` has at most 32 bits per element, and segments have less than 2³² elements.
     """
     parts = [torch.empty(0, dtype=torch.int64, device=x.device)]
     for start, stop, count in zip(*map(integers, (starts, stops, k)), strict=True):
@@ -30,15 +30,15 @@ def largest(x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
 def _of_segment(x: Tensor, k: int) -> Tensor:
     n = x.numel()
     assert n < 1 << _INDEX_BITS
-    magnitudes = x.float().abs().nan_to_num(torch.nan, torch.inf)  # all NaNs alike, and a copy
+    magnitudes = x.float().abs().nan_to_num(torch.nan, torch.inf)  # makes all NaNs alike, and a copy
     keys = magnitudes.view(torch.int32).long() << _INDEX_BITS
-    keys += torch.arange(n - 1, -1, -1, device=x.device)  # the lowest index counts most
+    keys += torch.arange(n - 1, -1, -1, device=x.device)  # of equal magnitudes the lowest index is largest
     places = keys.topk(k, sorted=False).values & ((1 << _INDEX_BITS) - 1)
     return (n - 1 - places).sort().values
 
 
 def encode(indices: Tensor, bound: int) -> Tensor:
-    """Of indices below `bound`."""
+    """Encode indices below `bound`."""
     gaps = indices.diff(prepend=indices.new_full((1,), -1)) - 1
     most = max(1, -(-(bound - 1).bit_length() // _BITS))  # bytes of an index
     sizes = torch.ones_like(gaps)
@@ -48,7 +48,7 @@ def encode(indices: Tensor, bound: int) -> Tensor:
     length = int(ends[-1]) if indices.numel() else 0
     code = torch.empty(
         length + 1, dtype=torch.uint8, device=indices.device
-    )  # the last one: for what is not sent
+    )  # the last byte takes what is not sent
     for byte in range(most):
         follows = sizes > byte + 1
         value = (gaps >> _BITS * byte & 0x7F) | follows.long() << _BITS
@@ -58,10 +58,10 @@ def encode(indices: Tensor, bound: int) -> Tensor:
 
 
 def decode(code: Tensor, count: int) -> Tensor:
-    """What `encode` made; whether it did is not looked at."""
+    """Decode a result of `encode`, without checking that it is one."""
     last = code < 0x80
-    first = last.roll(1)  # the last byte of all ends an index
-    number = first.cumsum(0) - 1  # of the index that a byte is of
+    first = last.roll(1)  # the last byte of the code ends an index
+    number = first.cumsum(0) - 1  # the number of the index that a byte belongs to
     places = torch.arange(code.numel(), device=code.device)
     none = torch.zeros(count, dtype=torch.int64, device=code.device)
     begins = none.index_add(0, number, places * first)

@@ -1,4 +1,4 @@
-"""What the kernels compute, in plain torch and numpy: any dtype and device, slowly."""
+"""The definition of what the kernels compute, in plain torch and numpy: any dtype and device, slowly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from hpcsgd.errors import UserError
 
 OF_THE_MEAN = 1.4
-"""The scale of 2 bits in mean magnitudes: least is lost at 1.3 of normal numbers, at 1.7 of Laplace's."""
+"""The scale of 2 bits in mean magnitudes: the error is least at 1.3 for normal numbers, at 1.7 for Laplace's."""
 
 
 def accumulate(acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def accumulate(acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:
 def largest(x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
     parts = [torch.empty(0, dtype=torch.int64, device=x.device)]
     for start, stop, count in zip(*map(integers, (starts, stops, k)), strict=True):
-        # torch sorts NaN above infinity, and equal elements stay in order.
+        # torch sorts NaN above infinity, and a stable sort keeps the order of equal elements.
         order = x[start:stop].abs().sort(descending=True, stable=True).indices
         parts.append(start + order[:count].sort().values)
     return torch.cat(parts)
@@ -70,7 +70,7 @@ def pack(x: Tensor, code: Tensor, block: int, bits: int, draw: int | None) -> No
     rows[:n] = x
     rows = rows.view(blocks, block)
     scales = _by_the_mean(rows, n) if bits == 2 else _by_the_largest(rows, most)
-    values = rows / scales[:, None]  # by a tensor: torch multiplies by what a number is the inverse of
+    values = rows / scales[:, None]  # divided by a tensor: by a number, torch multiplies with its inverse
     values = (
         values.round() if draw is None else (values + chances(values.numel(), draw, x).view_as(rows)).floor()
     )
@@ -92,12 +92,12 @@ def unpack(code: Tensor, out: Tensor, block: int, bits: int) -> None:
 
 
 def largest_number(bits: int) -> int:
-    """In magnitude, of what travels in so many bits."""
+    """Return the largest magnitude of a number of so many bits."""
     return (1 << bits - 1) - 1
 
 
 def chances(n: int, draw: int, like: Tensor) -> Tensor:
-    """Numbers from 0 on and below 1, of 24 random bits: another sequence for every `draw`."""
+    """Return n random numbers in [0, 1) of 24 bits each, another sequence for every `draw`."""
     low = 0xFFFFFFFF
     bits = (torch.arange(n, device=like.device) * 0x9E3779B1 + draw) & low
     bits = ((bits ^ bits >> 16) * 0x85EBCA6B) & low
@@ -111,7 +111,7 @@ def _by_the_largest(rows: Tensor, most: int) -> Tensor:
 
 
 def _by_the_mean(rows: Tensor, n: int) -> Tensor:
-    """Of 2 bits: the sums are made in eight lanes, which are added up in one order."""
+    """Return the scales of 2-bit blocks: eight partial sums per block are added up in one fixed order."""
     blocks, block = rows.shape
     comm_threads = rows.new_zeros((blocks, 8), dtype=torch.float64)
     for part in rows.abs().view(blocks, block // 8, 8).unbind(1):
@@ -121,13 +121,13 @@ def _by_the_mean(rows: Tensor, n: int) -> Tensor:
     counts = torch.full_like(sums, block)
     counts[-1:] = n - (blocks - 1) * block
     sizes = OF_THE_MEAN * sums / counts
-    scales = sizes.clamp_max(torch.finfo(torch.float32).max / 2).float()  # two of them are finite
+    scales = sizes.clamp_max(torch.finfo(torch.float32).max / 2).float()  # twice the scale must be finite
     up, down = rows.amax(1).clamp_min(0), (-rows).amax(1).clamp_min(0)
     return torch.where(up >= down, -scales, scales).masked_fill_(~sizes.isfinite(), torch.nan)
 
 
 def _joined(numbers: Tensor, bits: int) -> Tensor:
-    """Of so few bits each, the first in the lowest of a byte; zeros beside those that do not fill one."""
+    """Join numbers of so few bits into bytes, the first in the lowest bits; fill the last byte with zeros."""
     some = 8 // bits
     parts = numbers.new_zeros(-(-numbers.numel() // some) * some)
     parts[: numbers.numel()] = numbers
@@ -142,5 +142,5 @@ def _split(code: Tensor, bits: int) -> Tensor:
 
 
 def integers(x: Tensor) -> list[int]:
-    """Of a tensor on the CPU."""
+    """Return the elements of a tensor on the CPU as ints."""
     return [int(number) for number in x]

@@ -18,7 +18,7 @@ Differences from the paper:
   The finished gradient is Yᵀ X, so multiplying it from both sides is the same up to a factor; its norm is the
   one that is kept.
 
-The host decomposes the r × r matrix Y_t Y_tᵀ. So an update of vectors on a device is begun there, and finished
+The host decomposes the r × r matrix Y_t Y_tᵀ. So an update of vectors on a device begins there, and finishes
 once the host has received that matrix, perhaps much later. Neither waits for the other in between.
 """
 
