@@ -1,4 +1,4 @@
-"""The command ``hpcsgd``: one thin file a command, each importing what it runs only when it runs."""
+"""The command ``hpcsgd``: one thin file per command, which imports what it runs only when it runs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from hpcsgd.errors import UserError, require_utf8
 
 app = App(
     name="hpcsgd",
-    help="Train PyTorch models on many ranks: groups that share a batch, and meet now and then.",
+    help="Train PyTorch models on many ranks: groups share a batch and average their models now and then.",
     exit_on_error=False,
     print_error=False,
     result_action="return_value",
-    suppress_keyboard_interrupt=False,  # the exception hook of the job ends all ranks and says why
+    suppress_keyboard_interrupt=False,  # the job's exception hook ends all ranks and reports why
 )
 app.command(train, usage="Usage: hpcsgd train JOB [--resume] [--probe FILE] [--SECTION.KEY VALUE]...")
 app.command(
@@ -71,9 +71,9 @@ app.command(doctor, usage="Usage: hpcsgd doctor [--groups P | --group-size K] [-
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command line (or ``words``); one line on stderr and exit code 1 where it makes no sense.
+    """Run the command line (or ``words``); for a mistake print one line on stderr and exit with code 1.
 
-    That is found out before torch and MPI are loaded, on every rank alike: one of them tells it.
+    Every rank finds mistakes before torch and MPI are loaded, and one of them reports it.
     """
     with until_nobody_reads():
         _run(sys.argv[1:] if words is None else words)

@@ -1,4 +1,4 @@
-"""``hpcsgd cite``: the papers that a training is made of."""
+"""``hpcsgd cite``: the papers behind a training."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hpcsgd.cli.words import JobKeys
 
 
 def cite(job: Path, /, *overrides: JobKeys) -> None:
-    """Print BibTeX of what a job file uses: method, parts, model, optimizer, and hpcsgd.
+    """Print BibTeX for what a job file uses: method, parts, model, optimizer, and hpcsgd.
 
     :param job: The job file, or a run folder.
-    :param overrides: Keys of the file to change, as in --method.name sgp.
+    :param overrides: Keys of the file to change, such as --method.name sgp.
     """
     with told_in_one_line(job, overrides):
         from hpcsgd.cli.citing import cite as bibtex

@@ -1,6 +1,6 @@
-"""``hpcsgd compare``: what a training becomes with one method and with another.
+"""``hpcsgd compare``: one training by several methods.
 
-A `UserError` is left to the exception hook of the job: it knows whether one rank prints it or all do.
+The job's exception hook handles a `UserError`: it knows whether one rank prints it or all do.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Compared:
     """What is compared, and for how long."""
 
     methods: str
-    'As "bsp, hierarchical sync_every=8, sgp parallel.groups=8", or a TOML file with a table for each.'
+    'Such as "bsp, hierarchical sync_every=8, sgp parallel.groups=8", or a TOML file with a table for each.'
     steps: int | None = None
-    "So many steps each, in place of the epochs of the file."
+    "Steps of each, in place of the epochs of the file."
     samples: int | None = None
-    "So many samples each, of all ranks together."
+    "Samples of each, of all ranks together."
     target: float | None = None
-    "Tell also after how many steps, seconds and bytes a test was as good as this."
+    "Report also after how many steps, seconds and bytes a test was as good as this."
 
     def overrides(self) -> tuple[str, ...]:
-        """How long, as keys of the job file."""
+        """Return the length as keys of the job file."""
         budget = {"--training.steps": self.steps, "--training.samples": self.samples}
         return tuple(word for flag, n in budget.items() if n is not None for word in (flag, str(n)))
 
@@ -49,10 +49,10 @@ def compare(
     Samples, their order, the weights to begin with and the length are the same for all.
 
     :param job: The job file, as for hpcsgd train.
-    :param overrides: Keys of the file to change for all, as in --training.epochs 3.
-    :param resume: Go on where the comparison stopped; what is complete is not run again.
+    :param overrides: Keys of the file to change for all, such as --training.epochs 3.
+    :param resume: Continue where the comparison stopped; what is complete is not run again.
     """
-    # Slurm's warning may come while torch is loading, and would end this rank; the run knows its end, too.
+    # Slurm's warning may come while torch loads, and would end this rank. The run knows its end time anyway.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     typed = (*overrides, *compared.overrides())

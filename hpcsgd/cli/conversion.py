@@ -1,4 +1,4 @@
-"""How far a conversion is, on stderr: one line where somebody watches, else a line now and then."""
+"""The progress of a conversion on stderr: one line in a terminal, otherwise a line now and then."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from datetime import timedelta
 from hpcsgd.errors import count_text
 
 WATCHED, UNWATCHED = 0.5, 10.0
-"""Seconds between one line and the next."""
+"""Seconds between two lines."""
 
 
 def told_of() -> Callable[[int, int], None]:
-    """What is to be called with how many images of how many are done."""
+    """Return a function to call with the number of images done and their total."""
     watched = sys.stderr.isatty()
     every = WATCHED if watched else UNWATCHED
     begun = last = time.monotonic()

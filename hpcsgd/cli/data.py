@@ -1,4 +1,4 @@
-"""``hpcsgd data``: make stores to train on."""
+"""``hpcsgd data``: make dataset files to train on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcsgd.cli.conversion import told_of
 from hpcsgd.cli.user_errors import told_in_one_line
 from hpcsgd.errors import UserError, count_text
 
-data = App(name="data", help="Make stores to train on.")
+data = App(name="data", help="Make dataset files to train on.")
 OF_ALL = "hpcsgd data convert KIND [SRC] DST"
 OF_TEXT = "hpcsgd data convert text FILES… DST --tokenizer bytes|FILE"
 OF_NPZ = "hpcsgd data convert npz TRAIN.npz [TEST.npz] DST"
@@ -19,7 +19,7 @@ OF_IMAGES = "hpcsgd data convert images FOLDER DST [--size N]"
 OF_PAIRS = "hpcsgd data convert pairs FOLDER DST --scale 2|4"
 convert = App(
     name="convert",
-    help="Convert data as they are distributed, arrays of numpy, text files or image folders to a store.",
+    help="Convert distributed data, numpy arrays, text files or image folders to a dataset file.",
     usage="Usage: " + "\n       ".join([OF_ALL, OF_NPZ, OF_TEXT, OF_IMAGES, OF_PAIRS]),
 )
 data.command(convert)
@@ -27,11 +27,11 @@ data.command(convert)
 
 @convert.default
 def collection(kind: str, /, *paths: Path) -> None:
-    """Convert a data set from the files its authors distribute to an HDF5 store.
+    """Convert a data set from the files its authors distribute to an HDF5 dataset file.
 
     :param kind: Which data set: cifar10, cifar100, mnist, digits, wikitext or movielens.
     :param paths: SRC, the files as downloaded (digits need none; a zip has to be unpacked), and DST, the
-        store to write.
+        dataset file to write.
     """
     with told_in_one_line():
         if len(paths) not in (1, 2):
@@ -44,10 +44,10 @@ def collection(kind: str, /, *paths: Path) -> None:
 
 @convert.command(usage=f"Usage: {OF_NPZ}")
 def npz(*paths: Path) -> None:
-    """Convert arrays of your own, as numpy.savez(FILE, x=samples, y=classes) writes them, to a store.
+    """Convert arrays of your own, as numpy.savez(FILE, x=samples, y=classes) writes them, to a dataset file.
 
-    :param paths: The file to train on; that to test on, without which every tenth sample of each class is
-        held out; and DST, the store to write.
+    :param paths: The file to train on; the file to test on, without which every tenth sample of each class is
+        held out; and DST, the dataset file to write.
     """
     with told_in_one_line():
         if len(paths) < 2:
@@ -68,16 +68,16 @@ def text(
     between: str | None = None,
     end: str | None = None,
 ) -> None:
-    """Convert files of text to a store of tokens, in one pass, however large they are.
+    """Convert files of text to a file of tokens, in one pass, whatever their size.
 
-    :param paths: The files, or folders of files, compressed or not: each a document, or a .jsonl with one as
-        "text" in each line; and DST, the store to write.
+    :param paths: The files, or folders of files, compressed or not: each is a document, or a .jsonl with a
+        document as "text" in each line; and DST, the dataset file to write.
     :param tokenizer: bytes, or a tokenizer.json of the library `tokenizers`.
     :param test: A file or folder to test on; may be given several times. Without, every hundredth document is
         held out.
-    :param between: The line that parts documents within a file, such as "<|endoftext|>", or "" for empty
+    :param between: The line that separates documents within a file, such as "<|endoftext|>", or "" for empty
         lines.
-    :param end: What FILE calls the token that ends a document, where that is not told by its usual names.
+    :param end: The token that ends a document in FILE, if it has none of its usual names.
     """
     with told_in_one_line():
         if len(paths) < 2:
@@ -90,11 +90,11 @@ def text(
 
 @convert.command(usage=f"Usage: {OF_IMAGES}")
 def images(folder: Path, store: Path, /, *, size: int = 224) -> None:
-    """Convert a folder of images, JPEG or PNG, to a store of them; go on with what was begun before.
+    """Convert a folder of JPEG or PNG images to a dataset file; continue an interrupted conversion.
 
-    :param folder: With train/ and val/ (or valid/, or test/), in each a folder a class, as ImageNet has them.
-    :param store: The store to write; beside it a folder of shards.
-    :param size: Side of a sample, in pixels; a job file may have another.
+    :param folder: With train/ and val/ (or valid/, or test/); in each a folder per class, as in ImageNet.
+    :param store: The dataset file to write; the folder of its parts is next to it.
+    :param size: Side of a sample, in pixels; a job file may use another.
     """
     with told_in_one_line():
         from hpcsgd.data import convert_images
@@ -104,12 +104,13 @@ def images(folder: Path, store: Path, /, *, size: int = 224) -> None:
 
 @convert.command(usage=f"Usage: {OF_PAIRS}")
 def pairs(folder: Path, store: Path, /, *, scale: int) -> None:
-    """Convert a folder of PNG images to a store of pairs, for super-resolution: each of them and the same,
-    reduced by bicubic interpolation.
+    """Convert a folder of PNG images to pairs for super-resolution: each image, and the same reduced.
 
-    :param folder: With train/ and val/ (or valid/, or test/), in each the images.
-    :param store: The store to write.
-    :param scale: How many times as small: 2 or 4.
+    They are reduced by bicubic interpolation.
+
+    :param folder: With train/ and val/ (or valid/, or test/), and the images in each.
+    :param store: The dataset file to write.
+    :param scale: The factor of the reduction: 2 or 4.
     """
     with told_in_one_line():
         from hpcsgd.data import convert_pairs

@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 def doctor(*, groups: int | None = None, group_size: int | None = None, store: Path | None = None) -> None:
-    """Look at the ranks, their nodes and cores, and try out the communication.
+    """Check the ranks, their nodes and cores, and test the communication.
 
-    Start it as the training: with mpiexec, with srun, or alone. Exit code 1 if something is wrong.
+    Start it like the training: with mpiexec, with srun, or alone. Exit code 1 if something is wrong.
 
-    :param groups: Show and judge the ranks as this many groups.
-    :param group_size: Show and judge the ranks as groups of this many.
-    :param store: A store that every rank has to be able to read.
+    :param groups: Show and check the ranks as this many groups.
+    :param group_size: Show and check the ranks as groups of this many.
+    :param store: A dataset file that every rank has to be able to read.
     """
     from hpcsgd.cluster.doctor import run
 

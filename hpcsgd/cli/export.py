@@ -1,4 +1,4 @@
-"""``hpcsgd export``: the averaged model of a run, in a format of others."""
+"""``hpcsgd export``: the averaged model of a run, in other formats."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def export(
     kind: Annotated[str, Parameter(name="--format")] = "safetensors",
     to: Path | None = None,
 ) -> None:
-    """Write the averaged model of a run in a format that others read; without MPI, in one process.
+    """Write the averaged model of a run in a format of other programs; without MPI, in one process.
 
-    :param run: The folder of the run: what it left at its end, or its newest checkpoint.
-    :param kind: safetensors (a file), hf (a folder for from_pretrained of transformers), or dcp (one for
+    :param run: The folder of the run, with its final model or its newest checkpoint.
+    :param kind: safetensors (a file), hf (a folder for from_pretrained of transformers), or dcp (a folder for
         torch.distributed.checkpoint).
-    :param to: The file or folder to write; else model.safetensors, model-hf or model-dcp in RUN.
+    :param to: The file or folder to write; default: model.safetensors, model-hf or model-dcp in RUN.
     """
     with told_in_one_line():
         from hpcsgd.train.export import export

@@ -1,4 +1,4 @@
-"""``hpcsgd init``: a first job file."""
+"""``hpcsgd init``: write a first job file."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def init(
     epochs: int | None = None,
     store: Path | None = None,
 ) -> None:
-    """Write a job file to begin with, and site.toml in a cluster; what is there already stays as it is.
+    """Write a first job file, and site.toml in a cluster; existing files are not changed.
 
-    In a terminal it asks for what no flag says.
+    In a terminal it asks for what no flag gives.
 
     :param file: The job file to write.
-    :param data: digits, mnist, cifar10, cifar100, wikitext, text, movielens, or the .h5 file of a store.
-    :param model: A model for these data, or your own "package.module:function"; by default a small one.
+    :param data: digits, mnist, cifar10, cifar100, wikitext, text, movielens, or an .h5 dataset file.
+    :param model: A model for these data, or your own "package.module:function"; default: a small one.
     :param ranks: How many ranks will train.
     :param groups: In how many groups.
     :param method: bsp, hierarchical, diloco, selsync or sgp.
-    :param epochs: How long.
-    :param store: Where the store of the data is, or is going to be; by default beside the job file.
+    :param epochs: How many epochs.
+    :param store: The dataset file, which may not exist yet; default: next to the job file.
     """
     with told_in_one_line():
         from hpcsgd.cluster.starting import begin

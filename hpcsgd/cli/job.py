@@ -24,33 +24,33 @@ Flag = Annotated[bool, Parameter(negative="")]
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TopologyRequest:
-    """What every kind of job is asked."""
+    """The options of every kind of job."""
 
     nodes: int = 1
     "How many nodes."
     ranks_per_node: int = 1
     "How many ranks on each."
     cpus_per_rank: int = 1
-    "Cores, and so threads, of each rank."
+    "Cores, and therefore threads, of each rank."
     gpus_per_node: int | None = None
-    "How many GPUs of each node; a rank takes the one of its number there."
+    "GPUs of each node; a rank takes the one of its number there."
     gpus_per_rank: int | None = None
-    "How many GPUs for each rank instead."
+    "GPUs for each rank, instead."
     time: str = "1:00:00"
-    "How long one start may last, as sbatch reads it."
+    "The time limit of one start, in sbatch's notation."
     partition: str | None = None
-    "Where to run, a queue for PBS and Flux; else the site's."
+    "Where to run, a queue for PBS and Flux; default: the site's."
     account: str | None = None
-    "Who pays; else the site's."
+    "The account to charge; default: the site's."
     site: Path | None = None
-    "What jobs here have in common; else ./site.toml or ~/.config/hpcsgd/site.toml."
+    "What jobs here have in common; default: ./site.toml or ~/.config/hpcsgd/site.toml."
     after: str | None = None
-    "Start after the job of this number has ended well."
+    "Start after the job of this number has succeeded."
     submit: Flag = False
-    "Put it into the queue, too."
+    "Also submit it."
 
     def allocation(self) -> Allocation:
-        """Raises `UserError` for what no job can have."""
+        """Return the allocation. Raises `UserError` for what no job can have."""
         from hpcsgd.cluster.batch import Allocation
 
         return Allocation(
@@ -73,13 +73,13 @@ def train(
     plan: Path | None = None,
     wanted: TopologyRequest | None = None,
 ) -> None:
-    """Write a script that trains to the end, with restarts; nothing is asked for before it is checked.
+    """Write a script that trains to the end, with restarts; the job is checked first.
 
     :param path: The job file, as for hpcsgd train.
-    :param overrides: Keys of the file to change, as in --training.epochs 3.
-    :param resume: Go on from the last checkpoint in the run folder.
-    :param probe: A probe.json, for as many groups as it found; with --after, one that is yet to be written.
-    :param plan: A plan.json, for the nodes that it recommends to the job file that hpcsgd plan --write wrote.
+    :param overrides: Keys of the file to change, such as --training.epochs 3.
+    :param resume: Continue from the last checkpoint in the run folder.
+    :param probe: A probe.json, for as many groups as it found; with --after, one that does not exist yet.
+    :param plan: A plan.json; takes the nodes that it recommends for the job file of hpcsgd plan --write.
     """
     with told_in_one_line(path, overrides):
         from hpcsgd.cluster.batch import check_training
@@ -107,11 +107,11 @@ def compare(
     resume: Flag = False,
     wanted: TopologyRequest | None = None,
 ) -> None:
-    """Write a script that trains by several methods, with restarts; all is checked before it is asked for.
+    """Write a script that trains by several methods, with restarts; the job is checked first.
 
     :param path: The job file, as for hpcsgd compare.
-    :param overrides: Keys of the file to change, as in --training.epochs 3.
-    :param resume: Go on where the comparison stopped.
+    :param overrides: Keys of the file to change, such as --training.epochs 3.
+    :param resume: Continue where the comparison stopped.
     """
     with told_in_one_line():
         from hpcsgd.cluster.batch import check_comparison
@@ -133,12 +133,12 @@ def ensemble(
     resume: Flag = False,
     wanted: TopologyRequest | None = None,
 ) -> None:
-    """Write a script that trains with groups that may die; nothing is asked for before it is checked.
+    """Write a script that trains with groups that may fail and return; the job is checked first.
 
-    :param path: The job file, as for hpcsgd launch; it says how many groups.
-    :param overrides: Keys of the file to change, as in --parallel.groups 8.
-    :param independent: Each group is a job of its own, on so many nodes, and starts when there is room.
-    :param resume: Go on from the last checkpoint in the run folder.
+    :param path: The job file, as for hpcsgd launch; it gives the number of groups.
+    :param overrides: Keys of the file to change, such as --parallel.groups 8.
+    :param independent: Each group is a job of its own, with these nodes, and starts when there is room.
+    :param resume: Continue from the last checkpoint in the run folder.
     """
     with told_in_one_line(path, overrides):
         from hpcsgd.cluster.batch import check_ensemble, check_replica_groups
@@ -156,10 +156,10 @@ def ensemble(
 
 @job.command(usage=f"Usage: hpcsgd job probe {USAGE}")
 def probe(path: Path, /, *overrides: JobKeys, wanted: TopologyRequest | None = None) -> None:
-    """Write a script that finds out how many groups the training can stand.
+    """Write a script that finds out how many groups the training tolerates.
 
     :param path: The job file, as for hpcsgd probe.
-    :param overrides: Keys of the file to change, as in --method.sync_every 4.
+    :param overrides: Keys of the file to change, such as --method.sync_every 4.
     """
     with told_in_one_line(path, overrides):
         from hpcsgd.cluster.batch import check_probe
@@ -169,10 +169,10 @@ def probe(path: Path, /, *overrides: JobKeys, wanted: TopologyRequest | None = N
 
 @job.command(usage=f"Usage: hpcsgd job bench {USAGE}")
 def bench(path: Path, /, *overrides: JobKeys, wanted: TopologyRequest | None = None) -> None:
-    """Write a script that looks at the allocation with hpcsgd doctor and trains for two minutes.
+    """Write a script that checks the allocation with hpcsgd doctor and trains for two minutes.
 
     :param path: The job file, as for hpcsgd train.
-    :param overrides: Keys of the file to change, as in --parallel.groups 8.
+    :param overrides: Keys of the file to change, such as --parallel.groups 8.
     """
     with told_in_one_line(path, overrides):
         from hpcsgd.cluster.batch import check_training
@@ -185,11 +185,11 @@ def bench(path: Path, /, *overrides: JobKeys, wanted: TopologyRequest | None = N
 def measure(
     path: Path, /, *overrides: JobKeys, quick: Flag = False, wanted: TopologyRequest | None = None
 ) -> None:
-    """Write a script that finds out what messages, and the job's model, take on these nodes.
+    """Write a script that measures messages, and the job's model, on these nodes.
 
     :param path: The job file, as for hpcsgd measure.
-    :param overrides: Keys of the file to change, as in --data.group_batch_size 64.
-    :param quick: In under a minute, with smaller messages and fewer repeats.
+    :param overrides: Keys of the file to change, such as --data.group_batch_size 64.
+    :param quick: Measure for under a minute, with smaller messages and fewer repeats.
     """
     with told_in_one_line(path, overrides):
         from hpcsgd.cluster.batch import check_measure
@@ -204,9 +204,9 @@ def pack(
 ) -> None:
     """Write the Python environment into one file, which each node of a job unpacks on its own disk.
 
-    :param environment: A virtual environment; else the one that hpcsgd is in.
-    :param to: The file; else the pack of site.toml, or env.pack.
-    :param site: What jobs here have in common; else ./site.toml or ~/.config/hpcsgd/site.toml.
+    :param environment: A virtual environment; default: the one that hpcsgd is in.
+    :param to: The file; default: the pack of site.toml, or env.pack.
+    :param site: What jobs here have in common; default: ./site.toml or ~/.config/hpcsgd/site.toml.
     """
     with told_in_one_line():
         from hpcsgd.cluster.batch import load_site
@@ -252,7 +252,7 @@ def _write(
 
 
 def _told(pack: Path) -> str:
-    """The pack, and whether it is old."""
+    """Return the pack's path, and a hint if it is older than the environment."""
     from hpcsgd.cluster.environment import ask, changed_since
 
     if (Path(sys.prefix) / "pyvenv.cfg").exists() and changed_since(ask(Path(sys.prefix)), pack.expanduser()):

@@ -1,4 +1,4 @@
-"""``hpcsgd launch``: groups that may die, each a job of its own."""
+"""``hpcsgd launch``: elastic groups, each a job of its own."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def launch(
     resume: Annotated[bool, Parameter(negative="")] = False,
     srun: str = "",
 ) -> None:
-    """Train with groups that may die and come back: on this machine, or inside a Slurm job.
+    """Train with groups that may fail and return: on this machine, or inside a Slurm job.
 
-    With --replica-group only that group is started. The others are started likewise, whenever there is room
-    for them; they find each other by the run folder.
+    With --replica-group only that group is started. Start the others in the same way, at any time; they
+    find each other by the run folder.
 
     :param job: The TOML file; its method is ensemble_sync.
-    :param overrides: Keys of the file to change, as in --training.epochs 3 --method.sync_every 4.
-    :param groups: How many groups; else groups of the [parallel] section.
-    :param group_size: Ranks of each group; else that of the [parallel] section, the tasks by groups, or 1.
-    :param max_restarts: How often a group that died is started again.
-    :param heartbeat_timeout: Seconds after which a group that nothing is heard of is left behind.
-    :param timeout: Seconds to wait for a group that lives but does not arrive at a meeting.
-    :param replica_group: The number of the one group that is to be started here, from 0.
+    :param overrides: Keys of the file to change, such as --training.epochs 3 --method.sync_every 4.
+    :param groups: The number of groups; default: groups of the [parallel] section.
+    :param group_size: Ranks of each group; default: that of [parallel], the tasks by groups, or 1.
+    :param max_restarts: How often a group that died is restarted.
+    :param heartbeat_timeout: Seconds after which a silent group is left behind.
+    :param timeout: Seconds to wait for a group that is alive but does not come to average.
+    :param replica_group: The number of the one group to start here, from 0.
     :param host: With --replica-group, the address of this host at which the others can reach it.
-    :param resume: Go on from the last checkpoint in the run folder.
-    :param srun: Options of srun, as in "--mpi=pmi2".
+    :param resume: Continue from the last checkpoint in the run folder.
+    :param srun: Options of srun, such as "--mpi=pmi2".
     """
     with told_in_one_line(job, overrides):
         from hpcsgd.cluster.launch import launch as start_all

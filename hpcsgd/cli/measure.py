@@ -1,4 +1,4 @@
-"""``hpcsgd measure``: what messages and computing take on this machine."""
+"""``hpcsgd measure``: the speed of messages and computing on this machine."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def measure(
     max_bytes: int | None = None,
     seconds: float | None = None,
 ) -> None:
-    """Time all operations on all ways that a job on these ranks could have, in under five minutes.
+    """Time all operations on all links that a job on these ranks could use, in under five minutes.
 
-    Start it as the training: with mpiexec or srun, on as many hosts and ranks. Writes a machine file, from
-    which the time of other jobs can be told, and a picture beside it.
+    Start it like the training: with mpiexec or srun, on as many hosts and ranks. It writes a machine file,
+    from which the time of other jobs can be predicted, and a picture next to it.
 
-    :param job: A job file, whose model, optimizer and batches are to be timed, too.
-    :param overrides: Keys of the file to change, as in --data.group_batch_size 64.
+    :param job: A job file, whose model, optimizer and batches are timed, too.
+    :param overrides: Keys of the file to change, such as --data.group_batch_size 64.
     :param out: The machine file.
-    :param quick: In under a minute, with smaller messages and fewer repeats.
+    :param quick: Measure for under a minute, with smaller messages and fewer repeats.
     :param max_bytes: The largest messages; 64 MB, and 16 MB with --quick.
     :param seconds: About how long to measure; 220, and 33 with --quick.
     """

@@ -1,4 +1,4 @@
-"""``hpcsgd plan``: how long it will take, and on how many nodes."""
+"""``hpcsgd plan``: the predicted time of a training, and the number of nodes to use."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def plan(
     scenario: Path | None = None,
     write: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Say what an epoch takes and costs by method, groups and ranks, and which of them to take.
+    """Predict what an epoch takes and costs by method, groups and ranks, and recommend one of them.
 
-    It says what steps cost, not what they learn: hpcsgd probe and hpcsgd compare do.
+    It predicts the cost of steps, not what they learn: for that see hpcsgd probe and hpcsgd compare.
 
     :param job: The job file, as for hpcsgd train.
-    :param overrides: Keys of the file to change, as in --training.epochs 90.
+    :param overrides: Keys of the file to change, such as --training.epochs 90.
     :param machine: The machine file that hpcsgd measure has written.
-    :param probe: A probe.json: no more groups than it found; without, than the job file has.
-    :param ranks: Which to try, as 64..4096 (doubling) or 64,96; by default one node up to all there are.
+    :param probe: A probe.json: no more groups than it found; default: than in the job file.
+    :param ranks: Which to try: 64..4096 (doubling) or 64,96; default: one node up to all there are.
     :param budget: Node hours that the training may cost.
     :param deadline: Hours that it may take.
-    :param methods: Which to try, as in bsp,sgp; by default the job file's and the usual ones.
-    :param sync_every: Intervals to try, as in 4,8,16; by default the job file's.
-    :param sync_rate: The share of steps after which groups meet, where the method goes by what it sees.
-    :param samples: Of an epoch, where the data are not here.
-    :param runs: Folders of runs that were, to be drawn beside the estimates.
+    :param methods: Which to try: bsp,sgp; default: the job file's and the usual ones.
+    :param sync_every: Intervals to try: 4,8,16; default: the job file's.
+    :param sync_rate: Share of steps with a synchronization, if the method decides that by what it sees.
+    :param samples: Samples of an epoch, if the data are not here.
+    :param runs: Folders of earlier runs, to draw next to the estimates.
     :param scenario: A file to write the recommended job to, for hpcsgd simulate.
     :param write: Put the recommended groups and method into the job file.
     """

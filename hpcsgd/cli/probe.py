@@ -1,4 +1,4 @@
-"""``hpcsgd probe``: how many groups a training can stand."""
+"""``hpcsgd probe``: how many groups a training tolerates."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def probe(
     delta: Annotated[bool, Parameter(negative="")] = False,
     steps: int = 200,
 ) -> None:
-    """Train 2, 4, 8, … virtual groups for some meetings and say how many the training stands, and why.
+    """Train 2, 4, 8, … virtual groups for some synchronizations; report how many are good.
 
-    Runs on as many ranks as you start, also on one.
+    Runs on as many ranks as you start, even on one, and reports why.
 
     :param job: The job file, as for hpcsgd train.
-    :param overrides: Keys of the file to change, as in --method.sync_every 4.
-    :param groups: The numbers of groups to try, as in 2,4,8; by default up to 32.
-    :param repeats: How often to repeat each, with other shuffles and other weights to start from.
-    :param ranks: For how many ranks to say the size of a group, too.
-    :param offload_dir: A folder for models that wait for their turn, where they do not all fit into memory.
-    :param delta: Say which delta lets a selsync job, started on all its ranks, meet how often.
-    :param steps: How many steps to look at for that.
+    :param overrides: Keys of the file to change, such as --method.sync_every 4.
+    :param groups: The numbers of groups to try: 2,4,8; default: up to 32.
+    :param repeats: How often to repeat each, with another order of samples and other initial weights.
+    :param ranks: The number of ranks for which to report the group size, too.
+    :param offload_dir: A folder for idle models, if they do not all fit into memory.
+    :param delta: Report how often a selsync job, started on all its ranks, would average for each delta.
+    :param steps: The number of steps to observe for that.
     """
     read_at_once(job, overrides, lambda: load(job, overrides))
     if delta:

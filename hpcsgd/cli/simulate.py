@@ -1,4 +1,4 @@
-"""``hpcsgd simulate``: who would wait for whom, before a job is run."""
+"""``hpcsgd simulate``: which ranks would wait, before a job is run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def simulate(
     picture: Path | None = None,
     json: Path | None = None,
 ) -> None:
-    """Simulate a job event by event: its speed, who waits for what, what failures cost.
+    """Simulate a job event by event: its speed, what ranks wait for, what failures cost.
 
     :param scenario: The TOML file; an example is examples/simulation.toml.
-    :param overrides: Keys of the file to change, as in --method.sync_every 4 --job.groups 64.
+    :param overrides: Keys of the file to change, such as --method.sync_every 4 --job.groups 64.
     :param picture: A PNG to draw: the seconds of a step over time, groups ahead, checkpoint intervals.
     :param json: A file to write all figures to.
     """

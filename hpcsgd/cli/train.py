@@ -1,6 +1,6 @@
-"""``hpcsgd train``: train as a TOML file says.
+"""``hpcsgd train``: train according to a job file.
 
-A `UserError` is left to the exception hook of the job: it knows whether one rank prints it or all do.
+The job's exception hook handles a `UserError`: it knows whether one rank prints it or all do.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def train(
     probe: Path | None = None,
     trace: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Train as a job file says; start it with mpiexec or srun for several ranks.
+    """Train according to a job file; start it with mpiexec or srun for several ranks.
 
     :param job: The TOML file.
-    :param overrides: Keys of the file to change, as in --training.epochs 3 --method.sync_every 4.
-    :param resume: Go on from the last checkpoint in the run folder.
+    :param overrides: Keys of the file to change, such as --training.epochs 3 --method.sync_every 4.
+    :param resume: Continue from the last checkpoint in the run folder.
     :param probe: A probe.json, for as many groups as it found.
-    :param trace: What every rank does in some steps, to trace.json.gz in the run folder; as --run.trace_steps
-    auto.
+    :param trace: Write what every rank does in some steps to trace.json.gz in the run folder; the same as
+    --run.trace_steps auto.
     """
-    # Slurm's warning may come while torch is loading, and would end this rank; the run knows its end, too.
+    # Slurm's warning may come while torch loads, and would end this rank. The run knows its end time anyway.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     typed = (*(["--run.trace_steps", "auto"] if trace else []), *overrides)

@@ -1,5 +1,7 @@
-"""How a command tells the user what is wrong: one that runs in one process, and one of many ranks as long as
-these are not joined by MPI."""
+"""How a command reports the user's mistakes.
+
+One context is for commands of a single process. Others are for many ranks that MPI has not connected yet.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,16 @@ from hpcsgd.launcher import launched
 
 @contextmanager
 def told_in_one_line(file: Path | None = None, overrides: Sequence[str] = ()) -> Generator[None, None, None]:
-    """End the process with the error's one line on stderr and exit code 1, without a traceback. Where it is
-    about a key of `file`, a job file or a scenario, the error also names the line of that key."""
+    """End the process with the error's one line on stderr and exit code 1, without a traceback.
+
+    If the error is about a key of `file`, a job file or a scenario, it also names the line of that key.
+    """
     try:
         with at_line(file, overrides) if file is not None else nullcontext():
             yield
     except UserError as error:
-        told = error if isinstance(error, JobError) else in_one_line(error)  # of a fault there is a traceback
+        # a JobError may have a traceback, in several lines
+        told = error if isinstance(error, JobError) else in_one_line(error)
         print(f"hpcsgd: {told}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
@@ -34,8 +39,10 @@ def told_in_one_line(file: Path | None = None, overrides: Sequence[str] = ()) ->
 
 @contextmanager
 def until_nobody_reads() -> Generator[None, None, None]:
-    """End the process with exit code 1, in silence, where whoever reads what it prints has gone, as ``head``
-    does; as Python's documentation has it, see its note on SIGPIPE."""
+    """End the process silently with exit code 1 if the reader of its output has gone, as with ``head``.
+
+    This follows the note on SIGPIPE in Python's documentation.
+    """
     try:
         try:
             yield
@@ -47,11 +54,12 @@ def until_nobody_reads() -> Generator[None, None, None]:
             raise
         sys.exit(1)
     finally:
-        _silence_unread()  # where a mistake was told to nobody, or the interpreter tries again at its end
+        # the reader of a message may have gone, and the interpreter flushes again at its end
+        _silence_unread()
 
 
 def _silence_unread() -> bool:
-    """Whether anybody has stopped reading stdout or stderr, who gets no more from now on."""
+    """Return True if stdout or stderr has lost its reader; such a stream gets nothing more."""
     streams: list[TextIO] = [stream for stream in (sys.stdout, sys.stderr) if stream is not None]
     unread = [stream for stream in streams if _is_unread(stream)]
     for stream in unread:
@@ -68,7 +76,7 @@ def _is_unread(stream: TextIO) -> bool:
 
 
 def end_all_ranks(error: Exception) -> NoReturn:
-    """End this process with exit code 1, for a mistake that every rank finds alike; rank 0 tells it."""
+    """End this process with exit code 1, for a mistake that every rank finds; rank 0 reports it."""
     by = launched(os.environ)
     if by is None or by.rank == 0:
         tell(f"hpcsgd: {in_one_line(error)}")
@@ -78,10 +86,10 @@ def end_all_ranks(error: Exception) -> NoReturn:
 
 
 def read_at_once(job: Path, overrides: Sequence[str], read: Callable[[], object]) -> None:
-    """Find mistakes in the job file, by this `read` of it, before torch and MPI are loaded.
+    """Find mistakes in the job file by `read`, before torch and MPI are loaded.
 
-    Ranks on several nodes may see unlike files, and one that left alone would have the others wait for it in
-    the start of MPI: they `read` the file later, and agree.
+    Ranks on several nodes may see different files. If one left alone, the others would wait for it as MPI
+    starts. So in that case they `read` the file later, and agree.
     """
     by = launched(os.environ)
     if by is not None and by.size != (by.local_size or 1):

@@ -1,6 +1,6 @@
-"""The words of a command line, before they are bound: each flag is one of the command, or a key of its file.
+"""The words of a command line before they are bound: each flag belongs to the command or to its file's keys.
 
-One parser for all commands. Whoever mistypes a flag is told the near misses among both.
+All commands share one parser, so a mistyped flag gets near misses from both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcsgd.errors import UserError, shortened
 
 @dataclass(frozen=True)
 class KeysOf:
-    """Marks the words of a command that are keys of a file: those that this dataclass describes."""
+    """Marks the words of a command that are keys of a file, which this dataclass describes."""
 
     kind: Callable[[], type]
 
@@ -43,15 +43,15 @@ ScenarioKeys = Annotated[str, Parameter(allow_leading_hyphen=True), KeysOf(_scen
 
 @dataclass(frozen=True)
 class _Command:
-    """What may be typed after its name."""
+    """What may follow the name of a command."""
 
     name: str
     takes: dict[str, bool]
-    """Whether a flag is followed by a value."""
+    """True for a flag that is followed by a value."""
     files: int
-    """How many words come before all others."""
+    """The number of words that come before all others."""
     kind: type | None
-    """That of the file whose keys may be typed, if any."""
+    """The type of the file whose keys may be typed, or None."""
 
     @classmethod
     def of(cls, command: App, names: Sequence[str]) -> _Command:
@@ -66,8 +66,10 @@ class _Command:
         return cls(" ".join(["hpcsgd", *names]), takes, first, _kind(command.default_command))
 
     def require(self, words: Sequence[str]) -> None:
-        """Raises `UserError` for the first flag that is neither of the command nor a key of its file, and for
-        the first word that is no flag, where there should be one."""
+        """Raise `UserError` for the first unknown flag, or for a word without a flag that needs one.
+
+        A flag is known if it is one of the command or a key of its file.
+        """
         bare = 0
         for flag, text in _split(words, self.takes):
             if flag is None:
@@ -91,13 +93,13 @@ class _Command:
             raise UserError(f"--{flag} {shortened(text)}: a key of the file: name the file before it")
 
     def _hint(self, flag: str, text: str | None) -> str:
-        """What may have been meant, and what is allowed."""
+        """Return what may have been meant, and what is allowed."""
         known = {} if self.kind is None else keys(self.kind)
         found = meant(flag, text, self.takes, known) or meant(flag, None, self.takes, known)
         return f"{_either(found)}Allowed: {', '.join(self._allowed(flag, known)) or 'none'}"
 
     def _allowed(self, flag: str, known: Iterable[str]) -> list[str]:
-        """The keys of the section that `flag` is in, if there is one, or else options and sections."""
+        """Return the keys of the section that `flag` is in, if there is one, or else options and sections."""
         section = flag.rpartition(".")[0]
         inside = [f"--{key}" for key in sorted(known) if section and key.rpartition(".")[0] == section]
         if inside or not known:
@@ -109,8 +111,7 @@ class _Command:
 
 
 def require_known(app: App, words: Sequence[str]) -> None:
-    """Raise `UserError` unless each flag in the words of a command line is one of its command, or a key of
-    the file that this command reads."""
+    """Raise `UserError` unless each flag belongs to its command or is a key of the command's file."""
     if any(word in (*app.help_flags, *app.version_flags) for word in words):
         return
     names, apps, rest = app.parse_commands(words)
@@ -119,8 +120,7 @@ def require_known(app: App, words: Sequence[str]) -> None:
 
 
 def _split(words: Sequence[str], takes: dict[str, bool]) -> Iterator[tuple[str | None, Any]]:
-    """Each flag with the value after it, None where there is none; and None with each word that belongs to
-    no flag."""
+    """Yield each flag with its value, or None; and None with each word that belongs to no flag."""
     rest = list(words)
     while rest and rest[0] != "--":
         word = rest.pop(0)
@@ -135,7 +135,7 @@ def _split(words: Sequence[str], takes: dict[str, bool]) -> Iterator[tuple[str |
 
 
 def _kind(function: Any) -> type | None:
-    """Of the file whose keys a command takes, by the mark on its overrides."""
+    """Return the type of the file whose keys a command takes, by the mark on its overrides."""
     if function is None or "overrides" not in inspect.signature(function).parameters:
         return None
     marks = get_args(get_type_hints(function, include_extras=True)["overrides"])

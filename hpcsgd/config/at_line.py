@@ -1,4 +1,4 @@
-"""Where in a TOML file a mistake is: the line of the key that an error is about, after the file's name."""
+"""The line of a mistake in a TOML file: that of the key that an error is about, after the file's name."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hpcsgd.files.reading import read_text
 
 @contextmanager
 def at_line(file: Path, overrides: Sequence[str] = ()) -> Iterator[None]:
-    """A `UserError` raised inside that is about a key of this file names its line, too.
+    """Add the line to a `UserError` raised inside that is about a key of this file.
 
-    Not where it may be due to one of the overrides: rather no line than a wrong one.
+    If the error may be due to one of the overrides, no line is added, because a wrong one would mislead.
     """
     try:
         yield
@@ -29,7 +29,7 @@ def at_line(file: Path, overrides: Sequence[str] = ()) -> Iterator[None]:
 
 
 def line_of(about: About, file: Path, overrides: Sequence[str] = ()) -> int | None:
-    """The line of the key, or else of the section that it would be in; None where that is not sure."""
+    """Return the line of the key, or of the section that it would be in; None if that is not certain."""
     if about.file != str(file):
         return None
     try:
@@ -54,12 +54,12 @@ def _outwards(path: KeyPath) -> Iterator[KeyPath]:
 
 
 def _differs(told: object, value: Any) -> bool:
-    """Whether the message has another value than the file, so that somebody else gave that."""
+    """Return True if the message has another value than the file, so that the value came from elsewhere."""
     return not (told is None or isinstance(value, Mapping) or told == value or str(told) == str(value))
 
 
 def _is_overridden(path: KeyPath, value: Any, overrides: Sequence[str]) -> bool:
-    """Whether a flag has to do with the key, or with what is in it; of a table, with what is beside it."""
+    """Return True if a flag concerns the key or its contents, or for a table one of its neighbours."""
     flags = [tuple(word[2:].partition("=")[0].split(".")) for word in overrides if word[:2] == "--"]
     if not isinstance(value, Mapping):
         return any(flag[: len(path)] == path[: len(flag)] for flag in flags)

@@ -1,4 +1,4 @@
-"""The keys that a TOML file can have, as dotted paths, and which of them somebody meant who typed another."""
+"""The keys that a TOML file can have, as dotted paths, and those that a mistyped key may have meant."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hpcsgd.config.reader import BESIDE, section_kind
 from hpcsgd.renamed import RENAMED
 
 CLOSE = 0.6
-"""How alike, from 0 to 1, a name and what was typed have to be."""
+"""The least similarity, from 0 to 1, of a name and what was typed."""
 AS_CLOSE = 0.1
-"""By how much a second near miss may be less alike than the first one."""
+"""How much less similar than the first one a second near miss may be."""
 SHOWN = 3
-"""Near misses at most."""
+"""The largest number of near misses."""
 
 
 def keys(kind: Any) -> dict[str, Any]:
-    """All keys of the file that the dataclass `kind` reads, sections included, each with its annotation."""
+    """Return all keys of the file that the dataclass `kind` reads, with sections and annotations."""
     return dict(_keys(kind, ""))
 
 
@@ -38,7 +38,7 @@ def _keys(kind: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def is_known(path: str, kind: Any) -> bool:
-    """Whether that file can have this key. A table whose keys are up to somebody else can have any."""
+    """Return True if that file can have this key; a free table can have any."""
     name, _, rest = path.partition(".")
     fields = {field.name: field for field in dataclasses.fields(kind)}
     if name not in fields or BESIDE in fields[name].metadata:
@@ -51,7 +51,7 @@ def is_known(path: str, kind: Any) -> bool:
 
 
 def meant(given: str, text: str | None, flags: Iterable[str], known: Mapping[str, Any]) -> list[str]:
-    """The flags and the `known` keys that somebody may have meant by ``--given text``, likeliest first.
+    """Return the flags and the `known` keys that ``--given text`` may have meant, likeliest first.
 
     The last part of a key is enough to find it, and so is a name that it had before. A key that cannot have
     the value `text` was not meant.
@@ -67,7 +67,7 @@ def meant(given: str, text: str | None, flags: Iterable[str], known: Mapping[str
 
 
 def _with_new_names(given: str) -> list[str]:
-    """What was typed, then the same with the new names of its parts."""
+    """Return what was typed, and the same with the new names of its parts."""
     parts = [(part, *RENAMED.get(part.replace("-", "_"), ())) for part in given.split(".")]
     return [".".join(names) for names in itertools.product(*parts)]
 
@@ -78,7 +78,7 @@ def _likeness(given: str, name: str) -> float:
 
 
 def _likeness_to_key(given: str, path: str) -> float:
-    """Somebody may have left the section out, or named another one."""
+    """Return the similarity to a key, of which the section may be missing or another one."""
     last = path.rpartition(".")[2]
     of_last = 0.9 * _likeness(given.rpartition(".")[2], last) if "." in given else _likeness(given, last)
     return max(_likeness(given, path), of_last)

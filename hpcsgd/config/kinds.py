@@ -1,6 +1,6 @@
-"""Field annotations as rules: does a value fit one, and how does the rule read in an error line?
+"""Field annotations as rules: check whether a value fits, and describe the rule in an error line.
 
-Understood are ``int``, ``float``, ``str``, ``bool``, ``Path``, ``Literal``, ``dict[str, Any]``, ``dict`` and
+Supported are ``int``, ``float``, ``str``, ``bool``, ``Path``, ``Literal``, ``dict[str, Any]``, ``dict`` and
 ``tuple`` of one of the first three, unions of these, any of these ``| None``, and ``Annotated`` with the
 bounds below. Nothing is rounded or coerced: 3.5 is no int, true is no number.
 """
@@ -21,7 +21,7 @@ from hpcsgd.errors import near_miss
 
 @dataclass(frozen=True, slots=True)
 class Minimum:
-    """Bound for ``Annotated``: the value is ``low`` or more."""
+    """A bound for ``Annotated``: the value is ``low`` or more."""
 
     low: float
 
@@ -34,7 +34,7 @@ class Minimum:
 
 @dataclass(frozen=True, slots=True)
 class Above:
-    """Bound for ``Annotated``: the value is more than ``low``."""
+    """A bound for ``Annotated``: the value is more than ``low``."""
 
     low: float
 
@@ -46,12 +46,12 @@ class Above:
 
 
 LARGEST = 2**63 - 1
-"""The largest whole number that a file or a flag can give, and the smallest but for the sign."""
+"""The largest whole number that a file or a flag can give; the smallest is its negative."""
 NAMES = {int: "int", float: "number", bool: "true or false", str: "str", Path: "path"}
 
 
 def expectation(kind: Any) -> str:
-    """How the annotation reads in an error line: ``int ≥ 1``, ``one of linear, none, root``."""
+    """Return the annotation as text for an error line: ``int ≥ 1``, ``one of linear, none, root``."""
     if kind in NAMES:
         return NAMES[kind]
     if kind is Any:
@@ -70,7 +70,7 @@ def expectation(kind: Any) -> str:
 
 
 def _several(kind: Any) -> str:
-    """``numbers ≥ 0``."""
+    """Return the plural, such as ``numbers ≥ 0``."""
     if len(kinds := _members(kind)) > 1:
         return " or ".join(map(_several, kinds))
     if get_origin(kind) is dict:
@@ -80,7 +80,7 @@ def _several(kind: Any) -> str:
 
 
 def convert(kind: Any, value: Any) -> Any:
-    """``value``, from TOML or typed after a flag, as ``kind``. Raises `ValueError`: what is expected."""
+    """Return ``value``, from TOML or a flag, as ``kind``. Raises `ValueError` with what is expected."""
     try:
         return _fit(kind, value)
     except (ValueError, OverflowError):
@@ -93,7 +93,7 @@ def convert(kind: Any, value: Any) -> Any:
 
 
 def _in_range(value: Any) -> bool:
-    """Whether programs in other languages can take the whole numbers that are in it."""
+    """Return True if programs in other languages can represent the whole numbers in it."""
     if isinstance(value, int):
         return -LARGEST <= value <= LARGEST
     if isinstance(value, dict):
@@ -168,18 +168,18 @@ def _text(value: Any) -> Any:
 
 
 def without_none(kind: Any) -> Any:
-    """``int`` of ``int | None``."""
+    """Return ``int`` for ``int | None``."""
     (inner,) = _members(kind)
     return inner
 
 
 def alternatives_to_none(kind: Any) -> list[Any]:
-    """What the annotation allows beside None: ``int`` and ``str`` of ``int | str | None``."""
+    """Return what the annotation allows except None: ``int`` and ``str`` of ``int | str | None``."""
     return _members(kind) or [kind]
 
 
 def _members(kind: Any) -> list[Any]:
-    """Of a union, but for None."""
+    """Return the members of a union, except None."""
     if get_origin(kind) not in (Union, UnionType):
         return []
     return [member for member in get_args(kind) if member is not NoneType]

@@ -1,4 +1,4 @@
-"""The line on which each key of a TOML file stands: tomllib tells that of faults in the syntax alone."""
+"""The line of each key of a TOML file; tomllib gives lines of syntax errors only."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _PLAIN = re.compile(r"[^,\]}#\n]+")
 
 
 def lines(text: str) -> Mapping[KeyPath, int]:
-    """By key, from 1 on; a table has the first line that names it. Nothing where `text` is not understood:
-    rather none than a wrong one."""
+    """Return lines by key, from 1 on; a table has the first line that names it.
+
+    The result is empty if `text` is not understood, because a wrong line would mislead.
+    """
     try:
         known = set(_paths(tomllib.loads(text)))
         found = _Scanner(text).statements()
@@ -40,18 +42,18 @@ def _paths(value: Any, place: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 class _Lost(Exception):
-    """Here should be something else."""
+    """The scanner found something unexpected."""
 
 
 class _Scanner:
-    """Goes once through a text that is known to be TOML."""
+    """Scans a text once that is known to be TOML."""
 
     def __init__(self, text: str) -> None:
         self._text = text.replace("\r\n", "\n")
         self._at = 0
         self._found: dict[KeyPath, int] = {}
         self._listed: dict[KeyPath, int] = {}
-        """The last table of each list of them."""
+        """The number of the last table of each list of tables."""
 
     def statements(self) -> dict[KeyPath, int]:
         table: KeyPath = ()
@@ -73,7 +75,7 @@ class _Scanner:
         self._value(self._under(table, self._key(), "="))
 
     def _under(self, table: KeyPath, names: list[str], end: str) -> KeyPath:
-        """The path of a key, noted with all that it is in."""
+        """Return the path of a key, and note its line and those of the tables around it."""
         line = self._text.count("\n", 0, self._at) + 1
         if not self._takes(end):
             raise _Lost

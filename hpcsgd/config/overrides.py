@@ -1,4 +1,4 @@
-"""Command-line overrides, ``--section.key value``, laid over the tables of a TOML file."""
+"""Command-line overrides, ``--section.key value``, merged into the tables of a TOML file."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hpcsgd.errors import UserError, shortened
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """Text typed after a command-line flag; what it means depends on the type of the key it is for."""
+    """Text typed after a command-line flag, whose meaning depends on the type of its key."""
 
     flag: str
     text: str
 
     def value(self) -> Any:
-        """The text as a TOML value (``True`` and ``False`` too), or the bare text where it is none."""
+        """Return the text as a TOML value (``True`` and ``False`` too), or the text itself if it is none."""
         for spelling in (self.text, self.text.lower()):
             try:
                 return tomllib.loads(f"value = {spelling}")["value"]
@@ -31,12 +31,11 @@ class Typed:
 
 
 def overlay(table: dict[str, Any], words: Sequence[str]) -> None:
-    """Lay ``--section.key value`` (or ``--section.key=value``) overrides over ``table``, in place.
+    """Merge ``--section.key value`` (or ``--section.key=value``) overrides into ``table``, in place.
 
-    ``--section '{ key = value, … }'`` is in place of the whole section; keys of it may be typed after that.
-
-    Raises `UserError` for words of another form, for keys below a single value, and for a section that would
-    be in place of a key that was typed before it.
+    ``--section '{ key = value, … }'`` replaces the whole section; keys of it may be typed after that. Raises
+    `UserError` for words of another form, for keys below a single value, and for a section that would replace
+    a key that was typed before it.
     """
     for typed in _typed_pairs(words):
         *sections, key = typed.flag.removeprefix("--").split(".")
@@ -55,7 +54,7 @@ def overlay(table: dict[str, Any], words: Sequence[str]) -> None:
 
 
 def _each(flag: str, section: dict[str, Any]) -> dict[str, Any]:
-    """Text as if its key had been typed alone: a path is meant from the working directory."""
+    """Return values as if each key had been typed alone, so that paths start at the working directory."""
     return {
         key: Typed(f"{flag}.{key}", value) if isinstance(value, str) else value
         for key, value in section.items()
@@ -75,7 +74,7 @@ def _typed_pairs(words: Sequence[str]) -> Iterator[Typed]:
 
 
 def plain(value: Any) -> Any:
-    """``value`` with every `Typed` inside it read as the TOML value it spells."""
+    """Return ``value`` with every `Typed` inside it replaced by the TOML value of its text."""
     match value:
         case Typed():
             return value.value()
@@ -86,7 +85,7 @@ def plain(value: Any) -> Any:
 
 
 def first_typed(value: Any) -> Typed | None:
-    """The first override inside ``value``, to be named in an error; None where the file wrote all of it."""
+    """Return the first override inside ``value``, to name it in an error; None if all came from the file."""
     match value:
         case Typed():
             return value

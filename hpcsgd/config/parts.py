@@ -1,11 +1,11 @@
-"""Parts of parts, as a job file has them: what a value means, the annotation of its parameter says.
+"""Nested parts in a job file: the annotation of a parameter decides what a value for it means.
 
     def mine(grad_reduce: GradReduce, sync_every: int, then: Method | None = None): ...
 
-Given to `exchange` a name is one of exchanges, and so is a table with a name and arguments, which may be
-parts again. The name is of the table beside the family, or "package.module:function" of the user's own. Given
-to `every`, or wherever an int may be, ``{ epoch = 2 }`` is the number of steps in two epochs. Everything
-else, and what is given to a parameter without an annotation, is passed on as it stands.
+A name given for `grad_reduce` is one of the gradient reductions, and so is a table with a name and arguments,
+which may be parts again. The name comes from the family's table, or is the user's own
+"package.module:function". For `sync_every`, or any parameter that may be an int, ``{ epoch = 2 }`` is the
+number of steps in two epochs. Everything else, and any value without an annotation, is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from hpcsgd.errors import UserError, in_section, located, near_miss, spot
 from hpcsgd.named import annotations_of, call_named, require_arguments, resolve
 
 NAME = "name"
-"""The key of a table that says which part it is."""
+"""The key of a table that names the part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What makes parts of what a job file says.
+    """Makes parts from the values of a job file.
 
-    `families` has the names of a kind of part by the type with which parameters for it are annotated. Where
-    that is ``Callable[[…], …]`` a name means the function itself, arguments being bound to it; else what the
-    function makes of the arguments. A function that has an argument `steps_per_epoch` need not be given it,
-    where that is known.
+    `families` has the names of a kind of part, by the type that annotates parameters for it. If that is
+    ``Callable[[…], …]``, a name means the function itself, with arguments bound to it. Otherwise it means
+    what the function returns for the arguments. If `steps_per_epoch` is known, a function with such an
+    argument gets it by default.
     """
 
     families: Mapping[Any, Mapping[str, Callable[..., Any]]]
     steps_per_epoch: int | None
-    """None: not known."""
+    """None if it is not known."""
 
     def make(self, kind: Any, value: Any, section: str, *keys: str) -> Any:
-        """The part of that kind which `value`, given as this section or at this key of it, calls.
+        """Make the part of that kind which `value`, given as this section or at this key of it, names.
 
-        Raises `UserError`, naming the place, for what names none, does not take the arguments or makes
-        something else. What a function of the user's raises itself comes through untouched.
+        Raises `UserError`, naming the place, if it names no part, has wrong arguments or makes something
+        else. The exceptions of a user's own function pass unchanged.
         """
         table = self.families[kind]
         at, name, given = _called(value, table, section, *keys)
@@ -58,7 +58,7 @@ class Parts:
         return made
 
     def _argument(self, function: Callable[..., Any], value: Any, section: str, *keys: str) -> Any:
-        """What `value` means for this function's parameter, which has the name of the last key."""
+        """Return what `value` means for this function's parameter, which has the name of the last key."""
         kinds = alternatives(annotations_of(function).get(keys[-1]))
         if int in kinds and isinstance(value, dict) and type(value.get("epoch")) is int:
             if self.steps_per_epoch is None:
@@ -83,8 +83,8 @@ class Parts:
 
 
 def alternatives(annotation: Any) -> list[Any]:
-    """The types of a union, of any other annotation that one; aliases and ``Annotated`` looked through."""
-    annotation = getattr(annotation, "__value__", annotation)  # of `type X = …`
+    """Return the types of a union, or any other annotation alone; looks through aliases and ``Annotated``."""
+    annotation = getattr(annotation, "__value__", annotation)  # the value of `type X = …`
     if get_origin(annotation) is Annotated:
         return alternatives(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -95,7 +95,7 @@ def alternatives(annotation: Any) -> list[Any]:
 def _called(
     value: Any, table: Mapping[str, Any], section: str, *keys: str
 ) -> tuple[tuple[str, ...], str, Mapping[str, Any]]:
-    """The key of the name, if there is one, the name and the arguments."""
+    """Return the key of the name, if there is one, the name and the arguments."""
     if isinstance(value, str):
         return (), value, {}
     if not (isinstance(value, dict) and isinstance(value.get(NAME), str)):
@@ -116,7 +116,7 @@ def _bound(
     section: str,
     *keys: str,
 ) -> Callable[..., Any]:
-    """`function` itself where nothing is bound to it."""
+    """Return `function` with the arguments bound to it, or itself if there are none."""
     leading, _ = get_args(kind)
     with in_section(section, *keys):
         require_arguments(function, arguments, len(leading))
@@ -124,7 +124,7 @@ def _bound(
         return function
 
     def part(*values: Any) -> Any:
-        # Whoever calls it adds the place of its own.
+        # the caller adds the place where it was called
         with located(keys[-1], keys[-1]) if keys else in_section(section):
             return call_named(name, function, table, arguments, *values)
 

@@ -1,8 +1,8 @@
-"""From TOML tables, overrides laid over them, to checked dataclasses and back; no key is named here.
+"""Read TOML tables with overrides into checked dataclasses, and write them back; no key is named here.
 
-A field whose type is a dataclass is a section, and one whose type is a tuple of them is a list of such: all
-that are written as ``[[name]]``. Every fault is one `UserError` line naming the file and key,
-or the flag on the command line, with what was given and what is allowed.
+A field whose type is a dataclass is a section. One whose type is a tuple of them is a list of sections,
+written as ``[[name]]``. Every mistake is one `UserError` line that names the file and key, or the
+command-line flag, with what was given and what is allowed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ KEYS_BESIDE = {BESIDE: True}  # metadata of the dict field that collects its sec
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. Raises `UserError` where it cannot be read, with line and column."""
+    """Return the tables of a TOML file. Raises `UserError` with line and column if it cannot be read."""
     text = read_text(path)
     try:
         return tomllib.loads(text)
-    except ValueError as error:  # also of a number that has thousands of digits
+    except ValueError as error:  # also raised for a number with thousands of digits
         raise UserError(f"{path}: not valid TOML: {error}") from error
     except RecursionError:
         raise UserError(f"{path}: too many lists or tables inside each other") from None
@@ -57,7 +57,7 @@ def read_section(kind: type[T], table: Mapping[str, Any], file: Path, at: KeyPat
 
 
 def as_table(section: Any) -> dict[str, Any]:
-    """What `read_section` reads back as an equal dataclass, of values that TOML has."""
+    """Return a table of TOML values that `read_section` reads back as an equal dataclass."""
     table: dict[str, Any] = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
@@ -77,14 +77,14 @@ def _toml(value: Any) -> Any:
 
 
 def section_kind(kind: Any) -> Any:
-    """The dataclass that `kind` is, or is besides None."""
+    """Return the dataclass that `kind` is, or is in a union with None."""
     if get_origin(kind) in (Union, UnionType):
         kind = without_none(kind)
     return kind if dataclasses.is_dataclass(kind) else None
 
 
 def _listed_kind(kind: Any) -> Any:
-    """The dataclass that `kind` is a tuple of."""
+    """Return the dataclass that `kind` is a tuple of."""
     return section_kind(get_args(kind)[0]) if get_origin(kind) is tuple else None
 
 
@@ -94,7 +94,7 @@ def _required(field: Field[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """One section as given, and how its parts are named in an error line."""
+    """One section as given, and the names of its parts in an error line."""
 
     file: Path
     at: KeyPath
@@ -114,7 +114,7 @@ class _Section:
             raise UserError(f"{self._given(key)}: {error}", **self._about(key)) from None
 
     def of_any_kind(self, strangers: Mapping[str, Any]) -> dict[str, Any]:
-        """Keys of which nothing is known here but that they are TOML."""
+        """Return keys of unknown type, checked only to be TOML values."""
         return {key: self.read(Any, key) for key in strangers}
 
     def _subsection(self, kind: Any, key: str) -> Any:
@@ -130,7 +130,7 @@ class _Section:
         return tuple(read_section(kind, each, self.file, (*self.at, key, i)) for i, each in enumerate(inner))
 
     def refuse(self, strangers: Mapping[str, Any], known: Iterable[str]) -> None:
-        """Raise for the first key nobody knows."""
+        """Raise for the first unknown key."""
         for key, value in strangers.items():
             what = "section" if isinstance(value, Mapping) else "key"
             said = f"{self._given(key)}: unknown {what}: {near_miss(key, known)}"
@@ -138,8 +138,7 @@ class _Section:
 
     @contextmanager
     def origin(self) -> Iterator[None]:
-        """Begin the message of a `UserError` with where the section as a whole comes from: its first flag, or
-        the file."""
+        """Begin the message of a `UserError` with the section's origin: its first flag, or the file."""
         if typed := first_typed(self.table):
             with located(str(typed)):
                 yield
@@ -148,7 +147,7 @@ class _Section:
                 yield
 
     def _given(self, key: str) -> str:
-        """What was given to the key, by a flag or in the file."""
+        """Return what was given for the key, by a flag or in the file."""
         value = self.table[key]
         if typed := first_typed(value):
             return str(typed)
@@ -157,12 +156,12 @@ class _Section:
         return f"{_name(self.at, key)} = {shortened(json.dumps(value, default=str, ensure_ascii=False))}"
 
     def _about(self, key: str) -> dict[str, Any]:
-        """Where that stands; nowhere in the file where a flag gave it."""
+        """Return the key's place in the file, or nothing if a flag gave it."""
         return {} if first_typed(self.table[key]) else {"key": (*self.at, key), "file": self.file}
 
 
 def _name(section: KeyPath, key: str = "") -> str:
-    """As error lines name it: ``[data]``, ``[link 1]``, ``[data] path``, ``seed``."""
+    """Return the name for error lines: ``[data]``, ``[link 1]``, ``[data] path``, ``seed``."""
     words = (f" {part + 1}" if isinstance(part, int) else f".{part}" for part in section)
     named = f"[{''.join(words).removeprefix('.')}]" if section else ""
     return f"{named} {key}".strip()

@@ -1,7 +1,7 @@
-"""What a training run is told: frozen dataclasses, one a section of the TOML file, and back to TOML again.
+"""The job file: frozen dataclasses, one per section of the TOML file, and their conversion back to TOML.
 
-What is said of a section in its docstring, and of a key in the comment beside it, is what users read of it
-(website/job_file.py); "; default: …" at the end tells one that is not in the code.
+Users read the docstring of each section and the comment after each key (website/job_file.py). A comment that
+ends with "; default: …" gives a default that is not in the code.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from hpcsgd.errors import UserError, require_utf8
 Count = Annotated[int, Minimum(1)]
 Seconds = Annotated[float, Above(0)]
 TOKENIZER = "tokenizer"
-"""The one argument of a store that is a file,"""
+"""The one argument of a dataset file that is itself a file, unless it is one of `NO_FILES`."""
 NO_FILES = ("bytes",)
-"""but where it is one of these."""
 
 
 DeviceBackendName = Literal["auto", "mpi", "nccl", "gpu_mpi"]
@@ -35,21 +34,21 @@ BackendName = Literal["auto", "mpi", "gloo"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBackendSection:
-    """By which library tensors on devices travel: staged in host memory with "mpi"."""
+    """The library for tensors on devices; with "mpi" they are staged in host memory."""
 
-    intra_group: DeviceBackendName = "auto"  # ranks of one group
-    inter_group: DeviceBackendName = "auto"  # those of one position, across groups
+    intra_group: DeviceBackendName = "auto"  # for the ranks of one group
+    inter_group: DeviceBackendName = "auto"  # for ranks with the same shard index, across groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSection:
-    """How the ranks form groups, by number or by size (the topology decides where neither is given)."""
+    """How the ranks form groups, by number or by size (if neither is given, the topology decides)."""
 
-    groups: Count | None = None  # P, how many; it has to divide the ranks of the job
-    group_size: Count | None = None  # K, the ranks of one, in place of groups
-    fsdp: bool = False  # parameters and gradients over the ranks of a group, too, by torch; docs/shard.md
+    groups: Count | None = None  # P, the number of groups; it has to divide the ranks of the job
+    group_size: Count | None = None  # K, the ranks of one group, in place of groups
+    fsdp: bool = False  # shards parameters and gradients over a group's ranks, by torch; docs/shard.md
     timeout_s: Seconds = 600.0  # seconds that a wait for other ranks may last
-    backend: BackendName = "auto"  # what joins the ranks: MPI, or gloo without MPI; docs/torchrun.md
+    backend: BackendName = "auto"  # what connects the ranks: MPI, or gloo without MPI; docs/torchrun.md
     device_backend: DeviceBackendSection = field(default_factory=DeviceBackendSection)
 
     def __post_init__(self) -> None:
@@ -62,35 +61,35 @@ class ParallelSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSection:
-    """The samples: an HDF5 store and how it becomes batches."""
+    """The samples: an HDF5 dataset file, and how it becomes batches."""
 
     path: Path  # made by `hpcsgd data convert`; relative to the job file
     group_batch_size: Count  # samples of one group in a step, a multiple of its ranks
-    arguments: dict[str, Any] = field(default_factory=dict)  # how such a store becomes samples; docs/data.md
+    arguments: dict[str, Any] = field(default_factory=dict)  # how the file becomes samples; docs/data.md
     partition: dict[str, Any] | None = None  # name and arguments: how groups divide the samples
-    overlap_share: Annotated[float, Above(0)] | None = None  # of the overlapping partition it stands for
+    overlap_share: Annotated[float, Above(0)] | None = None  # turns on the overlapping partition
     injection: dict[str, Any] | None = None  # alpha and beta: what groups give each other of their batches
     transform: str | None = None  # a short name or "package.module:function"
-    num_workers: Annotated[int, Minimum(0)] = 0  # processes of each rank that load samples; 0: itself
+    num_workers: Annotated[int, Minimum(0)] = 0  # loader processes of each rank; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSection:
-    """Who builds the model, and what it starts from."""
+    """The model, and its initial weights."""
 
     name: str  # a short name or "package.module:function"
     init_from: Path | None = None  # weights: a file or a folder, relative to the job file; docs/export.md
-    fsdp_units: tuple[str, ...] | None = None  # modules that are sharded by themselves, as "blocks.*"
-    arguments: dict[str, Any] = field(default_factory=dict)  # of the model, by their names
+    fsdp_units: tuple[str, ...] | None = None  # modules that are sharded separately, such as "blocks.*"
+    arguments: dict[str, Any] = field(default_factory=dict)  # the model's arguments, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSection:
-    """What a group updates its model by."""
+    """The optimizer that updates a group's model."""
 
     name: str = "SGD"  # a class of torch.optim, "Muon" or "package.module:function"
     lr: Annotated[float, Above(0)]  # the learning rate of one group
-    arguments: dict[str, Any] = field(default_factory=dict)  # of the optimizer, by their names, but for lr
+    arguments: dict[str, Any] = field(default_factory=dict)  # the optimizer's arguments, by name, except lr
     natural_gradient: dict[str, Any] | None = None  # arguments of NaturalGradient; docs/natural_gradient.md
 
 
@@ -98,14 +97,12 @@ class OptimizerSection:
 class LrScheduleSection:
     """The learning rate over time: scaling with the number of groups P, warm-up, then a torch scheduler."""
 
-    scaling: Literal["none", "linear", "root"] = "none"  # times 1, P or √P
-    scale_with: Literal["started", "alive"] = "started"  # P: all, or those of "ensemble_sync" alive
-    warmup_epochs: Annotated[float, Minimum(0)] = (
-        0.0  # it climbs from the rate of one group; unscaled, from 0
-    )
+    scaling: Literal["none", "linear", "root"] = "none"  # the factor: 1, P or √P
+    scale_with: Literal["started", "alive"] = "started"  # P: all groups, or those of "ensemble_sync" alive
+    warmup_epochs: Annotated[float, Minimum(0)] = 0.0  # climbs from one group's rate; unscaled, from 0
     name: str | None = None  # a class of torch.optim.lr_scheduler or "package.module:function"
     arguments: dict[str, Any] = field(default_factory=dict)  # for it; "length": the run's steps or epochs
-    interval: Literal["epoch", "step"] = "epoch"  # how often the scheduler goes on
+    interval: Literal["epoch", "step"] = "epoch"  # how often the scheduler makes a step
 
     def __post_init__(self) -> None:
         if self.arguments and self.name is None:
@@ -114,40 +111,40 @@ class LrScheduleSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodSection:
-    """The method, and every argument of it as a key beside its name."""
+    """The method; each of its arguments is a key of this section, too."""
 
     name: str  # a short name or "package.module:function"
-    arguments: dict[str, Any] = field(default_factory=dict, metadata=KEYS_BESIDE)  # by their names
+    arguments: dict[str, Any] = field(default_factory=dict, metadata=KEYS_BESIDE)  # by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSection:
-    """How long, how often, how much time."""
+    """How long to train, and how often to log, evaluate and save."""
 
     epochs: Count | None = None  # passes over the data
     steps: Count | None = None  # in place of epochs; the last epoch may end early
-    samples: Count | None = None  # likewise, of all ranks together
-    tokens: Count | None = None  # likewise, where samples are made of tokens
-    log_every: Count = 10  # steps from one line of log and metrics to the next
-    eval_every_epochs: Count = 1  # epochs from one evaluation to the next
+    samples: Count | None = None  # in place of epochs, of all ranks together
+    tokens: Count | None = None  # in place of epochs, if samples consist of tokens
+    log_every: Count = 10  # steps between two lines of log and metrics
+    eval_every_epochs: Count = 1  # epochs between two evaluations
     eval_tokens: Count | None = None  # of the test data, spread over it; none: all
-    checkpoint_every_steps: Count | None = None  # steps from one to the next; none: at the end of every epoch
-    time_limit_s: Seconds | None = None  # seconds, after which a run saves and stops, to go on with --resume
+    checkpoint_every_steps: Count | None = None  # steps; none: at the end of every epoch
+    time_limit_s: Seconds | None = None  # seconds until a run saves and stops; --resume continues
     stop_before_end_s: Seconds = 60.0  # seconds before its batch job ends at which a run saves and stops
     threads: Count | None = None  # torch threads of each rank; none: OMP_NUM_THREADS, or 1
-    device: str = "auto"  # "cpu" or a kind of accelerator; auto: one of those that the rank sees, if any
-    precision: Literal["fp32", "bf16", "fp16", "bf16_master"] = "fp32"  # what is computed in; docs/gpu.md
-    channels_last: bool = False  # images, and the weights of convolutions, with channels side by side
-    compile: bool = False  # the model by torch.compile, by regions; docs/gpu.md
-    activation_checkpointing: bool = False  # what regions compute is not kept, but computed again
-    peak_tflops: Annotated[float, Above(0)] | None = None  # of a rank's device, to tell utilization
+    device: str = "auto"  # "cpu" or a kind of accelerator; auto: one that the rank sees, if any
+    precision: Literal["fp32", "bf16", "fp16", "bf16_master"] = "fp32"  # of computing; docs/gpu.md
+    channels_last: bool = False  # stores images and weights of convolutions with channels last
+    compile: bool = False  # compiles the model by torch.compile, in regions; docs/gpu.md
+    activation_checkpointing: bool = False  # recomputes what regions compute, instead of keeping it
+    peak_tflops: Annotated[float, Above(0)] | None = None  # of a rank's device, to report utilization
     deterministic: bool = False  # only operations that give the same bits every time
     bucket_cap_mb: Annotated[float, Above(0)] | None = None  # MiB of a bucket; none: M/16, 1 to 4 MB
-    overlap_grad_reduce: bool | None = None  # whether they leave during the backward pass; none: yes
-    overlap_param_gather: bool = False  # parameters arrive while the next forward pass goes on
-    broadcast_buffers: bool = False  # a group's first rank gives the others its buffers; docs/buffers.md
-    autotune_steps: Count | None = None  # steps with each way that gradients may travel, before the run
-    machine: Path | None = None  # the machine file that tells the way; relative to the job file
+    overlap_grad_reduce: bool | None = None  # sends gradients during the backward pass; none: yes
+    overlap_param_gather: bool = False  # gathers parameters during the next forward pass
+    broadcast_buffers: bool = False  # a group's first rank sends the others its buffers; docs/buffers.md
+    autotune_steps: Count | None = None  # steps to time each gradient reduction, to choose one
+    machine: Path | None = None  # to choose the gradient reduction by; relative to the job file
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in ("steps", "samples", "tokens")}
@@ -176,7 +173,7 @@ class RebalanceSection:
     """How `hpcsgd launch` moves compute between groups, so that none waits for a slow one."""
 
     resource: Literal["none", "ranks", "samples", "threads"] = "none"  # what is moved
-    total: Count | None = None  # of all groups: threads a rank, or samples a pass; ranks are counted
+    total: Count | None = None  # of all groups: threads per rank, or samples per pass; ranks are counted
     min_gain: Annotated[float, Minimum(0)] = 0.1  # the part of an epoch that a move has to save
     cost_s: Annotated[float, Minimum(0)] | None = None  # seconds of a move; none: 20 for ranks, else 0
 
@@ -193,8 +190,8 @@ class RunSection:
     """What the run writes."""
 
     output_dir: Path  # relative to the working directory; default: runs/ and the name of the job file
-    trace_steps: str | None = None  # steps whose work is traced: "10-17, 500", or "auto"; docs/trace.md
-    loggers: tuple[str | dict[str, Any], ...] | None = None  # who is told the metrics, too; docs/sinks.md
+    trace_steps: str | None = None  # steps that are traced: "10-17, 500", or "auto"; docs/trace.md
+    loggers: tuple[str | dict[str, Any], ...] | None = None  # which get the metrics, too; docs/sinks.md
 
     def __post_init__(self) -> None:
         if self.trace_steps is not None:
@@ -205,7 +202,7 @@ class RunSection:
 class Config:
     """A whole training run, as `load` reads and checks it."""
 
-    seed: Annotated[int, Minimum(0)] = 1  # of weights, of the order of samples, of all that is by chance
+    seed: Annotated[int, Minimum(0)] = 1  # of weights, of the order of samples, of everything random
     parallel: ParallelSection = field(default_factory=ParallelSection)
     data: DataSection
     model: ModelSection
@@ -230,7 +227,7 @@ class Config:
                 raise UserError(told, key=("parallel", "fsdp"))
 
     def _without_shards(self) -> dict[str, bool]:
-        """What takes whole parameters."""
+        """Return which of the settings that need whole parameters are used."""
         return {
             "[training] overlap_param_gather": self.training.overlap_param_gather,
             "[training] channels_last": self.training.channels_last,
@@ -240,31 +237,31 @@ class Config:
 
 
 def unsharded(config: Config) -> Config:
-    """The same training, of models that each rank has whole."""
+    """Return the same training with whole models on each rank."""
     parallel = dataclasses.replace(config.parallel, fsdp=False)
     model = dataclasses.replace(config.model, fsdp_units=None)
     return dataclasses.replace(config, parallel=parallel, model=model)
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file, lay ``--section.key value`` overrides over it and check everything.
+    """Read a TOML file, merge ``--section.key value`` overrides into it and check everything.
 
     A relative ``data.path``, ``model.init_from``, ``training.machine`` or ``tokenizer`` of ``data.arguments``
-    is meant from the file's folder, or, as an override, from the working directory.
-    Raises `UserError`, one line: what was given, what is allowed, the file and key or the flag.
+    starts at the file's folder, or, as an override, at the working directory. Raises `UserError`, one line:
+    what was given, what is allowed, the file and key or the flag.
     """
     return checked(read_tables(path, overrides), path)
 
 
 def read_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """What a TOML file and the overrides say, unchecked."""
+    """Return the tables of a TOML file with the overrides, unchecked."""
     table = read_toml(path)
     overlay(table, overrides)
     return table
 
 
 def checked(table: dict[str, Any], path: Path) -> Config:
-    """What these tables, read from a file, mean; see `load`."""
+    """Return the configuration in these tables, read from a file; see `load`."""
     if isinstance(run := table.setdefault("run", {}), dict):
         run.setdefault("output_dir", f"runs/{path.stem}")
     config = read_section(Config, table, path)
@@ -298,5 +295,5 @@ def _absolute(given: Path, said: Any, path: Path) -> Path:
 
 
 def dump(config: Config) -> str:
-    """TOML text that `load` reads back as an equal `Config`."""
+    """Return TOML text that `load` reads back as an equal `Config`."""
     return tomli_w.dumps(as_table(config))

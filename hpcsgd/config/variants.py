@@ -1,17 +1,17 @@
-"""Variants of one training, to be compared: each a job file in which something else is said of the method.
+"""Variants of one training, to compare: each is the job file with another method or other settings.
 
-As typed, a method and its arguments; what has a dot is a key of the job file:
+Typed, a variant is a method and its arguments; an argument with a dot is a key of the job file:
 
     bsp, hierarchical sync_every=8, hierarchical sync_every=8 parallel.groups=2, selsync delta=0.3
 
-Or a TOML file with a table for each, by its label, of sections as in a job file:
+A TOML file has a table for each variant, by its label, with sections as in a job file:
 
     [gossip]
     method = { name = "sgp", graph = { name = "powers_of_two" } }
     parallel.groups = 4
     optimizer.lr = 0.1
 
-[method] takes the place of the job file's; of other sections each key does.
+[method] replaces the job file's section; in other sections each key replaces the job file's key.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from hpcsgd.config.schema import Config, checked, read_tables
 from hpcsgd.errors import UserError, located, near_miss
 
 SECTIONS = ("data", "lr_schedule", "method", "optimizer", "parallel")
-"""What a variant may change. Seed, model and length are those of all."""
+"""What a variant may change. Seed, model and length are the same for all."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What is to be told apart from others."""
+    """One variant of the job file, with its label."""
 
     label: str
     changes: Mapping[str, Any]
-    """Sections."""
+    """Sections, as in a job file."""
 
     def laid_over(self, tables: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of a job file, changed."""
+        """Return the tables of a job file with the changes."""
         laid = dict(tables)
         for name, section in self.changes.items():
             before = tables.get(name, {})
@@ -50,12 +50,12 @@ class Variant:
 
 
 def folder_name(label: str) -> str:
-    """A label as the name of a folder."""
+    """Return a label as the name of a folder."""
     return re.sub(r"[^\w.=+-]+", "-", label).strip("-.")
 
 
 def variants(text: str) -> list[Variant]:
-    """Those of the TOML file of that name, or those that are typed. Raises `UserError`."""
+    """Return the variants in the TOML file of that name, or those that are typed. Raises `UserError`."""
     with located("--methods"):
         found = _of_file(Path(text)) if text.endswith(".toml") else _typed(text)
         if not found:
@@ -69,7 +69,10 @@ def variants(text: str) -> list[Variant]:
 
 
 def configs(path: Path, overrides: Sequence[str], methods: str) -> dict[str, Config]:
-    """Of each of the `variants` by its label; the run folder is that of the job file. Raises `UserError`."""
+    """Return the configuration of each variant by its label, with the job file's run folder.
+
+    Raises `UserError`.
+    """
     chosen = variants(methods)
     flag = next((word for word in overrides if re.match(r"--method\b", word)), None)
     if flag is not None and all("method" in variant.changes for variant in chosen):
@@ -105,7 +108,7 @@ def _variant(words: Sequence[str]) -> Variant:
 
 
 def _cut(text: str, at: str) -> list[str]:
-    """In pieces, at any of these characters that is not inside brackets or quotes."""
+    """Split at any of these characters that is not inside brackets or quotes."""
     pieces, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -132,7 +135,7 @@ def _require_sections(variant: Variant) -> None:
 
 
 def _require_apart(found: Sequence[Variant]) -> None:
-    """Each has a folder of its own."""
+    """Raise `UserError` if two variants would have the same folder."""
     taken: dict[str, str] = {}
     for variant in found:
         folder = folder_name(variant.label)

@@ -9,15 +9,18 @@ from hpcsgd.errors import UserError
 
 AUTO = "auto"
 LENGTH = 8
-"""Of a window, with "auto"."""
+"""The length of a window with "auto"."""
 SETTLED = 2
-"""Steps after a start until all buffers are there."""
+"""Steps after a start until all buffers exist."""
 _WINDOW = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 
 
 def windows(text: str, done: int = 0) -> Iterator[range]:
-    """Those to come after `done` steps, in order: of "10-17, 500", or of "auto", soon after the start and
-    then from steps 100, 1000, … on. Raises `UserError` at once where `text` is neither."""
+    """Return the windows of steps after step `done`, in order.
+
+    `text` is a list such as "10-17, 500", or "auto": soon after the start, and then from steps 100, 1000, …
+    on. Raises `UserError` at once if it is neither.
+    """
     given = _decades(done) if text == AUTO else iter(_given(text))
     return (window for window in given if window.start > done)
 

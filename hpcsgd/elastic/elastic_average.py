@@ -218,9 +218,7 @@ class ElasticAverage:
         rank, size = self._group.rank, self._group.size
         sizes = {member.ranks for member in now.members}
         if not self._alike and sizes != {size}:
-            raise UserError(
-                f"[parallel] fsdp: groups have {sorted(sizes)} ranks; it needs the same number in each"
-            )
+            raise UserError(f"groups of {sorted(sizes)} ranks: [parallel] fsdp needs the same number in each")
         for c in range(rank, max(sizes), size):
             ring = self._rings.of(c, now, self._is_overdue, lambda: self._is_past(now))
             part = (c, max(sizes)) if self._alike else (0, 1)

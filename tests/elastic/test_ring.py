@@ -150,6 +150,6 @@ def test_who_does_nothing_is_named(late: str, side: int, monkeypatch: pytest.Mon
             asked.append(said.done())  # what has come by then is taken before the next time
             return asked.count(True) > 1
 
-        with pytest.raises(Broken, match="a neighbour does nothing") as raised:
+        with pytest.raises(Broken, match="a neighbour neither sends nor receives") as raised:
             TcpRing(0, 2, left, right, overdue).mean(torch.zeros(n), torch.zeros(n), 2)
     assert raised.value.side == side

@@ -47,7 +47,7 @@ def test_what_nfs_remembers_is_not_believed(tmp_path: Path) -> None:
 
 def test_an_island_that_starts_while_the_coordinator_moves(tmp_path: Path) -> None:
     claim(tmp_path, 1)
-    with pytest.raises(PeerLost, match="where it is, for 0 s"):
+    with pytest.raises(PeerLost, match="has no address of a running coordinator, for 0 s"):
         coordinator_address.awaited(str(tmp_path), 0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(coordinator_address.awaited, str(tmp_path), 60)

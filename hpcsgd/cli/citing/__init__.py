@@ -1,4 +1,4 @@
-"""What papers a training is made of: `hpcsgd cite`."""
+"""The papers behind a training, for `hpcsgd cite`."""
 
 from hpcsgd.cli.citing.bibtex import cite
 

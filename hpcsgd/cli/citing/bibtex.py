@@ -1,4 +1,4 @@
-"""BibTeX of what a job file asks for, and of hpcsgd."""
+"""BibTeX entries for what a job file uses, and for hpcsgd."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from hpcsgd.train.parts import OF_A_MODEL
 
 
 def cite(path: Path, overrides: Sequence[str] = ()) -> str:
-    """What to put into a .bib file, of a job file or a run's folder. Raises `UserError` for a job file that
-    could not be trained."""
+    """Return the BibTeX entries for a job file or a run's folder.
+
+    Raises `UserError` for a job file that could not be trained.
+    """
     path = path / JOB_FILE if path.is_dir() else path
     config = load(path, overrides)
     with in_file(path):
@@ -33,14 +35,14 @@ def cite(path: Path, overrides: Sequence[str] = ()) -> str:
 
 
 def entries() -> Mapping[str, str]:
-    """All papers by their keys: those in ``papers.bib``, and those that the files of methods have."""
+    """Return all papers by key: those in ``papers.bib``, and those in the files of methods."""
     shared = (files("hpcsgd.cli.citing") / "papers.bib").read_text(encoding="utf-8")
     text = "\n\n".join([shared, *PAPERS.values()])
     return {match[1]: match[0] for match in ENTRY.finditer(text)}
 
 
 def _of_method(section: MethodSection) -> list[str]:
-    """In the order in which its parts are made."""
+    """Return the keys of the method's papers, in the order in which its parts are made."""
     found: list[str] = []
     families = {kind: _Noted(table, found) for kind, table in FAMILIES.items()}
     said = {"name": section.name, **section.arguments}
@@ -49,7 +51,7 @@ def _of_method(section: MethodSection) -> list[str]:
 
 
 class _Noted(Mapping[str, Callable[..., Any]]):
-    """A table of names that writes down the papers of what is taken from it."""
+    """A table of names that notes the papers of the parts taken from it."""
 
     def __init__(self, table: Mapping[str, Callable[..., Any]], found: list[str]) -> None:
         self._table, self._found = table, found

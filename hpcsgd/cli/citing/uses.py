@@ -1,7 +1,6 @@
-"""The papers behind every part that a job file may name, by the table of its name: keys of ``papers.bib``.
-A method's own stands in its file.
+"""The papers behind every part that a job file may name, by its table of names: keys of ``papers.bib``.
 
-What no paper had to say stands here, too, with none: so nothing is forgotten.
+A method's own papers are in its file. Parts without a paper are listed, too, so that none is forgotten.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ OF_OPTIMIZERS: Papers = {
     "AdamW": ["loshchilov2019adamw"],
     "Muon": ["jordan2024muon", "liu2025muon"],
 }
-"""Of others torch's documentation tells."""
+"""Papers of optimizers; torch's documentation names those of others."""
 RESNETS = [name for name in MODELS if "resnet" in name]
 
 
 ENTRY = re.compile(r"^@\w+\{(\w+),$.*?^\}$", re.MULTILINE | re.DOTALL)
-"""One of BibTeX, with its key."""
+"""One BibTeX entry, with its key."""
 
 
 def _keys(paper: str) -> Sequence[str]:
-    """Of a BibTeX entry, or the key itself."""
+    """Return the keys of BibTeX entries, or `paper` if it is a key itself."""
     return ENTRY.findall(paper) or [paper] if paper else []
 
 
 def _all(names: Iterable[str], *papers: str) -> Papers:
-    """All of these have the same, or none."""
+    """Return the same papers, or none, for all of these names."""
     return dict.fromkeys(names, papers)
 
 
@@ -152,9 +151,9 @@ OTHERS: Papers = {
     "fsdp": ["rajbhandari2020zero", "zhao2023fsdp"],
     "overlap_share": [LEE],
 }
-"""By the key that asks for it."""
+"""Papers by the key that turns the feature on."""
 
 
 def papers_of(table: Table, name: str) -> Sequence[str]:
-    """Of a part; none where it is the user's own."""
+    """Return the papers of a part; none for the user's own."""
     return next(papers for known, papers in USES if known is table).get(name, ())

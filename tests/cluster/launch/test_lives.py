@@ -143,7 +143,7 @@ def test_only_who_fails_before_any_meeting_would_fail_again(
     assert len(replica_group.started) == (1 if fault else 2)
     told = capfd.readouterr()
     assert told.out == "a file is missing\n"
-    assert ("the run is ended" in told.err) == fault
+    assert ("the run ends" in told.err) == fault
 
 
 def test_when_the_training_is_complete_codes_say_nothing(tmp_path: Path) -> None:
