@@ -1,8 +1,8 @@
-"""A job before it is run, event by event: who waits for whom, for how long, and what failures cost.
+"""Simulate a job event by event: which groups wait for which, for how long, and what failures cost.
 
-What closed forms cannot say: computing times that vary, stragglers, queues at a host's link, groups that do
-not wait for each other, failures. Who waits for whom is told by a method's plan (`StepPlan.waits`). Seconds
-come from outside; no machine and no model is known here.
+A simulation covers what closed forms cannot: compute times that vary, stragglers, queues at a host's link,
+groups that do not wait for each other, and failures. A method's plan says which groups wait for which
+(`StepPlan.waits`). All seconds are inputs; this package knows no machine and no model.
 """
 
 from hpcsgd.performance.simulation.compute import Constant, Lasting, LogNormal, Measured, Wandering

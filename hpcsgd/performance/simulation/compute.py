@@ -1,4 +1,4 @@
-"""How long ranks compute: what the seconds of a step are drawn from, and who is slower than the others."""
+"""Draw how long ranks compute in a step: distributions of seconds, and stragglers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Seconds = NDArray[np.float64]
 
 @runtime_checkable
 class Distribution(Protocol):
-    """Seconds that a rank computes in a step."""
+    """A distribution of the seconds that a rank computes in a step."""
 
     def sample(self, rng: Generator, n: int) -> Seconds:
-        """Of n ranks, independent of each other."""
+        """Return the seconds of `n` independent ranks, drawn from `rng`."""
         ...
 
 
@@ -31,13 +31,16 @@ class Stragglers(Protocol):
     """Ranks that take longer than the others."""
 
     def factors(self, steady: Generator, anew: Generator, n: int) -> Seconds:
-        """By what the seconds of each of n ranks are multiplied. `steady` draws the same in every step."""
+        """Return the factors on the seconds of `n` ranks.
+
+        `steady` draws the same numbers in every step, `anew` draws new ones.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Constant:
-    """Every rank takes as long in every step."""
+    """Every rank takes equally long in every step."""
 
     mean_seconds: float
 
@@ -50,7 +53,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """The logarithm is normal. `sigma` is the standard deviation as a part of the mean."""
+    """Log-normal seconds. `sigma` is the standard deviation as a share of the mean."""
 
     mean_seconds: float
     sigma: float
@@ -74,7 +77,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Measured:
-    """One of the seconds that were measured, each as likely as the others."""
+    """Seconds drawn from measured ones, all equally likely."""
 
     seconds: Sequence[float]
 
@@ -93,7 +96,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Lasting:
-    """The same ranks in every step: those given, or as large a fraction of all, drawn once."""
+    """The same stragglers in every step: the given ranks, or a fraction of all, drawn once."""
 
     factor: float
     ranks: Sequence[int] = ()
@@ -126,7 +129,7 @@ class Lasting:
 
 @dataclass(frozen=True)
 class Wandering:
-    """Other ranks in every step: each is slow with this probability."""
+    """New stragglers in every step: each rank is slow with probability `fraction`."""
 
     factor: float
     fraction: float
@@ -144,13 +147,13 @@ DISTRIBUTIONS: Mapping[str, Callable[..., Distribution]] = {
     "lognormal": LogNormal,
     "measured": Measured,
 }
-"""As scenario files call them."""
+"""Keys are the names in scenario files."""
 STRAGGLERS: Mapping[str, Callable[..., Stragglers]] = {"lasting": Lasting, "wandering": Wandering}
 
 
 @dataclass(frozen=True)
 class Compute:
-    """The seconds of all ranks, which depend on seed and step alone: whoever asks when is told the same."""
+    """The compute seconds of all ranks. They depend only on the seed and the step."""
 
     layout: Layout
     distribution: Distribution
@@ -158,7 +161,7 @@ class Compute:
     seed: int = 1
 
     def seconds(self, t: int) -> Seconds:
-        """Of step `t`, counted from 0: (P, K)."""
+        """Return the seconds of step `t`, counted from 0: (P, K)."""
         N = self.layout.N
         anew = _generator(self.seed, 1, t)
         seconds = self.distribution.sample(anew, N)

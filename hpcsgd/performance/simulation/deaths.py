@@ -1,4 +1,4 @@
-"""When groups die that live by themselves: with their nodes, or by one of their ranks."""
+"""Draw when independent groups die: with a node, or because one of their ranks fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 
 
 class Deaths:
-    """Of all groups of a course. Those that share a node die with it together."""
+    """The deaths of all groups of a simulated run. Groups that share a node die with it together."""
 
     def __init__(self, course: SimulatedRun) -> None:
         layout, self._run, self._failures = course.layout, course, course.failures
@@ -21,13 +21,13 @@ class Deaths:
         nodes = math.ceil(layout.K / layout.ranks_per_host)
         self._shared = self._failures is not None and layout.groups_on_a_host > 1
         self._life = math.inf
-        """Between failures of what a group has for itself."""
+        """Mean seconds between failures of the nodes and ranks that a group does not share."""
         if self._failures is not None:
             self._life = self._failures.mtbf(0 if self._shared else nodes, layout.K)
         self._of_nodes: dict[int, _Node] = {}
 
     def after(self, now: Seconds, groups: Indices) -> Seconds:
-        """When each of these groups dies that begins a life now."""
+        """Return when each of `groups` dies if it starts at its time in `now`."""
         dies = np.full(len(groups), np.inf)
         if math.isfinite(self._life):
             dies = now + self._chance.exponential(self._life, len(groups))
@@ -46,7 +46,7 @@ class Deaths:
 
 
 class _Node:
-    """One failure after another, each draws the time to the next."""
+    """A node's failures, drawn one after another."""
 
     def __init__(self, course: SimulatedRun, number: int, mtbf: float) -> None:
         self._chance, self._mtbf = course.generator(f"node {number}"), mtbf

@@ -1,6 +1,6 @@
-"""What a simulation is told of a job: who is where, and how long each part of a step takes.
+"""Inputs of a simulation: where ranks run, and how long each part of a step takes.
 
-No machine and no model is known here. Seconds come from a file, or from whoever knows the machine.
+This module knows no machine and no model. Seconds come from a file or from a caller that knows the machine.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from hpcsgd.errors import UserError
 
 @dataclass(frozen=True)
 class Layout:
-    """P groups of K ranks, rank g·K + j, laid out host by host.
+    """P groups of K ranks, rank g·K + j, placed host by host.
 
-    Raises `UserError` for less than one of anything.
+    Raises `UserError` if any number is below 1.
     """
 
     P: int
@@ -41,7 +41,7 @@ class Layout:
 
     @property
     def groups_on_a_host(self) -> int:
-        """So many share its link; 1 also where a group is spread over several hosts."""
+        """The number of groups that share a host's link; 1 also if a group spans several hosts."""
         return max(self.ranks_per_host // self.K, 1)
 
 
@@ -53,11 +53,11 @@ def _require_seconds(**parts: float) -> None:
 
 @dataclass(frozen=True)
 class Message:
-    """What a group sends in a step where groups send to each other one by one.
+    """All that a group sends in a step, with methods whose groups send to single other groups.
 
-    A message leaves over the link of its host, which it keeps busy for `link` seconds, after all that came
-    there before it (first come, first served); it is there `latency` seconds after it has left. When the n
-    groups of a host send at once, the last message is there after latency + n·link: s·α + w·β of n at once.
+    A message occupies the link of its host for `link` seconds, first come, first served. It arrives `latency`
+    seconds after it has left the link. If the n groups of a host send at once, the last message arrives after
+    latency + n·link, which is s·α + w·β of n messages.
     """
 
     latency: float = 0.0
@@ -69,15 +69,15 @@ class Message:
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds of the parts of a step, each when those that take part begin at once."""
+    """Seconds of each part of a step if all participants begin at once."""
 
     exchange: float = 0.0
-    """Of gradients in a group."""
+    """Gradient reduction in a group."""
     update: float = 0.0
     model_average: float = 0.0
-    """Of all groups, as all ranks share the links then."""
+    """Average over all groups, while all ranks share the links."""
     gather: float = 0.0
-    """Of chunks in a group."""
+    """Allgather of the shards in a group."""
     message: Message = Message()
 
     def __post_init__(self) -> None:
@@ -87,5 +87,5 @@ class Durations:
 
     @property
     def before_sync(self) -> float:
-        """From the last gradient of a group to where it meets or sends."""
+        """Seconds from a group's last gradient until it averages or sends."""
         return self.exchange + self.update

@@ -1,9 +1,10 @@
-"""Nodes that fail: what checkpoints cost, what they save, and how often they should be written.
+"""Simulate failing nodes: what checkpoints cost, what they save, and how often to write them.
 
-Where the whole job ends with a node, it starts again `restart_seconds` later from its last checkpoint. J. W.
-Young, CACM 1974: writing one every √(2·C·M) seconds; J. T. Daly, Future Generation Computer Systems 2006,
-eq. 37 for the interval, eq. 20 for the time that a job takes. C is the cost of a checkpoint, M the mean time
-between failures of the job.
+A job that dies with a node restarts `restart_seconds` later from its last checkpoint. C is the cost of a
+checkpoint, M the mean time between failures of the job.
+
+References: J. W. Young, CACM 1974: a checkpoint every √(2·C·M) seconds. J. T. Daly, Future Generation
+Computer Systems 2006: eq. 37 for the interval, eq. 20 for the time that a job takes.
 """
 
 from __future__ import annotations
@@ -21,33 +22,33 @@ from hpcsgd.performance.simulation.compute import Seconds
 TRIED = 2.0 ** np.linspace(-2.5, 2.5, 81)
 """Intervals to try, as multiples of Young's."""
 LONGEST = 5.0
-"""A piece of work, or a restart, in mean times between failures: beyond that one in 150 attempts succeeds."""
+"""The longest piece of work or restart, in units of M: beyond it fewer than one in 150 attempts succeed."""
 FAILURES_SEEN = 40_000
-"""In all repetitions together, so that the mean is known to half a percent of the lost time."""
+"""Failures in all repetitions together, so that the mean is known to half a percent of the lost time."""
 REPETITIONS = (64, 4096)
 MOST = 100_000
-"""Failures of a job: a minute's work."""
+"""The largest number of failures of a job, which takes a minute to simulate."""
 HOUR = 3600.0
 
 
 @dataclass(frozen=True)
 class Failures:
-    """Times between failures of a node are exponential, and those of a rank that dies by itself."""
+    """Failures of nodes and of single ranks, with exponential times between them."""
 
     mtbf_seconds: float
-    """Of a node."""
+    """Mean time between failures of a node."""
     checkpoint_seconds: float
     restart_seconds: float = 0.0
     work_seconds: float = 86_400.0
-    """Of the job, had it neither failures nor checkpoints."""
+    """Duration of the job without failures and checkpoints."""
     interval_seconds: float | None = None
-    """Work between checkpoints; None: the best that is found."""
+    """Work between checkpoints; None: the best interval that is found."""
     rank_mtbf_seconds: float | None = None
-    """Of the processes of a rank, beside its node; None: they never fail by themselves."""
+    """Mean time between failures of a rank's process; None: it fails only with its node."""
     heartbeat_timeout_seconds: float = 10.0
-    """Where groups die one by one: so long the others wait for one of which they hear nothing."""
+    """If groups die one by one: how long the others wait for a silent group."""
     syncs_per_epoch: int = 1
-    """There: synchronizations from one at which groups may come back to the next."""
+    """If groups die one by one: they may come back at every such synchronization."""
 
     def __post_init__(self) -> None:
         positive = (
@@ -67,7 +68,7 @@ class Failures:
             raise UserError(f"syncs_per_epoch = {self.syncs_per_epoch}: expected 1 or more")
 
     def mtbf(self, nodes: int, ranks: int) -> float:
-        """Seconds between failures of what consists of these; infinite where nothing of it can fail."""
+        """Return the mean seconds between failures of a set of nodes and ranks; infinite if none can fail."""
         rate = nodes / self.mtbf_seconds
         if self.rank_mtbf_seconds is not None:
             rate += ranks / self.rank_mtbf_seconds
@@ -76,14 +77,14 @@ class Failures:
 
 @dataclass(frozen=True)
 class Overhead:
-    """Where the time of jobs went, in seconds; the mean over repetitions, an entry for each interval."""
+    """The parts of a job's time in seconds: means over repetitions, one entry per interval."""
 
     work: Seconds
     checkpoints: Seconds
     restarts: Seconds
     lost: Seconds
     failures: Seconds
-    """How many there were."""
+    """The number of failures."""
 
     @property
     def total(self) -> Seconds:
@@ -92,10 +93,10 @@ class Overhead:
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """How a job gets through its failures. Goodput is the part of its time that is work that counts."""
+    """How a job survives its failures. Goodput is the share of its time spent on work that counts."""
 
     mtbf_seconds: float
-    """Of the job."""
+    """Mean time between failures of the job."""
     interval_seconds: float
     goodput: float
     seconds: dict[str, float]
@@ -109,8 +110,10 @@ class Checkpointing:
 
 
 def checkpointing(failures: Failures, hosts: int, seed: int, ranks: int = 0) -> Checkpointing:
-    """Of a job on so many nodes, whose `ranks` may fail, too: simulated with each interval, all with the same
-    failures."""
+    """Simulate a job on `hosts` nodes with each checkpoint interval, all with the same failures.
+
+    The processes of its `ranks` may fail, too.
+    """
     M, C = failures.mtbf(hosts, ranks), failures.checkpoint_seconds
     tried = young(C, M) * TRIED
     tried = tried[tried + C <= LONGEST * M]
@@ -158,7 +161,7 @@ def checkpointing(failures: Failures, hosts: int, seed: int, ranks: int = 0) -> 
 
 
 def require_few(failures: Failures, hosts: int, ranks: int) -> None:
-    """Raise `UserError` for more failures than can be gone through one after the other."""
+    """Raise `UserError` if there are more failures than can be simulated one by one."""
     M = failures.mtbf(hosts, ranks)
     if failures.work_seconds / M > MOST:
         raise UserError(
@@ -169,12 +172,12 @@ def require_few(failures: Failures, hosts: int, ranks: int) -> None:
 
 
 def young(C: float, M: float) -> float:
-    """√(2·C·M), seconds of work between checkpoints."""
+    """Return Young's interval √(2·C·M), in seconds of work between checkpoints."""
     return math.sqrt(2 * C * M)
 
 
 def daly(C: float, M: float) -> float:
-    """His higher-order estimate: √(2CM)·(1 + ⅓·√(C/2M) + ⅑·C/2M) − C, and M where C ≥ 2M."""
+    """Return Daly's higher-order interval √(2CM)·(1 + ⅓·√(C/2M) + ⅑·C/2M) − C, or M if C ≥ 2M."""
     if C >= 2 * M:
         return M
     x = C / (2 * M)
@@ -182,17 +185,20 @@ def daly(C: float, M: float) -> float:
 
 
 def mean_goodput(failures: Failures, M: float, interval: float) -> float:
-    """Daly's eq. 20 of a long job: a piece of work takes M·e^(R/M)·(e^((interval + C)/M) − 1) in the mean."""
+    """Return a long job's goodput by Daly's eq. 20.
+
+    On average, a piece of work takes M·e^(R/M)·(e^((interval + C)/M) − 1).
+    """
     C, R = failures.checkpoint_seconds, failures.restart_seconds
     with np.errstate(over="ignore"):
         return float(interval / (M * np.exp(R / M) * np.expm1((interval + C) / M)))
 
 
 def jobs(failures: Failures, M: float, intervals: Seconds, repetitions: int, rng: Generator) -> Overhead:
-    """From one failure to the next, many jobs of each interval at once; each repetition has the same failures
-    whatever the interval.
+    """Simulate many jobs of each interval at once, from one failure to the next.
 
-    Nothing is saved after the last piece of work. A failure while the job starts again makes it start again.
+    A repetition has the same failures for every interval. There is no checkpoint after the last piece of
+    work. A failure during a restart makes the job restart again.
     """
     W, C, R = failures.work_seconds, failures.checkpoint_seconds, failures.restart_seconds
     pieces = np.ceil(W / intervals)[:, None]
@@ -200,12 +206,12 @@ def jobs(failures: Failures, M: float, intervals: Seconds, repetitions: int, rng
     last = W - (pieces - 1) * intervals[:, None]
     shape = (len(intervals), repetitions)
     saved, restarts, lost, count = (np.zeros(shape) for _ in range(4))
-    """Pieces that are safe, then seconds, then failures."""
+    """Saved pieces of work, then seconds (restarts, lost), then the number of failures."""
     going = np.ones(shape, bool)
     start = 0.0
     while going.any():
         gap = rng.exponential(M, repetitions)
-        up = np.maximum(gap - start, 0.0)  # of it, after the start
+        up = np.maximum(gap - start, 0.0)  # the part of the gap after the restart
         going &= (pieces - 1 - saved) * piece + last > up
         done = np.minimum(np.floor(up / piece), pieces - 1 - saved)
         lost += np.where(going, up - done * piece, 0.0)
@@ -213,7 +219,7 @@ def jobs(failures: Failures, M: float, intervals: Seconds, repetitions: int, rng
         restarts += np.where(going, np.minimum(gap, start), 0.0)
         count += going
         start = R
-    restarts += R * (count > 0)  # before the piece that went well
+    restarts += R * (count > 0)  # the last restart, which no failure interrupted
     return Overhead(
         work=np.full(len(intervals), W),
         checkpoints=((pieces - 1) * C).mean(axis=1),
@@ -229,7 +235,10 @@ def _repetitions(failures: Failures, M: float) -> int:
 
 
 def _peak(intervals: NDArray[np.float64], goodput: NDArray[np.float64]) -> float:
-    """Of a parabola through what lies near the best one, over the logarithm: the mean of chance."""
+    """Return the peak of a parabola through the goodput near the best interval, over its logarithm.
+
+    The fit averages out the randomness of single values.
+    """
     x = np.log(intervals)
     near = np.abs(x - x[goodput.argmax()]) <= math.log(2.0)
     a, b, _ = np.polyfit(x[near], goodput[near], 2)

@@ -1,7 +1,6 @@
-"""The way out of each host, which serves one message at a time, first come, first served.
+"""The outgoing link of each host, which serves one message at a time, first come, first served.
 
-A fair share among equal messages would have the last one there at the same time; which one comes when is
-simulated exactly for the queue.
+If equal messages shared the link fairly, the last one would arrive at the same time as in this queue.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ Indices = NDArray[np.intp]
 
 
 class Links:
-    """One a host. Calls come in the order of time: none with a message from before an earlier call's."""
+    """One link per host. Calls must come in the order of time: no message may precede an earlier call's."""
 
     def __init__(self, hosts: int, busy: float) -> None:
-        """`busy`: seconds that a message takes to leave."""
+        """Create idle links. `busy`: seconds for which a message occupies a link."""
         self.busy = busy
         self._free = np.zeros(hosts)
 
     def begin(self, hosts: Indices, times: Seconds) -> Seconds:
-        """When messages that come to the links of `hosts` at `times` begin to leave."""
+        """Return when messages that reach the links of `hosts` at `times` begin to be sent."""
         if not self.busy:
             return times
         order = np.lexsort((times, hosts))
         host, begin = hosts[order], times[order]
-        first = np.flatnonzero(np.diff(host, prepend=-1))  # of each host
+        first = np.flatnonzero(np.diff(host, prepend=-1))  # the first message of each host
         length = np.diff(first, append=len(host))
         for place in range(int(length.max(initial=0))):
             here = first[length > place] + place

@@ -1,4 +1,4 @@
-"""A simulated run over time: where a step's seconds went, how far groups were apart, what saving brings."""
+"""Draw a simulated run: the parts of a step, the spread of the groups, the goodput of checkpointing."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ COLOURS = dict(zip([c for c in CAUSES if c not in WAITING], WORK, strict=True)) 
     zip(WAITING, WAITS, strict=True)
 )
 POINTS = 40
-"""Along the time, about."""
+"""The approximate number of points along the time."""
 PIECE = 48
-"""A point is the mean of a multiple of so many steps: of as many meetings as its neighbours, mostly."""
+"""A point is the mean of a multiple of this many steps, mostly with equally many synchronizations each."""
 
 
 def draw(simulated: Simulated, target: Path) -> None:
-    """As a PNG."""
+    """Draw the run into the PNG file `target`."""
     saving = simulated.checkpointing
     panels = 2 if saving is None else 3
     with rc_context(STYLE):
@@ -43,7 +43,7 @@ def draw(simulated: Simulated, target: Path) -> None:
 
 
 def _seconds(axes: Axes, stats: RankTimes, P: int) -> None:
-    """Work below, waiting on top of it."""
+    """Draw the seconds of a step, with waiting on top of work."""
     order = [cause for cause in sorted(COLOURS, key=WAITING.__contains__) if stats.seconds[cause].any()]
     time = _averaged(stats.mean)
     layers = [_averaged(stats.seconds[cause]) / P for cause in order]
@@ -54,7 +54,7 @@ def _seconds(axes: Axes, stats: RankTimes, P: int) -> None:
 
 
 def _apart(axes: Axes, stats: RankTimes) -> None:
-    """How many steps the first group and the last are from the mean, at the time of each step of the mean."""
+    """Draw how many steps the first and the last group are ahead of the mean, over the mean's time."""
     steps = np.arange(1, len(stats.mean) + 1)
     time = stats.mean
     for name, ends, colour in (
@@ -91,7 +91,7 @@ def _saving(axes: Axes, saving: Checkpointing) -> None:
 
 
 def _averaged(values: Seconds) -> Seconds:
-    """Piece by piece, so that there is no more than can be seen."""
+    """Return the means of pieces of `values`, so that there are no more points than one can see."""
     length = PIECE * math.ceil(len(values) / POINTS / PIECE) if len(values) >= POINTS * PIECE // 4 else 1
     pieces = np.array_split(values, max(len(values) // length, 1))
     return np.array([piece.mean() for piece in pieces])

@@ -1,4 +1,4 @@
-"""Where the time of a simulated run went, step by step."""
+"""The parts of a simulated run's time, step by step."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ CAUSES = (
     "compute", "in the group", "exchange", "update", "for the link", "messages", "for other groups",
     "meetings", "gather", "failures",
 )  # fmt: skip
-"""Of a group's time; of these one waits in the group (for its slowest rank), for the link and for other
-groups."""
+"""The causes of a group's time. "in the group" is waiting for the group's slowest rank."""
 WAITING = ("in the group", "for the link", "for other groups", "failures")
 Steps = NDArray[np.intp] | int
 
 
 class RankTimes:
-    """Sums over all groups, (T,) each."""
+    """Sums over all groups, one value per step: (T,) each."""
 
     def __init__(self, T: int) -> None:
         self.seconds = {cause: np.zeros(T) for cause in CAUSES}
         self.count = np.zeros(T)
-        """Groups that have made the step."""
+        """The number of groups that have made the step."""
         self.lost = np.zeros(T)
-        """Of them, those that had made it in vain."""
+        """The number of those whose step was lost to a failure."""
         self.first, self.last, self.sum = np.full(T, np.inf), np.zeros(T), np.zeros(T)
-        """When they had made it."""
+        """The first and the last time at which a group ended the step, and the sum over groups."""
 
     def add(self, cause: str, steps: Steps, seconds: Seconds | float) -> None:
-        """`steps`: one for all, or that of each of the seconds."""
+        """Add `seconds` to a cause. `steps`: one step for all, or one per entry of `seconds`."""
         entry = self.seconds[cause]
         if isinstance(steps, int):
             entry[steps] += np.sum(seconds)
@@ -50,7 +49,7 @@ class RankTimes:
             np.maximum.at(self.last, steps, times)
 
     def forget(self, t: int) -> None:
-        """Steps from t on have to be made again; the time that they took is spent."""
+        """Reset the steps from `t` on, which must be made again. Their time stays spent."""
         for those, at_first in (
             (self.count, 0),
             (self.lost, 0),
@@ -62,12 +61,12 @@ class RankTimes:
 
     @property
     def useful(self) -> float:
-        """Steps of groups that were not in vain."""
+        """The number of groups' steps that were not lost."""
         return float((self.count - self.lost).sum())
 
     @property
     def mean(self) -> Seconds:
-        """When a step was made, in the mean over groups."""
+        """The time at which each step ended, averaged over groups."""
         return self.sum / np.maximum(self.count, 1)
 
     def totals(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What a simulation says: lines for people, and the same for programs."""
+"""Show a simulation as lines for people and as a record for programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcsgd.performance.simulation.simulate import Simulated
 
 
 def lines(simulated: Simulated) -> list[str]:
-    """One a subject, as at the end of a training."""
+    """Return one line per subject, like those at the end of a training."""
     of, layout = simulated.of, simulated.of.layout
     told = [
         f"job       {count_text(layout.P, 'group')} of {count_text(layout.K, 'rank')} on "
@@ -29,7 +29,7 @@ def lines(simulated: Simulated) -> list[str]:
 
 
 def record(simulated: Simulated) -> dict[str, Any]:
-    """As JSON."""
+    """Return the results as a JSON object."""
     layout, stats = simulated.of.layout, simulated.stats
     saving = simulated.checkpointing
     return {

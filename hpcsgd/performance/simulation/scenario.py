@@ -1,4 +1,4 @@
-"""A simulation from a TOML file: sections and keys, with units in every name."""
+"""Read a simulation from a TOML file whose keys name their units."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARTS = Parts({Distribution: DISTRIBUTIONS, Stragglers: STRAGGLERS}, steps_per_e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSection:
-    """Who takes part, and for how long."""
+    """The groups, ranks and steps of the job."""
 
     groups: Count
     group_size: Count = 1
@@ -42,35 +42,35 @@ class JobSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesSection:
-    """Seconds, each as when all that take part begin at once."""
+    """Seconds of each part of a step if all participants begin at once."""
 
     exchange_seconds: Seconds = 0.0
     update_seconds: Seconds = 0.0
     model_average_seconds: Seconds = 0.0
     gather_seconds: Seconds = 0.0
     latency_seconds: Seconds = 0.0  # of a message from one group to another
-    link_seconds: Seconds = 0.0  # that a message keeps the link of its host busy
+    link_seconds: Seconds = 0.0  # for which a message occupies the link of its host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailuresSection:
-    """Nodes that fail, and ranks by themselves."""
+    """Failures of nodes and of single ranks."""
 
     mtbf_hours_per_node: Time
-    mtbf_hours_per_rank: Time | None = None  # beside its node; none: it never does
+    mtbf_hours_per_rank: Time | None = None  # none: it fails only with its node
     checkpoint_seconds: Time
     restart_seconds: Seconds = 0.0
     work_hours: Time = 24.0  # of the whole training without failures
-    checkpoint_every_seconds: Time | None = None  # none: as often as is best
+    checkpoint_every_seconds: Time | None = None  # none: at the best interval
     heartbeat_timeout_seconds: Seconds = (
-        10.0  # of `ensemble_sync`: so long the others wait for a group that has died
+        10.0  # for `ensemble_sync`: how long the others wait for a group that has died
     )
-    syncs_per_epoch: Count = 1  # of `ensemble_sync`: groups come back after so many synchronizations
+    syncs_per_epoch: Count = 1  # for `ensemble_sync`: groups come back after a multiple of this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A file as it stands; sections that name something have its arguments, too."""
+    """The content of a scenario file. A section with a `name` also has its arguments."""
 
     seed: Annotated[int, Minimum(0)] = 1
     job: JobSection
@@ -82,9 +82,9 @@ class Scenario:
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Simulation:
-    """Read a TOML file, lay ``--section.key value`` overrides over it and check everything.
+    """Read a TOML file, apply ``--section.key value`` overrides and check everything.
 
-    Raises `UserError`, one line: what was given, what is allowed, the file and key or the flag.
+    Raises `UserError`, one line: the value given, the values allowed, the file and key or the flag.
     """
     table = read_toml(path)
     overlay(table, overrides)

@@ -1,4 +1,4 @@
-"""A job from its durations: how fast it is, and who waits for what."""
+"""Simulate a job from its durations: how fast it is, and for what its groups wait."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hpcsgd.performance.simulation.rules import rule_of
 from hpcsgd.performance.simulation.simulated_run import Rule, SimulatedRun
 
 MOST = 10**10
-"""Steps of all ranks: hours of simulation."""
+"""The largest number of steps of all ranks together, which takes hours to simulate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What is simulated: `steps` of each of the groups."""
+    """The job to simulate: `steps` steps of each group."""
 
     layout: Layout
     compute: Distribution
@@ -35,7 +35,7 @@ class Simulation:
 
     @property
     def rule(self) -> Rule:
-        """What plays it."""
+        """The rule that simulates these waits."""
         return rule_of(self.waits)
 
     def __post_init__(self) -> None:
@@ -55,26 +55,26 @@ class Simulation:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What became of it."""
+    """The result of a simulation."""
 
     of: Simulation
     seconds: float
-    """Until the last group had ended."""
+    """Time until the last group ended."""
     steps_per_second: float
-    """Of a group, while all are at work; the mean over groups."""
+    """Speed of a group while all are at work, averaged over groups."""
     samples_per_second: float
-    """Of all groups while all are at work, without those that failures took."""
+    """Speed of all groups while all are at work, without samples lost to failures."""
     goodput: float
-    """The part of the groups' time that was not lost to failures, checkpoints included."""
+    """The share of the groups' time that was not lost to failures, including checkpoints."""
     shares: dict[str, float]
-    """Of the groups' time, by cause, until each ended."""
+    """Shares of the groups' time by cause, until each group ended."""
     stats: RankTimes
     checkpointing: Checkpointing | None
-    """Where the whole job dies with one of its nodes."""
+    """Set if the whole job dies with one of its nodes."""
 
 
 def simulate(simulation: Simulation) -> Simulated:
-    """Raises `UserError` for what cannot be."""
+    """Run the simulation. Raises `UserError` if the settings are impossible."""
     rule, failures = simulation.rule, simulation.failures
     compute = Compute(simulation.layout, simulation.compute, simulation.stragglers, simulation.seed)
     course = SimulatedRun(compute, simulation.durations, simulation.steps, failures)

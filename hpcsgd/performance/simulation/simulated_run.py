@@ -1,4 +1,4 @@
-"""One simulated run as rules see it: what it is made of, and what becomes of it."""
+"""One simulated run as rules see it: its inputs and its results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcsgd.performance.simulation.rank_times import RankTimes
 
 
 class SimulatedRun:
-    """T steps of every group. A rule says when each of them ends, by `made`."""
+    """T steps of every group. A rule calls `made` to say when each step ends."""
 
     def __init__(
         self, compute: Compute, durations: Durations, T: int, failures: Failures | None = None
@@ -31,47 +31,47 @@ class SimulatedRun:
         self.ended = np.zeros(self.layout.P)
         """When each group made its last step so far."""
         self.first, self.start = 0, 0.0
-        """The step with which it begins, counted from 0, and when that is."""
+        """The step with which the run begins, counted from 0, and its time."""
         self.under_way = 0.0
-        """When all results are there which no step has used yet."""
+        """When all results have arrived that no step has used yet."""
 
     def part(self, first: int, T: int, start: float) -> SimulatedRun:
-        """Steps from `first` up to T of the same run, which all groups begin at `start`."""
+        """Return the steps from `first` up to T of the same run, which all groups begin at `start`."""
         part = copy.copy(self)
         part.first, part.T, part.start, part.under_way = first, T, start, 0.0
         return part
 
     def work(self, t: int) -> Seconds:
-        """Seconds of each group from the beginning of step `t` to where it meets or sends: (P,)."""
+        """Return each group's seconds from the start of step `t` until it averages or sends: (P,)."""
         mean, longest = self.drawn(t)
         self.computed(t, mean, longest)
         return longest + self.durations.before_sync
 
     def drawn(self, t: int) -> tuple[Seconds, Seconds]:
-        """What the ranks of each group compute in step `t`: the mean of them and the longest, (P,)."""
+        """Return the mean and the longest compute seconds of each group's ranks in step `t`: (P,) each."""
         seconds = self.compute.seconds(t)
         longest = seconds.max(axis=1)
         return (seconds.mean(axis=1) if self.layout.K > 1 else longest), longest
 
     def computed(self, t: int, mean: Seconds, longest: Seconds) -> None:
-        """These groups did."""
+        """Record the compute seconds of the groups that made step `t`."""
         self.stats.add("compute", t, mean)
         self.stats.add("in the group", t, longest - mean)
         for cause in ("exchange", "update"):
             self.stats.add(cause, t, getattr(self.durations, cause) * len(mean))
 
     def generator(self, what: str) -> Generator:
-        """Chance of this run for `what` is not that of its seconds."""
+        """Return random numbers for `what` that are independent of the compute seconds."""
         return Generator(np.random.SFC64([self.compute.seed, *what.encode()]))
 
     def made(self, steps: Indices | int, groups: Indices | slice, times: Seconds) -> None:
-        """These groups have made these steps at these times."""
+        """Record that `groups` ended `steps` at `times`."""
         self.stats.add("gather", steps, np.full(len(times), self.durations.gather))
         self.stats.finished(steps, times)
         self.ended[groups] = times
 
     def links(self) -> Links:
-        """The way out of each host."""
+        """Return the outgoing links of all hosts."""
         return Links(-(-self.layout.P // self.layout.groups_on_a_host), self.durations.message.link)
 
     def host(self, groups: Indices) -> Indices:
@@ -79,8 +79,11 @@ class SimulatedRun:
 
 
 class Table:
-    """`Course.work` of any group and step, drawn when the first comes to it and kept until the last one has
-    been: a ring of rows, which grows with the steps that are between them."""
+    """`SimulatedRun.work` of any group and step.
+
+    A step is drawn when the first group reaches it and kept until the last group has used it. The table is a
+    ring of rows that grows with the number of steps between the first and the last group.
+    """
 
     def __init__(self, course: SimulatedRun) -> None:
         self._run = course
@@ -89,7 +92,7 @@ class Table:
         self._told = np.zeros(course.T, int)
 
     def __call__(self, groups: Indices, steps: Indices) -> Seconds:
-        """Infinite after the last step. Everybody asks for each step once."""
+        """Return the seconds, infinite after the last step. Each group must ask once for each step."""
         T, P = self._run.T, self._run.layout.P
         for t in range(self._drawn, min(int(steps.max(initial=-1)) + 1, T)):
             self._draw(t)
@@ -114,13 +117,13 @@ class Table:
 
 @runtime_checkable
 class Rule(Protocol):
-    """When groups wait for each other."""
+    """A rule says when groups wait for each other."""
 
     @property
     def dies_as_one(self) -> bool:
-        """Whether a rank that fails takes the whole job with it."""
+        """True if the whole job dies with a rank that fails."""
         ...
 
     def run(self, course: SimulatedRun) -> None:
-        """All steps of all groups, from the first one of the course on."""
+        """Simulate all steps of all groups, from the first step of `course` on."""
         ...

@@ -1,9 +1,9 @@
-"""Groups that send messages, many at a time.
+"""Simulate groups that send messages, many events at a time.
 
-Events have to be served in the order of time, since messages queue. One by one that is slow; but whoever ends
-a step now will not send again before it has made another one. So there is a horizon before which no message
-can turn up that is not known yet: the earliest one known, and the shortest step of all after it. What is
-ready before it is served at once, as a vector.
+Messages queue, so events must be processed in the order of time. Processing them one by one is slow. But a
+group that ends a step now cannot send again before it has made another step. So no unknown message can appear
+before a horizon: the earliest known message plus the shortest following step. All events before the horizon
+are processed at once, as a vector.
 """
 
 from __future__ import annotations
@@ -18,41 +18,42 @@ from hpcsgd.performance.simulation.simulated_run import SimulatedRun, Table
 
 
 class Inbox(Protocol):
-    """What has come, and who may go on by it."""
+    """The messages that have arrived, and which groups may continue because of them."""
 
     @property
     def staleness(self) -> int:
-        """τ: a step needs the messages that were sent so many steps before, the group's own among them."""
+        """A step needs the messages sent τ steps before, including the group's own; this is τ."""
         ...
 
     @property
     def always(self) -> bool:
-        """Whether every group sends at the end of every step."""
+        """True if every group sends at the end of every step."""
         ...
 
     def sending(self, groups: Indices, steps: Indices) -> Indices:
-        """The places of those groups that send at the end of these steps."""
+        """Return the indices into `groups` of those that send at the end of their `steps`."""
         ...
 
     def deliver(self, groups: Indices, steps: Indices, times: Seconds) -> None:
-        """What these groups sent at the end of these steps is there at these times."""
+        """Record that what `groups` sent at the end of `steps` arrives at `times`."""
         ...
 
     def there(self, groups: Indices, steps: Indices) -> Seconds:
-        """When all that each group needs from others to end its step was there; infinite if not known yet,
-        −infinite if it needs nothing."""
+        """Return when all messages arrived that each of `groups` needs to end its step.
+
+        The time is infinite if it is not known yet, and −infinite if the group needs nothing.
+        """
         ...
 
 
 def in_windows(course: SimulatedRun, inbox: Inbox) -> None:
-    """Every step: compute, exchange, update; send, if it is time; wait until all that is needed is there;
-    gather."""
+    """Run all steps: compute, reduce gradients, update, send if due, wait for needed messages, gather."""
     P, d, tau = course.layout.P, course.durations, inbox.staleness
     everyone = np.arange(P)
     work, links, sent = Table(course), course.links(), _Sent(tau, P)
     step = np.full(P, course.first, np.intp)
     ready = course.start + work(everyone, step)
-    """Of those who have not sent yet; infinite for those who wait, and for those who have ended."""
+    """When groups that have not sent yet are ready; infinite for groups that wait or have ended."""
     came = np.zeros(P)
     waiting = np.zeros(P, bool)
     next_work = work(everyone, step + 1)
@@ -86,11 +87,11 @@ def in_windows(course: SimulatedRun, inbox: Inbox) -> None:
         waiting[free] = False
         ready[free] = released + d.gather + next_work[free]
         next_work[free] = work(free, step[free] + 1)
-    assert (step == course.T).all(), "groups wait for what nobody sends"
+    assert (step == course.T).all(), "groups wait for messages that no group sends"
 
 
 class _Sent:
-    """The last τ + 1 messages of each group: when they were there, and how long they had queued."""
+    """The last τ + 1 messages of each group: when they arrived, and how long they had queued."""
 
     def __init__(self, staleness: int, P: int) -> None:
         self._kept = staleness + 1
@@ -102,6 +103,6 @@ class _Sent:
         self._queued[steps % self._kept, groups] = queued
 
     def needed(self, groups: Indices, steps: Indices) -> tuple[Seconds, Seconds]:
-        """Of the messages of τ steps before."""
+        """Return the arrival and queueing times of the messages of τ steps before."""
         place = (steps + 1) % self._kept
         return self._arrived[place, groups], self._queued[place, groups]

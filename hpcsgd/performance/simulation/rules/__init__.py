@@ -1,4 +1,4 @@
-"""When groups wait for each other: a file a family, and which of them plays what a method says of it."""
+"""Rules of when groups wait for each other, one file per family, and the choice of a method's rule."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ __all__ = [
 
 
 def rule_of(waits: Waits) -> Rule:
-    """Return the rule that plays this.
+    """Return the rule that simulates `waits`.
 
     Raises:
-        UserError: If it depends on the training, or nobody has written how messages travel then.
+        UserError: If the waits depend on the training, or if there is no rule for such messages.
     """
     match waits:
         case Unknown(why):

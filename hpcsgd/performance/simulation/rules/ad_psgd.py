@@ -1,15 +1,15 @@
-"""Asynchronous decentralized parallel SGD: every step an even group averages with a random odd one.
+"""Asynchronous decentralized parallel SGD: in every step an even group averages with a random odd one.
 
 X. Lian, W. Zhang, C. Zhang, J. Liu: Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML
-2018. As in `hpcsgd.ad_psgd` an average begun at the end of a step is taken in at the end of the next one:
+2018. As in `hpcsgd.ad_psgd`, an average that begins at the end of a step is used at the end of the next one:
 
     ready = F + compute + exchange + update
-    asked = max(ready, answered)      the question leaves, after those before it on the link of its host
-    answered ← when the answer has come, after those before it on the link of the host that is asked
+    asked = max(ready, answered)      the request is sent, after earlier ones on the link of its host
+    answered ← when the answer has arrived, after earlier ones on the link of the host that answers
     F ← asked + gather
 
-Odd groups answer while they compute, and never wait. A link has two directions: questions that leave a host
-wait for each other, and so do answers.
+Odd groups answer while they compute, and never wait. Requests queue at a host's link, and answers queue
+separately, because requests and answers use different directions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpcsgd.performance.simulation.simulated_run import SimulatedRun, Table
 
 @dataclass(frozen=True)
 class AdPsgd:
-    """A message is a question or an answer: they are as long as each other. Partners follow from `seed`."""
+    """The rule of AD-PSGD. Requests and answers are messages of equal size; `seed` determines partners."""
 
     seed: int = 0
     dies_as_one = True
@@ -39,13 +39,13 @@ class AdPsgd:
         odd.go_on(course.T)
 
     def partners(self, t: int, P: int) -> Indices:
-        """Whom the even groups 0, 2, … ask at the end of step `t`."""
+        """Return the partners that the even groups 0, 2, … ask at the end of step `t`."""
         drawn = np.random.Generator(np.random.SFC64([self.seed, t]))
         return 2 * drawn.integers(P // 2, size=(P + 1) // 2) + 1
 
 
 class _Passive:
-    """The odd groups, or the only one."""
+    """The odd groups, or the only group."""
 
     def __init__(self, course: SimulatedRun, work: Table, groups: Indices) -> None:
         self._course, self._work, self._groups = course, work, groups
@@ -53,7 +53,7 @@ class _Passive:
         self._made = course.first
 
     def go_on(self, steps: int) -> None:
-        """Until they have made so many."""
+        """Simulate the groups until they have made `steps` steps."""
         for t in range(self._made, steps):
             seconds = self._work(self._groups, np.full(len(self._groups), t))
             self._F = self._F + seconds + self._course.durations.gather
@@ -62,8 +62,11 @@ class _Passive:
 
 
 class _Active:
-    """The even groups. In windows, as `in_windows`, but the next question of a group also waits for the
-    answer to its last one: the horizon does not go beyond the earliest that this can come."""
+    """The even groups, simulated in windows as by `in_windows`.
+
+    A group's next request also waits for the answer to its last one. So the horizon is at most the earliest
+    time at which this answer can arrive.
+    """
 
     def __init__(self, course: SimulatedRun, work: Table, rule: AdPsgd) -> None:
         self._course, self._work, self._rule = course, work, rule
@@ -73,9 +76,9 @@ class _Active:
         self.ready = course.start + work(self.groups, self.step)
         self.next_work = work(self.groups, self.step + 1)
         self.there = np.full(n, -np.inf)
-        """When the question asked last came to whom it is for."""
+        """When each group's last request reached its partner."""
         self.answered = np.full(n, -np.inf)
-        """Infinite while not known."""
+        """When the answer to it arrived; infinite while unknown."""
         self.queued = np.zeros(n)
         self._questions, self._answers = course.links(), course.links()
         self._partner = np.zeros(n, np.intp)
@@ -83,7 +86,7 @@ class _Active:
         self._drawn_by = np.zeros(course.T, int)
 
     def run(self, others: _Passive) -> None:
-        """With the others beside them, so that no seconds have to be kept for those."""
+        """Simulate all steps, and advance `others` alongside so that their seconds need not be stored."""
         message, gather = self._course.durations.message, self._course.durations.gather
         while np.isfinite(self.ready).any():
             asks = np.maximum(self.ready, self.answered)  # infinite also for those that have ended
@@ -95,7 +98,7 @@ class _Active:
             others.go_on(int(self.step.min()))
 
     def _ask(self, now: Indices, asks: Seconds) -> None:
-        """End their steps, and let the questions leave."""
+        """End the steps of the groups `now`, and send their requests."""
         course, message = self._course, self._course.durations.message
         steps, groups, times = self.step[now], self.groups[now], asks[now]
         waited = times - self.ready[now]
@@ -114,7 +117,7 @@ class _Active:
         self.next_work[now] = self._work(groups, self.step[now] + 1)
 
     def _answer(self, until: float) -> None:
-        """All questions that come before then are known: no other can turn up before one of them."""
+        """Answer all requests that arrive before `until`. All of them are known by now."""
         message = self._course.durations.message
         now = np.flatnonzero((self.answered == np.inf) & (self.there < until))
         begin = self._answers.begin(self._course.host(self._partner[now]), self.there[now])

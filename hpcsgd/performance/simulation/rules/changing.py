@@ -1,4 +1,4 @@
-"""One rule first, and another one from the step on in whose place all groups have met."""
+"""One rule up to a step at whose end all groups average, and another rule after it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcsgd.performance.simulation.simulated_run import Rule, SimulatedRun
 
 @dataclass(frozen=True)
 class Changing:
-    """`first` up to and with step `at`, counted from 1; at its end all groups meet, and `then` goes on."""
+    """`first` up to and including step `at`, counted from 1, then an average of all groups, then `then`."""
 
     first: Rule
     then: Rule
@@ -31,7 +31,7 @@ class Changing:
         course.under_way = part.under_way
 
     def _synchronize(self, course: SimulatedRun) -> float:
-        """Return when all have become one model, which what is under way comes before."""
+        """Average all groups once pending results have arrived, and return when that is done."""
         t, F = course.T - 1, course.ended.copy()
         if len(F) == 1:
             return float(F[0])

@@ -1,9 +1,9 @@
-"""Groups meet while they make the next d steps.
+"""The groups average their models while they make the next d steps.
 
-met = max over groups of ready + meeting     after update t, where groups meet; they go on at once
-F ← max(ready, met) + gather                 after update t + d, else ready + gather
+synced = max over groups of ready + average  after a synchronization's update t; groups go on at once
+F ← max(ready, synced) + gather              after update t + d, else ready + gather
 
-Where more than one meeting is under way they follow one after another, as on the one lane that they have.
+Pending averages run one after another, because they share one communication thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 
 @dataclass(frozen=True)
 class Delayed:
-    """Meetings of all groups after every `period` steps arrive `steps` ≥ 1 later."""
+    """Averages of all groups begin after every `period` steps and arrive `steps` ≥ 1 steps later."""
 
     period: Period
     steps: int
@@ -29,7 +29,7 @@ class Delayed:
         d = course.durations
         F = np.full(course.layout.P, course.start)
         under_way: deque[tuple[int, float, float]] = deque()
-        """The step in which each arrives, when all had come to it, and when it is over."""
+        """The step in which each arrives, when all groups had begun it, and when it is done."""
         last = course.start
         for t in range(course.first, course.T):
             here = ready = F + course.work(t)

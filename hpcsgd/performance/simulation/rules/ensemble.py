@@ -1,11 +1,11 @@
-"""Groups that may die, and come back: EnsembleSync, as `hpcsgd launch` runs it.
+"""Groups that may die and come back: EnsembleSync, as `hpcsgd launch` runs it.
 
-Every T steps the living meet. They wait for one that has died until nothing has been heard of it for
-`Failures.heartbeat_timeout_seconds`. It is started again, and joins the living at the meeting with which an epoch
-begins. Where nobody is left all begin again where the last epoch began, as soon as one is back.
+Every T steps the living groups synchronize. They wait for a dead group until it has been silent for
+`Failures.heartbeat_timeout_seconds`. It is restarted, and joins the living at the synchronization that begins
+an epoch. If no group is left, all begin again where the last epoch began, as soon as one is back.
 
-What a group did since its last meeting is lost with it. Its nodes are its own, or it shares one with others,
-which die with it together.
+A group's work since its last synchronization is lost with it. A group has its own nodes, or shares one node
+with other groups that die with it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hpcsgd.performance.simulation.deaths import Deaths
 from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 
 PATIENCE = 1000
-"""Attempts at an epoch in which nobody is left, before it is called hopeless."""
+"""The number of failed attempts at an epoch after which the simulation gives up."""
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Meetings every `every` (T) steps; an epoch is `Failures.syncs_per_epoch` of them."""
+    """Synchronizations every `every` (T) steps; an epoch is `Failures.syncs_per_epoch` of them."""
 
     every: int
     dies_as_one = False
@@ -49,7 +49,7 @@ class Ensemble:
 
 
 class _ReplicaGroups:
-    """Who lives, and how far in time each is."""
+    """Which groups are alive, and the time that each has reached."""
 
     def __init__(self, course: SimulatedRun) -> None:
         P, failures = course.layout.P, course.failures
@@ -58,17 +58,17 @@ class _ReplicaGroups:
         self._restart = failures.restart_seconds if failures else 0.0
         self._deaths = Deaths(course)
         self.F = np.zeros(P)
-        """Where the time of each stands; of the dead, when the last step that it made was over."""
+        """The time that each group has reached; for a dead group, the end of its last step."""
         self.alive = np.ones(P, bool)
         self._unheard = -np.inf
-        """Until then the living wait for those who died since the last meeting."""
+        """Until then the living groups wait for those that died since the last synchronization."""
         self._dies = np.full(P, np.inf)
         self._begin_life(self.alive, self.F)
         self._in_vain = np.zeros(course.T, int)
-        """How often all have begun again, by the step."""
+        """How often all groups have begun again at each step."""
 
     def step(self, t: int, round_began: int) -> None:
-        """Compute, up to the meeting."""
+        """Compute step `t` up to the synchronization, and let groups die."""
         mean, longest = self._course.drawn(t)
         ready = self.F + longest + self._course.durations.before_sync
         died = self.alive & (self._dies <= ready)
@@ -99,20 +99,20 @@ class _ReplicaGroups:
         self._course.made(t, np.flatnonzero(self.alive), self.F[self.alive])
 
     def begin_again(self, t: int) -> None:
-        """At step t, with the first one that is back."""
+        """Begin again at step `t`, with the first group that is back."""
         self._in_vain[t] += 1
         if self._in_vain[t] == PATIENCE:
             raise UserError(f"no group lived through the epoch from step {t} on in {PATIENCE:,} attempts")
         self._course.stats.forget(t)
         first = (self._dies + self._restart).argmin()
-        all_dead = np.maximum(self._dies, self.F).max()  # who dies while it waits is missed after that
+        all_dead = np.maximum(self._dies, self.F).max()  # a group may die while it waits
         now = max(self._dies[first] + self._restart, all_dead)
         self._course.stats.add("failures", t, now - self.F[first])
         self._unheard = -np.inf
         self._begin_life(np.arange(len(self.F)) == first, np.full_like(self.F, now))
 
     def close(self) -> None:
-        """The others end without the dead."""
+        """End the dead groups together with the living ones, and count their time as failures."""
         end = self.F[self.alive].max()
         self._course.stats.add("failures", self._course.T - 1, np.maximum(end - self.F[~self.alive], 0.0))
         self._course.ended[~self.alive] = end

@@ -1,8 +1,8 @@
-"""Messages to some other groups: a step ends when those are there that were sent to a group.
+"""Messages to some other groups: a step ends when the messages to a group have arrived.
 
 M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic Gradient Push for Distributed Deep Learning, ICML 2019,
-algorithm 1 and τ-overlap: what was sent at the end of step t is needed at the end of step t + τ. Who sends to
-whom is a graph's, or drawn by lot in pairs.
+algorithm 1 and τ-overlap: messages sent at the end of step t are needed at the end of step t + τ. A graph or
+random pairs determine which group sends to which.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from hpcsgd.performance.simulation.windows import in_windows
 
 @dataclass(frozen=True)
 class Push:
-    """Over `graph` after every `period` steps, messages `staleness` (τ) steps late. A message is all that a
-    group sends in a step."""
+    """Messages over `graph` after every `period` steps, used `staleness` (τ) steps later.
+
+    A message is all that a group sends in a step.
+    """
 
     graph: Graph
     staleness: int = 0
@@ -45,7 +47,7 @@ class Push:
 
 @dataclass(frozen=True)
 class Paired:
-    """Both groups of a pair send a message to each other."""
+    """Messages between the two groups of random pairs."""
 
     pairs: Pairs
     period: Period
@@ -61,21 +63,21 @@ class Paired:
 
 
 class _Edges:
-    """In one step: who sends to whom, in the order of the senders."""
+    """The edges of one step from senders to receivers, ordered by sender."""
 
     def __init__(self, peers: Sequence[Sequence[int]]) -> None:
-        """`peers`: to whom each group sends."""
+        """Build the edges. `peers`: the groups to which each group sends."""
         self._to = np.array([j for those in peers for j in those], np.intp)
         self._start = np.cumsum([0, *map(len, peers)])
         self.senders = np.bincount(self._to, minlength=len(peers))
-        """How many send to each."""
+        """The number of senders to each group."""
 
     def begin_at(self, groups: Indices) -> NDArray[np.bool_]:
-        """Whether each of these groups sends to anybody."""
+        """Return for each of `groups` whether it sends to any group."""
         return self._start[groups + 1] > self._start[groups]
 
     def of(self, groups: Indices) -> tuple[Indices, Indices]:
-        """The ends of the edges that begin at `groups`, and the place in `groups` where each begins."""
+        """Return the receivers of the edges that begin at `groups`, and each edge's index into `groups`."""
         count = self._start[groups + 1] - self._start[groups]
         begins = np.repeat(np.arange(len(groups)), count)
         within = np.arange(len(begins)) - np.repeat(np.cumsum(count) - count, count)
@@ -83,7 +85,7 @@ class _Edges:
 
 
 class _Round:
-    """The messages of one step: how many each group still misses, and when the last one was there."""
+    """The messages of one step: how many each group still lacks, and when its last one arrived."""
 
     def __init__(self, edges: _Edges) -> None:
         self.edges = edges
@@ -93,7 +95,7 @@ class _Round:
 
 
 class _Arrivals:
-    """What has come to whom."""
+    """The `Inbox` of messages over edges: which messages have arrived at which group."""
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class _Arrivals:
         *,
         always: bool = False,
     ) -> None:
-        """`edges`: those of a step, counted from 0."""
+        """Create an empty inbox. `edges` returns the edges of a step, counted from 0."""
         self.staleness, self.always = staleness, always
         self._edges, self._period, self._course = edges, period, course
         self._rounds: dict[int, _Round] = {}
@@ -131,7 +133,7 @@ class _Arrivals:
             round_ = self._round(t)
             known = round_.missing[groups[here]] == 0
             there[here] = np.where(known, round_.last[groups[here]], np.inf)
-            round_.used += int(np.count_nonzero(known))  # who knows goes on, and does not ask again
+            round_.used += int(np.count_nonzero(known))  # these groups go on and do not ask again
             if round_.used == self._course.layout.P:
                 del self._rounds[t]
         return there

@@ -1,10 +1,10 @@
-"""A parameter server on all ranks: every step a group pushes its change and reads what is kept.
+"""A parameter server on all ranks: in every step a group pushes its change and reads the parameters.
 
-Q. Ho et al.: More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013: who
-has pushed c changes reads once every other has pushed c − s.
+Q. Ho et al.: More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013: a
+group that has pushed c changes reads once every other group has pushed c − s.
 
-A message is here the whole question: the push, and the answer. What the link of a host does for the questions
-of others is counted to their own links, of which all do the same.
+Here a message is a whole request: the push and the answer. A request occupies only the link of the group that
+asks. Links that serve requests are not counted, because all hosts do the same for each other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpcsgd.performance.simulation.windows import in_windows
 
 @dataclass(frozen=True)
 class Ssp:
-    """None is more than `staleness` (s) steps ahead of the slowest."""
+    """No group is more than `staleness` (s) steps ahead of the slowest."""
 
     staleness: int
     dies_as_one = True
@@ -32,7 +32,7 @@ class Ssp:
 
 @dataclass(frozen=True)
 class AsyncSgd:
-    """Nobody waits for others."""
+    """No group waits for others."""
 
     dies_as_one = True
 
@@ -41,7 +41,7 @@ class AsyncSgd:
 
 
 class _Clocks:
-    """Who has pushed what."""
+    """The `Inbox` of SSP: how many groups have pushed each step, and when the last one did."""
 
     staleness = 0  # of messages: a group waits for its own answer
     always = True
@@ -71,7 +71,7 @@ class _Open:
         return np.arange(len(groups))
 
     def deliver(self, groups: Indices, steps: Indices, times: Seconds) -> None:
-        """Nobody asks."""
+        """Ignore messages, because no group waits for them."""
 
     def there(self, groups: Indices, steps: Indices) -> Seconds:
         return np.full(len(groups), -np.inf)

@@ -1,7 +1,7 @@
-"""All groups meet: in every step, or in every I-th.
+"""All groups average their models: after every step, or after every I-th.
 
 ready = F + compute + exchange + update
-F ← max over groups of ready + meeting + gather    where t is a multiple of I, else ready + gather
+F ← max over groups of ready + average + gather    if t is a multiple of I, else ready + gather
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 
 @dataclass(frozen=True)
 class Synchronous:
-    """After every `period` steps."""
+    """All groups average after every `period` steps."""
 
     period: Period
     dies_as_one = True
