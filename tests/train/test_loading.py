@@ -107,7 +107,7 @@ REFUSED = {
     '--data.partition {name="dirichlet",alpha="x"}': "Dirichlet: alpha = 'x': expected float",
     '--data.partition {name="dirichlet",alpha=0}': "[data] partition: alpha = 0: must be a number > 0",
     '--data.partition {name="seldp"} --data.overlap_share 1': (
-        "[data] overlap_share = 1.0 beside partition: give one of them"
+        "[data] overlap_share = 1.0: give overlap_share or partition"
     ),
     "--data.overlap_share 0.4": "[data] partition: share 0.4 of the samples: each of 2 groups needs 1/P to 1",
     "--data.partition.name train.test_loading:nothing": "returned NoneType, expected a Partition",
@@ -140,7 +140,7 @@ def test_what_fits_two_groups_is_checked_as_that(job_file: Path) -> None:
 
 @pytest.mark.parametrize("key", ["--data.overlap_share 0.75", "--data.partition.name seldp", INJECTION])
 def test_the_probe_has_virtual_groups_that_share_alike(job_file: Path, key: str) -> None:
-    message = r"\[data\] (overlap_share|partition|injection): the probe deals all samples"
+    message = r"\[data\] (overlap_share|partition|injection): the probe assigns all samples"
     with pytest.raises(UserError, match=message):
         plan_of(load(job_file, key.split()), job_file, None, 1)
 
