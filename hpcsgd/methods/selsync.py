@@ -21,7 +21,7 @@ Differences from the paper:
   it covers those that exist.
 - In the first step, and after a gradient of zero, Δ is larger than any finite δ.
 - Gradients are measured after clipping.
-- If the norm of any group is NaN or infinite, Δ is that large, too, and the average leaves this step out.
+- If the norm of any group is NaN or infinite, Δ of all groups is as large, and the average skips this step.
 """
 
 from __future__ import annotations

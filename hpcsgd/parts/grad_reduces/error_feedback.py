@@ -77,8 +77,8 @@ class LrInErrorFeedback:
             maximize; in a step with several learning rates or with 0.
 
     Example:
-        >>> exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1), feedback=hpcsgd.LrInErrorFeedback())
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(exchange))
+        >>> grad_reduce = hpcsgd.Sparse(hpcsgd.TopK(density=0.1), feedback=hpcsgd.LrInErrorFeedback())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(grad_reduce))
         >>> train(optimizer, steps=2)
         >>> optimizer.metrics["error"] > 0
         True
@@ -133,8 +133,8 @@ class MomentumCorrection:
 
     Example:
         >>> feedback = hpcsgd.MomentumCorrection(momentum=0.9)
-        >>> exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1), feedback=feedback)
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(exchange))
+        >>> grad_reduce = hpcsgd.Sparse(hpcsgd.TopK(density=0.1), feedback=feedback)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(grad_reduce))
         >>> train(optimizer, steps=2)
         >>> optimizer.metrics["error"] > 0
         True

@@ -53,8 +53,8 @@ class Quantized:
 
     Example:
         >>> formats = hpcsgd.quantizers
-        >>> exchange = hpcsgd.Quantized(gradients=formats.bf16(), parameters=formats.int8())
-        >>> method = hpcsgd.hierarchical(8, exchange)
+        >>> grad_reduce = hpcsgd.Quantized(gradients=formats.bf16(), parameters=formats.int8())
+        >>> method = hpcsgd.hierarchical(8, grad_reduce)
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
         >>> sent = topology.world.stats.totals()

@@ -81,8 +81,8 @@ class Sparse:
           `apply_seconds`.
 
     Example:
-        >>> exchange = hpcsgd.Sparse(hpcsgd.Deft(density=0.1), feedback=hpcsgd.MomentumCorrection(0.9))
-        >>> method = hpcsgd.hierarchical(4, exchange)
+        >>> grad_reduce = hpcsgd.Sparse(hpcsgd.Deft(density=0.1), feedback=hpcsgd.MomentumCorrection(0.9))
+        >>> method = hpcsgd.hierarchical(4, grad_reduce)
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=4)
         >>> optimizer.metrics["error"] > 0     # what is still to be sent

@@ -48,8 +48,8 @@ class Stochastic:
         UserError: If `seed` is negative or has more than 63 bits.
 
     Example:
-        >>> wire = hpcsgd.quantizers.int4(rounding=hpcsgd.quantizers.Stochastic(seed=1))
-        >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.Quantized(gradients=wire))
+        >>> quantizer = hpcsgd.quantizers.int4(rounding=hpcsgd.quantizers.Stochastic(seed=1))
+        >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.Quantized(gradients=quantizer))
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
 
     References:

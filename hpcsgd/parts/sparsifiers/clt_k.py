@@ -32,8 +32,8 @@ class CLTk:
         UserError: If `density` is outside these bounds.
 
     Example:
-        >>> exchange = hpcsgd.Sparse(hpcsgd.CLTk(density=0.1))
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(exchange))
+        >>> grad_reduce = hpcsgd.Sparse(hpcsgd.CLTk(density=0.1))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(grad_reduce))
         >>> train(optimizer, steps=1)
         >>> round(optimizer.metrics["density"] * 67)     # the model has 67 parameters
         7

@@ -69,8 +69,8 @@ class Deft:
         A step broadcasts 4 bytes per layer, with `exact` 8.
 
     Example:
-        >>> exchange = hpcsgd.Sparse(hpcsgd.Deft(density=0.1, exact=True))
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(exchange))
+        >>> grad_reduce = hpcsgd.Sparse(hpcsgd.Deft(density=0.1, exact=True))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(grad_reduce))
         >>> train(optimizer, steps=1)
         >>> round(optimizer.metrics["density"] * 67)     # the model has 67 parameters
         7

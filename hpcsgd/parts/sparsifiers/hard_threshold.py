@@ -33,8 +33,8 @@ class HardThreshold:
         UserError: If `threshold` is not > 0.
 
     Example:
-        >>> exchange = hpcsgd.Sparse(hpcsgd.HardThreshold(threshold=0.01))
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(exchange))
+        >>> grad_reduce = hpcsgd.Sparse(hpcsgd.HardThreshold(threshold=0.01))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(grad_reduce))
         >>> train(optimizer, steps=1)
         >>> 0 < optimizer.metrics["density"] <= 1
         True

@@ -49,8 +49,8 @@ class SIDCo:
         UserError: If `density` is outside these bounds.
 
     Example:
-        >>> exchange = hpcsgd.Sparse(hpcsgd.SIDCo(density=0.1))
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(exchange))
+        >>> grad_reduce = hpcsgd.Sparse(hpcsgd.SIDCo(density=0.1))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(grad_reduce))
         >>> train(optimizer, steps=1)
         >>> 0 < optimizer.metrics["density"] <= 1
         True

@@ -34,8 +34,8 @@ class TopK:
         UserError: If `density` is outside these bounds.
 
     Example:
-        >>> exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1))
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(exchange))
+        >>> grad_reduce = hpcsgd.Sparse(hpcsgd.TopK(density=0.1))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.bsp(grad_reduce))
         >>> train(optimizer, steps=1)
         >>> optimizer.metrics["density"] >= 0.1
         True
