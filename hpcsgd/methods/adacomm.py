@@ -170,7 +170,7 @@ def adacomm(
     optimizer_state: WithOptimizerState = keep_state,
     quantize: Quantizer | None = None,
 ) -> Method:
-    """Return local SGD whose groups synchronize rarely at first, and more often as the training loss falls.
+    """Return local SGD whose groups synchronize rarely at first, and more often as the loss falls.
 
     It needs the training loss in every step: `optimizer.step(loss=loss)`.
 

@@ -140,7 +140,7 @@ def noloco(
     seed: int = 0,
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
 ) -> Method:
-    """Return local SGD with outer momentum, whose groups synchronize in random pairs: no message goes to all.
+    """Return local SGD with outer momentum, whose groups synchronize in random pairs only.
 
     The models of the groups differ: evaluate inside `optimizer.averaged_model()`.
 

@@ -225,7 +225,7 @@ def selsync(
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
     optimizer_state: WithOptimizerState = keep_state,
 ) -> Method:
-    """Return selective synchronization: groups average in steps in which any group's gradient changes much.
+    """Return selective synchronization: groups average in steps in which a gradient changes much.
 
     Δ is the relative change of a moving average of the squared norm of a group's gradient (eq. 2). All groups
     share the step if Δ of any group reaches δ.

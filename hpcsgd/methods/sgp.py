@@ -168,7 +168,7 @@ def sgp(
     graph: Graph | None = None,
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
 ) -> Method:
-    """Return stochastic gradient push: after every step, each group sends shares of its model to some others.
+    """Return stochastic gradient push: in every step, each group sends shares of its model to a few others.
 
     A group waits only for the groups that send to it. The models of the groups differ: evaluate inside
     `optimizer.averaged_model()`.
@@ -217,7 +217,7 @@ def osgp(
     graph: Graph | None = None,
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
 ) -> Method:
-    """Return overlap stochastic gradient push: `sgp` whose messages travel while the next steps are computed.
+    """Return overlap stochastic gradient push: `sgp` with messages that overlap the next steps.
 
     Every group adds a message exactly `overlap_steps` steps after it was sent, so that a repeated run gives
     the same bits.

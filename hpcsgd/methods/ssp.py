@@ -56,7 +56,7 @@ def ssp(max_staleness: int, grad_reduce: GradReduce = Dense()) -> Method:  # noq
 
     Note:
         After every step, `optimizer.metrics["staleness"]` counts the updates by other groups since the read
-        that the gradient was computed at. `optimizer.metrics["ahead"]` is the number of steps before the
+        that the gradient was computed at. `optimizer.metrics["ahead"]` counts the steps ahead of the
         slowest group.
 
         A change that you write into parameters between two steps, such as a clamp, becomes part of the next

@@ -233,7 +233,7 @@ def _of(
 @method(cite="douillard2025streaming")
 @checked
 def streaming(method: Method, num_fragments: int, sync_delay: int, update_alpha: float = 0.5) -> Method:
-    """Return `method` with synchronizations of one model fragment after the other, while training continues.
+    """Return `method` with background synchronizations of one model fragment after the other.
 
     Each fragment is synchronized as often as `method` says, the F fragments in turn. In total a rank sends as
     much as `method` does, but in F smaller parts that are spread evenly over the steps. The result is blended

@@ -122,8 +122,8 @@ class ParameterServer:
     The update is everything that has changed since the last read, including what the user wrote into the
     parameters between two steps. With the factor 1/P a learning rate has the same effect as with averaged
     gradients. Two metrics are reported in every step, both as this rank's own part sees them. `staleness`
-    counts the updates by other groups since the read that the gradient was computed at. `ahead` is the number
-    of steps before the slowest group.
+    counts the updates by other groups since the read that the gradient was computed at. `ahead` counts the
+    steps ahead of the slowest group.
     """
 
     def __init__(self, staleness: int | None) -> None:
