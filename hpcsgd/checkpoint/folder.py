@@ -1,7 +1,8 @@
-"""A folder of checkpoints: each complete or not there, the last two kept, damage noticed before it is read.
+"""A folder of checkpoints: each is complete or absent, the last two are kept, damage is detected.
 
     step-00000340/rank-00000.h5 …   what each rank saved
-    step-00000340/manifest.json     written last: the job's shape, every file's size and SHA-256
+    step-00000340/manifest.json     written last: the numbers of groups and ranks, every file's size and
+    SHA-256
 
 A checkpoint is written in a hidden folder, which is renamed when all of it has reached the disk.
 """
@@ -41,33 +42,33 @@ _HIDDEN = ".writing-"
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint found whole."""
+    """A checkpoint that was found whole."""
 
     path: Path
     step: int
     P: int
     K: int
     optimizer: int = 0
-    """Of which optimizer to read, where a script has saved several together."""
+    """Number of the optimizer to read, if a script has saved several together."""
 
     def rank_file(self, g: int, j: int) -> Path:
-        """What the rank at position j of group g saved."""
+        """Return the file of rank j of group g."""
         return self.path / _name(g * self.K + j)
 
 
 class Checkpoints:
-    """The checkpoints of one run, in a folder all ranks see. Every method is collective."""
+    """The checkpoints of one run, in a folder that all ranks see. Every method is collective."""
 
     def __init__(self, folder: Path, topology: Topology) -> None:
         self._folder = folder
         self._job = topology
         self.writing = False
-        """Whether this rank's own file is being written now."""
+        """True while this rank's own file is being written."""
 
     def write(self, step: int, state: Mapping[str, Any]) -> None:
-        """Save this rank's `state` of `step`; afterwards the `KEPT` newest checkpoints are there.
+        """Save this rank's `state` of `step`. Afterwards the folder has the `KEPT` newest checkpoints.
 
-        Raises `JobError` where a rank cannot write, leaving earlier checkpoints as they were.
+        Raises `JobError` if a rank cannot write. Earlier checkpoints stay unchanged.
         """
         hidden = self._folder / f"{_HIDDEN}{title(step)}"
         try:
@@ -78,16 +79,19 @@ class Checkpoints:
             raise
 
     def claim(self) -> None:
-        """Keep other jobs from writing here until this process ends; for rank 0. Raises `UserError` where one
-        does."""
+        """Lock other jobs out of the folder until this process ends; only rank 0 calls this.
+
+        Raises `UserError` if another job holds the lock.
+        """
         with _writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             hold(self._folder)
 
     def newest(self) -> Saved | None:
-        """The newest checkpoint that is whole, passing over damaged ones with a warning; None without any.
+        """Return the newest checkpoint that is whole, or None if there is none.
 
-        Raises `JobError` if there are checkpoints and all are damaged.
+        Damaged ones are skipped with a warning. Raises `JobError` if there are checkpoints and all are
+        damaged.
         """
         candidates = self._listed()
         for name in candidates:
@@ -96,7 +100,7 @@ class Checkpoints:
                 return found
             if self._job.rank == 0:
                 log.warning("checkpoint %s is damaged (%s): falling back to the one before", name, damage)
-        if candidates != self._listed():  # the others' islands have written newer ones meanwhile
+        if candidates != self._listed():  # another replica group has written newer ones meanwhile
             return self.newest()
         with self._job.raise_on_all_ranks("reading checkpoints"):
             if candidates:
@@ -104,11 +108,11 @@ class Checkpoints:
         return None
 
     def whole(self, saved: Saved) -> bool:
-        """Whether it is still there: other islands of the run write newer ones, and remove it."""
+        """Return whether the checkpoint still exists: other replica groups write newer ones and remove it."""
         return self._looked_at(saved.path)[0] is not None
 
     def _listed(self) -> list[str]:
-        """As rank 0 sees them."""
+        """Return the checkpoints that rank 0 sees."""
         return self._job.world.gather_objects(titles(self._folder) if self._job.rank == 0 else [])[0]
 
     def _write_hidden(self, hidden: Path, step: int, state: Mapping[str, Any]) -> None:
@@ -137,7 +141,7 @@ class Checkpoints:
             self.writing = False
 
     def _looked_at(self, path: Path) -> tuple[Saved | None, str | None]:
-        """A checkpoint, or what is wrong with it; each rank looks at some of its files."""
+        """Return a checkpoint, or its damage; each rank checks some of its files."""
         saved = None
         try:
             saved, files = _read_manifest(path)
@@ -159,14 +163,14 @@ class Checkpoints:
         with replacing(hidden / MANIFEST) as part:
             part.write_text(json.dumps(manifest, indent=1))
         final = self._folder / title(step)
-        if final.exists():  # damaged, or of the same step but an earlier moment
+        if final.exists():  # damaged, or an earlier save of the same step
             os.replace(final, hidden.with_suffix(".old"))
         os.replace(hidden, final)
         reach_disk(self._folder)
         self._remove_all_but_newest(step)
 
     def _remove_all_but_newest(self, step: int) -> None:
-        """Of `step` and before; what is of a later step was passed over as damaged."""
+        """Remove older checkpoints up to `step`; those of later steps were skipped as damaged."""
         listed = titles(self._folder)
         kept = [name for name in listed if _step(name) <= step][:KEPT]
         for name in listed:
@@ -176,20 +180,20 @@ class Checkpoints:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove from a folder of checkpoints what a killed run has left; nobody else may write there."""
+    """Remove what a killed run has left in a folder of checkpoints, in which nothing else may write."""
     for hidden in [*folder.glob(f"{_HIDDEN}step-*")]:
         shutil.rmtree(hidden)
     remove_left(folder)
 
 
 def titles(folder: Path) -> list[str]:
-    """The names of all checkpoints in `folder`, the newest first."""
+    """Return the names of all checkpoints in `folder`, the newest first."""
     names = [path.name for path in folder.glob("step-*") if _has_ours(path)]
     return sorted(filter(_TITLE.fullmatch, names), key=_step, reverse=True)
 
 
 def require_outside(folder: Path) -> None:
-    """Raise `UserError` where `folder` is a checkpoint itself, or a file."""
+    """Raise `UserError` if `folder` is a checkpoint itself, or a file."""
     if _has_ours(folder) or _TITLE.fullmatch(folder.name):
         raise UserError(
             f"{folder} is a checkpoint, or has the name of one: give the folder that it is in, "
@@ -201,12 +205,12 @@ def require_outside(folder: Path) -> None:
 
 
 def _has_ours(path: Path) -> bool:
-    """Whether there are files as a checkpoint has them."""
+    """Return whether the folder has files with names of a checkpoint."""
     return any(map(_FILE.fullmatch, _names(path)))
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether there is nothing else; hidden files are of the file system."""
+    """Return whether it has nothing else; hidden files belong to the file system."""
     names = [name for name in _names(path) if not name.startswith(".")]
     return bool(names) and all(map(_FILE.fullmatch, names))
 
@@ -214,7 +218,7 @@ def _is_ours(path: Path) -> bool:
 def _names(path: Path) -> list[str]:
     try:
         return os.listdir(path)
-    except OSError:  # it is no folder, or another island has removed it
+    except OSError:  # it is no folder, or another replica group has removed it
         return []
 
 
@@ -245,7 +249,7 @@ def _differs(path: Path, expected: Mapping[str, Any]) -> str | None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """A full disk or a missing permission is the user's to mend."""
+    """Raise `UserError` for a full disk or a missing permission, which the user can fix."""
     try:
         yield
     except OSError as error:
@@ -253,7 +257,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def title(step: int) -> str:
-    """The name of a checkpoint of this step."""
+    """Return the name of a checkpoint of this step."""
     return f"step-{step:08d}"
 
 

@@ -1,4 +1,4 @@
-"""What a script's checkpoint has beside the optimizers: compared with what `load` is given, and read."""
+"""The items in a script's checkpoint: compared with what `load` is given, and read."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from hpcsgd.errors import UserError, count_text, near_miss
 log = logging.getLogger(__name__)
 
 ITEMS, GIVEN = "items", "given by name"
-"""Under which keys a rank's file has what is known of a script's items, and those that this rank saves."""
+"""Keys of a rank's file: facts about the script's items, and the items that this rank saves."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a script gives `save` and `load` beside the folder."""
+    """What a script gives `save` and `load` in addition to the folder."""
 
     optimizers: int
-    """How many."""
+    """Number of optimizers."""
     kinds: Mapping[str, str]
-    """Of the items, by name."""
+    """Kinds of the items, by name."""
     classes: Mapping[str, Sequence[str]]
-    """Of those that are no values; see `items.classes_of`."""
+    """Classes of the items that are not values; see `items.classes_of`."""
 
 
 def wanted(saved: Saved, given: Given, state: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the items to be read, with their kinds.
 
     Raises:
-        UserError: If others have been saved.
+        UserError: If other items have been saved.
     """
     with opened(saved, [FIRST]) as (file,):
         found = tree.items(file)
@@ -69,8 +69,11 @@ def wanted(saved: Saved, given: Given, state: Mapping[str, Any]) -> Mapping[str,
 
 
 def states(saved: Saved, topology: Topology, wanted: Mapping[str, str]) -> dict[str, Any]:
-    """Read what this rank goes on with. Where values differed between other ranks than these they are left
-    out, and so are their random generators."""
+    """Read the items with which this rank continues.
+
+    If P × K has changed, values that differed between ranks are left out, and so are their random
+    generators.
+    """
     same = (topology.num_groups, topology.group_size) == (saved.P, saved.K)
     with opened(saved, [FIRST]) as (file,):
         differing = tree.read_item(tree.items(tree.items(file)[ITEMS])["differing"])

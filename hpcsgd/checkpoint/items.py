@@ -1,4 +1,4 @@
-"""What a script saves beside its optimizers: objects with a state, random generators, plain values."""
+"""What a script saves in addition to its optimizers: objects with a state, generators, plain values."""
 
 from __future__ import annotations
 
@@ -19,28 +19,31 @@ from hpcsgd.engine.wrapping import OuterWrapper
 from hpcsgd.errors import UserError, located
 
 STATE, GENERATOR, VALUE = "an object with a state_dict", "a random generator", "a value"
-"""What an item can be."""
+"""The kinds of an item."""
 Generator = torch.Generator | np.random.Generator | random.Random
 
 
 @runtime_checkable
 class _Stateful(Protocol):
-    """As torch.distributed.checkpoint has it, too."""
+    """The same protocol as in torch.distributed.checkpoint."""
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state_dict: Any) -> Any: ...
 
 
 def kind_of(item: object) -> str:
-    """Return which one of `STATE`, `GENERATOR` and `VALUE` it is."""
+    """Return which of `STATE`, `GENERATOR` and `VALUE` the item is."""
     if isinstance(item, Generator):
         return GENERATOR
     return STATE if isinstance(item, _Stateful) and not isinstance(item, type) else VALUE
 
 
 def classes_of(item: object) -> list[str]:
-    """Return the names of its class and of those that this is derived from, without their modules: a script's
-    own are in another one where it is imported. All modules are of one, since they look at what they load."""
+    """Return the names of the item's class and its base classes, without their modules.
+
+    A script's own classes are in another module if the script is imported. All `nn.Module` count as one
+    class, because they check what they load.
+    """
     if isinstance(item, Generator):
         kinds: list[Any] = [torch.Generator, np.random.Generator, random.Random]
         return next(
@@ -52,7 +55,7 @@ def classes_of(item: object) -> list[str]:
 
 
 def require_beside(items: Mapping[str, object], optimizers: Iterable[DistributedOptimizer]) -> None:
-    """Raise `UserError` for an item that is saved with the `optimizers`, or is one of their kind."""
+    """Raise `UserError` for an item that is saved with the `optimizers`, or is an optimizer itself."""
     with_them = [whole for each in optimizers for whole in (each.model, each.local.optimizer)]
     for name, item in items.items():
         if any(item is whole for whole in with_them):
@@ -64,7 +67,7 @@ def require_beside(items: Mapping[str, object], optimizers: Iterable[Distributed
 
 
 def state_of(item: Any) -> Any:
-    """Return what is to be saved of it, on the host."""
+    """Return what is to be saved of the item, on the host."""
     match item:
         case torch.Generator():
             state: Any = item.get_state()
@@ -86,11 +89,11 @@ def state_of(item: Any) -> Any:
 
 
 def load(item: Any, state: Any, place: str) -> None:
-    """Put back into an object or a generator what `state_of` returned.
+    """Restore an object or a generator from a result of `state_of`.
 
     Raises:
-        UserError: naming the `place`, where torch, NumPy or Python says that it does not fit. What a class of
-            the script's own raises is passed on with it.
+        UserError: If torch, NumPy or Python says that the state does not fit; the error names the `place`.
+            Exceptions of a script's own class are passed on with a note.
     """
     try:
         with located(place):
@@ -122,21 +125,24 @@ def _load(item: Any, state: Any) -> None:
 
 
 class Mean:
-    """The state that ranks have together, from what each of them has saved, one after the other: the mean of
-    tensors that are averaged where they are a model's buffers; everything else has to be the same on all."""
+    """The common state of ranks, from what each of them has saved, one after the other.
+
+    Tensors that would be averaged as buffers of a model are averaged. Everything else has to be the same on
+    all ranks.
+    """
 
     def __init__(self, name: str) -> None:
         self._name, self._count, self._total = name, 0, None
 
     def add(self, state: Any) -> None:
-        """Raises `UserError` where it differs from what came before in more than numbers."""
+        """Add the state of a rank. Raises `UserError` if it differs in more than numbers."""
         self._total = _widened(state) if self._count == 0 else self._sum(self._total, state)
         self._count += 1
         if self._count == 1:
             self._first = state
 
     def result(self) -> Any:
-        """Return the mean, in the types that the states have."""
+        """Return the mean, in the types of the states."""
         return self._divided(self._total, self._first)
 
     def _sum(self, total: Any, state: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The state of a method's parts in a checkpoint, and how it comes to another P × K; see `State`."""
+"""The state of a method's parts in a checkpoint, and its conversion to another P × K; see `State`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hpcsgd.engine.optimizer import DistributedOptimizer
 log = logging.getLogger(__name__)
 
 Shards = dict[str, dict[str, list[Tensor]]]
-"""By role and name, a vector for every bucket."""
+"""A vector for every bucket, by role and name."""
 
 
 def split_off_shards(states: Mapping[str, State]) -> tuple[tree.Tree, Shards]:
-    """What is saved as it is, and what is saved piece by piece with the parameters."""
+    """Return what is saved as it is, and the shards, which are saved by ranges of parameters."""
     chunks = {role: state.sharded for role, state in states.items() if state.sharded}
     rest = {role: replace(state, sharded={}).to_dict() for role, state in states.items()}
     return rest, chunks
@@ -32,12 +32,15 @@ def split_off_shards(states: Mapping[str, State]) -> tuple[tree.Tree, Shards]:
 def restored(
     mine: Mapping[str, State], source: SavedGroups, optimizer: DistributedOptimizer, *, goes_on: bool
 ) -> dict[str, State]:
-    """What each part is to go on from: `mine`, where this rank goes on with what it saved, or what the ranks
-    of `source` have for it. What cannot come along is dropped, saying so."""
+    """Return the state from which each part continues.
+
+    If `goes_on`, this rank continues with `mine`, what it saved itself. Otherwise the state comes from the
+    ranks of `source`. What cannot be converted is dropped, with a warning.
+    """
     states = dict(mine) if goes_on else _elsewhere(source, optimizer)
     dropped = _dropped(mine, states)
     for role, chunks in source.shard_names().items():
-        if optimizer.topology.num_groups == 1 and "grad_reduce" not in role.split("."):  # nobody to meet
+        if optimizer.topology.num_groups == 1 and "grad_reduce" not in role.split("."):  # no averages
             dropped += [f"{name} of {role}" for name in chunks]
         else:
             made = {name: _cut(source, role, name, optimizer) for name in chunks}
@@ -66,7 +69,10 @@ def _elsewhere(source: SavedGroups, optimizer: DistributedOptimizer) -> dict[str
 
 
 def _mean_of_ranks(saved: Sequence[tree.Item]) -> dict[str, dict[str, Tensor]]:
-    """Read parameter by parameter: all at once would be as many models as there are ranks."""
+    """Return the mean over ranks, read parameter by parameter.
+
+    Reading all at once would need memory for as many models as there are ranks.
+    """
     named = [{name: tree.items(layers) for name, layers in tree.items(each).items()} for each in saved]
     return {
         name: {layer: mean(tree.read_item(each[name][layer]) for each in named) for layer in layers}
@@ -75,7 +81,7 @@ def _mean_of_ranks(saved: Sequence[tree.Item]) -> dict[str, dict[str, Tensor]]:
 
 
 def _dropped(before: Mapping[str, State], after: Mapping[str, State]) -> list[str]:
-    """What is in one and not in the other, to be read."""
+    """Return, as text, the sections that one state has and the other lacks."""
     return [
         f"{', '.join(section)} of {role}"
         for role, state in before.items()
@@ -85,7 +91,7 @@ def _dropped(before: Mapping[str, State], after: Mapping[str, State]) -> list[st
 
 
 def _cut(source: SavedGroups, role: str, name: str, optimizer: DistributedOptimizer) -> list[Tensor]:
-    """For every bucket of this job its own chunk, or all of it where the averager does not shard."""
+    """Return for every bucket the shard of this rank, or all of it if the averager needs the whole model."""
     whole = optimizer.method.averager.traits.whole_model
     return [_cut_bucket(source, role, name, bucket, whole) for bucket in optimizer.buckets]
 

@@ -1,4 +1,4 @@
-"""Parameters and optimizer state as the ranks saved them, piece by piece, read for any other cut."""
+"""Parameters and optimizer state as the ranks saved them, in ranges, which can be read for any other cut."""
 
 from __future__ import annotations
 
@@ -32,8 +32,11 @@ class SavedRange:
 def capture_ranges(
     optimizer: DistributedOptimizer, w: Sequence[Tensor], method: Mapping[str, Mapping[str, Sequence[Tensor]]]
 ) -> tree.Tree:
-    """Of what this position owns, by parameter name: `w`, its chunks of the model, optimizer state, and the
-    method's vectors by role and name."""
+    """Return what this rank owns by parameter name.
+
+    `w` are its shards of the model. The result also has optimizer state, and the method's vectors by role and
+    name.
+    """
     numbers = {id(bucket): i for i, bucket in enumerate(optimizer.buckets)}
     pieces = {}
     for bucket, piece, state in optimizer.local.states_by_range():
@@ -53,28 +56,28 @@ def capture_ranges(
 
 
 def values_of_range(vector: Tensor, bucket: Bucket, piece: ShardRange) -> Tensor:
-    """The elements of one piece, of a vector that is like `param_shard` or like `w`: complex ones as rows."""
+    """Return the elements of one range of a vector like `param_shard` or like `w`: complex ones as rows."""
     like_own = vector.numel() == bucket.param_shard.numel()
     return in_rows(vector[piece.in_own if like_own else piece.in_w], bucket.reals)
 
 
 class SavedGroups:
-    """Some of the groups of a checkpoint, given as what their positions saved, unread; read as their mean."""
+    """Some groups of a checkpoint, as what their ranks saved, unread; they are read as their mean."""
 
     def __init__(self, groups: Sequence[Sequence[tree.Item]]) -> None:
         self._groups = [_index(files) for files in groups]
         self._files = [file for files in groups for file in files]
 
     def w(self, name: str, start: int, stop: int) -> Tensor:
-        """Elements [start, stop) of a parameter."""
+        """Return elements [start, stop) of a parameter."""
         return mean(_elements(group[name], start, stop, lambda piece: piece.w) for group in self._groups)
 
     def state(self, name: str, start: int, stop: int) -> RangeState:
-        """Their optimizer state; of groups that never updated the parameter there is none."""
+        """Return the optimizer state of these elements; empty if no group ever updated the parameter."""
         groups = [group[name] for group in self._groups if _has_state(group.get(name, []))]
         if not groups:
             return RangeState({}, {})
-        fullest = max(groups, key=lambda pieces: len(pieces[0].elements))[0]  # others may have masters alone
+        fullest = max(groups, key=lambda pieces: len(pieces[0].elements))[0]  # others may have masters only
         elements = {
             key: mean(
                 _elements(g, start, stop, lambda piece, key=key: piece.elements[key])
@@ -86,18 +89,18 @@ class SavedGroups:
         return RangeState(elements, tree.read(fullest.rest))
 
     def states(self) -> Iterator[tuple[str, list[State]]]:
-        """By role what the method remembered on each rank, unread, but for what is sharded."""
+        """Yield by role what the method saved on each rank, unread, without the shards."""
         methods = [tree.items(tree.items(tree.items(file)["optimizer"])["method"]) for file in self._files]
         for role in methods[0]:
             yield role, [State.from_dict(tree.items(method[role])) for method in methods]
 
     def shard_names(self) -> dict[str, list[str]]:
-        """Of the method's vectors, by role."""
+        """Return the names of the method's sharded vectors, by role."""
         pieces = next(iter(self._groups[0].values()))
         return {role: list(named) for role, named in pieces[0].method.items()}
 
     def shard(self, role: str, key: str, name: str, start: int, stop: int) -> Tensor:
-        """Elements [start, stop) of what a method has for a parameter."""
+        """Return elements [start, stop) of a method's vector for a parameter."""
 
         def theirs(piece: SavedRange) -> tree.Item:
             return piece.method[role][key]
@@ -106,7 +109,7 @@ class SavedGroups:
 
 
 def mean(values: Iterator[Tensor]) -> Tensor:
-    """Rounded once; of values that are not averaged, the first."""
+    """Return the mean, rounded once; of values that are not averaged, the first."""
     first = next(values)
     if not is_averaged(first):
         return first
@@ -137,7 +140,7 @@ def _has_state(pieces: Sequence[SavedRange]) -> bool:
 def _elements(
     pieces: Sequence[SavedRange], start: int, stop: int, of: Callable[[SavedRange], tree.Item]
 ) -> Tensor:
-    """Elements [start, stop) of what there is `of` a piece, from whoever saved them."""
+    """Return elements [start, stop) of the tensor `of` each range, from all files that have some of them."""
     cuts = []
     for piece in sorted(pieces, key=lambda p: p.start):
         low, high = max(start, piece.start), min(stop, piece.stop)

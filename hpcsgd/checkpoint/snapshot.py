@@ -1,11 +1,11 @@
-"""What a checkpoint holds, and how it comes back, on the same P × K or another.
+"""The content of a checkpoint, and how it is restored, on the same P × K or another.
 
-Every rank saves what it alone owns: 1/K of its group's parameters and optimizer state, as pieces of named
-parameters, with its buffers. On the same P × K each rank finds its own again, bit for bit. With another K the
-pieces of a group are cut anew. With another P, or another method, all groups start from the mean of the saved
-ones, as after a meeting: parameters and element-wise optimizer state. On another P × K float buffers are the
-mean over all ranks, and each part of the method's state follows its rule (`State`). Where a server keeps the
-model, that is what is saved.
+Every rank saves what it alone owns, with its buffers. That is 1/K of its group's parameters and optimizer
+state, as ranges of named parameters. On the same P × K each rank restores its own part, bit for bit. With
+another K the ranges of a group are cut anew. With another P, or another method, all groups start from the
+mean of the saved ones, as after a synchronization: parameters and element-wise optimizer state. On another P
+× K float buffers are the mean over all ranks, and each part of the method's state follows its rule
+(`State`). If a server keeps the model, that model is saved.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ log = logging.getLogger(__name__)
 
 OF_MODEL = ("parameter ", "frozen parameter ", "buffer ")
 FURTHER = "further"
-"""Under which key a rank's file has the optimizers after the first one."""
+"""The key in a rank's file for the optimizers after the first one."""
 Place = tuple[int, int]
-"""Which group a rank is in, and which position it has there."""
+"""A rank's group, and its index there."""
 FIRST: Place = (0, 0)
 
 
 def capture(optimizer: DistributedOptimizer, *, shared: Tree, own: Tree) -> Tree:
-    """This rank's part of a checkpoint. `shared` is alike on all ranks, `own` this rank's
-    (generators). Collective."""
+    """Return this rank's part of a checkpoint; collective.
+
+    `shared` is the same on all ranks, `own` is this rank's (generators).
+    """
     central = optimizer.method.model_holder()
     model = None if central is None else central.model()
     states, chunks = split_off_shards(optimizer.method.states())
@@ -69,9 +71,9 @@ def capture(optimizer: DistributedOptimizer, *, shared: Tree, own: Tree) -> Tree
 
 @torch.no_grad()
 def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree | None]:
-    """Put a checkpoint back; return `shared`, and `own` if P × K is as it was. Collective.
+    """Restore a checkpoint; collective. Return `shared`, and `own` if P × K is the same, otherwise None.
 
-    Raises `JobError` where the checkpoint is of another model or optimizer.
+    Raises `JobError` if the checkpoint is of another model or optimizer.
     """
     topology = optimizer.topology
     same = (topology.num_groups, topology.group_size) == (saved.P, saved.K)
@@ -101,7 +103,7 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
 def restore_newest(
     checkpoints: Checkpoints, optimizer: DistributedOptimizer
 ) -> tuple[Saved, Tree, Tree | None] | None:
-    """`restore` of the newest one, or of a newer one where it is removed meanwhile; None without any."""
+    """Restore the newest checkpoint, or None. If it is removed meanwhile, a newer one is used."""
     while (saved := checkpoints.newest()) is not None:
         try:
             shared, own = restore(saved, optimizer)
@@ -115,10 +117,10 @@ def restore_newest(
 
 @torch.no_grad()
 def restore_model(saved: Saved, model: nn.Module) -> None:
-    """Make `model`, laid out in memory as in the run, the one that all groups of a checkpoint have together,
-    in the dtype that they had; in one process, for whatever P × K.
+    """Load the mean of all groups of a checkpoint into `model`, with the saved dtypes.
 
-    Raises `UserError` where the checkpoint is of another model.
+    This runs in one process, for any P × K. `model` has the memory layout of the run. Raises `UserError` if
+    the checkpoint is of another model.
     """
     with opened(saved, [FIRST]) as (file,):
         outline = tree.read(tree.items(file)["outline"])
@@ -136,7 +138,7 @@ def restore_model(saved: Saved, model: nn.Module) -> None:
 
 
 def _groups_to_read(saved: Saved, parts: Sequence[str], optimizer: DistributedOptimizer) -> Iterable[int]:
-    """The saved group that this one continues, or all of them for their mean."""
+    """Return the saved group that this one continues, or all of them for their mean."""
     topology = optimizer.topology
     if topology.num_groups == saved.P and parts == _parts(optimizer):
         return [topology.group_index]
@@ -169,7 +171,7 @@ def _restore_buffers(saved: Saved, places: Iterable[Place], model: nn.Module) ->
 
 
 def _outline(optimizer: DistributedOptimizer) -> dict[str, str]:
-    """What has to be alike for a checkpoint to go on from."""
+    """Return what has to be equal for continuing from a checkpoint."""
     groups = optimizer.local.groups()
     parts = optimizer.method.stateful().items()
     state_of_method = ", ".join(f"{role} ({type(part).__name__})" for role, part in parts) or "none"
@@ -192,7 +194,7 @@ def _layout(x: Tensor) -> str:
 
 
 def _extents(model: nn.Module, frozen: Mapping[str, Tensor]) -> dict[str, str]:
-    """What of `_outline` is the model's own, without dtypes and param groups."""
+    """Return the model's part of `_outline`, without dtypes and parameter groups."""
     params = ((f"{'frozen ' * (name in frozen)}parameter {name}", p) for name, p in model.named_parameters())
     buffers = ((f"buffer {name}", buffer) for name, buffer in model.named_buffers())
     return {what: _extent(_layout(x)) for what, x in (*params, *buffers)}
@@ -213,24 +215,24 @@ def _require_same(saved: Saved, theirs: Mapping[str, str], ours: Mapping[str, st
 
 
 def _parts(optimizer: DistributedOptimizer) -> list[str]:
-    """What the method is made of; not how often groups meet and the like, which may change."""
+    """Return the classes of the method's parts. Settings such as `sync_every` may change."""
     method = optimizer.method
     return [type(part).__name__ for part in (method.grad_reduce, method.schedule, method.averager)]
 
 
 def _frozen(optimizer: DistributedOptimizer) -> Iterator[tuple[str, Tensor]]:
-    reshard(optimizer.model)  # or there are the whole weights that a forward pass has left
+    reshard(optimizer.model)  # a forward pass may have left whole weights
     trained = {param for _, param in optimizer.trained}
     return ((n, p) for n, p in optimizer.model.named_parameters() if p not in trained)
 
 
 def _saves(topology: Topology, frozen: Tensor) -> bool:
-    """Whether this rank does so for all others."""
+    """Return whether this rank saves the frozen parameter for all others."""
     return topology.rank == 0 or (topology.group_index == 0 and is_fsdp(frozen))
 
 
 def _saved_frozen(saved: Saved) -> Iterator[tuple[str, Tensor]]:
-    """One parameter at a time, of the rows that the positions of group 0 had."""
+    """Yield one parameter at a time, joined from the rows that the ranks of group 0 had."""
     with opened(saved, ((0, j) for j in range(saved.K))) as files:
         parts = [tree.items(tree.items(file)["frozen"]) for file in files]
         for name in parts[0]:
@@ -243,15 +245,15 @@ def _options(optimizer: DistributedOptimizer) -> list[dict[str, Any]]:
 
 
 def all_places(saved: Saved) -> Iterator[Place]:
-    """Those of the ranks that saved it, in rank order."""
+    """Return the places of all ranks that saved the checkpoint, in rank order."""
     return ((g, j) for g in range(saved.P) for j in range(saved.K))
 
 
 @contextmanager
 def opened(saved: Saved, places: Iterable[Place]) -> Iterator[list[tree.Item]]:
-    """What the ranks at these places saved of the optimizer that `saved` is of, unread."""
+    """Open what the ranks at these places saved of the optimizer that `saved` names, unread."""
     with ExitStack() as stack:
-        # Nobody writes to a complete checkpoint, and parallel file systems often refuse locks.
+        # Complete checkpoints are never written to, and parallel file systems often refuse locks.
         files = (h5py.File(saved.rank_file(g, j), "r", locking=False) for g, j in places)
         yield [_of_optimizer(saved.optimizer, stack.enter_context(file)) for file in files]
 

@@ -1,8 +1,8 @@
-"""Nested containers of plain values, tensors and arrays as JSON that gives back the same.
+"""Nested containers of plain values, tensors and arrays as JSON, which restores the same values.
 
-Strings, numbers, bools, None and lists are as JSON has them. Whatever else there is, and JSON does not know,
-is an object of one key, which says what it was: ``{"tuple": [1, 2]}``, ``{"dict": [["key", 3]]}``. Tensors of
-a few bytes are in it, too, and of others their numbers.
+Strings, numbers, bools, None and lists are as in JSON. Anything else is an object with one key, which names
+its type: ``{"tuple": [1, 2]}``, ``{"dict": [["key", 3]]}``. Tensors of a few bytes are included. Other
+tensors are stored separately, and the JSON has their numbers.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from hpcsgd.comm.on_host import mapped
 from hpcsgd.errors import UserError
 
 Store = Callable[[Tensor], int]
-"""Keeps a vector that NumPy can have; returns its number."""
+"""Stores a vector that NumPy can represent, and returns its number."""
 SHORT = 32
-"""Bytes of the largest tensor that is in the JSON itself."""
+"""Maximum size in bytes of a tensor that is included in the JSON."""
 _DICTS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 _FACTORIES = {each.__name__: each for each in (bool, int, float, str, list, tuple, dict, set)}
 _KEYS = (str, int, float, complex, bytes, bool, type(None), tuple, frozenset)
@@ -46,7 +46,7 @@ def encoded(value: Any, store: Store) -> str:
     """Return `value` as JSON; `store` gets the tensors that are too large for it.
 
     Raises:
-        UserError: naming what would not come back as it is.
+        UserError: If something would not come back as it is; the error names it.
     """
     try:
         return json.dumps(_Encoder(store).of(value), allow_nan=False, separators=(",", ":"))
@@ -57,18 +57,18 @@ def encoded(value: Any, store: Store) -> str:
 def decoded(text: str | bytes, data: Callable[[int], Any]) -> Any:
     """Return what `encoded` was given, with `Unread` in place of tensors and arrays.
 
-    `data`: what has the vector of a number, of which slices can be read.
+    `data` returns for a number an object from which slices of the vector can be read.
     """
     return json.loads(text, object_hook=functools.partial(_decoded, data))
 
 
 def read(tree: Any) -> Any:
-    """Return `tree`, or a part of it, with all that is in it."""
+    """Return `tree`, or a part of it, with all tensors and arrays read."""
     return mapped(tree, lambda leaf: leaf.read() if isinstance(leaf, Unread) else leaf)
 
 
 class Unread(ABC):
-    """A leaf that is read when it is asked for."""
+    """A leaf that is read on demand."""
 
     @abstractmethod
     def read(self) -> Any:
@@ -77,7 +77,7 @@ class Unread(ABC):
 
 @dataclass(frozen=True)
 class UnreadTensor(Unread):
-    """A tensor of so many numbers, in `data` or in the file's vector."""
+    """A tensor with this shape, whose elements are in `data`: bytes, or a vector of the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -102,7 +102,7 @@ class UnreadTensor(Unread):
 
 @dataclass(frozen=True)
 class _Made(Unread):
-    """What is made of parts, which are unread."""
+    """A value that `make` computes from unread parts."""
 
     make: Callable[..., Any]
     parts: Any
@@ -116,7 +116,7 @@ class _Encoder:
         self._store = store
 
     def of(self, value: Any) -> Any:
-        """Return what JSON has in place of `value`."""
+        """Return the JSON form of `value`."""
         kind = type(value)
         make = _PLAIN.get(kind)
         if make is not None:
@@ -180,7 +180,10 @@ class _Encoder:
 
 
 def _integer(value: int) -> Any:
-    """Others read no more than 64 bits, and Python no more than 4,300 digits."""
+    """Return integers of up to 64 bits as they are; other readers support no more.
+
+    Larger ones become hexadecimal, since Python limits decimal numbers to 4,300 digits.
+    """
     return value if -(2**63) <= value < 2**63 else {"int": hex(value)}
 
 
@@ -189,7 +192,10 @@ def _float(value: float) -> Any:
 
 
 def _text(value: str) -> Any:
-    """Half characters, which files may have in their names, could become whole ones."""
+    """Return the text; one with lone surrogates, as in some file names, as code points.
+
+    Otherwise two of them could become one character.
+    """
     half = not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value)
     return {"text": [ord(letter) for letter in value]} if half else value
 
@@ -218,7 +224,7 @@ def _decoded(data: Callable[[int], Any], told: dict[str, Any]) -> Any:
             return bytes.fromhex(value)
         case "defaultdict":
             return defaultdict(_FACTORIES.get(value[0]), value[1])
-        case "state_dict":  # of a module, with the versions by which it reads older ones
+        case "state_dict":  # of a module, with the versions that tell it how to load older states
             state: Any = OrderedDict(value[0])
             torch_private.set_versions_of_modules(state, value[1])
             return state
@@ -260,7 +266,7 @@ def _refusal(value: object) -> str:
 
 
 def _factory_name(value: defaultdict[Any, Any]) -> str | None:
-    """Return the name of what makes new values, `""` of nothing; None where it cannot be kept."""
+    """Return the name of the function for new values, `""` for none, or None if it cannot be saved."""
     factory: Any = value.default_factory
     if factory is None:
         return ""

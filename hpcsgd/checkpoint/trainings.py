@@ -1,5 +1,8 @@
-"""Which checkpoints in a folder are of a script's training: those that it has saved there, and those that
-were there when it went on. No other ones are removed or replaced."""
+"""The checkpoints in a folder that belong to a script's training.
+
+These are the ones that the training has saved there, and those that were there when it was resumed. No
+others are removed or replaced.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +25,19 @@ class Training:
         """The names of its checkpoints, as this rank has seen them."""
 
     def is_of(self, optimizers: Sequence[DistributedOptimizer]) -> bool:
-        """Whether it is that of all of these and no others."""
+        """Return whether this is the training of exactly these optimizers."""
         return [each() for each in self._optimizers] == [*optimizers]
 
     def goes_on(self, folder: Path) -> None:
-        """From what is there, passing over what is damaged."""
+        """Add all present checkpoints to the training's own, including damaged ones, which `load` skipped."""
         self._own.update(titles(folder))
 
     def has_saved(self, step: int) -> None:
-        """A checkpoint of this step."""
+        """Add the checkpoint of this step."""
         self._own.add(title(step))
 
     def require_all(self, folder: Path) -> None:
-        """Raise `UserError` where other checkpoints are there: saving would remove or replace them."""
+        """Raise `UserError` if there are other checkpoints, which saving would remove or replace."""
         others = [name for name in titles(folder) if name not in self._own]
         if others:
             raise UserError(
@@ -45,11 +48,11 @@ class Training:
 
 
 _trainings: WeakKeyDictionary[DistributedOptimizer, dict[str, Training]] = WeakKeyDictionary()
-"""Of each optimizer, by folder."""
+"""For each optimizer, its trainings by folder."""
 
 
 def training_in(folder: Path, optimizers: Sequence[DistributedOptimizer]) -> Training:
-    """Return that of these `optimizers`, which may be a new one.
+    """Return the training of these `optimizers`, which may be a new one.
 
     Raises:
         UserError: If some of them have been saved there with others, or in another order.
@@ -66,6 +69,6 @@ def training_in(folder: Path, optimizers: Sequence[DistributedOptimizer]) -> Tra
 
 
 def remember(folder: Path, optimizers: Sequence[DistributedOptimizer], training: Training) -> None:
-    """From now on this is what `training_in` returns."""
+    """Make `training` what `training_in` returns from now on."""
     for each in optimizers:
         _trainings.setdefault(each, {})[os.path.realpath(folder)] = training

@@ -1,5 +1,7 @@
-"""Nested containers of tensors, arrays and plain values as HDF5: one checksummed dataset of JSON, which has
-all that is short, and one for each longer tensor."""
+"""Nested containers of tensors, arrays and plain values as HDF5.
+
+One checksummed dataset of JSON has everything short. Each longer tensor is a dataset of its own.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _STRUCTURE = "structure"
 def write(file: h5py.Group, tree: Mapping[Any, Any]) -> None:
     """Store `tree`: containers of tensors, arrays, strings, numbers and None (see `structure`).
 
-    Raises `UserError` naming what is none of these.
+    Raises `UserError`, which names anything else.
     """
     numbers = count()
 
@@ -38,12 +40,12 @@ def write(file: h5py.Group, tree: Mapping[Any, Any]) -> None:
 
 
 def read(file: h5py.Group) -> Any:
-    """What `write` stored; tensors are on the CPU and contiguous."""
+    """Return what `write` stored; tensors are on the CPU and contiguous."""
     return read_item(items(file))
 
 
 def items(of: h5py.Group | Item) -> dict[Any, Item]:
-    """The children by their keys, of a file or of a dict in it; tensors and arrays are unread."""
+    """Return the children by their keys, of a file or of a dict in it; tensors and arrays are unread."""
     if not isinstance(of, h5py.Group):
         return of
     text: Any = of[_STRUCTURE]
@@ -51,18 +53,18 @@ def items(of: h5py.Group | Item) -> dict[Any, Item]:
 
 
 def read_item(item: Item) -> Any:
-    """One child, with all that is in it."""
+    """Return one child, completely read."""
     return structure.read(item)
 
 
 def read_slice(tensor: Item, start: int, stop: int) -> Tensor:
-    """Elements [start, stop) of a stored vector, or rows of a matrix."""
+    """Return elements [start, stop) of a stored vector, or rows of a matrix."""
     assert isinstance(tensor, UnreadTensor)
     return tensor.rows(start, stop)
 
 
 def digest(tree: Any) -> str:
-    """Return a short text that differs where what `write` would store differs.
+    """Return a short text that differs if what `write` would store differs.
 
     Raises `UserError` as `write` does.
     """

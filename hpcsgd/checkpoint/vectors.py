@@ -1,4 +1,4 @@
-"""Tensors and arrays of any kind as vectors that NumPy can have, and back."""
+"""Tensors and arrays of any kind as vectors that NumPy can represent, and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTHS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
 def require_kept(x: Tensor) -> None:
-    """Raise `UserError` for a tensor that is no numbers alone."""
+    """Raise `UserError` for a tensor that does not consist of plain numbers."""
     what = "a quantized tensor" if x.is_quantized else "a nested tensor" if x.is_nested else ""
     if x.is_meta:
         raise UserError("a tensor on the meta device has no values, and cannot be saved in a checkpoint")
@@ -25,7 +25,7 @@ def require_kept(x: Tensor) -> None:
 
 
 def described(dtype: np.dtype[Any]) -> Any:
-    """Return a type of NumPy as plain values; raises `UserError` for one that holds more than numbers."""
+    """Return a NumPy dtype as plain values. Raises `UserError` for one that holds more than numbers."""
     if not dtype.hasobject and dtype.isbuiltin != 2:
         told = np.lib.format.dtype_to_descr(dtype)
         if np.lib.format.descr_to_dtype(told) == dtype:
@@ -34,12 +34,12 @@ def described(dtype: np.dtype[Any]) -> Any:
 
 
 def made_array(told: Any, shape: list[int], data: Tensor) -> np.ndarray[Any, Any]:
-    """Return the array of a type as `described` has it, of the bytes in `data`."""
+    """Return the array with a dtype described by `described`, a shape, and the bytes in `data`."""
     return np.ndarray(shape, np.lib.format.descr_to_dtype(told), data.numpy())
 
 
 def parts_of_sparse(x: Tensor) -> list[Any]:
-    """Return the dense tensors that a sparse one is made of."""
+    """Return the dense tensors that a sparse one consists of."""
     if x.layout == torch.sparse_coo:
         parts = [*torch_private.parts_of_coo(x)]
     elif x.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -50,7 +50,7 @@ def parts_of_sparse(x: Tensor) -> list[Any]:
 
 
 def made_sparse(layout: str, size: list[int], parts: list[Tensor]) -> Tensor:
-    """Return the sparse tensor of what `parts_of_sparse` returned."""
+    """Return the sparse tensor for a result of `parts_of_sparse`."""
     kind = getattr(torch, layout)
     if kind == torch.sparse_coo:
         indices, values = parts
@@ -60,7 +60,7 @@ def made_sparse(layout: str, size: list[int], parts: list[Tensor]) -> Tensor:
 
 
 def from_bytes(data: bytes, dtype: torch.dtype) -> Tensor:
-    """Return a vector of its own."""
+    """Return a new vector of these bytes."""
     if not data:
         return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).clone().view(dtype)
@@ -68,7 +68,7 @@ def from_bytes(data: bytes, dtype: torch.dtype) -> Tensor:
 
 @functools.cache
 def carrier_of(dtype: torch.dtype) -> torch.dtype | None:
-    """Return in whose place numbers are stored of which numpy has no type, such as bfloat16."""
+    """Return the dtype in which a type unknown to NumPy, such as bfloat16, is stored, or None."""
     try:
         torch.empty(0, dtype=dtype, device="cpu").numpy()
     except TypeError:

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on."""
+"""A writer of checkpoints while training continues."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from hpcsgd.core.topology import Topology
 
 
 class Writer:
-    """Writes one checkpoint at a time, on a lane of its own; holds a copy of what it writes. Every method is
-    collective."""
+    """Writes one checkpoint at a time, in its own thread, from a copy. Methods are collective."""
 
     def __init__(self, folder: Path, topology: Topology) -> None:
         self._world = topology.world.dup_with_thread()
@@ -23,7 +22,7 @@ class Writer:
         self._under_way: Work | None = None
 
     def begin(self, step: int, state: Mapping[str, Any]) -> None:
-        """`state` of `step` may change once this returns. Waits for the checkpoint before this one."""
+        """Begin to write; `state` may change once this returns. Waits for the checkpoint before this one."""
         self.finish()
         copy = taken(state)
         self._under_way = self._world.run(
@@ -31,8 +30,11 @@ class Writer:
         )
 
     def finish(self) -> None:
-        """Return once what has begun is on the disk: however long this rank's own file takes, and no longer
-        than the timeout for others. Raises `JobError` where a rank could not write."""
+        """Return once the pending checkpoint is on the disk.
+
+        This waits as long as this rank's own file takes, and for other ranks no longer than the timeout.
+        Raises `JobError` if a rank could not write.
+        """
         under_way, self._under_way = self._under_way, None
         while under_way is not None:
             try:

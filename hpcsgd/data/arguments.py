@@ -1,4 +1,4 @@
-"""Whether what a script gives `Sampler` and `Loader` is of the kinds that they take."""
+"""Checks of the arguments of `Sampler` and `Loader`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ LARGEST = 2**63 - 1
 
 
 def whole_number(name: str, given: Any, least: int = 0) -> int:
-    """`given` as an int, be it numpy's or torch's. Raises `UserError` for what is none, or out of range."""
+    """Return `given` (also an integer of NumPy or torch) as an int. Raises `UserError` for anything else.
+
+    The number must be from `least` to `LARGEST`.
+    """
     try:
         number = operator.index(given)
     except (TypeError, ValueError, RuntimeError):
@@ -28,27 +31,29 @@ def whole_number(name: str, given: Any, least: int = 0) -> int:
     return number
 
 
-def require_same_samples(data: object, dealt: int | None) -> None:
-    """Raise `UserError` unless `data` can be read by index and has as many samples as are `dealt`, where that
-    is known."""
+def require_same_samples(data: object, assigned: int | None) -> None:
+    """Raise `UserError` unless `data` can be indexed and has as many samples as the sampler.
+
+    `assigned` is the sampler's number of samples, or None if it is unknown.
+    """
     if not isinstance(data, Sized) or not hasattr(data, "__getitem__"):
         raise UserError(
             f"data = {shown(data)}: expected a dataset with a length, whose samples are read by their numbers"
         )
-    if dealt is not None and len(data) != dealt:
+    if assigned is not None and len(data) != assigned:
         raise UserError(
-            f"the sampler deals {count_text(dealt, 'sample')}, and the data has "
+            f"the sampler has {count_text(assigned, 'sample')}, and the data has "
             f"{count_text(len(data), 'sample')}: give both the same dataset"
         )
 
 
 def partition_text(partition: Partition | None) -> str:
-    """A partition as ranks can have it in common, without an address."""
+    """Return a text for the partition that is equal on all ranks, without an address."""
     if partition is None or dataclasses.is_dataclass(partition):
         return repr(partition)
     return type(partition).__qualname__
 
 
 def digest_of(values: list[Any]) -> str:
-    """Some letters that are others for other values."""
+    """Return a short hash of the values."""
     return hashlib.blake2b(repr(values).encode(), digest_size=4).hexdigest()

@@ -1,4 +1,4 @@
-"""Samples of any shape with a class each: what becomes of one's own arrays."""
+"""Samples of any shape with a class each, from a user's own arrays."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Labelled:
-    """Arrays on their way into a store."""
+    """Arrays on their way into a dataset file."""
 
     parts: Mapping[str, Part]
     classes: tuple[str, ...]
 
     @property
     def rows(self) -> Mapping[str, int]:
-        """Samples of each split."""
+        """Number of samples of each split."""
         return {split: len(part.y) for split, part in self.parts.items()}
 
     def write(self, file: h5py.File, kind: str) -> Holds:
-        """Fill a new file as the store of arrays."""
+        """Fill a new file as the dataset file of arrays."""
         label(file, "arrays", kind=kind, classes=self.classes)
         for split, (x, y) in self.parts.items():
             group = file.create_group(split)
@@ -52,7 +52,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Holds:
-    """What a store of arrays has, for whoever has converted it."""
+    """The content of a dataset file of arrays."""
 
     kind: str
     shape: tuple[int, ...]
@@ -60,18 +60,18 @@ class Holds:
 
     @property
     def holds(self) -> str:
-        """In words."""
+        """A description of the contents, for the output of `convert`."""
         return f"samples of shape {list(self.shape)}, {count_text(self.classes, 'class')}"
 
 
 class Arrays(Split):
-    """One split of a store of arrays: x float32 [...], y an int64 scalar.
+    """One split of a dataset file of arrays: x float32 [...], y an int64 scalar.
 
-    Bytes (uint8) come as x / 255, other numbers as they are. A `Batch` of b has x float32 [b, ...] and y
+    Bytes (uint8) become x / 255; other numbers stay as they are. A `Batch` of b has x float32 [b, ...] and y
     int64 [b].
 
-    Raises `UserError` if there is no such file or split, or the file is not a store of arrays and, when
-    reading, if rows do not match their checksums.
+    Raises `UserError` if there is no such file or split, or it has no arrays, and, when reading, if rows do
+    not match their checksums.
     """
 
     def __init__(self, path: str | Path, split: str) -> None:
@@ -94,14 +94,14 @@ class Arrays(Split):
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """Those of all samples."""
+        """The labels of all samples."""
         return self._labels
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def trial(self) -> Tensor:
-        """The first and the last one."""
+        """Return the first and the last sample."""
         return self.__getitems__([0, len(self) - 1]).x
 
     def _read(self, indices: Sequence[int]) -> Batch:

@@ -1,4 +1,4 @@
-"""Random variations of training images, a batch at a time."""
+"""Random variations of training images, one batch at a time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ PADDING = 4
 
 
 def crop_and_flip(x: Tensor, generator: Generator) -> Tensor:
-    """Pad each image of x [b, C, H, W] by 4 zeros all round, cut a random H x W piece, mirror half of them.
+    """Pad images of x [b, C, H, W] by 4 zeros on all sides, take random crops, and mirror half of them.
 
-    The usual augmentation of CIFAR (https://arxiv.org/abs/1512.03385, section 4.2). All chance comes from
-    `generator`. The result is a new tensor like x. Raises `UserError` for samples that are no images.
+    A crop has H x W pixels. This is the usual augmentation of CIFAR (https://arxiv.org/abs/1512.03385, section
+    4.2). All random numbers come from `generator`. The result is a new tensor like x. Raises `UserError` for
+    samples that are no images.
     """
     if x.dim() != 4:
         raise UserError(f"crop_and_flip: samples of shape {list(x.shape[1:])} are no images [C, H, W]")

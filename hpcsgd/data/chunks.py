@@ -1,7 +1,7 @@
-"""Read single rows of an HDF5 dataset at the speed of the disk, with their checksums verified.
+"""Fast reading of single rows of an HDF5 dataset, with verified checksums.
 
-HDF5's own row selection costs 0.1 to 0.3 ms a row. Here a row is a chunk of its own, fetched as it lies in
-the file, payload and Fletcher-32 checksum, and the checksums of a whole batch are computed at once.
+HDF5's own row selection costs 0.1 to 0.3 ms per row. Here each row is a chunk of its own, which is fetched
+as it is stored, payload and Fletcher-32 checksum. The checksums of a whole batch are computed at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MODULUS = 65535
 
 
 class DamagedRowsError(Exception):
-    """These rows cannot be read, or do not match their checksums."""
+    """An error: these rows cannot be read, or do not match their checksums."""
 
     def __init__(self, rows: Sequence[int]) -> None:
         super().__init__(f"damaged rows: {list(rows)}")
@@ -27,7 +27,7 @@ class DamagedRowsError(Exception):
 
 
 def read_rows(dataset: h5py.Dataset, rows: Sequence[int]) -> NDArray[np.uint8]:
-    """The `rows` of a dataset [n, ...], one row a chunk, as they lie in the file: uint8 [len(rows), bytes].
+    """Return the `rows` of a dataset [n, ...], one chunk per row, as bytes: uint8 [len(rows), bytes].
 
     Raises `DamagedRowsError`. The result is read-only.
     """
@@ -45,7 +45,7 @@ def read_rows(dataset: h5py.Dataset, rows: Sequence[int]) -> NDArray[np.uint8]:
 def _chunk(source: h5py.h5d.DatasetID, place: tuple[int, ...], width: int) -> bytes:
     try:
         skipped_filters, stored = source.read_direct_chunk(place)
-    except (OSError, RuntimeError, MemoryError) as error:  # of a chunk never written the size is anything
+    except (OSError, RuntimeError, MemoryError) as error:  # a chunk never written may have any size
         raise DamagedRowsError(place[:1]) from error
     if skipped_filters or len(stored) != width:
         raise DamagedRowsError(place[:1])
@@ -53,10 +53,10 @@ def _chunk(source: h5py.h5d.DatasetID, place: tuple[int, ...], width: int) -> by
 
 
 def fletcher32(rows: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """The checksum that HDF5's filter of this name gives each of `rows` [b, bytes]: uint32 [b].
+    """Return the checksum that HDF5's filter of this name gives each of `rows` [b, bytes]: uint32 [b].
 
-    Over the big-endian 16-bit words w_1 … w_n: Σ w_i in the lower half and Σ (n + 1 - i) w_i in the upper
-    one, both modulo 65535, with 65535 in place of 0 unless all words are 0.
+    Over the big-endian 16-bit words w_1 … w_n it has Σ w_i in the lower half and Σ (n + 1 - i) w_i in the
+    upper half, both modulo 65535, with 65535 in place of 0 unless all words are 0.
     """
     odd = rows.shape[1] % 2
     words = np.pad(rows, ((0, 0), (0, odd))).view(">u2") if odd else np.ascontiguousarray(rows).view(">u2")
@@ -67,6 +67,9 @@ def fletcher32(rows: NDArray[np.uint8]) -> NDArray[np.uint32]:
 
 @cache
 def _weights(words: int) -> NDArray[np.float64]:
-    """Of the two sums, [words, 2]: sums of products stay below 2^53, so float64 is exact, and it is fast."""
+    """Return the weights of the two sums, [words, 2].
+
+    Sums of products stay below 2^53, so float64 is exact, and it is fast.
+    """
     falling = np.arange(words, 0, -1) % MODULUS
     return np.stack([np.ones_like(falling), falling], axis=1).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Make a store from a collection as it was downloaded."""
+"""Conversion of a downloaded collection to a dataset file."""
 
 from __future__ import annotations
 
@@ -23,25 +23,28 @@ from hpcsgd.files.hdf5 import new_file
 
 
 class Collection(Protocol):
-    """What a reader of an original format gives: it may still be to be read."""
+    """What a reader of an original format returns; it may not be read yet."""
 
     @property
     def rows(self) -> Mapping[str, int]:
-        """Of each split: images, tokens, ratings."""
+        """Number of images, tokens or ratings of each split."""
         ...
 
     def write(self, file: h5py.File, kind: str) -> Any:
-        """Fill a new file as the store of the collection `kind`; what it holds. Raises `UserError`."""
+        """Fill a new file as the dataset file of the collection `kind`, and return its header.
+
+        Raises `UserError`.
+        """
         ...
 
 
 OWN = ("npz", "text", "images", "pairs")
-"""Kinds that functions of their own convert, and commands of their own."""
+"""Kinds that have their own functions and commands."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What was written: where, the header of the store, images (tokens, ratings) per split, bytes."""
+    """What was written: path, header, number of images (tokens, ratings) of each split, bytes."""
 
     path: Path
     header: Any
@@ -55,10 +58,10 @@ class Summary:
 
 
 def convert(kind: str, source: Path | None, target: Path) -> Summary:
-    """Write the collection `kind` (a key of `READERS`), read from `source`, as a store at `target`.
+    """Write the collection `kind` (a key of `READERS`), read from `source`, as a dataset file at `target`.
 
-    An existing `target` is replaced once the new store is complete, and left as it is if anything fails.
-    `digits` needs no source. Raises `UserError` for an unknown kind, for a source that is missing, damaged or
+    An existing `target` is replaced once the new file is complete, and unchanged if anything fails. `digits`
+    needs no source. Raises `UserError` for an unknown kind, for a source that is missing, damaged or
     truncated (with file and byte, or line), and for a target that cannot be written.
     """
     if kind in OWN:
@@ -70,10 +73,10 @@ def convert(kind: str, source: Path | None, target: Path) -> Summary:
 
 
 def convert_npz(sources: Sequence[Path], target: Path) -> Summary:
-    """Write the arrays `x` and `y` of a file of `numpy.savez`, or of one to train on and one to test on, as a
-    store at `target`.
+    """Write the arrays `x` and `y` of files of `numpy.savez` as a dataset file at `target`.
 
-    Raises `UserError` as `convert` does, for more files, and for a target that is there and no store.
+    `sources` is one file, or one for training and one for tests. Raises `UserError` as `convert` does, for
+    more files, and for an existing target that is no dataset file.
     """
     if len(sources) > 2:
         raise UserError(
@@ -93,12 +96,12 @@ def convert_text(
     between: str | None = None,
     end: str | None = None,
 ) -> Summary:
-    """Write the text of files, or of folders of files, as a store of tokens at `target`, in one pass.
+    """Write the text of files, or of folders of files, as a dataset file of tokens at `target`, in one pass.
 
-    `tokenizer` is "bytes" or a file of the library `tokenizers`, in which documents end with the token called
-    `end`; `test` are files or folders to test on, without which every hundredth document is held out;
-    `between` is a line that parts documents in a file. Raises `UserError` as `convert` does, and for a target
-    that is there and no store.
+    `tokenizer` is "bytes" or a file of the library `tokenizers`, in which `end` is the name of the token
+    that ends a document. `test` are files or folders for tests; without it every hundredth document is held
+    out. `between` is a line that separates documents in a file. Raises `UserError` as `convert` does, and
+    for an existing target that is no dataset file.
     """
     _require_place(target)
     _require_store(target)
@@ -108,12 +111,12 @@ def convert_text(
 def convert_images(
     source: Path, target: Path, size: int = 224, told: Callable[[int, int], None] = lambda done, all_: None
 ) -> Summary:
-    """Make a store at `target` of a folder of images: train/ and val/, in each a folder a class.
+    """Make a dataset file at `target` of a folder of images: train/ and val/, each with a folder per class.
 
-    Files are kept as they are, in shards in a folder beside the store; samples are made of them when they are
-    read, `size` x `size`. What has been converted before, and the files have not changed since, stays: so a
-    conversion that was killed goes on. `told` how many images of how many are done. Raises `UserError` as
-    `convert` does, for a folder that is laid out otherwise, and for the first file that is no image.
+    Files are kept as they are, in shards in a folder next to the dataset file. Samples of `size` x `size`
+    are made when they are read. Shards of unchanged files stay, so a killed conversion can be continued.
+    `told` is called with the numbers of images done and in total. Raises `UserError` as `convert` does, for
+    a folder with another layout, and for the first file that is no image.
     """
     pillow()
     require_size(size)
@@ -131,11 +134,11 @@ def convert_images(
 def convert_pairs(
     source: Path, target: Path, scale: int, told: Callable[[int, int], None] = lambda done, all_: None
 ) -> Summary:
-    """Make a store at `target` of a folder with PNG images in train/ and val/: each of them and, bicubic, the
-    same `scale` times as small, 2 or 4.
+    """Make a dataset file at `target` of a folder with PNG images in train/ and val/, with reduced copies.
 
-    `told` how many images of how many are done. Raises `UserError` as `convert` does, for a folder that is
-    laid out otherwise, another scale, and for the first file that is no image or too small.
+    Each image is reduced `scale` times, 2 or 4, by bicubic interpolation. `told` is called with the numbers
+    of images done and in total. Raises `UserError` as `convert` does, for a folder with another layout,
+    another scale, and for the first file that is no image or too small.
     """
     _require_place(target)
     _require_store(target)
@@ -143,7 +146,7 @@ def convert_pairs(
 
 
 def _require_store(target: Path) -> None:
-    if target.exists() and not h5py.is_hdf5(target):  # perhaps the last of the files that a pattern named
+    if target.exists() and not h5py.is_hdf5(target):  # perhaps the last file of a shell pattern
         raise UserError(f"{target}: there already, and no store; the last path is the store to write")
 
 

@@ -1,4 +1,4 @@
-"""A text as numbers on its way into a store, and what the store says of them."""
+"""A text as numbers on its way into a dataset file, and its vocabulary."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ BYTES_A_CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a store of tokens holds: of the collection `kind`, so many `types` of tokens, as a tokenizer of
-    that name and definition makes them; `end` follows each document."""
+    """The content of a dataset file of tokens of the collection `kind`, made by a tokenizer.
+
+    The tokenizer has this name and definition, and `types` types of tokens; `end` follows each document.
+    """
 
     kind: str
     name: str
@@ -36,11 +38,11 @@ class Vocabulary:
 
     @property
     def holds(self) -> str:
-        """In words, for whoever has converted it."""
+        """A description of the contents, for the output of `convert`."""
         return f"{self.types} types"
 
     def tokenizer(self) -> Tokenizer:
-        """Raises `UserError` where it needs a library that is not there."""
+        """Return the tokenizer. Raises `UserError` if its library is missing."""
         return TOKENIZERS[self.name](self.definition, self.end)
 
     def write(self, file: h5py.File) -> None:
@@ -51,7 +53,7 @@ class Vocabulary:
 
     @staticmethod
     def read(file: h5py.File) -> Vocabulary:
-        """Raises `KeyError` if something is missing, and `OSError` where it is damaged."""
+        """Read the vocabulary. Raises `KeyError` if something is missing, and `OSError` if it is damaged."""
         attributes: dict[str, Any] = dict(file.attrs)
         return Vocabulary(
             attributes["kind"].decode(),
@@ -63,7 +65,7 @@ class Vocabulary:
 
 
 def tokenizer_of_store(path: Path) -> Tokenizer:
-    """What the store of tokens at `path` was made with. Raises `UserError` where there is none."""
+    """Return the tokenizer of the dataset file of tokens at `path`. Raises `UserError` if there is none."""
     with open_store(path, "tokens") as file:
         try:
             vocabulary = Vocabulary.read(file)
@@ -74,19 +76,21 @@ def tokenizer_of_store(path: Path) -> Tokenizer:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text that was read: its `types`, words with no line break in them, and of each split the tokens,
-    int32 [n], as places in `types`. No split is empty."""
+    """A text that was read: `types` are its words, without line breaks.
+
+    `tokens` are the tokens of each split, int32 [n], as indices into `types`. No split is empty.
+    """
 
     types: tuple[str, ...]
     tokens: Mapping[str, NDArray[np.int32]]
 
     @property
     def rows(self) -> Mapping[str, int]:
-        """Tokens of each split."""
+        """Number of tokens of each split."""
         return {split: len(tokens) for split, tokens in self.tokens.items()}
 
     def write(self, file: h5py.File, kind: str) -> Vocabulary:
-        """Fill `file` as the store of the collection `kind`."""
+        """Fill `file` as the dataset file of the collection `kind`."""
         vocabulary = Vocabulary.of(Words(self.types), kind)
         vocabulary.write(file)
         for split, tokens in self.tokens.items():

@@ -1,8 +1,8 @@
-"""Encoded images, JPEG or PNG, as pixels; by Pillow.
+"""Decoding of images (JPEG or PNG) to pixels, by Pillow.
 
-What is trained on is a random piece of random size and shape, mirror or not, as in "Going Deeper with
-Convolutions" (Szegedy et al., 2014), https://arxiv.org/abs/1409.4842, section 6; what is tested on is the
-middle: the square of 7/8 of the shorter side, which is 224 of 256.
+Training uses a random crop of random size and shape, mirrored or not, as in "Going Deeper with Convolutions"
+(Szegedy et al., 2014), https://arxiv.org/abs/1409.4842, section 6. Tests use the centre: the square of 7/8
+of the shorter side, which is 224 of 256.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from hpcsgd.errors import UserError
 FORMATS = ("JPEG", "PNG")
 MIDDLE = 7 / 8
 RATIOS = log(3 / 4), log(4 / 3)
-"""Width to height of a random piece, evenly in between."""
+"""Logarithms of the extreme ratios of width to height of a random crop; the ratio is uniform in between."""
 ATTEMPTS = 10
 DRAWS = 4 * ATTEMPTS + 1
-"""Numbers that a random piece takes."""
+"""Number of random numbers for a crop."""
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom."""
 
 
 @cache
 def pillow() -> Any:
-    """Its part `Image`. Raises `UserError` where it is missing."""
+    """Return Pillow's module `Image`. Raises `UserError` if it is missing."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -41,7 +41,7 @@ def pillow() -> Any:
 
 
 def decoded(encoded: bytes) -> Any:
-    """An image of Pillow's, of three channels. Raises `UserError` for a damaged one, or another format."""
+    """Return Pillow's image with three channels. Raises `UserError` if it is damaged, or another format."""
     library = pillow()
     try:
         image = library.open(io.BytesIO(encoded), formats=FORMATS)
@@ -56,17 +56,17 @@ def decoded(encoded: bytes) -> Any:
 
 
 def pixels(image: Any) -> NDArray[np.uint8]:
-    """[H, W, 3]."""
+    """Return the pixels, [H, W, 3]."""
     return np.asarray(image, np.uint8)
 
 
 def histogram(image: Any) -> NDArray[np.int64]:
-    """How often each value occurs in each channel: [3, 256]."""
+    """Return how often each value occurs in each channel: [3, 256]."""
     return np.array(image.histogram(), np.int64).reshape(3, 256)
 
 
 def middle(image: Any, size: int) -> NDArray[np.uint8]:
-    """The middle of it, size x size: [size, size, 3]."""
+    """Return the centre of the image, resized to size x size: [size, size, 3]."""
     width, height = image.size
     side = min(width, height) * MIDDLE
     left, top = (width - side) / 2, (height - side) / 2
@@ -74,13 +74,16 @@ def middle(image: Any, size: int) -> NDArray[np.uint8]:
 
 
 def varied(image: Any, size: int, smallest: float, draws: Sequence[float]) -> NDArray[np.uint8]:
-    """A piece of at least the part `smallest` of its area, mirrored or not, by `DRAWS` numbers in [0, 1)."""
+    """Return a random crop with at least the fraction `smallest` of the area, mirrored or not.
+
+    `draws` are `DRAWS` numbers in [0, 1).
+    """
     piece = _resized(image, _random_box(image.size, smallest, draws), size)
     return piece[:, ::-1] if draws[-1] < 0.5 else piece
 
 
 def _random_box(size: tuple[int, int], smallest: float, draws: Sequence[float]) -> Box:
-    """The first that fits; if none does, the largest of a shape in between, in the middle."""
+    """Return the first box that fits. If none does, return the largest centred one with an allowed shape."""
     (width, height), (low, high) = size, RATIOS
     for i in range(0, DRAWS - 1, 4):
         part, shape, across, down = draws[i : i + 4]

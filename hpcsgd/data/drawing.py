@@ -1,4 +1,4 @@
-"""What somebody else's sampler draws in an epoch, the same on all ranks."""
+"""The samples that a user's sampler draws in an epoch, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from hpcsgd.errors import UserError
 
 Drawing = torch.utils.data.Sampler[Any]
 _seeding = threading.Lock()
-"""The random generators of the process are everybody's."""
+"""A lock, because all threads share the random generators of the process."""
 
 
 def require_whole(sampler: Drawing, ours: type[Drawing]) -> None:
-    """Raise `UserError` for a sampler that deals samples to ranks by itself, as `ours` does."""
+    """Raise `UserError` for a sampler that divides samples among ranks itself, as `ours` does."""
     if isinstance(sampler, DistributedSampler | ours):
         raise UserError(
-            f"data is a {type(sampler).__name__}, which deals samples to ranks already: give hpcsgd.Sampler "
+            f"data is a {type(sampler).__name__}, which divides samples among ranks: give hpcsgd.Sampler "
             "the dataset, or the sampler that you would use in one process"
         )
 
 
 def drawn(sampler: Drawing, seed: int, epoch: int) -> list[Any]:
-    """Return all that `sampler` gives in an epoch, by chance that belongs to `seed` and `epoch`.
+    """Return all that `sampler` draws in an epoch, with random numbers that depend on `seed` and `epoch`.
 
     Raises:
-        UserError: If that is more or less than its length.
+        UserError: If it draws more or less than its length.
     """
     with _seeding, _seeded(sampler, (seed * 1_000_003 + epoch) % 2**63):
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
         most = len(sampler)  # pyright: ignore[reportArgumentType]
-        found = list(islice(sampler, most + 1))  # it may have no end
+        found = list(islice(sampler, most + 1))  # it may be endless
     expected = len(sampler)  # pyright: ignore[reportArgumentType]
     if len(found) != expected:
         drew = f"more than {most}" if len(found) > most else str(len(found))
@@ -52,7 +52,7 @@ def drawn(sampler: Drawing, seed: int, epoch: int) -> list[Any]:
 
 @contextmanager
 def _seeded(sampler: Any, seed: int) -> Iterator[None]:
-    """Set all generators that it may draw from by `seed`, for the length of a block; none of a device."""
+    """Seed all generators on the host that the sampler may draw from, inside this context."""
     of_process, own = generators_state(), list(_generators(sampler))
     before = [generator.get_state() for generator in own]
     seed_on_host(seed)
@@ -67,7 +67,7 @@ def _seeded(sampler: Any, seed: int) -> Iterator[None]:
 
 
 def _generators(sampler: Any) -> Iterator[torch.Generator]:
-    """Those of the sampler and of one that it goes around, as torch's BatchSampler does."""
+    """Yield the generators of the sampler and of one inside it, as in torch's BatchSampler."""
     while sampler is not None:
         if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
             yield generator

@@ -1,4 +1,4 @@
-"""Images of any size as samples, decoded when read: a random piece to train on, the middle to test."""
+"""Images of any size as samples, decoded when read: a random crop for training, the centre for tests."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from hpcsgd.errors import UserError, located, near_miss
 
 SCALE = 255.0
 LARGEST = 1 << 14
-"""Side of a sample."""
+"""Largest side of a sample."""
 INDEX = ("y", "shard", "begin", "length", "crc32")
 ROWS_A_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
 class Collected:
-    """A folder of images whose shards are all written, on its way into a store of samples `size` x `size`."""
+    """A folder of images with complete shards, on its way into a dataset file of samples `size` x `size`."""
 
     source: ImageFolder
     shards: Mapping[str, Sequence[Written]]
@@ -38,11 +38,11 @@ class Collected:
 
     @property
     def rows(self) -> Mapping[str, int]:
-        """Images of each split."""
+        """Number of images of each split."""
         return {split: len(files) for split, files in self.source.files.items()}
 
     def write(self, file: h5py.File, kind: str) -> Header:
-        """Fill `file` as the store that goes by these shards."""
+        """Fill `file` as the dataset file with an index of these shards."""
         for split, files in self.source.files.items():
             _write_index(file.create_group(split), np.array([f.label for f in files]), self.shards[split])
         counts = np.sum([shard.histogram for shard in self.shards[STATISTICS_SPLIT]], axis=0)
@@ -53,15 +53,15 @@ class Collected:
 
 
 class ImageFiles(Split):
-    """One split of a store of image files as normalized samples: x float32 [3, size, size], y int64 scalar.
+    """One split of a dataset file of image files as normalized samples: x float32 [3, size, size], y int64.
 
-    What a sampler has drawn is varied: a random piece of at least the part `smallest` of the image's area, of
-    a shape between 3 : 4 and 4 : 3, resized and mirrored half of the times, the same one for the same seed,
-    epoch and image on any number of ranks and processes. Otherwise it is the middle. `size` is by default
-    that of the conversion.
+    Samples drawn by a sampler are varied: a random crop of at least the fraction `smallest` of the image's
+    area, of a shape between 3 : 4 and 4 : 3, resized, and mirrored half of the times. It is the same for the
+    same seed, epoch and image, on any number of ranks and processes. Other samples are the centre of the
+    image. `size` is by default that of the conversion.
 
-    Raises `UserError` if there is no such file or split, or no store of image files and, when reading, where
-    it is damaged.
+    Raises `UserError` if there is no such file or split, or it has no image files, and, when reading, if it
+    is damaged.
     """
 
     def __init__(self, path: str | Path, split: str, size: int | None = None, smallest: float = 0.08) -> None:
@@ -83,7 +83,7 @@ class ImageFiles(Split):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the labels 0, 1, ..."""
+        """The class names of the labels 0, 1 and so on."""
         return self.header.classes
 
     @property
@@ -93,14 +93,14 @@ class ImageFiles(Split):
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """Those of all samples."""
+        """The labels of all samples."""
         return self._index["y"]
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def trial(self) -> Tensor:
-        """The first and the last one."""
+        """Return the first and the last sample."""
         return self.__getitems__([0, len(self) - 1]).x
 
     def _read(self, indices: Sequence[int]) -> Batch:
@@ -134,13 +134,13 @@ def _write_index(group: h5py.Group, labels: NDArray[np.int64], shards: Sequence[
 
 
 def require_size(size: int) -> None:
-    """Of samples; raises `UserError`."""
+    """Raise `UserError` if the size of samples is out of range."""
     if not 1 <= size <= LARGEST:
         raise UserError(f"size = {size}: a sample has 1 to {LARGEST} pixels a side", key="size", value=size)
 
 
 def _read_index(path: Path, split: str) -> tuple[Header, Mapping[str, NDArray[np.int64]], list[str]]:
-    """What the store says of all, of each image, and the names of the shards."""
+    """Return the header, the index of all images, and the names of the shards."""
     with open_store(path, "image files") as file:
         splits = [name for name in ("train", "test") if name in file]
         if split not in splits:

@@ -1,4 +1,4 @@
-"""Images as ImageNet lays them out: a folder for training and one for testing, in each a folder a class."""
+"""Images in ImageNet's layout: a folder for training and one for tests, each with a folder per class."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hpcsgd.errors import UserError
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 SPLITS = {"train": ("train",), "test": ("val", "valid", "test")}
-"""Of a store, and the folders that they are in: the first that there is."""
+"""Splits of a dataset file, and the names of their folders, of which the first existing one is used."""
 SHARD = 1 << 29
-"""Bytes of images that a shard holds, about: that many are converted again after a kill."""
+"""Approximate number of bytes of images in a shard; after a kill this much is converted again."""
 
 
 class File(NamedTuple):
-    """An image: its path from the folder on, the place of its class, its bytes, and when it was changed."""
+    """An image: its path relative to the folder, the index of its class, its bytes, and time of change."""
 
     path: str
     label: int
@@ -30,14 +30,14 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """The files of each split, in the order of their names, by classes."""
+    """The files of each split, by class and in the order of their names."""
 
     folder: Path
     classes: tuple[str, ...]
     files: dict[str, list[File]]
 
     def shards(self, split: str) -> Iterator[list[File]]:
-        """One after the other, cut by the sizes of the files alone."""
+        """Yield the files of each shard; only the sizes of files determine the cuts."""
         some, size = [], 0
         for file in self.files[split]:
             some.append(file)
@@ -50,9 +50,9 @@ class ImageFolder:
 
 
 def listed(source: Path) -> ImageFolder:
-    """What there is in the folder `source`; no file is opened.
+    """Return the files in the folder `source`, without opening any.
 
-    Names that begin with a dot are passed over. Raises `UserError` for a folder that is laid out otherwise.
+    Names that begin with a dot are ignored. Raises `UserError` for a folder with another layout.
     """
     folder = existing(source, "a folder with train/ and val/")
     found = {split: split_folder(folder, split) for split in SPLITS}
@@ -72,7 +72,7 @@ def listed(source: Path) -> ImageFolder:
 
 
 def split_folder(folder: Path, split: str) -> Path:
-    """Where the images of a split of the store are. Raises `UserError` where there is no such folder."""
+    """Return the folder with the images of a split. Raises `UserError` if there is none."""
     names = SPLITS[split]
     for name in names:
         if (folder / name).is_dir():
@@ -82,7 +82,7 @@ def split_folder(folder: Path, split: str) -> Path:
 
 
 def entries(folder: Path) -> list[os.DirEntry[str]]:
-    """By their names, without those that begin with a dot."""
+    """Return the entries by name, without those that begin with a dot."""
     with os.scandir(folder) as found:
         return sorted((e for e in found if not e.name.startswith(".")), key=lambda e: e.name)
 
@@ -93,7 +93,7 @@ def require_suffix(entry: os.DirEntry[str], allowed: Sequence[str]) -> None:
 
 
 def fingerprint(files: Iterable[File]) -> str:
-    """Of the paths, classes, sizes and times of these files."""
+    """Return a hash of the paths, classes, sizes and times of these files."""
     return hashlib.sha256("\n".join(map(repr, files)).encode()).hexdigest()[:32]
 
 

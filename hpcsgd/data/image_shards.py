@@ -1,7 +1,8 @@
-"""Encoded images in shards, each an HDF5 file of its own in a folder beside the store, and back.
+"""Encoded images in shards, which are HDF5 files in a folder next to the dataset file, and back.
 
-A shard is called as the fingerprint of the files in it: paths, sizes and times. So whoever converts a folder
-again finds what is complete, and a store that there was before keeps its own until the new one is whole.
+The name of a shard is the fingerprint of the files in it: paths, sizes and times. So a repeated conversion
+of a folder finds the shards that are complete, and an existing dataset file keeps its own until the new one
+is whole.
 
 =========  =======================================================================================
 x          uint8 [bytes], one file after the other
@@ -32,15 +33,15 @@ from hpcsgd.errors import UserError, located
 from hpcsgd.files.hdf5 import new_file
 
 AT_ONCE = 256
-"""Files that are read and looked through together."""
+"""Number of files that are read and checked together."""
 OPEN = 256
-"""Shards that a process keeps open."""
+"""Number of shards that a process keeps open."""
 DAMAGE = (OSError, RuntimeError, KeyError, ValueError)
 
 
 @dataclass(frozen=True)
 class Written:
-    """A complete shard: of its images lengths and checksums, and the histogram of their values."""
+    """A complete shard: lengths and checksums of its images, and the histogram of their values."""
 
     name: str
     length: NDArray[np.uint32]
@@ -49,14 +50,15 @@ class Written:
 
 
 def folder_of(store: Path) -> Path:
-    """Where the shards of the store at this path are."""
+    """Return the folder with the shards of the dataset file at this path."""
     return store.with_name(f"{store.name}.shards")
 
 
 def shards_of(source: ImageFolder, store: Path, told: Callable[[int, int], None]) -> dict[str, list[Written]]:
-    """Of each split, those that there are and those that are written now; `told` how many images of how many.
+    """Return the shards of each split, after writing those that are missing.
 
-    Raises `UserError` naming the first file that is no image, and `OSError` where nothing can be written.
+    `told` is called with the numbers of images done and in total. Raises `UserError`, which names the first
+    file that is no image, and `OSError` if nothing can be written.
     """
     folder, everything = folder_of(store), sum(map(len, source.files.values()))
     folder.mkdir(exist_ok=True)
@@ -80,7 +82,7 @@ def shards_of(source: ImageFolder, store: Path, told: Callable[[int, int], None]
 
 
 def remove_others(store: Path, shards: Mapping[str, Sequence[Written]]) -> None:
-    """Those of a store that was here before."""
+    """Remove the shards of an earlier dataset file."""
     own = {shard.name for some in shards.values() for shard in some}
     for path in folder_of(store).glob("*.h5"):
         if path.name not in own:
@@ -88,7 +90,7 @@ def remove_others(store: Path, shards: Mapping[str, Sequence[Written]]) -> None:
 
 
 def complete(folder: Path, files: Sequence[File]) -> Written | None:
-    """The shard of these `files`, if it is there and whole; checksums are left to whoever reads."""
+    """Return the shard of these `files`, if whole, or None; checksums are compared only when reading."""
     name = f"{fingerprint(files)}.h5"
     try:
         with h5py.File(folder / name, "r", locking=False) as file:
@@ -103,10 +105,10 @@ def complete(folder: Path, files: Sequence[File]) -> Written | None:
 
 
 def write(source: Path, folder: Path, files: Sequence[File], done: Callable[[int], None]) -> Written:
-    """A shard of these `files` of the folder `source`, each decoded once to see that it can be; `done` is
-    told how many more are.
+    """Write a shard of these `files` of the folder `source`, and decode each one as a test.
 
-    Raises `UserError` naming the first that is no image, and `OSError` where nothing can be written.
+    `done` is called with the number of further files. Raises `UserError`, which names the first that is no
+    image, and `OSError` if nothing can be written.
     """
     name = f"{fingerprint(files)}.h5"
     crc32, values = np.empty(len(files), "<u4"), np.zeros((3, 256), np.int64)
@@ -145,8 +147,10 @@ def _looked_through(
 
 
 class Reader:
-    """Files of the shards in `folder`, whose `names` are given; opened where first read, in each process, so
-    it may be pickled and may cross forks."""
+    """A reader of the shards `names` in `folder`.
+
+    Each process opens a shard when it first reads it, so the reader may be pickled and may cross forks.
+    """
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self._folder, self._names = folder, tuple(names)
@@ -157,16 +161,16 @@ class Reader:
         return {**vars(self), "_open": OrderedDict()}
 
     def require_all(self) -> None:
-        """Raises `UserError` unless all of them are there."""
+        """Raise `UserError` unless all shards exist."""
         missing = [name for name in self._names if not (self._folder / name).is_file()]
         if missing:
             raise UserError(
                 f"{self._folder}: {len(missing)} of {len(self._names)} shards of the store are missing, such "
-                f"as {missing[0]}; they are to lie in this folder beside it"
+                f"as {missing[0]}: put them into this folder next to it"
             )
 
     def read(self, shard: int, begin: int, length: int, crc32: int) -> bytes:
-        """Raises `UserError` where these bytes do not match their checksum."""
+        """Return these bytes. Raises `UserError` if they do not match their checksum."""
         path = self._folder / self._names[shard]
         try:
             content = self._x(shard)[begin : begin + length].tobytes()

@@ -1,4 +1,4 @@
-"""What a reader of an original format of images hands to the writer of the store, and that writer."""
+"""Blocks of images between the reader of an original format and the writer of the dataset file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LABELS_A_CHUNK = 1 << 16
 
 
 class Block(NamedTuple):
-    """A run of rows of one split: `images` uint8 [b, C, H, W] and `labels` uint8 [b], from row `start` on."""
+    """Rows of one split from `start` on: `images` uint8 [b, C, H, W] and `labels` uint8 [b]."""
 
     split: str
     start: int
@@ -29,10 +29,10 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Images:
-    """A labelled image collection about to be read once, block by block, in any order.
+    """A labelled image collection that is read once, block by block, in any order.
 
-    `shape` is (C, H, W); `scale` is the largest pixel value the format can hold; `rows` maps a split to its
-    number of images. `blocks` together fill every row exactly once or raise `UserError`.
+    `shape` is (C, H, W). `scale` is the largest pixel value of the format. `rows` has the number of images of
+    each split. `blocks` together fill every row exactly once, or raise `UserError`.
     """
 
     shape: tuple[int, int, int]
@@ -42,7 +42,7 @@ class Images:
     blocks: Iterator[Block]
 
     def write(self, file: h5py.File, kind: str) -> Header:
-        """Read all blocks into `file`, as the store of the collection `kind`."""
+        """Read all blocks into `file`, as the dataset file of the collection `kind`."""
         datasets = {split: _create(file, split, rows, self.shape) for split, rows in self.rows.items()}
         histogram = np.zeros((self.shape[0], 256), np.int64)
         written: Counter[str] = Counter()
@@ -79,16 +79,19 @@ def _create(
 
 
 def _histogram(block: Block) -> NDArray[np.int64]:
-    """How often each pixel value occurs in each channel: [C, 256]."""
+    """Return how often each pixel value occurs in each channel: [C, 256]."""
     channels = range(block.images.shape[1])
     return np.stack([np.bincount(block.images[:, c].ravel(), minlength=256) for c in channels])
 
 
 def mean_and_std(histogram: NDArray[np.int64], scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Of each channel, of which [C, 256] says how often each value occurs; a value is divided by `scale`."""
+    """Return mean and standard deviation of each channel, of values divided by `scale`.
+
+    `histogram` [C, 256] says how often each value occurs.
+    """
     values = np.arange(256) / scale
     shares = histogram / histogram.sum(axis=1, keepdims=True)
     mean = shares @ values
     std = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(axis=1))
-    std[std == 0] = 1.0  # a constant channel becomes 0, not a division by zero
+    std[std == 0] = 1.0  # a constant channel becomes 0, without a division by zero
     return tuple(mean.tolist()), tuple(std.tolist())

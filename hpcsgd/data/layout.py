@@ -1,21 +1,21 @@
-"""What a store looks like inside: the one place that both its writer and its readers go by.
+"""The layout of a dataset file, for its writer and its readers.
 
-A store is an HDF5 file with groups, its splits, among them `train` and `test`. All data in it has Fletcher-32
-checksums, tokens a CRC-32 of each 4096. It has one of these forms:
+A dataset file is an HDF5 file with groups, its splits, which include `train` and `test`. All data have
+Fletcher-32 checksums; tokens have a CRC-32 of each 4096. It has one of these forms:
 
 =======  =================================================================================================
-images   `x` uint8 [n, C, H, W], one row a chunk, and `y` uint8 [n]
-arrays   `x` uint8 or float32 [n, ...], one row a chunk, and `y` int64 [n]
-image    files as they were, in shards beside the store (`image_shards.py`): `y` uint32 [n], and of each image
-files    `shard`, `begin`, `length` and `crc32`; attribute of the split: names of its `shards`
+images   `x` uint8 [n, C, H, W], one HDF5 chunk per row, and `y` uint8 [n]
+arrays   `x` uint8 or float32 [n, ...], one HDF5 chunk per row, and `y` int64 [n]
+image    files as they were, in shards next to the dataset file (`image_shards.py`): `y` uint32 [n], and of
+files    each image `shard`, `begin`, `length` and `crc32`; attribute of the split: names of its `shards`
 pairs    `0`, `1`, …, each of `high` uint8 [H, W, 3] and `low` uint8 [H/s, W/s, 3]; attribute of the split:
          `count`; of the file: `scale`, which is s
-tokens   shards `0`, `1`, … of 2^24 tokens, the last one of fewer: each a group of `x` uint8, uint16 or
+tokens   segments `0`, `1`, … of 2^24 tokens, the last one of fewer: each a group of `x` uint8, uint16 or
          uint32 [n], as the types need, without gaps in the file, and `crc32` uint32; attributes of the
-         split are `tokens`, and of text from files `bytes` and `documents`: how many there are; beside
+         split are `tokens`, and for text from files the numbers of `bytes` and `documents`; next to
          the splits `definition`, of the tokenizer
 ratings  `x` int32 [n, 2 + m]: a user, an item that the user has rated, and m that the user has not;
-         beside the groups `users` and `items`, int64: what their authors call user and item 0, 1, …
+         next to the groups `users` and `items`, int64: the authors' numbers of user and item 0, 1, …
 =======  =================================================================================================
 
 The fields of `Header`, and what else a form has, are attributes of the file.
@@ -50,10 +50,10 @@ VERSIONS: dict[Form, int] = {
 
 @dataclass(frozen=True)
 class Header:
-    """What a store of images, or of image files, holds.
+    """The content of a dataset file of images, or of image files.
 
-    `kind` is the collection's name, `shape` (C, H, W), `scale` the largest pixel value; `mean` and `std` are
-    those of the training split, a value per channel, of pixels divided by `scale`.
+    `kind` is the collection's name, `shape` (C, H, W), `scale` the largest pixel value. `mean` and `std` are
+    those of the training split, one value per channel, of pixels divided by `scale`.
     """
 
     kind: str
@@ -65,7 +65,7 @@ class Header:
 
     @property
     def holds(self) -> str:
-        """In words, for whoever has converted it."""
+        """A description of the contents, for the output of `convert`."""
         return f"{' x '.join(map(str, self.shape))}, {count_text(len(self.classes), 'class')}"
 
     def write(self, file: h5py.File, form: Form = "images") -> None:
@@ -76,7 +76,7 @@ class Header:
 
     @staticmethod
     def read(file: h5py.File) -> Header:
-        """The attributes of `file`; raises `KeyError` if one is missing."""
+        """Return the attributes of `file`. Raises `KeyError` if one is missing."""
         attributes: dict[str, Any] = dict(file.attrs)
         channels, height, width = (int(size) for size in attributes["shape"])
         return Header(
@@ -90,23 +90,25 @@ class Header:
 
 
 def label(file: h5py.File, form: Form, **texts: str | Sequence[str]) -> None:
-    """Note in `file` which form of store it is, and these texts."""
-    # Texts of fixed length lie within HDF5's checksummed headers, others do not.
+    """Record in `file` its form and these texts."""
+    # HDF5 stores texts of fixed length in its checksummed headers, others elsewhere.
     given = {"format": f"hpcsgd {form}", **texts}
     file.attrs.update({name: np.char.encode(text, "utf-8") for name, text in given.items()})
     file.attrs["version"] = VERSIONS[form]
 
 
 def form_of(path: Path) -> Form:
-    """Which store there is at `path`; raises `UserError` if none, or one of another version."""
+    """Return the form of the dataset file at `path`. Raises `UserError` for none, or another version."""
     file, form = _open(path)
     file.close()
     return form
 
 
 def open_store(path: Path, form: Form = "images") -> h5py.File:
-    """Open a store for reading; raises `UserError` if there is none at `path`, or it is of another form or
-    version."""
+    """Open a dataset file for reading.
+
+    Raises `UserError` if there is none at `path`, or it has another form or version.
+    """
     file, found = _open(path)
     if found != form:
         file.close()
@@ -115,7 +117,7 @@ def open_store(path: Path, form: Form = "images") -> h5py.File:
 
 
 def dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    """What `file` has under this name; raises `KeyError`."""
+    """Return the dataset with this name in `file`. Raises `KeyError` if there is none."""
     found = file[name]
     if not isinstance(found, h5py.Dataset):
         raise KeyError(f"{name} is no dataset")
@@ -127,7 +129,7 @@ def _open(path: Path) -> tuple[h5py.File, Form]:
         if not path.exists():
             raise UserError(f"{path}: no such file; `hpcsgd data convert` makes a store")
         require_regular(path)
-        # Nobody writes to a complete store, and parallel file systems often refuse locks.
+        # Complete files are never written to, and parallel file systems often refuse locks.
         file = h5py.File(path, "r", locking=False)
         form, version = file.attrs.get("format"), file.attrs.get("version")
     except (OSError, RuntimeError, KeyError) as error:

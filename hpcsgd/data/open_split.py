@@ -1,4 +1,4 @@
-"""A split of whatever store there is."""
+"""Opening of a split of a dataset file of any form."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ SPLITS: Mapping[Form, type[Store | Arrays | ImageFiles | Pairs | Windows | Ratin
 
 
 def open_split(path: Path, split: str, arguments: Mapping[str, Any] | None = None) -> Split:
-    """What the class that reads the store at `path` makes of this split and these keyword arguments.
+    """Return the split of the dataset file at `path`, read by the class for its form with these arguments.
 
-    Raises `UserError` where it does not take them, and what the class raises.
+    Raises `UserError` if the class does not take them, and what the class raises.
     """
     form = form_of(path)
     return call_named(form, SPLITS[form], {form: SPLITS[form]}, arguments or {}, path, split)

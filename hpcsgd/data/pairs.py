@@ -1,4 +1,4 @@
-"""Images and the same reduced as samples for super-resolution: patches to train on, whole ones to test."""
+"""Images with reduced copies as samples for super-resolution: patches for training, whole for tests."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ from hpcsgd.errors import UserError, near_miss
 
 SCALE = 255.0
 Place = tuple[int, int]
-"""Of a patch in the small image: the first row and column."""
+"""First row and column of a patch in the small image."""
 
 
 class Pairs(Split):
-    """One split of a store of pairs, values from 0 to 1: x float32 [3, h, w], and y float32 [3, s·h, s·w],
-    the image that x was reduced from.
+    """One split of a dataset file of pairs, with values from 0 to 1.
 
-    In `train` they are patches, h = w = `patch`, of each image `patches` in an epoch, as "Enhanced Deep
-    Residual Networks for Single Image Super-Resolution" (https://arxiv.org/abs/1707.02921, section 4.2) has
-    them: those that a sampler has drawn lie anywhere, turned and mirrored in one of eight ways, the same for
-    the same seed, epoch and place on any number of ranks and processes; others are the middle. In `test` they
-    are whole images, to be read one at a time where they are not alike in size.
+    x is float32 [3, h, w], and y float32 [3, s·h, s·w] is the image from which x was reduced.
 
-    Raises `UserError` if there is no such file or split, no store of pairs, or an image for training is
-    smaller than a patch and, when reading, where it is damaged.
+    In `train` samples are patches, h = w = `patch`, with `patches` of each image in an epoch, as in
+    "Enhanced Deep Residual Networks for Single Image Super-Resolution" (https://arxiv.org/abs/1707.02921,
+    section 4.2). Samples drawn by a sampler have random positions, and are rotated and mirrored in one of
+    eight ways. They are the same for the same seed, epoch and index, on any number of ranks and processes.
+    Other samples are the centre. In `test` samples are whole images; if their sizes differ, they must be
+    read one at a time.
+
+    Raises `UserError` if there is no such file or split, it has no pairs, or a training image is smaller
+    than a patch, and, when reading, if it is damaged.
     """
 
     def __init__(self, path: str | Path, split: str, patch: int = 48, patches: int = 1) -> None:
@@ -59,19 +61,19 @@ class Pairs(Split):
 
     @property
     def scale(self) -> int:
-        """How many times as large y is as x."""
+        """Factor by which y is larger than x."""
         return self.header.scale
 
     @property
     def labels(self) -> None:
-        """Pairs have none."""
+        """Pairs have no labels."""
         return None
 
     def __len__(self) -> int:
         return self._images * self.patches
 
     def trial(self) -> Tensor:
-        """A patch, twice."""
+        """Return two patches."""
         return torch.full((2, 3, self.patch, self.patch), 0.5)
 
     def _read(self, indices: Sequence[int]) -> Batch:
@@ -83,7 +85,7 @@ class Pairs(Split):
         return Batch(_tensor(x), _tensor(y))
 
     def _sample(self, row: int, among: Sequence[int]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Of the small image and the large one, [h, w, 3] each."""
+        """Return the small and the large image of a sample, [h, w, 3] each."""
         image = row // self.patches
         try:
             low, high = (self._opened_file()[f"{self.split}/{image}/{name}"] for name in ("low", "high"))
@@ -110,7 +112,7 @@ class Pairs(Split):
 
 
 def turned(x: NDArray[np.uint8], way: int) -> NDArray[np.uint8]:
-    """x [h, w, 3] in one of eight ways: by 0 to 3 right angles, and mirrored or not."""
+    """Return x [h, w, 3] in one of eight ways: rotated by 0 to 3 right angles, and mirrored or not."""
     quarters, mirrored = way % 4, way >= 4
     found = np.rot90(x, quarters)
     return found[:, ::-1] if mirrored else found
@@ -122,7 +124,7 @@ def _tensor(images: Sequence[NDArray[np.uint8]]) -> Tensor:
 
 
 def _read_header(path: Path, split: str) -> tuple[Reduced, int]:
-    """What the store says of all, and how many images the split has."""
+    """Return the header, and the number of images of the split."""
     with open_store(path, "pairs") as file:
         splits = [name for name in ("train", "test") if name in file]
         if split not in splits:

@@ -1,8 +1,8 @@
-"""Who has rated what as samples for a recommender: an item that the user has rated beside some that not.
+"""Ratings as samples for a recommender: an item that the user has rated, and some that the user has not.
 
-Of "Neural Collaborative Filtering" (https://arxiv.org/abs/1708.05031, sections 3.1.1 and 4.1). Difference:
-there ratings and negatives are shuffled together; here a sample is a rating with all of its negatives, so a
-batch of b holds b · (1 + negatives) pairs.
+The method is that of "Neural Collaborative Filtering" (https://arxiv.org/abs/1708.05031, sections 3.1.1 and
+4.1). There ratings and negatives are shuffled together. Here a sample is a rating with all of its negatives,
+so a batch of b has b · (1 + negatives) pairs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hpcsgd.errors import UserError, near_miss
 
 
 class Ratings(Split):
-    """One split of a store of ratings: x int64 [m, 2], pairs of user and item, and y float32 [m], 1 for the
-    first pair, which the user has rated, and 0 for all others.
+    """One split of a dataset file of ratings: x int64 [m, 2], pairs of user and item, and y float32 [m].
 
-    In `train` m = 1: `vary` adds `negatives` items that the user has not rated in `train`, drawn anew each
-    time, each item with the same probability. So the item held out for testing may be among them, as in the
-    paper. In `test` the others are in the store. All ratings are held in memory.
+    y is 1 for the first pair, which the user has rated, and 0 for all others. In `train` m = 1, and `vary`
+    adds `negatives` items that the user has not rated in `train`. They are drawn anew each time, each item
+    with the same probability. So the item held out for tests may be among them, as in the paper. In `test`
+    the other items are in the file. All ratings are held in memory.
 
-    Raises `UserError` if there is no such file or split, or the file is no store of ratings or damaged.
+    Raises `UserError` if there is no such file or split, or the file has no ratings or is damaged.
     """
 
     def __init__(self, path: str | Path, split: str, negatives: int = 4) -> None:
@@ -46,28 +46,28 @@ class Ratings(Split):
 
     @property
     def users(self) -> int:
-        """How many there are."""
+        """Number of users."""
         return len(self.header.users)
 
     @property
     def items(self) -> int:
-        """How many there are."""
+        """Number of items."""
         return len(self.header.items)
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The user of each sample: so partitions by label give groups users of their own."""
+        """The user of each sample, so that partitions by label assign users to groups."""
         return self._pairs[:, 0].astype(np.int64)
 
     def __len__(self) -> int:
         return len(self._pairs)
 
     def trial(self) -> Tensor:
-        """The first user and item, and the last."""
+        """Return samples of the first user and item, and of the last."""
         return torch.tensor([[[0, 0]], [[self.users - 1, self.items - 1]]])
 
     def vary(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Samples of `train` with their negatives: x [b, 1 + negatives, 2], y [b, 1 + negatives]."""
+        """Return samples of `train` with their negatives: x [b, 1 + negatives, 2], y [b, 1 + negatives]."""
         user = x[:, 0, 0].cpu()[:, None].expand(-1, self.negatives)
         item = self._drawn(user.shape, generator)
         while (wrong := self._rated(user, item)).any():
@@ -96,7 +96,7 @@ class Ratings(Split):
 
 
 def _read_all(path: Path, split: str) -> tuple[Names, NDArray[np.int32], NDArray[np.int32]]:
-    """What the store holds, the rows of the split, and those of `train`."""
+    """Return the names, the rows of the split, and those of `train`."""
     with open_store(path, "ratings") as file:
         splits = [name for name in ("train", "test") if name in file]
         if split not in splits:

@@ -1,11 +1,10 @@
-"""Images and the same reduced, on their way into a store of pairs for super-resolution.
+"""Images with reduced copies, on their way into a dataset file of pairs for super-resolution.
 
-Reduced by Pillow's bicubic interpolation, a = −½, with a kernel that grows with the scale, so that what is
-too fine is averaged and not picked. MATLAB's `imresize`, by which most published figures were made, has the
-same kernel, grown likewise (its antialiasing), but beyond the borders it repeats the image mirrored, where
-Pillow leaves out what is not there; and Pillow rounds to 8 bits after each direction. So images differ by
-about one of 255, near borders by more, and figures that are a few hundredths of a decibel apart cannot be
-compared.
+Pillow's bicubic interpolation, a = −½, reduces them, with a kernel that grows with the scale. So fine
+details are averaged and not sampled. MATLAB's `imresize` made most published figures. It has the same
+kernel, grown likewise (its antialiasing). But it mirrors the image beyond the borders, where Pillow leaves
+out what does not exist, and Pillow rounds to 8 bits after each direction. So images differ by about one of
+255, near borders by more. Differences of a few hundredths of a decibel are not comparable.
 """
 
 from __future__ import annotations
@@ -27,13 +26,15 @@ from hpcsgd.errors import UserError, located
 
 SCALES = (2, 4)
 TILE = 64
-"""Side of what is read at one go."""
+"""Side of a tile that is read at one go."""
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """What a store of pairs holds: of the collection `kind`, images and the same `scale` times as small;
-    `least` is the shortest side of a small one for training."""
+    """The content of a dataset file of pairs: images of the collection `kind`, reduced `scale` times.
+
+    `least` is the shortest side of a reduced image for training.
+    """
 
     kind: str
     scale: int
@@ -41,7 +42,7 @@ class Reduced:
 
     @property
     def holds(self) -> str:
-        """In words, for whoever has converted it."""
+        """A description of the contents, for the output of `convert`."""
         return f"reduced {self.scale} times, to {self.least} pixels a side or more"
 
     def write(self, file: h5py.File) -> None:
@@ -50,14 +51,17 @@ class Reduced:
 
     @staticmethod
     def read(file: h5py.File) -> Reduced:
-        """Raises `KeyError` if something is missing."""
+        """Read the header. Raises `KeyError` if something is missing."""
         attributes: dict[str, Any] = dict(file.attrs)
         return Reduced(attributes["kind"].decode(), int(attributes["scale"]), int(attributes["least"]))
 
 
 @dataclass(frozen=True)
 class Reductions:
-    """PNG files of each split, to be read once and reduced; `told` how many of how many are."""
+    """PNG files of each split, which are read once and reduced.
+
+    `told` is called with the numbers of images done and in total.
+    """
 
     files: Mapping[str, list[Path]]
     scale: int
@@ -65,7 +69,7 @@ class Reductions:
 
     @staticmethod
     def of(source: Path, scale: int, told: Callable[[int, int], None]) -> Reductions:
-        """Raises `UserError` for another scale, and for a folder that is laid out otherwise."""
+        """List the images. Raises `UserError` for another scale, and for a folder with another layout."""
         if scale not in SCALES:
             raise UserError(
                 f"scale = {scale}: images are reduced {' or '.join(map(str, SCALES))} times",
@@ -78,11 +82,11 @@ class Reductions:
 
     @property
     def rows(self) -> Mapping[str, int]:
-        """Images of each split."""
+        """Number of images of each split."""
         return {split: len(paths) for split, paths in self.files.items()}
 
     def write(self, file: h5py.File, kind: str) -> Reduced:
-        """Read all images into `file`, as the store of the collection `kind`."""
+        """Read all images into `file`, as the dataset file of the collection `kind`."""
         least: dict[str, int] = {}
         done = 0
         for split, paths in self.files.items():
@@ -115,7 +119,7 @@ def _pngs(place: Path) -> list[Path]:
 
 
 def _pair(path: Path, scale: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """An image, without what is left over of its sides, and the same reduced."""
+    """Return an image, cropped to a multiple of the scale, and the reduced one."""
     try:
         image = decoded(path.read_bytes())
     except OSError as error:

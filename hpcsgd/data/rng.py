@@ -1,4 +1,4 @@
-"""Chance that all ranks agree on without a word: the same in every process and every version of numpy."""
+"""Random numbers that are equal on all ranks without messages, in every process and version of NumPy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class Purpose(IntEnum):
-    """What chance is for: none has the numbers of another one."""
+    """Purposes of random numbers; each has its own sequence."""
 
     SHARES = 1
     PASS = 2
@@ -20,39 +20,40 @@ class Purpose(IntEnum):
 
 
 POOL = 256
-"""Runs among which samples are mixed."""
+"""Number of runs among which samples are mixed."""
 
 
 def epoch_order(n: int, seed: int, epoch: int, run: int = 1) -> NDArray[np.int64]:
-    """The shuffle of n samples that belongs to an epoch, where so many neighbours are read at one go."""
+    """Return the shuffle of n samples for an epoch, in which `run` neighbours are read at one go."""
     return _order(n, np.random.SeedSequence([seed, epoch]), run)
 
 
 def shuffled(
     rows: NDArray[np.int64], seed: int, purpose: Purpose, *of: int, run: int = 1
 ) -> NDArray[np.int64]:
-    """`rows` in another order, for a purpose and, of that, for what the numbers `of` say."""
+    """Return `rows` in another order, which depends on the purpose and the numbers `of`."""
     return rows[_order(len(rows), np.random.SeedSequence(seed, spawn_key=(purpose, *of)), run)]
 
 
 def dirichlet(alpha: float, shape: tuple[int, int], seed: int) -> NDArray[np.float64]:
-    """Proportions [rows, P]: each row is drawn from Dir(alpha, …, alpha) and sums to 1."""
+    """Return proportions [rows, P]: each row is drawn from Dir(alpha, …, alpha) and sums to 1."""
     bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(Purpose.PROPORTIONS,)))
-    frozen = np.random.RandomState(bits)  # numpy promises that its numbers never change (NEP 19)
-    # Gamma(alpha) = Gamma(alpha + 1) · U^(1/alpha), as logarithms: a small alpha would make all of them 0.
+    frozen = np.random.RandomState(bits)  # NumPy promises that its numbers never change (NEP 19)
+    # Gamma(alpha) = Gamma(alpha + 1) · U^(1/alpha), as logarithms: with a small alpha all would underflow to
+    # 0.
     logs = np.log(frozen.standard_gamma(alpha + 1, shape)) + np.log1p(-frozen.random_sample(shape)) / alpha
     weights = np.exp(logs - logs.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)
 
 
 def uniform(count: int, seed: int, purpose: Purpose, *of: int) -> NDArray[np.float64]:
-    """So many numbers in [0, 1), for a purpose and, of that, for what the numbers `of` say."""
+    """Return `count` numbers in [0, 1), which depend on the purpose and the numbers `of`."""
     bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(purpose, *of)))
     return np.ldexp((bits.random_raw(count) >> np.uint64(11)).astype(np.float64), -53)
 
 
 def distinct(count: int, below: int, without: set[int], *of: int) -> list[int]:
-    """So many different numbers less than `below`, none of `without`; the same for the same numbers `of`."""
+    """Return `count` different numbers < `below`, none of `without`; they depend on the numbers `of`."""
     assert below - len(without) >= count
     bits = np.random.PCG64(np.random.SeedSequence(0, spawn_key=(Purpose.OTHERS, *of)))
     found: dict[int, None] = {}
@@ -63,12 +64,12 @@ def distinct(count: int, below: int, without: set[int], *of: int) -> list[int]:
 
 
 def _order(n: int, seeds: np.random.SeedSequence, run: int = 1) -> NDArray[np.int64]:
-    """A shuffle, of runs of neighbours where there are more than a pool of `POOL` runs.
+    """Return a shuffle; if there are more than `POOL` runs, a shuffle of runs of neighbours.
 
-    These are shuffled; then each sample moves back by less than a pool, those of the last ones to the
-    beginning. So runs come one after the other, and a batch is of a whole pool.
+    Runs are shuffled. Then each sample moves back by less than a pool (`POOL` runs), the last ones to the
+    beginning. So runs come one after the other, and a batch has samples of a whole pool.
     """
-    # Raw draws, sorted: unlike Generator.permutation, the same in every version of numpy.
+    # Sorted raw draws are the same in every version of NumPy, unlike Generator.permutation.
     bits, pool = np.random.PCG64(seeds), run * POOL
     if run == 1 or n <= pool:
         return np.argsort(bits.random_raw(n), kind="stable")

@@ -1,4 +1,4 @@
-"""Read the images of a store, only those asked for."""
+"""Reading of images of a dataset file, only those that are needed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hpcsgd.errors import UserError, near_miss
 
 
 class Store(Split):
-    """One split of a store of images as normalized samples: x float32 [C, H, W], y an int64 scalar.
+    """One split of a dataset file of images as normalized samples: x float32 [C, H, W], y an int64 scalar.
 
-    A sample is (pixel / scale - mean) / std, with the values in `header`. A `Batch` of b has x float32
-    [b, C, H, W] and y int64 [b].
+    A sample is (pixel / scale - mean) / std, with the values in `header`. A `Batch` of b has x float32 [b,
+    C, H, W] and y int64 [b].
 
-    Raises `UserError` if there is no such file or split or the file is not a store of images and, when
-    reading, if rows do not match their checksums.
+    Raises `UserError` if there is no such file or split or the file has no images, and, when reading, if
+    rows do not match their checksums.
     """
 
     def __init__(self, path: str | Path, split: str) -> None:
@@ -34,7 +34,7 @@ class Store(Split):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the labels 0, 1, ..."""
+        """The class names of the labels 0, 1 and so on."""
         return self.header.classes
 
     @property
@@ -44,14 +44,14 @@ class Store(Split):
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """Those of all samples."""
+        """The labels of all samples."""
         return self._labels.numpy()
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def trial(self) -> Tensor:
-        """The first and the last one."""
+        """Return the first and the last sample."""
         return self.__getitems__([0, len(self) - 1]).x
 
     def _read(self, indices: Sequence[int]) -> Batch:

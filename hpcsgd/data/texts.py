@@ -1,11 +1,10 @@
-"""Text files as documents, and these as tokens on their way into a store; no file has to fit into memory.
+"""Text files as documents, and documents as tokens on their way into a dataset file.
 
-A file is a document; where a line is named that parts documents, it may hold several. In a `.jsonl` each line
-is an object with the document as its "text". Compressed or not, as the first bytes tell. Each document is
-followed by the tokenizer's end.
+No file has to fit into memory. A file is one document, or several if a separator line is given. In a
+`.jsonl` each line is an object with the document as its "text". Files may be compressed, which the first
+bytes show. The tokenizer's end token follows each document.
 
-A tokenizer is given no more than about `PIECE` bytes at once: of a longer document the pieces end where lines
-do.
+The tokenizer gets about `SEGMENT` bytes at once at most. Longer documents are cut at the ends of lines.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from hpcsgd.errors import UserError, located
 
 SEGMENT = 1 << 20
 LONGEST = 4
-"""Bytes of a character."""
+"""Maximum number of bytes of a character."""
 HELD_OUT = 100
-"""One of so many documents is held out for testing, where no files are named for that."""
+"""One of this many documents is held out for tests, if no files are given for tests."""
 
 
 class Segment(NamedTuple):
-    """Of a document, in the order of the text; `last` of it or not. `place` is where it comes from."""
+    """A part of a document, in the order of the text, with its origin `place`; `last` marks the last."""
 
     text: bytes
     last: bool
@@ -43,19 +42,21 @@ class Segment(NamedTuple):
 
 @dataclass
 class Texts:
-    """Documents in files or folders of files (in the order of their names), to be read once. `test`: those to
-    test on; without, every hundredth document of `train` is. `between`: a line that parts documents in a
-    file."""
+    """Documents in files or folders of files (in the order of their names), which are read once.
+
+    `test` are those for tests; without it, every hundredth document of `train` is. `between` is a line that
+    separates documents in a file.
+    """
 
     train: Sequence[Path]
     test: Sequence[Path]
     tokenizer: Tokenizer
     between: str | None = None
     rows: dict[str, int] = field(default_factory=dict)
-    """Tokens of each split, once written."""
+    """Number of tokens of each split, once written."""
 
     def write(self, file: h5py.File, kind: str) -> Vocabulary:
-        """Read everything into `file`, as the store of the collection `kind`."""
+        """Read everything into `file`, as the dataset file of the collection `kind`."""
         vocabulary = Vocabulary.of(self.tokenizer, kind)
         vocabulary.write(file)
         writers = {split: Writer(file.create_group(split), self.tokenizer) for split in ("train", "test")}
@@ -75,7 +76,7 @@ class Texts:
     def _hold_out(self, writers: Mapping[str, Writer]) -> None:
         files = list(_files(self.train))
         if self.between is None and not any(map(_has_objects, files)):
-            _require_enough(len(files))  # rather than after hours
+            _require_enough(len(files))  # fail now rather than after hours
         count = 0
         for count, document in enumerate(_documents(self.train, self.between), start=1):
             writers["train" if count % HELD_OUT else "test"].add(document)
@@ -91,7 +92,7 @@ def _require_enough(documents: int) -> None:
 
 
 class Writer:
-    """Of one split: tokenizes many pieces at once, and tells how many bytes they had."""
+    """A writer of one split, which tokenizes many parts at once, and counts their bytes."""
 
     def __init__(self, group: h5py.Group, tokenizer: Tokenizer) -> None:
         self._group, self._tokenizer = group, tokenizer
@@ -109,7 +110,7 @@ class Writer:
         for piece in document:
             size += len(piece.text)
             if not size:
-                continue  # of nothing there is no end
+                continue  # an empty document gets no end token
             self._waiting.append(piece)
             self._held += len(piece.text)
             self._documents += piece.last
@@ -133,14 +134,14 @@ class Writer:
         try:
             return self._tokenizer.encode([piece.text for piece in self._waiting])
         except UserError:
-            for piece in self._waiting:  # which one?
+            for piece in self._waiting:  # find the faulty one
                 with located(piece.place):
                     self._tokenizer.encode([piece.text])
             raise
 
 
 def _documents(sources: Sequence[Path], between: str | None) -> Iterator[Iterable[Segment]]:
-    """One after the other: each is to be used up before the next is asked for."""
+    """Yield the documents one after the other; each must be consumed before the next."""
     for path in _files(sources):
         with opened(path) as stream:
             if _has_objects(path):
@@ -165,7 +166,7 @@ def _has_objects(path: Path) -> bool:
 
 
 def _segments(stream: InputStream) -> Iterator[Segment]:
-    """A whole stream."""
+    """Yield the parts of a stream that is one document."""
     kept, begin = b"", 0
     while block := stream.read(SEGMENT):
         kept += block
@@ -176,7 +177,7 @@ def _segments(stream: InputStream) -> Iterator[Segment]:
 
 
 def _cut(text: bytes) -> int:
-    """Where a piece of it ends: with a line, or else with a character."""
+    """Return where a part of the text ends: after a line, or else after a character."""
     if (end := text.rfind(b"\n")) >= 0:
         return end + 1
     last = next((i for i in range(1, min(len(text), LONGEST) + 1) if text[-i] & 0xC0 != 0x80), 0)

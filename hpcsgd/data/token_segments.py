@@ -1,8 +1,8 @@
-"""The tokens of a split: shards in the order of the text, read where they lie in the file.
+"""The tokens of a split, in segments in the order of the text, which are mapped from the file.
 
-A shard is a dataset without gaps or filters, so that the file is mapped into memory there, whatever its size.
-In place of HDF5's checksums there is a CRC-32 of every `BLOCK` tokens, compared when a process first reads
-there.
+A segment is a dataset without gaps or filters, so the file can be mapped into memory there, at any size.
+Instead of HDF5's checksums there is a CRC-32 of every `BLOCK` tokens. A process compares it when it first
+reads there.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from hpcsgd.data.layout import dataset, open_store
 from hpcsgd.data.split import damaged
 
 SHARD = 1 << 24
-"""Tokens of every shard but the last."""
+"""Number of tokens of every segment except the last."""
 BLOCK = 1 << 12
-"""Tokens that have a checksum together."""
+"""Number of tokens with a common checksum."""
 RUN = 1 << 17
-"""Tokens that lie together and are read at one go."""
+"""Number of tokens that are stored together and read at one go."""
 REMEMBERED = 512
-"""Runs that the kernel was told of, and need not be again."""
+"""Number of runs that were announced to the kernel and need not be announced again."""
 Tokens = NDArray[np.unsignedinteger[Any]]
 
 
 def dtype_of(types: int) -> np.dtype[Any]:
-    """The smallest for so many types of tokens."""
+    """Return the smallest dtype for this many types of tokens."""
     return np.dtype(np.min_scalar_type(types - 1)).newbyteorder("<")
 
 
 class Writer:
-    """Fills the group of a split, shard by shard: no more than one is in memory."""
+    """A writer for the group of a split, segment by segment; at most one is in memory."""
 
     def __init__(self, group: h5py.Group, types: int) -> None:
         self._group, self._types = group, types
@@ -74,16 +74,16 @@ class Writer:
 
 
 class TokenSegments:
-    """The `count` tokens of a split of the store at `path`, where there are so many `types`.
+    """The `count` tokens of a split of the dataset file at `path`, with `types` types.
 
-    Mapped at the first reading in each process, so it may be pickled and may cross forks. Raises `UserError`
-    where the file does not hold them, and when reading where it is damaged.
+    Each process maps the file when it first reads, so the object may be pickled and may cross forks. Raises
+    `UserError` if the file lacks the tokens, and, when reading, if it is damaged.
     """
 
     def __init__(self, path: Path, split: str, count: int, types: int) -> None:
         self.path, self.split, self.count = path, split, count
         self._dtype = dtype_of(types)
-        self._places = self._found()  # bytes at which shards begin
+        self._places = self._found()  # offsets of segments in bytes
         self._checked = bytearray(-(-count // BLOCK))
         self._sums: dict[int, NDArray[np.uint32]] = {}
         self._content: mmap.mmap | None = None
@@ -93,7 +93,7 @@ class TokenSegments:
         return {**vars(self), "_content": None, "_expected": {}}
 
     def expect(self, starts: NDArray[np.int64]) -> None:
-        """Windows that begin there will be read soon: the kernel may begin with their runs."""
+        """Announce that windows with these starts will be read soon, so that the kernel can read ahead."""
         for run in sorted(set((starts // RUN).tolist())):
             if run not in self._expected:
                 self._begin_to_read(run * RUN)
@@ -103,7 +103,7 @@ class TokenSegments:
             del self._expected[next(iter(self._expected))]
 
     def windows(self, starts: NDArray[np.int64], length: int) -> Tokens:
-        """So many tokens from each of `starts` on: [len(starts), length]."""
+        """Return `length` tokens from each of `starts` on: [len(starts), length]."""
         content = self._mapped()
         self._check(content, starts, length)
         shards, places = np.divmod(starts, SHARD)
@@ -117,7 +117,7 @@ class TokenSegments:
         return windows
 
     def _segments(self, content: mmap.mmap, start: int, length: int) -> Iterator[Tokens]:
-        """Of one window, of each shard what it has of it."""
+        """Yield the parts of one window, one for each segment that it touches."""
         stop = start + length
         while start < stop:
             shard, place = divmod(start, SHARD)
@@ -128,14 +128,14 @@ class TokenSegments:
     def _within(
         self, content: mmap.mmap, shards: NDArray[np.int64], places: NDArray[np.int64], length: int
     ) -> Tokens:
-        """Windows that begin at these places of their shards, and do not go beyond."""
+        """Return windows that begin at these places of their segments and end inside them."""
         width = length * self._dtype.itemsize
         everywhere = np.ndarray((len(content) - width + 1, width), np.uint8, content, strides=(1, 1))
         begins = self._places[shards] + places * self._dtype.itemsize
-        return everywhere[begins].view(self._dtype)  # bytes: shards may lie at odd ones
+        return everywhere[begins].view(self._dtype)  # bytes, because segments may begin at odd offsets
 
     def _check(self, content: mmap.mmap, starts: NDArray[np.int64], length: int) -> None:
-        """Blocks that nobody here has read before."""
+        """Check the blocks of these windows that this process has not read before."""
         first, last = starts // BLOCK, (starts + (length - 1)) // BLOCK
         there = {*first.tolist(), *last.tolist()}
         for i in range(1, (length - 2) // BLOCK + 1):
@@ -156,15 +156,18 @@ class TokenSegments:
         self._mapped().madvise(mmap.MADV_WILLNEED, begin - before, before + length)
 
     def _bytes_of(self, start: int, tokens: int) -> tuple[int, int]:
-        """Of so many tokens, as far as they are in one shard: the first byte, and how many."""
+        """Return the first byte and the number of bytes of up to `tokens` tokens, within one segment."""
         number, before = divmod(start, SHARD)
         width = self._dtype.itemsize
         begin = int(self._places[number]) + before * width
         return begin, min(tokens, SHARD - before, self.count - start) * width
 
     def _mapped(self) -> mmap.mmap:
-        """The whole file, once: every mapping costs a descriptor. Who reads where a file ended before it was
-        cut off is killed, so it is looked at each time."""
+        """Return the whole file, mapped once, because every mapping costs a descriptor.
+
+        Reading beyond the end of a file that was cut off would kill the process, so the size is compared
+        each time.
+        """
         if self._content is None:
             with self.path.open("rb") as file:
                 self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -196,7 +199,7 @@ class TokenSegments:
             return np.array([self._place(file, number) for number in range(len(names))], np.int64)
 
     def _place(self, file: h5py.File, number: int) -> int:
-        """The byte at which a shard begins. That the file does not end before the shard HDF5 has seen to."""
+        """Return the offset of a segment. HDF5 has already checked that the file is long enough."""
         length = min(SHARD, self.count - number * SHARD)
         try:
             x = dataset(file, f"{self.split}/{number}/x")

@@ -1,7 +1,7 @@
-"""What makes tokens of text, and text of tokens again: words, bytes, or a file of the library `tokenizers`.
+"""Tokenizers: words, bytes, or a file of the library `tokenizers`.
 
-A store of tokens holds what made it, so that text can be made of what a model says, and tokens of what it is
-asked.
+A dataset file of tokens includes its tokenizer, so that a model's tokens can be decoded, and its prompts
+encoded.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from numpy.typing import NDArray
 from hpcsgd.errors import UserError
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
-"""Tokens that end a document, as they are called."""
+"""Names of tokens that end a document."""
 EOS, UNKNOWN = "<eos>", "<unk>"
 
 
 class Tokenizer(Protocol):
-    """Tokens are numbers from 0 up to `types`; `end` follows each document."""
+    """A tokenizer. Tokens are numbers from 0 to `types` − 1; `end` follows each document."""
 
     @property
     def name(self) -> str:
-        """In `TOKENIZERS`."""
+        """The name in `TOKENIZERS`."""
         ...
 
     @property
     def definition(self) -> bytes:
-        """Says all but `end`; not empty."""
+        """A description of everything except `end`; not empty."""
         ...
 
     @property
@@ -42,19 +42,21 @@ class Tokenizer(Protocol):
     def end(self) -> int: ...
 
     def encode(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
-        """Of each text its tokens. Raises `UserError` for what is no text, naming the byte."""
+        """Return the tokens of each text. Raises `UserError`, which names the byte, for what is not text."""
         ...
 
     def decode(self, tokens: Iterable[int]) -> str: ...
 
     def pretrained_files(self) -> Mapping[str, bytes]:
-        """Return the files, by name, from which `AutoTokenizer` of the library `transformers` makes this
-        tokenizer; an empty mapping where that library has no tokenizer of this kind."""
+        """Return the files, by name, from which `AutoTokenizer` of `transformers` makes this tokenizer.
+
+        The mapping is empty if that library has no such tokenizer.
+        """
         ...
 
 
 class Bytes:
-    """A token is a byte of UTF-8; 0, which no text has, ends a document."""
+    """A tokenizer whose tokens are bytes of UTF-8; 0, which no text has, ends a document."""
 
     name = "bytes"
     definition = b"bytes; 0 ends a document"
@@ -75,7 +77,7 @@ class Bytes:
 
 
 class Words:
-    """A token is a word between spaces, of a fixed list, none with a line break in it."""
+    """A tokenizer whose tokens are words between spaces, from a fixed list without line breaks."""
 
     name = "words"
 
@@ -106,7 +108,7 @@ class Words:
 
 
 class Library:
-    """What a `tokenizer.json` of the library `tokenizers` says; what it may say of padding is left aside."""
+    """A tokenizer of the library `tokenizers`, from its `tokenizer.json`, whose padding is ignored."""
 
     name = "tokenizers"
 
@@ -133,13 +135,13 @@ TOKENIZERS: Mapping[str, Callable[[bytes, int], Tokenizer]] = {
     Words.name: lambda definition, end: Words(definition.decode().split("\n")),
     Library.name: Library,
 }
-"""By the name in a store: made of what the store says."""
+"""Functions that make a tokenizer from a dataset file's description, by the name there."""
 
 
 def tokenizer_of(given: str, end: str | None = None) -> Tokenizer:
-    """That of "bytes", or of a file; `end` is what the token is called there, where it is none of `ENDS`.
+    """Return the tokenizer "bytes", or that of a file; `end` names its end token, if that is none of `ENDS`.
 
-    Raises `UserError` where there is no such file, the library cannot read it, or has no such token.
+    Raises `UserError` if there is no such file, the library cannot read it, or it has no such token.
     """
     if given == Bytes.name:
         if end is not None:
@@ -153,7 +155,7 @@ def tokenizer_of(given: str, end: str | None = None) -> Tokenizer:
 
 
 def definition_of(given: str) -> bytes:
-    """What "bytes", or a file, says of itself; raises `UserError` where there is no such file."""
+    """Return the description of "bytes", or of a file. Raises `UserError` if there is no such file."""
     if given == Bytes.name:
         return Bytes.definition
     try:
@@ -165,12 +167,12 @@ def definition_of(given: str) -> bytes:
 
 
 def fingerprint(definition: bytes) -> str:
-    """Short, and of no other one."""
+    """Return a short text that identifies this tokenizer."""
     return hashlib.sha256(definition).hexdigest()[:12]
 
 
 def decoded(text: bytes) -> str:
-    """Raises `UserError` where it is not UTF-8."""
+    """Return the text. Raises `UserError` if it is not UTF-8."""
     try:
         return text.decode()
     except UnicodeDecodeError as error:

@@ -1,10 +1,11 @@
-"""A text as samples for a language model: windows of a fixed length, each to be known from itself alone.
+"""A text as samples for a language model: windows of a fixed length, each independent of the others.
 
-Windows are cut from the text as it stands, over the ends of documents: no token is lost to padding.
+Windows are cut from the text as it stands, across the ends of documents, so that no token is lost to
+padding.
 
-Difference from training on a text as a stream (truncated back-propagation through time): there the state of a
-recurrent network is carried from one window to the next, in the order of the text. Here windows are samples
-like any others: in any order, on any rank, dealt, shared and resumed as images are.
+Training on a text as a stream (truncated back-propagation through time) is different: it carries the state
+of a recurrent network from one window to the next, in the order of the text. Here windows are samples like
+any others. They come in any order, on any rank, and are assigned, shared and resumed like images.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from hpcsgd.data.tokenizers import TOKENIZERS, Tokenizer, definition_of, fingerp
 from hpcsgd.errors import UserError, count_text, near_miss
 
 IGNORED = -100
-"""The target that counts for nothing, as torch's cross-entropy has it."""
+"""A target that does not count, the default of torch's cross-entropy."""
 
 
 class Windows(Split):
-    """One split of a store of tokens: x int64 [bptt], and y int64 [bptt], the token after each of x.
+    """One split of a dataset file of tokens: x int64 [bptt], and y int64 [bptt], the token after each of x.
 
-    Sample i begins at token i · bptt. In `train` what is left at the end, less than a window, is left out. In
-    all other splits every token but the first is asked for exactly once: the last window ends with the text,
-    and what the one before asks for is `IGNORED` in its y.
+    Sample i begins at token i · bptt. In `train` the rest at the end, less than a window, is left out. In
+    all other splits every token except the first is a target exactly once: the last window ends with the
+    text, and targets that the window before has already are `IGNORED`.
 
-    `tokenizer`, "bytes" or a file, is that which the store must have been made with.
+    `tokenizer`, "bytes" or a file, must be the one that made the dataset file.
 
-    Raises `UserError` if there is no such file or split, the file is no store of tokens, made with another
-    tokenizer, or shorter than a window, and, when reading, where it is damaged.
+    Raises `UserError` if there is no such file or split, the file has no tokens, was made with another
+    tokenizer, or is shorter than a window, and, when reading, if it is damaged.
     """
 
     def __init__(self, path: str | Path, split: str, bptt: int = 35, tokenizer: str | None = None) -> None:
@@ -64,33 +65,33 @@ class Windows(Split):
 
     @property
     def types(self) -> int:
-        """How many types of tokens there are: 0 up to here."""
+        """Number of types of tokens; tokens are 0 to `types` − 1."""
         return self.header.types
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """What the store was made with."""
+        """The tokenizer that made the dataset file."""
         return self.header.tokenizer()
 
     @property
     def labels(self) -> None:
-        """Windows have none."""
+        """Windows have no labels."""
         return None
 
     @property
     def run_length(self) -> int:
-        """Windows that lie together and are read at one go (`Stream`)."""
+        """Number of windows that are stored together and read at one go (`Stream`)."""
         return max(1, token_segments.RUN // self.bptt)
 
     def expect(self, rows: NDArray[np.int64]) -> None:
-        """They will be read soon (`Stream`)."""
+        """Announce that `rows` will be read soon (`Stream`)."""
         self._shards.expect(rows * self.bptt)
 
     def __len__(self) -> int:
         return self._count
 
     def trial(self) -> Tensor:
-        """One of the first token, one of the last."""
+        """Return two windows: of the first type of token, and of the last."""
         return torch.tensor([[0], [self.types - 1]]).expand(-1, self.bptt)
 
     def _read(self, indices: Sequence[int]) -> Batch:
@@ -116,7 +117,7 @@ class Windows(Split):
 
 
 def _read_header(path: Path, split: str) -> tuple[Vocabulary, int, int | None]:
-    """The vocabulary, how many tokens the split has, and of how many bytes of text, where that is known."""
+    """Return the vocabulary, the number of tokens of the split, and of bytes of text, or None if unknown."""
     with open_store(path, "tokens") as file:
         splits = [name for name, value in file.items() if isinstance(value, h5py.Group)]
         if split not in splits:

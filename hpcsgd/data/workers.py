@@ -1,7 +1,7 @@
-"""Data workers that outlive the signals of a batch system.
+"""Loader processes that survive the signals of a batch system.
 
-A batch system warns all processes of a job, by SIGUSR1 or SIGTERM. The rank saves and leaves; until then it
-needs its workers, and Python's two processes behind them.
+A batch system warns all processes of a job by SIGUSR1 or SIGTERM. The rank saves and leaves. Until then it
+needs its loader processes, and the two processes of Python that serve them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from hpcsgd.data.arguments import whole_number
 from hpcsgd.errors import UserError, count_text
 
 PER_CORE = 64
-"""Workers of a rank for each core of its node, at most."""
+"""Maximum number of loader processes of a rank for each core of its node."""
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
 def require_workers(given: Any, name: str = "workers") -> int:
-    """Return how many they are; `name` is what they are called where they are given. Raise `UserError` for
-    more than any use could be made of: their processes would fill the memory of the node."""
+    """Return the number of loader processes, which is called `name` where the user gave it.
+
+    Raises `UserError` for more than can be useful, because their processes would fill the memory of the
+    node.
+    """
     workers, cores = whole_number(name, given), os.cpu_count() or 1
     if workers > PER_CORE * cores:
         raise UserError(
@@ -37,7 +40,7 @@ def require_workers(given: Any, name: str = "workers") -> int:
 
 
 def start_fork_server() -> None:
-    """Start the process that workers are forked from, with these signals blocked; workers inherit that."""
+    """Start the process from which loader processes are forked; they inherit that signals are blocked."""
     with _blocked():
         resource_tracker.ensure_running()  # in Python 3.11 this unblocks SIGTERM
     with _blocked():
@@ -45,8 +48,8 @@ def start_fork_server() -> None:
 
 
 def end_by_owner_alone(owner: int, _: int) -> None:
-    """In a worker: SIGTERM ends it only where the process `owner` sends it, as Python does when it exits."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the fork server may be an older one of somebody else
+    """Let SIGTERM end this loader process only if the process `owner` sends it, as Python does at exit."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # an older fork server may have been started elsewhere
     threading.Thread(target=_wait_for, args=(owner,), name="end by the owner", daemon=True).start()
 
 

@@ -1,1 +1,1 @@
-"""Files that are whole or not there: replaced at once, or HDF5 with checksums."""
+"""Files that are either whole or absent: replaced at once, or HDF5 with checksums."""

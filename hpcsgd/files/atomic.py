@@ -1,7 +1,7 @@
-"""Replace a file only by a complete one.
+"""Atomic replacement of a file by a complete one.
 
-Until it is complete it is a hidden file beside its target, whose name tells who writes it: what a killed
-process has left there can be told from what another one is writing.
+Until it is complete, it is a hidden file in the folder of its target. Its name says which process writes it.
+So files of killed processes can be distinguished from those that another process is writing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _WRITER = re.compile(r"(\.(?P<host>[\w-]*)\.(?P<process>\d+))?\.[0-9a-f]{8}\.par
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Give a path beside `target` to write to, which becomes `target` when the block ends well.
+    """Give a path in the folder of `target` to write to; it becomes `target` when the block ends well.
 
-    Until then `target` is as it was, even through a crash; if the block raises, what it wrote is removed.
+    Until then `target` is unchanged, even through a crash. If the block raises, the new file is removed.
     """
     part = _beside(target)
     try:
@@ -37,9 +37,9 @@ def replacing(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
-    """Give a path beside `target` to write to, which becomes `target` when the block ends well.
+    """Give a path in the folder of `target` to write to; it becomes `target` when the block ends well.
 
-    Raises `FileExistsError` where there is a `target` by then, which stays as it is.
+    Raises `FileExistsError` if `target` exists by then; it stays unchanged.
     """
     part = _beside(target)
     try:
@@ -53,9 +53,9 @@ def new_file(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Give an empty folder beside `target` to write into, which becomes `target` when the block ends well.
+    """Give an empty folder to write into, which becomes `target` when the block ends well.
 
-    There must be no `target` yet. If the block raises, what it wrote is removed.
+    `target` must not exist yet. If the block raises, what it wrote is removed.
     """
     part = _beside(target)
     part.mkdir()
@@ -70,21 +70,25 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def overwrite(target: Path, text: str) -> None:
-    """Whole or not at all, whenever this process dies; not through a crash of the machine, as `replacing` is,
-    so this waits for no disk. One process at a time."""
+    """Write `text` to `target`, as a whole or not at all even if this process dies.
+
+    Unlike `replacing` this does not wait for the disk, so a crash of the machine may damage the file. Only
+    one process may do it at a time.
+    """
     part = target.with_name(f".{target.name}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(target)
 
 
 def remove_left(folder: Path) -> None:
-    """Remove what processes that are gone have left in `folder` of files that they were writing.
+    """Remove unfinished files of processes that no longer exist from `folder`.
 
-    Nobody else may be in the folder, except on this machine: of others it is not known who is alive.
+    Only processes on this machine may use the folder meanwhile: of others it is unknown whether they are
+    alive.
     """
     for path in [*folder.glob(".*.part")]:
         found = _WRITER.search(path.name)
-        if found is None:  # of `overwrite`, which uses the same name again
+        if found is None:  # a file of `overwrite`, which uses the same name again
             continue
         if found["host"] == _HOST and _is_alive(int(found["process"])):
             continue
@@ -99,7 +103,10 @@ def _beside(target: Path) -> Path:
 
 
 def _is_alive(process: int) -> bool:
-    """This one has only just come, perhaps with the number of the one that was killed."""
+    """Return whether the process exists.
+
+    The present process has only just started, perhaps with the number of the one that was killed.
+    """
     if process == os.getpid():
         return False
     try:

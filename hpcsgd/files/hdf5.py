@@ -1,8 +1,8 @@
-"""Write an HDF5 file completely or not at all.
+"""Writing of an HDF5 file, completely or not at all.
 
-HDF5 does not survive a write that fails: once the disk is full it keeps the file open for good and crashes
-the process when it ends. So its writes go through `Disk`, which notes the first failure and lets HDF5 believe
-that all is well until the file is closed; then the failure is raised.
+HDF5 does not survive a write that fails: if the disk is full, it keeps the file open forever and crashes the
+process at exit. So its writes go through `Disk`. It notes the first failure and lets HDF5 believe that all
+is well until the file is closed. Then it raises the failure.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ import h5py
 
 from hpcsgd.files.atomic import replacing
 
-VERSIONS = ("v110", "v110")  # any HDF5 since 1.10 reads it; chunks are found by a flat index
+VERSIONS = ("v110", "v110")  # any HDF5 since 1.10 reads it; it finds chunks by a flat index
 
 
 @contextmanager
 def new_file(target: Path) -> Iterator[h5py.File]:
-    """An empty HDF5 file, to be filled, which becomes `target` when the block ends well.
+    """Give an empty HDF5 file to fill, which becomes `target` when the block ends well.
 
-    If the block raises, or what was written does not fit on the disk (`OSError`), `target` is left as it was.
+    If the block raises, or the data do not fit on the disk (`OSError`), `target` stays unchanged.
     """
     with replacing(target) as part, part.open("wb+", buffering=0) as file:
         disk = Disk(file)
         try:
             with h5py.File(disk, "w", libver=VERSIONS) as hdf5:
                 yield hdf5
-        except Exception:  # it may have read back what never reached the disk: that is what went wrong
+        except Exception:  # reading what never reached the disk may raise; then the write is the cause
             disk.finish()
             raise
         disk.finish()
 
 
 class Disk:
-    """A file as h5py wants it, whose writes never fail but are remembered to have failed."""
+    """A file object for h5py that remembers failed writes instead of raising."""
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
@@ -60,7 +60,7 @@ class Disk:
         self._attempt(self._file.truncate, size)
 
     def flush(self) -> None:
-        """Nothing is held back: h5py asks for this method."""
+        """Do nothing, since nothing is buffered; h5py needs this method."""
 
     def _attempt(self, operation: Callable[[Any], int], argument: Any) -> int:
         if self._failure is None:

@@ -1,4 +1,4 @@
-"""One process at a time in a folder, by a lock that is gone when the process is, however it ends."""
+"""A lock of a folder for one process, which ends with the process, however that ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 NAME = "run.lock"
 PATIENCE = 5.0
-"""Seconds for which a process that is being killed may still have the lock."""
+"""Seconds for which a process that is being killed may still hold the lock."""
 PAUSE = 0.1
 JOBS = (("SLURM_JOB_ID", "Slurm"), ("PBS_JOBID", "PBS"), ("FLUX_JOB_ID", "Flux"))
 _HELD = {errno.EACCES, errno.EAGAIN}
@@ -31,13 +31,13 @@ _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes, also of other machines, out of `folder`, which exists, while this lasts.
+    """Lock other processes, also of other machines, out of the existing `folder` inside this context.
 
-    Where the file system has no locks a warning says so. The lock is one of POSIX: whichever network file
-    system has locks has these, and the kernel gives them back for a process that was killed.
+    If the file system has no locks, a warning says so. The lock is one of POSIX: all network file systems
+    with locks have these, and the kernel releases them for a killed process.
 
     Raises:
-        UserError: Where another process is in the folder; it says which one.
+        UserError: If another process uses the folder; the error says which one.
     """
     file = _taken(folder)
     try:
@@ -47,10 +47,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def hold(folder: Path) -> None:
-    """As `locked`, until this process ends; a second call for the same folder changes nothing.
+    """Lock the folder like `locked`, until this process ends; a second call changes nothing.
 
     Raises:
-        UserError: Where another process is in the folder; it says which one.
+        UserError: If another process uses the folder; the error says which one.
     """
     folder = folder.resolve()
     with _holding:
@@ -58,7 +58,7 @@ def hold(folder: Path) -> None:
         if file is not None and _is_there(folder / NAME, file):
             return
         _held[folder] = _taken(folder)
-        if file is not None:  # somebody has removed the folder since
+        if file is not None:  # the folder was removed meanwhile
             file.close()
         elif len(_held) == 1:
             atexit.register(_give_all_back, os.getpid())
@@ -87,7 +87,7 @@ def _taken(folder: Path) -> IO[str]:
 
 def _given_back(folder: Path, file: IO[str]) -> None:
     if _is_there(folder / NAME, file):
-        with suppress(OSError):  # it is in nobody's way
+        with suppress(OSError):  # a remaining file does no harm
             (folder / NAME).unlink()
     file.close()
 
@@ -97,7 +97,7 @@ def _is_there(path: Path, file: IO[str]) -> bool:
 
 
 def _locked(path: Path) -> IO[str] | None:
-    """The file, which has the name of this process in it and is to be closed; None where it is another's."""
+    """Return the locked file, with the name of this process in it, or None if another process holds it."""
     file = path.open("a+", encoding="utf-8")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -113,7 +113,7 @@ def _locked(path: Path) -> IO[str] | None:
         )  # fmt: skip
         return file
     if not _is_there(path, file):
-        file.close()  # whoever had it has just removed it
+        file.close()  # its last holder has just removed it
         return None
     file.truncate(0)
     file.write(_this_process())

@@ -1,4 +1,4 @@
-"""How pictures look, and how they are written: whole or not at all."""
+"""The style of pictures, and their atomic writing."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ STYLE: dict[Any, Any] = {
     "grid.alpha": 0.25,
     "legend.frameon": False,
 }
-"""For matplotlib's `rc_context`."""
+"""Parameters for matplotlib's `rc_context`."""
 
 
 def require_format(flag: str, target: Path) -> None:
-    """Raise `UserError` unless the name of the picture that was given after `flag` is that of a PNG."""
+    """Raise `UserError` unless the file name that was given after `flag` is that of a PNG."""
     if target.suffix.lower() != SUFFIX:
         raise UserError(f"{flag} {target}: pictures are written as PNG: expected the name of a {SUFFIX} file")
 
 
 def save(figure: Figure, target: Path) -> None:
-    """As a PNG."""
+    """Save the figure as a PNG."""
     with replacing(target) as part:
         figure.savefig(part, format="png")

@@ -1,4 +1,4 @@
-"""Files that a user names or a run has left, read whole: they may be missing, damaged, or something else."""
+"""Reading of whole files of users or runs, which may be missing, damaged, or something else."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _KINDS = {
 
 
 def read_text(path: Path) -> str:
-    """What is in it, without the byte order mark that editors of Windows put before UTF-8. Raises `UserError`
-    where it cannot be read, is no regular file or not UTF-8."""
+    """Return the text of a file, without the byte order mark of Windows editors.
+
+    Raises `UserError` if it cannot be read, is no regular file or not UTF-8.
+    """
     try:
         require_regular(path)
         return path.read_bytes().decode("utf-8-sig")
@@ -31,7 +33,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Raises `UserError` where it cannot be read, or is no JSON."""
+    """Return the content of a JSON file. Raises `UserError` if it cannot be read, or is not JSON."""
     text = read_text(path)
     try:
         return parsed(text)
@@ -40,7 +42,7 @@ def read_json(path: Path) -> Any:
 
 
 def parsed(text: str | bytes) -> Any:
-    """JSON; raises `ValueError` for what is none, however deep its lists are."""
+    """Return the value of a JSON text. Raises `ValueError` if it is not JSON, however deep its lists are."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -48,7 +50,7 @@ def parsed(text: str | bytes) -> Any:
 
 
 def require_regular(path: Path) -> None:
-    """Raise `UserError` for a folder, or a pipe, which readers wait for; `OSError` where nothing is."""
+    """Raise `UserError` for a folder, or for a pipe, which readers wait for; `OSError` for nothing."""
     kind = stat.S_IFMT(path.stat().st_mode)
     if kind != stat.S_IFREG:
         raise UserError(f"{path}: {_KINDS.get(kind, 'something else')}, and not a file")

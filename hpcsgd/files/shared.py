@@ -1,7 +1,7 @@
-"""What one node reads of what another has just written, in a folder that both see.
+"""Reading of what another node has just written, in a shared folder.
 
-NFS remembers for up to a minute which names were not there, but asks the server when a folder is opened. So
-whoever waits for a name opens its folder, and does not ask for the name alone.
+NFS remembers for up to a minute which names did not exist, but asks the server when a folder is opened. So
+code that waits for a name must open the folder, rather than ask for the name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hpcsgd.errors import UserError
 
 
 def names_in(folder: Path) -> list[str]:
-    """As they are now; none where there is no folder."""
+    """Return the names in the folder now; none if there is no folder."""
     try:
         return os.listdir(folder)
     except FileNotFoundError:
@@ -21,7 +21,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def text_of(path: Path) -> str | None:
-    """None where there is no such file. Raises `UserError` where it cannot be read."""
+    """Return the text of a file, or None if it does not exist. Raises `UserError` if it cannot be read."""
     if path.name not in names_in(path.parent):
         return None
     try:

@@ -1,5 +1,4 @@
-"""Models to train: a table of short names, libraries that make models of configurations, and any function of
-the user's that returns a module."""
+"""Models to train: built-in ones by short names, models of libraries, and functions of the user."""
 
 from __future__ import annotations
 
@@ -46,20 +45,19 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 LIBRARIES: Mapping[str, Callable[[str, Mapping[str, Any]], nn.Module]] = {"transformers": of_transformers}
-"""What makes a model of the name of a class in such a module."""
+"""Functions that make a model from the name of a class in such a library."""
 
 
 def is_known(name: str) -> bool:
-    """Whether it names a model of ours or a library's: what goes wrong in it is due to what it was given."""
+    """Return whether the name is of a built-in or a library's model; its errors are due to its arguments."""
     return name in MODELS or name.partition(":")[0] in LIBRARIES
 
 
 def build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """The model that `name` makes of `arguments`: a key of `MODELS`, "transformers:Class" or
-    "package.module:function".
+    """Return the model that `name` makes of `arguments`.
 
-    Raises `UserError` for an unknown name, for arguments the function does not take, and for a result that
-    is not a module.
+    `name` is a key of `MODELS`, "transformers:Class" or "package.module:function". Raises `UserError` for an
+    unknown name, for arguments that the function does not take, and for a result that is not a module.
     """
     library, _, kind = name.partition(":")
     if library in LIBRARIES:

@@ -1,9 +1,9 @@
 """AlexNet, in the form of "One weird trick for parallelizing convolutional neural networks".
 
 Krizhevsky, 2014, https://arxiv.org/abs/1404.5997: five convolutions, three of them with 3 × 3 max pooling,
-and three linear layers, on one device and without normalization of responses. Difference: what the last
-pooling leaves is averaged to 6 × 6, so that images may have any size of 63 × 63 and more. SelSync trains it
-on ImageNet (section IV-A).
+and three linear layers, on one device and without normalization of responses. Difference: the result of the
+last pooling is averaged to 6 × 6, so that images may have any size from 63 × 63. SelSync trains it on
+ImageNet (section IV-A).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ HIDDEN = 4096
 
 
 def alexnet(classes: int = 1000, channels: int = 3, dropout: float = 0.5) -> nn.Sequential:
-    """61.1 M parameters: [b, channels, H, W] → [b, classes], H and W of 63 or more, made for 224.
+    """Return AlexNet, 61.1 M parameters: [b, channels, H, W] → [b, classes], for H, W ≥ 63, made for 224.
 
-    `dropout` is the part of values left out before the first two linear layers, while training. Raises
-    `UserError` where that is not a part.
+    `dropout` is the fraction of values dropped before the first two linear layers in training. Raises
+    `UserError` if it is not in [0, 1).
     """
     if not 0 <= dropout < 1:
         raise UserError(f"alexnet: dropout = {dropout}: must be at least 0 and less than 1")

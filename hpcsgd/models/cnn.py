@@ -10,7 +10,7 @@ from hpcsgd.errors import UserError
 
 
 def cnn(shape: Sequence[int], classes: int = 10, widths: Sequence[int] = (32, 64)) -> nn.Sequential:
-    """For each of `widths` a 3 x 3 convolution, ReLU and 2 x 2 max pooling, then one linear layer.
+    """Return a network with a 3 x 3 convolution, ReLU and 2 x 2 max pooling per width, then a linear layer.
 
     `shape` is (C, H, W): [b, C, H, W] → [b, classes]. Raises `UserError` if the pooling leaves nothing.
     """

@@ -1,10 +1,10 @@
-"""EDSR: images 2 or 4 times as large.
+"""EDSR: super-resolution of images by a factor of 2 or 4.
 
 "Enhanced Deep Residual Networks for Single Image Super-Resolution" (Lim et al., 2017),
-https://arxiv.org/abs/1707.02921, section 3 and figure 3: a convolution, residual blocks without batch norm
-whose results are scaled down before they are added, a convolution and the sum over all blocks; then for each
-doubling one that makes four pixels of one, and a last one. Hierarchical local SGD trains it on DIV2K with 32
-blocks (section IV-A), which are the defaults here.
+https://arxiv.org/abs/1707.02921, section 3 and figure 3. A convolution is followed by residual blocks
+without batch norm, whose results are scaled down before they are added, a convolution, and the sum over all
+blocks. Then each doubling has a convolution that makes four pixels of one, and a last convolution follows.
+Hierarchical local SGD trains it on DIV2K with 32 blocks (section IV-A), which are the defaults here.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch.nn.functional import relu
 from hpcsgd.errors import UserError
 
 MEAN = (0.4488, 0.4371, 0.4040)
-"""Of the training images of DIV2K, from 0 to 1: what the network sees is around zero."""
+"""Mean of the training images of DIV2K, from 0 to 1; it is subtracted from the input."""
 DOUBLINGS = {2: 1, 4: 2}
-"""Of each scale."""
+"""Number of doublings for each scale."""
 
 
 class EDSR(nn.Module):
-    """Images [b, 3, H, W], from 0 to 1 → [b, 3, scale·H, scale·W]."""
+    """The model: images [b, 3, H, W], from 0 to 1 → [b, 3, scale·H, scale·W]."""
 
     mean: Tensor
 
@@ -42,7 +42,7 @@ class EDSR(nn.Module):
 
 
 class Block(nn.Module):
-    """x + residual · f(x), f two convolutions: [b, width, H, W] → the same."""
+    """x + residual · f(x), where f has two convolutions: [b, width, H, W] → the same."""
 
     def __init__(self, width: int, residual: float) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Block(nn.Module):
 
 
 class Doubling(nn.Module):
-    """[b, width, H, W] → [b, width, 2·H, 2·W]."""
+    """A layer that doubles the size: [b, width, H, W] → [b, width, 2·H, 2·W]."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -66,9 +66,9 @@ class Doubling(nn.Module):
 
 
 def edsr(scale: int = 2, blocks: int = 32, width: int = 256, residual: float = 0.1) -> EDSR:
-    """An `EDSR`: 40.7 M parameters at scale 2, 43.1 M at 4. Convolutions start as torch makes them.
+    """Return an `EDSR`: 40.7 M parameters at scale 2, 43.1 M at 4. Convolutions have torch's initial values.
 
-    `residual` is what a block's result is multiplied by. The paper's small one, "baseline", is `blocks = 16`,
+    A block's result is multiplied by `residual`. The paper's small model, "baseline", is `blocks = 16`,
     `width = 64`, `residual = 1.0`: 1.4 M and 1.5 M. Raises `UserError` for other scales.
     """
     if scale not in DOUBLINGS:

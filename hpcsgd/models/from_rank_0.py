@@ -1,6 +1,4 @@
-"""Values of a model that is to be sharded, where rank 0 has them: others get them block by block, and need
-have none.
-"""
+"""Distribution of rank 0's values of an FSDP model, block by block; other ranks need not have any."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from hpcsgd.errors import UserError
 
 META = torch.device("meta")
 Outline = dict[str, tuple[str, bool]]
-"""By name what has to be alike on all ranks, and whether this one has values for it."""
+"""What must be equal on all ranks, by name, and whether this rank has values for it."""
 NOTHING = "nothing", False
 
 
@@ -30,7 +28,7 @@ def outline(model: nn.Module, parts: Sequence[nn.Module], kind: str) -> Outline:
 
 
 def require_alike(mine: Outline, first: Outline) -> None:
-    """Raises `UserError` unless the `first` rank has the same model, and all values that are here."""
+    """Raise `UserError` unless rank 0 (`first`) has the same model, with all values that this rank has."""
     for name in dict.fromkeys([*mine, *first]):
         (ours, here), (theirs, there) = mine.get(name, NOTHING), first.get(name, NOTHING)
         if ours != theirs:
@@ -40,7 +38,7 @@ def require_alike(mine: Outline, first: Outline) -> None:
 
 
 def share_values(topology: Topology, model: nn.Module, unit: nn.Module, given: Collection[str]) -> None:
-    """Rank 0's, of what is to be sharded now and has some there."""
+    """Copy rank 0's values to all ranks, for parameters of `unit` that have values there."""
     within = next(name for name, module in model.named_modules() if module is unit)
     for name, param in list(unit.named_parameters(within)):
         if name in given and not is_fsdp(param):
@@ -60,14 +58,14 @@ def share_buffers(topology: Topology, model: nn.Module, given: Collection[str], 
 
 @torch.no_grad()
 def _share(topology: Topology, x: Tensor) -> None:
-    """By way of the host, where all ranks may have it."""
+    """Broadcast rank 0's values through the host, because tensors of all ranks can be there."""
     values = x.detach().cpu().contiguous()
     topology.world.bcast(values.view(torch.uint8) if values.dtype == torch.bool else values).wait()
     x.copy_(values)
 
 
 def make_room(model: nn.Module, param: nn.Parameter) -> None:
-    """In every module that has it."""
+    """Replace a parameter by one with memory on the host, in every module that has it."""
     room = nn.Parameter(torch.empty_like(param, device="cpu"), requires_grad=param.requires_grad)
     for module in model.modules():
         for name, theirs in list(module.named_parameters(recurse=False, remove_duplicate=False)):

@@ -1,10 +1,10 @@
-"""A decoder-only Transformer: each token is guessed from those before it.
+"""A decoder-only Transformer: each token is predicted from those before it.
 
-"Language Models are Unsupervised Multitask Learners" (Radford et al., 2019): blocks of attention and
-perceptron, each normalized before it (GPT-2); the sizes of the presets, and weights that start so that the
-sum over all blocks does not grow with their number. Differences from it, as in most models since: positions
-by rotation of queries and keys (RoFormer, https://arxiv.org/abs/2104.09864, eq. 15 and 34), RMSNorm
-(https://arxiv.org/abs/1910.07467), no biases. So no length is built in.
+"Language Models are Unsupervised Multitask Learners" (Radford et al., 2019), GPT-2: blocks of attention and
+perceptron, each with a normalization before it. From there are also the sizes of the presets, and initial
+weights with which the sum over all blocks does not grow with their number. Differences, as in most models
+since: positions by rotation of queries and keys (RoFormer, https://arxiv.org/abs/2104.09864, eqs. 15 and
+34), RMSNorm (https://arxiv.org/abs/1910.07467), no biases. So no length is built in.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 from hpcsgd.errors import UserError, near_miss
 
 PRESETS: Mapping[str, tuple[int, int, int]] = {"small": (768, 12, 12), "medium": (1024, 24, 16)}
-"""Width, layers and heads; with 50,257 types, tied, 124 and 354 million parameters."""
+"""Width, layers and heads. With 50,257 types, tied, they have 124 and 354 million parameters."""
 BASE = 10_000.0
 SPREAD = 0.02
 EPSILON = 1e-5
 
 
 class GPT(nn.Module):
-    """Token ids int64 [b, T] → scores [b, T, types] of the token after each, knowing those up to it."""
+    """The model: token ids int64 [b, T] → scores [b, T, types] of the next token after each."""
 
     def __init__(self, types: int, width: int, layers: int, heads: int, dropout: float, tied: bool) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class GPT(nn.Module):
             self.scores.weight = self.embedding.weight
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Under the name that models of the library `transformers` have it by."""
+        """Initialize a module. Models of the library `transformers` have a method of this name."""
         if isinstance(module, nn.Linear | nn.Embedding):
             std = SPREAD / (2 * len(self.blocks)) ** 0.5 if isinstance(module, IntoTheSum) else SPREAD
             nn.init.normal_(module.weight, std=std)
@@ -55,11 +55,11 @@ class GPT(nn.Module):
 
 
 class IntoTheSum(nn.Linear):
-    """Makes what is added to x."""
+    """A linear layer whose result is added to x."""
 
 
 class Block(nn.Module):
-    """What attention and then a perceptron find is added to x."""
+    """A block: results of attention and then of a perceptron are added to x."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every token looks at itself and at those before it."""
+    """Causal attention: every token attends to itself and to those before it."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -103,14 +103,14 @@ class Perceptron(nn.Module):
 
 
 def rotation(T: int, width: int, device: torch.device) -> Tensor:
-    """Cosine and sine of t · BASE^(−2i / width) for position t and pair i: float32 [2, T, width / 2]."""
+    """Return cosine and sine of t · BASE^(−2i / width) for position t, pair i: float32 [2, T, width / 2]."""
     frequencies = BASE ** -(torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
     angles = torch.outer(torch.arange(T, device=device, dtype=torch.float32), frequencies)
     return torch.stack([angles.cos(), angles.sin()])
 
 
 def turned(x: Tensor, turn: Tensor) -> Tensor:
-    """x [..., T, width] with each pair (x_i, x_(i + width/2)) rotated by the angle of its position."""
+    """Return x [..., T, width] with each pair (x_i, x_(i + width/2)) rotated by its position's angle."""
     cos, sin = turn
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
@@ -126,10 +126,10 @@ def gpt(
     dropout: float = 0.0,
     tied: bool = True,
 ) -> GPT:
-    """A `GPT` for a vocabulary of `types`: of the sizes of a preset, "small" or "medium", or of your own;
-    without both, 128 wide, of 4 layers and 4 heads.
+    """Return a `GPT` for a vocabulary of `types`, with the sizes of a preset or your own.
 
-    `dropout` is the part of values that is left out while training. `tied`: embedding and scores share one
+    Presets are "small" and "medium". Without a preset, default sizes are width 128, 4 layers and 4 heads.
+    `dropout` is the fraction of values dropped in training. With `tied`, embedding and scores share one
     matrix. Raises `UserError` for sizes that do not fit.
     """
     if preset is not None and preset not in PRESETS:

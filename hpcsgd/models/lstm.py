@@ -1,9 +1,9 @@
-"""The classical language model: an embedding, layers of LSTM, a score for every type of token.
+"""The classical language model: an embedding, LSTM layers, and a score for every type of token.
 
 "Recurrent Neural Network Regularization" (Zaremba et al., 2014), https://arxiv.org/abs/1409.2329: dropout
-between layers, not along time. Tied weights: https://arxiv.org/abs/1608.05859. Difference from both: there
-the state is carried from one piece of the text to the next; here every window of tokens starts from zeros, so
-that samples can come in any order, to any rank.
+between layers, not along time. Tied weights: https://arxiv.org/abs/1608.05859. Both carry the state from one
+segment of the text to the next. Here every window of tokens starts from zeros, so that samples can come in
+any order, to any rank.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from hpcsgd.errors import UserError
 
 SPREAD = 0.1
-"""Embeddings and scores start uniform in ± so much, biases at 0."""
+"""Embeddings and scores start uniform in ± this value, biases at 0."""
 
 
 class LanguageModel(nn.Module):
-    """Token ids int64 [b, T] → scores [b, T, types] of the token after each, knowing those up to it."""
+    """The model: token ids int64 [b, T] → scores [b, T, types] of the next token after each."""
 
     def __init__(
         self, types: int, embedding: int, hidden: int, layers: int, dropout: float, tied: bool
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(types, embedding)
-        between = dropout if layers > 1 else 0.0  # torch warns where there is no between
+        between = dropout if layers > 1 else 0.0  # torch warns if there is nothing between layers
         self.lstm = nn.LSTM(embedding, hidden, layers, dropout=between, batch_first=True)
         self.scores = nn.Linear(hidden, types)
         self.dropout = nn.Dropout(dropout)
@@ -47,10 +47,11 @@ def lstm(
     dropout: float = 0.2,
     tied: bool = False,
 ) -> LanguageModel:
-    """A `LanguageModel` for a vocabulary of `types`; the sizes are those of PyTorch's example of old.
+    """Return a `LanguageModel` for a vocabulary of `types`.
 
-    `dropout` is the part of values that is left out before, between and after the layers, while training.
-    `tied`: embedding and scores share one matrix. Raises `UserError` where that does not fit.
+    The default sizes are those of PyTorch's old example. `dropout` is the fraction of values dropped before,
+    between and after the layers in training. With `tied`, embedding and scores share one matrix. Raises
+    `UserError` if the sizes do not allow that.
     """
     for name, value in (("types", types), ("embedding", embedding), ("hidden", hidden), ("layers", layers)):
         if value < 1:

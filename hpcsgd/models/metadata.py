@@ -1,6 +1,6 @@
-"""The index of a checkpoint of torch.distributed.checkpoint is a pickle, which torch would let run code.
+"""Safe reading of the index of a torch.distributed.checkpoint, a pickle that torch would let run code.
 
-So it is looked at before, and must ask for nothing but what such an index is made of.
+The index is checked before, and may refer only to what such an index consists of.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ ALLOWED = {
 
 
 class IndexUnpickler(pickle.Unpickler):
-    """One that knows the parts of an index only."""
+    """An unpickler that knows only the parts of an index."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        """The allowed classes, and types of tensors; raises `UnpicklingError` for anything else."""
+        """Return an allowed class, or a tensor type. Raises `UnpicklingError` for anything else."""
         if (module_name, global_name) == ("builtins", "getattr"):
             return member
         a_type = module_name == "torch" and isinstance(getattr(torch, global_name, None), torch.dtype)
@@ -42,7 +42,10 @@ class IndexUnpickler(pickle.Unpickler):
 
 
 def member(of: Any, name: str) -> Enum:
-    """What Python 3.11.0 to 3.11.3 writes for a member of an enumeration is `getattr`, good for any code."""
+    """Return a member of an enumeration, without executing any other code.
+
+    Python 3.11.0 to 3.11.3 writes such a member as a call of `getattr`.
+    """
     if not (isinstance(of, type) and issubclass(of, Enum) and name in of.__members__):
         refuse("builtins.getattr")
     return of[name]
@@ -53,6 +56,6 @@ def refuse(what: str) -> NoReturn:
 
 
 def require_plain(folder: Path) -> None:
-    """Raises `UnpicklingError`, or what else a damaged pickle may raise."""
+    """Raise `UnpicklingError`, or another exception of a damaged pickle, unless the index is plain."""
     with (folder / INDEX).open("rb") as file:
         IndexUnpickler(file).load()

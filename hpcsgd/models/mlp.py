@@ -9,7 +9,7 @@ from torch import nn
 
 
 def mlp(inputs: int, hidden: Sequence[int] = (128,), classes: int = 10) -> nn.Sequential:
-    """Linear layers of `hidden` units with ReLU between: [b, ...], `inputs` values each → [b, classes]."""
+    """Return linear layers of `hidden` units with ReLU: [b, ...], `inputs` values each → [b, classes]."""
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise([inputs, *hidden]):
         layers += [nn.Linear(before, after), nn.ReLU()]

@@ -1,8 +1,9 @@
 """NeuMF of "Neural Collaborative Filtering" (He et al., 2017): https://arxiv.org/abs/1708.05031.
 
-Who likes what, of users and items alone: a product of embeddings (GMF, eq. 8 and 9) and a perceptron on
-others (eq. 10), joined by one layer (eq. 12). Differences from the paper: the score comes before the sigmoid,
-which the loss applies; the two halves are trained together from the beginning, not each alone first.
+The model predicts which items a user likes, from users and items alone. One layer (eq. 12) joins a product
+of embeddings (GMF, eqs. 8 and 9) and a perceptron on other embeddings (eq. 10). Differences from the paper:
+the loss applies the sigmoid, not the model. The two halves are trained together from the beginning, not each
+alone first.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from torch import Tensor, nn
 from hpcsgd.errors import UserError
 
 DEVIATION = 0.01
-"""Of the embeddings at the start (section 4.1 of the paper)."""
+"""Standard deviation of the initial embeddings (section 4.1 of the paper)."""
 
 
 class NeuMF(nn.Module):
-    """Pairs of user and item, int64 [..., 2] → a score each [...]: more than 0 where more likely than not."""
+    """The model: pairs of user and item, int64 [..., 2] → scores [...], above 0 if a rating is likely."""
 
     def __init__(self, users: int, items: int, factors: int, hidden: Sequence[int]) -> None:
         super().__init__()
@@ -41,10 +42,10 @@ class NeuMF(nn.Module):
 
 
 def ncf(users: int, items: int, factors: int = 8, hidden: Sequence[int] = (64, 32, 16, 8)) -> NeuMF:
-    """A `NeuMF` of `factors` in the product and layers of `hidden` units in the perceptron.
+    """Return a `NeuMF` with `factors` in the product and layers of `hidden` units in the perceptron.
 
-    Half of the first of `hidden` is the user's embedding there, the other half the item's. Raises `UserError`
-    for sizes that cannot be.
+    Half of the first of `hidden` is the user's embedding there, the other half the item's. Raises
+    `UserError` for impossible sizes.
     """
     if min(users, items, factors) < 1:
         raise UserError(f"ncf: users = {users}, items = {items}, factors = {factors}: must be at least 1")

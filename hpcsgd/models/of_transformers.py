@@ -1,7 +1,7 @@
-"""Models of the library `transformers`, made of a configuration: nothing is fetched, weights start by chance.
+"""Models of the library `transformers`, built from a configuration, with random weights; no download.
 
-They stay what they are, with the names of their weights, so that the library reads what was trained; only
-what comes out is no longer a table of results but its scores.
+The models keep their classes and names of weights, so that the library can read the trained model. Only the
+output changes: it is the scores instead of a table of results.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from hpcsgd.named import require_arguments
 TYPE = "model_type"
 OF_THEIR_VOCABULARY = ("bos_token_id", "eos_token_id", "pad_token_id")
 _BUILDING = threading.Lock()
-"""Ranks may be threads: torch's defaults are changed meanwhile, and while one imports the library another
-would find half of it."""
+"""A lock, because ranks may be threads: building changes torch's defaults, and the library must not be
+imported by two threads at once.
+"""
 
 
 def of_transformers(name: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """The model that the class `name` makes of a configuration with these `arguments`: "AutoModelForCausalLM"
-    with the configuration's `model_type`, or a model's own class, as "GPT2LMHeadModel".
+    """Return the model that the class `name` makes of a configuration with these `arguments`.
 
-    Raises `UserError` where the library is missing, for a class that it does not have, and for arguments that
-    are none of the configuration's.
+    `name` is "AutoModelForCausalLM", with the configuration's `model_type`, or a model's own class, such as
+    "GPT2LMHeadModel". Raises `UserError` if the library is missing, it lacks the class, or the configuration
+    lacks an argument.
     """
     with _BUILDING:
         library = _library()
@@ -38,7 +39,7 @@ def of_transformers(name: str, arguments: Mapping[str, Any]) -> nn.Module:
             config = _config(library, kind, arguments)
             make = getattr(kind, "from_config", None) or kind
             model = _told(f"transformers:{name}", library, make, config)
-    config.use_cache = False  # what was seen before is of use to those who write on, token by token
+    config.use_cache = False  # the cache helps only generation, token by token
     model.register_forward_hook(_scores)
     return model
 
@@ -84,7 +85,7 @@ def _config_class(library: Any, model_type: Any) -> Any:
 
 
 def _told(name: str, library: Any, make: Any, *values: Any, **arguments: Any) -> Any:
-    """What it makes of them; what the library has against them is a line to the user."""
+    """Return the result of `make`. Exceptions of the library become a `UserError` of one line."""
     from huggingface_hub.errors import StrictDataclassError
 
     try:

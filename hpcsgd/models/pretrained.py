@@ -1,4 +1,4 @@
-"""Where a model is one of the library `transformers`, or goes around one."""
+"""Detection of models of the library `transformers`, or of wrappers around one."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from torch import nn
 
 
 def pretrained(model: nn.Module) -> Any:
-    """The outermost module that can write itself for `from_pretrained`; None where there is none."""
+    """Return the outermost module that can write itself for `from_pretrained`, or None."""
     return next((module for module in model.modules() if hasattr(module, "save_pretrained")), None)

@@ -1,4 +1,4 @@
-"""The parts that a model is made of: what is compiled, computed again or sharded by itself."""
+"""Regions of a model: the parts that are compiled, recomputed or sharded by themselves."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def regions(model: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules that are made of others, without those that only contain them: residual blocks,
-    the layers of a transformer, however deep its list of them lies. What such a list has is whole, also where
-    it has lists of its own, as of experts."""
+    """Yield the outermost modules that consist of others, except those that only contain regions.
+
+    Regions are residual blocks, or the layers of a transformer, at any depth of the list that has them. An
+    element of such a list is one region, even if it has lists of its own, as of experts.
+    """
     for child in model.children():
         listed = isinstance(model, nn.ModuleList) or not any(map(_lists_regions, child.modules()))
         if isinstance(child, CONTAINERS) or not listed:

@@ -2,8 +2,8 @@
 
 https://arxiv.org/abs/1512.03385, section 4.2: a 3 x 3 stem, three stages of n blocks with 16, 32 and 64
 channels, global average pooling, one linear layer: 6n + 2 layers. Shortcuts are option A: where the size
-changes, every second pixel is taken and new channels are zero, so that they have no parameters. Not the wider
-networks for ImageNet (torchvision's resnet18 and so on).
+changes, every second pixel is taken and new channels are zero, so that they have no parameters. The wider
+networks for ImageNet are others (torchvision's resnet18 and so on).
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ WIDTHS = (16, 32, 64)
 
 
 class Block(nn.Module):
-    """relu(x + f(x)), f two convolutions with batch norm: [b, inputs, H, W] → [b, outputs, H/s, W/s]."""
+    """relu(x + f(x)), where f has two convolutions with batch norm.
+
+    [b, inputs, H, W] → [b, outputs, H/s, W/s].
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -38,7 +41,7 @@ class Block(nn.Module):
 
 
 def cifar_resnet(depth: int, classes: int = 10, channels: int = 3) -> nn.Sequential:
-    """The network of `depth` = 6n + 2 layers: [b, channels, H, W] → [b, classes].
+    """Return the network of `depth` = 6n + 2 layers: [b, channels, H, W] → [b, classes].
 
     Raises `UserError` for another depth.
     """
@@ -57,27 +60,27 @@ def cifar_resnet(depth: int, classes: int = 10, channels: int = 3) -> nn.Sequent
 
 
 def resnet20(classes: int = 10, channels: int = 3) -> nn.Sequential:
-    """`cifar_resnet` of 20 layers: 0.27 M parameters."""
+    """Return the `cifar_resnet` of 20 layers, 0.27 M parameters."""
     return cifar_resnet(20, classes, channels)
 
 
 def resnet32(classes: int = 10, channels: int = 3) -> nn.Sequential:
-    """`cifar_resnet` of 32 layers: 0.46 M parameters."""
+    """Return the `cifar_resnet` of 32 layers, 0.46 M parameters."""
     return cifar_resnet(32, classes, channels)
 
 
 def resnet44(classes: int = 10, channels: int = 3) -> nn.Sequential:
-    """`cifar_resnet` of 44 layers: 0.66 M parameters."""
+    """Return the `cifar_resnet` of 44 layers, 0.66 M parameters."""
     return cifar_resnet(44, classes, channels)
 
 
 def resnet56(classes: int = 10, channels: int = 3) -> nn.Sequential:
-    """`cifar_resnet` of 56 layers: 0.85 M parameters."""
+    """Return the `cifar_resnet` of 56 layers, 0.85 M parameters."""
     return cifar_resnet(56, classes, channels)
 
 
 def resnet110(classes: int = 10, channels: int = 3) -> nn.Sequential:
-    """`cifar_resnet` of 110 layers: 1.7 M parameters."""
+    """Return the `cifar_resnet` of 110 layers, 1.7 M parameters."""
     return cifar_resnet(110, classes, channels)
 
 

@@ -1,11 +1,11 @@
 """The residual networks of 10 and 18 layers (He et al., 2015) as they are trained on CIFAR.
 
-https://arxiv.org/abs/1512.03385, table 1: four stages of two blocks with 64, 128, 256 and 512 channels, each
-stage but the first of half the size of the one before. With one block each it is the network of 10 layers
-that EnsembleSync trains (its section 4.1), and this paper does not have. Shortcuts are option B: where the
-size changes, a 1 x 1 convolution with batch norm. Difference from the paper's networks, which are
-for ImageNet: a 3 x 3 stem without stride and no max pooling, so that 32 x 32 pixels are still 4 x 4 in the
-last stage.
+https://arxiv.org/abs/1512.03385, table 1: four stages of two blocks with 64, 128, 256 and 512 channels; each
+stage except the first has half the size of the one before. With one block each, it is the network of 10
+layers that EnsembleSync trains (its section 4.1), which is not in the paper of He et al. Shortcuts are
+option B: where the size changes, a 1 x 1 convolution with batch norm. Difference from the paper's networks,
+which are for ImageNet: a 3 x 3 stem without stride and no max pooling, so that 32 x 32 pixels are still 4 x
+4 in the last stage.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ WIDTHS = (64, 128, 256, 512)
 
 
 class ProjectionBlock(nn.Module):
-    """relu(s(x) + f(x)), f two convolutions with batch norm: [b, inputs, H, W] → [b, outputs, H/s, W/s].
+    """relu(s(x) + f(x)), where f has two convolutions with batch norm.
 
-    The shortcut s is x itself, or a 1 x 1 convolution with batch norm where f changes the size.
+    [b, inputs, H, W] → [b, outputs, H/s, W/s]. The shortcut s is x itself, or a 1 x 1 convolution with batch
+    norm if f changes the size.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -36,20 +37,24 @@ class ProjectionBlock(nn.Module):
 
 
 def resnet10(classes: int = 10, channels: int = 3) -> nn.Sequential:
-    """4.9 M parameters: [b, channels, H, W] → [b, classes]. Convolutions start as torch makes them.
+    """Return the network of 10 layers, 4.9 M parameters: [b, channels, H, W] → [b, classes].
 
-    With the stem of ImageNet, for 1000 classes, it would have 5.4 M.
+    Convolutions have torch's initial values. With the stem of ImageNet, for 1000 classes, it would have 5.4
+    M.
     """
     return _of_blocks(1, classes, channels)
 
 
 def resnet18(classes: int = 10, channels: int = 3) -> nn.Sequential:
-    """11.2 M parameters: [b, channels, H, W] → [b, classes]. Convolutions start as torch makes them."""
+    """Return the network of 18 layers, 11.2 M parameters: [b, channels, H, W] → [b, classes].
+
+    Convolutions have torch's initial values.
+    """
     return _of_blocks(2, classes, channels)
 
 
 def _of_blocks(blocks: int, classes: int, channels: int) -> nn.Sequential:
-    """With so many in each stage."""
+    """Return a network with this number of blocks in each stage."""
     layers: list[nn.Module] = [_conv(channels, WIDTHS[0], 1), nn.BatchNorm2d(WIDTHS[0]), nn.ReLU()]
     inputs = WIDTHS[0]
     for width in WIDTHS:

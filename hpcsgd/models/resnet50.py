@@ -1,8 +1,8 @@
 """The residual networks of 50 and 101 layers (He et al., 2015) as they are trained on ImageNet.
 
 https://arxiv.org/abs/1512.03385, table 1 and figure 5: a 7 × 7 stem with max pooling, then four stages of 3,
-4, 6 and 3 bottlenecks, or of 3, 4, 23 and 3. Difference from the paper: where a stage halves the size, its
-3 × 3 convolution does, and not the 1 × 1 before it, as in most code since.
+4, 6 and 3 bottlenecks, or of 3, 4, 23 and 3. Difference from the paper: if a stage halves the size, its 3 ×
+3 convolution does so, not the 1 × 1 before it, as in most code since.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from hpcsgd.errors import UserError
 WIDTHS = (64, 128, 256, 512)
 """Channels of the 3 × 3 convolutions of a stage."""
 STEMS = {7: "for ImageNet", 3: "for 32 × 32 pixels"}
-"""The first convolution is of so many pixels a side; that of ImageNet has a stride, and pooling after it."""
+"""Sizes of the first convolution. That for ImageNet has a stride, and pooling after it."""
 EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """relu(s(x) + f(x)), f of 1 × 1, 3 × 3 and 1 × 1 convolutions.
+    """relu(s(x) + f(x)), where f has 1 × 1, 3 × 3 and 1 × 1 convolutions.
 
-    [b, inputs, H, W] → [b, 4·width, H/s, W/s].
-    The shortcut s is x itself, or a 1 × 1 convolution with batch norm where f changes the size.
+    [b, inputs, H, W] → [b, 4·width, H/s, W/s]. The shortcut s is x itself, or a 1 × 1 convolution with batch
+    norm if f changes the size.
     """
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
@@ -44,24 +44,26 @@ class Bottleneck(nn.Module):
 
 
 def resnet50(classes: int = 1000, channels: int = 3, stem: int = 7) -> nn.Sequential:
-    """25.6 M parameters: [b, channels, H, W] → [b, classes]. Convolutions start as torch makes them.
+    """Return the network of 50 layers, 25.6 M parameters: [b, channels, H, W] → [b, classes].
 
-    `stem = 3` is for images of 32 × 32: a convolution of 3 × 3 without stride, and no pooling, as in the
-    networks for CIFAR. Raises `UserError` for stems of other sizes.
+    Convolutions have torch's initial values. `stem = 3` is for images of 32 × 32: a convolution of 3 × 3
+    without stride, and no pooling, as in the networks for CIFAR. Raises `UserError` for stems of other
+    sizes.
     """
     return _of_blocks((3, 4, 6, 3), classes, channels, stem)
 
 
 def resnet101(classes: int = 1000, channels: int = 3, stem: int = 7) -> nn.Sequential:
-    """44.5 M parameters, else as `resnet50`; with `stem = 3` and 10 classes 42.5 M.
+    """Return the network of 101 layers, 44.5 M parameters; otherwise like `resnet50`.
 
-    SelSync trains it on CIFAR-10 (section IV-A), and says no more of it.
+    With `stem = 3` and 10 classes it has 42.5 M. SelSync trains it on CIFAR-10 (section IV-A) and gives no
+    further details.
     """
     return _of_blocks((3, 4, 23, 3), classes, channels, stem)
 
 
 def _of_blocks(blocks: Sequence[int], classes: int, channels: int, stem: int) -> nn.Sequential:
-    """With so many in the stages."""
+    """Return a network with these numbers of blocks in the stages."""
     if stem not in STEMS:
         allowed = " and ".join(f"{size} ({which})" for size, which in STEMS.items())
         raise UserError(f"stem = {stem}: allowed are {allowed}", key="stem", value=stem)

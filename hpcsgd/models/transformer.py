@@ -1,10 +1,10 @@
-"""The Transformer's encoder as a language model: each token is guessed from those before it.
+"""The Transformer's encoder as a language model: each token is predicted from those before it.
 
-"Attention Is All You Need" (Vaswani et al., 2017), https://arxiv.org/abs/1706.03762, sections 3.1 to 3.5:
-what attention finds is added and the sum normalized, then what a perceptron of two layers finds; embeddings
-times √width, sines and cosines for positions. Alone and blind to what comes later, as in PyTorch's example of
-a language model on words. SelSync trains it on WikiText-103 (section IV-A) with the sizes that are the
-defaults here. Not to be confused with `gpt`, which normalizes before each part and turns queries and keys.
+"Attention Is All You Need" (Vaswani et al., 2017), https://arxiv.org/abs/1706.03762, sections 3.1 to 3.5.
+The result of attention is added and the sum normalized, then the result of a perceptron of two layers.
+Embeddings are multiplied by √width, and positions are sines and cosines. There is no decoder, and a mask
+hides later tokens, as in PyTorch's example of a language model on words. SelSync trains it on WikiText-103
+(section IV-A) with the sizes that are the defaults here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from hpcsgd.errors import UserError
 
 BASE = 10_000.0
 SPREAD = 0.1
-"""Embeddings and scores start uniform in ± so much, biases of scores at 0."""
+"""Embeddings and scores start uniform in ± this value, biases of scores at 0."""
 
 
 class Transformer(nn.Module):
-    """Token ids int64 [b, T] → scores [b, T, types] of the token after each, knowing those up to it."""
+    """The model: token ids int64 [b, T] → scores [b, T, types] of the next token after each."""
 
     def __init__(
         self, types: int, width: int, layers: int, heads: int, hidden: int, dropout: float, tied: bool
@@ -39,7 +39,7 @@ class Transformer(nn.Module):
             self.scores.weight = self.embedding.weight
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Under the name that models of the library `transformers` have it by."""
+        """Initialize a module. Models of the library `transformers` have a method of this name."""
         if module is self.embedding or module is self.scores:
             nn.init.uniform_(module.weight, -SPREAD, SPREAD)  # pyright: ignore[reportArgumentType]
         if module is self.scores:
@@ -58,11 +58,11 @@ class Transformer(nn.Module):
 
 
 class Projections(nn.Linear):
-    """To queries, keys and values."""
+    """The linear layer for queries, keys and values."""
 
 
 class Layer(nn.Module):
-    """What attention and then a perceptron find is added to x, each sum being normalized."""
+    """A layer: results of attention and then of a perceptron are added to x, and each sum is normalized."""
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Layer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every token looks at itself and at those before it."""
+    """Causal attention: every token attends to itself and to those before it."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Attention(nn.Module):
 
 
 def positions(T: int, width: int, device: torch.device) -> Tensor:
-    """Sine, at even places, and cosine of t · BASE^(−2i / width) for position t: float32 [T, width]."""
+    """Return sine, at even places, and cosine of t · BASE^(−2i / width), position t: float32 [T, width]."""
     frequencies = torch.exp(torch.arange(0, width, 2, device=device) * (-log(BASE) / width))
     angles = torch.outer(torch.arange(T, device=device, dtype=torch.float32), frequencies)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
@@ -108,10 +108,10 @@ def transformer(
     dropout: float = 0.2,
     tied: bool = False,
 ) -> Transformer:
-    """A `Transformer` for a vocabulary of `types`, with `hidden` units in the perceptrons.
+    """Return a `Transformer` for a vocabulary of `types`, with `hidden` units in the perceptrons.
 
-    `dropout` is the part of values that is left out while training, of embeddings, of attention and of what
-    is added. `tied`: embedding and scores share one matrix. Raises `UserError` for sizes that do not fit.
+    `dropout` is the fraction of values dropped in training: of embeddings, of attention and of what is
+    added. With `tied`, embedding and scores share one matrix. Raises `UserError` for sizes that do not fit.
     """
     sizes = {"types": types, "width": width, "layers": layers, "heads": heads, "hidden": hidden}
     for name, value in sizes.items():

@@ -1,9 +1,9 @@
-"""The network of 11 layers, "VGG-A", of "Very Deep Convolutional Networks for Large-Scale Image Recognition".
+"""VGG-A, with 11 layers, of "Very Deep Convolutional Networks for Large-Scale Image Recognition".
 
-Simonyan and Zisserman, 2014, https://arxiv.org/abs/1409.1556, table 1: eight convolutions of 3 × 3, after
-five of them 2 × 2 max pooling, three linear layers. Difference: what the last pooling leaves is averaged to a
-square of fixed size, so that images may have any size of 32 × 32 and more. SelSync trains it on CIFAR-100
-(section IV-A); its 507 MB (section II-A) are those of all weights, for 1000 classes.
+Simonyan and Zisserman, 2014, https://arxiv.org/abs/1409.1556, table 1: eight convolutions of 3 × 3, 2 × 2
+max pooling after five of them, and three linear layers. Difference: the result of the last pooling is
+averaged to a square of fixed size, so that images may have any size from 32 × 32. SelSync trains it on
+CIFAR-100 (section IV-A); its 507 MB (section II-A) are those of all weights, for 1000 classes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def vgg11(
     pooled: int = 7,
     dropout: float = 0.5,
 ) -> nn.Sequential:
-    """132.9 M parameters: [b, channels, H, W] → [b, classes], H and W of 32 or more.
+    """Return VGG-11, 132.9 M parameters: [b, channels, H, W] → [b, classes], for H, W ≥ 32.
 
-    `hidden` are the linear layers before the last one, each with `dropout` after it; `pooled` is the side of
-    the square of averages. Those are for 224 × 224. For 32 × 32 `hidden = []`, `pooled = 1` is usual, which
-    does not make 49 of one pixel: 9.2 M for 10 classes. Raises `UserError` for sizes that cannot be.
+    `hidden` are the linear layers before the last one, each followed by `dropout`. `pooled` is the side of
+    the square of averages. The defaults are for 224 × 224. For 32 × 32 `hidden = []`, `pooled = 1` is usual,
+    which does not make 49 pixels of one: 9.2 M for 10 classes. Raises `UserError` for impossible sizes.
     """
     if min([pooled, classes, channels, *hidden]) < 1:
         given = f"hidden = {list(hidden)}, pooled = {pooled}, classes = {classes}, channels = {channels}"
@@ -53,8 +53,10 @@ def vgg11(
 
 
 def _initialize(module: nn.Module) -> None:
-    """Or nothing would arrive behind eight layers without batch norm. The paper trained a smaller network
-    first."""
+    """Initialize a layer such that signals pass eight layers without batch norm.
+
+    The paper trained a smaller network first instead.
+    """
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         nn.init.zeros_(module.bias)  # pyright: ignore[reportArgumentType] - there is one

@@ -1,4 +1,4 @@
-"""Weights from a file into a model, to train on from there: what an export, a run or another program left.
+"""Reading of weights into a model: from an export, a run or another program.
 
 =====================  ===================================================================================
 a file of safetensors  as the library of that name reads it
@@ -28,14 +28,14 @@ from hpcsgd.models.pretrained import pretrained
 Weights = dict[str, Tensor]
 INDEX = "model.safetensors.index.json"
 SHOWN = 3
-"""Names in an error line; of more it tells how many."""
+"""Maximum number of names in an error line, which says how many more there are."""
 
 
 def load_into(model: nn.Module, path: Path) -> None:
-    """Give `model` the weights that are at `path`, of whatever dtype.
+    """Load the weights at `path`, of any dtype, into `model`.
 
-    Names and shapes have to fit, all of them. Tensors that the model shares (tied weights) may be there once.
-    Raises `UserError` where there is nothing to read, or it is of another model.
+    All names and shapes have to fit. Tensors that the model shares (tied weights) may be there once. Raises
+    `UserError` if there is nothing to read, or it is of another model.
     """
     given = read(path)
     target = max(_targets(model), key=lambda each: len(each.state_dict().keys() & given.keys()))
@@ -49,7 +49,7 @@ def load_into(model: nn.Module, path: Path) -> None:
 
 
 def read(path: Path) -> Weights:
-    """What is at `path`, by name, on the host. Raises `UserError` where it cannot be read."""
+    """Return the weights at `path` by name, on the host. Raises `UserError` if they cannot be read."""
     try:
         if path.is_dir():
             return _read_folder(path)
@@ -61,7 +61,7 @@ def read(path: Path) -> Weights:
 
 
 def twins(own: Mapping[str, Tensor], there: Iterable[str]) -> dict[str, str]:
-    """Of the names in `own` that are not `there`: another name of the same tensor, which is."""
+    """Return, for names in `own` that are not `there`, another name of the same tensor that is."""
     known = set(there)
     homes = {_home(own[name]): name for name in own if name in known}
     missing = [name for name in own if name not in known]
@@ -69,7 +69,7 @@ def twins(own: Mapping[str, Tensor], there: Iterable[str]) -> dict[str, str]:
 
 
 def distinct(weights: Mapping[str, Tensor]) -> tuple[Weights, dict[str, str]]:
-    """Each tensor once, by its first name, and of every other name that it has that first one."""
+    """Return each tensor once, by its first name, and for every other name that first one."""
     first: dict[Any, str] = {}
     names = {name: first.setdefault(_home(x), name) for name, x in weights.items()}
     once = {name: weights[name] for name in first.values()}
@@ -77,8 +77,10 @@ def distinct(weights: Mapping[str, Tensor]) -> tuple[Weights, dict[str, str]]:
 
 
 def whole_state(model: nn.Module, *, keeps: bool) -> Weights:
-    """Its state_dict on the host, where this rank `keeps` it. Collective over those that share it, one after
-    the other of its tensors whole at a time."""
+    """Return the model's state_dict on the host, on ranks that `keeps` it.
+
+    Collective over the ranks that share the model; one tensor at a time is whole.
+    """
     own = model.state_dict(keep_vars=True)
     once, ties = distinct(own)
     found: Weights = {}
@@ -90,12 +92,12 @@ def whole_state(model: nn.Module, *, keeps: bool) -> Weights:
 
 
 def first_line(error: BaseException) -> str:
-    """Of what it says."""
+    """Return the first line of the error's text, or its class."""
     return str(error).strip().split("\n", maxsplit=1)[0] or type(error).__name__
 
 
 def safetensors_library() -> Any:
-    """Its part for torch. Raises `UserError` where it is missing."""
+    """Return the library's module for torch. Raises `UserError` if it is missing."""
     try:
         import safetensors.torch
     except ImportError as error:
@@ -104,19 +106,19 @@ def safetensors_library() -> Any:
 
 
 def _targets(model: nn.Module) -> list[nn.Module]:
-    """What the file may be of: the model, or what it was wrapped around."""
+    """Return what the file may belong to: the model, or the pretrained model inside it."""
     inside = pretrained(model)
     return [model] if inside is None or inside is model else [model, inside]
 
 
 def _home(x: Tensor) -> Any:
-    if is_fsdp(x):  # where there are no rows, their places tell nothing
+    if is_fsdp(x):  # a rank without rows has no storage that identifies the tensor
         return id(x)
     return (x.untyped_storage().data_ptr(), x.storage_offset(), x.size(), x.stride()) if x.numel() else id(x)
 
 
 def _is_safetensors(path: Path) -> bool:
-    """By its name, or since it begins with the length of a table and the table."""
+    """Return whether it is a safetensors file, by its name or by its first bytes: a length, then a table."""
     with path.open("rb") as file:
         return path.suffix == ".safetensors" or file.read(9)[8:] == b"{"
 
@@ -175,7 +177,7 @@ def _read_distributed(path: Path) -> Weights:
         saved = FileSystemReader(path).read_metadata().state_dict_metadata
         tensors = {n: m for n, m in saved.items() if isinstance(m, TensorStorageMetadata)}
         weights = {n: torch.empty(m.size, dtype=m.properties.dtype) for n, m in tensors.items()}
-        with without_warnings():  # that this is one process
+        with without_warnings():  # torch warns that this is a single process
             state_dict_loader.load(weights, checkpoint_id=path)
     except (Exception, CheckpointException) as error:
         raise UserError(f"{path}: a damaged checkpoint ({first_line(error)})") from error

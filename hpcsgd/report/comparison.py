@@ -1,6 +1,6 @@
-"""Variants of one training beside each other: how good each became, after how many steps, seconds and bytes.
+"""Comparison of variants of one training: how good each became, after how many steps, seconds and bytes.
 
-Seconds are those of training steps, without evaluations and checkpoints; bytes are those that rank 0 sent.
+Seconds are those of training steps, without evaluations and checkpoints. Bytes are those that rank 0 sent.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hpcsgd.report.summary import byte_text, of_kind, second_text, summary
 
 Row = dict[str, Any]
 LOSS = Figure("loss", min, ".4g")
-"""Where there is no figure of merit."""
+"""What is compared if there is no figure of merit."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One variant, as far as it has come."""
+    """One variant, with the records so far."""
 
     label: str
     P: int
@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Point:
-    """What was spent up to an evaluation, and what it found."""
+    """What was spent up to an evaluation, and its result."""
 
     steps: int
     seconds: float
@@ -47,14 +47,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of all variants, in order; the first is what ratios are to."""
+    """The comparison of all variants, in order; ratios are relative to the first."""
 
     entries: Sequence[Entry]
     target: float | None = None
 
     @property
     def metric(self) -> str:
-        """The key in records of what all are judged by: the first figure of merit, or else the loss."""
+        """The key in records by which all are judged: the first figure of merit, or the loss."""
         found = found_in(record for entry in self.entries for record in of_kind(entry.records, "evaluation"))
         return found[0] if found else "loss"
 
@@ -63,7 +63,7 @@ class Comparison:
         return FIGURES.get(self.metric, LOSS)
 
     def course(self, entry: Entry) -> list[Point]:
-        """From one evaluation on the test data to the next."""
+        """Return a point for each evaluation on the test data."""
         key, readings = self.metric, iter(of_kind(entry.records, "step"))
         points: list[Point] = []
         seconds = sent = 0.0
@@ -77,14 +77,14 @@ class Comparison:
         return points
 
     def reached(self, entry: Entry) -> Point | None:
-        """The first evaluation that was as good as the target, if one was."""
+        """Return the first evaluation that was as good as the target, or None."""
         if self.target is None:
             return None
         best, target = self.figure.best, self.target
         return next((p for p in self.course(entry) if best(p.value, target) == p.value), None)
 
     def rows(self) -> list[Row]:
-        """In numbers; what is not known is None."""
+        """Return the comparison in numbers; what is not known is None."""
         rows = [self._row(entry) for entry in self.entries]
         spent = [name for name in rows[0] if name.startswith(("seconds", "bytes"))]
         return [row | {f"{name}_ratio": _ratio(row[name], rows[0][name]) for name in spent} for row in rows]
@@ -114,7 +114,7 @@ def _ratio(value: float | None, first: float | None) -> float | None:
 
 
 def read_comparison(file: Path) -> dict[str, Any]:
-    """What `write_comparison` wrote. Raises `UserError` for anything else."""
+    """Read a file of `write_comparison`. Raises `UserError` for anything else."""
     found = read_json(file)
     try:
         for row in found["variants"]:
@@ -126,7 +126,7 @@ def read_comparison(file: Path) -> dict[str, Any]:
 
 
 def write_comparison(folder: Path, comparison: Comparison, **more: Any) -> None:
-    """``compare.json``, with `more` in it, and ``compare.csv``."""
+    """Write ``compare.json``, including `more`, and ``compare.csv``."""
     rows = comparison.rows()
     whole = {**more, "metric": comparison.metric, "target": comparison.target, "variants": rows}
     with replacing(folder / "compare.json") as part:
@@ -138,7 +138,7 @@ def write_comparison(folder: Path, comparison: Comparison, **more: Any) -> None:
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """The table that a user reads."""
+    """Return the table that a user reads."""
     figure, key = comparison.figure, comparison.metric
     head = ["", "P × K", "steps", "samples", figure.name, "best", *_SPENT]
     if comparison.target is not None:
@@ -170,7 +170,7 @@ def _text(value: Any, text: Any) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    """The first column to the left, numbers to the right."""
+    """Align the first column to the left, and numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines

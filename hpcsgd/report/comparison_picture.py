@@ -1,4 +1,4 @@
-"""Variants of one training as a picture: how good they are after so many steps, seconds and bytes."""
+"""A picture of a comparison: how good the variants are after so many steps, seconds and bytes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from hpcsgd.report.curves import GREY, LOGARITHMIC_FROM, PHASE_COLOURS
 
 COLOURS = tuple(colour for colour in PHASE_COLOURS if colour != GREY)
 LINES = ("-", "--", ":")
-"""One after the other, each in all colours."""
+"""Line styles; each is used with all colours before the next."""
 PANELS = {"steps": "steps", "seconds": "seconds of training", "bytes": "bytes sent by a rank"}
-"""By what is spent."""
+"""Axis labels of the panels, by what is spent."""
 
 
 def plot_comparison(comparison: Comparison, target: Path) -> None:
-    """Draw it as a PNG at `target`: a panel each for steps, seconds and bytes, the last one logarithmic.
+    """Draw a PNG at `target`: one panel each for steps, seconds and bytes, the last one logarithmic.
 
-    Where nothing was evaluated there is nothing to draw and no file is written; where nothing was sent there
-    is no panel of bytes.
+    If nothing was evaluated, no file is written. If nothing was sent, there is no panel for bytes.
     """
     courses = {entry.label: comparison.course(entry) for entry in comparison.entries}
     points = [point for course in courses.values() for point in course]

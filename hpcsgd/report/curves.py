@@ -1,4 +1,4 @@
-"""A run as a picture: loss, figure of merit, distance between groups, and where time and bytes went."""
+"""A picture of a run: loss, figure of merit, distance between groups, and where time and bytes went."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from hpcsgd.report.totals import Totals
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 PHASE_COLOURS = (BLUE, ORANGE, GREEN, "#E69F00", "#56B4E9", "#CC79A7", "#8C6D31", "#332288", "#44AA99", GREY)
 Draw = Callable[[Axes, Sequence[Record]], None]
-SMOOTHED_FROM = 20  # points; fewer can be read as they are
-LOGARITHMIC_FROM = 20  # the ratio of largest to smallest beyond which a linear axis hides the small ones
+SMOOTHED_FROM = 20  # with fewer points, no smoothed curve is drawn
+LOGARITHMIC_FROM = 20  # if largest / smallest exceeds this ratio, the axis is logarithmic
 LEGEND_COLUMNS = 4
-NOTE_WIDTH = 3.0  # inches, at least, of the panel of a note
+NOTE_WIDTH = 3.0  # inches; minimum width of a panel of notes
 AMOUNT_TEXT: dict[str, Callable[[float], str]] = {"seconds": second_text, "bytes": byte_text}
 
 
 def plot_curves(records: Sequence[Record], target: Path) -> None:
-    """Draw what ``records`` hold as a PNG at ``target``; panels without data are left out.
+    """Draw ``records`` as a PNG at ``target``; panels without data are left out.
 
-    Without any record there is nothing to draw and no file is written.
+    Without any record no file is written.
     """
     found = {draw: what for draw, find in CURVES.items() if (what := find(records))}
     said = {name for draw in found for name in SAID.get(draw, ())}
@@ -63,13 +63,13 @@ def plot_curves(records: Sequence[Record], target: Path) -> None:
 
 @dataclass(frozen=True)
 class _Row:
-    """Panels side by side, and below each other from the next line on where they are more than `columns`."""
+    """Panels next to each other, in several lines if there are more than `columns`."""
 
     height: float
-    """Of a line, in inches."""
+    """Height of a line, in inches."""
     columns: int
     panels: Sequence[tuple[Any, ...]]
-    """What draws each, given its axes and the rest."""
+    """For each panel, the function that draws it and its arguments after the axes."""
 
     @property
     def lines(self) -> int:
@@ -97,20 +97,20 @@ def _gradient(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _speed(axes: Axes, records: Sequence[Record]) -> None:
-    """In tokens, and, on the right, as a part of what the ranks can do."""
+    """Draw tokens per second, and on the right the fraction of the ranks' peak."""
     steps, speeds = _column(records, "step"), _column(records, "tokens_per_s")
     axes.plot(steps, speeds, color=BLUE, linewidth=1)
     axes.set(title=f"tokens/s: median {np.median(speeds):,.0f}", xlabel="step")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(_whole_numbers())
     if used := records[-1].get("utilization"):
-        part = used / speeds[-1]  # of a token a second
+        part = used / speeds[-1]  # fraction of the peak per token per second
         right = axes.secondary_yaxis("right", functions=(lambda y: y * part, lambda y: y / part))
         right.set_ylabel("part of the peak")
 
 
 def _merit(axes: Axes, records: Sequence[Record]) -> None:
-    """The figure of merit that counts."""
+    """Draw the first figure of merit, and the loss."""
     key = found_in(records)[0]
     figure = FIGURES[key]
     epochs, values = _column(records, "epoch"), _column(records, key)
@@ -133,7 +133,7 @@ def _merit(axes: Axes, records: Sequence[Record]) -> None:
 def _distance(axes: Axes, records: Sequence[Record]) -> None:
     distances = _column(records, "distance")
     axes.plot(_column(records, "step"), distances, color=ORANGE, marker=".", linewidth=0.8)
-    where = f"{records[0]['kind']}s"
+    where = "synchronizations" if records[0]["kind"] == "meeting" else "evaluations"
     axes.set(title=f"distance D at {where}: median {np.median(distances):.3g}", xlabel="step")
     axes.xaxis.set_major_locator(_whole_numbers())
     if distances.min() > 0 and distances.max() > LOGARITHMIC_FROM * distances.min():
@@ -141,12 +141,15 @@ def _distance(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _distances(records: Sequence[Record]) -> list[Record]:
-    """Methods whose groups never meet all together have distances at evaluations."""
+    """Return records with distances: those of synchronizations, or else of evaluations.
+
+    Methods whose groups never average all together have distances at evaluations only.
+    """
     return of_kind(records, "meeting") or [r for r in of_kind(records, "evaluation") if r.get("distance")]
 
 
 def _counts(axes: Axes, records: Sequence[Record]) -> None:
-    """A bar for each number that came, of each thing that was counted."""
+    """Draw histograms of the numbers that methods counted."""
     totals = Totals.of(records).counts
     width = 0.8 / len(totals)
     for i, (name, counts) in enumerate(totals.items()):
@@ -162,12 +165,12 @@ def _counts(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _changes(axes: Axes, records: Sequence[Record]) -> None:
-    """Without the first step, which has no Δ."""
+    """Draw the change Δ of the gradient, without the first step, which has none."""
     steps, delta = _column(records, "step")[1:], _column(records, "delta")[1:]
-    met = _column(records, "met")[1:] > 0
-    for which, colour, label in ((~met, BLUE, "alone"), (met, ORANGE, "all met")):
+    synced = _column(records, "met")[1:] > 0
+    for which, colour, label in ((~synced, BLUE, "local"), (synced, ORANGE, "synchronized")):
         axes.plot(steps[which], delta[which], ".", color=colour, markersize=3, label=label)
-    axes.set(title=f"change of the gradient Δ: {1 - met.mean():.1%} of steps alone", xlabel="step")
+    axes.set(title=f"change of the gradient Δ: {1 - synced.mean():.1%} of steps local", xlabel="step")
     axes.xaxis.set_major_locator(_whole_numbers())
     axes.set_yscale("log")
     axes.legend()
@@ -209,11 +212,11 @@ CURVES: dict[Draw, Callable[[Sequence[Record]], list[Record]]] = {
 }
 """What draws a panel, and what it draws."""
 SAID: dict[Draw, tuple[str, ...]] = {_changes: ("delta", "vote", "met"), _sparse: ("density", "error")}
-"""Of the notes, what these panels say."""
+"""The notes that these panels draw."""
 
 
 def _together(records: Sequence[Record], said: Collection[str]) -> list[list[str]]:
-    """The notes that are still to be drawn, by their panels: ``…_seconds`` share one."""
+    """Return the notes that are still to be drawn, by panel; ``…_seconds`` share one."""
     panels: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for record in of_kind(records, "notes") for name in record):
         if name not in ("kind", "step", *said):
@@ -222,7 +225,7 @@ def _together(records: Sequence[Record], said: Collection[str]) -> list[list[str
 
 
 def _note(axes: Axes, records: Sequence[Record], names: Sequence[str]) -> None:
-    """What nobody has told this module of."""
+    """Draw notes that no other panel draws."""
     found = {name: noted(records, name) for name in names}
     values = {name: _column(those, name) for name, those in found.items()}
     for name, colour in zip(names, itertools.cycle(PHASE_COLOURS)):

@@ -1,5 +1,4 @@
-"""What says how good a model is, the figures of merit that tasks have, and how fast it trains; how to read
-them."""
+"""Figures of merit of tasks, training speed, and their text forms."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """`best` chooses among values; `form` is how one is written."""
+    """A figure of merit. `best` chooses among values; `form` is the format of a value."""
 
     name: str
     best: Callable[..., Any]
@@ -28,22 +27,22 @@ FIGURES: Mapping[str, Figure] = {
     "ndcg10": Figure("NDCG@10", max),
     "psnr": Figure("PSNR", max, ".2f"),
 }
-"""By the key that they have in records."""
+"""The figures by their key in records."""
 
 
 def found_in(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The keys of those that all these records have, of which the first is what counts."""
+    """Return the figures that all these records have; the first one is the most important."""
     rows = list(records)
     return [key for key in FIGURES if rows and all(key in row for row in rows)]
 
 
 def written(values: Mapping[str, float]) -> str:
-    """As ``accuracy 0.9000``, those of `FIGURES` alone."""
+    """Return the values of `FIGURES` as text, such as ``accuracy 0.9000``."""
     return "  ".join(f"{FIGURES[key].name} {FIGURES[key].text(values[key])}" for key in found_in([values]))
 
 
 def speed_text(numbers: Mapping[str, Any]) -> str:
-    """As ``1,234 samples/s``, or in tokens where samples are made of them, and the part of the peak."""
+    """Return the speed as text, such as ``1,234 samples/s``, or in tokens, with the fraction of the peak."""
     quantity = "samples" if numbers.get("tokens_per_s") is None else "tokens"
     speed = f"{numbers[f'{quantity}_per_s']:,.0f} {quantity}/s"
     part = numbers.get("utilization")

@@ -1,24 +1,25 @@
-"""What a run measures: one JSON object a line, appended by rank 0, cut back on resume, read by reports.
+"""What a run measures: one JSON object per line, appended by rank 0, cut back on resume, read by reports.
 
 ==============  ==========================================================================================
-kind            fields beside ``kind`` and ``step``
+kind            fields in addition to ``kind`` and ``step``
 ==============  ==========================================================================================
 ``step``        epoch, loss, lr, samples, samples_per_s, phase_seconds and phase_bytes (dicts by phase).
                 Samples, seconds and bytes are those since the previous ``step`` record: sums are the run's.
-                Where groups send each other messages: link_bytes, of rank 0 to each group. Where the
-                method counts something: counts, by its name how often which number came, over all ranks.
-                Where groups exchange without a meeting: shared, the number of such steps.
-                At a multiple of ``log_every``: gradient_norm, of that step: the root of the mean over the
-                groups of ‖g‖², g being what the group's update used.
-                Where samples are made of tokens: tokens, like samples, and tokens_per_s. Where they are
-                known: flops, the model's, of these samples, and utilization, the part of ``peak_tflops``.
-                Where torch shards the model: bytes_by_torch, by formula, what it sent of rank 0.
-                Written once all ranks have made the step, so it may follow records of later ones
-``meeting``     distance: D of eq. 9, how far the groups were apart when they met
-``notes``       whatever else the method noted of this step on rank 0, in numbers by its names: where they
-                are noted it is said what they are
-``evaluation``  epoch, loss, distance (D of the groups from what was tested), seconds, and the figures of the
-                task: accuracy, or perplexity and maybe bits_per_byte, or hr10 and ndcg10
+                If groups send each other messages: link_bytes, from rank 0 to each group.
+                If the method counts something: counts, by its name how often which number came, over all
+                ranks. If groups exchange gradients without averaging models: shared, the number of such
+                steps. At a multiple of ``log_every``: gradient_norm of that step, the root of the mean over
+                the groups of ‖g‖², where g is what the group's update used.
+                If samples are made of tokens: tokens, counted like samples, and tokens_per_s. If known:
+                flops, the model's for these samples, and utilization, the fraction of ``peak_tflops``.
+                If torch shards the model (FSDP): bytes_by_torch, the computed bytes that it sent from
+                rank 0. The record is written once all ranks have made the step, so it may follow records of
+                later ones
+`meeting`       a synchronization; distance: D of eq. 9, the model distance of the groups before it
+``notes``       whatever else the method noted in this step on rank 0, as numbers by its names; the method
+                says what they mean
+``evaluation``  epoch, loss, distance (D of the groups from the tested model), seconds, and the figures of
+                the task: accuracy, or perplexity and maybe bits_per_byte, or hr10 and ndcg10
 ``epoch``       epoch, loss, seconds
 ==============  ==========================================================================================
 """
@@ -46,8 +47,10 @@ class Metrics:
     def __init__(
         self, path: Path, *, resumed_step: int = 0, also: Callable[[bytes], None] | None = None
     ) -> None:
-        """Open ``path``, cutting off what was recorded after ``resumed_step``: that will be done again.
-        ``also`` is given each line, too."""
+        """Open ``path`` and cut off what was recorded after ``resumed_step``, which will be repeated.
+
+        ``also`` is called with each line, too.
+        """
         path.touch()
         os.truncate(path, _size_until(path, resumed_step))
         self._file = path.open("ab", buffering=0)
@@ -69,8 +72,11 @@ class Metrics:
         shared: int = 0,
         **figures: float | None,
     ) -> None:
-        """Samples, seconds, bytes, counts and ``shared`` are those since the last ``step`` record; samples
-        and counts are all ranks'. What is empty, zero or not known is left out, of ``figures``, too."""
+        """Append a step record.
+
+        Samples, seconds, bytes, counts and ``shared`` are those since the last ``step`` record; samples and
+        counts are of all ranks. What is empty, zero or unknown is left out, in ``figures``, too.
+        """
         speed = {"samples": samples, "samples_per_s": samples_per_s}
         phases = {"phase_seconds": dict(phase_seconds), "phase_bytes": dict(phase_bytes)}
         links = {"link_bytes": dict(link_bytes)} if link_bytes else {}
@@ -80,11 +86,11 @@ class Metrics:
         self._append("step", step=step, epoch=epoch, loss=loss, lr=lr, **speed, **phases, **more)
 
     def sync(self, *, step: int, distance: float) -> None:
-        """The groups met after ``step``; ``distance`` is D of eq. 9."""
+        """Append a record of a synchronization after ``step``; ``distance`` is D of eq. 9."""
         self._append("meeting", step=step, distance=distance)
 
     def notes(self, step: int, notes: Mapping[str, float]) -> None:
-        """What the method noted of ``step``; without any, nothing is written."""
+        """Append what the method noted in ``step``, if anything."""
         assert not {"kind", "step"} & notes.keys(), "these say which record it is"
         if notes:
             self._append("notes", step=step, **{name: float(value) for name, value in notes.items()})
@@ -92,12 +98,12 @@ class Metrics:
     def evaluation(
         self, *, step: int, epoch: int, loss: float, distance: float, seconds: float, **figures: float
     ) -> None:
-        """The averaged model on the test data: mean loss, figures of merit; and the groups' D from it."""
+        """Append the result of the averaged model on test data, and the groups' distance D from it."""
         score = {"loss": loss, **figures, "distance": distance, "seconds": seconds}
         self._append("evaluation", step=step, epoch=epoch, **score)
 
     def epoch(self, *, step: int, epoch: int, loss: float, seconds: float) -> None:
-        """An epoch ended after ``step``, with this mean training loss and duration."""
+        """Append the end of an epoch after ``step``, with its mean training loss and duration."""
         self._append("epoch", step=step, epoch=epoch, loss=loss, seconds=seconds)
 
     def _append(self, kind: str, **fields: Any) -> None:
@@ -118,15 +124,15 @@ class Metrics:
 
 
 def read(path: Path) -> list[Record]:
-    """All records in order; a last line that a killed run left half written is left out.
+    """Return all records in order, without a last line that a killed run left half written.
 
-    Raises `UserError` naming the line where anything else is damaged.
+    Raises `UserError`, which names the line, if anything else is damaged.
     """
     return list(stream(path))
 
 
 def stream(path: Path) -> Iterator[Record]:
-    """The same, one at a time: of a file of any length in little memory."""
+    """Yield the same records as `read`, one at a time: a file of any length in little memory."""
     return (record for _, record in _records(path))
 
 
@@ -140,7 +146,7 @@ def _size_until(path: Path, step: int) -> int:
 
 
 def _records(path: Path) -> Iterator[tuple[int, Record]]:
-    """Each record with the file offset where its line ends."""
+    """Yield each record with the file offset where its line ends."""
     end = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -161,11 +167,11 @@ _NEEDED: Mapping[str, Mapping[str, type]] = {
     "meeting": {"distance": float},
     "evaluation": {"epoch": int, "loss": float},
 }
-"""The fields without which a record of a kind says nothing; a float may be written without a fraction."""
+"""The required fields of a kind; a float may be written without a fraction."""
 
 
 def _require_sound(record: Record) -> Record:
-    """Raise `ValueError` for what nobody writes here."""
+    """Raise `ValueError` for a record that hpcsgd does not write."""
     for name, kind in {"step": int, **_NEEDED.get(record["kind"], {})}.items():
         value = record.get(name)
         if type(value) is not kind and not (kind is float and type(value) is int):
@@ -182,7 +188,7 @@ def _require_sound(record: Record) -> Record:
 
 _PLAIN = (int, float, str, type(None))
 _NUMBERED = {"link_bytes": 1, "counts": 2}
-"""Tables by groups or counts, which are numbers; the second one of tables of these."""
+"""Tables whose keys are numbers of groups or counts; the second one has tables of these."""
 
 
 def _require_numbers(name: str, table: Mapping[str, Any], numbered: int) -> None:
@@ -194,7 +200,7 @@ def _require_numbers(name: str, table: Mapping[str, Any], numbered: int) -> None
 
 
 def _as_today(record: Any) -> Record:
-    """Of runs begun before notes were all of one kind, and counts in a table of their own."""
+    """Return records of older runs in today's form: other kinds for notes, and counts outside a table."""
     if (
         not isinstance(record, dict)
         or not {"kind", "step"} <= record.keys()

@@ -1,5 +1,4 @@
-"""What communication cost in the traced steps: seconds for which the training stood still, and seconds that
-were hidden behind it."""
+"""The cost of communication in the traced steps: seconds that training waited, and hidden seconds."""
 
 from __future__ import annotations
 
@@ -14,13 +13,16 @@ from hpcsgd.report.trace import Window, read
 
 Interval = tuple[float, float]
 PATIENT = ("recv",)
-"""Operations that are mostly waiting for somebody to send: no lane is busy with them."""
+"""Operations that mostly wait for a sender: no communication thread is busy with them."""
 QUANTITIES = ("exposed", "hidden")
 
 
 def overlap(window: Window, owner: int) -> dict[str, dict[str, float]]:
-    """Seconds of this rank by phase. Exposed: the thread `owner`, which trains, waited. Hidden: a lane was
-    busy with a message, of whichever lane, and the training did not wait, for whatever phase."""
+    """Return seconds of this rank by phase.
+
+    "exposed": the training thread `owner` waited. "hidden": a communication thread was busy with a message,
+    while the training did not wait for any phase.
+    """
     waits: dict[str, list[Interval]] = defaultdict(list)
     messages: dict[str, list[Interval]] = defaultdict(list)
     for event in window.events:
@@ -39,7 +41,7 @@ def overlap(window: Window, owner: int) -> dict[str, dict[str, float]]:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same moments in intervals apart from each other, in order."""
+    """Return the same times as disjoint intervals, in order."""
     found: list[Interval] = []
     for start, end in sorted(intervals):
         if found and start <= found[-1][1]:
@@ -50,7 +52,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def without(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """The moments of the first that are none of the second, both as `union` gives them."""
+    """Return the times in `some` that are not in `others`; both are results of `union`."""
     found: list[Interval] = []
     edges = [-math.inf, *(edge for interval in others for edge in interval), math.inf]
     gaps = list(zip(edges[::2], edges[1::2], strict=True))
@@ -70,7 +72,7 @@ def length(intervals: Iterable[Interval]) -> float:
 
 
 def together(ranks: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """The mean over the ranks of what `overlap` says of each."""
+    """Return the mean over the ranks of their results of `overlap`."""
     sums = {quantity: Counter[str]() for quantity in QUANTITIES}
     for rank in ranks:
         for quantity in QUANTITIES:
@@ -82,7 +84,7 @@ def together(ranks: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, di
 
 
 def per_step(file: Path) -> dict[str, Any]:
-    """Of all windows of a trace: how many steps, seconds a step by phase, and how far clocks may be apart."""
+    """Return the totals of all windows of a trace: steps, seconds per step by phase, and the clock error."""
     windows = [line["args"] for line in read(file, '"overlap"') if line["name"] == "overlap"]
     steps = sum(window["steps"] for window in windows)
     found: dict[str, Any] = {"steps": steps}

@@ -1,4 +1,4 @@
-"""How far a run is: a readable line at each report, or a live bar where somebody watches a terminal."""
+"""The progress of a run: a readable line at each report, or a live bar on a terminal."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ logger = logging.getLogger(__name__)
 
 
 class Progress:
-    """Reports steps and notes through `logging`, and draws a bar instead when stdout is a terminal.
+    """Reports steps and notes through `logging`, or draws a bar if stdout is a terminal.
 
-    With a bar the lines are logged as DEBUG, for the log file alone. A process whose log is silenced (every
-    rank but 0) draws no bar either: some launchers give each rank a terminal.
+    With a bar, lines are logged as DEBUG, for the log file only. A process whose log is silenced (every rank
+    but 0) draws no bar either, since some launchers give each rank a terminal.
     """
 
     def __init__(
         self, total_steps: int, total_epochs: int, *, first_step: int = 0, console: Console | None = None
     ) -> None:
-        """``first_step``: the steps made before a resume, which say nothing about the time still needed."""
+        """Start at ``first_step``: steps before a resume do not count for the remaining time."""
         self._total_steps = total_steps
         self._total_epochs = total_epochs
         self._first_step = first_step
@@ -46,13 +46,13 @@ class Progress:
             self._bar.update(self._task, completed=step, description=place, state=state)
 
     def expect(self, total_steps: int) -> None:
-        """The run will have so many steps; groups that die leave more of them to the others."""
+        """Set the expected number of steps. When groups die, the others have more steps."""
         self._total_steps = total_steps
         if self._bar is not None:
             self._bar.update(self._task, total=total_steps)
 
     def note(self, text: str) -> None:
-        """Report a line of its own, such as the result of an evaluation."""
+        """Report a separate line, such as the result of an evaluation."""
         logger.log(self._level, "%s", text)
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
@@ -73,7 +73,7 @@ class Progress:
 
 
 def _bar(console: Console | None) -> Bar:
-    from rich.progress import BarColumn, TextColumn  # ranks without a bar do without rich
+    from rich.progress import BarColumn, TextColumn  # ranks without a bar need not load rich
     from rich.progress import Progress as Bar
 
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}")

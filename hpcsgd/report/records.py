@@ -1,4 +1,4 @@
-"""The records of a run, whether its ranks were one world or islands that recorded apart."""
+"""The records of a run, static or elastic. In elastic runs each replica group records separately."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ METRICS, ISLANDS = "metrics.jsonl", "replica_groups"
 
 
 def of_run(folder: Path) -> Iterable[Record]:
-    """All records of a run in order, one at a time; none where nothing was recorded.
+    """Return all records of a run in order, one at a time; none if nothing was recorded.
 
-    Of a run of islands: steps and epochs of the one that made the most, evaluations of all, since whoever was
-    first made them.
+    In an elastic run, steps and epochs are those of the group that made the most. Evaluations are those of
+    all groups, because the first group of a round makes them.
     """
     if (file := folder / METRICS).exists():
         return metrics.stream(file)
@@ -28,7 +28,7 @@ def of_run(folder: Path) -> Iterable[Record]:
 
 
 def samples_of_replica_groups(folder: Path) -> int | None:
-    """The samples of all islands together, which the records of one cannot tell; None for one world."""
+    """Return the samples of all replica groups together, or None for a static run."""
     if not (folder / ISLANDS).is_dir():
         return None
     return sum(r.get("samples", 0) for file in _of_replica_groups(folder) for r in metrics.stream(file))

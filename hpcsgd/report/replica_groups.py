@@ -1,4 +1,4 @@
-"""What an event log tells of a run of islands: who was a member when, how far, and with what units."""
+"""The event log of an elastic run as a timeline: members, progress and resources of replica groups."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Point = tuple[float, float]
 
 @dataclass
 class Timeline:
-    """The lines and marks of the islands; islands and kinds are in the order in which they came up."""
+    """Lines and marks of the replica groups. Groups and kinds are in the order of their first event."""
 
     lines: dict[int, list[list[Point]]] = field(default_factory=lambda: defaultdict(list))
-    """Of each island, one for each time that it was a member."""
+    """For each group, one line per time that it was a member."""
     marks: dict[str, list[tuple[int, Point]]] = field(default_factory=lambda: defaultdict(list))
-    """By kind of loss or `RETURNED`: the island, and where its line ends or begins."""
+    """By kind of loss or `RETURNED`: the group, and where its line ends or begins."""
     units: dict[str, list[tuple[float, Mapping[int, int]]]] = field(default_factory=lambda: defaultdict(list))
-    """By unit: when it was given out, and what each island has from then on."""
+    """By resource: when it was assigned, and what each group has from then on."""
     end: float = 0.0
-    """Seconds."""
+    """End of the log, in seconds."""
 
     @property
     def replica_groups(self) -> list[int]:
@@ -35,12 +35,12 @@ class Timeline:
 
     @property
     def progress(self) -> list[Point]:
-        """That of the members, who all have the same: it is that of the last committed round."""
+        """The progress of the members; all have that of the last committed round."""
         return sorted({point for lives in self.lines.values() for life in lives for point in life})
 
 
 def tell(events: Sequence[Event]) -> Timeline:
-    """The lines of all islands, from who was a member when and what was committed."""
+    """Return the lines of all replica groups, from changes of members and committed rounds."""
     timeline = Timeline(end=max((event["at"] for event in events), default=0.0))
     members: set[int] = set()
     lost: set[int] = set()
@@ -80,15 +80,16 @@ def tell(events: Sequence[Event]) -> Timeline:
 
 
 def _leave(timeline: Timeline, replica_groups: set[int], here: Point) -> None:
-    """Their lines end here."""
+    """End the lines of these groups here."""
     for replica_group in replica_groups:
         timeline.lines[replica_group][-1].append(here)
 
 
 def numbers(events: Sequence[Event], samples: int | None, seconds: float) -> dict[str, float | None]:
-    """What the records of one island cannot tell of a run; nothing where it has no islands, so no `samples`.
+    """Return what the records of one group cannot say about an elastic run; nothing if `samples` is None.
 
-    Returns the samples of all, the committed rounds, and how often islands were lost, returned and left.
+    The result has the samples of all groups, the committed rounds, and how often groups were lost, returned
+    and left.
     """
     if samples is None:
         return {}

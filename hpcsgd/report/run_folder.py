@@ -1,4 +1,4 @@
-"""The folder of a run: what was asked for, with which versions, where and when, and its log. For rank 0."""
+"""The folder of a run: configuration, versions, place and time, and log. Only rank 0 uses it."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ logger = logging.getLogger(__name__)
 
 JOB_FILE = "job.toml"
 CHECKPOINTS = "checkpoints"
-"""Where in the run folder they are."""
+"""Folder of the checkpoints in the run folder."""
 PACKAGES = ("hpcsgd", "torch", "numpy", "h5py", "mpi4py")
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
-GIT_TIMEOUT = 10  # seconds; a repository on a slow file system must not hold up the job
+GIT_TIMEOUT = 10  # seconds; a slow file system must not hold up the job
 
 
 def open_run_folder(folder: Path, *, resume: bool) -> None:
-    """Create the run folder, or go on in it.
+    """Create the run folder, or continue in it.
 
-    Raises `UserError` where it already holds something and ``resume`` was not asked for.
+    Raises `UserError` if it is not empty and ``resume`` is false.
     """
     with usable(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,10 +47,9 @@ def open_run_folder(folder: Path, *, resume: bool) -> None:
 
 @contextmanager
 def owned(folder: Path, *, resume: bool) -> Iterator[None]:
-    """`open_run_folder`, and keep other processes out of it while this lasts. What killed ones have left of
-    files that they were writing is removed.
+    """Open the run folder and lock other processes out of it inside this context.
 
-    Raises `UserError` where another process is in it, too.
+    Unfinished files of killed processes are removed. Raises `UserError` if another process uses the folder.
     """
     with ExitStack() as held:
         open_run_folder(folder, resume=resume)
@@ -62,7 +61,7 @@ def owned(folder: Path, *, resume: bool) -> Iterator[None]:
 
 @contextmanager
 def usable(folder: Path) -> Iterator[None]:
-    """Raise `UserError` where the block cannot read or write in the run folder."""
+    """Raise `UserError` if the block cannot read or write in the run folder."""
     try:
         yield
     except OSError as error:
@@ -70,12 +69,12 @@ def usable(folder: Path) -> Iterator[None]:
 
 
 def replica_group_folder(folder: Path, replica_group: int) -> Path:
-    """Of a run of islands: the log and the metrics of one."""
+    """Return the folder with log and metrics of one replica group of an elastic run."""
     return folder / "replica_groups" / str(replica_group)
 
 
 def require_unused(folder: Path) -> None:
-    """Raise `UserError` where the folder already holds something."""
+    """Raise `UserError` if the folder is not empty."""
     if folder.is_dir() and any(path.name != lock.NAME for path in folder.iterdir()):
         raise UserError(
             f"{folder}: holds a run: pass --resume to go on with it, or choose another [run] output_dir"
@@ -83,7 +82,7 @@ def require_unused(folder: Path) -> None:
 
 
 def write_config(folder: Path, config: Config) -> None:
-    """Write ``job.toml``; where a run resumes with another one than before, one warning names the changes."""
+    """Write ``job.toml``. If a run resumes with another configuration, one warning names the changes."""
     job = folder / JOB_FILE
     text = dump(config)
     if job.exists() and (found := changes(read_toml(job), tomllib.loads(text))):
@@ -92,14 +91,14 @@ def write_config(folder: Path, config: Config) -> None:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """In words, what differs between two tables of a job file; empty where nothing does."""
+    """Return as text what differs between two tables of a job file, or ""."""
     old, new = dict(flat(before)), dict(flat(now))
     keys = [key for key in old | new if old.get(key) != new.get(key)]
     return ", ".join(f"{key} {old.get(key, 'default')} → {new.get(key, 'default')}" for key in keys)
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Values of tables within tables by whole keys, as ``optimizer.lr``."""
+    """Yield the values of nested tables with full keys, such as ``optimizer.lr``."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
@@ -116,10 +115,11 @@ def write_versions(
     devices: Mapping[str, int] | None = None,
     device_backend: Mapping[str, str] | None = None,
 ) -> None:
-    """Add this start of the run to ``versions.json``, a list with one entry a start.
+    """Add this start of the run to ``versions.json``, a list with one entry per start.
 
-    ``mpi`` is what the MPI library says of itself, None without one; P × K is ``groups`` × ``group_size``;
-    ``devices`` tells how many ranks train on which, ``device_backend`` by what tensors there travel.
+    ``mpi`` is the version text of the MPI library, or None. P × K is ``groups`` × ``group_size``.
+    ``devices`` says how many ranks train on which device, and ``device_backend`` how tensors there are
+    communicated.
     """
     path = folder / "versions.json"
     starts = _starts(path) if path.exists() else []
@@ -159,7 +159,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_state() -> dict[str, Any] | None:
-    """Commit of the working directory's repository, and whether files differ from it; None without one."""
+    """Return the commit of the working directory and whether files differ from it, or None."""
     try:
         commit = _git("rev-parse", "HEAD")
         return {"commit": commit, "dirty": bool(_git("status", "--porcelain"))}
@@ -177,7 +177,7 @@ def _git(*arguments: str) -> str:
 
 @contextmanager
 def log_into(folder: Path) -> Iterator[None]:
-    """While this lasts, everything logged by hpcsgd is appended to ``run.log`` in ``folder`` too."""
+    """Append everything that hpcsgd logs to ``run.log`` in ``folder`` inside this context."""
     handler = logging.FileHandler(folder / "run.log", encoding="utf-8")
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
     package = logging.getLogger("hpcsgd")
@@ -190,7 +190,7 @@ def log_into(folder: Path) -> Iterator[None]:
 
 
 def write_summary(folder: Path, numbers: Mapping[str, Any]) -> None:
-    """Write the numbers of `hpcsgd.report.summary.summary`, and the caller's own, to ``summary.json``."""
+    """Write ``summary.json``: the numbers of `hpcsgd.report.summary.summary`, and the caller's own."""
     _write(folder / "summary.json", json.dumps(numbers, indent=2))
 
 

@@ -1,4 +1,4 @@
-"""What happened between two reports: loss, speed, and where time and bytes went."""
+"""What happened between two records: loss, speed, and where time and bytes went."""
 
 from __future__ import annotations
 
@@ -14,30 +14,34 @@ from hpcsgd.comm import Communicator, Work, phase
 from hpcsgd.core.topology import Topology
 
 LARGEST = 63
-"""Of the numbers that are counted; more counts as so much."""
+"""Largest number that is counted; larger ones count as this one."""
 _OWN = "metrics"
-"""The phase of the meter's own messages, left out of the bytes: they leave whenever all have read."""
+"""The phase of the timer's own messages, left out of the bytes: when they are sent depends on all ranks."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one is to the model, where that is known."""
+    """What a sample costs the model, as far as known."""
 
     tokens: int | None = None
-    """That it is made of."""
+    """Tokens per sample."""
     flops: float | None = None
-    """Of a forward and a backward pass."""
+    """FLOPs of a forward and a backward pass."""
     peak: float | None = None
-    """TFLOP/s that a rank can do."""
+    """Peak of a rank in TFLOP/s."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Over all ranks: `loss`, the mean per sample, tokens and FLOPs, where a `Sample` says of how many it is
-    made, `utilization`, the part that these are of what all ranks can do, and how often a method noted which
-    number; `gradient_norm`, the root of the mean over the groups of ‖g‖² in the last step. Over this rank:
-    seconds and bytes of each phase, and bytes of messages to each rank of its cross communicator, all of our
-    own messages; `bytes_by_torch`, by formula, what torch sends of a model that it shards."""
+    """What happened since the last record.
+
+    Over all ranks: `loss` is the mean per sample. `tokens` and `flops` follow from a `Sample`. `utilization`
+    is the fraction of what all ranks can do. `counts` says how often a method noted which number.
+    `gradient_norm` is the root of the mean over the groups of ‖g‖² in the last step.
+
+    Over this rank: seconds and bytes of each phase, and bytes to each rank of its inter-group communicator,
+    of hpcsgd's own messages. `bytes_by_torch` is computed: what torch sends for an FSDP model.
+    """
 
     loss: float
     samples: int
@@ -57,9 +61,9 @@ class StepRecord:
 class StepTimer:
     """Adds up steps until it is read.
 
-    Sums over all ranks are taken on `aside`, a communicator with a lane of its own: groups that wait for
-    nobody are not to wait here. `counted` are the notes, the same on all ranks, that come in small whole
-    numbers.
+    Sums over all ranks are taken on `control`, a communicator with its own thread, so that independent
+    groups do not wait for each other here. `counted` names the notes that are small whole numbers; it is the
+    same on all ranks.
     """
 
     def __init__(
@@ -70,11 +74,11 @@ class StepTimer:
         sample: Sample | None = None,
         by_torch: float | None = None,
     ) -> None:
-        """`by_torch`: bytes that torch sends of this rank in a backward pass and the forward pass before."""
+        """Start. `by_torch`: bytes that torch sends for this rank in a forward and a backward pass."""
         self._job = topology
         self._control = control
         self._data_seconds = 0.0
-        self._losses: Tensor | None = None  # times samples, where the model is
+        self._losses: Tensor | None = None  # loss · samples, on the device of the model
         self._samples = 0
         self._square: Tensor | None = None
         self._sample = sample or Sample()
@@ -85,9 +89,8 @@ class StepTimer:
         self.pause()
 
     def step(self, loss: Tensor, samples: int, data_seconds: float, notes: Mapping[str, float]) -> None:
-        """Count one step: its mean loss over `samples` of this rank, how long it waited for them, and what
-        the method noted."""
-        losses = (loss.detach() * samples).double()  # nobody waits for a device here
+        """Count a step: mean loss over `samples` of this rank, waiting time, and the method's `notes`."""
+        losses = (loss.detach() * samples).double()  # without waiting for a device
         self._losses = losses if self._losses is None else self._losses + losses
         self._samples += samples
         self._data_seconds += data_seconds
@@ -96,22 +99,24 @@ class StepTimer:
                 counts[min(int(notes[name]), LARGEST)] += 1
 
     def passes(self, count: int) -> None:
-        """Of the next step: its backward passes."""
+        """Add `count` backward passes of the next step."""
         self._passes += count
 
     def gradient(self, square: Tensor | None) -> None:
-        """This rank's part of ‖g‖² in the step just counted, where it is."""
+        """Set this rank's part of ‖g‖² in the step just counted."""
         self._square = square
 
     def pause(self) -> None:
-        """What came since the last reading (an evaluation, a checkpoint) does not count."""
+        """Ignore what came since the last record, such as an evaluation or a checkpoint."""
         self._totals = self._job.world.stats.totals()
         self._links = self._job.world.stats.links()
         self._since = time.perf_counter()
 
     def read(self) -> Work:
-        """What came since the last reading: a `Reading`, to be had once all ranks have read theirs. Waits for
-        the model's device."""
+        """Return the work whose result is the `StepRecord` since the last one.
+
+        It is done after all ranks have read theirs. This waits for the model's device.
+        """
         grown = self._job.world.stats.since(self._totals)
         elapsed = time.perf_counter() - self._since
         seconds = {name: total.waited for name, total in grown.items()} | {"data": self._data_seconds}
@@ -153,7 +158,7 @@ class StepTimer:
             return self._control.run(over_all_ranks, "metrics")
 
     def _amounts(self, samples: int, seconds: float) -> dict[str, Any]:
-        """Of tokens and FLOPs."""
+        """Return the amounts and rates of tokens and FLOPs."""
         sample, found = self._sample, dict[str, Any]()
         if sample.tokens is not None:
             found |= {"tokens": samples * sample.tokens, "tokens_per_s": samples * sample.tokens / seconds}

@@ -1,4 +1,4 @@
-"""A run in numbers: what its metrics add up to, for ``summary.json`` and as the last lines printed."""
+"""A run in numbers: what its metrics add up to, for ``summary.json`` and for the last printed lines."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Summary = dict[str, Any]
 
 
 def of_kind(records: Iterable[Record], kind: str) -> list[Record]:
-    """The records of one kind, in order."""
+    """Return the records of one kind, in order."""
     return [record for record in records if record["kind"] == kind]
 
 
 def noted(records: Iterable[Record], *names: str) -> list[Record]:
-    """The notes of those steps in which all of these were noted."""
+    """Return the records of kind "notes" that have all of these names."""
     return [record for record in of_kind(records, "notes") if all(name in record for name in names)]
 
 
 def summary(records: Iterable[Record]) -> Summary:
-    """The run in numbers. Seconds are those of training steps; what was never measured is None."""
+    """Return the run in numbers. Seconds are those of training steps. What was never measured is None."""
     return Totals.of(records).numbers()
 
 
 def summary_text(numbers: Summary) -> str:
-    """The lines a user reads at the end of a run, from what `summary` returned."""
+    """Return the lines that a user reads at the end of a run, from the result of `summary`."""
     lines = [
         f"trained   {count_text(numbers['steps'], 'step')}, {count_text(numbers['epochs'], 'epoch')}, "
         f"{count_text(numbers['samples'], 'sample')}"
@@ -44,14 +44,18 @@ def summary_text(numbers: Summary) -> str:
     if numbers["loss"] is not None:
         lines.append(f"test      {_tested(numbers)}, loss {numbers['loss']:.4g}")
     if numbers["median_distance"] is not None:
-        met = f"{count_text(numbers['meetings'], 'time')}, median distance {numbers['median_distance']:.3g}"
-        lines.append(f"groups    met {met}; {numbers['lssr']:.1%} of the steps alone")
+        averages, D = count_text(numbers["meetings"], "model average"), numbers["median_distance"]
+        lines.append(
+            f"sync      {averages}, median distance {D:.3g}; {numbers['lssr']:.1%} of steps were local"
+        )
     elif numbers["lssr"]:
-        lines.append(f"groups    shared gradients, but for {numbers['lssr']:.1%} of the steps")
+        lines.append(
+            f"sync      {numbers['lssr']:.1%} of steps were local; in the others the groups shared gradients"
+        )
     elif numbers["distance"]:
         lines.append(f"groups    at distance {numbers['distance']:.3g} from their mean at the last test")
     if "rounds" in numbers:
-        lines.append(f"islands   {_replica_groups(numbers)}")
+        lines.append(f"elastic   {_replica_groups(numbers)}")
     if numbers["mean_density"] is not None and numbers["mean_select_seconds"] is not None:
         taken = f"selected in {second_text(numbers['mean_select_seconds'])} a step"
         lines.append(f"sparse    {numbers['mean_density']:.3%} of the gradients sent, {taken}")
@@ -68,7 +72,7 @@ def summary_text(numbers: Summary) -> str:
         lines.append(f"sent      {', '.join(sizes)}")
     if numbers.get("bytes_by_torch"):
         size = byte_text(numbers["bytes_by_torch"])
-        lines.append(f"by torch  {size} in groups, for the sharded model, by formula")
+        lines.append(f"FSDP      {size} sent by torch inside groups (computed, not measured)")
     if links := numbers["bytes_per_link"]:
         lines.append(
             f"links     from rank 0 to {count_text(len(links), 'group')}, "
@@ -78,7 +82,7 @@ def summary_text(numbers: Summary) -> str:
 
 
 def _model_work(numbers: Summary) -> str:
-    """Of a token, or else of a sample."""
+    """Return the FLOPs of a token, or of a sample if samples have no tokens."""
     if numbers.get("flops") is None:
         return ""
     of = "tokens" if "tokens" in numbers else "samples"
@@ -98,24 +102,24 @@ def _replica_groups(numbers: Summary) -> str:
     lost, returned, left = (
         count_text(numbers[f"islands_{what}"], "time") for what in ("lost", "returned", "left")
     )
-    told = f"{rounds}, lost {lost}, returned {returned}"
-    return f"{told}, left {left}" if numbers["islands_left"] else told
+    text = f"{rounds}, lost {lost}, returned {returned}"
+    return f"{text}, left {left}" if numbers["islands_left"] else text
 
 
 TOLD = 0.02
-"""The least part of all that a phase has to take to be worth a word."""
+"""Phases below this fraction of the total are not printed."""
 
 
 def _traced(found: Summary) -> str:
-    """What `hpcsgd.report.overlap.per_step` found."""
+    """Return the text for what `hpcsgd.report.overlap.per_step` found."""
     exposed, hidden = (found[f"{quantity}_seconds"] for quantity in ("exposed", "hidden"))
     both = Counter(exposed) + Counter(hidden)
-    told = (
+    phases = (
         f"{name} {second_text(exposed.get(name, 0.0))} exposed, {second_text(hidden.get(name, 0.0))} hidden"
         for name, seconds in both.most_common()
         if seconds >= TOLD * both.total()
     )
-    return f"{count_text(found['steps'], 'step')}, of one {'; '.join(told)}"
+    return f"{count_text(found['steps'], 'step')}, of one {'; '.join(phases)}"
 
 
 def _ahead(numbers: Summary) -> str:
@@ -129,12 +133,12 @@ def _shares(amounts: Mapping[str, float]) -> str:
 
 
 def byte_text(size: float) -> str:
-    """A number of bytes to read: ``12.3 MB``; powers of 1000."""
+    """Return a number of bytes as text: ``12.3 MB``, in powers of 1000."""
     return _scaled(size, ("B", "kB", "MB", "GB", "TB"))
 
 
 def flop_text(number: float) -> str:
-    """As many floating-point operations to read: ``1.03 MFLOP``."""
+    """Return a number of floating-point operations as text: ``1.03 MFLOP``."""
     return _scaled(number, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
 
 
@@ -147,5 +151,5 @@ def _scaled(number: float, units: Sequence[str]) -> str:
 
 
 def second_text(seconds: float) -> str:
-    """A duration to read: ``1.25 s``, ``3,600 s``."""
+    """Return a duration as text: ``1.25 s``, ``3,600 s``."""
     return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"

@@ -1,4 +1,4 @@
-"""A few steps of a trace as a picture: what the training does and waits for, and what travels meanwhile."""
+"""A picture of a few steps of a trace: what training does and waits for, and the messages meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcsgd.report.curves import PHASE_COLOURS
 from hpcsgd.report.trace import MEETINGS, TRAINING, Line, read
 
 RANKS, STEPS = 4, 3
-"""At most so many of each are drawn."""
+"""Maximum numbers of ranks and steps that are drawn."""
 LANE, GAP = 0.8, 0.35
 COMPUTING: Mapping[str, str] = {
     "data": "#f0e442",
@@ -31,7 +31,7 @@ Row = tuple[int, int]
 
 
 def plot_timeline(trace: Path, target: Path) -> None:
-    """A PNG at `target`; none where no step has been traced."""
+    """Draw a PNG at `target`; none if no step has been traced."""
     found = [line for line in read(trace, '"ph": "X"') if line["pid"] < RANKS]
     extent = _extent(found)
     if extent is None:
@@ -46,7 +46,7 @@ def plot_timeline(trace: Path, target: Path) -> None:
 
 
 def _extent(found: Sequence[Line]) -> tuple[float, float] | None:
-    """From the beginning to the end of a few steps: up to the last one in which groups met, if any did."""
+    """Return the extent of a few steps, up to the last one with a synchronization, if any."""
     steps = [line for line in found if line["pid"] == 0 and line["name"].startswith("step ")]
     if not steps:
         return None
@@ -99,7 +99,7 @@ def _draw(figure: Figure, drawn: Sequence[Line], rows: Sequence[Row], extent: tu
 
 
 def _places(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
-    """From top to bottom, with a gap between ranks."""
+    """Yield the height of each row, from top to bottom, with a gap between ranks."""
     low = 0.0
     for i, row in enumerate(rows):
         low -= 1 + (GAP if i and rows[i - 1][0] != row[0] else 0)
@@ -108,4 +108,4 @@ def _places(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
 
 def _name(row: Row) -> str:
     rank, thread = row
-    return f"rank {rank}" if thread == TRAINING else f"lane {thread}"
+    return f"rank {rank}" if thread == TRAINING else f"thread {thread}"

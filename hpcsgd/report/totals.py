@@ -1,4 +1,4 @@
-"""What records add up to, taken up one after the other: of a run of any length in little memory."""
+"""Totals of records, added one after the other: of a run of any length in little memory."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from hpcsgd.report.metrics import Record
 
 
 class Totals:
-    """Of all records added so far. Of meetings every distance is kept, since their median is wanted."""
+    """Totals of all records so far. All distances of synchronizations are kept for their median."""
 
     def __init__(self) -> None:
         self.steps = self.epochs = self.samples = 0
         self.seconds = 0.0
-        """Of training steps."""
+        """Seconds of training steps."""
         self.bytes = 0.0
-        """Sent by rank 0."""
+        """Bytes sent by rank 0."""
         self.by_torch: float | None = None
-        """Beside these, by formula, where torch sends some."""
+        """Computed bytes that torch sends in addition, or None."""
         self.together = 0
-        """Steps in which groups met or exchanged anything else."""
+        """Steps in which groups averaged models or exchanged anything else."""
         self.distances = array("d")
         self.phases: dict[str, Counter[str]] = {"seconds": Counter(), "bytes": Counter()}
         self.counts: dict[str, Counter[int]] = {}
-        """By what the method counted, how often which number came, over all ranks."""
+        """By what the method counted: how often which number came, over all ranks."""
         self.links: Counter[int] = Counter()
         self.amounts: Counter[str] = Counter()
         """Tokens and FLOPs."""
         self.evaluated = Evaluated()
         self._used: float | None = None  # seconds at the peak
-        self._last: Record = {}  # of the readings
+        self._last: Record = {}  # the last "step" record
         self._norm: float | None = None
         self._synced_at: int | None = None
         self._means: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0])
@@ -87,19 +87,21 @@ class Totals:
             if quantity in record:
                 self.amounts[quantity] += record[quantity]
         if "utilization" in record:
-            # The peak is that of the ranks that there were.
+            # The peak is that of the ranks at that time.
             self._used = (self._used or 0.0) + record["utilization"] * seconds
         self._norm = record.get("gradient_norm", self._norm)
         self._last = record
 
     @property
     def lssr(self) -> float | None:
-        """The part of all steps that groups made alone (LSSR, eq. 4 of the SelSync paper): they neither met
-        nor exchanged anything else. None where it was not recorded that they ever did."""
+        """The fraction of local steps (LSSR, eq. 4 of the SelSync paper), in which groups exchanged nothing.
+
+        None if no record says that groups ever exchanged anything.
+        """
         return 1 - self.together / self.steps if self.steps and (self.together or self._chosen) else None
 
     def numbers(self) -> dict[str, Any]:
-        """As `hpcsgd.report.summary.summary` has them."""
+        """Return the numbers for `hpcsgd.report.summary.summary`."""
         return {
             "steps": self.steps,
             "epochs": self.epochs,
@@ -123,7 +125,7 @@ class Totals:
         }
 
     def _work(self) -> dict[str, Any]:
-        """Tokens and the model's FLOPs, where they were counted, and the last norm of the gradient."""
+        """Return tokens, the model's FLOPs, if they were counted, and the last gradient norm."""
         found: dict[str, Any] = {} if self._norm is None else {"gradient_norm": self._norm}
         if not self.seconds:
             return found
@@ -137,7 +139,7 @@ class Totals:
 
 
 class Evaluated:
-    """What evaluations found: the last, the best, and of each figure of merit that all of them have."""
+    """The results of evaluations: the last and the best, for each figure of merit that all of them have."""
 
     def __init__(self) -> None:
         self._last: Record = {}
@@ -171,6 +173,6 @@ class Evaluated:
 
 
 def mean_of(counts: dict[int, int] | Counter[int]) -> float | None:
-    """Of numbers that came so often."""
+    """Return the mean of numbers that came so often."""
     total = sum(counts.values())
     return sum(value * count for value, count in counts.items()) / total if total else None

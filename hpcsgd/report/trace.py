@@ -1,8 +1,8 @@
 """A trace: what every thread of every rank did in some steps, for the viewers of Perfetto and Chrome.
 
-JSON in the Trace Event Format, gzipped. A process is a rank, its threads are the training and the lanes of
-its messages; times are microseconds on rank 0's clock since the trace began. An event is a line of its own:
-so windows of steps are added, and read again, without all of them in memory.
+The format is JSON in the Trace Event Format, gzipped. A process is a rank. Its threads are the training
+thread and the communication threads. Times are microseconds on rank 0's clock since the trace began. Each
+event is one line, so windows of steps can be added and read without holding all of them in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpcsgd.files.reading import parsed
 
 NAME = "trace.json.gz"
 TRAINING, MEETINGS = 0, 999
-"""Threads, beside those of lanes: 1, 2, …"""
+"""Thread numbers, in addition to those of communication threads: 1, 2, …"""
 _END = "]}"
 _COMPRESSION = 5
 Line = dict[str, Any]
@@ -31,12 +31,12 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Clock:
-    """How this rank's is brought to the trace's, in seconds."""
+    """How this rank's clock is converted to the trace's, in seconds."""
 
     ahead: float = 0.0
-    """Added to what `time.perf_counter` says here."""
+    """Added to `time.perf_counter` of this rank."""
     error: float = 0.0
-    """At most so far from rank 0's: half of the fastest message there and back."""
+    """Largest error relative to rank 0: half of the fastest round trip of a message."""
 
     def ns(self, seconds: float) -> int:
         return round((seconds + self.ahead) * 1e9)
@@ -44,7 +44,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class TraceSync:
-    """After step `t`, at distance `D`, told when all of that step was over."""
+    """A synchronization after step `t`, at distance `D`; `told` is when that step was over."""
 
     t: int
     D: float
@@ -53,7 +53,7 @@ class TraceSync:
 
 @dataclass(frozen=True)
 class Window:
-    """What one rank has seen between two moments, and how often it made steps meanwhile."""
+    """What one rank has seen between two times, and the number of steps meanwhile."""
 
     begin: float
     end: float
@@ -66,7 +66,7 @@ class Window:
 def lines(
     window: Window, rank: int, label: str, threads: dict[int, int], names: Mapping[int, str], clock: Clock
 ) -> Iterator[Line]:
-    """Of the trace. `threads` have their numbers there; new ones get theirs, in the order of `names`."""
+    """Yield the lines of a trace. `threads` gets numbers for new threads, in the order of `names`."""
     seen = dict.fromkeys(event.thread for event in window.events)
     for thread in [*(thread for thread in names if thread in seen), *seen]:
         threads.setdefault(thread, len(threads))
@@ -91,7 +91,7 @@ def _named(rank: int, label: str, threads: Mapping[int, int], names: Mapping[int
         name = "training" if tid == TRAINING else names.get(thread, "thread that has ended")
         yield told("thread_name", tid, name=name)
         yield told("thread_sort_index", tid, sort_index=tid)
-    yield told("thread_name", MEETINGS, name="meetings")
+    yield told("thread_name", MEETINGS, name="synchronizations")
 
 
 def _complete(rank: int, tid: int, clock: Clock, event: Event) -> Line:
@@ -115,7 +115,7 @@ def _instant(rank: int, clock: Clock, name: str, at: float, **arguments: Any) ->
 
 
 def _syncs(window: Window) -> Iterator[tuple[float, float] | None]:
-    """From the first to the last message of each."""
+    """Yield the time from the first to the last message of each synchronization."""
     since = window.begin
     for meeting in window.syncs:
         own = [
@@ -128,7 +128,7 @@ def _syncs(window: Window) -> Iterator[tuple[float, float] | None]:
 
 
 def totals_line(at: float, clock: Clock, totals: Mapping[str, Any]) -> Line:
-    """What the ranks of a window have come to together."""
+    """Return the line with the totals of all ranks of a window."""
     return _instant(0, clock, "overlap", at, **totals)
 
 
@@ -154,7 +154,7 @@ def append(file: Path, began: float, pieces: Iterable[bytes]) -> None:
 
 
 def beginning(file: Path) -> float | None:
-    """The moment, as `time.time` told it, from which the trace counts; None where there is none yet."""
+    """Return the time (as of `time.time`) from which the trace counts, or None if there is no trace yet."""
     if not file.exists():
         return None
     with _whole(file):
@@ -162,7 +162,7 @@ def beginning(file: Path) -> float | None:
 
 
 def read(file: Path, only: str = "") -> Iterator[Line]:
-    """Its events, or those alone in whose line `only` stands."""
+    """Yield the events of a trace, or only those whose line contains `only`."""
     with _whole(file):
         found = _lines(file)
         next(found, "")
@@ -180,7 +180,7 @@ def _whole(file: Path) -> Iterator[None]:
 
 
 def _lines(file: Path) -> Iterator[str]:
-    """But for the end."""
+    """Yield the lines without the last one."""
     with gzip.open(file, "rt", encoding="utf-8") as text:
         for line in text:
             if (bare := line.rstrip("\n")) != _END:

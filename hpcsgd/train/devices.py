@@ -1,4 +1,4 @@
-"""Where a rank trains, and how samples come there."""
+"""The device of a rank, and how samples are copied to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcsgd.start import Formed, form_as_launched
 
 
 def form_job(world: Communicator, config: Config) -> Formed:
-    """The ranks of `world` as `config` has them, and the ways of what will be on devices; collective."""
+    """Form the topology of `config` from the ranks of `world`, with device backends; collective."""
     return form_as_launched(
         world,
         config.parallel.groups,
@@ -24,24 +24,26 @@ def form_job(world: Communicator, config: Config) -> Formed:
 
 
 def device_of(training: TrainingSection, place: int) -> torch.device:
-    """The device that `training` says for the rank of this number on its node.
+    """Return the device that `training` chooses for the rank with this place on its node.
 
-    Raises `UserError` where there is none.
+    Raises `UserError` if there is none.
     """
     with in_section("training"):
         return device_for(training.device, place)
 
 
 class Delivery:
-    """Brings samples to `device` on a stream of its own, while that computes what it was asked before."""
+    """A function that copies samples to `device` on its own stream, while earlier work computes there."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._streams = Streams()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x`, there. Nobody waits, and `x` may be forgotten: pinned memory is kept until the copy is
-        through."""
+        """Return a copy of `x` on the device, without waiting.
+
+        The caller may drop `x`: its pinned memory is kept until the copy is done.
+        """
         if not on_accelerator(self._device):
             return x
         with self._streams.on(self._device):

@@ -1,4 +1,4 @@
-"""A loss that is no number: what is told."""
+"""The error for a loss that is not finite."""
 
 from __future__ import annotations
 

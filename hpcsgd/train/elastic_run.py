@@ -1,9 +1,10 @@
-"""The training loop of one island among several that may die and return (EnsembleSync, section 3).
+"""The training loop of an elastic replica group, which may die and return (EnsembleSync, section 3).
 
-Every island makes as many steps an epoch, each on its own share of the samples; a meeting ends the epoch and
-deals the samples of the next one to those that are alive. After each meeting the register says where the
-training is. Who is somewhere else, because it has just been started or was left behind, goes there: that is
-all there is to coming back. Until samples are dealt again, whoever has none looks on.
+Every replica group makes equally many steps per epoch, each on its own share of the samples. A round of the
+elastic average ends the epoch and assigns the samples of the next one to the groups that are alive. After
+each round the coordinator's register says where the training is. A group that is elsewhere, because it has
+just been started or was left behind, goes there; returning needs nothing else. Until samples are assigned
+again, a group without samples only takes part in the rounds.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ from hpcsgd.train.training_setup import TrainingSetup
 
 
 class Relocated(Exception):
-    """This island has to be started again, with other ranks."""
+    """An exception: this replica group has to be started again, with other ranks."""
 
 
 class ElasticLoop(TrainLoop):
-    """Of the islands that counted in a meeting the first one evaluates and saves for all.
+    """The training loop of a replica group.
 
-    `train` raises `Over` where another island has come to the end, and saved it, and `Moved`.
+    The first of the groups that counted in a round evaluates and saves for all. `train` raises `Over` if
+    another group has come to the end and saved the result, and `Relocated`.
     """
 
     def __init__(
@@ -51,26 +53,29 @@ class ElasticLoop(TrainLoop):
         reallocated: str = "none",
         living: Living | None = None,
     ) -> None:
-        """`reallocated`: the unit of compute that the coordinator moves between islands. `living`: what the
-        learning rate follows them by, if it does."""
+        """Set up the loop.
+
+        `reallocated` is the resource that the coordinator moves between groups. `living` makes the learning
+        rate follow the number of living groups, or is None.
+        """
         super().__init__(*arguments)
         self.elastic_average = elastic_average
         self._assigned = (-1, 0)
         self._reason: str | None = None
         self._steps_per_epoch = 0
         self._computed, self._steps = 0.0, 0
-        """Seconds, without waiting for other islands, and steps since samples were dealt."""
+        """Seconds of computing, without waiting for other groups, and steps, since samples were assigned."""
         self._resource = reallocated
         self._living = living
 
     def _train_epochs(self) -> str | None:
         elastic_average, sampler = self.elastic_average, self._parts.sampler
         self._report(deal=(self._epoch, sampler.state_dict()["consumed"]))
-        self._synced_at = self._parts.optimizer.t  # before any step of this life
+        self._synced_at = self._parts.optimizer.t  # before any step of this start
         self._synchronize()
         while self._epoch < self._parts.length.epochs:
             if elastic_average.leaving:
-                return self._reason or self._stopping.at_once() or "another island has to stop"
+                return self._reason or self._stopping.at_once() or "another replica group has to stop"
             if elastic_average.index in elastic_average.after.sharing:
                 self._train_on()
             else:
@@ -80,7 +85,7 @@ class ElasticLoop(TrainLoop):
         return None
 
     def _train_on(self) -> None:
-        """To the end of the epoch, or until a meeting finds this island elsewhere."""
+        """Train to the end of the epoch, or until a round shows that the training is elsewhere."""
         elastic_average, batches = self.elastic_average, self._parts.batches
         for x, y, seconds in self._batches():
             left, before = len(batches) - 1, elastic_average.rounds
@@ -101,7 +106,10 @@ class ElasticLoop(TrainLoop):
         self._synchronize()
 
     def _look_on(self) -> None:
-        """Where nobody is left of those who had samples, what they have not seen is dealt again."""
+        """Take part in a round without training.
+
+        If all groups that had samples have left, what they have not seen is assigned again.
+        """
         self._reason = self._stopping.now() or self._reason
         self._report(
             deal=(self._epoch, self._parts.sampler.state_dict()["consumed"]), leaving=self._reason is not None
@@ -114,13 +122,15 @@ class ElasticLoop(TrainLoop):
     def _synchronize(self) -> None:
         optimizer = self._parts.optimizer
         optimizer.average_models()
-        if self.elastic_average.after.place.t == optimizer.t:  # who comes from elsewhere was not there
+        if self.elastic_average.after.place.t == optimizer.t:  # else it has no metrics of this step
             self._note(optimizer.metrics)
         self._settle()
 
     def _settle(self) -> bool:
-        """Go where the register says that the training is; whether this island was there, and has more to do
-        before its samples are dealt again."""
+        """Go where the register says that the training is.
+
+        Return whether this group was already there and has more to do before samples are assigned again.
+        """
         place, t = self.elastic_average.after.place, self._parts.optimizer.t
         if (place.t, place.as_assigned) == (t, self._assigned):
             return not self.elastic_average.leaving
@@ -135,11 +145,13 @@ class ElasticLoop(TrainLoop):
         return False
 
     def _go_to(self, place: Point) -> None:
-        """Raises `PeerLost` where the others have started again from before: so must this island."""
+        """Go to `place`. Raises `PeerLost` if the others restarted from before it: so must this group."""
         parts = self._parts
         steps, epochs = place.t - parts.optimizer.t, place.epoch - self._epoch
         if min(steps, epochs) < 0:
-            raise PeerLost(f"the other islands have gone back to step {place.t} from {parts.optimizer.t}")
+            raise PeerLost(
+                f"the other replica groups have gone back to step {place.t} from {parts.optimizer.t}"
+            )
         if parts.scheduler is not None:
             _fast_forward(parts.scheduler, steps if self._per_step else epochs)
         if steps:
@@ -149,7 +161,7 @@ class ElasticLoop(TrainLoop):
         self._epoch = place.epoch
 
     def _take_share(self) -> None:
-        """Of the samples as they were dealt, from where the others are."""
+        """Take this group's share of the assigned samples, from where the others are."""
         elastic_average, sampler = self.elastic_average, self._parts.sampler
         place, dealt, sharing = (
             elastic_average.after.place,
@@ -170,13 +182,13 @@ class ElasticLoop(TrainLoop):
         if elastic_average.index in units:
             self._use(units[elastic_average.index])
         self._computed, self._steps = 0.0, 0
-        self._report(step_seconds=0.0)  # that of before was of other units
+        self._report(step_seconds=0.0)  # the earlier value was with other resources
         epochs_left = self._parts.length.epochs - place.epoch
         self._progress.expect(dealt.t + epochs_left * self._steps_per_epoch)
         self._meter.pause()
 
     def _use(self, units: int) -> None:
-        """What this island has been given, where it need not be started again for that."""
+        """Use the resources that this group was assigned, if that needs no new start."""
         match self._resource:
             case "threads":
                 torch.set_num_threads(units)
@@ -184,7 +196,7 @@ class ElasticLoop(TrainLoop):
                 self._pass_size = max(1, units // self._parts.optimizer.topology.group_size)
 
     def _moving(self) -> set[int]:
-        """The islands that have been given other ranks than they have."""
+        """Return the groups that were assigned another number of ranks than they have."""
         if self._resource != "ranks":
             return set()
         units, members = dict(self.elastic_average.after.units), self.elastic_average.after.members
@@ -195,7 +207,7 @@ class ElasticLoop(TrainLoop):
         }
 
     def _move(self) -> None:
-        """Those with other ranks leave once a checkpoint is there, and all wait until they are back."""
+        """Save; then groups with a new number of ranks leave, and the others wait until they are back."""
         moving = self._moving()
         self._save()
         self._checkpoints.finish()
@@ -206,17 +218,20 @@ class ElasticLoop(TrainLoop):
         self._synchronize()
 
     def _stands_for_all(self) -> bool:
-        """At meetings alone: between them an island's model is its own."""
+        """Return whether this group is the first and its model the common one, as after a round."""
         return self._is_first() and self.elastic_average.after.place.t == self._parts.optimizer.t
 
     def _at_exit(self) -> str:
         t, after = self._parts.optimizer.t, self.elastic_average.after
         if set(after.replica_groups) - set(after.going) and not after.leaving:
-            return f"left at step {t}, the other islands go on"
+            return f"left at step {t}, the other replica groups go on"
         return saved_at(t)
 
     def _is_first(self) -> bool:
-        """Of those that go on, where any do: whoever has to stop need not wait for files."""
+        """Return whether this group is the first of those that continue, or of all if none does.
+
+        A group that has to stop need not wait for files.
+        """
         counted, after = set(self.elastic_average.counted), self.elastic_average.after
         going = set(after.going)
         return self.elastic_average.index == min(
@@ -226,7 +241,7 @@ class ElasticLoop(TrainLoop):
 
 @dataclass(frozen=True)
 class ElasticRun:
-    """What is particular to a run of one island among others; see `world.World`."""
+    """What differs between an elastic and a static run; see `static_run.StaticRun`."""
 
     config: Config
     topology: Topology
@@ -237,9 +252,9 @@ class ElasticRun:
         return run_folder.replica_group_folder(self.config.run.output_dir, self.elastic_average.index)
 
     def open_folder(self, resume: bool, open_files: ExitStack, devices: Mapping[str, int]) -> None:
-        """Whoever started the islands has written down the configuration."""
+        """Open the folder of this group. `hpcsgd launch` has already written the configuration."""
         open_files.callback(self.elastic_average.close)
-        with self.topology.raise_on_all_ranks("opening the folder of the island"):
+        with self.topology.raise_on_all_ranks("opening the folder of the replica group"):
             if self.topology.rank == 0:
                 open_files.enter_context(run_folder.owned(self.folder, resume=True))
                 with run_folder.usable(self.folder):
@@ -250,7 +265,7 @@ class ElasticRun:
         return True
 
     def own(self, state: dict[str, Any] | None) -> None:
-        return None  # another island's chance is not this one's
+        return None  # the random state of another group is not this one's
 
     def loop(
         self, parts: TrainingSetup, checkpoints: Writer, stopping: Stopping, control: Communicator
@@ -262,19 +277,19 @@ class ElasticRun:
         )  # fmt: skip
 
     def conclude(self, complete: bool) -> None:
-        """Who started the islands reports on all of them."""
+        """Finish the elastic average. `hpcsgd launch` reports on all groups."""
         if complete:
             self.elastic_average.finish()
 
 
 def living_of(schedule: LrScheduleSection, parts: TrainingSetup) -> Living | None:
-    """What the learning rate follows the living islands by, if it is to."""
+    """Return what makes the learning rate follow the living groups, or None."""
     if schedule.scale_with == "started":
         return None
     return Living(parts.warm_up, schedule.scaling)
 
 
 def _fast_forward(scheduler: LRScheduler, times: int) -> None:
-    with without_warnings():  # that no update came before: it did, elsewhere
+    with without_warnings():  # torch warns that no update came before; it came in another group
         for _ in range(times):
             scheduler.step()

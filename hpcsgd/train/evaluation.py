@@ -1,4 +1,4 @@
-"""How good the averaged model is on the test data."""
+"""The evaluation of the averaged model on the test data."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from hpcsgd.train.tasks import task_of
 from hpcsgd.train.training_setup import TrainingSetup
 
 BATCH = 256
-"""Samples, at most."""
+"""Maximum number of samples per batch."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """The mean loss and the task's figures of merit, over the samples that are tested, of the mean model; and
-    the groups' distance D from it."""
+    """The result of an evaluation of the averaged model.
+
+    `loss` and `figures` are means over the tested samples. `distance` is the groups' distance D from the
+    averaged model.
+    """
 
     loss: float
     figures: dict[str, float]
@@ -50,5 +53,5 @@ def evaluate(parts: TrainingSetup) -> Score:
 
 
 def _spread(count: int, of: int) -> Tensor:
-    """So many places, the same every time."""
+    """Return `count` indices spread evenly over `of` samples, the same every time."""
     return torch.arange(count, device="cpu") * of // count

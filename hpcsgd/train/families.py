@@ -1,4 +1,4 @@
-"""The names that a job file or a scenario has for methods and their parts."""
+"""The names that job files and scenarios use for methods and their parts."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from hpcsgd.parts.sparsifiers import SPARSIFIERS, Sparsifier
 
 
 def subclasses(module: ModuleType, base: type) -> dict[str, type]:
-    """Return the public ones of `base` in `module`, by their names."""
+    """Return the public subclasses of `base` in `module`, by their names."""
     found = {name: value for name, value in vars(module).items() if isinstance(value, type)}
     public = {name: cls for name, cls in found.items() if not name.startswith("_")}
     return {name: cls for name, cls in public.items() if issubclass(cls, base) and cls is not base}
 
 
 OPTIMIZERS = subclasses(optim, optim.Optimizer)
-"""For tensors of any kind, as outer optimizers are."""
+"""Optimizers for tensors of any kind, such as outer optimizers."""
 
 FAMILIES: Mapping[Any, Mapping[str, Callable[..., Any]]] = {
     Aggregate: AGGREGATES,
@@ -52,13 +52,13 @@ FAMILIES: Mapping[Any, Mapping[str, Callable[..., Any]]] = {
     Sparsifier: SPARSIFIERS,
     Quantizer: QUANTIZERS,
 }
-"""By what the parameters for them are annotated with; each table stands beside what it names."""
+"""The tables of names, by the annotation of parameters; each table is next to what it names."""
 
 
 def method_of(table: Mapping[str, Any], steps_per_epoch: int | None) -> Method:
     """Return the method that a section ``[method]`` names.
 
     Raises:
-        UserError: naming the key, for what names none.
+        UserError: If it names none; the error names the key.
     """
     return Parts(FAMILIES, steps_per_epoch).make(Method, table, "method")

@@ -1,8 +1,9 @@
-"""How far may P grow? Until the distance D between the groups' models no longer keeps up with P.
+"""How far P may grow: until the distance D between the groups' models no longer grows in proportion to P.
 
 The hierarchical local SGD paper, section III-C: raise P (2, 4, 8, …) while D grows in proportion to P. Its
 figures, read by eye, accept growth ratios of 1.15, 1.10 and 0.91 and reject 0.82 and less. The default
-threshold lies between, and what comes near it from either side is called not clear: there is no evidence.
+threshold lies between. Ratios near it, on either side, are reported as not clear, because there is no
+evidence for them.
 """
 
 from __future__ import annotations
@@ -17,45 +18,45 @@ from hpcsgd.engine.lr import lr_scale
 
 THRESHOLD = 0.87
 MARGIN = 0.03
-"""So near the threshold, on either side, ρ tells nothing."""
+"""Within this distance of the threshold, on either side, ρ decides nothing."""
 WINDOW = 2
-"""Meetings over which D is averaged."""
+"""Number of synchronizations over which D is averaged."""
 COMPARED = 2 * WINDOW
-"""The last meetings, over which D has to be flat and is compared."""
+"""Number of last synchronizations in which D must be flat, and which are compared."""
 FLAT = 0.1
-"""D is flat where its mean over a window is that of the window before, give or take this share."""
+"""D is flat if its mean over a window differs from that of the window before by at most this fraction."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """ρ(P→P') = (D(P')/D(P)) / (P'/P), over the meetings and seeds that were compared."""
+    """The growth ratio ρ(P→P') = (D(P')/D(P)) / (P'/P), over the compared synchronizations and seeds."""
 
     P: int
     further: int
-    """P'."""
+    """The paper's P'."""
     rho: float
-    """The median."""
+    """The median ratio."""
     low: float
     high: float
-    """The quartiles around it."""
+    """The quartiles around the median."""
 
     def clear(self, threshold: float) -> bool:
-        """Whether the quartiles are on one side of `threshold`, and not near it."""
+        """Return whether both quartiles are on the same side of `threshold`, and not near it."""
         return self.low >= threshold + MARGIN or self.high < threshold - MARGIN
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`P` is the answer; where the distances leave it open, `unclear` is the next larger P, which may do."""
+    """The answer `P`. If the distances leave it open, `unclear` is the next larger P, which may also do."""
 
     P: int
     unclear: int | None
     final: bool
-    """Whether probing further P could not change it."""
+    """True if probing further P could not change the answer."""
 
 
 def is_flat(distances: Sequence[float]) -> bool:
-    """The stated test: two neighbouring windows of `WINDOW` meetings whose means differ by at most `FLAT`."""
+    """Return whether the means of two neighbouring windows of `WINDOW` distances differ by at most `FLAT`."""
     if len(distances) < COMPARED:
         return False
     before, now = (math.fsum(d) / WINDOW for d in (distances[-COMPARED:-WINDOW], distances[-WINDOW:]))
@@ -63,14 +64,15 @@ def is_flat(distances: Sequence[float]) -> bool:
 
 
 def growth(smaller: int, D: Sequence[Sequence[float]], larger: int, E: Sequence[Sequence[float]]) -> Growth:
-    """From P = `smaller` with distances `D` to P' = `larger` with `E`, one series a seed.
+    """Return the growth from P = `smaller` with distances `D` to P' = `larger` with `E`.
 
-    The last `COMPARED` meetings that both have are compared, each with the meeting of the same number: before
-    it the groups of both have made the same number of updates, at the same point of their ramps.
+    There is one series per seed. The last `COMPARED` synchronizations that both series have are compared,
+    each with the one of the same number. Before it the groups of both had made equally many updates, at the
+    same point of their warm-ups.
     """
     ratios: list[float] = []
     for d, e in zip(D, E, strict=True):
-        common = list(zip(d, e, strict=False))  # the longer series goes on alone
+        common = list(zip(d, e, strict=False))  # ignore the rest of the longer series
         ratios += [after / before / (larger / smaller) for before, after in common[-COMPARED:]]
     if len(ratios) == 1:
         return Growth(smaller, larger, ratios[0], ratios[0], ratios[0])
@@ -79,11 +81,13 @@ def growth(smaller: int, D: Sequence[Sequence[float]], larger: int, E: Sequence[
 
 
 def verdict(P: int, growths: Sequence[Growth], threshold: float = THRESHOLD) -> Verdict:
-    """The largest P before ρ drops under `threshold`. The smallest, `P`, is taken for granted: D needs two
-    groups, and so says nothing of P = 1."""
+    """Return the largest P before ρ falls below `threshold`.
+
+    The smallest, `P`, is assumed to be possible: D needs two groups, so it cannot judge P = 1.
+    """
     for step in growths:
         if not step.clear(threshold):
-            return Verdict(P, step.further, final=True)  # more seeds could tell, more groups cannot
+            return Verdict(P, step.further, final=True)  # more seeds could decide it, more groups cannot
         if step.rho < threshold:
             return Verdict(P, None, final=True)
         P = step.further
@@ -91,7 +95,7 @@ def verdict(P: int, growths: Sequence[Growth], threshold: float = THRESHOLD) -> 
 
 
 def ideal(P: int, further: int, rule: str) -> float:
-    """ρ of groups that walk independently, with steps of the learning rate: D = lr(P)·√((P−1)/P)."""
+    """Return ρ of groups that walk independently, in steps of the learning rate: D = lr(P)·√((P−1)/P)."""
 
     def distance(groups: int) -> float:
         return lr_scale(rule, groups) * math.sqrt((groups - 1) / groups)
@@ -100,6 +104,6 @@ def ideal(P: int, further: int, rule: str) -> float:
 
 
 def growths_of(distances: Mapping[int, Sequence[Sequence[float]]]) -> list[Growth]:
-    """Between every P and the next, in order; `distances[P]` has one series a seed."""
+    """Return the growth from every P to the next, in order; `distances[P]` has one series per seed."""
     Ps = list(distances)
     return [growth(P, distances[P], Q, distances[Q]) for P, Q in pairwise(Ps)]

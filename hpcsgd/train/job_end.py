@@ -1,4 +1,4 @@
-"""When the scheduler ends the job that a run is in."""
+"""The time at which the batch scheduler ends the job that a run is in."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ log = logging.getLogger(__name__)
 
 TIMEOUT = 20  # seconds; a busy controller must not hold up the job
 NEVER = 2**32 - 1
-"""Seconds that Flux has left where there is no limit: UINT_MAX."""
+"""Seconds that Flux reports without a limit: UINT_MAX."""
 
 PBS_END = "HPCSGD_PBS_END"
-"""Seconds since 1970, of train.pbs."""
+"""Environment variable of `train.pbs`: seconds since 1970."""
 
 Environ = Mapping[str, str]
 
 
 def seconds_left(environ: Environ) -> float | None:
-    """Until a scheduler ends this job, the first one where it is in jobs of several, as Flux in one of Slurm;
-    None outside of any, and where none does or that is not known."""
+    """Return the seconds until a scheduler ends this job, or None if that is unknown or never happens.
+
+    A job may be in several, such as one of Flux in one of Slurm. Then the earliest end counts.
+    """
     told = (_said(scheduler, environ) for scheduler in _SCHEDULERS)
     return min((left for left in told if left is not None), default=None)
 
@@ -33,9 +35,9 @@ def seconds_left(environ: Environ) -> float | None:
 class _Scheduler:
     title: str
     variable: str
-    """Which has the job's number."""
+    """The environment variable with the job's number."""
     left: Callable[[str, Environ], float | None]
-    """Seconds of this job; raises what `subprocess.run` does."""
+    """Returns the seconds that are left. Raises what `subprocess.run` raises."""
 
 
 def _said(scheduler: _Scheduler, environ: Environ) -> float | None:
@@ -49,27 +51,27 @@ def _said(scheduler: _Scheduler, environ: Environ) -> float | None:
 
 
 def _of_slurm(_: str, environ: Environ) -> float | None:
-    """Newer versions tell in the environment, older ones only when asked."""
+    """Return the seconds left. Newer versions set an environment variable; older ones need `scontrol`."""
     told = environ.get("SLURM_JOB_END_TIME", "")
     end = float(told) if told.isdigit() else slurm_end(_answer("scontrol", "show", "job", slurm_job(environ)))
     return None if end is None else end - time.time()
 
 
 def slurm_job(environ: Environ) -> str:
-    """What this job alone is called. The number of an array's last task is that of the whole array, too."""
+    """Return the name of this job alone. The number of an array's last task is also the array's."""
     if "SLURM_ARRAY_TASK_ID" in environ:
         return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
     return environ["SLURM_JOB_ID"]
 
 
 def slurm_end(description: str) -> float | None:
-    """`EndTime` in what scontrol says of a job, in seconds since 1970; None where it has no end."""
+    """Return `EndTime` of scontrol's description, in seconds since 1970, or None if the job has no end."""
     found = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", description)
     return datetime.fromisoformat(found[1]).timestamp() if found else None
 
 
 def _of_pbs(job: str, environ: Environ) -> float | None:
-    """Where compute nodes have no qstat, or no answer, the script knows what was asked for."""
+    """Return the seconds left. If qstat is missing or fails, the script's variable has the requested end."""
     try:
         end = pbs_end(_answer("qstat", "-f", job))
     except (OSError, subprocess.SubprocessError):
@@ -80,7 +82,7 @@ def _of_pbs(job: str, environ: Environ) -> float | None:
 
 
 def pbs_end(description: str) -> float | None:
-    """`stime` and `walltime` in what qstat -f says of a job, in seconds since 1970; None without one."""
+    """Return the end by `stime` and `walltime` of `qstat -f`, in seconds since 1970, or None."""
     began = re.search(r"^ *stime = (.+)$", description, re.MULTILINE)
     limit = re.search(r"^ *Resource_List\.walltime = (\d+):(\d\d):(\d\d)$", description, re.MULTILINE)
     if began is None or limit is None:
@@ -91,7 +93,7 @@ def pbs_end(description: str) -> float | None:
 
 
 def _of_flux(_: str, environ: Environ) -> float | None:
-    """Of the job that `flux run` has made, and of the one in which it did."""
+    """Return the seconds left of the job that `flux run` made, or of the enclosing one, if fewer."""
     around = {name: value for name, value in environ.items() if name != "FLUX_JOB_ID"}
     left = min(int(_answer("flux", "job", "timeleft", environ=where)) for where in (environ, around))
     return None if left >= NEVER else float(left)

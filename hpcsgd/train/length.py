@@ -1,7 +1,6 @@
-"""How long a run is: epochs, or so many steps, samples or tokens, and then the last epoch may end early.
+"""The length of a run: epochs, or a number of steps, samples or tokens; then the last epoch may end early.
 
-Steps, samples and tokens are counted from the beginning, also where the run goes on with other numbers of
-ranks.
+Steps, samples and tokens count from the beginning, even if the run continues with other numbers of ranks.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Length:
-    """Of a whole run, the same on all ranks."""
+    """The length of a whole run, the same on all ranks."""
 
     epochs: int
     expected: int
-    """Steps, if it keeps its number of groups."""
+    """Steps of the run, if it keeps its number of groups."""
     steps: int | None = None
-    """After which it ends, whatever the epoch."""
+    """The step after which the run ends, whatever the epoch."""
     samples: int | None = None
-    """Of each rank in the last epoch, after which it ends."""
+    """Samples of each rank in the last epoch, after which the run ends."""
 
     def over(self, epoch: int, t: int, batches: Batches | InjectedBatches, *, cut: bool) -> bool:
-        """Whether it is complete after so many epochs and steps; `batches` are those left of the epoch.
+        """Return whether the run is complete after `epoch` epochs and t steps; `batches` are still left.
 
-        `cut`: the results of what was done of that epoch are known.
+        `cut` means that the results of the begun epoch are known.
         """
         if self.steps is None and epoch >= self.epochs:
             return True
@@ -39,7 +38,7 @@ class Length:
         return known and not self.left(epoch, t, batches)
 
     def left(self, epoch: int, t: int, batches: Batches | InjectedBatches) -> int:
-        """How many of the `batches` left of this epoch, counted from 0, are to be trained on."""
+        """Return how many of the `batches` left of this epoch, counted from 0, are to be trained on."""
         if self.steps is not None:
             return min(max(self.steps - t, 0), len(batches))
         if self.samples is not None and epoch + 1 == self.epochs:
@@ -48,8 +47,10 @@ class Length:
         return len(batches)
 
     def expected_from(self, epoch: int, t: int, batches: Batches | InjectedBatches, per_epoch: int) -> int:
-        """Steps of the whole run, where it has come to `epoch` and `t`, `batches` are left of the epoch, and
-        later ones have `per_epoch` of them."""
+        """Return the steps of the whole run, which has reached `epoch` and step t.
+
+        `batches` are left of the epoch, and later epochs have `per_epoch` of them.
+        """
         if self.steps is not None:
             return self.steps
         later = self.epochs - epoch - 1
@@ -64,10 +65,10 @@ class Length:
 def length(
     training: TrainingSection, batches: Batches | InjectedBatches, ranks: int, tokens: int | None = None
 ) -> Length:
-    """What `training` asks for, where `batches` are those of a whole epoch on one of so many `ranks`, and a
-    sample is made of so many `tokens`, if of any.
+    """Return the length that `training` asks for, with `batches` of a whole epoch on one of `ranks` ranks.
 
-    Of samples only those count that are dealt to the ranks, not those that groups give each other.
+    `tokens` is the number of tokens per sample, or None. Only samples that are assigned to ranks count, not
+    those that groups share.
     """
     per_epoch = len(batches)
     if training.steps is not None:
@@ -85,7 +86,7 @@ def length(
 
 
 def warn_of_few(samples: int, batch_size: int) -> None:
-    """Of a group, in an epoch."""
+    """Warn if a group has fewer samples in an epoch than its batch size."""
     if samples < batch_size:
         log.warning(
             "[data] group_batch_size = %d: a group has %d samples an epoch, which are one step",
@@ -95,7 +96,7 @@ def warn_of_few(samples: int, batch_size: int) -> None:
 
 
 def tested(training: TrainingSection, samples: int, tokens: int | None) -> int:
-    """How many of the test data's `samples` an evaluation is of; each is made of `tokens`, if of any."""
+    """Return how many of the test data's `samples` an evaluation uses; each has `tokens` tokens, or None."""
     if training.eval_tokens is None:
         return samples
     return min(-(-training.eval_tokens // _made_of(tokens, "eval_tokens")), samples)
@@ -104,6 +105,7 @@ def tested(training: TrainingSection, samples: int, tokens: int | None) -> int:
 def _made_of(tokens: int | None, key: str) -> int:
     if tokens is None:
         raise UserError(
-            f"[training] {key}: the samples of this store are not made of tokens", key=("training", key)
+            f"[training] {key}: the samples of this dataset file are not made of tokens",
+            key=("training", key),
         )
     return tokens

@@ -1,4 +1,4 @@
-"""The [data] section of a job file: who trains on which samples, and in what batches."""
+"""The [data] section of a job file: which rank trains on which samples, and in what batches."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ log = logging.getLogger(__name__)
 
 
 def opened(data: DataSection, split: str) -> Split:
-    """A split of the store; raises `UserError` naming the key."""
+    """Return a split of the dataset file. Raises `UserError`, which names the key."""
     with in_section("data", "arguments" if data.arguments else "path"):
         return open_split(data.path, split, data.arguments)
 
 
 class LoaderFactory(Protocol):
-    """Which samples this rank trains on."""
+    """What makes the sampler and the batches of this rank."""
 
     def sampler(self, train: Split, config: Config) -> Sampler: ...
 
     def batches(self, sampler: Sampler, data: DataSection) -> Batches | InjectedBatches:
-        """Of this rank, where a group takes batches of B."""
+        """Return the batches of this rank, if a group takes batches of B."""
         ...
 
 
@@ -50,7 +50,7 @@ def loader_factory(topology: Topology) -> LoaderFactory:
 
 @dataclass(frozen=True)
 class LoadersOfRanks:
-    """Every rank has samples of its own."""
+    """A factory for static runs: every rank has its own samples."""
 
     place: Topology | AsRank
 
@@ -77,7 +77,7 @@ class LoadersOfRanks:
 
 @dataclass(frozen=True)
 class LoadersOfReplicaGroups:
-    """Every job has samples of its own, and each of its batches is divided among its ranks."""
+    """A factory for elastic runs: every replica group has its own samples, divided among its ranks."""
 
     topology: Topology
 
@@ -138,7 +138,7 @@ def make_partition(data: DataSection) -> Partition | None:
         return None if data.overlap_share is None else Overlapping(data.overlap_share)
     if data.overlap_share is not None:
         raise UserError(
-            f"[data] overlap_share = {data.overlap_share} beside partition: give one of them, not both",
+            f"[data] overlap_share = {data.overlap_share}: give overlap_share or partition, not both",
             key=("data", "overlap_share"),
             value=data.overlap_share,
         )
@@ -167,6 +167,6 @@ def make_injection(data: DataSection) -> Injection | None:
 
 
 def require_divisible(config: Config, P: int, K: int) -> None:
-    """Raises `UserError` where P groups of K ranks cannot have the samples as configured."""
+    """Raise `UserError` if P groups of K ranks cannot have the samples as configured."""
     first = LoadersOfRanks(AsRank(0, P * K, K))
     first.batches(first.sampler(opened(config.data, "train"), config), config.data)

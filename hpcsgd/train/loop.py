@@ -1,4 +1,4 @@
-"""The training loop: epochs of steps, with metrics, evaluations and checkpoints on their way."""
+"""The training loop: epochs of steps, with metrics, evaluations and checkpoints between them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ Tree = dict[str, Any]
 
 
 class TrainLoop(ABC):
-    """Trains from where the assembly stands to the last epoch; every rank runs one.
+    """The training loop of a rank, from the state of its `TrainingSetup` to the last epoch.
 
-    `metrics` and `monitor`, what a probe saw, are rank 0's. `aside` has a lane of its own.
+    Only rank 0 sets `metrics` and `monitor`; the monitor knows the distance that a probe saw. `control` is a
+    communicator with its own thread.
     """
 
     def __init__(
@@ -51,18 +52,18 @@ class TrainLoop(ABC):
         self._schedule = config.lr_schedule
         self._per_step = self._schedule.interval == "step"
         self._parts = parts
-        self._expected = parts.length.expected  # steps of the whole run, as far as can be told
+        self._expected = parts.length.expected  # steps of the whole run, as far as known
         self._checkpoints = checkpoints
         self._stopping = stopping
         self._epoch = 0
         self._lr = 0.0  # of the last update
         self._epoch_sums = _no_sums()
-        self._cut = False  # the run has ended within an epoch, whose results so far are known
-        self._saved_at = (-1, -1, False)  # step, epoch, whether it is cut
-        self._scaled_for = parts.optimizer.topology.total_groups  # the learning rates in the param groups
-        self._shared = 0  # steps since the last reading in which groups exchanged, but did not meet
-        self._synced_at = 0  # the last step after which groups met
-        self._pass_size: int | None = None  # samples of a pass, where not all of a batch
+        self._cut = False  # the run has ended within an epoch, with known results so far
+        self._saved_at = (-1, -1, False)  # step, epoch, value of `_cut`
+        self._scaled_for = parts.optimizer.topology.total_groups  # the learning rates in the parameter groups
+        self._shared = 0  # steps since the last record that shared gradients without averaging models
+        self._synced_at = 0  # the last step after which groups averaged their models
+        self._pass_size: int | None = None  # samples of a pass, if a batch is split into passes
         counted = parts.optimizer.method.averager.traits.histogram_names
         self._meter = StepTimer(parts.optimizer.topology, control, counted, parts.sample, parts.by_torch)
         self._readings = Readings(self._meter)
@@ -71,7 +72,7 @@ class TrainLoop(ABC):
         self.monitor: DistanceMonitor | None = None
 
     def resume_from(self, shared: Tree, own: Tree | None) -> None:
-        """Go on from what a checkpoint held; `own` is None where it is of another P × K."""
+        """Continue from the content of a checkpoint; `own` is None if it is of another P × K."""
         parts = self._parts
         self._epoch = shared["epoch"]
         self._epoch_sums = shared["epoch_sums"]
@@ -89,13 +90,13 @@ class TrainLoop(ABC):
             parts.natural_gradient.resume_from((own or {}).get("natural_gradient"))
 
     def train(self) -> str | None:
-        """Train to the end; why it stopped early, or None. Collective."""
+        """Train to the end. Return why it stopped early, or None. Collective."""
         length, done = self._parts.length, self._parts.optimizer.t
         self._meter.pause()
         with Progress(self._expected, length.epochs, first_step=done) as self._progress:
             try:
                 reason = self._train_epochs()
-            except JobError:  # on all ranks: what is being written need not be lost
+            except JobError:  # all ranks raise it: a checkpoint that is being written need not be lost
                 self._checkpoints.finish()
                 raise
             if reason is not None:
@@ -107,15 +108,15 @@ class TrainLoop(ABC):
 
     @abstractmethod
     def _train_epochs(self) -> str | None:
-        """From here to the last one; why it stopped early, or None."""
+        """Train from here to the last epoch. Return why it stopped early, or None."""
 
     @abstractmethod
     def _at_exit(self) -> str:
-        """What becomes of the training after a stop, in words."""
+        """Describe in words what happens to the training after a stop."""
 
     @abstractmethod
     def _stands_for_all(self) -> bool:
-        """Whether the model is now what all train, and these ranks are those that evaluate and save it."""
+        """Return whether the model is now the common one and these ranks evaluate and save it."""
 
     def _step(self, x: Tensor, y: Tensor, data_seconds: float) -> None:
         parts = self._parts
@@ -136,7 +137,7 @@ class TrainLoop(ABC):
             self._progress.note(f"step {optimizer.t + 1}: gradients overflow in float16, scaled too high")
 
     def _updated(self) -> None:
-        """What comes after an update."""
+        """Do what follows an update: learning rate, metrics, trace, checkpoint."""
         parts = self._parts
         optimizer = parts.optimizer
         if parts.scheduler is not None and self._per_step:
@@ -147,11 +148,11 @@ class TrainLoop(ABC):
             self._meter.gradient(optimizer.updating.norm.take())
             self._begin_reading()
         self._tell_readings()
-        if self._checkpoint_due() and self._left():  # at the end of an epoch its results belong in it
+        if self._checkpoint_due() and self._left():  # at the end of an epoch: after its results
             self._save()
 
     def _note(self, notes: Mapping[str, float]) -> None:
-        """What the engine and a meeting said of this step, and what else the method did."""
+        """Record what the engine, a synchronization and the method noted in this step."""
         self._shared += "shared" in notes
         elsewhere = {"shared", "distance", *self._meter.counted}
         if self.metrics is not None:
@@ -161,18 +162,18 @@ class TrainLoop(ABC):
             self._record_sync(notes)
 
     def _record_sync(self, notes: Mapping[str, float]) -> None:
-        """The first one after a step: however often groups meet there, it was not made alone."""
+        """Record the first synchronization of a step; more of them do not make it less local."""
         t, D = self._parts.optimizer.t, notes["distance"]
         if t == self._synced_at:
             return
         self._synced_at = t
         if self.metrics is not None:
             self.metrics.sync(step=t, distance=D)
-        if self.monitor is not None and (told := self.monitor.hear(D, self._lr)) is not None:
-            self._progress.note(f"step {t}: {told}")
+        if self.monitor is not None and (change := self.monitor.hear(D, self._lr)) is not None:
+            self._progress.note(f"step {t}: {change}")
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """What is left of this epoch, each batch with the seconds that the loader was waited for."""
+        """Yield what is left of this epoch: each batch with the seconds spent waiting for the loader."""
         parts = self._parts
         asked = time.perf_counter()
         for batch in parts.loader:
@@ -182,7 +183,7 @@ class TrainLoop(ABC):
             asked = time.perf_counter()
 
     def _close_epoch(self, *, cut: bool = False) -> None:
-        """`cut`: the run ends within it. A longer one, which it may become, goes on there."""
+        """End the epoch. With `cut` the run ends within it; if made longer later, it continues there."""
         parts, number = self._parts, self._epoch + 1
         self._read_meter()
         total, samples, seconds = self._epoch_sums.tolist()
@@ -212,7 +213,7 @@ class TrainLoop(ABC):
         return self._parts.length.over(*place, cut=self._cut)
 
     def _left(self) -> int:
-        """Batches to come in this epoch."""
+        """Return the number of batches still to come in this epoch."""
         parts = self._parts
         return parts.length.left(self._epoch, parts.optimizer.t, parts.batches)
 
@@ -243,7 +244,7 @@ class TrainLoop(ABC):
         self._meter.pause()
 
     def _read_meter(self) -> None:
-        """Everything up to here, told; collective."""
+        """Read and report everything up to here; collective."""
         self._begin_reading()
         self._tell_readings(all_of_them=True)
 
@@ -266,7 +267,7 @@ class TrainLoop(ABC):
             self._progress.step(**place, loss=reading.loss, speed=speed_text(vars(reading)))
 
     def _save(self) -> None:
-        """Begin to write a checkpoint of this step, once."""
+        """Begin to write a checkpoint of this step, unless it is already saved."""
         parts = self._parts
         now = parts.optimizer.t, self._epoch, self._cut
         if self._saved_at == now or not self._stands_for_all():
@@ -293,5 +294,5 @@ class TrainLoop(ABC):
 
 
 def _no_sums() -> Tensor:
-    """Loss · samples, samples, seconds."""
+    """Return zeros for the sum of loss · samples, the samples, and the seconds."""
     return torch.zeros(3, dtype=torch.float64, device="cpu")

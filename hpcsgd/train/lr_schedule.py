@@ -25,7 +25,8 @@ def make_warm_up(
 ) -> WarmUp:
     """Return the warm-up of `schedule` for P groups.
 
-    A scaled rate begins at the rate of one group. A single group has nothing to climb, and the log says so.
+    A scaled rate begins at the rate of one group. With a single group there is nothing to climb, and the log
+    says so.
     """
     steps = round(schedule.warmup_epochs * steps_per_epoch)
     start = first_factor(schedule.scaling, P, steps)
@@ -55,6 +56,6 @@ def make_scheduler(
 
 
 def scheduler_arguments(schedule: LrScheduleSection, how_long: Length) -> dict[str, Any]:
-    """Where one is the word "length" it is that of the run, in what the scheduler counts."""
+    """Return the scheduler's arguments. "length" becomes the length of the run in steps or epochs."""
     whole = how_long.expected if schedule.interval == "step" else how_long.epochs
     return {name: whole if value == LENGTH else value for name, value in schedule.arguments.items()}

@@ -1,8 +1,8 @@
-"""What a sample costs to learn from: the multiplications and additions of matrices that a model makes of it.
+"""The FLOPs of learning from a sample: multiplications and additions in the model's matrix products.
 
-Counted by torch, operation by operation, of a forward and a backward pass on tensors without values: nothing
-is computed, and neither the model nor anybody's chance changes. As usual, attention counts whole, also where
-half of it is masked, and what is computed twice to save memory counts once.
+torch counts them operation by operation, in a forward and a backward pass on tensors without values. Nothing
+is computed, and neither the model nor any random state changes. As usual, attention counts as a whole even
+if half of it is masked. What is computed twice to save memory counts once.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 
 def flops_of_sample(model: nn.Module, x: Tensor) -> float | None:
-    """Of each of the samples x; None, and a line in the log, where the model asks for values."""
-    from torch.func import functional_call  # with what it needs, a second to import
+    """Return the FLOPs per sample of x, or None, with a log line, if the model needs values."""
+    from torch.func import functional_call  # its dependencies take a second to import
     from torch.utils.flop_counter import FlopCounterMode
 
     fake = torch_private.fake_tensors()
 
     def empty(t: Tensor) -> Tensor:
-        # Not of the model's device: there some layers are one operation that nobody counts.
+        # Not on the model's device: there some layers are one operation that torch does not count.
         return fake.from_tensor(t.detach().to("meta")).requires_grad_(t.requires_grad)
 
     named = {name: empty(p) for name, p in [*model.named_parameters(), *model.named_buffers()]}

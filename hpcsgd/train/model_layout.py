@@ -1,5 +1,4 @@
-"""What becomes of a model before it is trained: dtype and memory format of its parameters, regions that are
-compiled or computed twice.
+"""Changes to a model before training: dtype, memory format, compiled and recomputed regions.
 
 Everything happens in place, so that names stay: a saved model is that of the plain module.
 """
@@ -23,10 +22,9 @@ IMAGES = 4
 
 
 def lay_out(model: nn.Module, training: TrainingSection, precision: Precision) -> None:
-    """The parameters as `training` and `precision` have them, each batch on its way in, and what is kept of
-    it for the backward pass.
+    """Lay out parameters and batches as `training` and `precision` say, and what the backward pass keeps.
 
-    Raises `UserError` where the model has nothing to be laid out so.
+    Raises `UserError` if the model has nothing that can be laid out in this way.
     """
     if precision.master is not None:
         assert precision.computes is not None
@@ -44,8 +42,11 @@ def lay_out(model: nn.Module, training: TrainingSection, precision: Precision) -
 
 
 def narrow(model: nn.Module, dtype: torch.dtype) -> None:
-    """Parameters in so few bits, and what comes in. Modules with float buffers (batch norm) stay wide, for
-    their running statistics add up little by little."""
+    """Convert parameters and inputs to `dtype`.
+
+    Modules with float buffers (batch norm) keep their dtype, because their running statistics add up small
+    changes.
+    """
     for module in model.modules():
         if not any(buffer.is_floating_point() for buffer in module.buffers(recurse=False)):
             for param in module.parameters(recurse=False):
@@ -55,7 +56,7 @@ def narrow(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def channels_last(model: nn.Module) -> None:
-    """Images, and the weights of convolutions over them, with the channel of a pixel side by side."""
+    """Store the channels of a pixel next to each other, in images and in the weights of convolutions."""
     if not any(param.dim() == IMAGES for param in model.parameters()):
         raise UserError(
             "[training] channels_last: the model has no convolution over images",
@@ -70,10 +71,10 @@ def channels_last(model: nn.Module) -> None:
 
 
 def compile_regions(model: nn.Module, **options: Any) -> None:
-    """Each region by itself, by `torch.compile` with these options, when it first runs.
+    """Compile each region by itself, by `torch.compile` with these options, when it first runs.
 
-    A compiled backward pass gives all its gradients at its end. That of a whole model would leave nothing to
-    hide their messages behind; those of its regions come one after the other.
+    A compiled backward pass yields all its gradients at its end. If the whole model were one region, no
+    computation would be left to hide the messages. Regions finish one after the other.
     """
     for region in list(regions(model)) or [model]:
         region.compile(**options)

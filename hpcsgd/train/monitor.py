@@ -1,4 +1,4 @@
-"""Whether a run's groups stay as far apart as the probe saw them."""
+"""A monitor that compares the distance between a run's groups with what the probe saw."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from hpcsgd.errors import count_text
 from hpcsgd.train.growth import COMPARED
 
 FACTOR = 2.0
-"""So many times more or less than the probe saw is told; the fall of the loss alone changes D by less."""
+"""Distances that differ by this factor from the probe's are reported; the fall of the loss changes D by
+less.
+"""
 FULL_RATE = 0.9
-"""Below this share of the probe's learning rate a small D is no surprise."""
+"""Below this fraction of the probe's learning rate a small D is expected."""
 
 
 @dataclass
 class DistanceMonitor:
-    """What the probe saw of so many groups: their distance D, at the learning rate `lr`."""
+    """The distance D of P groups that the probe saw at the learning rate `lr`, and recent distances."""
 
     P: int
     D: float
@@ -29,12 +31,15 @@ class DistanceMonitor:
 
     @classmethod
     def read(cls, probe: Mapping[str, Any], P: int) -> DistanceMonitor | None:
-        """From the contents of a ``probe.json``; None where P groups were not probed."""
+        """Return the monitor for the contents of a ``probe.json``, or None if P groups were not probed."""
         row = next((row for row in probe["rows"] if row["P"] == P and row["diverged"] is None), None)
         return None if row is None else cls(P, row["D"], row["lr"])
 
     def hear(self, D: float, lr: float) -> str | None:
-        """Of a meeting, at the learning rate `lr`; what there is to say, once for every change."""
+        """Record the distance D of a synchronization at the learning rate `lr`.
+
+        Return what to report, once for every change, or None.
+        """
         self._recent.append((D, lr))
         if len(self._recent) < COMPARED:
             return None
@@ -44,9 +49,11 @@ class DistanceMonitor:
             return None
         saw = f"D = {D:.3g}, the probe saw {self.D:.3g} with {count_text(self.P, 'group')}"
         return {
-            "far": f"the groups are further apart than probed ({saw}): accuracy may suffer, probe again",
-            "close": f"the groups are closer than probed ({saw}): more may do from here on, probe again",
-            "kept": f"the groups are as far apart as probed again ({saw})",
+            "far": f"the distance between groups is larger than probed ({saw}): accuracy may suffer, "
+            "probe again",
+            "close": f"the distance between groups is smaller than probed ({saw}): more groups may be "
+            "possible, probe again",
+            "kept": f"the distance between groups is as probed again ({saw})",
         }[self._state]
 
     def _judged(self, D: float, lr: float) -> str:

@@ -1,4 +1,4 @@
-"""How gradients travel fastest: by a few steps with each choice before the run, or by a machine file."""
+"""The choice of the fastest gradient communication: by a few steps before the run, or by a machine file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def tuned(config: Config, topology: Topology, source: str, resume: bool) -> Config:
-    """`config`, read from `source`, with what makes steps fastest where it asks for that; collective."""
+    """Return `config`, read from `source`, with the fastest settings if it asks for them; collective."""
     if not is_to_choose(config.training):
         return config
     section = config.training
@@ -60,8 +60,11 @@ def tuned(config: Config, topology: Topology, source: str, resume: bool) -> Conf
 
 
 def fastest(config: Config, choices: Open, topology: Topology, source: str, steps: int) -> ReduceSettings:
-    """Of each size, of the best one by the other exchange, and of the best of these without overlap;
-    collective."""
+    """Return the fastest of the open choices, by `steps` steps with each; collective.
+
+    This tries all bucket sizes, then the other gradient reductions with the best size, then the best of
+    these without overlap.
+    """
     overlap, exchange = choices.overlaps[0], choices.exchanges[0]
     found: dict[ReduceSettings, float] = {}
 
@@ -78,16 +81,19 @@ def fastest(config: Config, choices: Open, topology: Topology, source: str, step
 
 
 def _told(found: Mapping[ReduceSettings, float]) -> ReduceSettings:
-    """The best of them."""
+    """Log all choices and return the best."""
     best = min(found, key=lambda sending: found[sending])
     for sending, seconds in found.items():
         log.info("%.4g s a step with %s%s", seconds, sending, ": taken" if sending == best else "")
-    log.info("other buckets and exchanges add up in other orders, to other bits: %s keeps these", JOB_FILE)
+    log.info(
+        "other buckets and gradient reductions add up in other orders, to other bits: %s keeps these",
+        JOB_FILE,
+    )
     return best
 
 
 def _seconds(config: Config, topology: Topology, source: str, steps: int) -> float:
-    """A step takes, of the slowest rank, after a first one. Nothing is left of it."""
+    """Return the seconds of a step, of the slowest rank, after a first one. Nothing of the trial is kept."""
     parts = assemble(config, topology, source)
     taken = torch.tensor(
         median(list(_times(parts, config.data.group_batch_size, steps + 1))[1:]),
@@ -95,7 +101,7 @@ def _seconds(config: Config, topology: Topology, source: str, steps: int) -> flo
         device="cpu",
     )
     topology.world.allreduce(taken, "max").wait()
-    parts.optimizer.state_dict()  # what is under way arrives
+    parts.optimizer.state_dict()  # waits for communication in flight
     if not topology.world.close_dups(config.parallel.timeout_s):
         raise PeerLost(
             f"communication in flight {config.parallel.timeout_s:g} s after steps to choose buckets by"

@@ -1,4 +1,4 @@
-"""What the sections of a job file name beside data and models."""
+"""What the sections of a job file name, in addition to data and models."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hpcsgd.engine.muon import muon
 from hpcsgd.train.families import OPTIMIZERS, method_of, subclasses
 
 OF_A_MODEL: Mapping[str, Callable[..., optim.Optimizer]] = {**OPTIMIZERS, "Muon": muon}
-"""For a model's parameters, or for a model: for what the first parameter is annotated with."""
+"""Optimizers for a model's parameters or for a model: the annotation of the first parameter decides."""
 SCHEDULERS = subclasses(optim.lr_scheduler, LRScheduler)
 
 
 def make_method(section: MethodSection, steps_per_epoch: int) -> Method:
-    """Raises `UserError`, naming the key of the job file."""
+    """Return the method of a section. Raises `UserError`, which names the key of the job file."""
     return method_of({"name": section.name, **section.arguments}, steps_per_epoch)

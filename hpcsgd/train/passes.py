@@ -11,8 +11,10 @@ from hpcsgd.train.training_setup import TrainingSetup
 
 
 def backward(parts: TrainingSetup, tracer: Tracer, x: Tensor, y: Tensor, *, size: int) -> tuple[Tensor, int]:
-    """Put the gradients of this batch where the optimizer takes them, in passes of at most `size` samples;
-    return the mean loss and the number of passes."""
+    """Compute the gradients of this batch, in passes of at most `size` samples.
+
+    Return the mean loss and the number of passes.
+    """
     weight = parts.batches.weight(len(y))
     pieces = list(zip(x.split(size), y.split(size), strict=True))
     total = torch.zeros((), device=parts.device)
@@ -21,7 +23,7 @@ def backward(parts: TrainingSetup, tracer: Tracer, x: Tensor, y: Tensor, *, size
     for some_x, some_y in pieces:
         with tracer.span("forward"), parts.precision.computing():
             loss = parts.task.loss(parts.model(some_x), some_y)
-        if loss.is_cpu:  # for a device nobody waits: the next reading tells
+        if loss.is_cpu:  # on a device the next record reports it, without waiting
             require_finite(loss, parts.optimizer.t + 1)
         share = weight * len(some_y) / len(y)
         with tracer.span("backward"):

@@ -1,4 +1,4 @@
-"""How gradients travel fastest by a machine file: the cost model's answer, without a step."""
+"""The fastest settings for gradient communication, predicted by the cost model from a machine file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hpcsgd.train.training_profile import profile_of, require_same_model
 
 
 def predicted(config: Config, P: int, K: int, file: Path, ranks_per_host: int) -> dict[ReduceSettings, float]:
-    """Seconds of a step with each choice that `config` leaves open, in P groups of K, by the machine file.
+    """Return the seconds of a step for each choice that `config` leaves open, in P groups of K ranks.
 
-    Raises `UserError` where it says nothing of such links or of this model, and for methods whose cost cannot
-    be told.
+    Raises `UserError` if the machine file lacks such links or this model, and for methods whose cost is
+    unknown.
     """
     machine, subject = machines.load(file), profile_of(config)
     require_same_model(subject, machine, file)

@@ -1,4 +1,4 @@
-"""What a probe found, taken by a training that begins: the number of groups, and what was seen of so many."""
+"""The answer of a probe, applied to a new training: the number of groups, and their expected distance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def setting(config: Config) -> dict[str, Any]:
-    """What a probe's answer holds for."""
+    """Return the part of `config` for which a probe's answer is valid."""
     table = tomllib.loads(dump(config))
     kept = {name: table[name] for name in ("data", "model", "optimizer", "lr_schedule", "method")}
     kept["data"].pop("num_workers", None)
@@ -26,10 +26,10 @@ def setting(config: Config) -> dict[str, Any]:
 
 
 def take_answer(config: Config, file: Path, ranks: int) -> tuple[Config, DistanceMonitor | None]:
-    """`config` with the number of groups that the probe found, as far as `ranks` can be cut so; and what the
-    probe saw of so many.
+    """Return `config` with the number of groups that the probe found, and a monitor of their distance.
 
-    Warns where the probe was of another training. Raises `UserError` for a file that is no probe.
+    If that number does not divide `ranks`, the next smaller one that does is used. This warns if the probe
+    was of another training. Raises `UserError` for a file that is no probe.
     """
     try:
         found = read_json(file)
@@ -48,5 +48,5 @@ def take_answer(config: Config, file: Path, ranks: int) -> tuple[Config, Distanc
 
 
 def fitting(P: int, ranks: int) -> int:
-    """The largest number of groups up to `P` that divides `ranks`."""
+    """Return the largest number of groups up to `P` that divides `ranks`."""
     return max(d for d in range(1, min(P, ranks) + 1) if ranks % d == 0)

@@ -1,5 +1,4 @@
-"""What a process that trains sets for itself: threads, operations, what becomes of freed memory, what it
-tells."""
+"""Settings of a training process: threads, deterministic operations, memory, logging."""
 
 from __future__ import annotations
 
@@ -17,17 +16,20 @@ from hpcsgd.config.schema import load
 from hpcsgd.errors import UserError
 
 CUBLAS_WORKSPACES = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-"""With which its matrix products give the same bits; torch refuses them without."""
+"""With this setting cuBLAS gives the same bits every time. Without it torch refuses deterministic products.
+"""
 
-# Of glibc's <malloc.h>.
+# Constants of glibc's <malloc.h>.
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _LARGEST_MMAP_THRESHOLD = 1 << 25  # bytes; some versions refuse more
 
 
 def world_for(path: Path, overrides: Sequence[str]) -> Communicator:
-    """All ranks, by the backend that the job file names. What is wrong with the file all of them say later:
-    they have to be one world for that."""
+    """Return the world of all ranks, with the backend that the job file names.
+
+    All ranks report errors of the file later, because they have to be in one world for that.
+    """
     try:
         backend = load(path, overrides).parallel.backend
     except UserError:
@@ -36,10 +38,10 @@ def world_for(path: Path, overrides: Sequence[str]) -> Communicator:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep freed memory for the next step.
+    """Make the C library keep freed memory for the next step.
 
-    By default glibc gives the activations of every step back to the kernel and faults their pages in anew.
-    Does nothing where the C library has no such setting.
+    By default glibc returns the activations of every step to the kernel, and page faults bring the memory
+    back. This does nothing if the C library has no such setting.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -50,15 +52,15 @@ def keep_freed_memory() -> None:
 
 
 def use_threads(threads: int | None) -> None:
-    """As many as asked for, here or by OMP_NUM_THREADS, which torch has read; else one, and not all cores."""
+    """Set the number of torch's threads: `threads`, or OMP_NUM_THREADS, which torch has read, or 1."""
     if threads is not None or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads or 1)
 
 
 def compute_alike(deterministic: bool) -> None:
-    """Where asked for, only by operations that give the same bits every time; others raise, and say so.
+    """If `deterministic`, allow only operations that give the same bits every time; others raise.
 
-    Before anything is computed on a device: what cuBLAS works with is fixed then.
+    Call it before anything is computed on a device, because cuBLAS then fixes its workspace.
     """
     if deterministic:
         os.environ.setdefault(*CUBLAS_WORKSPACES)
@@ -67,7 +69,7 @@ def compute_alike(deterministic: bool) -> None:
 
 
 def log_to_stdout(rank: int) -> None:
-    """Rank 0 tells; what the others have to say they raise."""
+    """Print log lines of rank 0. Other ranks only raise errors."""
     package = logging.getLogger("hpcsgd")
     package.setLevel(logging.DEBUG if rank == 0 else logging.ERROR)
     handler = logging.StreamHandler(sys.stdout)

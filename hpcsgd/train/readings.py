@@ -1,4 +1,4 @@
-"""What the meter reads, on its way from all ranks to whoever tells it."""
+"""Step records on their way from all ranks to the training loop."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ Tree = dict[str, Any]
 
 
 class Readings:
-    """Of `meter`, in the order in which they were taken; the same ones on all ranks."""
+    """The pending records of `meter`, in the order in which they were taken. It is the same on all ranks."""
 
     def __init__(self, meter: StepTimer) -> None:
         self._meter = meter
-        self._under_way: deque[tuple[Tree, Work]] = deque()  # when they were taken, what they say
+        self._under_way: deque[tuple[Tree, Work]] = deque()  # when they were taken, their content
 
     def begin(self, **taken: Any) -> None:
-        """Take one; `taken` says when, beginning with the `step`."""
+        """Begin to take a record. `taken` says when, beginning with the `step`."""
         self._under_way.append((taken, self._meter.read()))
 
     def arrived(self, *, all_of_them: bool = False) -> Iterator[tuple[Tree, StepRecord]]:
-        """Those that have, or all: groups that wait for nobody do not wait for each other here. Without
-        those in which nothing was done. Raises `JobError` where the model has come to nothing."""
+        """Yield the records that have arrived, or all with `all_of_them`.
+
+        Without it, this does not wait, so that independent groups do not wait for each other. Records
+        without any step are skipped. Raises `JobError` if the loss is not finite.
+        """
         while self._under_way and (all_of_them or self._under_way[0][1].done()):
             taken, work = self._under_way.popleft()
             reading: StepRecord = work.wait()

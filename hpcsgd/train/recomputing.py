@@ -1,10 +1,10 @@
-"""Regions of a model that keep what comes into them alone, and compute the rest again in the backward pass.
+"""Activation checkpointing: regions keep only their inputs, and compute the rest again in the backward pass.
 
-"Training Deep Nets with Sublinear Memory Cost" (Chen et al., 2016), https://arxiv.org/abs/1604.06174: of n
-layers alike, what is kept shrinks from n layers' values to n inputs and one layer's values, for one more
-forward pass. Done by torch's `checkpoint`, which has chance (dropout) and autocast be as they were. Here
-besides: the second pass begins with the buffers of the first one, and leaves none, so that running statistics
-are added up once.
+"Training Deep Nets with Sublinear Memory Cost" (Chen et al., 2016), https://arxiv.org/abs/1604.06174. Of n
+equal layers, memory shrinks from n layers' values to n inputs and one layer's values, for one more forward
+pass. torch's `checkpoint` does the work, and restores the random state (dropout) and autocast. In addition,
+the second pass here begins with the buffers of the first one and leaves them unchanged, so that running
+statistics are updated once.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Buffers = dict[str, Tensor | None]
 
 
 def recompute(regions: Iterable[nn.Module]) -> None:
-    """Each by itself, to the same bits."""
+    """Recompute each region by itself, to the same bits."""
     for region in regions:
         again = functools.partial(_contexts, region)
         region.forward = functools.partial(checkpoint, region.forward, use_reentrant=False, context_fn=again)
 
 
 def _contexts(region: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Around the forward pass, and around the same again: from the same buffers, and leaving them alone."""
+    """Return contexts for the forward pass and for its repetition, which starts from the same buffers."""
     begun: list[Buffers] = []
     return _remembered(region, begun), _on_copies(region, begun)
 

@@ -1,7 +1,7 @@
-"""How gradients travel, where a job file leaves it open: in which buckets, when, and by which dense exchange.
+"""Settings of the gradient reduction that a job file leaves open: bucket size, overlap, dense reduction.
 
-All of these give the same mean, in sums of other orders and so with other bits. What is chosen is written
-into the run's own job file, and a run that is resumed keeps it.
+All of them give the same mean, in sums of other orders and so with other bits. The choice is written into
+the run's own job file. A resumed run keeps it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from hpcsgd.report.run_folder import JOB_FILE
 
 BUCKETS_MB = (1.0, 4.0, 25.0)
 DENSE = ("alltoall", "reduce_scatter")
-"""Exchanges of the same mean, the usual one first."""
+"""Gradient reductions with the same mean, the usual one first."""
 
 
 @dataclass(frozen=True)
 class ReduceSettings:
-    """Buckets of so many megabytes, whether they leave during the backward pass, and by which exchange."""
+    """Bucket size in MB, whether buckets are sent during the backward pass, and the gradient reduction."""
 
     bucket_cap_mb: float
     overlap: bool
     exchange: str | None = None
-    """One of `DENSE`; None: as the method has it, which says so itself or has none of these."""
+    """One of `DENSE`, or None: the method itself names a reduction, or has none of these."""
 
     def within(self, config: Config) -> Config:
         settled = {"autotune_steps": None, "machine": None}
@@ -47,13 +47,13 @@ class ReduceSettings:
 
     def __str__(self) -> str:
         overlap = "true" if self.overlap else "false"
-        said = f"bucket_cap_mb = {self.bucket_cap_mb:g}, overlap_grad_reduce = {overlap}"
-        return said if self.exchange is None else f"{said}, grad_reduce = {self.exchange}"
+        text = f"bucket_cap_mb = {self.bucket_cap_mb:g}, overlap_grad_reduce = {overlap}"
+        return text if self.exchange is None else f"{text}, grad_reduce = {self.exchange}"
 
 
 @dataclass(frozen=True)
 class Open:
-    """What there is to choose among, the usual ones first."""
+    """The settings to choose among, the usual ones first."""
 
     sizes: tuple[float, ...]
     overlaps: tuple[bool, ...]
@@ -61,14 +61,14 @@ class Open:
 
 
 def left_open(config: Config, K: int) -> Open:
-    """What `config` leaves open, in groups of K. Raises `UserError` for a method that there is not."""
+    """Return what `config` leaves open, in groups of K. Raises `UserError` for an unknown method."""
     training = config.training
     return Open(
         sizes=BUCKETS_MB if training.bucket_cap_mb is None else (training.bucket_cap_mb,),
         overlaps=(True, False) if training.overlap_grad_reduce is None else (training.overlap_grad_reduce,),
         exchanges=DENSE
         if K > 1 and not config.parallel.fsdp and _unsaid(config.method)
-        else (None,),  # or it is torch's
+        else (None,),  # with FSDP torch reduces gradients
     )
 
 
@@ -77,13 +77,13 @@ def is_to_choose(training: TrainingSection) -> bool:
 
 
 def as_it_began(config: Config) -> Config:
-    """With what was chosen when the run in that folder began, where `config` leaves it to be chosen."""
+    """Return `config` with what was chosen when the run in its folder began, if it leaves the choice open."""
     before = of_the_run(config) if is_to_choose(config.training) else None
     return config if before is None else before.within(config)
 
 
 def of_the_run(config: Config) -> ReduceSettings | None:
-    """What was chosen when the run in that folder began, if it has begun."""
+    """Return what was chosen when the run in that folder began, or None if it has not begun."""
     file = config.run.output_dir / JOB_FILE
     told = read_toml(file) if file.exists() else {"training": {}}
     training = told["training"]
@@ -96,7 +96,7 @@ def of_the_run(config: Config) -> ReduceSettings | None:
 
 
 def _unsaid(section: MethodSection) -> list[Sequence[str]]:
-    """Where in the table of a method, or of one inside it, a dense exchange may be named and is not."""
+    """Return the places in a method's table where a reduction may be named but is not."""
     return list(_unsaid_in(section.name, section.arguments))
 
 
@@ -113,7 +113,7 @@ def _unsaid_in(name: str, said: Mapping[str, Any]) -> Iterator[Sequence[str]]:
 
 
 def _table(part: Any) -> Mapping[str, Any]:
-    """Of a part that a job file names, alone or with arguments; empty for what is neither."""
+    """Return the table of a part that a job file names, alone or with arguments; otherwise an empty one."""
     if isinstance(part, Mapping):
         return part
     return {"name": part} if isinstance(part, str) else {}

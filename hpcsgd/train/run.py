@@ -1,4 +1,4 @@
-"""One training run: prepare, train, save, report. What `hpcsgd train` does on every rank."""
+"""One training run: prepare, train, save, report. Every rank of `hpcsgd train` runs this module."""
 
 from __future__ import annotations
 
@@ -44,20 +44,24 @@ log = logging.getLogger(__name__)
 
 
 def run(path: Path, overrides: Sequence[str] = (), resume: bool = False, probe: Path | None = None) -> None:
-    """Train as the job file says, with as many groups as `probe` found; every rank of the launch calls this.
+    """Train as the job file says, with as many groups as `probe` found; every rank calls this.
 
-    Ends with exit code `STOPPED` after a signal or the time limit, with a checkpoint to go on from.
+    The process ends with exit code `STOPPED` after a signal or the time limit. Then there is a checkpoint
+    from which training can continue.
     """
     end_as(lambda: _run(world_for(path, overrides), path, overrides, resume, probe))
 
 
 def end_as(training: Callable[[], str | None]) -> None:
-    """Carry it out and leave with all other ranks, where it says why it stopped early, with `STOPPED`."""
+    """Run `training` and leave together with all other ranks.
+
+    If `training` returns why it stopped early, the exit code is `STOPPED`.
+    """
     try:
         reason = training()
     except Relocated:
         exit_all(MOVED)
-    except SystemExit as left:  # of the user's model, say: the other ranks would wait for this one
+    except SystemExit as left:  # if the user's model exits, say, the other ranks would wait for this one
         raise RuntimeError(f"exit with code {left.code!r} in the middle of training") from left
     if reason is not None:
         exit_all(STOPPED)
@@ -93,8 +97,11 @@ def train(
     monitor: DistanceMonitor | None = None,
     elastic_average: ElasticAverage | None = None,
 ) -> str | None:
-    """The run of `config`, read from the file `source`, in its folder; why it stopped early, or None.
-    `meetings`: the peers of `job`, where it is an island. Collective."""
+    """Run `config`, read from the file `source`, in its folder. Return why it stopped early, or None.
+
+    In an elastic run `topology` is one replica group, and `elastic_average` connects it to the others.
+    Collective.
+    """
     config = tuned(config, topology, source, resume)
     control = topology.world.dup_with_thread()
     setting = setting_of(config, topology, elastic_average)
@@ -113,7 +120,9 @@ def train(
         warn_of_few(len(parts.sampler) * topology.group_size, begun.data.group_batch_size)
         if parts.by_torch is not None:
             size = byte_text(parts.by_torch)
-            log.info("in groups torch sends %s a rank and backward pass, by formula: told apart", size)
+            log.info(
+                "FSDP sends %s per rank and backward pass (computed, not measured; reported separately)", size
+            )
         if begun.model.init_from is not None:
             log.info("the model starts from %s", begun.model.init_from)
         return _train(setting, parts, Stopping(reasons, control), control, resume, open_files, monitor)
@@ -166,12 +175,12 @@ def _train(
 
 
 def _close_loggers(loggers: LoggerProcesses | None, topology: Topology) -> None:
-    """Others wait here, and not where they leave: there they would not for so long."""
-    by_rank_0(topology.world, "closing the sinks", lambda: None if loggers is None else loggers.close())
+    """Close the loggers on rank 0. The other ranks wait here, where waiting may take longer than at exit."""
+    by_rank_0(topology.world, "closing the loggers", lambda: None if loggers is None else loggers.close())
 
 
 def to_begin(config: Config, goes_on: bool) -> Config:
-    """Where there is a checkpoint, weights to start from are not read: they may be gone."""
+    """Return `config` without the weights to start from if there is a checkpoint: their file may be gone."""
     if goes_on and titles(config.run.output_dir / CHECKPOINTS):
         return replace(config, model=replace(config.model, init_from=None))
     return config
@@ -205,7 +214,7 @@ def _go_on(
 
 
 def _save_model(folder: Path, parts: TrainingSetup) -> None:
-    """The averaged model, as a plain state_dict for whoever uses it."""
+    """Save the averaged model as a plain state_dict."""
     topology = parts.optimizer.topology
     with parts.optimizer.averaged_model():
         state = whole_state(parts.model, keeps=topology.rank == 0)

@@ -1,4 +1,4 @@
-"""The state of a torch scheduler, or of none, in a checkpoint, and the length of the run that it is of."""
+"""The state of a torch scheduler, or of none, in a checkpoint, and the length of its run."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ def scheduler_state(scheduler: LRScheduler | None) -> Tree:
 def resume_schedule(
     parts: TrainingSetup, schedule: LrScheduleSection, epoch: int, shared: Tree, own: Tree | None
 ) -> int:
-    """Go on with the scheduler of a checkpoint, `own` as in `Loop.take_up`; the steps of the whole
-    run, as far as can be told."""
+    """Continue with the scheduler of a checkpoint; `own` is that of `TrainLoop.resume_from`.
+
+    Return the steps of the whole run, as far as they are known.
+    """
     expected = _expected(parts, epoch, shared.get("length"), same_ranks=own is not None)
     arguments = scheduler_arguments(schedule, replace(parts.length, expected=expected))
     resume_scheduler(parts.scheduler, shared["scheduler"], arguments)
@@ -36,21 +38,26 @@ def resume_schedule(
 
 
 def _expected(parts: TrainingSetup, epoch: int, saved: Mapping[str, int] | None, *, same_ranks: bool) -> int:
-    """As the checkpoint has it, unless epochs have other numbers of steps from here on, or there are others
-    of them: where nothing is changed, steps that overflowed must not change the schedule."""
+    """Return the steps of the whole run.
+
+    They are the checkpoint's, unless the length of the run or of epochs has changed. If nothing has changed,
+    steps that overflowed must not change the schedule.
+    """
     asked = parts.length.expected
     saved = saved or {"asked": asked, "expected": asked}
     as_before = same_ranks and saved["asked"] == asked
     if (
         as_before or parts.optimizer.topology.is_elastic
-    ):  # islands are to have the same rates, whatever their ranks
+    ):  # replica groups must have the same rates, whatever their ranks
         return saved["expected"]
     return parts.length.expected_from(epoch, parts.optimizer.t, parts.batches, parts.steps_per_epoch)
 
 
 def resume_scheduler(scheduler: LRScheduler | None, saved: Tree, arguments: Mapping[str, Any]) -> None:
-    """Go on from `saved`, by this job's `arguments`: where they are others than the checkpoint's, rates are
-    from here on what they would be had it been these from the start."""
+    """Continue from `saved`, with this job's `arguments`.
+
+    If they differ from the checkpoint's, rates are from now on as if they had been these from the start.
+    """
     theirs, ours = saved.get("kind", "none"), scheduler_state(scheduler).get("kind", "none")
     if theirs != ours:
         raise JobError(

@@ -1,4 +1,4 @@
-"""A run of one world: all ranks live and die together."""
+"""A run with a fixed set of ranks: all of them live and die together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class StaticLoop(TrainLoop):
-    """One epoch after the other."""
+    """A training loop that runs one epoch after the other."""
 
     def _train_epochs(self) -> str | None:
         while not self._over():
@@ -50,7 +50,7 @@ class StaticLoop(TrainLoop):
 
 
 def record_start(folder: Path, topology: Topology, devices: Mapping[str, int]) -> None:
-    """What takes part in this start of the run; by one rank."""
+    """Record the ranks, backends and devices of this start of the run; called by one rank."""
     run_folder.write_versions(
         folder,
         mpi=topology.world.backend.name,
@@ -66,18 +66,18 @@ def record_start(folder: Path, topology: Topology, devices: Mapping[str, int]) -
 
 @dataclass(frozen=True)
 class StaticRun:
-    """What is particular to it."""
+    """What differs between a static and an elastic run."""
 
     config: Config
     topology: Topology
 
     @property
     def folder(self) -> Path:
-        """Of its log and metrics."""
+        """The folder of its log and metrics."""
         return self.config.run.output_dir
 
     def open_folder(self, resume: bool, open_files: ExitStack, devices: Mapping[str, int]) -> None:
-        """`devices`: how many ranks train on which."""
+        """Open the run folder on rank 0. `devices` says how many ranks train on which device."""
         topology, folder = self.topology, self.folder
         with topology.raise_on_all_ranks("opening the run folder"):
             if topology.rank == 0:
@@ -89,11 +89,11 @@ class StaticRun:
                     record_start(folder, topology, devices)
 
     def goes_on(self, resume: bool) -> bool:
-        """Whether to begin at the newest checkpoint, if there is one."""
+        """Return whether to begin at the newest checkpoint, if there is one."""
         return resume
 
     def own(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
-        """What of a rank's own state in a checkpoint is for this one."""
+        """Return the part of a rank's own state in a checkpoint that this run restores."""
         return state
 
     def loop(
@@ -102,12 +102,12 @@ class StaticRun:
         return StaticLoop(self.config, parts, checkpoints, stopping, control)
 
     def conclude(self, complete: bool) -> None:
-        """After the training; where it is complete its model has been saved."""
+        """Report at the end of the training. If it is complete, its model has been saved."""
         by_rank_0(self.topology.world, "reporting", lambda: _report(self.folder))
 
 
 def _report(folder: Path) -> None:
-    """Called by rank 0, so that the other ranks do not open what it imports."""
+    """Log the report. Only rank 0 calls this, so that other ranks do not load what it imports."""
     from hpcsgd.report.end_of_run import report
 
     with run_folder.usable(folder):

@@ -17,15 +17,17 @@ from hpcsgd.train.job_end import seconds_left
 log = logging.getLogger(__name__)
 
 CHECK_EVERY = 1.0
-"""Seconds between two times that the ranks ask each other."""
+"""Seconds between two checks in which the ranks communicate."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-_TIME_LIMIT, _JOB_END = 1, 2  # reasons beside the signals, of smaller numbers than theirs
+_TIME_LIMIT, _JOB_END = 1, 2  # reasons in addition to the signals, with smaller numbers
 
 
 class Reasons:
-    """What this process alone knows of why to stop, from the moment it is made: a signal, its time limit, and
-    the end of its batch job, where it is the one that asks for that."""
+    """The reasons to stop that this process knows of, from the moment this object is made.
+
+    These are a signal, the time limit, and the end of the batch job, if this process asks the scheduler.
+    """
 
     def __init__(self, time_limit: float | None, stop_ahead: float, *, asks_scheduler: bool) -> None:
         started = time.monotonic()
@@ -41,7 +43,7 @@ class Reasons:
             signal.signal(number, self._caught)
 
     def now(self) -> int:
-        """The largest number of those there are, or 0."""
+        """Return the largest number of the present reasons, or 0."""
         over = [reason for deadline, reason in self._deadlines if time.monotonic() > deadline]
         return max([self._signal, *over])
 
@@ -50,11 +52,11 @@ class Reasons:
 
 
 class Stopping:
-    """Whether the ranks should stop now; all get the same answer at the same step.
+    """The decision of all ranks whether to stop; all get the same answer at the same step.
 
-    A signal may reach some ranks only, and any rank's clock may be ahead: from time to time one small
-    allreduce settles it. How many steps lie between is agreed on in the same message. Each answer is read
-    when the next question is asked, so that nobody waits for it; `aside` has a lane of its own.
+    A signal may reach some ranks only, and clocks of ranks differ. So from time to time a small allreduce
+    decides. The same message agrees on the number of steps until the next one. An answer is read when the
+    next question is asked, so that no rank waits for it. `control` has its own thread.
     """
 
     def __init__(self, reasons: Reasons, control: Communicator) -> None:
@@ -66,7 +68,7 @@ class Stopping:
         self._last_check = time.monotonic()
 
     def now(self) -> str | None:
-        """Called by all ranks after each step: why to stop, or None."""
+        """Return why to stop, or None; all ranks call this after each step."""
         self._steps += 1
         if self._steps < self._next:
             return None
@@ -76,7 +78,7 @@ class Stopping:
         return reason
 
     def at_once(self) -> str | None:
-        """Return why to stop, or None, as all ranks are asked now. Collective."""
+        """Return why to stop, or None, after asking all ranks now. Collective."""
         if (reason := self._answer()) is None:
             self._ask()
             reason = self._answer()
@@ -86,12 +88,12 @@ class Stopping:
         now = time.monotonic()
         per_step = max((now - self._last_check) / max(self._steps, 1), 1e-6)
         pause = min(int(CHECK_EVERY / per_step), 10_000)
-        mine = torch.tensor([self._reasons.now(), -max(pause, 1)], device="cpu")  # any reason, shortest pause
+        mine = torch.tensor([self._reasons.now(), -max(pause, 1)], device="cpu")  # most urgent, shortest
         self._asked = mine, self._control.allreduce(mine, "max")
         self._steps, self._last_check = 0, now
 
     def _answer(self) -> str | None:
-        """To the last question."""
+        """Return the answer to the last question."""
         if self._asked is None:
             return None
         told, asked = self._asked
@@ -106,5 +108,5 @@ def _told(reason: int) -> str | None:
 
 
 def saved_at(t: int) -> str:
-    """What is told of a run that has saved that step, and stops."""
+    """Return the log text of a run that has saved step t and stops."""
     return f"saved step {t}, go on with --resume"

@@ -1,8 +1,9 @@
-"""Traces some steps of a run: opens and closes the windows, and brings what the ranks saw into one file.
+"""Trace some steps of a run: open and close windows, and gather what the ranks saw in one file.
 
-Clocks are compared anew for every window, by short messages with rank 0. All of that travels on the lane of
-`aside`, so that nobody waits for it, and windows are there as soon as all ranks have made them. Its backend
-is asked directly: what a trace sends is no property of the training, and in no ledger.
+Clocks are compared for every window, by short messages with rank 0. All of that is sent by the communication
+thread of `control`, so that training does not wait. A window is in the file as soon as all ranks have
+finished it. The trace uses the backend of `control` directly, because its own messages should not be in the
+statistics of the training.
 """
 
 from __future__ import annotations
@@ -40,31 +41,31 @@ from hpcsgd.report.trace import (
 log = logging.getLogger(__name__)
 
 ASKED = 8
-"""Times that a clock is read from afar; the fastest answer counts."""
+"""How often a remote clock is read; the fastest answer counts."""
 RARE = ("evaluation", "checkpoint")
-"""Noted between windows, too."""
+"""Spans that are also noted between windows."""
 
 
 class Tracer(Protocol):
     def span(self, name: str) -> contextlib.AbstractContextManager[object]:
-        """Around what the training does."""
+        """Return a context around a part of the training."""
         ...
 
     def waited(self, seconds: float) -> None:
-        """For samples, until now."""
+        """Note that the loop has waited for samples until now."""
         ...
 
     def stepped(self, t: int, notes: Mapping[str, float]) -> None:
-        """Step t has been made, and the method noted this. Collective."""
+        """Note that step t is done, with the method's `notes`. Collective."""
         ...
 
     def finish(self) -> None:
-        """No more steps; returns when all of it is in the file. Collective."""
+        """Finish after the last step; return when everything is in the file. Collective."""
         ...
 
 
 class Untraced:
-    """Nobody wants to know."""
+    """A tracer that records nothing."""
 
     def span(self, name: str) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
@@ -80,7 +81,10 @@ class Untraced:
 
 
 class Trace:
-    """Of the steps that `which` says, after `done` of them. Its `file` is rank 0's affair. Collective."""
+    """A trace of the steps that `which` selects, after `done` steps. Collective.
+
+    Only rank 0 writes `file`.
+    """
 
     def __init__(self, topology: Topology, control: Communicator, file: Path, which: str, done: int) -> None:
         self._job, self._control, self._file = topology, control, file
@@ -95,7 +99,7 @@ class Trace:
         self._began = 0.0
         if topology.rank == 0:
             self._began = beginning(file) or time.time()
-        control.barrier()  # nobody sees anything before the beginning
+        control.barrier()  # no rank records anything before the beginning
         self._follow(done, time.perf_counter())
 
     @contextlib.contextmanager
@@ -132,8 +136,10 @@ class Trace:
         self._events.note(Event(SPAN, name, "", threading.get_ident(), start, end))
 
     def _follow(self, t: int, now: float) -> None:
-        """After step t the next one begins, and perhaps a window. An island may come from elsewhere: it
-        leaves out what it was not there for."""
+        """Begin the next step, and a window if it starts there.
+
+        An elastic group may come from elsewhere; it skips the windows that it was not there for.
+        """
         self._step_began = now
         while self._begin is None and self._next is not None and self._next.stop <= t + 1:
             self._next = next(self._windows, None)
@@ -154,7 +160,7 @@ class Trace:
         self._under_way.append(brought)
 
     def _bring_together(self, seen: Window, names: Mapping[int, str]) -> None:
-        """On the lane of `aside`."""
+        """Send this rank's window to rank 0, or write all; runs on the thread of `control`."""
         topology, owner = self._job, self._events.owner
         clock = self._compared()
         label = (
@@ -170,12 +176,12 @@ class Trace:
             self._write(seen, clock, text, own)
 
     def _write(self, seen: Window, clock: Clock, text: bytes, own: dict[str, Any]) -> None:
-        """What all ranks send; where it cannot be written the training goes on all the same."""
+        """Write what all ranks send. If the file cannot be written, the training continues."""
         pieces = self._parts(seen, clock, text, own)
         try:
             append(self._file, self._began, pieces)
         except OSError as error:
-            for _ in pieces:  # others wait to be heard
+            for _ in pieces:  # the other ranks' messages have to be received
                 pass
             log.warning("%s: cannot be written: %s", self._file, error.strerror)
 
@@ -190,7 +196,7 @@ class Trace:
         yield text_of([totals_line(seen.end, clock, totals)])
 
     def _compared(self) -> Clock:
-        """This rank's clock with rank 0's. While 0 asks one rank the others wait."""
+        """Return this rank's clock relative to rank 0's. Rank 0 asks one rank after the other."""
         here = time.time() - time.perf_counter() - self._began
         far = self._control.backend
         if far.rank == 0:
@@ -207,7 +213,7 @@ class Trace:
 
 
 def _asked(far: Backend, rank: int, here: float) -> Tensor:
-    """What `rank` has to add to its clock, and the error of that."""
+    """Return what `rank` has to add to its clock, and the error of that."""
     answer, found = _seconds(0.0), []
     for _ in range(ASKED):
         before = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What of a job file its cost goes by: samples, the model's parameters, what the optimizer keeps of them."""
+"""What the cost of a job file depends on: samples, the model's parameters, the optimizer state."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ Having = Mapping[str, Collection[nn.Parameter]]
 
 @dataclass(frozen=True)
 class TrainingProfile:
-    """One training, on any number of ranks."""
+    """What the cost of one training depends on, for any number of ranks."""
 
     config: Config
     samples: int
-    """Of an epoch."""
+    """Samples of an epoch."""
     model: nn.Module
     optimizer: optim.Optimizer
-    """As in the job file, of the model's parameters."""
+    """The optimizer of the job file, for the model's parameters."""
     optimizer_state: Having
-    """The optimizer's state tensors that are like a parameter."""
+    """State tensors of the optimizer with the shape of a parameter."""
     numbers: Having
-    """Those of one number."""
+    """State tensors of the optimizer with one number."""
     tokens: int | None = None
-    """Of a sample, where that is known."""
+    """Tokens per sample, if known."""
 
     @property
     def B(self) -> int:
@@ -63,12 +63,12 @@ class TrainingProfile:
 
     @property
     def state(self) -> float:
-        """How many moments an element has, on the mean: joined optimizers may keep unlike many."""
+        """The mean number of state tensors per element; chained optimizers may keep different numbers."""
         return num_reals(p for having in self.optimizer_state.values() for p in having) / self.M
 
     @property
     def broadcast(self) -> int:
-        """Bytes of the buffers that the first rank of a group gives the others after each step."""
+        """Bytes of the buffers that the first rank of a group sends to the others after each step."""
         wanted = self.config.training.broadcast_buffers
         return sum(x.nbytes for x in self.model.buffers()) if wanted else 0
 
@@ -76,7 +76,7 @@ class TrainingProfile:
         return self.samples // (P * self.B)
 
     def epochs(self, P: int) -> float:
-        """Of the run: those of the job file, or what its steps, samples or tokens come to."""
+        """Return the epochs of the run, from the epochs, steps, samples or tokens of the job file."""
         training = self.config.training
         if training.steps is not None:
             return training.steps / self.steps_per_epoch(P)
@@ -93,16 +93,16 @@ class TrainingProfile:
         return training.epochs
 
     def steps(self, P: int) -> int:
-        """Of the run."""
+        """Return the steps of the run."""
         given = self.config.training.steps
         return max(round(self.epochs(P) * self.steps_per_epoch(P)), 1) if given is None else given
 
     def plan(self, method: Method) -> StepPlan:
-        """How the engine carries out a step of this method."""
+        """Return how the engine carries out a step of this method."""
         return StepPlan.of(method, update_of(self.optimizer), by_torch=self.config.parallel.fsdp)
 
     def sizes(self, P: int, K: int, ranks_per_host: int, plan: StepPlan) -> ModelLayout:
-        """As the engine lays the model out by this plan."""
+        """Return the layout that the engine gives the model by this plan."""
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         bucket = bucket_bytes(nbytes(p for _, p in trained), self.config.training.bucket_cap_mb)
         return ModelLayout.of(
@@ -111,7 +111,7 @@ class TrainingProfile:
         )  # fmt: skip
 
     def _units(self) -> list[list[nn.Parameter]]:
-        """What torch gathers as one, where it shards the model."""
+        """Return the FSDP units, each of which torch gathers as a whole."""
         config = self.config
         if not config.parallel.fsdp:
             return []
@@ -119,22 +119,25 @@ class TrainingProfile:
             return [params for _, params in units(self.model, config.model.fsdp_units)]
 
     def method(self, table: Mapping[str, Any], P: int) -> Method:
-        """Raises `UserError` for arguments that the method does not take."""
+        """Return the method of `table`. Raises `UserError` for arguments that the method does not take."""
         arguments = {key: value for key, value in table.items() if key != "name"}
         section = MethodSection(name=table["name"], arguments=arguments)
         return self.with_config(dataclasses.replace(self.config, method=section)).own_method(P)
 
     def own_method(self, P: int) -> Method:
-        """That of the job file."""
+        """Return the method of the job file."""
         return make_method(self.config.method, self.steps_per_epoch(P))
 
     def with_config(self, config: Config) -> TrainingProfile:
-        """The same model and samples, trained otherwise."""
+        """Return a profile of the same model and samples with another `config`."""
         return dataclasses.replace(self, config=config)
 
 
 def profile_of(config: Config, samples: int | None = None) -> TrainingProfile:
-    """`samples`: of an epoch, for a job whose data are not here. Raises `UserError`, naming the key."""
+    """Return the profile of a job file. Raises `UserError`, which names the key.
+
+    `samples` are those of an epoch, for a job whose data are not on this machine.
+    """
     if samples is not None and samples < 1:
         raise UserError(f"--samples {samples}: at least 1 is needed")
     with without_values() if config.parallel.fsdp else nullcontext():
@@ -154,7 +157,7 @@ def profile_of(config: Config, samples: int | None = None) -> TrainingProfile:
 
 
 def require_same_model(subject: TrainingProfile, machine: Machine, file: Path) -> None:
-    """Raise `UserError` where the machine file's computing times are another model's."""
+    """Raise `UserError` if the machine file's computing times are another model's."""
     numel = measured(machine).numel
     if numel is not None and numel != subject.M:
         raise UserError(
@@ -163,7 +166,7 @@ def require_same_model(subject: TrainingProfile, machine: Machine, file: Path) -
 
 
 def state_of(optimizer: optim.Optimizer) -> tuple[Having, Having]:
-    """What it is going to keep of its parameters: tensors like them, and tensors of one number."""
+    """Return what the optimizer will keep per parameter: tensors of its shape, and tensors of one number."""
     found = defaultdict[str, set[nn.Parameter]](set), defaultdict[str, set[nn.Parameter]](set)
     for part in parts_of(optimizer):
         for group in part.param_groups:
@@ -177,7 +180,10 @@ def state_of(optimizer: optim.Optimizer) -> tuple[Having, Having]:
 
 
 def _state(like: optim.Optimizer, group: Mapping[str, Any], dim: int) -> tuple[list[str], list[str]]:
-    """The names of what such an optimizer keeps of a parameter of this group, found out by a step of it."""
+    """Return the names of the state that an optimizer keeps for a parameter with `dim` dimensions.
+
+    A step of such an optimizer finds them out.
+    """
     param = nn.Parameter(torch.zeros((2, 3, *[1] * dim)[:dim]))
     param.grad = torch.zeros_like(param)
     arguments = inspect.signature(type(like)).parameters

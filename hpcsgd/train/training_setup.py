@@ -59,13 +59,13 @@ TRANSFORMS: Mapping[str, Transform] = {"crop_and_flip": crop_and_flip}
 
 @dataclass
 class TrainingSetup:
-    """Everything that trains, ready to go."""
+    """All objects of a training, ready to start."""
 
     model: nn.Module
     device: torch.device
-    """Where it is."""
+    """The device of the model."""
     deliver: Delivery
-    """Of samples, there."""
+    """Copies samples to the device."""
     task: Task
     precision: Precision
     optimizer: DistributedOptimizer
@@ -73,37 +73,36 @@ class TrainingSetup:
     scheduler: LRScheduler | None
     sampler: Sampler
     batches: Batches | InjectedBatches
-    """What is left of the epoch of `sampler`."""
+    """The rest of the epoch of `sampler`."""
     loader: DataLoader[Any]
     injected: Injected | None
-    """What completes the batches of `loader`, where groups share samples."""
+    """Completes the batches of `loader`, if groups share samples."""
     transform: Transform
     generator: Generator
-    """This rank's chance in `vary`."""
+    """This rank's random generator for `vary`."""
     train: Split
     test: Split
     steps_per_epoch: int
     length: Length
     tested: int
-    """Samples of `test` that an evaluation is of."""
+    """Number of samples of `test` that an evaluation uses."""
     sample: Sample
     by_torch: float | None
-    """Bytes that torch sends of a rank in a backward pass, where it shards the model."""
+    """Bytes that torch sends per rank in a backward pass, if it shards the model (FSDP)."""
     natural_gradient: NaturalGradient | None
-    """Around `optimizer`; its hooks do everything, so that nobody has to step it."""
+    """The wrapper of `optimizer`. Its hooks do everything, so that nothing has to call its `step()`."""
 
     def vary(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """What to train on in place of these samples, on the device: transformed, and as the data has it."""
+        """Return what to train on for these samples: transformed, varied by the data, on the device."""
         x, y = varied(self.train, self.transform(x, self.generator), y, self.generator)
         return self.deliver(x), self.deliver(y)
 
 
 def assemble(config: Config, topology: Topology, source: str, *, values: bool = True) -> TrainingSetup:
-    """Build what `config`, read from the file `source`, names on this rank of `job`; collective.
+    """Build on this rank of `topology` what `config`, read from the file `source`, names; collective.
 
-    Without `values` a model that is to be sharded gets none: it may be larger than this rank.
-
-    Raises `JobError` naming file and key.
+    Without `values` an FSDP model gets none: it may be larger than this rank's memory. Raises `JobError`,
+    which names file and key.
     """
     section, place, K = config.training, place_on_node(topology.world), topology.group_size
     with topology.raise_on_all_ranks("preparing the run"), in_file(source):
@@ -115,7 +114,7 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
         sampler = dealt.sampler(train, config)
         batches = dealt.batches(sampler, config.data)
         transform = make_transform(config.data.transform)
-        seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
+        seed_generators(config.seed)  # all ranks build the same model; rank 0's values count
         model = make_model(config, reads=topology.rank == 0)
         device = device_of(section, place)
         bits = make_precision(section, device)
@@ -124,7 +123,7 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
         sample = Sample(task.tokens, _flops(section, topology.rank, task, model, train), section.peak_tflops)
 
         def require_fitting() -> None:
-            with bits.computing():  # nor need a device have all operations in 16 bits
+            with bits.computing():  # a device need not have all operations in 16 bits
                 require_model_fits(model, train, task, config.model.name, device)
             reshard(model)
 
@@ -151,7 +150,7 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
         method = make_method(config.method, steps_per_epoch)
         require_loggers(config.run.loggers or ())
     own = config.seed + 1 + number_of(topology)
-    seed_generators(own)  # from here on chance (dropout) differs between ranks
+    seed_generators(own)  # from here on random numbers (dropout) differ between ranks
     optimizer = DistributedOptimizer(
         inner, model, topology, method, master_dtype=bits.master, **sending(section)
     )
@@ -195,25 +194,31 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
 
 
 def _flops(training: TrainingSection, rank: int, task: Task, model: nn.Module, data: Split) -> float | None:
-    """Of a sample, where somebody may ask; counted once, on the rank that writes it down."""
+    """Return the FLOPs of a sample if they may be reported. Only rank 0, which writes them, counts."""
     asked = task.tokens is not None or training.peak_tflops is not None
     return flops_of_sample(model, data.trial()) if asked and rank == 0 else None
 
 
 def number_of(topology: Topology) -> int:
-    """This rank's among all that train together; with islands of unlike sizes some share one."""
+    """Return this rank's number among all that train together.
+
+    Replica groups of different sizes may share numbers.
+    """
     return topology.replica_groups.index * topology.world_size + topology.rank
 
 
 def sending(training: TrainingSection) -> dict[str, Any]:
-    """What is said of how gradients and parameters travel."""
+    """Return the settings of the job file for gradient and parameter communication."""
     said = {name: getattr(training, name) for name in SENDING}
     return {name: value for name, value in said.items() if value is not None}
 
 
 def make_model(config: Config, *, reads: bool = True) -> nn.Module:
-    """With the weights that it is to start from where this rank `reads` them; one that does not is given them
-    by `DistributedOptimizer`, and one that is to be sharded by that, which others have no room for."""
+    """Build the model, on a rank that `reads` with the weights to start from.
+
+    On other ranks `DistributedOptimizer` sets the values, or `fully_shard`, since they may lack memory for
+    an FSDP model.
+    """
     section = config.model
     is_given_values_later = config.parallel.fsdp and (section.init_from is None or not reads)
     with without_values() if is_given_values_later else nullcontext():
@@ -243,7 +248,7 @@ def make_optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:
 
 
 def _takes_model(name: str) -> bool:
-    """What makes an optimizer of parameters, or of a model where it says so."""
+    """Return whether the optimizer takes a model, by the annotation of its first parameter."""
     with in_section("optimizer", "name"):
         annotations = list(annotations_of(resolve(name, OF_A_MODEL)).values())
     first = annotations[0] if annotations else None

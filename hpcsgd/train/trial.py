@@ -1,4 +1,4 @@
-"""Does the model fit the data? Asked before anything is written, when the answer is still one clear line."""
+"""A test whether the model fits the data, before anything is written, so that the error is one clear line."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from hpcsgd.train.tasks import Task
 
 
 def require_model_fits(model: nn.Module, data: Split, task: Task, name: str, device: torch.device) -> None:
-    """Raise `UserError` unless `model`, built by `name`, gives two samples of `data` the scores of `task`; it
-    is on `device`.
+    """Raise `UserError` unless `model`, built by `name`, gives scores for two samples that fit `task`.
 
-    What a model of the user's own raises comes through: its traceback tells more. On the meta device such a
-    model is left alone: it may look at values.
+    The model is on `device`. Exceptions of a user's own model pass through, because their traceback says
+    more. On the meta device such a model is not tested: it may look at values.
     """
     if device == META and not is_known(name):
         return
@@ -39,12 +38,12 @@ def require_model_fits(model: nn.Module, data: Split, task: Task, name: str, dev
 
 
 def _numbers(x: Tensor) -> str:
-    """Of tokens, users and the like, which a model has places for."""
+    """Return a text about integer inputs (tokens, users): a model has a limited number of entries."""
     return "" if x.is_floating_point() else f" with numbers up to {x.max().item()}"
 
 
 def _scores(model: nn.Module, x: Tensor) -> object:
-    """As in an evaluation, which changes neither the model nor anybody's chance."""
+    """Return the scores as in an evaluation, which changes neither the model nor any random state."""
     model.eval()
     with torch.no_grad():
         scores = model(x)

@@ -150,7 +150,7 @@ def test_samplers_that_deal_are_refused() -> None:
     job = AsRank(0, 2)
     torchs = DistributedSampler(range(10), num_replicas=2, rank=0)  # pyright: ignore[reportArgumentType]
     for given in (torchs, Sampler(10, job)):
-        with pytest.raises(UserError, match="Sampler, which deals samples to ranks already: give hpcsgd"):
+        with pytest.raises(UserError, match="Sampler, which divides samples among ranks: give hpcsgd"):
             Sampler(given, job)
     with pytest.raises(UserError, match="neither a sampler nor drop_last=False"):
         Sampler(RandomSampler(range(10)), job, partition=SelDP())

@@ -65,7 +65,7 @@ LOSS, PHASES, ACCURACY = (
     "where time and bytes went",
     "test accuracy: best 0.9000 at epoch 2",
 )
-DISTANCE = "distance D at meetings: median 0.0055"
+DISTANCE = "distance D at synchronizations: median 0.0055"
 CHOSEN: list[Record] = [
     {"kind": "notes", "step": n, "delta": 0.5 / n, "vote": 0.0, "met": float(n < 3)} for n in range(1, 4)
 ]
@@ -99,7 +99,7 @@ UNHEARD_OF: list[Record] = [
         (OF_TOKENS, [LOSS, "norm of the gradient: median 2", "tokens/s: median 15,000"]),
         (UNHEARD_OF, [LOSS, "how often which number", "flavour", "seconds of each step"]),
         (MEETINGS, [DISTANCE]),
-        (CHOSEN, ["change of the gradient Δ: 50.0% of steps alone"]),
+        (CHOSEN, ["change of the gradient Δ: 50.0% of steps local"]),
         (STEPS[:1] + CHOSEN[:1], ["training loss: 1", "delta", "vote", "met", PHASES]),
         (STEPS[:1], ["training loss: 1", PHASES]),
         (EVALUATIONS[:1], ["test accuracy: best 0.8000 at epoch 1"]),

@@ -64,7 +64,7 @@ def test_samples_are_those_of_all(run_folder: Path) -> None:
     assert numbers["best_accuracy"] == pytest.approx(0.3)
     assert (run_folder / "curves.png").exists()
     assert (numbers["rounds"], numbers["islands_lost"], numbers["islands_left"]) == (2, 1, 1)
-    assert "\nislands   2 rounds, lost 1 time, returned 1 time, left 1 time\n" in told
+    assert "\nelastic   2 rounds, lost 1 time, returned 1 time, left 1 time\n" in told
     assert told.endswith(f"\nwritten   {run_folder}")
 
 

@@ -143,7 +143,7 @@ def test_arguments_and_two_of_one_kind(folder: Path) -> None:
     [
         ("Refuses", "OSError: no route to the server"),
         ("Tires", "ValueError: records are too heavy"),
-        ("Leaves", "it said nothing"),
+        ("Leaves", "no output"),
         ("Crashes", ""),
     ],
 )
@@ -160,7 +160,7 @@ def test_one_that_fails_is_told_of_once_and_others_go_on(
         run = tell(until_it_is_gone, [f"user:{logger}", own], range(1, 30))
     assert told(run, "own")[1:-1] == read(run / "metrics.jsonl")
     (message,) = caplog.messages
-    assert message.startswith(f"sink {logger}: gets no more of this run: {fault}")
+    assert message.startswith(f"logger {logger}: ended, and gets no more of this run: {fault}")
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_one_that_does_not_end_is_ended(
     run = tell(None, [f"user:{logger}", {"name": WORKING, "file": "own"}], range(1, 3))
     assert time.monotonic() - began < 30
     assert told(run, "own")[-1] == {"failed": False}
-    assert caplog.messages == [f"sink {logger}: did not come to its end in time; metrics.jsonl has all"]
+    assert caplog.messages == [f"logger {logger}: did not end in time; metrics.jsonl has all records"]
 
 
 def test_one_that_is_slow_delays_nobody_and_is_told_how_much_it_missed(
@@ -191,8 +191,8 @@ def test_one_that_is_slow_delays_nobody_and_is_told_how_much_it_missed(
             time.sleep(1e-4)
     assert longest < 0.5
     (late, slow) = caplog.messages
-    assert "did not come to its end in time" in late
-    count = int(slow.removeprefix("sink Sleeps: took lines too slowly: ").split()[0])
+    assert "did not end in time" in late
+    count = int(slow.removeprefix("logger Sleeps: was too slow: ").split()[0])
     assert 100 < count < 300
 
 

@@ -66,7 +66,7 @@ def test_the_last_lines_say_it_all() -> None:
         "speed     83 samples/s",
         "loss      0.03333 in training",
         "test      accuracy 0.8500 (best 0.9000 after epoch 2), loss 0.25",
-        "groups    met 3 times, median distance 0.2; 90.0% of the steps alone",
+        "sync      3 model averages, median distance 0.2; 90.0% of steps were local",
         "time      compute 75%, allgather 17%, data 8%",
         "sent      allgather 1.5 kB",
     ]
@@ -103,7 +103,8 @@ def test_steps_that_were_chosen() -> None:
     shared = {**step(4, 100, 50.0), "shared": 1}
     numbers = summary([*chosen, shared])
     assert numbers["lssr"] == 0.75
-    assert "groups    shared gradients, but for 75.0% of the steps" in summary_text(numbers).splitlines()
+    line = "sync      75.0% of steps were local; in the others the groups shared gradients"
+    assert line in summary_text(numbers).splitlines()
 
 
 def test_sparse_exchanges() -> None:

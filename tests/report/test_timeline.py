@@ -53,7 +53,7 @@ def test_the_last_steps_of_some_ranks(tmp_path: Path, figures: list[Figure]) -> 
     assert axes.get_xlim() == pytest.approx((0, 30)), "three steps of 10 ms"
     assert [text.get_text() for text in axes.texts] == [" step 3", " step 4", " step 5"]
     rows = [label.get_text() for label in axes.get_yticklabels()]
-    assert rows == [name for rank in range(4) for name in (f"rank {rank}", "lane 1")]
+    assert rows == [name for rank in range(4) for name in (f"rank {rank}", "thread 1")]
     assert all(high - low > 0 for low, high in zip(axes.get_yticks()[1:], axes.get_yticks(), strict=False))
     assert not any(line.get_visible() for line in axes.get_ygridlines()), "bars would hide and show it"
     told = [text.get_text() for text in figure.legends[0].get_texts()]

@@ -182,7 +182,7 @@ CASES = {
         "--model.name transformers:AutoModelForCausalLM --model.arguments {model_type='gpt2',n_layers=2}",
     ),
     "tokens of images": Case(
-        "job.toml: [training] tokens: the samples of this store are not made of tokens",
+        "job.toml: [training] tokens: the samples of this dataset file are not made of tokens",
         "--training.tokens 100",
     ),
     "nothing to compute again": Case(

@@ -246,7 +246,7 @@ def test_all_stop_where_one_has_to_and_go_on_later(
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", schedule)
         (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2, stops_at=15))
-    assert (one.reason, other.reason) == ("another island has to stop", "it is time")
+    assert (one.reason, other.reason) == ("another replica group has to stop", "it is time")
     assert one.steps == other.steps == 18, "at the next meeting"
     (desk.folder / "register.json").unlink(missing_ok=True)
     with desk.coordinator(1) as at:

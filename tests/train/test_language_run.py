@@ -220,7 +220,9 @@ def test_of_what_is_not_made_of_tokens(tmp_path: Path, key: str) -> None:
     def one(world: Communicator) -> None:
         assemble(load(tmp_path / "job.toml", [f"--training.{key}", "64"]), form(world, 1), "job.toml")
 
-    with pytest.raises(JobError, match=rf"job.toml: \[training\] {key}: the samples of this store are not"):
+    with pytest.raises(
+        JobError, match=rf"job.toml: \[training\] {key}: the samples of this dataset file are not"
+    ):
         threads.run(1, one)
 
 

@@ -26,10 +26,10 @@ def test_as_probed_there_is_nothing_to_say(monitor: DistanceMonitor) -> None:
 def test_groups_that_walk_apart_are_told_of_once(monitor: DistanceMonitor) -> None:
     (told,) = heard(monitor, 2.5, meetings=10)
     assert told.startswith(
-        "the groups are further apart than probed (D = 2.5, the probe saw 1 with 4 groups)"
+        "the distance between groups is larger than probed (D = 2.5, the probe saw 1 with 4 groups)"
     )
     (told,) = heard(monitor, 1.2, meetings=10)
-    assert told.startswith("the groups are as far apart as probed again")
+    assert told.startswith("the distance between groups is as probed again")
 
 
 def test_also_at_a_lower_rate(monitor: DistanceMonitor) -> None:
@@ -42,7 +42,7 @@ def test_one_meeting_is_not_enough(monitor: DistanceMonitor) -> None:
 
 def test_groups_that_stay_close(monitor: DistanceMonitor) -> None:
     (told,) = heard(monitor, 0.4)
-    assert told.startswith("the groups are closer than probed (D = 0.4")
+    assert told.startswith("the distance between groups is smaller than probed (D = 0.4")
 
 
 def test_close_groups_are_no_news_at_a_low_rate(monitor: DistanceMonitor) -> None:
@@ -54,7 +54,7 @@ def test_close_groups_are_no_news_at_a_low_rate(monitor: DistanceMonitor) -> Non
 def test_from_far_to_close_at_a_low_rate(monitor: DistanceMonitor) -> None:
     heard(monitor, 3.0)
     (told,) = heard(monitor, 0.1, lr=0.04, meetings=10)
-    assert "as far apart as probed again" in told
+    assert "is as probed again" in told
 
 
 def test_a_P_that_was_not_probed_or_diverged_promises_nothing() -> None:

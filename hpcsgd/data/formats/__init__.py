@@ -1,4 +1,4 @@
-"""Readers of the formats in which collections are distributed: one format, one file."""
+"""Readers of the formats in which collections are distributed: one file per format."""
 
 from __future__ import annotations
 

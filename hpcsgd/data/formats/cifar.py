@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 as distributed: Python or binary batches, in a folder or in a tar archive.
 
-A binary record is its labels, a byte each, then 3 x 32 x 32 pixels, channel by channel
-(https://www.cs.toronto.edu/~kriz/cifar.html). Where CIFAR-100 has two labels, the fine one is kept.
+A binary record is its labels, one byte each, then 3 x 32 x 32 pixels, channel by channel
+(https://www.cs.toronto.edu/~kriz/cifar.html). CIFAR-100 has two labels, of which the fine one is kept.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
 
 
 class Label(NamedTuple):
-    """One label of a record: its key in the Python batches, and how many classes it tells apart."""
+    """One label of a record: its key in the Python batches, and the number of its classes."""
 
     key: str
     classes: int
@@ -51,7 +51,7 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How one of the CIFAR collections is cut into files; the last of `labels` is the one to learn."""
+    """The division of a CIFAR collection into files; the last of `labels` is the one to learn."""
 
     batches: tuple[Batch, ...]
     labels: tuple[Label, ...]
@@ -75,7 +75,7 @@ CIFAR100 = Layout(
 
 
 def read(layout: Layout, source: Path | None) -> Images:
-    """CIFAR laid out as `layout` from the folder or archive `source`; raises `UserError` if there is none."""
+    """Return CIFAR from the folder or archive `source`. Raises `UserError` if there is none."""
     found = existing(source, "the CIFAR archive as downloaded, or the folder it unpacks to,")
     rows: dict[str, int] = {}
     for batch in layout.batches:

@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits of 8 x 8 pixels, 17 shades, that scikit-learn carries: no download needed."""
+"""The 1,797 handwritten digits of 8 x 8 pixels, 17 shades, that scikit-learn includes: no download needed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ TEST_EVERY = 5
 
 
 def read(source: Path | None) -> Images:
-    """Scikit-learn's digits; `source` is not looked at.
+    """Return scikit-learn's digits; `source` is ignored.
 
-    Of every class each fifth sample (the 5th, 10th, ... in scikit-learn's order) is for testing, the others
-    for training, which needs no seed and keeps the classes balanced. Raises `UserError` without scikit-learn.
+    Of every class each fifth sample (the 5th, 10th, … in scikit-learn's order) is for tests, the others for
+    training. This needs no seed and keeps the classes balanced. Raises `UserError` without scikit-learn.
     """
     try:
         from sklearn.datasets import load_digits

@@ -1,4 +1,4 @@
-"""MNIST, and what is distributed like it (Fashion-MNIST, KMNIST): four idx files, gzipped or not.
+"""MNIST, and collections in its format (Fashion-MNIST, KMNIST): four idx files, gzipped or not.
 
 An idx file is 0, 0, 8 (for unsigned bytes), its number of dimensions, each dimension as a big-endian 32-bit
 number, then the values.
@@ -21,7 +21,7 @@ PREFIXES = {"train": "train", "test": "t10k"}
 
 
 def read(source: Path | None) -> Images:
-    """The four idx files in the folder `source`.
+    """Return the images of the four idx files in the folder `source`.
 
     Raises `UserError` for a file that is missing, is not idx, or disagrees with the others.
     """

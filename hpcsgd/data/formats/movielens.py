@@ -1,4 +1,4 @@
-"""MovieLens as distributed: a line for each rating, with user, item, rating and time.
+"""MovieLens as distributed: one line per rating, with user, item, rating and time.
 
 https://grouplens.org/datasets/movielens: `u.data` of ml-100k, `ratings.dat` of ml-1m and ml-10m, and
 `ratings.csv` of ml-20m and later ones.
@@ -20,7 +20,7 @@ from hpcsgd.errors import UserError
 
 
 class Table(NamedTuple):
-    """How lines are written: what is between their fields, and the line before them all, if there is one."""
+    """The format of lines: the separator of fields, and the header line, or None."""
 
     between: bytes
     head: bytes | None = None
@@ -34,10 +34,10 @@ TABLES = {
 
 
 def read(source: Path | None) -> Interactions:
-    """The ratings in `source`, a file named as in `TABLES` or the folder with one.
+    """Return the ratings in `source`, a file named as in `TABLES` or the folder with one.
 
-    Raises `UserError` where there is none, and, naming the line, where one is not as it should be or a user
-    rates an item again.
+    Raises `UserError` if there is none, and, naming the line, if a line is malformed or a user rates an item
+    again.
     """
     path = _find(existing(source, f"the folder with {' or '.join(TABLES)}"))
     columns = array("q"), array("q"), array("q")
@@ -65,7 +65,7 @@ def _find(source: Path) -> Path:
 
 
 def _lines(path: Path, table: Table) -> Iterator[tuple[int, list[bytes]]]:
-    """The number and the fields of each line below the head; at least one."""
+    """Yield the number and the fields of each line below the header; at least one."""
     with opened(path) as stream:
         number = 0
         for number, line in enumerate(stream.lines(), start=1):
@@ -80,7 +80,7 @@ def _lines(path: Path, table: Table) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def _require_once(users: NDArray[np.int64], items: NDArray[np.int64], path: Path) -> None:
-    order = np.lexsort([items, users])  # stable: of equal pairs the earlier is first
+    order = np.lexsort([items, users])  # lexsort is stable: of equal pairs the earlier is first
     again = (np.diff(users[order]) == 0) & (np.diff(items[order]) == 0)
     if again.any():
         row = int(order[1:][again].min())

@@ -1,4 +1,4 @@
-"""One's own data from numpy: files that `numpy.savez` wrote, of training samples and of those to test on."""
+"""A user's own data from NumPy: files of `numpy.savez`, with samples for training and for tests."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hpcsgd.data.arrays import Labelled, Part
 from hpcsgd.errors import UserError, count_text, located
 
 TEST_EVERY = 10
-"""Of each class, where there is no file to test on, one sample of so many is held out."""
+"""Of each class one of this many samples is held out, if there is no file for tests."""
 
 
 def read(sources: Sequence[Path]) -> Labelled:
-    """The arrays `x` and `y` of one file, or of a file to train on and one to test on.
+    """Return the arrays `x` and `y` of one file, or of one for training and one for tests.
 
-    Of a single file each tenth sample of every class (the 10th, 20th, …) is for testing. Raises `UserError`,
-    with the file: for one that numpy cannot read or without these arrays, for values that are no numbers or
-    not finite, for labels that are no whole numbers from 0 on, and for files that do not fit each other.
+    Of a single file each tenth sample of every class (the 10th, 20th, …) is for tests. Raises `UserError`,
+    which names the file: if NumPy cannot read it or an array is missing, for values that are not finite
+    numbers, for labels that are not whole numbers from 0 on, and for files that do not fit each other.
     """
     parts = {str(source): _part(source) for source in sources}
     train, *test = parts.values()

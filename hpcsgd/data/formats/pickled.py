@@ -1,4 +1,4 @@
-"""Unpickle the dictionaries of arrays in which CIFAR is distributed, and nothing that could run code."""
+"""Safe unpickling of the dictionaries of arrays in which CIFAR is distributed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcsgd.data.formats.streams import InputStream
 
-# An array is pickled as three names of numpy, one of which numpy 2 moved, and bytes as one of Python.
+# NumPy pickles an array by three of its names, one of which NumPy 2 moved; bytes need one of Python.
 ALLOWED = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
@@ -19,17 +19,17 @@ ALLOWED = {
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """An unpickler that knows numpy arrays and plain containers only."""
+    """An unpickler that knows only NumPy arrays and plain containers."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        """The allowed constructors of arrays; raises `UnpicklingError` for anything else."""
+        """Return an allowed constructor of arrays. Raises `UnpicklingError` for anything else."""
         if (module_name, global_name) not in ALLOWED:
             raise pickle.UnpicklingError(f"asks for {module_name}.{global_name}, which no data file needs")
         return super().find_class(module_name, global_name)
 
 
 def load_dictionary(stream: InputStream) -> dict[str, Any]:
-    """The pickled dictionary in `stream`, its keys as text; raises `UserError` with file and byte."""
+    """Return the pickled dictionary in `stream`, with text keys. Raises `UserError` with file and byte."""
     content = io.BytesIO(stream.read())
     try:
         loaded = ArrayUnpickler(content, encoding="bytes").load()

@@ -1,4 +1,4 @@
-"""Read files, compressed files and tar archives so that every damage names the file and the byte."""
+"""Reading of files, compressed files and tar archives, with errors that name the file and the byte."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DECOMPRESSORS: dict[bytes, Callable[..., Any]] = {
 class InputStream:
     """The bytes of one file or archive member, read once, forwards.
 
-    `name` says where they come from and `offset` how many were read; both go into every error.
+    `name` is their origin and `offset` the number of bytes read; both are in every error.
     """
 
     def __init__(self, name: str, stream: IO[bytes]) -> None:
@@ -40,11 +40,11 @@ class InputStream:
         return PurePosixPath(self.name).name
 
     def error(self, message: str, offset: int | None = None) -> UserError:
-        """A `UserError` at `offset`, or where reading has come to."""
+        """Return a `UserError` at `offset`, by default at the present position."""
         return UserError(f"{self.name}: byte {self.offset if offset is None else offset}: {message}")
 
     def read(self, count: int = -1) -> bytes:
-        """Read up to `count` bytes, or all that is left; raises `UserError` where the input is damaged."""
+        """Read up to `count` bytes, or all that is left. Raises `UserError` if the input is damaged."""
         try:
             data = self._stream.read(count)
         except DAMAGE as error:
@@ -53,14 +53,14 @@ class InputStream:
         return data
 
     def read_exactly(self, count: int, what: str) -> bytes:
-        """Read `count` bytes; raises `UserError` if the input ends before `what` is complete."""
+        """Read `count` bytes. Raises `UserError` if the input ends before `what` is complete."""
         data = self.read(count)
         if len(data) < count:
             raise self.error(f"the file ends here, {count - len(data)} bytes short of {what}")
         return data
 
     def lines(self) -> Iterator[bytes]:
-        """What is left, line by line without the line breaks."""
+        """Yield what is left, line by line without the line breaks."""
         begun = b""
         while block := self.read(BLOCK):
             *whole, begun = (begun + block).split(b"\n")
@@ -76,7 +76,7 @@ class InputStream:
 
 
 def existing(source: Path | None, what: str) -> Path:
-    """`source` if there is such a file or folder; raises `UserError` saying that `what` is needed."""
+    """Return `source` if it exists. Raises `UserError`, which says that `what` is needed."""
     if source is None:
         raise UserError(f"no source given: {what} is needed")
     if not source.exists():
@@ -86,14 +86,14 @@ def existing(source: Path | None, what: str) -> Path:
 
 @contextmanager
 def opened(path: Path) -> Iterator[InputStream]:
-    """Open a file, compressed or not as its first bytes tell, for reading what it holds."""
+    """Open a file for reading; if its first bytes show that it is compressed, decompress it."""
     with _raw(path) as raw, _decompressed(raw) as plain:
         name = str(path) if plain is raw else f"{path} (uncompressed)"
         yield InputStream(name, plain)
 
 
 def members(source: Path, wanted: Container[str]) -> Iterator[InputStream]:
-    """The files called as `wanted` in a folder (or one folder below) or in a tar archive, one at a time."""
+    """Yield, one at a time, files with `wanted` names in a folder (or one below) or in a tar archive."""
     return _in_folder(source, wanted) if source.is_dir() else _in_archive(source, wanted)
 
 
@@ -121,7 +121,7 @@ def _in_archive(path: Path, wanted: Container[str]) -> Iterator[InputStream]:
 
 
 def _drain(stream: IO[bytes]) -> None:
-    """Read to the end: only there do gzip and xz compare their checksums."""
+    """Read to the end, where gzip and xz compare their checksums."""
     while stream.read(BLOCK):
         pass
 

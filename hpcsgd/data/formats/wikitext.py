@@ -1,8 +1,8 @@
 """WikiText-2 and WikiText-103 as distributed: `wiki.{train,valid,test}.tokens`.
 
 "Pointer Sentinel Mixture Models" (Merity et al., 2016), https://arxiv.org/abs/1609.07843: lines of words
-between spaces, where rare ones are already `<unk>`. Every line ends with the word `<eos>`, which
-the files leave to the reader: so their authors count 2,088,628 tokens and 33,278 types in WikiText-2.
+between spaces, in which rare ones are already `<unk>`. Every line ends with the word `<eos>`, which is not
+in the files. With it the authors count 2,088,628 tokens and 33,278 types in WikiText-2.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SPLITS = ("train", "valid", "test")
 
 
 def read(source: Path | None) -> Corpus:
-    """The three files in the folder `source`; types in the order in which they come first.
+    """Return the three files in the folder `source`, with types in the order of their first use.
 
-    Raises `UserError` for a file that is missing, empty, or in some line no text in UTF-8.
+    Raises `UserError` for a file that is missing, empty, or not UTF-8 in some line.
     """
     folder = existing(source, "the folder with wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens")
     places: dict[str, int] = {}
@@ -33,7 +33,7 @@ def read(source: Path | None) -> Corpus:
 
 
 def _tokens(path: Path, places: dict[str, int]) -> NDArray[np.int32]:
-    """Those of a file; types that `places` does not know are added there."""
+    """Return the tokens of a file, and add new types to `places`."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; the folder that WikiText unpacks to is needed")
     found = array("i")

@@ -1,4 +1,4 @@
-"""Where else a run's metrics go: whoever draws them, or keeps them for many runs. By ``[run] loggers``."""
+"""Loggers: other places for a run's metrics, such as TensorBoard. The key ``[run] loggers`` chooses them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hpcsgd.report.loggers.wandb import wandb
 
 MakeLogger = Callable[[LoggerRun], Logger]
 PLACE = ("run", "loggers")
-"""The key of a job file that names them."""
+"""The key of a job file that names the loggers."""
 LOGGERS: Mapping[str, MakeLogger] = {"mlflow": mlflow, "tensorboard": tensorboard, "wandb": wandb}
-"""Each needs the library of its name, which the extra of that name brings."""
+"""Loggers by name. Each needs the library of its name, which the extra of that name installs."""
 
 
 def make_logger_of(said: str | Mapping[str, Any]) -> MakeLogger:
-    """What a job file says of one, as a function that begins it for a run; nothing is begun here.
+    """Return a function that starts the logger which a job file describes; nothing is started here.
 
-    Raises `UserError` where there is none of that name, where it does not take the arguments, or where its
-    library is missing.
+    Raises `UserError` if there is none of that name, it does not take the arguments, or its library is
+    missing.
     """
     make = Parts({MakeLogger: LOGGERS}, steps_per_epoch=1).make(MakeLogger, said, *PLACE)
     name = name_of(said)
@@ -35,19 +35,19 @@ def make_logger_of(said: str | Mapping[str, Any]) -> MakeLogger:
 
 
 def require_loggers(said: Sequence[str | Mapping[str, Any]]) -> None:
-    """Raise `UserError` where one of them could not even begin."""
+    """Raise `UserError` if one of the loggers cannot be started."""
     for each in said:
         make_logger_of(each)
 
 
 def name_of(said: str | Mapping[str, Any]) -> str:
-    """As the job file has it, once `make_sink_of` has found nothing wrong."""
+    """Return the name in the job file, once `make_logger_of` has found nothing wrong."""
     return said if isinstance(said, str) else str(said["name"])
 
 
 def _is_installed(library: str) -> bool:
     found = find_spec(library)
-    return found is not None and found.origin is not None  # a folder of that name, as wandb makes, is none
+    return found is not None and found.origin is not None  # None for a mere folder, as wandb makes
 
 
 __all__ = ["LOGGERS", "Logger", "LoggerRun", "MakeLogger", "make_logger_of", "name_of", "require_loggers"]

@@ -1,4 +1,4 @@
-"""One sink in a process of its own, which ends when the pipe from the run does: see `outlets`."""
+"""One logger in its own process, which ends when the pipe from the run ends; see `processes`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any, BinaryIO
 from hpcsgd.report.loggers import LoggerRun, make_logger_of
 
 AT_ONCE = 1 << 20
-"""Bytes of records, at most."""
+"""Maximum number of bytes that are read at once."""
 LEFT_ALONE = 20.0
-"""Seconds after which a sink ends whose run is gone."""
+"""Seconds after which a logger ends if its run is gone."""
 
 
 def main() -> None:
-    """Told on stdin: the sink and its run in the first line, then records, then whether the run has died."""
+    """Read stdin: first a line with the logger and its run, then records, then whether the run has died."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _not_for_us)
     threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
@@ -39,11 +39,11 @@ def main() -> None:
 
 
 def _not_for_us(number: int, frame: object) -> None:
-    """A handler, and not to ignore it: what a sink starts would ignore it, too."""
+    """Do nothing. If signals were ignored instead, processes that a logger starts would ignore them, too."""
 
 
 def _batches(lines: BinaryIO) -> Iterator[list[Any]]:
-    """What has come, as soon as something has; a last line that is not whole is left out."""
+    """Yield the records that have arrived, as soon as there are any; an incomplete last line is left out."""
     begun = b""
     while some := lines.read1(AT_ONCE):  # pyright: ignore[reportAttributeAccessIssue]
         *whole, begun = (begun + some).split(b"\n")
@@ -52,7 +52,7 @@ def _batches(lines: BinaryIO) -> Iterator[list[Any]]:
 
 
 def _end_after(parent: int) -> None:
-    """Also where it hangs."""
+    """End this process after its parent has ended, even if the logger hangs."""
     while os.getppid() == parent:
         time.sleep(1.0)
     time.sleep(LEFT_ALONE)

@@ -1,4 +1,4 @@
-"""What a sink is: something that is told, in a process of its own, what goes into ``metrics.jsonl``."""
+"""The interface of a logger, which gets in its own process what is written to ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from hpcsgd.report.metrics import Record
 
 @dataclass(frozen=True, slots=True)
 class LoggerRun:
-    """The run that a sink is told of."""
+    """The run that a logger records."""
 
     id: str
-    """The same whenever the run goes on."""
+    """The run's id, the same when it is resumed."""
     name: str
     group: str | None
-    """The name of the run of all islands, where this is one of them."""
+    """The name of the whole elastic run, if this is one of its replica groups; otherwise None."""
     folder: str
-    """Absolute, of what sinks of this run write."""
+    """Absolute path of the folder for files of this run's loggers."""
     resumed_step: int
-    """After which the run goes on: what was told of later ones is told again."""
+    """The step after which the run continues. Records of later steps come again."""
     config: Mapping[str, Any]
-    """The job file's tables."""
+    """The tables of the job file."""
 
 
 @runtime_checkable
 class Logger(Protocol):
-    """Made with a `SinkRun` and the arguments that the job file has for it.
+    """A logger. It is made with a `LoggerRun` and the arguments in the job file.
 
-    Whatever it raises ends it, and nothing but it; where it takes long, records wait, and are left out in
-    the end. What it prints is in ``sinks/`` of the run folder.
+    Exceptions end the logger and nothing else. If it is slow, records wait, and in the end some are left
+    out. Its output is in ``sinks/`` of the run folder.
     """
 
     def write(self, records: Sequence[Record]) -> None:
-        """Those that have come since the last call, one or more, as `hpcsgd.report.metrics` has them."""
+        """Record what has come since the last call: one or more records of `hpcsgd.report.metrics`."""
         ...
 
     def close(self, failed: bool) -> None:
-        """The run is over, or has stopped to go on later; `failed`: it has died."""
+        """Finish: the run is over, or has stopped and may be resumed. `failed`: it has died."""
         ...
 
 
 def scalars(record: Record) -> Iterator[tuple[str, float]]:
-    """The numbers of a record, each by its kind and name: ``step/loss``, ``step/phase_seconds/compute``."""
+    """Yield the numbers of a record by kind and name: ``step/loss``, ``step/phase_seconds/compute``."""
     kind = record["kind"]
     return _numbers(kind, {name: value for name, value in record.items() if name not in ("kind", "step")})
 
@@ -59,7 +59,7 @@ def _numbers(place: str, table: Mapping[str, Any]) -> Iterator[tuple[str, float]
 
 
 def writable(folder: str, name: str) -> str:
-    """The folder `name` in `folder`, which is made where it is not there."""
+    """Return the folder `name` in `folder`, after making it if it does not exist."""
     path = Path(folder) / name
     path.mkdir(parents=True, exist_ok=True)
     return str(path)

@@ -1,4 +1,4 @@
-"""For MLflow: a run in an experiment, on a tracking server or wherever MLflow keeps its runs."""
+"""The logger for MLflow: a run in an experiment, on a tracking server or where MLflow keeps its runs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hpcsgd.report.metrics import Record
 from hpcsgd.report.run_folder import flat
 
 TAG = "hpcsgd.run"
-"""Has the run's id: MLflow gives its runs ids of its own."""
+"""The tag with the run's id; MLflow has its own ids of runs."""
 AT_ONCE, PARAMS_AT_ONCE, LONGEST = 1000, 100, 500
-"""What MLflow takes in one message, and of a parameter's text."""
+"""Limits of MLflow: metrics and parameters per message, and the length of a parameter's text."""
 
 
 def mlflow(run: LoggerRun, *, experiment: str = "hpcsgd", uri: str | None = None) -> Logger:
-    """`uri`: of the tracking server, or of the place of the runs; else what ``MLFLOW_TRACKING_URI`` says."""
+    """Return the logger. `uri`: the tracking server or folder; by default that of ``MLFLOW_TRACKING_URI``."""
     return _MLflow(run, experiment, uri)
 
 
 class _MLflow:
     def __init__(self, run: LoggerRun, experiment: str, uri: str | None) -> None:
-        library: Any = import_module("mlflow")  # may not be there when types are checked
+        library: Any = import_module("mlflow")  # may be missing when types are checked
         self._metric = library.entities.Metric
         self._client = library.MlflowClient(tracking_uri=uri)
         before = self._client.get_experiment_by_name(experiment)

@@ -1,8 +1,8 @@
-"""The way of a run's metrics to its sinks: nobody who trains waits for one, and nothing it does ends the run.
+"""The loggers of a run, each in its own process. Training never waits for one, and none can end the run.
 
-Each sink is a process of its own (``__main__.py``), and a thread of rank 0 writes lines into its pipe. Where
-lines come faster than it takes them they are left out; where it dies, nobody minds; where it does not come
-to an end, it is ended.
+A process runs ``__main__.py``, and a thread of rank 0 writes lines into its pipe. If lines come faster than
+the logger takes them, some are left out. If it dies, the run continues. If it does not end in time, it is
+killed.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from hpcsgd.report.loggers import LoggerRun, name_of
 log = logging.getLogger(__name__)
 
 FOLDER = "sinks"
-"""In the run's folder: the run's id, what sinks write, and what they print."""
+"""Folder in the run's folder: the run's id, files of the loggers, and their output."""
 WAITING = 10_000
-"""Lines for one sink, at most; more are left out."""
+"""Maximum number of waiting lines per logger; more are left out."""
 CLOSING, HURRY = 20.0, 2.0
-"""Seconds that all sinks have to come to an end, and where the run has died."""
+"""Seconds that all loggers have to finish, and the same after the run has died."""
 LAST = {False: b"false\n", True: b"true\n"}
-"""Follows the last record: whether the run has died. Processes forked from this one may keep the pipe."""
+"""The line after the last record: whether the run has died. Forked processes may keep the pipe open."""
 
 
 class LoggerProcesses:
-    """All sinks of a run; for rank 0."""
+    """All loggers of a run; only rank 0 has them."""
 
     def __init__(self, said: Sequence[str | Mapping[str, Any]], run: LoggerRun) -> None:
-        """What a job file says of them, which `require_sinks` has found nothing wrong with."""
+        """Start what a job file describes, after `require_loggers` has checked it."""
         self._outlets = [
             _LoggerProcess(each, run, label) for each, label in zip(said, _labels(said), strict=True)
         ]
 
     def put(self, line: bytes) -> None:
-        """A line of ``metrics.jsonl``; returns at once."""
+        """Send a line of ``metrics.jsonl`` to all loggers; returns at once."""
         for outlet in self._outlets:
             outlet.put(line)
 
     def close(self, seconds: float = CLOSING, *, failed: bool = False) -> None:
-        """Wait so long, and no longer, until all have written what they were given; once."""
+        """Wait at most `seconds` until all loggers have written what they were given. Call it once."""
         outlets, self._outlets = self._outlets, []
         deadline = time.monotonic() + seconds
         for outlet in outlets:
@@ -72,7 +72,7 @@ class LoggerProcesses:
 
 
 def logger_run(folder: Path, config: Config, resumed_step: int) -> LoggerRun:
-    """The run, or the island, whose metrics are in `folder`: by the id that it was given when it began."""
+    """Return the run or replica group with metrics in `folder`, with the id of its first start."""
     place = folder.absolute() / FOLDER
     place.mkdir(exist_ok=True)
     whole, file = config.run.output_dir, place / "id"
@@ -91,14 +91,14 @@ def logger_run(folder: Path, config: Config, resumed_step: int) -> LoggerRun:
 
 
 def _labels(said: Sequence[str | Mapping[str, Any]]) -> list[str]:
-    """How each is called in messages and files; the second of a name has a number."""
+    """Return the names for messages and files; the second logger of a name gets a number."""
     names = [name_of(each).rpartition(":")[2] for each in said]
     before = [names[:place].count(name) for place, name in enumerate(names)]
     return [f"{name}-{n + 1}" if n else name for name, n in zip(names, before, strict=True)]
 
 
 class _LoggerProcess:
-    """One sink, and the thread that hands lines to it."""
+    """One logger, and the thread that sends lines to it."""
 
     def __init__(self, said: str | Mapping[str, Any], run: LoggerRun, label: str) -> None:
         self._label = label
@@ -124,16 +124,16 @@ class _LoggerProcess:
         self._lines.put(None)
 
     def join(self, deadline: float) -> None:
-        """Not for longer than until then; what is not over is ended."""
+        """Wait until `deadline`, then kill the process if it has not ended."""
         self._thread.join(max(deadline - time.monotonic(), 0))
         if self._thread.is_alive():
             self._given_up = True
             self._kill()
             self._thread.join(1.0)
-            log.warning("sink %s: did not come to its end in time; metrics.jsonl has all", self._label)
+            log.warning("logger %s: did not end in time; metrics.jsonl has all records", self._label)
         if self._left_out:
             log.warning(
-                "sink %s: took lines too slowly: %d were left out, metrics.jsonl has all",
+                "logger %s: was too slow: %d lines were left out; metrics.jsonl has all records",
                 self._label,
                 self._left_out,
             )
@@ -141,14 +141,14 @@ class _LoggerProcess:
     def _serve(self) -> None:
         try:
             fault = self._deliver()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run continues
             fault = f"{type(error).__name__}: {error}"
         self._ended = True
         if fault and not self._given_up:
-            log.warning("sink %s: gets no more of this run: %s", self._label, fault)
+            log.warning("logger %s: ended, and gets no more of this run: %s", self._label, fault)
 
     def _deliver(self) -> str:
-        """Why it ended before its time, or nothing."""
+        """Return why the logger ended too early, or ""."""
         process = self._begin()
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin as pipe:
@@ -162,7 +162,7 @@ class _LoggerProcess:
         return f"{_last_line(self._printed)} ({self._printed})" if code else ""
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        """In a session of its own: signals to the run's processes are not for it."""
+        """Start the process in its own session, so that signals to the run's processes do not reach it."""
         with self._printed.open("ab") as printed:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "hpcsgd.report.loggers"],
@@ -173,7 +173,7 @@ class _LoggerProcess:
         return self._process
 
     def _kill(self) -> None:
-        """With whatever it has started."""
+        """Kill the process and all that it has started."""
         if self._process is not None:
             with suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -181,4 +181,4 @@ class _LoggerProcess:
 
 def _last_line(file: Path) -> str:
     lines = file.read_text(errors="replace").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    return next((line for line in reversed(lines) if line.strip()), "no output")

@@ -1,4 +1,4 @@
-"""For TensorBoard: its event files, in ``sinks/tensorboard`` of the run folder."""
+"""The logger for TensorBoard: event files in ``sinks/tensorboard`` of the run folder."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hpcsgd.report.metrics import Record
 
 
 def tensorboard(run: LoggerRun) -> Logger:
-    """To be looked at with ``tensorboard --logdir RUN``, where ``RUN`` may have many runs in it."""
+    """Return the logger. Look at it with ``tensorboard --logdir RUN``; ``RUN`` may contain many runs."""
     return _TensorBoard(run)
 
 
 class _TensorBoard:
-    """Every start of a run has a file of its own; TensorBoard joins them."""
+    """A writer of event files. Every start of a run has its own file, and TensorBoard joins them."""
 
     def __init__(self, run: LoggerRun) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        events: Any = event_pb2  # made by protobuf, it says little of itself
+        events: Any = event_pb2  # protobuf generates this module, without types
         self._event, self._summary = events.Event, cast("Any", summary_pb2).Summary
         self._writer = EventFileWriter(writable(run.folder, "tensorboard"))
-        if run.resumed_step:  # what is drawn from there on is forgotten
+        if run.resumed_step:  # TensorBoard discards what it has from this step on
             begins = events.SessionLog(status=events.SessionLog.START)
             self._writer.add_event(
                 events.Event(step=run.resumed_step + 1, wall_time=time.time(), session_log=begins)

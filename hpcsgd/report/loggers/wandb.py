@@ -1,4 +1,4 @@
-"""For Weights & Biases: with an account, on a server of one's own, or offline, to be sent some other day."""
+"""The logger for Weights & Biases: with an account, on your own server, or offline."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from hpcsgd.report.metrics import Record
 
 Mode = Literal["online", "offline"] | None
 AXIS = "at_step"
-"""What all is drawn against: records come in another order than W&B's own steps may."""
+"""The horizontal axis of all plots; W&B's own steps would not allow the order of the records."""
 
 
 def wandb(run: LoggerRun, *, project: str = "hpcsgd", entity: str | None = None, mode: Mode = None) -> Logger:
-    """`mode`: "online", or "offline": ``wandb sync`` sends what is in ``sinks/wandb`` of the run folder; else
-    what ``WANDB_MODE`` says."""
+    """Return the logger. `mode` is "online" or "offline", by default that of ``WANDB_MODE``.
+
+    After an offline run, ``wandb sync`` sends what is in ``sinks/wandb`` of the run folder.
+    """
     return _WandB(run, project, entity, mode)
 
 
 class _WandB:
-    """One run of W&B, by its id, whenever the run goes on."""
+    """One run of W&B, with the same id whenever the run is resumed."""
 
     def __init__(self, run: LoggerRun, project: str, entity: str | None, mode: Mode) -> None:
-        library: Any = import_module("wandb")  # may not be there when types are checked
-        quiet = library.Settings(console="off", silent=True, login_timeout=1)  # nobody is there to be asked
+        library: Any = import_module("wandb")  # may be missing when types are checked
+        quiet = library.Settings(console="off", silent=True, login_timeout=1)  # never ask for a login
         self._run = library.init(
             id=run.id, name=run.name, group=run.group, config=dict(run.config), project=project,
             entity=entity, mode=mode, dir=writable(run.folder, ""), resume="allow", settings=quiet,

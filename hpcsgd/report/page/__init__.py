@@ -1,4 +1,4 @@
-"""The report of runs as one page of HTML that needs nothing else: neither server nor network."""
+"""A report of runs as one page of HTML, which needs neither server nor network."""
 
 from hpcsgd.report.page.writing import follow, write
 

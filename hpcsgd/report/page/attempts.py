@@ -1,7 +1,7 @@
-"""The starts of a run as one timeline: when each was, from which step to which, and how it ended.
+"""The starts of a run as one timeline: when each was, its steps, and how it ended.
 
-``versions.json`` tells when each was, in UTC; ``run.log`` what came then, in the time of its host. Both begin
-at the same moment, and that tells the hours between the two.
+``versions.json`` has the times of starts in UTC. ``run.log`` has what followed, in the local time of its
+host. Both begin at the same time, which gives the offset between the two clocks.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from hpcsgd.report.page.thinning import Thinned
 LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ([A-Z]+) +(.*)")
 BEGINNING = re.compile(r"\d+ groups? of \d+ ranks?, ")
 BEFORE = "resuming with another configuration"
-"""What may stand in the log of a start before the line that all have."""
+"""A line that may precede the first line which all starts have in the log."""
 RESUMED = re.compile(r"resuming at step (\d+) ")
 STEP = re.compile(r"\bstep (\d+)/\d+")
-SAVED = re.compile("go on with --resume|the other islands go on")
+SAVED = re.compile("go on with --resume|the other replica groups go on")
 DONE = re.compile(r"trained +([\d,]+) steps")
 ZONE = timedelta(minutes=15)
-"""Clocks of time zones differ by a multiple of it."""
+"""Offsets of time zones are multiples of this."""
 COMPLETE, STOPPED, OPEN = "complete", "saved, to go on", "no end on record"
 TAIL, TROUBLES = 30, 30
 
 
 @dataclass
 class Attempt:
-    """One start; times are UTC."""
+    """One start of a run; times are UTC."""
 
     started: datetime
     about: Mapping[str, Any] = field(default_factory=dict)
     """Its entry in ``versions.json``."""
     last: datetime | None = None
-    """The last line of its log."""
+    """Time of the last line of its log."""
     first_step: int = 0
     last_step: int = 0
     end: str = OPEN
@@ -53,26 +53,26 @@ class Attempt:
 
 @dataclass
 class AttemptTimeline:
-    """What the log tells of all attempts."""
+    """What the log says about all starts."""
 
     attempts: list[Attempt]
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL))
     troubles: list[str] = field(default_factory=list)
-    """Warnings and errors, the first of them."""
+    """The first warnings and errors."""
 
     @property
     def end(self) -> str:
         return self.attempts[-1].end if self.attempts else OPEN
 
     def redone(self) -> list[int]:
-        """How many steps of the one before each attempt made again: those that no checkpoint had."""
+        """Return for each start how many steps of the one before it repeated, for lack of a checkpoint."""
         pairs = pairwise(self.attempts)
         again = [max(before.last_step - now.first_step, 0) for before, now in pairs]
         return [0, *again] if self.attempts else []
 
 
 def timeline(starts: Sequence[Mapping[str, Any]], log: Path) -> AttemptTimeline:
-    """Of the entries of ``versions.json`` and the file ``run.log``, either of which may be missing."""
+    """Return the timeline from the entries of ``versions.json`` and ``run.log``; both may be missing."""
     told = AttemptTimeline([Attempt(datetime.fromisoformat(s["started"]).astimezone(UTC), s) for s in starts])
     ahead = None
     number, begun = -1, False
@@ -114,7 +114,7 @@ def _hours(local: datetime, utc: datetime) -> timedelta:
 
 
 def _lines(log: Path, tail: deque[str]) -> Iterator[tuple[datetime, str, str]]:
-    """When, how grave, and what; the rest of what takes several lines is in the tail alone."""
+    """Yield time, level and text of lines. Further lines of one message are in the tail only."""
     if not log.exists():
         return
     with log.open(encoding="utf-8", errors="replace") as file:

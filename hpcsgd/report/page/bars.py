@@ -1,4 +1,4 @@
-"""Plots of amounts: where time and bytes went, by run and by rank, and how often which number came."""
+"""Plots of amounts: time and bytes by run and by rank, and histograms of counted numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcsgd.report.summary import byte_text, second_text
 
 Trace = dict[str, Any]
 LABEL = 24
-"""Letters of a run's name that there is room for beside bars."""
+"""Letters of a run's name that fit next to bars."""
 COUNTED = {"staleness": "staleness: updates by others", "ahead": "steps ahead of the slowest"}
 PER_RANK = {
     "computing": "computing, by rank: seconds of a traced step",
@@ -27,7 +27,7 @@ AMOUNTS = {
 
 @dataclass
 class Plot:
-    """What a panel has to be given."""
+    """The content of a panel."""
 
     title: str
     traces: list[Trace]
@@ -36,12 +36,12 @@ class Plot:
 
 
 def plain(text: str) -> str:
-    """As Plotly shows it, which would take it for HTML."""
+    """Escape text, which Plotly would otherwise take for HTML."""
     return html.escape(text, quote=False)
 
 
 def phase_bars(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot]:
-    """Of one run a bar for each phase, of several a bar for each run, cut into phases."""
+    """Yield plots of seconds and bytes: for one run a bar per phase, for several a bar per run."""
     for quantity, (title, text) in AMOUNTS.items():
         totals = [run.reading.totals.phases[quantity] for run in runs]
         phases = [phase for phase in colours if any(total[phase] for total in totals)]
@@ -93,7 +93,7 @@ def _links(runs: Sequence[Run]) -> Iterator[Plot]:
 
 
 def phase_course(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot]:
-    """Of one run: seconds of a step by phase, on top of each other."""
+    """Yield, for a single run, the seconds of a step by phase, stacked."""
     if len(runs) > 1 or len(stretches := runs[0].reading.phases.stretches()) < 2:
         return
     steps = [end for end, _, _ in stretches]
@@ -106,7 +106,7 @@ def phase_course(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Pl
 
 
 def rank_bars(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot]:
-    """Of every run with a trace."""
+    """Yield plots by rank for every run with a trace."""
     for run in runs:
         for quantity, title in PER_RANK.items():
             found = {rank: told.per_step(quantity) for rank, told in run.ranks.items()}
@@ -130,7 +130,7 @@ def rank_bars(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot]
 
 
 def count_bars(runs: Sequence[Run]) -> Iterator[Plot]:
-    """The share of each number, of each thing that was counted."""
+    """Yield histograms of each quantity that methods counted."""
     for name in dict.fromkeys(name for run in runs for name in run.reading.totals.counts):
         traces = []
         for i, run in enumerate(runs):

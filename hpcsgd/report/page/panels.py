@@ -1,6 +1,6 @@
-"""The plots of the page, as plain values: what is in them and how it is called; how they look is `page.js`'s.
+"""The plots of the page as plain values: content and titles. `page.js` draws them.
 
-A course is given by steps; the page itself draws it against samples, seconds or bytes, by the run's ruler.
+A course is given by steps. The page draws it against steps, samples, seconds or bytes, by the run's ruler.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ KNOWN: Mapping[Key, tuple[str, str]] = {
     ("step", "loss"): (LOSS, "training loss"),
     **{("evaluation", key): (LOSS, f"test {figure.name}") for key, figure in FIGURES.items()},
     ("evaluation", "loss"): (LOSS, "test loss"),
-    ("meeting", "distance"): (GROUPS, "distance D between groups, at meetings"),
+    ("meeting", "distance"): (GROUPS, "distance D between groups, at synchronizations"),
     ("evaluation", "distance"): (GROUPS, "distance D of the groups from their mean, at tests"),
-    (COMPUTED, "lssr"): (GROUPS, "LSSR: the part of the steps so far that groups made alone"),
+    (COMPUTED, "lssr"): (GROUPS, "LSSR: the fraction of local steps so far"),
     ("notes", "density"): (GROUPS, "density: the part of a gradient that is sent"),
     ("notes", "error"): (GROUPS, "error ‖e‖: what was not sent yet"),
     (COMPUTED, "mean staleness"): (GROUPS, "staleness: updates by others, mean"),
     (COMPUTED, "mean ahead"): (GROUPS, "steps ahead of the slowest group, mean"),
-    ("step", "shared"): (REST, "steps with an exchange without a meeting"),
+    ("step", "shared"): (REST, "steps that shared gradients without averaging models"),
     ("step", "lr"): (WORK, "learning rate"),
     ("step", "gradient_norm"): (WORK, "norm of the gradient"),
     ("step", "samples_per_s"): (WORK, "samples/s"),
     ("step", "tokens_per_s"): (WORK, "tokens/s"),
     ("step", "utilization"): (WORK, "part of the peak"),
 }
-"""The section and title of courses that are known; others get their own names, in `REST`."""
+"""Section and title of known courses; others get their own names, in `REST`."""
 SMOOTH = 60
-"""Points of the line of means."""
+"""Number of points of the line of means."""
 FEW = 20
-"""Points that can be read as they are."""
+"""Up to this number of points, each is drawn."""
 LOGARITHMIC_FROM = 20
-"""The ratio of largest to smallest beyond which a linear axis hides the small ones."""
+"""If largest / smallest exceeds this ratio, the axis is logarithmic."""
 POINTS = 100_000
-"""Of the whole page, about: they take 2 MB of it."""
+"""Approximate number of points of the whole page; they take 2 MB of it."""
 LEAST = 4
-"""Buckets that every course has, however many there are."""
+"""Minimum number of buckets of a course."""
 PANELS = 120
-"""Of courses; a browser needs a while for more."""
+"""Maximum number of panels of courses; a browser is slow with more."""
 
 
 @dataclass
 class Panel:
-    """One plot. A trace of a course has ``step`` and ``y``; one of another kind is as Plotly wants it."""
+    """One plot. A trace of a course has ``step`` and ``y``; another trace is as Plotly expects it."""
 
     section: str
     title: str
@@ -64,14 +64,14 @@ class Panel:
     course: bool = False
     log: bool = False
     note: str = ""
-    """Under it."""
+    """Text below the plot."""
     wide: bool = False
     layout: dict[str, Any] = field(default_factory=dict)
-    """What it has of its own."""
+    """Layout options of this plot."""
 
 
 def panels(runs: Sequence[Run], buckets: int) -> list[Panel]:
-    """In the order of their sections; those without anything in them are left out."""
+    """Return the panels in the order of their sections, without empty ones."""
     phases = [p for run in runs for p, _ in run.reading.totals.phases["seconds"].most_common()]
     phases += [p for run in runs for p in run.reading.totals.phases["bytes"]]
     phases += [p for run in runs for rank in run.ranks.values() for q in rank.seconds.values() for p in q]
@@ -88,13 +88,13 @@ def panels(runs: Sequence[Run], buckets: int) -> list[Panel]:
 
 
 def share(runs: Sequence[Run], points: int = POINTS) -> int:
-    """The buckets that each course may have, so that all together are about so many points."""
+    """Return the number of buckets per course such that all courses have about `points` points."""
     courses = sum(min(len(run.reading.courses), PANELS) for run in runs)
     return min(BUCKETS, max(LEAST, points // (2 * max(courses, 1))))
 
 
 def data(runs: Sequence[Run], found: Sequence[Panel], buckets: int) -> dict[str, Any]:
-    """What the page's script is given."""
+    """Return the data of the page's script."""
     columns = [list(zip(*run.reading.ruler.rows(buckets), strict=True)) for run in runs]
     return {
         "spent": SPENT,
@@ -111,12 +111,12 @@ def data(runs: Sequence[Run], found: Sequence[Panel], buckets: int) -> dict[str,
 
 
 def crowded_out(runs: Sequence[Run]) -> list[str]:
-    """What there is no room for."""
+    """Return the titles of courses for which there is no room."""
     return [_title(key) for names in _grouped(runs)[PANELS:] for key in names]
 
 
 def _grouped(runs: Sequence[Run]) -> list[list[Key]]:
-    """The courses of each panel, those that are known first."""
+    """Return the courses of each panel, known ones first."""
     keys = dict.fromkeys(key for run in runs for key in run.reading.courses)
     order = [*(key for key in KNOWN if key in keys), *(key for key in keys if key not in KNOWN)]
     return _together(order, apart=len(runs) > 1)
@@ -136,7 +136,7 @@ def _drawn(run: Run, key: Key) -> Thinned | None:
 
 
 def _together(keys: Sequence[Key], *, apart: bool) -> list[list[Key]]:
-    """Notes of seconds share a panel, unless colours tell runs `apart`."""
+    """Group the keys by panel. Notes of seconds share one, unless runs are distinguished by colour."""
     found: dict[object, list[Key]] = {}
     for key in keys:
         shared = not apart and key[0] == "notes" and key[1].endswith("_seconds")
@@ -188,5 +188,5 @@ def _xy(points: Points) -> dict[str, list[float]]:
 
 
 def _short(values: Sequence[float]) -> list[float]:
-    """To six places, and whole numbers as such: a plot has no more, and the page is to be small."""
+    """Round to six digits, and whole numbers to int: plots show no more, and the page should be small."""
     return [int(v) if v == int(v) and abs(v) < 1e15 else float(f"{v:.6g}") for v in values]

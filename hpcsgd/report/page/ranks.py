@@ -1,6 +1,6 @@
-"""What every rank did in the traced steps: computing, waiting for messages, and messages hidden behind it.
+"""What every rank did in the traced steps: computing, waiting for messages, and hidden messages.
 
-The trace has the events of one rank after the other, window by window; so no more than those are in memory.
+The trace has the events of one rank after the other, window by window, so only those are in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcsgd.report.overlap import QUANTITIES, length, overlap, union, without
 from hpcsgd.report.trace import MEETINGS, TRAINING, Line, Window, read
 
 COMPUTING = ("data", "forward", "backward", "update")
-"""Parts of a step, on the thread that trains."""
+"""Parts of a step, on the training thread."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Rank:
 
 
 def ranks(trace: Path) -> dict[int, Rank]:
-    """By rank, over all windows. Raises `UserError` where it cannot be read."""
+    """Return the totals of all windows by rank. Raises `UserError` if the trace cannot be read."""
     found: dict[int, Rank] = {}
     try:
         for number, window in _windows(trace):
@@ -51,11 +51,14 @@ def ranks(trace: Path) -> dict[int, Rank]:
 
 
 def _windows(trace: Path) -> Iterator[tuple[int, Window]]:
-    """With the rank of each. Events are noted when they are over, so the window's end cuts none of them."""
+    """Yield each window with its rank.
+
+    Events are noted when they are over, so the end of a window cuts none of them.
+    """
     rank, begin = -1, 0.0
     events: list[Event] = []
     for line in read(trace):
-        if line["ph"] == "i":  # the clock begins what one rank has to tell of a window, "overlap" ends all
+        if line["ph"] == "i":  # "clock" begins the events of a rank in a window, "overlap" ends the window
             if events:
                 yield rank, _window(begin, events)
             rank, begin, events = line["pid"], line["ts"] / 1e6, []
@@ -78,7 +81,7 @@ def _event(line: Line) -> Event:
 
 
 def _computing(window: Window) -> dict[str, float]:
-    """Parts of the step, without the waiting within them, which is told apart."""
+    """Return seconds by part of the step, without waiting, which is reported separately."""
     own = [e for e in window.events if e.thread == TRAINING and e.end > window.begin]
     standing = union((e.start, e.end) for e in own if e.kind == WAIT)
     return {

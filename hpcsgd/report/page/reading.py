@@ -1,4 +1,4 @@
-"""The metrics of one run, in one pass and little memory: courses by step, totals, and what is new."""
+"""The metrics of one run, read in one pass with little memory: courses by step, and totals."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Key = tuple[str, str]
 """Kind of record, and field."""
 Row = tuple[float, float, float, float]
 SPENT = ("step", "samples", "seconds", "bytes")
-"""What a course may be drawn against: a `Row`."""
+"""What a course may be drawn against, as a `Row`."""
 PLACE = frozenset({"kind", "step", "epoch"})
 TOLD_OTHERWISE = PLACE | {"samples", *STEP_TABLES, "counts"}
-"""Fields of readings that are no courses of their own."""
+"""Fields of step records that are not courses by themselves."""
 COMPUTED = "computed"
-"""The kind of what stands in no record."""
+"""The kind of values that are in no record."""
 COURSES = 1000
-"""At most so many of a run are kept: a kind of record with a new field in every line would have no end."""
+"""Maximum number of courses of a run. Records may have new fields in every line."""
 
 
 class Ruler:
-    """How far the run was at its readings; once they are too many, at every other of them."""
+    """The progress of the run at its records; at every other one if they are too many."""
 
     most = 1000
 
@@ -47,20 +47,20 @@ class Ruler:
             self._every *= 2
 
     def rows(self, most: int) -> list[Row]:
-        """From the beginning to the last reading, at most about so many."""
+        """Return about `most` rows, from the beginning to the last record."""
         rows = self._rows[:: -(-len(self._rows) // max(most, 2))]
         return rows if rows[-1] == self._last else [*rows, self._last]
 
 
 class PhaseCourse:
-    """Seconds of each phase in stretches of steps, neighbours of which are joined once there are too many."""
+    """Seconds of each phase in stretches of steps; neighbours are joined if there are too many."""
 
     most = 400
 
     def __init__(self) -> None:
         self._stretches: list[tuple[int, Counter[str]]] = []  # the last step of each
         self._width = 1
-        self._room = 0  # readings that the last stretch may still take
+        self._room = 0  # records that the last stretch may still take
 
     def add(self, step: int, seconds: dict[str, float]) -> None:
         if self._room:
@@ -76,13 +76,13 @@ class PhaseCourse:
         self._room = self._width - 1
 
     def stretches(self) -> list[tuple[int, int, Counter[str]]]:
-        """The last step, how many steps, and seconds by phase."""
+        """Return the last step, the number of steps and the seconds by phase of each stretch."""
         ends = [0, *(end for end, _ in self._stretches)]
         return [(end, max(end - begin, 1), s) for begin, (end, s) in zip(ends, self._stretches, strict=False)]
 
 
 class Reading:
-    """Of all records added so far."""
+    """What all records so far add up to."""
 
     def __init__(self) -> None:
         self.totals = Totals()
@@ -90,11 +90,11 @@ class Reading:
         self.ruler = Ruler()
         self.phases = PhaseCourse()
         self.records: Counter[str] = Counter()
-        """By kind."""
+        """Number of records by kind."""
         self.words: dict[Key, Counter[str]] = {}
-        """What is no number: how often it came, of what came first."""
+        """Values that are not numbers: how often each of the first ones came."""
         self.left_out = 0
-        """Values for whose course there was no room."""
+        """Number of values without room for their course."""
 
     def add(self, record: Record) -> None:
         kind, step = record["kind"], record["step"]
@@ -120,7 +120,7 @@ class Reading:
                 self._course(COMPUTED, f"mean {name}").add(step, mean)
 
     def _alone(self, step: int) -> None:
-        """The part of the steps so far."""
+        """Add a point to the course of the fraction of local steps so far."""
         if (part := self.totals.lssr) is not None:
             self._course(COMPUTED, "lssr").add(step, max(part, 0.0))
 
@@ -148,7 +148,7 @@ class Reading:
 
 
 def read(path: Path, records: Iterable[Record]) -> Reading:
-    """All of them, from the file `path`, which the `UserError` names where one is not as it should be."""
+    """Read all records of the file `path`; a `UserError` for a damaged record names it."""
     reading = Reading()
     for number, record in enumerate(records, start=1):
         try:

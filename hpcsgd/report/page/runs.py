@@ -1,4 +1,4 @@
-"""What the page is about: the folders that were named, and all that is in each of them, read in one pass."""
+"""The runs of a page: the named folders, and the content of each, read in one pass."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from hpcsgd.report.records import ISLANDS, METRICS
 from hpcsgd.report.run_folder import JOB_FILE, flat
 
 MOST = 100
-"""Runs of a page."""
+"""Maximum number of runs of a page."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """All that its folder tells."""
+    """The content of a run's folder."""
 
     folder: Path
     label: str
     config: Mapping[str, Any]
-    """By whole keys, as ``optimizer.lr``."""
+    """Values by full keys, such as ``optimizer.lr``."""
     timeline: AttemptTimeline
     reading: Reading
     ranks: Mapping[int, Rank] = field(default_factory=dict)
-    """Of the traced steps, if any were."""
+    """The ranks of the traced steps, if there are any."""
     events: Sequence[event_log.Event] = ()
-    """Of its islands, if it has any."""
+    """The events of its replica groups, if it is elastic."""
     touched: datetime | None = None
-    """When something was last written."""
+    """Time of the last change."""
     samples: int | None = None
-    """Of all islands together, if it has any."""
+    """Samples of all replica groups together, if it is elastic."""
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Of the last start."""
+        """Return facts about the last start."""
         attempts = self.timeline.attempts
         return dict(flat(attempts[-1].about)) if attempts else {}
 
@@ -66,7 +66,7 @@ class Run:
 
 
 def find(paths: Sequence[Path]) -> dict[str, Path]:
-    """By label, the run folders among these and in these, such as those of a comparison or a sweep."""
+    """Return by label the run folders among `paths` and in them, such as those of a comparison or a sweep."""
     found: dict[Path, str] = {}
     for path in paths:
         found |= _runs_in(path)
@@ -103,7 +103,7 @@ def _is_run(path: Path) -> bool:
 
 
 def load(label: str, folder: Path) -> Run:
-    """Raises `UserError` where something in it is damaged."""
+    """Return the content of a run's folder. Raises `UserError` if something in it is damaged."""
     job, traced, events = folder / JOB_FILE, folder / trace.NAME, folder / event_log.NAME
     log = folder / "run.log"
     if not log.exists():

@@ -1,4 +1,4 @@
-"""The tables of the page: figures of each run, what differs between them, starts, and what is no number."""
+"""The tables of the page: figures, differences between runs, starts, and values that are not numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcsgd.report.summary import byte_text, flop_text, second_text
 Text = Callable[[Any], str]
 NOTHING = "–"
 ALWAYS_OTHER = ("started", "command", "working_directory")
-"""What differs between any two starts, so that it is not worth a mark."""
+"""What differs between any two starts and is therefore not marked."""
 FIGURE_TEXTS: Mapping[str, tuple[str, Text]] = {
     "steps": ("steps", "{:,}".format),
     "epochs": ("epochs", "{:,}".format),
@@ -27,14 +27,14 @@ FIGURE_TEXTS: Mapping[str, tuple[str, Text]] = {
         for name, word in ((key, ""), (f"best_{key}", "best "))
     },
     "best_epoch": ("best after epoch", "{:,}".format),
-    "meetings": ("meetings", "{:,}".format),
+    "meetings": ("synchronizations", "{:,}".format),
     "median_distance": ("median D", "{:.3g}".format),
     "distance": ("D at the last test", "{:.3g}".format),
     "lssr": ("LSSR", "{:.1%}".format),
-    "rounds": ("rounds of islands", "{:,}".format),
-    "islands_lost": ("islands lost", "{:,}".format),
-    "islands_returned": ("islands returned", "{:,}".format),
-    "islands_left": ("islands left", "{:,}".format),
+    "rounds": ("elastic rounds", "{:,}".format),
+    "islands_lost": ("replica groups lost", "{:,}".format),
+    "islands_returned": ("replica groups returned", "{:,}".format),
+    "islands_left": ("replica groups left", "{:,}".format),
     "mean_density": ("density", "{:.3%}".format),
     "mean_staleness": ("staleness", "{:.2f}".format),
     "mean_ahead": ("steps ahead", "{:.2f}".format),
@@ -46,10 +46,10 @@ FIGURE_TEXTS: Mapping[str, tuple[str, Text]] = {
     "flops": ("model's work", flop_text),
     "utilization": ("of the peak", "{:.1%}".format),
 }
-"""By the key in a summary: what the figure is called, and how it is written."""
+"""By the key in a summary: the name of the figure, and its format."""
 NOT_IF_ZERO = ("distance", "bytes", "meetings")
 RATIOS = ("seconds", "bytes")
-"""Figures of which the ratio to the first run is told."""
+"""Figures with a ratio to the first run."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Row:
 
 
 def figures(runs: Sequence[Run]) -> list[Row]:
-    """What is known of at least one of the runs."""
+    """Return the figures that are known for at least one run."""
     numbers = list(map(_numbers, runs))
     rows = [Row("state", [run.state for run in runs]), Row("P × K", [run.shape for run in runs])]
     for key, (name, text) in FIGURE_TEXTS.items():
@@ -85,7 +85,7 @@ def _numbers(run: Run) -> dict[str, Any]:
 
 
 def differences(tables: Sequence[Mapping[str, Any]], *, but: Sequence[str] = ()) -> list[Row]:
-    """All keys of all tables; those whose values differ are marked, except `but`."""
+    """Return all keys of all tables; those with different values are marked, except `but`."""
     rows = []
     for key in dict.fromkeys(key for table in tables for key in table):
         values = [_text(table[key]) if key in table else NOTHING for table in tables]
@@ -98,7 +98,7 @@ def environment(runs: Sequence[Run]) -> list[Row]:
 
 
 def configuration(runs: Sequence[Run]) -> list[Row]:
-    """The folder is always another."""
+    """Return the configuration; the output folder always differs and is not marked."""
     return differences([run.config for run in runs], but=("run.output_dir",))
 
 
@@ -109,7 +109,7 @@ def _text(value: Any) -> str:
 
 
 def starts(run: Run) -> list[list[str]]:
-    """A line each, as `START_HEAD` says."""
+    """Return a line for each start, with the columns of `START_HEAD`."""
     lines = []
     for number, (attempt, redone) in enumerate(
         zip(run.timeline.attempts, run.timeline.redone(), strict=True), start=1
@@ -135,7 +135,7 @@ START_HEAD = ("start", "from (UTC)", "last word (UTC)", "steps", "made again", "
 
 
 def words(run: Run) -> list[Row]:
-    """What records said that is no number."""
+    """Return the values in records that are not numbers."""
     return [
         Row(f"{name} ({kind})", [", ".join(f"{text} ({n:,} ×)" for text, n in found.items())])
         for (kind, name), found in run.reading.words.items()

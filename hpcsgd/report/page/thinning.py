@@ -1,8 +1,8 @@
-"""A course of any length in few points, in one pass: spikes stay visible.
+"""A course of any length in few points, made in one pass; spikes stay visible.
 
-Values go into buckets of so many each, of which the least, the largest and the mean are kept. Once there are
-too many buckets, neighbours are joined and the later ones hold twice as many. So memory is that of the
-buckets, and nothing has to be known beforehand of how many values come.
+Values go into buckets of equal size. Each bucket keeps the least, the largest and the mean. If there are too
+many buckets, neighbours are joined, and later buckets hold twice as many values. So memory is that of the
+buckets, and the number of values need not be known.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import math
 from dataclasses import dataclass, field
 
 BUCKETS = 600
-"""At most so many: two points each, more than a panel has pixels."""
+"""Maximum number of buckets: with two points each, more than a panel has pixels."""
 Points = list[tuple[float, float]]
 
 
 @dataclass(slots=True)
 class Bucket:
-    """Of values one after the other."""
+    """Consecutive values of a course."""
 
     values: int
     low: tuple[float, float]
-    """Where, and how much."""
+    """Position and value."""
     high: tuple[float, float]
     places: float
-    """Sums, for the means."""
+    """Sums for the means."""
     total: float
 
     def join(self, later: Bucket) -> None:
@@ -44,9 +44,9 @@ class Thinned:
     most: int = BUCKETS
     values: int = 0
     strange: int = 0
-    """Values that are not finite: they are in no bucket."""
+    """Number of values that are not finite; they are in no bucket."""
     strange_at: float | None = None
-    """Where the first of them was."""
+    """Position of the first of them."""
     last: tuple[float, float] | None = None
     _buckets: list[Bucket] = field(default_factory=list)
     _width: int = 1
@@ -68,13 +68,13 @@ class Thinned:
             self._buckets.append(new)
 
     def extremes(self) -> tuple[float, float] | None:
-        """The least and the largest of all."""
+        """Return the least and the largest of all values."""
         if not self._buckets:
             return None
         return min(b.low[1] for b in self._buckets), max(b.high[1] for b in self._buckets)
 
     def points(self, most: int = BUCKETS) -> Points:
-        """The least and the largest of at most so many buckets, in order, and the last value."""
+        """Return the least and largest values of at most `most` buckets, in order, and the last value."""
         found: Points = []
         for bucket in self._few(most):
             found += sorted({bucket.low, bucket.high})
@@ -83,7 +83,7 @@ class Thinned:
         return found
 
     def means(self, most: int) -> Points:
-        """Of at most so many buckets."""
+        """Return the means of at most `most` buckets."""
         return [(b.places / b.values, b.total / b.values) for b in self._few(most)]
 
     def _few(self, most: int) -> list[Bucket]:
@@ -94,7 +94,7 @@ class Thinned:
 
 
 def _joined(buckets: list[Bucket]) -> list[Bucket]:
-    """Half as many; those given are left as they are."""
+    """Return half as many buckets; the given ones stay unchanged."""
     found = []
     for i in range(0, len(buckets), 2):
         first = buckets[i]

@@ -1,4 +1,4 @@
-"""Plots over time: the starts of a requeued job; of islands who was a member when, how far, and with what."""
+"""Plots over time: the starts of a requeued job, and members, progress and resources of replica groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS = "seconds since the start"
 
 
 def restarts(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Steps by time of day, where a run was started more than once: each start is a line of its own."""
+    """Yield steps by time of day for runs that were started more than once; each start is a line."""
     traces: list[Trace] = []
     for i, run in enumerate(runs):
         if len(run.timeline.attempts) < 2:
@@ -40,7 +40,7 @@ def _clock(seconds: float) -> str:
 
 
 def replica_groups(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Of islands: who averaged when, how far they were, and what each was given to compute with."""
+    """Yield plots about replica groups: when they averaged, their progress, and their resources."""
     for run in runs:
         timeline = tell(run.events)
         of = "" if len(runs) == 1 else f"{run.label}: "
@@ -51,7 +51,7 @@ def replica_groups(runs: Sequence[Run]) -> Iterator[Plot]:
 
 
 def _members(timeline: Timeline, of: str) -> Plot:
-    """A line for each island while it was a member, and marks where it was lost or came back."""
+    """Return a plot with a line for each group while it was a member, and marks for lost groups."""
     traces: list[Trace] = []
     for replica_group, lines in timeline.lines.items():
         x: list[float | None] = []
@@ -59,40 +59,40 @@ def _members(timeline: Timeline, of: str) -> Plot:
             x += [line[0][0], line[-1][0], None]
         y = [None if at is None else replica_group for at in x]
         look = {"mode": "lines", "width": 6, "colour": replica_group, "hoverinfo": "x+name"}
-        traces.append({"type": "scatter", "name": f"island {replica_group}", "x": x, "y": y, **look})
+        traces.append({"type": "scatter", "name": f"replica group {replica_group}", "x": x, "y": y, **look})
     for kind, marks in timeline.marks.items():
         traces.append(
             _marks(kind, [at for _, (at, _) in marks], [replica_group for replica_group, _ in marks])
         )
-    layout = {"yaxis": {"title": "island", "dtick": 1}, "xaxis": {"title": SECONDS}}
-    return Plot(f"{of}members: which islands averaged when", traces, wide=True, layout=layout)
+    layout = {"yaxis": {"title": "replica group", "dtick": 1}, "xaxis": {"title": SECONDS}}
+    return Plot(f"{of}members: which replica groups averaged when", traces, wide=True, layout=layout)
 
 
 def _progress(timeline: Timeline, of: str) -> Plot:
-    """One line, since all members have the same progress, and marks where islands were lost or came back."""
+    """Return a plot with one line, since all members have the same progress, and marks for lost groups."""
     x, y = zip(*timeline.progress, strict=True)
     line = {"mode": "lines", "shape": "hv", "colour": 0, "hovertemplate": "%{y:.4g} epochs"}
     traces: list[Trace] = [{"type": "scatter", "name": "all members", "x": x, "y": y, **line}]
     for kind, marks in timeline.marks.items():
         mark = _marks(kind, [at for _, (at, _) in marks], [epochs for _, (_, epochs) in marks])
-        traces.append({**mark, "text": [f"island {replica_group}" for replica_group, _ in marks]})
+        traces.append({**mark, "text": [f"replica group {replica_group}" for replica_group, _ in marks]})
     title = f"{of}progress: {count_text(max(y), 'epoch')} in {second_text(timeline.end)}"
     return Plot(title, traces, wide=True, layout={"yaxis": {"title": "epochs"}, "xaxis": {"title": SECONDS}})
 
 
 def _units(timeline: Timeline, unit: str, of: str) -> Plot:
-    """A line for each island; where some have as many, pointing at them tells of all."""
+    """Return a plot with a line for each group; pointing at equal lines shows all of them."""
     given = [*timeline.units[unit], (timeline.end, timeline.units[unit][-1][1])]
     x = [at for at, _ in given]
     look = {"type": "scatter", "mode": "lines", "shape": "hv"}
     traces: list[Trace] = [
-        {"name": f"island {i}", "x": x, "y": [units.get(i) for _, units in given], "colour": i, **look}
+        {"name": f"replica group {i}", "x": x, "y": [units.get(i) for _, units in given], "colour": i, **look}
         for i in timeline.replica_groups
     ]
     totals = [sum(units.values()) for _, units in given]
     span = f"{min(totals):,}" if min(totals) == max(totals) else f"{min(totals):,} to {max(totals):,}"
     axes = {"yaxis": {"title": unit, "rangemode": "tozero"}, "xaxis": {"title": SECONDS}}
-    title = f"{of}{unit} of each island: {span} in all"
+    title = f"{of}{unit} of each replica group: {span} in all"
     return Plot(title, traces, wide=True, layout={**axes, "hovermode": "x unified"})
 
 

@@ -1,6 +1,6 @@
-"""Makes the page: tables by a template, plots by Plotly, which is in the page, packed, and so is its data.
+"""The writer of the page: tables by a template, plots by Plotly, with script and data in the page.
 
-The page may load nothing, and runs no other scripts than its own two: their hashes are in its policy.
+The page may load nothing, and runs no scripts except its own two: their hashes are in its policy.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from hpcsgd.report.page.runs import Run, find, load
 log = logging.getLogger(__name__)
 
 LARGEST = 5_000_000
-"""Bytes of a page."""
+"""Maximum number of bytes of a page."""
 PAUSE = 4
-"""While a job runs: so many times as long as writing the page takes, at least, until it is written again."""
+"""While a job runs, writing pauses for at least this multiple of the time that writing takes."""
 
 
 def write(paths: Sequence[Path], target: Path | None = None) -> Path:
-    """Write the page of these runs, of one into its folder. Raises `UserError`."""
-    _library()  # rather than when all has been read
+    """Write the page of these runs; that of a single run into its folder. Raises `UserError`."""
+    _library()  # fail before all is read
     found = find(paths)
     target = _target(paths, target)
     _write(target, [load(label, folder) for label, folder in found.items()])
@@ -44,7 +44,7 @@ def write(paths: Sequence[Path], target: Path | None = None) -> Path:
 
 
 def follow(paths: Sequence[Path], target: Path | None = None, every: int = 10) -> Path:
-    """The same again and again, from the files alone, until all are complete. The page reloads itself."""
+    """Write the page repeatedly, from files alone, until all runs are complete. The page reloads itself."""
     _library()
     if every < 1:
         raise UserError(f"--every {every}: at least a second")
@@ -83,7 +83,7 @@ def _write(target: Path, runs: Sequence[Run], every: int = 0) -> None:
 
 
 def render(runs: Sequence[Run], every: int = 0, points: int = panels.POINTS) -> str:
-    """The page, with about so many points in its plots."""
+    """Return the page, with about `points` points in its plots."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined)
@@ -120,7 +120,7 @@ def render(runs: Sequence[Run], every: int = 0, points: int = panels.POINTS) -> 
 
 
 def _json(data: Any) -> str:
-    """As it may stand in a script element."""
+    """Return JSON that may stand in a script element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
@@ -141,7 +141,7 @@ def _resource(name: str) -> str:
 
 
 def _library() -> str:
-    """Plotly's script, as its package has it."""
+    """Return Plotly's script from its package."""
     try:
         from jinja2 import Environment  # noqa: F401 - the template needs it
         from plotly.offline import get_plotlyjs

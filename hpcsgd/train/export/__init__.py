@@ -1,4 +1,4 @@
-"""Out of the door: the averaged model of a run in the formats of others."""
+"""Export of a run's averaged model to other formats."""
 
 from hpcsgd.train.export.formats import FORMATS
 from hpcsgd.train.export.write import export

@@ -1,4 +1,4 @@
-"""The formats in which a model is given away; each writes what it writes whole or not at all."""
+"""The export formats. Each writes its file or folder as a whole, or not at all."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ from hpcsgd.report.run_folder import JOB_FILE
 from hpcsgd.train.export.left import Left
 
 ORIGIN = "hpcsgd.json"
-"""In a folder: where the model comes from."""
+"""A file in exported folders that says where the model comes from."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Format:
-    """`name`: of the file or folder in the run's, where no other is given."""
+    """A format. `name` is the default file or folder inside the run's folder."""
 
     name: str
     write: Callable[[Left, Path], None]
 
 
 def write_safetensors(left: Left, target: Path) -> None:
-    """One file. Of a tensor with two names there is one, and the metadata tell: other name → that name, as
-    `save_model` of the library has it, whose `load_model` reads it."""
+    """Write one file. A tensor with two names is written once.
+
+    The metadata map the other name to that name, as in `save_model` of the library, whose `load_model` reads
+    it.
+    """
     library = safetensors_library()
     weights, ties = distinct(left.weights)
     plain = {name: x.contiguous() for name, x in weights.items()}
@@ -52,7 +55,7 @@ def write_safetensors(left: Left, target: Path) -> None:
 
 
 def write_hf(left: Left, target: Path) -> None:
-    """A folder for `from_pretrained` of the library `transformers`, with the tokenizer if it is of a file."""
+    """Write a folder for `from_pretrained` of `transformers`, with the tokenizer if it has files."""
     model = pretrained(left.model())
     if model is None:
         raise UserError(
@@ -72,13 +75,13 @@ def write_hf(left: Left, target: Path) -> None:
 
 
 def write_dcp(left: Left, target: Path) -> None:
-    """A folder for `torch.distributed.checkpoint.load`, under the names of the model's `state_dict`."""
+    """Write a folder for `torch.distributed.checkpoint.load`, with the names of the model's `state_dict`."""
     from torch.distributed.checkpoint import state_dict_saver
     from torch.distributed.checkpoint.api import CheckpointException  # no Exception for Python
 
     try:
         with new_folder(target) as part:
-            with without_warnings():  # that this is one process
+            with without_warnings():  # torch warns that this is a single process
                 state_dict_saver.save(dict(left.weights), checkpoint_id=part)  # pyright: ignore[reportUnknownMemberType]
             _write_origin(left, part)
     except CheckpointException as error:
@@ -93,22 +96,22 @@ FORMATS: Mapping[str, Format] = {
 
 
 def _readable(left: Left, *files: Path) -> None:
-    """By whoever may read the run: the library writes files for their owner alone."""
+    """Give `files` the permissions of the run, because the library writes files for their owner only."""
     for file in files:
         shutil.copymode(left.run / JOB_FILE, file)
 
 
 def _tokenizer(left: Left) -> Tokenizer | None:
-    """What the data were made with, where they are still there."""
+    """Return the tokenizer of the data, or None, with a log line, if its files are gone."""
     try:
         return tokenizer_of_store(left.config.data.path)
     except UserError as error:
-        log.warning("no tokenizer beside the model: %s", error)
+        log.warning("the model is exported without a tokenizer: %s", error)
         return None
 
 
 def _for_writing_on(model: Any, tokenizer: Tokenizer | None) -> None:
-    """Token by token: remembering what was seen, which training does not need, and until a text ends."""
+    """Configure the model to generate text, with a cache, which training does not need, and an end."""
     model.config.use_cache = True
     if tokenizer is not None and model.config.eos_token_id is None:
         model.config.eos_token_id = tokenizer.end

@@ -1,4 +1,4 @@
-"""The averaged model that a run has left: at its end, or in its newest checkpoint. In one process."""
+"""The averaged model of a run, at its end or in its newest checkpoint, read in one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODEL = "model.pt"
 
 @dataclass(frozen=True)
 class Left:
-    """Of the run of `config`, after `step` steps, read from `source`."""
+    """The model that the run of `config` has left, after `step` steps, read from `source`."""
 
     config: Config
     run: Path
@@ -37,11 +37,11 @@ class Left:
 
     @cached_property
     def weights(self) -> Weights:
-        """As in the model's `state_dict`; a tensor of two names is one."""
+        """The weights as in the model's `state_dict`; a tensor with two names exists once."""
         return self._read()
 
     def model(self) -> nn.Module:
-        """Built anew, with these weights in the dtypes that they have."""
+        """Return a new model with these weights, in their dtypes."""
         model = built(self.config)
         for name, value in model.state_dict(keep_vars=True).items():
             if name in self.weights:
@@ -51,7 +51,7 @@ class Left:
 
     @property
     def origin(self) -> dict[str, str]:
-        """What is told of it in every format."""
+        """Facts about the model that every format includes."""
         return {
             "hpcsgd": version("hpcsgd"),
             "step": "unknown" if self.step is None else str(self.step),
@@ -61,7 +61,10 @@ class Left:
 
 
 def left_by(run: Path) -> Left:
-    """Raises `UserError` where `run` is no run's folder, or nothing of its model is there yet."""
+    """Return the model of the run in the folder `run`.
+
+    Raises `UserError` if `run` is not the folder of a run, or has no model yet.
+    """
     if not (run / JOB_FILE).is_file():
         raise UserError(f"{run}: not the folder of a run: there is no {JOB_FILE}")
     config, model = load(run / JOB_FILE), run / MODEL
@@ -74,7 +77,7 @@ def left_by(run: Path) -> Left:
 
 
 def built(config: Config) -> nn.Module:
-    """The model as the run laid it out in memory."""
+    """Return the model with the memory layout of the run."""
     model = models.build(config.model.name, config.model.arguments)
     if config.training.channels_last:
         model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch has no type for it
@@ -82,7 +85,7 @@ def built(config: Config) -> nn.Module:
 
 
 def newest(folder: Path) -> Saved | None:
-    """The newest checkpoint that is whole; see `Checkpoints.newest`."""
+    """Return the newest checkpoint that is whole; see `Checkpoints.newest`."""
 
     def on_one_rank(world: Communicator) -> Saved | None:
         return Checkpoints(folder, form(world)).newest()
@@ -97,7 +100,7 @@ def _averaged(config: Config, saved: Saved) -> Weights:
 
 
 def _went_on(run: Path, model: Path) -> bool:
-    """Whether the run was taken up again after it had left its model."""
+    """Return whether the run was resumed after it had saved its model."""
     written = model.stat().st_mtime_ns
     manifests = (run / CHECKPOINTS).glob("step-*/manifest.json")
     return any(manifest.stat().st_mtime_ns > written for manifest in manifests)

@@ -1,4 +1,4 @@
-"""What `hpcsgd export` does."""
+"""The command `hpcsgd export`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hpcsgd.train.export.left import left_by
 
 
 def export(run: Path, kind: str = "safetensors", to: Path | None = None) -> str:
-    """Write the averaged model that is in the folder `run`, in the format `kind`, to the file or folder `to`,
-    which must not be there yet; a line that tells so.
+    """Write the averaged model of the run in the folder `run`, and return a line about it.
 
-    Raises `UserError` where there is no model yet, or it cannot be written so.
+    `kind` is the format. `to` is the file or folder, which must not exist. Raises `UserError` if there is no
+    model yet, or the format cannot hold it.
     """
     if kind not in FORMATS:
         raise UserError(f"no format {kind!r}; {near_miss(kind, FORMATS)}")

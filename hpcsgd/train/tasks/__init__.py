@@ -1,4 +1,4 @@
-"""What is to be learned, by the kind of data: each a loss, and how good a model is. One task, one file."""
+"""Tasks by the kind of data: each has a loss and figures of merit. One file per task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TASKS: Mapping[type[Split], Callable[[Any], Task]] = {
 
 
 def task_of(data: Split) -> Task:
-    """That which this data is for."""
+    """Return the task for this kind of data."""
     return TASKS[type(data)](data)
 
 

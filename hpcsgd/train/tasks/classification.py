@@ -1,4 +1,4 @@
-"""Which of some classes is it? Cross-entropy, and the share of right answers."""
+"""Classification: cross-entropy, and the fraction of right answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcsgd.train.tasks.task import Result, tally_of, unfit
 
 
 class Classification:
-    """Scores [b, classes] or more, y int64 [b]."""
+    """The task for scores [b, classes] or more columns, and y int64 [b]."""
 
     at_once = 512
     tokens = None
@@ -24,7 +24,7 @@ class Classification:
         return cross_entropy(scores, y)
 
     def tally(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Loss, right answers, samples."""
+        """Return the sums of loss, right answers and samples."""
         loss = cross_entropy(scores, y, reduction="sum")
         return tally_of(loss, (scores.argmax(1) == y).sum(), len(y))
 

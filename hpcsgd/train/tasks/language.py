@@ -1,7 +1,7 @@
-"""Which token comes next? Cross-entropy over tokens, and the perplexity, its exponential.
+"""Language modelling: cross-entropy over tokens, and the perplexity, its exponential.
 
-Where the store says how many bytes of text its tokens are: bits per byte, to be held against models of other
-tokens.
+If the dataset file says how many bytes of text its tokens are, also bits per byte, which are comparable
+between models with different tokens.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from hpcsgd.data.windows import IGNORED
 from hpcsgd.train.tasks.task import Result, tally_of, unfit
 
 SCORES_AT_ONCE = 1 << 25
-"""128 MB."""
+"""A limit of 128 MB."""
 
 
 class Language:
-    """Scores [b, bptt, types] or more, y int64 [b, bptt], where `IGNORED` counts for nothing.
+    """The task for scores [b, bptt, types] or more, and y int64 [b, bptt], where `IGNORED` does not count.
 
-    Of each window the first tokens are guessed knowing little, as no state is carried from the window before:
-    perplexities are higher than where it is.
+    No state is carried from window to window, so the first tokens of each window are predicted from little
+    context. Perplexities are higher than those of models that carry it.
     """
 
     tallied = 2
@@ -37,7 +37,7 @@ class Language:
         return cross_entropy(scores.flatten(0, 1), y.flatten(), ignore_index=IGNORED)
 
     def tally(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Loss, tokens."""
+        """Return the sums of loss and tokens."""
         loss = cross_entropy(scores.flatten(0, 1), y.flatten(), ignore_index=IGNORED, reduction="sum")
         return tally_of(loss, (y != IGNORED).sum())
 

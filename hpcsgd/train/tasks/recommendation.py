@@ -1,8 +1,8 @@
-"""Which items does a user like? Binary cross-entropy, and how often the right one is among the first ten.
+"""Recommendation: binary cross-entropy, and how often the right item is among the first ten.
 
 "Neural Collaborative Filtering" (https://arxiv.org/abs/1708.05031, sections 3.1.1 and 4.1): an item that the
-user has rated is to score higher than others. HR@10 is the share of users for whom it is among the highest
-ten of its row, and NDCG@10 counts it 1/log2(place + 1) there, places from 1.
+user has rated should score higher than others. HR@10 is the fraction of users for whom it is among the
+highest ten of its row. NDCG@10 counts it 1/log2(place + 1) there, with places from 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FIRST = 10
 
 
 class Recommendation:
-    """Scores [b, m], before the sigmoid, y float32 [b, m]: 1 in column 0, 0 in all others."""
+    """The task for scores [b, m] before the sigmoid, and y float32 [b, m]: 1 in column 0, 0 in all others."""
 
     at_once = 512
     tokens = None
@@ -31,8 +31,11 @@ class Recommendation:
         return binary_cross_entropy_with_logits(scores, y)
 
     def tally(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Loss (the mean of each sample), hits, gains, samples. Who scores as high comes first: a model that
-        scores all items alike has found nothing."""
+        """Return the sums of loss (the mean of each sample), hits, gains and samples.
+
+        Items with equal scores rank before the right one: a model that scores all items alike has found
+        nothing.
+        """
         loss = binary_cross_entropy_with_logits(scores, y, reduction="sum") / y.shape[1]
         place = 1 + (scores[:, 1:] >= scores[:, :1]).sum(1)
         hits = place <= FIRST

@@ -1,10 +1,10 @@
-"""What did it look like before it was reduced? The mean absolute difference, and the PSNR.
+"""Super-resolution: the mean absolute difference to the original image, and the PSNR.
 
-"Enhanced Deep Residual Networks for Single Image Super-Resolution" (https://arxiv.org/abs/1707.02921, section
-4.2): trained by L1. The PSNR is that of most papers: of the luminance Y of BT.601 from 16 to 235, of values
-rounded to 8 bits, without as many pixels at each border as the scale; 10 · log10(255² / mean square) of each
-image, and the mean of these. Difference from that paper's figures on DIV2K, which are of RGB and lower;
-hierarchical local SGD (Table II) does not say of what its figures are.
+"Enhanced Deep Residual Networks for Single Image Super-Resolution" (https://arxiv.org/abs/1707.02921,
+section 4.2) trains by L1. The PSNR is that of most papers: of the luminance Y of BT.601 from 16 to 235, with
+values rounded to 8 bits, without a border as wide as the scale. It is 10 · log10(255² / mean square) per
+image, averaged over images. That paper's figures on DIV2K are of RGB, and lower. Hierarchical local SGD
+(Table II) does not say what its figures refer to.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from hpcsgd.data import Pairs
 from hpcsgd.train.tasks.task import Result, tally_of, unfit
 
 LUMINANCE = (65.481, 128.553, 24.966)
-"""Of red, green and blue from 0 to 1; black is 16."""
+"""Weights of red, green and blue from 0 to 1; black is 16."""
 BLACK = 16.0
 PEAK = 255.0
 HIGHEST = 100.0
-"""Decibels of images that are the same."""
+"""Decibels of identical images."""
 
 
 class SuperResolution:
-    """Images [b, 3, s·h, s·w], from 0 to 1, and y of the same shape."""
+    """The task for images [b, 3, s·h, s·w], from 0 to 1, and y of the same shape."""
 
-    at_once = 1  # images to test on are of unlike sizes
+    at_once = 1  # test images have different sizes
     tokens = None
     tallied = 3
 
@@ -38,7 +38,7 @@ class SuperResolution:
         return l1_loss(scores, y)
 
     def tally(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Loss (the mean of each image), decibels, images."""
+        """Return the sums of loss (the mean of each image), decibels and images."""
         loss = (scores - y).abs().flatten(1).mean(1).sum()
         return tally_of(loss, psnr(scores, y, self._data.scale).sum(), len(y))
 
@@ -55,7 +55,7 @@ class SuperResolution:
 
 
 def psnr(images: Tensor, y: Tensor, border: int) -> Tensor:
-    """Of each of `images` [b, 3, H, W], from 0 to 1, against `y`, without the `border`: float64 [b]."""
+    """Return the PSNR of `images` [b, 3, H, W], from 0 to 1, to `y`, without the `border`: float64 [b]."""
     difference = luminance(images) - luminance(y)
     inside = difference[:, border : difference.shape[1] - border, border : difference.shape[2] - border]
     squares = inside.square().flatten(1).mean(1)
@@ -63,7 +63,7 @@ def psnr(images: Tensor, y: Tensor, border: int) -> Tensor:
 
 
 def luminance(images: Tensor) -> Tensor:
-    """Y of what is left of `images` [b, 3, H, W] in 8 bits: float64 [b, H, W]."""
+    """Return the luminance Y of `images` [b, 3, H, W] after rounding to 8 bits: float64 [b, H, W]."""
     rounded = images.double().clamp(0, 1).mul(PEAK).round() / PEAK
     weights = rounded.new_tensor(LUMINANCE).view(3, 1, 1)
     return BLACK + (rounded * weights).sum(1)

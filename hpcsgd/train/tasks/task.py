@@ -1,4 +1,4 @@
-"""What training and evaluation ask of a task."""
+"""The interface of a task for training and evaluation."""
 
 from __future__ import annotations
 
@@ -13,59 +13,59 @@ from hpcsgd.errors import UserError
 
 @dataclass(frozen=True)
 class Result:
-    """Of a whole split: the mean loss, and figures of merit, by their names in `FIGURES`."""
+    """The mean loss of a whole split, and figures of merit by their names in `FIGURES`."""
 
     loss: float
     figures: dict[str, float]
 
 
 class Task(Protocol):
-    """A loss and how good a model is, from what a model makes of samples (its scores) and their y.
+    """A loss and figures of merit, from a model's outputs for samples (its scores) and their y.
 
-    An evaluation adds up tallies of all batches of all ranks, so the result does not depend on how samples
-    were divided among them.
+    An evaluation adds up the tallies of all batches of all ranks. So the result does not depend on how
+    samples were divided among ranks.
     """
 
     @property
     def at_once(self) -> int:
-        """Samples whose scores may be in memory together, where nobody asked for a number."""
+        """The number of samples whose scores may be in memory together, if the user gave no number."""
         ...
 
     @property
     def tallied(self) -> int:
-        """Numbers in a tally."""
+        """The number of entries in a tally."""
         ...
 
     @property
     def tokens(self) -> int | None:
-        """Of a sample, where it is made of them."""
+        """The number of tokens per sample, or None if samples are not made of tokens."""
         ...
 
     def loss(self, scores: Tensor, y: Tensor) -> Tensor:
-        """The mean over these samples, to be differentiated."""
+        """Return the mean loss over these samples, which is differentiable."""
         ...
 
     def tally(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Sums over these samples, float64 [tallied]."""
+        """Return sums over these samples, float64 [tallied]."""
         ...
 
     def result(self, tally: Tensor) -> Result:
-        """What sums over all samples come to."""
+        """Return the result for sums over all samples."""
         ...
 
     def require(self, scores: Tensor, x: Tensor, model: str) -> None:
-        """Raise `UserError` unless what the model called `model` made of x can be used."""
+        """Raise `UserError` unless the scores of the model called `model` for x have the right shape."""
         ...
 
 
 def tally_of(loss: Tensor, *others: Tensor | int) -> Tensor:
-    """Of these sums, where they were computed."""
+    """Return a tally of these sums, on the device of `loss`."""
     numbers = (x if isinstance(x, Tensor) else loss.new_full((), x, dtype=torch.float64) for x in others)
     return torch.stack([x.double() for x in (loss, *numbers)])
 
 
 def unfit(model: str, scores: Tensor, x: Tensor, why: str, expected: list[int]) -> UserError:
-    """Scores of that shape are of no use."""
+    """Return an error which says that scores of this shape do not fit."""
     return UserError(
         f"[model]: {model} gives scores of shape {list(scores.shape)} for {len(x)} samples, but {why}: "
         f"expected {expected}",

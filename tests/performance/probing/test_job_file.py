@@ -44,7 +44,7 @@ def test_the_command_on_two_ranks(folder: Path) -> None:
     assert trained.code == 0, trained.err
     assert "2 groups of 1 rank," in trained.out
     assert "was of another training" not in trained.out
-    assert "step 8: the groups are further apart than probed (D = " in trained.out
+    assert "step 8: the distance between groups is larger than probed (D = " in trained.out
 
 
 SELSYNC = ("--method.name", "selsync", "--method.delta", "0.3")

@@ -67,7 +67,7 @@ def test_courses_against_steps_samples_seconds_and_bytes(tmp_path: Path) -> None
     assert accuracy["step"] == [20, 40, 60]
     (wobble,) = page.panel("wobble")["traces"]  # of a method that the report has never heard of
     assert wobble["y"] == pytest.approx([r["wobble"] for r in found if "wobble" in r], rel=1e-5)
-    (alone,) = page.panel("LSSR: the part of the steps so far that groups made alone")["traces"]
+    (alone,) = page.panel("LSSR: the fraction of local steps so far")["traces"]
     told = [step for step in range(6, 61) if step % 6 == 0 or step % EVERY == 0]
     both = [step for step in told for _ in range(1 + (step % 12 == 0))]  # a meeting and a reading
     assert sorted(alone["step"]) == both

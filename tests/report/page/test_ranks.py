@@ -110,13 +110,13 @@ def test_a_run_of_islands_shows_who_was_there_how_far_and_with_what(tmp_path: Pa
     assert page.tiles["samples"] == f"{5 * 64}", "of both"
     assert page.panel("training loss")["traces"][0]["y"] == [1.1, 1.2, 1.3], "of the one that made the most"
     assert page.panel("test accuracy")["traces"][0]["y"] == [0.875], "of whoever was first"
-    traces = {t["name"]: t for t in page.panel("members: which islands averaged when")["traces"]}
-    assert traces["island 0"]["x"][:2] == [0.0, 2.0]
-    assert traces["island 1"]["x"][:2] == [0.0, 5.0]
+    traces = {t["name"]: t for t in page.panel("members: which replica groups averaged when")["traces"]}
+    assert traces["replica group 0"]["x"][:2] == [0.0, 2.0]
+    assert traces["replica group 1"]["x"][:2] == [0.0, 5.0]
     assert (traces["died"]["x"], traces["died"]["y"]) == ([2.0], [0])
     line, died = page.panel("progress: 1.5 epochs in 5 s")["traces"]
     assert list(zip(line["x"], line["y"], strict=True)) == [(0, 0), (1, 0.5), (2, 0.5), (4, 1.5), (5, 1.5)]
-    assert (died["x"], died["y"], died["text"]) == ([2.0], [0.5], ["island 0"])
-    units = {t["name"]: t["y"] for t in page.panel("samples of each island: 16 in all")["traces"]}
-    assert units == {"island 0": [8, None, None], "island 1": [8, 16, 16]}
-    assert (page.tiles["rounds of islands"], page.tiles["islands lost"]) == ("2", "1")
+    assert (died["x"], died["y"], died["text"]) == ([2.0], [0.5], ["replica group 0"])
+    units = {t["name"]: t["y"] for t in page.panel("samples of each replica group: 16 in all")["traces"]}
+    assert units == {"replica group 0": [8, None, None], "replica group 1": [8, 16, 16]}
+    assert (page.tiles["elastic rounds"], page.tiles["replica groups lost"]) == ("2", "1")
