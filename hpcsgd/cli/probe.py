@@ -23,9 +23,9 @@ def probe(
     delta: Annotated[bool, Parameter(negative="")] = False,
     steps: int = 200,
 ) -> None:
-    """Train 2, 4, 8, … virtual groups for some synchronizations; report how many are good.
+    """Train 2, 4, 8, … virtual groups for a while; report how many the training tolerates, and why.
 
-    Runs on as many ranks as you start, even on one, and reports why.
+    Runs on as many ranks as you start, even on one.
 
     :param job: The job file, as for hpcsgd train.
     :param overrides: Keys of the file to change, such as --method.sync_every 4.

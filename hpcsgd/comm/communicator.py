@@ -197,7 +197,7 @@ class Communicator:
 
     def close_dups(self, timeout: float) -> bool:
         """End the extra threads; return False if one is still busy `timeout` seconds later. Collective."""
-        self.run(lambda: None, "what may still be handed over to them").wait()
+        self.run(lambda: None, "calls that are still pending").wait()
         return close_comm_threads(timeout, self.dup_threads)
 
     def run(self, call: Callable[[], Any], what: str, *tensors: Tensor) -> Work:

@@ -76,7 +76,7 @@ class Parts:
         with in_section(section, *keys):
             if names_one and any(isinstance(kind, str) for kind in kinds):
                 raise UserError(
-                    f"what it is for cannot be told: the annotation {kinds[0]!r} has names that are not "
+                    f"the kind of this value is unknown: the annotation {kinds[0]!r} has names that are not "
                     "there when the job file is read, as those imported under TYPE_CHECKING are not"
                 )
         return value

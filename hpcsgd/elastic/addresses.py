@@ -20,7 +20,7 @@ def require_own(host: str) -> None:
     try:
         socket.create_server((host, 0)).close()
     except OSError as error:
-        raise UserError(f"--host {host}: nobody can listen there: {error.strerror}") from error
+        raise UserError(f"--host {host}: cannot listen there: {error.strerror}") from error
 
 
 def own_towards(coordinator: str) -> str:

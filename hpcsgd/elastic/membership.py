@@ -45,7 +45,7 @@ class Membership:
         self._times_left_out: Counter[int] = Counter()
 
     def come(self, replica_group: int, rank: int, ranks: int, address: str, rounds: int) -> None:
-        """A rank of `ranks` listens at `address`, holds the mean of round `rounds`, and wants to join."""
+        """Record that one of `ranks` ranks, at `address` and with the mean of `rounds`, wants to join."""
         if self.register.phase is Phase.FINISHED:
             return
         candidate = self._candidates.setdefault(replica_group, Candidate(ranks))
@@ -59,7 +59,7 @@ class Membership:
         self._close_if_all_came()
 
     def vote(self, replica_group: int, rank: int, generation: int, rounds: int, ballot: Vote) -> None:
-        """A rank of a member holds the whole mean of the round after `rounds`."""
+        """Record the vote of a rank, which holds the whole mean of the round after `rounds`."""
         if not self._running(replica_group, generation, rounds):
             return
         self._votes[replica_group, rank] = ballot
@@ -72,7 +72,7 @@ class Membership:
             self._open()
 
     def object(self, replica_group: int, generation: int, rounds: int) -> None:
-        """A rank of a member cannot finish the round after `rounds`."""
+        """Give up the round after `rounds`, which a rank of a member cannot finish."""
         if self._running(replica_group, generation, rounds):
             self._open()
 
@@ -81,13 +81,13 @@ class Membership:
         self.register = replace(self.register, units=tuple(sorted(units.items())))
 
     def expect(self, replica_group: int) -> None:
-        """A member leaves to come back with other ranks, and the others wait for it."""
+        """Wait for a member that leaves to come back with other ranks."""
         self._candidates.pop(replica_group, None)
         if self.register.phase is Phase.RUN and replica_group in self.register.replica_groups:
             self._open()
 
     def lose(self, replica_group: int) -> None:
-        """A replica group died, or has been silent for too long."""
+        """Drop a replica group that died, or has been silent for too long."""
         self._candidates.pop(replica_group, None)
         self.expected -= {replica_group}
         if self.register.phase is Phase.RUN and replica_group in self.register.replica_groups:
@@ -120,7 +120,7 @@ class Membership:
         return frozenset(came - self._left_out.keys())
 
     def finish(self, replica_group: int, generation: int) -> None:
-        """A member has finished the training and saved it."""
+        """Finish, because a member has completed the training and saved it."""
         if generation == self.register.generation and replica_group in self.register.replica_groups:
             self.register = replace(self.register, phase=Phase.FINISHED)
 

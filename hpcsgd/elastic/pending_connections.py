@@ -1,6 +1,6 @@
 """Connections whose ends have not identified themselves.
 
-Their number is limited, because anybody can connect.
+Their number is limited, because any process can connect.
 """
 
 from __future__ import annotations

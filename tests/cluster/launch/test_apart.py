@@ -309,7 +309,7 @@ def told_by(replica_groups: Islands, *words: str) -> str:
     [
         (["--replica-group", "2"], "--replica-group 2: of 2 groups, they are 0 to 1"),
         (["--host", "127.0.0.1"], "--host 127.0.0.1: only with --replica-group"),
-        (["--replica-group", "0", "--host", "192.0.2.1"], "--host 192.0.2.1: nobody can listen there: "),
+        (["--replica-group", "0", "--host", "192.0.2.1"], "--host 192.0.2.1: cannot listen there: "),
         (
             ["--replica-group", "0", "--rebalance.resource", "ranks"],
             "job.toml: [rebalance] resource = ranks: groups ",
