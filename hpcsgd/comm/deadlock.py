@@ -127,8 +127,8 @@ class Table:
             for call in calls:
                 other, theirs = known.setdefault(call.number, (rank, call))
                 if theirs.what != call.what:
-                    told = f"rank {rank} began {call.text}, rank {other} began {theirs.text}"
-                    return Deadlock(f"ranks make different calls: {told}: {_REMEDY}", (other, rank))
+                    both = f"rank {rank} began {call.text}, rank {other} began {theirs.text}"
+                    return Deadlock(f"ranks make different calls: {both}: {_REMEDY}", (other, rank))
             while len(known) > KEPT:
                 del known[next(iter(known))]
         return None
@@ -172,8 +172,8 @@ def _line(awaited: Mapping[int, Sequence[int]], reports: Mapping[int, Report]) -
     first, *others = [
         (names(sorted(ranks)), "is" if len(ranks) == 1 else "are", text) for text, ranks in texts.items()
     ]
-    told = [" ".join((first[0], first[1], "in", first[2])), *(f"{who} in {text}" for who, _, text in others)]
-    return f"ranks wait for each other: {', '.join(told)}: {_REMEDY}"
+    waits = [" ".join((first[0], first[1], "in", first[2])), *(f"{who} in {text}" for who, _, text in others)]
+    return f"ranks wait for each other: {', '.join(waits)}: {_REMEDY}"
 
 
 def _left(

@@ -247,5 +247,5 @@ def _guarded(call: Callable[[], Any], what: str, ranks: GlooBackend) -> Any:
 
 def _lost(error: RuntimeError, what: str, ranks: GlooBackend) -> PeerLost:
     """Return the error without gloo's source locations and its guess at the cause."""
-    said = re.sub(r"\[\S*\.(?:cc|cpp|h):\d+\] ", "", first_line(error)).split(". This", 1)[0]
-    return PeerLost(f"{what} over {ranks.size} ranks by {ranks.name}: {said}")
+    cause = re.sub(r"\[\S*\.(?:cc|cpp|h):\d+\] ", "", first_line(error)).split(". This", 1)[0]
+    return PeerLost(f"{what} over {ranks.size} ranks by {ranks.name}: {cause}")

@@ -77,53 +77,54 @@ def chosen(backend: str, environ: Mapping[str, str], no_mpi: Callable[[], str]) 
         )
     if backend == "mpi":
         return Choice("mpi", "asked for")
-    told = launched(environ)
-    by_torchrun = told is not None and not told.launcher.of_mpi
-    meeting = default_group() or in_environment(environ)
-    if told is not None:
-        _require_one(told, environ)
+    launch = launched(environ)
+    by_torchrun = launch is not None and not launch.launcher.of_mpi
+    rendezvous = default_group() or in_environment(environ)
+    if launch is not None:
+        _require_one(launch, environ)
     if by_torchrun or backend == "gloo":
-        if isinstance(meeting, str):
+        if isinstance(rendezvous, str):
             raise NoWorld(
-                f'backend = "gloo": ranks cannot connect ({meeting}): {RENDEZVOUS}',
+                f'backend = "gloo": ranks cannot connect ({rendezvous}): {RENDEZVOUS}',
                 key="backend",
             )
-        return Choice("gloo", "torchrun started them" if by_torchrun else "asked for", meeting)
-    if told is not None and told.size != 1:
+        return Choice("gloo", "torchrun started them" if by_torchrun else "asked for", rendezvous)
+    if launch is not None and launch.size != 1:
         if not (why := no_mpi()):
-            return Choice("mpi", f"{told.launcher.name} started them")
-        if isinstance(meeting, str):
-            raise NoWorld(f"{told.by} started ranks, but there is no MPI for them ({why}): {REMEDY}")
-        return Choice("gloo", f"{told.launcher.name} started them, and there is no MPI ({why})", meeting)
-    if not isinstance(meeting, str) and meeting.size > 1:
+            return Choice("mpi", f"{launch.launcher.name} started them")
+        if isinstance(rendezvous, str):
+            raise NoWorld(f"{launch.by} started ranks, but there is no MPI for them ({why}): {REMEDY}")
+        return Choice("gloo", f"{launch.launcher.name} started them, and there is no MPI ({why})", rendezvous)
+    if not isinstance(rendezvous, str) and rendezvous.size > 1:
         by = (
             f"{TORCH_RANK} and {TORCH_SIZE} say so"
-            if meeting.url
+            if rendezvous.url
             else "torch.distributed has a default group"
         )
-        return Choice("gloo", by, meeting)
+        return Choice("gloo", by, rendezvous)
     return Choice("gloo", "alone", Place()) if no_mpi() else Choice("mpi", "alone")
 
 
-def _require_one(told: Launched, environ: Mapping[str, str]) -> None:
+def _require_one(launch: Launched, environ: Mapping[str, str]) -> None:
     """Raise `NoWorld` if two launchers have started ranks of different worlds.
 
     One launcher may start the agents of torchrun, each of which starts ranks.
     """
     agents = environ.get("GROUP_WORLD_SIZE", "")
     for other in all_said(environ):
-        fits = (other.size, other.rank) == (told.size, told.rank) or other.size in (1, None)
-        if told.launcher.of_mpi or fits or not agents.isdigit() or other.size == int(agents):
+        fits = (other.size, other.rank) == (launch.size, launch.rank) or other.size in (1, None)
+        if launch.launcher.of_mpi or fits or not agents.isdigit() or other.size == int(agents):
             continue
         raise NoWorld(
-            f"{told.by} and {other.by} have both started ranks, {told.size} and {other.size}: use one of "
+            f"{launch.by} and {other.by} have both started ranks, {launch.size} and {other.size}: use one of "
             "them. Where one starts torchrun on each node, give that `--nnodes` and `--rdzv-endpoint`"
         )
     own = [environ.get(name, "") for name in (TORCH_RANK, TORCH_SIZE, ADDRESS, PORT)]
-    if told.size not in (1, None) and all(own) and own[:2] != [str(told.rank), str(told.size)]:
+    if launch.size not in (1, None) and all(own) and own[:2] != [str(launch.rank), str(launch.size)]:
         raise NoWorld(
-            f"{told.by} started {told.size} ranks, of which this is {told.rank}, but {TORCH_RANK} = {own[0]} "
-            f"and {TORCH_SIZE} = {own[1]}: two launchers. Use one, or env -u {TORCH_RANK} -u {TORCH_SIZE} …"
+            f"{launch.by} started {launch.size} ranks, of which this is {launch.rank}, but {TORCH_RANK} = "
+            f"{own[0]} and {TORCH_SIZE} = {own[1]}: two launchers. "
+            f"Use one, or env -u {TORCH_RANK} -u {TORCH_SIZE} …"
         )
 
 

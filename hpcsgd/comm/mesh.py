@@ -51,8 +51,8 @@ def require_possible(world: Communicator, kind: str) -> None:
         raise UserError(f"mesh of {kind!r} devices: {why}")
     if kind != "cpu" and "" in accelerators:
         rank = accelerators.index("")
-        told = none_here(kind) if not own[3] else f"torch sees none on rank {rank}"
-        raise UserError(f"mesh of {kind!r} devices: {told}")
+        reason = none_here(kind) if not own[3] else f"torch sees none on rank {rank}"
+        raise UserError(f"mesh of {kind!r} devices: {reason}")
     shared = next((each for each in accelerators if each and accelerators.count(each) > 1), None)
     if shared is not None:
         first, second = [rank for rank, each in enumerate(accelerators) if each == shared][:2]

@@ -270,8 +270,8 @@ class Member:
 
 def _in_words(what: str, activity: tuple[str, str]) -> str:
     doing, phase = activity
-    told = what if phase == NO_PHASE else f"{what}, {phase}"
-    return f"{doing} ({told})" if doing else told
+    call = what if phase == NO_PHASE else f"{what}, {phase}"
+    return f"{doing} ({call})" if doing else call
 
 
 def _compact(ranks: Sequence[int]) -> Sequence[int]:

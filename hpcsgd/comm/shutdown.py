@@ -103,11 +103,11 @@ class Shutdown:
 
     def _tell(self, error: BaseException, first: BaseException | None) -> None:
         """Print `error`, and the exception that came `first` if `error` only followed from it."""
-        said = words(error)
+        text = words(error)
         if first is not None:
-            said = f"{with_traceback(first)}\nhpcsgd: {self._name}{said}"
+            text = f"{with_traceback(first)}\nhpcsgd: {self._name}{text}"
         to = print_at_once if is_loss(error) and first is None else tell
-        to(f"hpcsgd: {self._name}{said}")
+        to(f"hpcsgd: {self._name}{text}")
 
     @property
     def _name(self) -> str:

@@ -82,7 +82,7 @@ class Durations:
 
     def __post_init__(self) -> None:
         _require_seconds(
-            exchange=self.exchange, update=self.update, meeting=self.model_average, gather=self.gather
+            exchange=self.exchange, update=self.update, model_average=self.model_average, gather=self.gather
         )
 
     @property
