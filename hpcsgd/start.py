@@ -150,7 +150,7 @@ def _travelling(topology: Topology, backends: GivenBackends, device: str) -> Top
     cross = share_thread(group, cross)
     if own.device is not None and topology.rank == 0:
         log.info(
-            "tensors on devices travel in groups by %s, across groups by %s",
+            "device tensors: in groups by %s, across groups by %s",
             _told(group, why_group), _told(cross, why_cross),
         )  # fmt: skip
     return replace(topology, intra_group=group, inter_group=cross)

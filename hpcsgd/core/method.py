@@ -63,7 +63,7 @@ def _alike_everywhere(states: Mapping[str, State], *, aloud: bool) -> dict[str, 
     dropped = [f"{role} ({name})" for role, state in states.items() for name in state.not_shared()]
     if dropped and aloud:
         log.warning(
-            "state of a method, of one rank of another P × K: %s start anew; checkpoints bring them along",
+            "state of a method, saved by one rank of another P × K: %s start anew; checkpoints keep them",
             ", ".join(dropped),
         )
     return kept

@@ -146,7 +146,7 @@ class Slot(ABC):
             return
         if grad.layout != torch.strided:
             raise UserError(
-                f"gradient of {self.name} is sparse; only dense ones are exchanged (sparse=False)"
+                f"gradient of {self.name} is sparse, but only dense ones can be averaged: use sparse=False"
             )
         self._view.copy_(grad.detach())
         self.show()

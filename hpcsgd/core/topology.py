@@ -71,7 +71,7 @@ class Absent:
     count: int = 1
 
     def mean(self, w: Sequence[Tensor], t: int, *, alike: bool = True) -> None:
-        raise AssertionError("nobody is there to average with")
+        raise AssertionError("no other job to average with")
 
     def finish(self) -> None:
         pass
@@ -118,7 +118,7 @@ class Topology:
     def __repr__(self) -> str:
         """Return P × K and this rank's place."""
         groups = f"{count_text(self.num_groups, 'group')} of {self.group_size}"
-        place = f"position {self.shard_index} of group {self.group_index}"
+        place = f"shard {self.shard_index} of group {self.group_index}"
         return f"Topology({groups}, rank {self.rank}: {place})"
 
     @property

@@ -99,7 +99,7 @@ class Registered:
             if param not in here:
                 how = "replaced in" if name in named else "taken out of"
                 raise UserError(
-                    f"parameter {name} was {how} the model {SINCE}, and nobody would train it: change the "
+                    f"parameter {name} was {how} the model {SINCE}, and no rank would train it: change the "
                     "model before, load_state_dict without assign=True, or wrap a new optimizer"
                 )
 

@@ -75,6 +75,7 @@ def _tell_padding(topology: Topology, buckets: Sequence[Bucket]) -> None:
     padding = 1 - used / sum(b.size for b in buckets)
     if padding > MUCH and any(b.whole for b in buckets) and topology.rank == 0:
         log.warning(
-            "%.0f %% of the flat vectors is padding: tensors are too few or too unlike for %d positions",
+            "%.0f %% of the flat vectors is padding: there are too few tensors, or too unlike ones, for "
+            "groups of %d",
             100 * padding, topology.group_size,
         )  # fmt: skip

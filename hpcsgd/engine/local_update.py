@@ -190,7 +190,7 @@ class LocalUpdate:
         if not self._local.whole and self._hooks_inside():
             raise UserError(
                 f"a hook around step() was registered inside {kind_of(self._local.optimizer)}, where it "
-                "would see the pieces that this rank updates: register it on the DistributedOptimizer"
+                "would see only the parts that this rank updates: register it on the DistributedOptimizer"
             )
 
     def _update(self, step: Callable[[], None]) -> None:

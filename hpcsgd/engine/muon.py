@@ -101,7 +101,7 @@ def hidden_matrices(model: nn.Module, hidden: str | Sequence[str] | None = None)
                 raise UserError(f"muon: hidden: no trainable matrix of the model is called {pattern!r}")
         found = [p for name, p in named.items() if any(fnmatchcase(name, pattern) for pattern in hidden)]
     if not found:
-        raise UserError("muon: the model has no hidden matrices; say them by `hidden`, or use AdamW")
+        raise UserError("muon: the model has no hidden matrices; name them in `hidden`, or use AdamW")
     return found
 
 

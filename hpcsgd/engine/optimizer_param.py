@@ -72,7 +72,7 @@ class OptimizerParam:
             return
         place = self._place_in(self.bucket, self.bucket.param_shard)
         if place.data_ptr() != self.tensor.data_ptr():
-            require_alike(f"{self.index} (a piece of it)", self.tensor, place)
+            require_alike(f"{self.index} (a part of it)", self.tensor, place)
             place.copy_(self.tensor.detach())
             self.tensor.data = place
 

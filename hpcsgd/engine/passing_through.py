@@ -117,8 +117,9 @@ class PassingThrough:
     def _require_no_memory(self) -> None:
         if self.updating.remembers:
             raise UserError(
-                f"{kind_of(self.local.optimizer)} computes gradients several times in a step, and the "
-                "exchange of this method keeps a part of them for the next step: use one that sends all"
+                f"{kind_of(self.local.optimizer)} computes gradients several times in a step, but the "
+                "gradient reduction of this method keeps a part of them for later steps: use one that sends "
+                "all"
             )
 
     def _pass_methods(self) -> None:
@@ -129,7 +130,7 @@ class PassingThrough:
                 raise UserError(
                     f"{kind_of(self.local.optimizer)} has a {type(each).__name__} inside with param groups "
                     "of its own, which would miss what a rank updates: leave elementwise, tensorwise and "
-                    "master out"
+                    "master_dtype out"
                 )
             if len(each.param_groups) == len(groups):
                 each.zero_grad = self.zero_grad

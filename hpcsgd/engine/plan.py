@@ -99,8 +99,8 @@ class StepPlan:
         for until, stage in self.sequence[:-1]:
             if until is None:
                 raise UserError(
-                    'nobody can tell when this method changes to its second one (at = "first lr decay"): '
-                    'plan each of the two by itself, or give name = "switch" with at = a number of steps'
+                    'it is not known when this method switches to its second one (at = "first lr decay"): '
+                    'plan each of the two separately, or give name = "switch" with at = a number of steps'
                 )
             end = until if after < until < steps else steps  # a switch whose step is over never comes
             found += stage.of_run(end, after)

@@ -171,8 +171,8 @@ class GradientReducer:
         if self._sending.sent:
             if self.remembers:
                 raise UserError(
-                    f"{name} after gradients were sent, of which the exchange of this method keeps a "
-                    "part: make DistributedOptimizer with overlap_grad_reduce=False, or set "
+                    f"{name} after gradients were sent, of which this method's gradient reduction keeps "
+                    "a part: make DistributedOptimizer with overlap_grad_reduce=False, or set "
                     "requires_grad_(False) for "
                     "parameters whose gradients are not used"
                 )

@@ -139,9 +139,13 @@ def require_scalable(optimizer: DistributedOptimizer) -> None:
     """Raise `UserError` if this optimizer cannot be used with a `GradScaler`."""
     if optimizer.method.grad_reduce.traits.keeps_gradients:
         raise UserError(
-            "GradScaler with an exchange that keeps gradients, which would be of several scales: use bfloat16"
+            "GradScaler: the gradient reduction keeps gradients, which would have several scales: use "
+            "bfloat16"
         )
     if optimizer.topology.is_elastic:
-        raise UserError("GradScaler among groups that may die: each would skip other steps; use bfloat16")
+        raise UserError("GradScaler: groups that may die would each skip other steps: use bfloat16")
     if optimizer.local.has_masters:
-        raise UserError("GradScaler with masters: what it unscales is not what they are updated by")
+        raise UserError(
+            "GradScaler: master weights are updated by copies of gradients that it does not unscale: leave "
+            "master_dtype out"
+        )

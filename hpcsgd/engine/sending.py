@@ -55,7 +55,7 @@ class SendsGradients:
                 bucket = self._buckets[index]
                 self._arrived_on[index].precede()
                 call = functools.partial(self._exchange, self._context, bucket)
-                work = self._context.topology.world.run(call, "exchange of gradients", bucket.gradients)
+                work = self._context.topology.world.run(call, "gradient reduction", bucket.gradients)
                 self.sent.append(work)
                 self._versions.append(bucket.version())
 

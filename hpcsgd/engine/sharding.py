@@ -195,7 +195,7 @@ class ShardedOptimizer(AtWork):
         if (m := state.pop(MASTER, None)) is not None:
             if held.master is None:
                 raise UserError(
-                    "optimizer state with masters: give DistributedOptimizer(master_dtype=...), too"
+                    "optimizer state with master weights: give DistributedOptimizer(master_dtype=...), too"
                 )
             held.master.m.copy_(m)
         load_own_state(self._all, held.tensor, state)

@@ -5,7 +5,8 @@ quantizers they pack vectors into few bits.
 
 Native libraries run them for float32 on the CPU and on NVIDIA GPUs, if built (csrc/ and csrc/cuda/; the
 latter has no 2-bit numbers). `hpcsgd.kernels.on_device` serves other devices, and `hpcsgd.kernels.reference`
-all the rest; it defines the results. All agree bit for bit, except for the order in which `accumulate` sums a norm.
+all the rest; it defines the results. All agree bit for bit, except for the order in which `accumulate` sums a
+norm.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def native() -> Native | None:
         return Native.load()
     except OSError as error:
         logger.warning(
-            "no native kernels, so sparse exchange and narrow quantizers will be slow; pip install hpcsgd "
-            "again where there is a C++ compiler (%s)",
+            "no native kernels, so sparse reductions and quantizers will be slow: pip install hpcsgd again "
+            "where there is a C++ compiler (%s)",
             error,
         )
         return None
@@ -70,8 +71,8 @@ def cuda(device: torch.device) -> Cuda | None:
         library.require(device)
     except OSError as error:
         logger.warning(
-            "no native kernels on %s, so sparse exchange will be slow there; pip install hpcsgd again where "
-            "there is an nvcc of the driver's version (%s)",
+            "no native kernels on %s, so sparse reductions will be slow there: pip install hpcsgd again "
+            "where there is an nvcc of the driver's version (%s)",
             device,
             error,
         )
@@ -210,10 +211,10 @@ def pack(x: Tensor, code: Tensor, block: int, bits: int, draw: int | None = None
     """Write `x` into `code` as numbers of 8, 4 or 2 bits, with a scale for every `block` elements.
 
     `x`: (n,) float32; `block`: a multiple of 8; `code`: uint8, `packed_bytes` elements, aligned for float32.
-    A number times the scale is x, rounded to nearest even. With a `draw`, a 32-bit number, it is rounded up
-    or down at random so that the mean is x. Equal draws give equal results. The scale is the largest magnitude
-    over 127 or 7. It is NaN if the block has a NaN or an infinity, so that the block becomes NaNs. Blocks of
-    magnitudes that float32 cannot divide by that, below 10⁻⁴³, become zeros.
+    A number times the scale is x, rounded to nearest even. With a `draw`, a 32-bit number, it is rounded
+    up or down at random so that the mean is x. Equal draws give equal results. The scale is the largest
+    magnitude over 127 or 7. It is NaN if the block has a NaN or an infinity, so that the block becomes NaNs.
+    Blocks of magnitudes that float32 cannot divide by that, below 10⁻⁴³, become zeros.
 
     Numbers of 2 bits are −2, −1, 0 and 1, rounded to nearest. The scale is 1.4 times the mean magnitude. It
     is negative if the element of largest magnitude is positive, so that −2 stands for that side. Zeros stay

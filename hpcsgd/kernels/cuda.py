@@ -65,9 +65,9 @@ def threshold_of(sizes: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarr
     """Return which of a sample's magnitudes, from the top, is the threshold for candidates, and their room.
 
     Of SAMPLE elements, p ± √p are among the k largest, with p = k·SAMPLE/size. The rank is so far above p,
-    and the room so far above what that rank lets expect, that either is too small less than once in 10⁴ times for
-    elements in random order. Then the kernel reads all elements several times. Both are 0 if a sample does
-    not pay, with few elements or many selected.
+    and the room so far above what that rank lets expect, that either is too small less than once in 10⁴
+    times for elements in random order. Then the kernel reads all elements several times. Both are 0 if a
+    sample does not pay, with few elements or many selected.
     """
     p = k * (SAMPLE / np.maximum(sizes, 1))
     rank = (p + 4 * np.sqrt(p)).astype(np.int64) + 4

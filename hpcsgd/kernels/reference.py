@@ -10,7 +10,7 @@ from torch import Tensor
 from hpcsgd.errors import UserError
 
 OF_THE_MEAN = 1.4
-"""The scale of 2 bits in mean magnitudes: the error is least at 1.3 for normal numbers, at 1.7 for Laplace's."""
+"""The scale of 2 bits in mean magnitudes: the best is 1.3 for normal numbers, 1.7 for Laplace's."""
 
 
 def accumulate(acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:

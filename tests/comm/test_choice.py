@@ -165,7 +165,7 @@ def test_a_job_tells_once_what_it_chose(monkeypatch: pytest.MonkeyPatch, caplog)
 
     with caplog.at_level(logging.INFO, logger="hpcsgd"):
         assert threads.run(4, form, nodes=NODES) == [("gloo", "mpi")] * 4
-    (told,) = [record.getMessage() for record in caplog.records if "travel" in record.getMessage()]
+    (told,) = [record.getMessage() for record in caplog.records if "device tensors" in record.getMessage()]
     assert "in groups by gloo of torch" in told
     assert told.endswith("across groups by mpi (not by gpu_mpi: threads takes no addresses)")
 

@@ -120,7 +120,7 @@ def test_a_job_says_in_one_line_where_this_rank_is(run, n: int) -> None:
 
     last = run(n, said)[3]
     assert last == (
-        "Topology(2 groups of 2, rank 3: position 1 of group 1)",
-        "Topology(4 groups of 1, rank 3: position 0 of group 3)",
-        "Topology(1 group of 4, rank 3: position 3 of group 0)",
+        "Topology(2 groups of 2, rank 3: shard 1 of group 1)",
+        "Topology(4 groups of 1, rank 3: shard 0 of group 3)",
+        "Topology(1 group of 4, rank 3: shard 3 of group 0)",
     )

@@ -203,7 +203,7 @@ def test_a_state_with_masters_needs_them(run) -> None:
         state = made(torch.float32).state_dict()
         made(None).load_state_dict(state)
 
-    with pytest.raises(UserError, match=r"optimizer state with masters: give .*\(master_dtype="):
+    with pytest.raises(UserError, match=r"optimizer state with master weights: give .*\(master_dtype="):
         run(2, taken)
 
 
@@ -220,7 +220,7 @@ def test_a_scaler_is_refused(P: int) -> None:
         scaler.scale(loss(net, x.to(NARROW), y)).backward()
         scaler.step(optimizer)
 
-    with pytest.raises(UserError, match="GradScaler with masters"):
+    with pytest.raises(UserError, match="GradScaler: master weights"):
         threads.run(2, scaled)
 
 

@@ -197,7 +197,7 @@ def test_a_run_goes_by_the_stages_of_its_method() -> None:
     assert stages_of(switch(switch(first(), then(), 7), last(), 3), 10) == [(A, 3), (C, 7)]
     assert stages_of(switch(first(), switch(then(), last(), 3), 3), 10) == [(A, 3), (B, 7)]  # step 3 is over
     for method in (post_local(4), switch(sgp(), post_local(4), 3)):
-        with pytest.raises(UserError, match="nobody can tell when this method changes") as told:
+        with pytest.raises(UserError, match="it is not known when this method switches") as told:
             StepPlan.of(method).of_run(10)
         assert "\n" not in str(told.value)
 

@@ -183,8 +183,8 @@ def test_refusals() -> None:
         scaler.step(optimizer)
 
     for case, message in {
-        "sparse": "GradScaler with an exchange that keeps gradients",
-        "replica_groups": "GradScaler among groups that may die",
+        "sparse": "GradScaler: the gradient reduction keeps gradients",
+        "replica_groups": "GradScaler: groups that may die",
     }.items():
         with pytest.raises(UserError, match=message):
             threads.run(2, scaled, case)

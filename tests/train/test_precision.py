@@ -154,7 +154,7 @@ def test_masters_are_of_a_model_in_bfloat16(job_file: Path, tmp_path: Path) -> N
                 "--method.grad_reduce",
                 SPARSE,
             ],
-            r"\[training\] precision: GradScaler with an exchange that keeps gradients",
+            r"\[training\] precision: GradScaler: the gradient reduction keeps gradients",
         ),
         (["--training.channels_last", "true"], r"\[training\] channels_last: the model has no convolution"),
         (["--training.precision", "fp8"], "Allowed: bf16, bf16_master, fp16, fp32"),
@@ -175,7 +175,7 @@ def test_groups_that_may_die_would_skip_other_steps(job_file: Path) -> None:
         config = load(job_file, ["--training.precision", "fp16", "--method.name", "ensemble_sync"])
         assemble(config, dataclasses.replace(form(world), replica_groups=Absent(count=2)), "job.toml")
 
-    with pytest.raises(UserError, match=r"\[training\] precision: GradScaler among groups that may die"):
+    with pytest.raises(UserError, match=r"\[training\] precision: GradScaler: groups that may die"):
         threads.run(1, one)
 
 

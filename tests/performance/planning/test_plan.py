@@ -257,7 +257,7 @@ def test_a_change_that_nobody_can_tell_is_left_out_with_the_reason(
     tried = [Option({"name": name, "sync_every": 4}) for name in ("post_local", "hierarchical")]
     found, left_out = estimates(subject, machines.load(files[1]), tried, [16], 4)
     assert {e.option.name for e in found} == {"hierarchical"}
-    assert "nobody can tell when this method changes" in left_out["post_local sync_every=4"]
+    assert "it is not known when this method switches" in left_out["post_local sync_every=4"]
 
 
 def test_choice(files: tuple[Path, Path], subject: TrainingProfile) -> None:
