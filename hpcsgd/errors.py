@@ -183,10 +183,10 @@ def in_one_line(message: object) -> str:
 
 
 def tell(text: str) -> None:
-    """Print an error on stderr, and the first rank's also to files that the launching script reads.
+    """Print an error on stderr, and write it to the files that a batch script or torchrun has named.
 
-    A batch script names one file; otherwise it would only see how the other ranks were ended. torchrun names
-    a file for each rank.
+    A batch script names one file, since it would otherwise only see how the other ranks were ended. The first
+    rank writes it, and later ranks then print nothing. torchrun names a file for each rank.
     """
     if name := os.environ.get("HPCSGD_FAILURE"):
         try:

@@ -27,7 +27,8 @@ class State:
     one group they are dropped, unless they belong to a gradient reduction."""
     per_rank_params: dict[str, dict[str, Tensor]] = field(default_factory=dict[str, dict[str, Tensor]])
     """Tensors by name and parameter, with the parameter's number of elements, different on each rank. Ranks
-    get the mean over the ranks of a group, for another P over all. Dropped if a group has one rank."""
+    get the mean over the ranks of a group, for another P over all. Dropped if there is no other
+    rank to reduce gradients with."""
     per_rank: dict[str, Any] = field(default_factory=dict[str, Any])
     """Values by name of one group or rank. They are dropped, and a warning names them."""
 

@@ -1,8 +1,8 @@
 """A check that what an optimizer was wrapped around is still what is trained.
 
 The flat vectors hold the parameters that the model had at the wrapping. A parameter that was replaced since,
-or moved to other memory, would be trained on no rank or on one only, and averages would use stale values. So
-each step compares identities: of everything in the model's modules, of memory, and of parameter groups.
+or moved to other memory, would be trained on no rank or on one only. Averages would use stale values. So each
+step compares identities: of everything in the model's modules, of memory, and of parameter groups.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "mu": lambda group: 1.0,
     "mu_product": lambda group: 1.0,
 }
-"""State that is one number for a whole parameter, even if the parameter has one element, with the function
-that gives its start in torch's optimizers from the parameter group."""
+"""State that is one number for a whole parameter, even for a parameter of one element. Each function returns
+the number with which torch's optimizers start, given the parameter group."""
 
 
 def like_new(optimizer: optim.Optimizer, params: Iterable[Sequence[Tensor]]) -> optim.Optimizer:

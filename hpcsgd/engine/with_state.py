@@ -25,7 +25,7 @@ class WithState(optim.Optimizer):
 
     @abstractmethod
     def ready_for(self, call: str, *, across: bool = True) -> StepContext:
-        """Finish all that is under way for a `call`, also `across` groups; return the step. Collective."""
+        """Require all ranks, also `across` groups, in one `call`; return the step with w whole. Collective."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a plain optimizer over this group's whole parameters, and the method's state.

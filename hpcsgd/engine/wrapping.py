@@ -202,7 +202,7 @@ _users: WeakValueDictionary[int, optim.Optimizer] = WeakValueDictionary()
 """The optimizer that uses a part of a method with state, or a parameter, by that object's id."""
 
 _collecting = threading.Lock()
-"""A garbage collection that begins while another thread runs one does nothing; so only one may."""
+"""A lock, since a garbage collection that begins while another thread runs one does nothing."""
 
 
 def take(method: Method, optimizer: optim.Optimizer) -> None:

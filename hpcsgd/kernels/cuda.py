@@ -64,10 +64,10 @@ class Table(NamedTuple):
 def threshold_of(sizes: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return which of a sample's magnitudes, from the top, is the threshold for candidates, and their room.
 
-    Of SAMPLE elements, p ± √p are among the k largest, with p = k·SAMPLE/size. The rank is so far above p,
-    and the room so far above what that rank lets expect, that either is too small less than once in 10⁴
-    times for elements in random order. Then the kernel reads all elements several times. Both are 0 if a
-    sample does not pay, with few elements or many selected.
+    Of SAMPLE elements, p ± √p are among the k largest, with p = k·SAMPLE/size. The rank is far above p, and
+    the room far above what that rank lets expect. For elements in random order, either is too small less
+    than once in 10⁴ times. Then the kernel reads all elements several times. Both are 0 if a sample does not
+    pay, with few elements or many selected.
     """
     p = k * (SAMPLE / np.maximum(sizes, 1))
     rank = (p + 4 * np.sqrt(p)).astype(np.int64) + 4

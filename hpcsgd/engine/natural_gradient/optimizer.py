@@ -47,7 +47,7 @@ class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
         model: The model. Ignored layers: grouped and transposed convolutions, layers with parametrized or
             frozen weights, and layers that no backward pass reaches. Biases use output derivatives only.
         rank: Directions that an estimate stores one by one (r); at most D − 1 for D dimensions. Default 20.
-        alpha: Share of the mean eigenvalue that is added to all eigenvalues (α), at least 0. A lower value
+        alpha: Multiple of the mean eigenvalue that is added to all eigenvalues (α), at least 0. A lower value
             changes gradients more. Default 4.0.
         history: Rows over which an estimate forgets (N_S), above 0. A row is a sample, or one position of a
             sample. Default 2000.0.
