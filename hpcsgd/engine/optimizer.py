@@ -229,7 +229,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         return self._block.around(averaged(s, self.method.model_holder(), self.model))
 
     def ready_for(self, call: str, *, across: bool = True) -> StepContext:
-        """Require all ranks, also `across` groups, in one `call`; return the step with w whole. Collective."""
+        """Require all ranks, also `across` groups, in one `call`; return the step, w whole. Collective."""
         with self._during(call) as made:
             self.updating.settle(made)
             if not self._exchange.traits.across:

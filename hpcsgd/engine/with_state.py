@@ -25,7 +25,7 @@ class WithState(optim.Optimizer):
 
     @abstractmethod
     def ready_for(self, call: str, *, across: bool = True) -> StepContext:
-        """Require all ranks, also `across` groups, in one `call`; return the step with w whole. Collective."""
+        """Require all ranks, also `across` groups, in one `call`; return the step, w whole. Collective."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a plain optimizer over this group's whole parameters, and the method's state.
