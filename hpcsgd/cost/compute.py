@@ -78,7 +78,7 @@ class Busy:
 
 def _known(key: str, value: float | None) -> float:
     if value is None:
-        raise UserError(f"[compute] {key}: was not measured; hpcsgd measure tells it")
+        raise UserError(f"[compute] {key}: was not measured; run hpcsgd measure")
     return value
 
 
@@ -92,7 +92,7 @@ def _require_alike(batches: Sequence[int], *times: Sequence[float]) -> None:
 
 def _of_batch(batches: Sequence[int], seconds: Sequence[float], batch: float) -> float:
     if not batches:
-        raise UserError("[compute] batch_sizes: no model was measured: hpcsgd measure JOB does")
+        raise UserError("[compute] batch_sizes: no model was measured; run hpcsgd measure JOB")
     if len(batches) == 1:
         return seconds[0] * batch / batches[0]
     T = np.asarray(seconds)

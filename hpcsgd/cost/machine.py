@@ -156,7 +156,7 @@ def dump(machine: Machine) -> str:
 def measured(machine: Machine) -> Compute:
     """Return the machine's compute times. Raises `UserError` if the file has none."""
     if machine.compute is None:
-        raise UserError("the machine file has no [compute]: hpcsgd measure JOB says what the model takes")
+        raise UserError("the machine file has no [compute]: run hpcsgd measure JOB to measure the model")
     return machine.compute
 
 

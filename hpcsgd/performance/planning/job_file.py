@@ -66,7 +66,7 @@ def nodes_of(plan: Path, path: Path, overrides: Sequence[str]) -> tuple[int, int
 
 
 def _with_section(text: str, name: str, table: Mapping[str, Any]) -> str:
-    """Its lines, and those of the sections inside it, replaced where the first of them stood."""
+    """Return `text` with section `name` and its subsections replaced by `table`, at the first one's place."""
     kept: list[str] = []
     place: int | None = None
     inside = False

@@ -66,7 +66,7 @@ def run(
     _tell(ordered, why, left_out)
     if limit is None:
         log.warning(
-            "neither --probe nor [parallel] groups: nobody says how many groups the training can stand"
+            "neither --probe nor [parallel] groups is given: the plan does not limit the number of groups"
         )
     folder = config.run.output_dir.with_name(f"{config.run.output_dir.name}-plan")
     _write(folder, ordered, why, done, {"job": str(path), "machine": str(machine_file), "measured": done})
