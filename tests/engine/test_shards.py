@@ -150,7 +150,7 @@ REFUSALS: dict[str, tuple[Callable[[nn.Module, Topology], Any], str]] = {
     ),
     "narrow ones": (
         lambda net, topology: wrapped(shard(net, topology), topology, bsp(Quantized(gradients=int4()))),
-        "Quantized: parameters are sharded by torch",
+        "Quantized: torch shards the parameters",
     ),
     "some parameters that are whole": (
         lambda net, topology: wrapped(sharded_in_part(net, topology), topology, bsp()),

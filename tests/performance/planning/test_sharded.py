@@ -123,7 +123,7 @@ def test_nothing_is_chosen_that_torch_does(subject: TrainingProfile, job: Path) 
 
 
 def test_what_cannot_be_is_left_out(subject: TrainingProfile) -> None:
-    with pytest.raises(UserError, match="Sparse: parameters are sharded by torch"):
+    with pytest.raises(UserError, match="Sparse: torch shards the parameters"):
         sparsifier = {"name": "topk", "density": 0.1}
         method = {
             "name": "hierarchical",
