@@ -40,7 +40,9 @@ def wanted(saved: Saved, given: Given, state: Mapping[str, Any]) -> Mapping[str,
     with opened(saved, [FIRST]) as (file,):
         found = tree.items(file)
         if ITEMS not in found:
-            raise UserError(f"{saved.path} is of `hpcsgd train`: go on with that, by --resume")
+            raise UserError(
+                f"{saved.path} was saved by `hpcsgd train`: continue with `hpcsgd train --resume`"
+            )
         told = tree.read_item(found[ITEMS])
         there = told["kinds"]
         if given.optimizers != (saved_ones := 1 + len(tree.items(found[FURTHER]))):

@@ -231,7 +231,7 @@ def _begun(
     optimizers = [each for each in inner if isinstance(each, DistributedOptimizer)]
     if not given or len(optimizers) < len(given):
         kinds = ", ".join(type(each).__name__ for each in given) or "nothing"
-        raise UserError(f"{call}: {kinds} behind the folder: a DistributedOptimizer belongs there")
+        raise UserError(f"{call}: expected DistributedOptimizers after the folder, given {kinds}")
     if len(set(optimizers)) < len(optimizers):
         raise UserError(f"{call}: an optimizer is given twice")
     for optimizer in optimizers:
@@ -246,7 +246,7 @@ def _begun(
             require_outside(path)
         items.require_beside(state, optimizers)
         if topology.is_elastic:
-            raise UserError(f"{call} is not for groups that may die: let `hpcsgd train` save these")
+            raise UserError(f"{call} does not support elastic groups: `hpcsgd train` saves them")
     first, *others = topology.world.gather_objects((str(path), sorted(kinds.items())))
     for rank, theirs in enumerate(others, start=1):
         if theirs != first:

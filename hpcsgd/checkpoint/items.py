@@ -61,9 +61,7 @@ def require_beside(items: Mapping[str, object], optimizers: Iterable[Distributed
         if any(item is whole for whole in with_them):
             raise UserError(f"{name} is saved with its DistributedOptimizer: leave {name}= out")
         if isinstance(item, DistributedOptimizer | OuterWrapper):
-            raise UserError(
-                f"{name}: a {type(item).__name__} has its place behind the folder, without a name"
-            )
+            raise UserError(f"{name}: give the {type(item).__name__} after the folder, without a name")
 
 
 def state_of(item: Any) -> Any:

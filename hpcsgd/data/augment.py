@@ -14,9 +14,10 @@ PADDING = 4
 def crop_and_flip(x: Tensor, generator: Generator) -> Tensor:
     """Pad images of x [b, C, H, W] by 4 zeros on all sides, take random crops, and mirror half of them.
 
-    A crop has H x W pixels. This is the usual augmentation of CIFAR (https://arxiv.org/abs/1512.03385, section
-    4.2). All random numbers come from `generator`. The result is a new tensor like x. Raises `UserError` for
-    samples that are no images.
+    A crop has H x W pixels. This is the usual augmentation of CIFAR (https://arxiv.org/abs/1512.03385,
+    section 4.2). All random numbers come from `generator`. The result is a new tensor like x.
+
+    Raises `UserError` for samples that are no images.
     """
     if x.dim() != 4:
         raise UserError(f"crop_and_flip: samples of shape {list(x.shape[1:])} are no images [C, H, W]")

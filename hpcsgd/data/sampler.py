@@ -118,9 +118,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         if self._drawing is not None:
             require_whole(self._drawing, Sampler)
         if partition is not None and (self._drawing is not None or not drop_last):
-            raise UserError(
-                "a partition divides the samples of a dataset: neither a sampler nor drop_last=False"
-            )
+            raise UserError("partition: needs a dataset, not a sampler, and drop_last=True")
         self._drop_last = drop_last
         self._job = topology if isinstance(topology, Topology) else None
         self._partition = partition

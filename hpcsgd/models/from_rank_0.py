@@ -34,7 +34,9 @@ def require_alike(mine: Outline, first: Outline) -> None:
         if ours != theirs:
             raise UserError(f"{name}: {ours} here, {theirs} on rank 0: build the same model on all ranks")
         if here and not there:
-            raise UserError(f"{name} has values here and none on rank 0, whose all get: build it there, too")
+            raise UserError(
+                f"{name} has values here but none on rank 0, whose values all ranks get: build it there, too"
+            )
 
 
 def share_values(topology: Topology, model: nn.Module, unit: nn.Module, given: Collection[str]) -> None:

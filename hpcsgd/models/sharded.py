@@ -171,7 +171,7 @@ def units(model: nn.Module, blocks: Sequence[str] | None) -> list[tuple[nn.Modul
                 )
             if owner.setdefault(p, unit) is not unit:
                 raise UserError(
-                    f"blocks: {_name(model, p)} is in two of them: let one have both of its places"
+                    f"blocks: {_name(model, p)} is in two of them: put all modules with it into one block"
                 )
         found.append((unit, params))
         taken.update(own)
@@ -213,7 +213,7 @@ def _start(model: nn.Module, module: nn.Module, name: str, seed: int) -> None:
     if own is None and of_model is None:
         raise UserError(
             f"{name or 'the model'} ({type(module).__name__}) has no reset_parameters(), and the model no "
-            "_init_weights(module): nobody can give it values; build it with some"
+            "_init_weights(module): nothing initializes it: build it with values"
         )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.default_generator.manual_seed(random.Random(f"{seed} {name}").getrandbits(63))
@@ -224,8 +224,8 @@ def _start(model: nn.Module, module: nn.Module, name: str, seed: int) -> None:
         found = module.get_buffer(key)
         if (found.isnan() if found.is_floating_point() else found == _nothing(found.dtype)).any():
             raise UserError(
-                f"{name + '.' if name else ''}{key} is on the meta device, and nobody gives it values: build "
-                "it with some"
+                f"{name + '.' if name else ''}{key} is on the meta device, and nothing initializes it: build "
+                "it with values"
             )
 
 
@@ -247,8 +247,8 @@ def _shard(unit: nn.Module, mesh: Any, policies: dict[str, Any]) -> None:
     dtypes = {p.dtype for p in unit.parameters() if p.requires_grad and not is_fsdp(p)}
     if len(dtypes) > 1:
         raise UserError(
-            f"torch cannot shard {kind}: its parameters are of {', '.join(sorted(map(str, dtypes)))}, and "
-            "what is gathered together has to be of one: name those of the other in blocks"
+            f"torch cannot shard {kind}: its parameters are of {', '.join(sorted(map(str, dtypes)))}, but "
+            "a unit needs a single dtype: name the modules of the other dtype in blocks"
         )
     try:
         fully_shard(unit, mesh=mesh, **{**_accumulated(unit), **policies})
@@ -270,4 +270,4 @@ def _require_values(model: nn.Module) -> None:
     tensors: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
     for name, x in tensors:
         if x.device == META:
-            raise UserError(f"{name} is on the meta device, and nobody gives it values: build it with some")
+            raise UserError(f"{name} is on the meta device, and nothing initializes it: build it with values")

@@ -119,7 +119,7 @@ def _traced(found: Summary) -> str:
         for name, seconds in both.most_common()
         if seconds >= TOLD * both.total()
     )
-    return f"{count_text(found['steps'], 'step')}, of one {'; '.join(phases)}"
+    return f"{count_text(found['steps'], 'step')}; per step {'; '.join(phases)}"
 
 
 def _ahead(numbers: Summary) -> str:

@@ -61,7 +61,7 @@ class LoadersOfRanks:
         P, b = self.place.num_groups, batch_of_rank(data.group_batch_size, self.place.group_size)
         injection = make_injection(data)
         if injection is not None and P == 1:
-            log.warning("[data] injection: one group has nobody to share samples with")
+            log.warning("[data] injection: ignored, because there is only one group")
         if injection is None or P == 1:
             return _some(Batches(sampler, b))
         with in_section("data", "injection"):
@@ -85,8 +85,8 @@ class LoadersOfReplicaGroups:
         partition = make_partition(config.data)
         if partition is not None and not partition.allows_elastic_groups:
             raise UserError(
-                f"[data] partition: groups that `hpcsgd launch` starts may leave and return, and {partition} "
-                "divides samples among a number of groups that stays: give overlapping",
+                f"[data] partition: {partition} needs a fixed number of groups, but groups of `hpcsgd "
+                "launch` may leave and return: use overlapping",
                 key=("data", "partition"),
             )
         return _sampler(

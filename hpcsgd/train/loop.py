@@ -134,7 +134,9 @@ class TrainLoop(ABC):
         if made:
             self._updated()
         else:
-            self._progress.note(f"step {optimizer.t + 1}: gradients overflow in float16, scaled too high")
+            self._progress.note(
+                f"step {optimizer.t + 1}: no update: gradients overflowed in float16 (loss scale too high)"
+            )
 
     def _updated(self) -> None:
         """Do what follows an update: learning rate, metrics, trace, checkpoint."""
@@ -162,7 +164,7 @@ class TrainLoop(ABC):
             self._record_sync(notes)
 
     def _record_sync(self, notes: Mapping[str, float]) -> None:
-        """Record the first synchronization of a step; more of them do not make it less local."""
+        """Record the first synchronization of a step; further ones in that step do not count."""
         t, D = self._parts.optimizer.t, notes["distance"]
         if t == self._synced_at:
             return

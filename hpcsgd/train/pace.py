@@ -40,7 +40,7 @@ def tuned(config: Config, topology: Topology, source: str, resume: bool) -> Conf
     ):
         if topology.is_elastic:
             raise UserError(
-                "autotune_steps, machine: nothing is chosen for groups that `hpcsgd launch` starts: give "
+                "autotune_steps, machine: not supported for groups of `hpcsgd launch`: give "
                 "bucket_cap_mb and overlap_grad_reduce",
                 key="machine" if section.autotune_steps is None else "autotune_steps",
             )

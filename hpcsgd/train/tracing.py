@@ -164,7 +164,7 @@ class Trace:
         topology, owner = self._job, self._events.owner
         clock = self._compared()
         label = (
-            f"group {topology.group_index}, position {topology.shard_index}, "
+            f"group {topology.group_index}, shard index {topology.shard_index}, "
             f"clock within {clock.error * 1e6:.0f} µs of rank 0"
         )
         text = text_of(lines(seen, topology.rank, label, self._threads, names, clock))

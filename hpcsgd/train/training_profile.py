@@ -85,7 +85,7 @@ class TrainingProfile:
         if training.tokens is not None:
             if self.tokens is None:
                 raise UserError(
-                    "[training] tokens: that the samples are made of them is not known here",
+                    "[training] tokens: the number of tokens per sample is not known here: give steps",
                     key=("training", "tokens"),
                 )
             return training.tokens / (self.samples * self.tokens)

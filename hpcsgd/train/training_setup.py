@@ -160,7 +160,7 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
                 require_scalable(optimizer)
         if config.lr_schedule.scale_with == "alive" and not topology.is_elastic:
             raise UserError(
-                "[lr_schedule] scale_with = alive: only groups that may die do, by ensemble_sync",
+                "[lr_schedule] scale_with = alive: needs elastic groups (ensemble_sync)",
                 key=("lr_schedule", "scale_with"),
             )
         warm_up = make_warm_up(config.lr_schedule, optimizer, topology.total_groups, steps_per_epoch)
@@ -264,7 +264,7 @@ def make_natural_gradient(
     with in_section("optimizer", "natural_gradient"):
         if config.training.activation_checkpointing:
             raise UserError(
-                "activation_checkpointing: layers would be seen twice: give one of them, not both"
+                "activation_checkpointing: the natural gradient would see layers twice: give one of them"
             )
         return call(NaturalGradient, arguments, optimizer, model)
 

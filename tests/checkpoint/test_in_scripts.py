@@ -231,16 +231,19 @@ def test_values_come_back_as_they_are(tmp_path: Path, value: object, read: objec
 
 
 MISTAKES: dict[str, tuple[Callable[[Script, Path], object], str]] = {
-    "no optimizer": (lambda s, f: save(f, sampler=s.sampler), "nothing behind the folder: a DistributedOpt"),
+    "no optimizer": (
+        lambda s, f: save(f, sampler=s.sampler),
+        "expected DistributedOptimizers after the folder, given nothing",
+    ),
     "a plain one": (
         lambda s, f: save(f, s.optimizer, s.optimizer.local.optimizer),
-        "DistributedOptimizer, SGD behind the folder: a DistributedOptimizer belongs there",
+        "expected DistributedOptimizers after the folder, given DistributedOptimizer, SGD",
     ),
     "the model": (lambda s, f: save(f, s.optimizer, net=s.training.net), "net is saved with its Distributed"),
     "the optimizer inside": (
         lambda s, f: save(f, s.optimizer, inner=s.optimizer.local.optimizer), "inner is saved with its Dist",
     ),
-    "by name": (lambda s, f: save(f, s.optimizer, second=s.optimizer), "second: a DistributedOptimizer has"),
+    "by name": (lambda s, f: save(f, s.optimizer, second=s.optimizer), "second: give the DistributedOptimizer after"),
     "a named tuple": (
         lambda s, f: save(f, s.optimizer, seen={"a": Point(1, 2)}),
         "seen: a: a Point cannot be saved in a checkpoint: convert it to a plain tuple",
@@ -381,7 +384,9 @@ def test_checkpoints_of_runs_are_not_for_scripts(tmp_path: Path) -> None:
     def body(world: Communicator) -> None:
         script = Script(world, 1)
         Checkpoints(tmp_path, script.topology).write(0, capture(script.optimizer, shared={}, own={}))
-        with pytest.raises(JobError, match="is of `hpcsgd train`: go on with that, by --resume"):
+        with pytest.raises(
+            JobError, match="was saved by `hpcsgd train`: continue with `hpcsgd train --resume`"
+        ):
             script.load(tmp_path)
 
     threads.run(1, body)

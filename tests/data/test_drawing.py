@@ -152,9 +152,9 @@ def test_samplers_that_deal_are_refused() -> None:
     for given in (torchs, Sampler(10, job)):
         with pytest.raises(UserError, match="Sampler, which divides samples among ranks: give hpcsgd"):
             Sampler(given, job)
-    with pytest.raises(UserError, match="neither a sampler nor drop_last=False"):
+    with pytest.raises(UserError, match="partition: needs a dataset, not a sampler, and drop_last=True"):
         Sampler(RandomSampler(range(10)), job, partition=SelDP())
-    with pytest.raises(UserError, match="neither a sampler nor drop_last=False"):
+    with pytest.raises(UserError, match="partition: needs a dataset, not a sampler, and drop_last=True"):
         Sampler(10, job, partition=SelDP(), drop_last=False)
 
 

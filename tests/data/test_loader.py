@@ -118,7 +118,7 @@ def test_what_cannot_be(data: Windows) -> None:
     unread: Any = iter([1])
     with pytest.raises(UserError, match="data = an object of type list_iterator: expected a dataset"):
         Loader(unread, 2, sampler)
-    with pytest.raises(UserError, match=rf"deals 7 samples, and the data has {len(data)} samples: give both"):
+    with pytest.raises(UserError, match=rf"has 7 samples, and the data has {len(data)} samples: give both"):
         Loader(data, 2, Sampler(7, AsRank(0, 2)))
 
 

@@ -179,7 +179,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], list[str] | None, str]] = {
         None,
         "0 (Bare) has no reset_parameters(), and the model no _init_weights(module)",
     ),
-    "a buffer": (Table, None, "table is on the meta device, and nobody gives it values"),
+    "a buffer": (Table, None, "table is on the meta device, and nothing initializes it"),
     "a table of a layer": (lambda: Tables(torch.arange(4.0)), None, "table is on the meta device"),
     "whole numbers": (lambda: Tables(torch.arange(4)), None, "table is on the meta device"),
     "marks": (lambda: Tables(torch.ones(2, dtype=torch.bool)), None, "table is on the meta device"),

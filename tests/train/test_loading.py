@@ -96,7 +96,7 @@ class OfAUser:
 
     def __init__(self) -> None:
         inner = Overlapping(0.75)
-        self.require, self.length, self.hand = inner.require, inner.length, inner.assign
+        self.require, self.length, self.assign = inner.require, inner.length, inner.assign
 
 
 REFUSED = {
@@ -151,7 +151,7 @@ def test_the_probe_has_virtual_groups_that_share_alike(job_file: Path, key: str)
         ("--data.overlap_share 0.75", None),
         (
             "--data.partition.name seldp",
-            r"\[data\] partition: groups that .* may leave and return, and SelDP\(\) divides .* overlapping$",
+            r"\[data\] partition: SelDP\(\) needs a fixed number of groups, but .* return: use overlapping$",
         ),
         ("--data.partition.name train.test_loading:OfAUser", None),
         (INJECTION, r"\[data\] injection: groups that `hpcsgd launch` starts do not share"),
@@ -229,7 +229,7 @@ def test_one_group_has_nobody_to_share_with(job_file: Path, caplog: pytest.LogCa
     (plain,) = parts_of(job_file, "", 1, 1)
     assert caplog.messages == []
     (parts,) = parts_of(job_file, INJECTION, 1, 1)
-    assert caplog.messages == ["[data] injection: one group has nobody to share samples with"]
+    assert caplog.messages == ["[data] injection: ignored, because there is only one group"]
     assert parts.injected is None
     assert list(parts.batches) == list(plain.batches)
 

@@ -191,7 +191,7 @@ def test_as_it_is_started(job_file: Path, tmp_path: Path) -> None:
         (("--model.name", "lstm"), r"\[training\] activation_checkpointing: the model has no blocks"),
         (
             ("--optimizer.natural_gradient.rank", "2"),
-            r"\[optimizer\] natural_gradient: activation_checkpointing: layers would be seen twice",
+            r"\[optimizer\] natural_gradient: activation_checkpointing: the natural gradient would see",
         ),
     ],
 )

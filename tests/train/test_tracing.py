@@ -188,6 +188,6 @@ def test_as_users_start_it(job_file: Path, tmp_path: Path) -> None:
     words = ["train", str(job_file), "--trace", *WORDS.split(), "--run.output_dir", "run"]
     ended = launch(tmp_path, *words, n=4)
     assert ended.code == 0, ended.err
-    assert re.search(r"traced    4 steps, of one .*gradients \S+ s exposed, \S+ s hidden", ended.out)
+    assert re.search(r"traced    4 steps; per step .*gradients \S+ s exposed, \S+ s hidden", ended.out)
     assert (tmp_path / "run" / "timeline.png").exists()
     assert _steps(tmp_path / "run" / NAME, full=True) == [f"step {t}" for t in range(3, 7)]

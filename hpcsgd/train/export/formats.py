@@ -60,7 +60,7 @@ def write_hf(left: Left, target: Path) -> None:
     if model is None:
         raise UserError(
             f"{left.run}: [model] name = {left.config.model.name!r} is no model of the library "
-            "`transformers`: it goes by --format safetensors or dcp"
+            "`transformers`: use --format safetensors or dcp"
         )
     safetensors_library()
     tokenizer = _tokenizer(left)

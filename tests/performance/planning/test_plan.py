@@ -178,7 +178,7 @@ def test_epochs_of_another_length(files: tuple[Path, Path], words: list[str], ep
 
 def test_tokens_need_the_data(files: tuple[Path, Path]) -> None:
     found = profile_of(load(files[0], ["--training.tokens", "500"]), samples=64_000)
-    with pytest.raises(UserError, match=r"\[training\] tokens: that the samples are made of them is"):
+    with pytest.raises(UserError, match=r"\[training\] tokens: the number of tokens per sample is"):
         found.epochs(2)
     assert replace(found, tokens=4).epochs(2) == 500 / 256_000
 

@@ -193,7 +193,7 @@ def test_what_cannot_be_exported(gpt_run: Path, text: Path, tmp_path: Path) -> N
     write_config(tmp_path, load(text))
     assert refusal(tmp_path) == f"{tmp_path}: neither model.pt nor a checkpoint: there is no model yet"
     assert refusal(gpt_run, "hf") == (
-        f"{gpt_run}: [model] name = 'gpt' is no model of the library `transformers`: it goes by --format "
+        f"{gpt_run}: [model] name = 'gpt' is no model of the library `transformers`: use --format "
         "safetensors or dcp"
     )
     assert {path.name for path in tmp_path.iterdir()} == {"there", "job.toml"}, "and nothing stays"
