@@ -96,7 +96,7 @@ class OfAUser:
 
     def __init__(self) -> None:
         inner = Overlapping(0.75)
-        self.require, self.length, self.hand = inner.require, inner.length, inner.assign
+        self.require, self.length, self.assign = inner.require, inner.length, inner.assign
 
 
 REFUSED = {
