@@ -65,7 +65,7 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
     "folder": ("output_dir",),
     "group": ("intra_group",),
     "idle": ("offload_dir",),
-    "replica_group": ("replica_group",),
+    "island": ("replica_group",),
     "living": ("alive",),
     "margin": ("min_gain",),
     "meets": ("sync_rate",),

@@ -107,7 +107,7 @@ def test_an_old_key_of_a_job_file(tmp_path: Path, text: str, message: str) -> No
         ("run.folder", "--run.output_dir"),
         ("job.groups", "--parallel.groups"),
         ("data.batch_size", "--data.group_batch_size"),
-        ("replica_group", "--replica-group"),
+        ("island", "--replica-group"),
     ],
 )
 def test_an_old_flag(given: str, meant_by_it: str) -> None:
