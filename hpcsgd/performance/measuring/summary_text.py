@@ -40,7 +40,8 @@ def answers(machine: Machine, measured: Sequence[Series]) -> Iterator[str]:
         yield f"{told(way)}: bucket_cap_mb = {bucket:.2g} or more reaches {share}"
     comm_threads = [p.seconds[0] - p.bare_seconds[0] for p in machine.points]
     if comm_threads:
-        yield f"a lane adds {1e6 * median(comm_threads):.0f} µs to a small message; computing goes on meanwhile"
+        added = 1e6 * median(comm_threads)
+        yield f"a lane adds {added:.0f} µs to a small message; computing goes on meanwhile"
     yield from _doubts(machine, measured)
 
 

@@ -1,7 +1,8 @@
 """Groups that may die, and come back: EnsembleSync, as `hpcsgd launch` runs it.
 
 Every T steps the living meet. They wait for one that has died until nothing has been heard of it for
-`Failures.heartbeat_timeout_seconds`. It is started again, and joins the living at the meeting with which an epoch
+`Failures.heartbeat_timeout_seconds`. It is started again, and joins the living at the meeting with which an
+epoch
 begins. Where nobody is left all begin again where the last epoch began, as soon as one is back.
 
 What a group did since its last meeting is lost with it. Its nodes are its own, or it shares one with others,
