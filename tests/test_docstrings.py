@@ -55,8 +55,8 @@ NO_PAPER = {
 PROTOCOLS = (
     averager.Averager, method.HoldsModel, optional.Composed, optional.Late, optional.Prepares,
     optional.Stateful, optional.Wrapping, step.GroupGradReduce, step.QuantizedGather,
-    Feedback, Foreseeing, WithMemory, Partition, Rounding, WithSearch, Selection, WithCommOps, Separable, Sparsifier,
-    hpcsgd.graphs.Graph,
+    Feedback, Foreseeing, WithMemory, Partition, Rounding, WithSearch, Selection, WithCommOps, Separable,
+    Sparsifier, hpcsgd.graphs.Graph,
 )  # fmt: skip
 """What their members do is said there, once, and not again in every class that has them."""
 SAMPLES = 64

@@ -46,7 +46,8 @@ KINDS = ("kill", "freeze", "pause", "cut", "pair", "all but one")
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind` happens to `replica_group` `at` seconds after the first meeting; undone `lasts` seconds later."""
+    """`kind` happens to `replica_group` `at` seconds after the first meeting; undone `lasts` seconds
+    later."""
 
     kind: str
     replica_group: int

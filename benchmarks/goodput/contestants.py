@@ -24,7 +24,7 @@ from hpcsgd.report.metrics import read
 
 HERE = Path(__file__).parent
 FOREVER = "1000000"
-ISLANDS, SYNC, DDP, TORCHFT = "replica_groups", "one job", "DDP", "torchft LocalSGD"
+ISLANDS, SYNC, DDP, TORCHFT = "islands", "one job", "DDP", "torchft LocalSGD"
 
 
 class Contestant(Protocol):

@@ -43,7 +43,6 @@ class Communicator:
         *,
         timeout: float,
         comm_thread: CommThread | None = None,
-        stats: CommStats | None = None,
         member: Member | None = None,
     ) -> None:
         self.backend = backend
@@ -51,7 +50,7 @@ class Communicator:
         self.size = backend.size
         self.timeout = timeout
         self.comm_thread = comm_thread or CommThread(f"communication thread of rank {backend.rank}")
-        self.stats = stats or CommStats()
+        self.stats = CommStats()
         self.member = member
         """Reports what this rank does on this communicator; None if nothing watches it."""
         if member is not None:

@@ -107,7 +107,7 @@ def prepared(folder: Path) -> None:
     shutil.copytree("run", "islands-run", ignore=shutil.ignore_patterns("checkpoints", "metrics.jsonl"))
     for replica_group in range(2):
         shutil.copytree(
-            "run", f"islands-run/islands/{replica_group}", ignore=shutil.ignore_patterns("checkpoints")
+            "run", f"islands-run/replica_groups/{replica_group}", ignore=shutil.ignore_patterns("checkpoints")
         )
     with EventLog(Path("islands-run", NAME)) as events:
         events.started(replica_group=0, life="1", ranks=1)

@@ -53,7 +53,7 @@ class Scripted:
         assert state["weight"].item() == SETTLE
         self._settled = True
 
-    def meet(self) -> float:
+    def synchronize(self) -> float:
         assert self._settled
         self._unrest -= 1
         self.met += 1
@@ -115,8 +115,8 @@ def test_every_P_goes_on_for_as_long_as_it_and_its_neighbours_need() -> None:
 class Falling(Scripted):
     """D falls to a tenth after the tenth meeting, whatever P; that of 4 groups climbs until then."""
 
-    def meet(self) -> float:
-        D = super().meet()
+    def synchronize(self) -> float:
+        D = super().synchronize()
         return D / 10 if self.met > 10 else D * 1.3 ** (self.met * (self.P == 4))
 
 
@@ -138,10 +138,10 @@ def test_where_the_smaller_diverges_as_it_goes_on() -> None:
     """It is too large itself, though it did not seem so at first."""
 
     class Late(Scripted):
-        def meet(self) -> float:
+        def synchronize(self) -> float:
             if too_many == self.P and self.met >= 10:
                 raise DivergedError(f"the loss with {self.P} groups is nan")
-            return super().meet()
+            return super().synchronize()
 
     too_many = 4
     result = probed({2: 1, 4: 2, 8: 4}, unrest={8: 12}, kind=Late)

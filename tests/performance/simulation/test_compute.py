@@ -100,7 +100,10 @@ def test_wandering_stragglers_do_not() -> None:
         (lambda: Durations(gather=float("nan")), "gather = nan: expected seconds, 0 or more"),
         (lambda: Failures(1.0, 1.0, -1.0), "restart_seconds = -1.0: expected 0 or more"),
         (lambda: Failures(1.0, 0.0), "checkpoint_seconds = 0.0: expected a number above 0"),
-        (lambda: Failures(1.0, 1.0, heartbeat_timeout_seconds=-1.0), "heartbeat_timeout_seconds = -1.0: expected 0 or more"),
+        (
+            lambda: Failures(1.0, 1.0, heartbeat_timeout_seconds=-1.0),
+            "heartbeat_timeout_seconds = -1.0: expected 0 or more",
+        ),
         (lambda: Failures(1.0, 1.0, syncs_per_epoch=0), "syncs_per_epoch = 0: expected 1 or more"),
         (lambda: rule_of(All(period=0)), "period = 0: groups synchronize after 1 step or more"),
     ],
