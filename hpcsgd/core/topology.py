@@ -19,8 +19,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+import torch
+
 from hpcsgd.comm import Communicator, PeerLost, mesh
 from hpcsgd.comm.by_node import levels
+from hpcsgd.comm.streams import HOST
 from hpcsgd.core.replica_groups import NO_REPLICA_GROUPS, ReplicaGroups
 from hpcsgd.errors import About, JobError, UserError, count_text, in_one_line
 
@@ -47,11 +50,15 @@ class Topology:
         group_size: Ranks per group, K.
         shares_nodes: True if this rank's group spans several nodes with several ranks on each. Default False.
         replica_groups: Other jobs that average with this one. Default Absent(index=0, count=1), for none.
+        local_rank: This rank's number on its node, from the launcher or counted. Default 0.
+        device: The accelerator of this local rank, such as cuda:3, or the CPU if there is none. Default cpu.
 
     Example:
         >>> topology = hpcsgd.init(groups=2)     # mpiexec -n 4 python train.py
         >>> topology.world_size, topology.num_groups, topology.group_size
         (4, 2, 2)
+        >>> topology.device
+        device(type='cpu')
         >>> topology.rank == topology.group_index * topology.group_size + topology.shard_index
         True
     """
@@ -63,6 +70,8 @@ class Topology:
     group_size: int
     shares_nodes: bool = False
     replica_groups: ReplicaGroups = NO_REPLICA_GROUPS
+    local_rank: int = 0
+    device: torch.device = HOST
 
     def __repr__(self) -> str:
         """Return P × K and this rank's place."""

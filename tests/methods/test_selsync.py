@@ -260,7 +260,10 @@ def test_a_resumed_run_votes_as_the_uninterrupted_one(run, P: int, K: int, by: s
         (lambda: selsync(0.1, window=0), "window = 0: the average is of 1 step or more"),
         (lambda: selsync(0.1, smoothing=0), "smoothing = 0: expected a number > 0 and ≤ 1"),
         (lambda: selsync(0.1, smoothing=1.5), "smoothing = 1.5"),
-        (lambda: selsync(0.1, gradients, optimizer_state=AverageState), "optimizer_state: with aggregate gradients"),
+        (
+            lambda: selsync(0.1, gradients, optimizer_state=AverageState),
+            "optimizer_state: with aggregate gradients",
+        ),
     ],
 )
 def test_mistakes(make: Callable[[], Method], message: str) -> None:
