@@ -3,6 +3,9 @@
 from hpcsgd.checkpoint.in_scripts import load as load
 from hpcsgd.checkpoint.in_scripts import save as save
 from hpcsgd.core import graphs as graphs
+from hpcsgd.core.collectives import allreduce as allreduce
+from hpcsgd.core.collectives import barrier as barrier
+from hpcsgd.core.collectives import broadcast as broadcast
 from hpcsgd.core.topology import Topology as Topology
 from hpcsgd.data import ByLabel as ByLabel
 from hpcsgd.data import DefDP as DefDP

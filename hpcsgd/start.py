@@ -14,6 +14,7 @@ from typing import NamedTuple
 from hpcsgd.arguments import checked
 from hpcsgd.comm import Communicator, joining
 from hpcsgd.comm.backend_choice import AUTO, DeviceBackends, GivenBackends, chosen, local_device, share_thread
+from hpcsgd.comm.streams import HOST
 from hpcsgd.core.topology import Topology, form, raise_on_all_ranks, require_counts
 from hpcsgd.elastic.elastic_average import ElasticAverage
 from hpcsgd.elastic.join_info import join_info
@@ -153,7 +154,8 @@ def _travelling(topology: Topology, backends: GivenBackends, device: str) -> Top
             "device tensors: in groups by %s, across groups by %s",
             _told(group, why_group), _told(cross, why_cross),
         )  # fmt: skip
-    return replace(topology, intra_group=group, inter_group=cross)
+    of_rank = {"local_rank": own.local_rank, "device": own.device or HOST}
+    return replace(topology, intra_group=group, inter_group=cross, **of_rank)
 
 
 def _told(ranks: Communicator, passed_over: str) -> str:

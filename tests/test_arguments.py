@@ -72,7 +72,7 @@ class Scene:
         self.adapt_every = self.per_step = self.num_fragments = self.P = 2
         self.max_staleness = self.overlap_steps = self.sync_delay = self.steps = self.passes = self.epoch = 1
         self.delta = self.density = self.threshold = self.alpha = self.beta = self.share = self.start = 0.5
-        self.device = "cpu"
+        self.device, self.x, self.op, self.root = "cpu", 1.0, "mean", 0
         self.momentum, self.lr, self.max_norm, self.steps_per_epoch, self.rule = 0.9, 0.1, 1.0, 100, "linear"
 
     def of(self, name: str, key: str) -> Any:

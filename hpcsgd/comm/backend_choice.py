@@ -64,6 +64,7 @@ class Device:
 
     device: torch.device | None = None
     identity: str = ""
+    local_rank: int = 0
 
 
 def place_on_node(world: Communicator) -> int:
@@ -76,10 +77,11 @@ def place_on_node(world: Communicator) -> int:
 
 def local_device(world: Communicator, wanted: str = "auto") -> Device:
     """Return the accelerator of this rank's number on its node, or none if "cpu" is `wanted`. Collective."""
-    device = of_place(place_on_node(world))
+    place = place_on_node(world)
+    device = of_place(place)
     if device is None or wanted == "cpu":
-        return Device()
-    return Device(device, f"{world.backend.node} {identity(device)}")
+        return Device(local_rank=place)
+    return Device(device, f"{world.backend.node} {identity(device)}", place)
 
 
 def chosen(ranks: Communicator, wish: BackendName, own: Device, inside: bool) -> tuple[Communicator, str]:

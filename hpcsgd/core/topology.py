@@ -17,12 +17,14 @@ import logging
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from torch import Tensor
+import torch
 
 from hpcsgd.comm import Communicator, PeerLost, mesh
 from hpcsgd.comm.by_node import levels
+from hpcsgd.comm.streams import HOST
+from hpcsgd.core.replica_groups import NO_REPLICA_GROUPS, ReplicaGroups
 from hpcsgd.errors import About, JobError, UserError, count_text, in_one_line
 
 if TYPE_CHECKING:
@@ -32,56 +34,6 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 Failure = tuple[str, About]
-
-
-class ReplicaGroups(Protocol):
-    """Other jobs of one group each that average with this job; collective over the ranks of this job."""
-
-    @property
-    def index(self) -> int:
-        """Index of this job among them, from 0."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """Number of jobs that were started, including this one."""
-        ...
-
-    def mean(self, w: Sequence[Tensor], t: int, *, alike: bool = True) -> None:
-        """Replace `w`, after `t` updates, by its mean over the jobs that are present.
-
-        `alike`: all ranks of this job hold the same `w`. Otherwise each rank holds its own rows.
-        """
-        ...
-
-    def finish(self) -> None:
-        """Announce that the training is complete and saved: no other job has to join any more."""
-        ...
-
-    def close(self) -> None:
-        """Leave the other jobs."""
-        ...
-
-
-@dataclass(frozen=True)
-class Absent:
-    """`ReplicaGroups` without members, to check whether a job could be built as one of them."""
-
-    index: int = 0
-    count: int = 1
-
-    def mean(self, w: Sequence[Tensor], t: int, *, alike: bool = True) -> None:
-        raise AssertionError("no other job to average with")
-
-    def finish(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-NO_REPLICA_GROUPS: ReplicaGroups = Absent()
-"""The value for a job that trains by itself."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +50,15 @@ class Topology:
         group_size: Ranks per group, K.
         shares_nodes: True if this rank's group spans several nodes with several ranks on each. Default False.
         replica_groups: Other jobs that average with this one. Default Absent(index=0, count=1), for none.
+        local_rank: This rank's number on its node, from the launcher or counted. Default 0.
+        device: The accelerator of this local rank, such as cuda:3, or the CPU if there is none. Default cpu.
 
     Example:
         >>> topology = hpcsgd.init(groups=2)     # mpiexec -n 4 python train.py
         >>> topology.world_size, topology.num_groups, topology.group_size
         (4, 2, 2)
+        >>> topology.device
+        device(type='cpu')
         >>> topology.rank == topology.group_index * topology.group_size + topology.shard_index
         True
     """
@@ -114,6 +70,8 @@ class Topology:
     group_size: int
     shares_nodes: bool = False
     replica_groups: ReplicaGroups = NO_REPLICA_GROUPS
+    local_rank: int = 0
+    device: torch.device = HOST
 
     def __repr__(self) -> str:
         """Return P × K and this rank's place."""

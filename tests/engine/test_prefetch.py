@@ -347,6 +347,8 @@ def test_who_waits_hears_what_went_wrong() -> None:
 )
 def test_compiled_models_are_refused(compiled: Callable[[nn.Module], nn.Module]) -> None:
     net = nn.Sequential(nn.Linear(3, 2))
-    with pytest.raises(UserError, match=r"overlap_param_gather: (the model|0) is compiled, .* leave one of them out"):
+    with pytest.raises(
+        UserError, match=r"overlap_param_gather: (the model|0) is compiled, .* leave one of them out"
+    ):
         pending_params.PendingParams(compiled(net), wanted=True)
     pending_params.PendingParams(compiled(net), wanted=False)

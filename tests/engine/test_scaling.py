@@ -11,7 +11,8 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd.comm import Communicator, threads
-from hpcsgd.core.topology import Absent, form
+from hpcsgd.core.replica_groups import Absent
+from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, adacomm, bsp, ensemble_sync, hierarchical, selsync, sgp
 from hpcsgd.parts.grad_reduces import Sparse

@@ -88,9 +88,7 @@ def test_in_a_group_they_are_refused() -> None:
         model = net()
         optimizer: Any = optim.SGD(model.parameters(), 0.1)
         optimizer = hpcsgd.DistributedOptimizer(optimizer, model, form(world, 1), hpcsgd.bsp())
-        with pytest.raises(
-            UserError, match=r"gradient of 0\.weight is sparse, but only dense ones"
-        ):
+        with pytest.raises(UserError, match=r"gradient of 0\.weight is sparse, but only dense ones"):
             trained(model, optimizer, world.rank, lambda *_: 0.0)
 
     threads.run(2, body)

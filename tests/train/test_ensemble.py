@@ -16,7 +16,8 @@ from elastic.conftest import Desk, desk, wait_for
 from hpcsgd.checkpoint import Writer
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
-from hpcsgd.core.topology import NO_REPLICA_GROUPS, Absent, ReplicaGroups, form
+from hpcsgd.core.replica_groups import NO_REPLICA_GROUPS, Absent, ReplicaGroups
+from hpcsgd.core.topology import form
 from hpcsgd.elastic.elastic_average import ElasticAverage
 from hpcsgd.elastic.event_log import Event
 from hpcsgd.elastic.rebalancing import Rebalancing

@@ -10,7 +10,8 @@ import torch
 
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
-from hpcsgd.core.topology import Absent, form
+from hpcsgd.core.replica_groups import Absent
+from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.train.length import Length, warn_of_few
 from hpcsgd.train.training_setup import assemble

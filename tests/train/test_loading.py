@@ -11,7 +11,8 @@ import torch
 from hpcsgd.cluster.batch import Allocation, check_training
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
-from hpcsgd.core.topology import Absent, form
+from hpcsgd.core.replica_groups import Absent
+from hpcsgd.core.topology import form
 from hpcsgd.data import (
     AsRank,
     ByLabel,

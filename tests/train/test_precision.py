@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy
 import hpcsgd
 from hpcsgd.comm import Communicator, streams, threads
 from hpcsgd.config.schema import load
-from hpcsgd.core.topology import Absent, form
+from hpcsgd.core.replica_groups import Absent
+from hpcsgd.core.topology import form
 from hpcsgd.data import Store
 from hpcsgd.errors import UserError
 from hpcsgd.performance.probing.job_file import plan_of, probe_config

@@ -15,7 +15,8 @@ from hpcsgd.cluster.launch.supervisor import sizes
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import Config, load
 from hpcsgd.config.variants import configs
-from hpcsgd.core.topology import NO_REPLICA_GROUPS, Absent, ReplicaGroups, form, groups_across_nodes, shape
+from hpcsgd.core.replica_groups import NO_REPLICA_GROUPS, Absent, ReplicaGroups
+from hpcsgd.core.topology import form, groups_across_nodes, shape
 from hpcsgd.elastic.journal import FOLDER as COORDINATORS
 from hpcsgd.errors import count_text, in_file, in_section, located
 from hpcsgd.performance.comparing import folder_of

@@ -11,7 +11,8 @@ from torch import Tensor, optim
 
 from hpcsgd import DistributedOptimizer, UserError, ensemble_sync
 from hpcsgd.comm import Communicator
-from hpcsgd.core.topology import Absent, form
+from hpcsgd.core.replica_groups import Absent
+from hpcsgd.core.topology import form
 from references import model as make_model
 from references import one_step
 

@@ -83,7 +83,10 @@ def test_which_delta(folder: Path) -> None:
             "hpcsgd: nowhere: no place for idle models: No such file or directory",
         ),
         (["--repeats", "0"], "hpcsgd: --repeats 0: at least 1 is needed"),
-        (["--groups", "2,500"], "hpcsgd: 400 samples cannot be divided among 500 ranks: each needs at least one"),
+        (
+            ["--groups", "2,500"],
+            "hpcsgd: 400 samples cannot be divided among 500 ranks: each needs at least one",
+        ),
         (["--optimizer.lr", "1e30"], "hpcsgd: the loss with one group is "),
         (["--optimizer.lr", "1e-300"], "hpcsgd: D = 0 with 2 groups: their models stay equal"),
         (["--method.name", "bsp"], "hpcsgd: job.toml: [method]: "),
@@ -99,9 +102,7 @@ def test_bad_input(folder: Path, words: list[str], message: str) -> None:
 
 def test_a_method_that_the_distance_cannot_judge(folder: Path) -> None:
     (folder / "bsp.toml").write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', 'name = "bsp"'))
-    with pytest.raises(
-        UserError, match=r"name = 'bsp': the probe needs a method that averages models after"
-    ):
+    with pytest.raises(UserError, match=r"name = 'bsp': the probe needs a method that averages models after"):
         plan_of(load(folder / "bsp.toml"), folder / "bsp.toml", None, 1)
 
 

@@ -51,5 +51,7 @@ def test_epochs_are_as_long_as_in_the_real_job(folder: Path) -> None:
 def test_too_few_for_a_batch_are_refused(folder: Path) -> None:
     """Rather than sought for ever."""
     data = Windows(folder / "text.h5", "train", bptt=3)
-    with pytest.raises(UserError, match=r"an epoch has 10 samples per rank or group, of which a step takes 11"):
+    with pytest.raises(
+        UserError, match=r"an epoch has 10 samples per rank or group, of which a step takes 11"
+    ):
         virtual_rank(data, lambda _: (torch.empty(0), torch.empty(0)), batch=11, rank=0, size=2, seed=0)

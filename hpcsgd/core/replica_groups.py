@@ -1,0 +1,59 @@
+"""Other jobs that average with this one: what the rest of the code sees of elastic groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+class ReplicaGroups(Protocol):
+    """Other jobs of one group each that average with this job; collective over the ranks of this job."""
+
+    @property
+    def index(self) -> int:
+        """Index of this job among them, from 0."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Number of jobs that were started, including this one."""
+        ...
+
+    def mean(self, w: Sequence[Tensor], t: int, *, alike: bool = True) -> None:
+        """Replace `w`, after `t` updates, by its mean over the jobs that are present.
+
+        `alike`: all ranks of this job hold the same `w`. Otherwise each rank holds its own rows.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Announce that the training is complete and saved: no other job has to join any more."""
+        ...
+
+    def close(self) -> None:
+        """Leave the other jobs."""
+        ...
+
+
+@dataclass(frozen=True)
+class Absent:
+    """`ReplicaGroups` without members, to check whether a job could be built as one of them."""
+
+    index: int = 0
+    count: int = 1
+
+    def mean(self, w: Sequence[Tensor], t: int, *, alike: bool = True) -> None:
+        raise AssertionError("nobody is there to average with")
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+NO_REPLICA_GROUPS: ReplicaGroups = Absent()
+"""The value for a job that trains by itself."""

@@ -1,0 +1,52 @@
+"""The page for users of DDP shows how its two scripts differ, and both train."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import programs
+from pythons import python
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples/from_ddp"
+SHOWN = re.compile(r"^```diff\n(.*?)\n^```", re.MULTILINE | re.DOTALL)
+ACCURACY = re.compile(r"^epoch (\d): accuracy (0\.\d+)$", re.MULTILINE)
+LEAST = 0.75
+"""After four epochs; a model that has learnt nothing has 0.1."""
+
+
+def test_the_page_shows_the_difference() -> None:
+    before, after = ((EXAMPLES / name).read_text().splitlines() for name in ("before.py", "after.py"))
+    lines = difflib.unified_diff(before, after, "before.py", "after.py", n=1, lineterm="")
+    assert SHOWN.findall((ROOT / "docs/from-ddp.md").read_text()) == ["\n".join(lines)]
+
+
+def trained(command: list[str], folder: Path) -> list[tuple[str, str]]:
+    return ACCURACY.findall(programs.run(command, cwd=folder).stdout)
+
+
+def mpi(script: Path) -> list[str]:
+    return [programs.mpiexec(), "-n", "4", *python(str(script))]
+
+
+@pytest.mark.slow
+def test_the_script_trains_and_resumes(tmp_path: Path) -> None:
+    script = tmp_path / "after.py"
+    shutil.copy(EXAMPLES / "after.py", script)
+    found = trained(mpi(script), tmp_path)
+    assert [epoch for epoch, _ in found] == ["1", "2", "3", "4"]
+    assert float(found[-1][1]) > LEAST
+    script.write_text(script.read_text().replace("EPOCHS = 4", "EPOCHS = 6"))
+    assert [epoch for epoch, _ in trained(mpi(script), tmp_path)] == ["5", "6"]
+
+
+@pytest.mark.slow
+def test_the_script_for_ddp_trains(tmp_path: Path) -> None:
+    agent = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    found = trained([*agent, str(EXAMPLES / "before.py")], tmp_path)
+    assert float(found[-1][1]) > LEAST
