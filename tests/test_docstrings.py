@@ -48,8 +48,8 @@ SUMMARY = re.compile(rf"(?!({'|'.join(ORDER)}):)(\S+ ){{2,}}.+\.")
 RAISES = re.compile(r"\braise (\w+\.)?(User|Job)Error\b")
 NO_PAPER = {
     "AverageState", "Dirichlet", "DistributedOptimizer", "JobError", "ChainedOptimizer", "Loader", "Method",
-    "ResetState", "Sampler", "Topology", "UserError", "allreduce", "barrier", "broadcast", "graphs.Complete", "graphs.Graph", "graphs.senders",
-    "init", "keep_state", "equal_batches", "load", "save",
+    "ResetState", "Sampler", "Topology", "UserError", "allreduce", "barrier", "broadcast",
+    "graphs.Complete", "graphs.Graph", "graphs.senders", "init", "keep_state", "equal_batches", "load", "save",
 }  # fmt: skip
 """They do what no paper had to say."""
 PROTOCOLS = (

@@ -66,7 +66,7 @@ class Sampler(torch.utils.data.Sampler[int]):
     batches, for `DataLoader(batch_sampler=…)`.
 
     Args:
-        data: A dataset with a length, its length n, or another sampler. A `Stream` is shuffled in runs.
+        data: A dataset with a length, the length n alone, or another sampler. A `Stream` is shuffled in runs.
         topology: The ranks and groups, from `init`.
         seed: Seed of the shuffles, 0 or more, the same on all ranks. Default 0.
         shuffle: If true, each epoch has its own order. Default True; use False for evaluations.

@@ -70,8 +70,8 @@ def fully_shard(
     """Let torch shard all parameters of `model` over the group, in place; collective.
 
     A rank keeps M/K parameters, and a whole block while the block is computed. A model with values gets
-    those of rank 0; other ranks need not have any. A model on the meta device, built in ``with
-    torch.device("meta"): …``, gets its values block by block: from each module's `reset_parameters()`, and
+    those of rank 0; other ranks need not have any. A model on the meta device, built inside
+    ``torch.device("meta")``, gets its values block by block: from each module's `reset_parameters()`, and
     from the model's `_init_weights(module)`, which models of the library `transformers` have.
 
     Args:

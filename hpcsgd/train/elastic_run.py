@@ -36,7 +36,7 @@ from hpcsgd.train.training_setup import TrainingSetup
 
 
 class Relocated(Exception):
-    """An exception: this replica group has to be started again, with other ranks."""
+    """The signal that this replica group has to be started again, with other ranks."""
 
 
 class ElasticLoop(TrainLoop):

@@ -157,7 +157,7 @@ def refused(world: Communicator, call: str) -> str:
     [
         ("op", "op = 'avg': expected 'sum' or 'mean' or 'max'"),
         ("kind", "allreduce: x = '1': expected a number or a tensor"),
-        ("integers", "allreduce: mean of x: torch.int64 cannot be reduced; allowed: bfloat16, float16, float32"),
+        ("integers", "allreduce: mean of x: torch.int64 cannot be reduced; allowed: bfloat16, float16,"),
         ("shapes", "rank 0 gives a tensor (2,) of torch.float32, and rank 1 calls allreduce, mean with a"),
         ("operations", "max: rank 0 gives no tensor, and rank 1 calls allreduce, sum with no tensor: make"),
         ("number and tensor", "rank 0 gives no tensor, and rank 1 calls allreduce, mean with a tensor (3,)"),

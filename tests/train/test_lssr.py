@@ -46,4 +46,4 @@ def test_steps_made_alone(tmp_path: Path, words: str) -> None:
     assert summary(records)["steps"] == STEPS
     assert summary(records)["lssr"] == pytest.approx(ALONE[words] / STEPS)
     told = summary_text(summary(records))
-    assert (f"{ALONE[words] / STEPS:.1%} of the steps" in told) == (ALONE[words] > 0)
+    assert (f"{ALONE[words] / STEPS:.1%} of steps were local" in told) == (ALONE[words] > 0)
