@@ -35,12 +35,12 @@ def plan(
     :param job: The job file, as for hpcsgd train.
     :param overrides: Keys of the file to change, such as --training.epochs 90.
     :param machine: The machine file that hpcsgd measure has written.
-    :param probe: A probe.json: no more groups than it found; default: than in the job file.
-    :param ranks: Which to try: 64..4096 (doubling) or 64,96; default: one node up to all there are.
+    :param probe: A probe.json, for no more groups than it found; default: no more than in the job file.
+    :param ranks: Ranks to try, such as 64..4096 (doubling) or 64,96; default: one node up to all there are.
     :param budget: Node hours that the training may cost.
     :param deadline: Hours that it may take.
-    :param methods: Which to try: bsp,sgp; default: the job file's and the usual ones.
-    :param sync_every: Intervals to try: 4,8,16; default: the job file's.
+    :param methods: Methods to try, such as bsp,sgp; default: the job file's and the usual ones.
+    :param sync_every: Intervals to try, such as 4,8,16; default: the job file's.
     :param sync_rate: Share of steps with a synchronization, if the method decides that by what it sees.
     :param samples: Samples of an epoch, if the data are not here.
     :param runs: Folders of earlier runs, to draw next to the estimates.

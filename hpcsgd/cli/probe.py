@@ -29,7 +29,7 @@ def probe(
 
     :param job: The job file, as for hpcsgd train.
     :param overrides: Keys of the file to change, such as --method.sync_every 4.
-    :param groups: The numbers of groups to try: 2,4,8; default: up to 32.
+    :param groups: The numbers of groups to try, such as 2,4,8; default: up to 32.
     :param repeats: How often to repeat each, with another order of samples and other initial weights.
     :param ranks: The number of ranks for which to report the group size, too.
     :param offload_dir: A folder for idle models, if they do not all fit into memory.

@@ -312,11 +312,11 @@ def told_by(replica_groups: Islands, *words: str) -> str:
         (["--replica-group", "0", "--host", "192.0.2.1"], "--host 192.0.2.1: cannot listen there: "),
         (
             ["--replica-group", "0", "--rebalance.resource", "ranks"],
-            "job.toml: [rebalance] resource = ranks: groups ",
+            "job.toml: [rebalance] resource = ranks: separately ",
         ),
         (
             ["--replica-group", "0", "--method.name", "hierarchical"],
-            "job.toml: [method] name = hierarchical: groups ",
+            "job.toml: [method] name = hierarchical: elastic ",
         ),
         (
             ["--replica-group", "0", "--run.output_dir", "used"],

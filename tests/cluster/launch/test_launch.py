@@ -246,7 +246,7 @@ def test_islands_start_from_weights_of_others(launch: Launch) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([*TWO, "--method.name", "hierarchical"], "job.toml: [method] name = hierarchical: groups that may"),
+        ([*TWO, "--method.name", "hierarchical"], "job.toml: [method] name = hierarchical: elastic groups"),
         ([], "how many groups? give --groups, or groups in the [parallel] section"),
         ([*TWO, "--run.output_dir", "used"], "used: holds a run: pass --resume to go on with it, or choose"),
         (
