@@ -49,7 +49,8 @@ RAISES = re.compile(r"\braise (\w+\.)?(User|Job)Error\b")
 NO_PAPER = {
     "AverageState", "Dirichlet", "DistributedOptimizer", "JobError", "ChainedOptimizer", "Loader", "Method",
     "ResetState", "Sampler", "Topology", "UserError", "allreduce", "barrier", "broadcast",
-    "graphs.Complete", "graphs.Graph", "graphs.senders", "init", "keep_state", "equal_batches", "load", "save",
+    "graphs.Complete", "graphs.Graph", "graphs.senders", "init", "keep_state", "equal_batches",
+    "load", "save",
 }  # fmt: skip
 """They do what no paper had to say."""
 PROTOCOLS = (

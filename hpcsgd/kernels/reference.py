@@ -113,11 +113,11 @@ def _by_the_largest(rows: Tensor, most: int) -> Tensor:
 def _by_the_mean(rows: Tensor, n: int) -> Tensor:
     """Return the scales of 2-bit blocks: eight partial sums per block are added up in one fixed order."""
     blocks, block = rows.shape
-    comm_threads = rows.new_zeros((blocks, 8), dtype=torch.float64)
+    partial_sums = rows.new_zeros((blocks, 8), dtype=torch.float64)
     for part in rows.abs().view(blocks, block // 8, 8).unbind(1):
-        comm_threads += part
-    comm_threads = comm_threads[:, :4] + comm_threads[:, 4:]
-    sums = (comm_threads[:, 0] + comm_threads[:, 1]) + (comm_threads[:, 2] + comm_threads[:, 3])
+        partial_sums += part
+    partial_sums = partial_sums[:, :4] + partial_sums[:, 4:]
+    sums = (partial_sums[:, 0] + partial_sums[:, 1]) + (partial_sums[:, 2] + partial_sums[:, 3])
     counts = torch.full_like(sums, block)
     counts[-1:] = n - (blocks - 1) * block
     sizes = OF_THE_MEAN * sums / counts

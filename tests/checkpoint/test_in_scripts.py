@@ -243,7 +243,7 @@ MISTAKES: dict[str, tuple[Callable[[Script, Path], object], str]] = {
     "the optimizer inside": (
         lambda s, f: save(f, s.optimizer, inner=s.optimizer.local.optimizer), "inner is saved with its Dist",
     ),
-    "by name": (lambda s, f: save(f, s.optimizer, second=s.optimizer), "second: give the DistributedOptimizer"),
+    "by name": (lambda s, f: save(f, s.optimizer, second=s.optimizer), "second: give the Distributed"),
     "a named tuple": (
         lambda s, f: save(f, s.optimizer, seen={"a": Point(1, 2)}),
         "seen: a: a Point cannot be saved in a checkpoint: convert it to a plain tuple",

@@ -22,7 +22,7 @@ def test_the_index_has_all_of_them() -> None:
     index = api.pages()["api/index.md"]
     for name in public_names.public():
         assert f"#hpcsgd.{name})" in index
-    assert "four ranks are a `job` of 2 groups of 2" in index
+    assert "four ranks have a `topology` of 2 groups of 2" in index
 
 
 def test_names_stand_where_they_belong() -> None:
