@@ -30,7 +30,8 @@ def config(folder: Path) -> Config:
 
 @pytest.mark.slow
 def test_the_command_on_two_ranks(folder: Path) -> None:
-    ended = launch(folder, "probe", "job.toml", "--groups", "2,4", "--ranks", "12", "--offload-dir", ".", n=2)
+    scaled = ("job.toml", "--lr_schedule.scaling", "linear")
+    ended = launch(folder, "probe", *scaled, "--groups", "2,4", "--ranks", "12", "--offload-dir", ".", n=2)
     assert ended.code == 0, ended.err
     assert "\n   2       0.2 " in ended.out
     assert "P = " in ended.out
@@ -40,7 +41,7 @@ def test_the_command_on_two_ranks(folder: Path) -> None:
     probe = ("--probe", "runs/job-probe/probe.json")
     found["rows"][-1]["D"] = found["rows"][0]["D"] = 1e-3
     (folder / "runs" / "job-probe" / "probe.json").write_text(json.dumps(found))
-    trained = launch(folder, "train", "job.toml", *probe, "--training.epochs", "2", n=2)
+    trained = launch(folder, "train", *scaled, *probe, "--training.epochs", "2", n=2)
     assert trained.code == 0, trained.err
     assert "2 groups of 1 rank," in trained.out
     assert "was of another training" not in trained.out
@@ -104,6 +105,14 @@ def test_a_method_that_the_distance_cannot_judge(folder: Path) -> None:
     (folder / "bsp.toml").write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', 'name = "bsp"'))
     with pytest.raises(UserError, match=r"name = 'bsp': the probe needs a method that averages models after"):
         plan_of(load(folder / "bsp.toml"), folder / "bsp.toml", None, 1)
+
+
+def test_a_rate_that_is_not_scaled_is_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = folder / "job.toml"
+    plan_of(load(path, ["--lr_schedule.scaling", "linear"]), path, None, 1)
+    assert "scaling = none" not in caplog.text
+    plan_of(load(path), path, None, 1)
+    assert "[lr_schedule] scaling = none: the paper's rule assumes a learning rate that grows" in caplog.text
 
 
 def test_a_sparse_exchange_is_not_probed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

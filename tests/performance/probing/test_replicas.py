@@ -35,6 +35,7 @@ name = "performance.probing.test_replicas:steady"
 lr = 0.05
 arguments = { momentum = 0.9, weight_decay = 1e-3 }
 [lr_schedule]
+scaling = "linear"
 warmup_epochs = 1.5
 name = "StepLR"
 arguments = { step_size = 1, gamma = 0.9 }
