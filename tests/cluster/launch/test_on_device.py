@@ -20,7 +20,7 @@ SITE = f"""
 import os
 if "HPCSGD_ISLAND" in os.environ:
     import sys
-    sys.path.insert(0, {str(Path(far.__file__).parents[2])!r})
+    sys.path.insert(0, {str(Path(far.__file__).parents[1])!r})
     import far
     far.prepare()
     on = far.switched_on()
