@@ -95,8 +95,8 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, repeats: i
         log.warning("[method] grad_reduce: the probe reduces whole gradients, and its answer holds for these")
     if config.lr_schedule.scaling == "none":
         log.warning(
-            "[lr_schedule] scaling = none: the paper's rule assumes a learning rate that grows with the groups; "
-            "without it the distance says little about how many groups the training stands"
+            "[lr_schedule] scaling = none: the paper's rule assumes a learning rate that grows with the "
+            "groups; without it the distance says little about how many groups the training stands"
         )
     return Plan(
         groups=tuple(groups or GROUPS),
