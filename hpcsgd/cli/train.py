@@ -30,7 +30,7 @@ def train(
     :param job: The TOML file.
     :param overrides: Keys of the file to change, such as --training.epochs 3 --method.sync_every 4.
     :param resume: Continue from the last checkpoint in the run folder.
-    :param probe: A probe.json, for as many groups as it found.
+    :param probe: A probe.json, which gives the number of groups.
     :param trace: Write what every rank does in some steps to trace.json.gz in the run folder; the same as
     --run.trace_steps auto.
     """

@@ -18,7 +18,7 @@ class Typed:
     text: str
 
     def value(self) -> Any:
-        """Return the text as a TOML value (``True`` and ``False`` too), or the text itself if it is none."""
+        """Return the text as a TOML value (or ``True``, ``False``), or unchanged if it is not one."""
         for spelling in (self.text, self.text.lower()):
             try:
                 return tomllib.loads(f"value = {spelling}")["value"]
@@ -54,7 +54,10 @@ def overlay(table: dict[str, Any], words: Sequence[str]) -> None:
 
 
 def _each(flag: str, section: dict[str, Any]) -> dict[str, Any]:
-    """Return values as if each key had been typed alone, so that paths start at the working directory."""
+    """Return `section` with each string as if its key had been typed alone.
+
+    So relative paths in it start at the working directory.
+    """
     return {
         key: Typed(f"{flag}.{key}", value) if isinstance(value, str) else value
         for key, value in section.items()

@@ -51,7 +51,7 @@ def _of_method(section: MethodSection) -> list[str]:
 
 
 class _Noted(Mapping[str, Callable[..., Any]]):
-    """A table of names that notes the papers of the parts taken from it."""
+    """A mapping from names to parts that adds the papers of each part it returns to `found`."""
 
     def __init__(self, table: Mapping[str, Callable[..., Any]], found: list[str]) -> None:
         self._table, self._found = table, found
