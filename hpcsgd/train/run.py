@@ -53,9 +53,9 @@ def run(path: Path, overrides: Sequence[str] = (), resume: bool = False, probe: 
 
 
 def end_as(training: Callable[[], str | None]) -> None:
-    """Run `training` and leave together with all other ranks.
+    """Run `training`, and end the process together with all other ranks.
 
-    If `training` returns why it stopped early, the exit code is `STOPPED`.
+    If `training` returns a reason why it stopped early, the exit code is `STOPPED`.
     """
     try:
         reason = training()
@@ -180,7 +180,7 @@ def _close_loggers(loggers: LoggerProcesses | None, topology: Topology) -> None:
 
 
 def to_begin(config: Config, goes_on: bool) -> Config:
-    """Return `config` without the weights to start from if there is a checkpoint: their file may be gone."""
+    """Return `config`, without `init_from` if a checkpoint has the weights: its file may be gone."""
     if goes_on and titles(config.run.output_dir / CHECKPOINTS):
         return replace(config, model=replace(config.model, init_from=None))
     return config

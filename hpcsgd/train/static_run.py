@@ -1,4 +1,4 @@
-"""A run with a fixed set of ranks: all of them live and die together."""
+"""A run with a fixed set of ranks: if one of them fails, all end."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def record_start(folder: Path, topology: Topology, devices: Mapping[str, int]) -
 
 @dataclass(frozen=True)
 class StaticRun:
-    """What differs between a static and an elastic run."""
+    """The parts of a static run that an elastic run does differently."""
 
     config: Config
     topology: Topology
 
     @property
     def folder(self) -> Path:
-        """The folder of its log and metrics."""
+        """The folder of the run's log and metrics."""
         return self.config.run.output_dir
 
     def open_folder(self, resume: bool, open_files: ExitStack, devices: Mapping[str, int]) -> None:
@@ -93,7 +93,7 @@ class StaticRun:
         return resume
 
     def own(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return the part of a rank's own state in a checkpoint that this run restores."""
+        """Return the part of `state`, what a rank saved for itself, that this run restores."""
         return state
 
     def loop(

@@ -20,10 +20,10 @@ class Result:
 
 
 class Task(Protocol):
-    """A loss and figures of merit, from a model's outputs for samples (its scores) and their y.
+    """A loss and figures of merit, from a model's outputs for samples (scores) and the samples' targets y.
 
-    An evaluation adds up the tallies of all batches of all ranks. So the result does not depend on how
-    samples were divided among ranks.
+    An evaluation adds up the sums (a tally) of all batches of all ranks. So the result does not depend on
+    how samples were divided among ranks.
     """
 
     @property
