@@ -32,8 +32,8 @@ def async_sgd(grad_reduce: GradReduce = Dense()) -> Method:  # noqa: B008 - froz
     """Return asynchronous SGD with a parameter server on all ranks, where no group waits.
 
     The server applies every update, times 1/P, when it receives it. It does so however old the parameters are
-    at which the gradient was computed. What a step sends, its metrics, and the effect of writes into
-    parameters between two steps are the same as with `ssp`.
+    at which the gradient was computed. The bytes that a step sends, its metrics, and the effect of writes
+    into parameters between two steps are the same as with `ssp`.
 
     Args:
         grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,

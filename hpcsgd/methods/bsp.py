@@ -1,4 +1,4 @@
-"""Bulk-synchronous SGD: every update uses the gradients of all ranks. Other methods are compared with it.
+"""Bulk-synchronous SGD, the baseline of other methods: every update uses the gradients of all ranks.
 
 With 1 group of N ranks it is the usual synchronous data parallelism. With P groups of K ranks, one group per
 host, each gradient shard is averaged in the group first and across the groups second. Then each rank sends

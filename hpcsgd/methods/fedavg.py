@@ -1,4 +1,4 @@
-"""Federated averaging in the data centre: a few times per epoch, all groups take the mean of some of them.
+"""Federated averaging in a data centre: a few times per epoch, all groups take the mean of some.
 
 H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas: Communication-Efficient Learning of Deep
 Networks from Decentralized Data, AISTATS 2017, algorithm 1, in the form with which the SelSync paper compares
