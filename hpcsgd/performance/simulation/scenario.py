@@ -1,4 +1,4 @@
-"""Read a simulation from a TOML file whose keys name their units."""
+"""Read a simulation from a TOML file, a scenario. The names of its keys end with their units."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class FailuresSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """The content of a scenario file. A section with a `name` also has its arguments."""
+    """The content of a scenario file. Sections with a `name` also have the arguments of what it names."""
 
     seed: Annotated[int, Minimum(0)] = 1
     job: JobSection
@@ -84,7 +84,8 @@ class Scenario:
 def load(path: Path, overrides: Sequence[str] = ()) -> Simulation:
     """Read a TOML file, apply ``--section.key value`` overrides and check everything.
 
-    Raises `UserError`, one line: the value given, the values allowed, the file and key or the flag.
+    Raises a one-line `UserError` that has the value given, the values allowed, and the flag or the file and
+    key.
     """
     table = read_toml(path)
     overlay(table, overrides)

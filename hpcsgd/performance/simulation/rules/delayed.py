@@ -1,4 +1,4 @@
-"""The groups average their models while they make the next d steps.
+"""All groups average their models while they make the next d steps. F is when a group ends a step.
 
 synced = max over groups of ready + average  after a synchronization's update t; groups go on at once
 F ← max(ready, synced) + gather              after update t + d, else ready + gather
@@ -29,7 +29,7 @@ class Delayed:
         d = course.durations
         F = np.full(course.layout.P, course.start)
         under_way: deque[tuple[int, float, float]] = deque()
-        """The step in which each arrives, when all groups had begun it, and when it is done."""
+        """Pending averages: the step that uses each, when all groups had begun it, and when it is done."""
         last = course.start
         for t in range(course.first, course.T):
             here = ready = F + course.work(t)
