@@ -2,7 +2,9 @@
 
     W ← (1/M) Σ_i W_i   over the M groups of the membership in this round
 
-x.elastic_average` makes sure that either all groups take the mean or none does, even if groups die meanwhile.
+Float buffers are averaged with the parameters, over all ranks, because a group that returns has no buffers of
+its own. `hpcsgd.elastic.elastic_average` makes sure that either all groups take the mean or none does, even
+if groups die meanwhile.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class FragmentSync:
             mine.metrics.pop("distance", None)
 
     def saved(self) -> tuple[dict[str, list[Tensor]], dict[str, Any]]:
-        """Return the state: vectors, one number per element, and the rest of the averager's state, by role.
+        """Wait for the pending average; return the vectors of the state, and the rest by the part's role.
 
         The vectors have one number per element of the fragment. They are the result of the pending average
         and those in the averager's state.

@@ -28,7 +28,7 @@ class Fragment:
     cuts: Sequence[Sequence[slice]]
 
     def of(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies of the fragment's part of `vectors`, which are like `param_shard`.
+        """Return copies of the fragment's parts of `vectors`, which have the shapes of `param_shard`.
 
         There is one copy per bucket. Buckets without elements of the fragment are left out, but if all are,
         the result is one empty tensor.

@@ -24,7 +24,7 @@ Four buckets keep the links busy. More would cost memory, because `WithDistance`
 
 @dataclass(frozen=True)
 class Mean:
-    """Each rank averages the shard it owns: an allreduce of M/K over the P groups, times 1/P."""
+    """The average by shards: each rank allreduces its shard, M/K elements, over the groups, times 1/P."""
 
     traits = Traits(All(), reads_gradients=False, leaves_mean=True, vectors_only=True)
 
@@ -42,7 +42,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class MeanOfAll:
-    """Each rank averages all of w: an allreduce of M over the P groups. The paper's baseline."""
+    """The paper's baseline: each rank allreduces the whole model, M elements, over the groups, times 1/P."""
 
     traits = Traits(All(), whole_model=True, reads_gradients=False, leaves_mean=True)
 

@@ -27,7 +27,7 @@ class MessageBuffer:
 
     @classmethod
     def like(cls, tensors: Sequence[Tensor], device: torch.device | None = None) -> MessageBuffer:
-        """Return an empty buffer for such tensors, on the device of the first one or on `device`."""
+        """Return an empty buffer for `tensors`, on `device`, or else on the device of the first tensor."""
         where = tensors[0].device if device is None else device
         layout = tuple((x.dtype, x.numel()) for x in tensors)
         size = _ALIGNED + sum(_room(*each) for each in layout)

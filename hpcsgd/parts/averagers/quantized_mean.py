@@ -65,7 +65,7 @@ class QuantizedMean:
         return found
 
     def set_reference(self, common: Sequence[Tensor]) -> None:
-        """Measure movement from `common`, to which all groups have moved from this averager's result."""
+        """Set the reference θ to `common`, the model from which all groups train on."""
         for theta, chunk in zip(self._theta, common, strict=True):
             theta.copy_(chunk)
 

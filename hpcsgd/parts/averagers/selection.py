@@ -158,7 +158,7 @@ class AcrossShards:
 def _of_all(
     runs: Sequence[Tensor], device: torch.device, topology: Topology
 ) -> tuple[list[float], list[int], slice]:
-    """Return norms over all groups and sizes of the blocks of all ranks, and which blocks are this rank's."""
+    """Return the norms and sizes of all blocks of the group, and which blocks are this rank's."""
     norms = as_vector([squared_norm(run) for run in runs]) if runs else torch.zeros(0, dtype=torch.float64)
     norms = norms.to(device)
     if runs:
