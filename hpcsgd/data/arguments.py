@@ -48,7 +48,7 @@ def require_same_samples(data: object, assigned: int | None) -> None:
 
 
 def partition_text(partition: Partition | None) -> str:
-    """Return a text for the partition that is equal on all ranks, without an address."""
+    """Return a text for the partition that is equal on all ranks: no address of an object is in it."""
     if partition is None or dataclasses.is_dataclass(partition):
         return repr(partition)
     return type(partition).__qualname__
