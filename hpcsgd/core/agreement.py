@@ -104,7 +104,7 @@ class Agreement:
         self.begin(call).wait()
 
     def presence(self, mine: bytes) -> list[bytes]:
-        """Return `mine`, one byte for each parameter, of all ranks; collective, blocking."""
+        """Return the `mine` of every rank, in rank order; all are equally long. Collective, blocking."""
         with phase("agreement"):
             parts = self._ranks.post_record(mine).wait()
         return [parts[len(mine) * rank :][: len(mine)] for rank in range(self._ranks.size)]

@@ -1,4 +1,4 @@
-"""Graphs that say which groups exchange models in gossip methods; `mixing` derives mixing matrices from them.
+"""Graphs that say which groups exchange models in gossip methods; `mixing` has their matrices.
 
 M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic Gradient Push for Distributed Deep Learning, ICML 2019
 ("the SGP paper" elsewhere), section 2 and appendix A. A graph of n nodes may change from step to step. Every
@@ -51,7 +51,7 @@ class Graph(Protocol):
 @checked
 @dataclass(frozen=True)
 class Exponential:
-    """A directed graph: node i sends to i + j·(p+1)^k (mod n), for j = 1 … p, with the next k in each step.
+    """A directed graph: node i sends to i + j·(p+1)^k (mod n), j = 1 … p, with the next k in each step.
 
     For p = 1 these are the paper's distances 1, 2, 4, …; for larger p they are those of its authors' code.
     The mean is exact after k + 1 steps if n = m·(p+1)^k with m ≤ p + 1. Two distances that lead to the same

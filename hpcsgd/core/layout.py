@@ -3,9 +3,9 @@
 Buckets are in backward order, so that they can be sent while the backward pass goes on. Parameters that an
 optimizer updates element by element lie one after the other, and shards cut them anywhere. Parameters that an
 optimizer must see whole are assigned: each lies in one shard, so that one rank owns it. Shards are then
-padded to the longest of the bucket. The costliest tensor is assigned first, to the rank with the least work so far
-(`balance.py`). A bucket of whole tensors grows until its shards are about equally long. If there are as many
-equal layers as ranks, no padding is needed.
+padded to the longest of the bucket. The costliest tensor is assigned first, to the rank with the least work
+so far (`balance.py`). A bucket of whole tensors grows until its shards are about equally long. If there are
+as many equal layers as ranks, no padding is needed.
 """
 
 from __future__ import annotations

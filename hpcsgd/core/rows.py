@@ -1,4 +1,4 @@
-"""The predicted layout of FSDP models (`fully_shard`): each rank's buckets, and what torch gathers at once.
+"""The predicted layout of FSDP models: each rank's buckets, and the units that torch gathers.
 
 Each parameter is cut along dimension 0 into K equal parts, of which the last ones may be shorter or empty.
 They are padded to the length of the first.

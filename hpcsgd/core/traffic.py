@@ -20,7 +20,7 @@ from hpcsgd.core.layout import cut
 from hpcsgd.core.rows import Unit, in_buckets, padded, positions, units_of
 
 Over = Literal["group", "cross", "world", "peers"]
-"""The communicators of a `Topology`. "peers" are other jobs; `CommStats` does not count what they are sent."""
+"""The communicators of a `Topology`. "peers" are other jobs; `CommStats` does not count bytes to them."""
 Stage = Literal["exchange", "model_average", "gather", "forward", "backward", "reduce"]
 """The stages of a step. The last three are torch's for an FSDP model: it gathers weights for the forward and
 the backward pass, and reduces gradients."""

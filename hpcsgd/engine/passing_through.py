@@ -88,7 +88,10 @@ class PassingThrough:
         return sum(losses) / len(losses)
 
     def _agree(self, name: str, digest: int) -> bool:
-        """Return whether all ranks that share gradients have this `digest` in call `name`; collective."""
+        """Return whether all ranks that share gradients give the same number `digest`. Collective.
+
+        `name`: the call that all of them are in.
+        """
         ranks = self._everyone if self._exchange.traits.across else self._shared
         with self._during(name) as call:
             return ranks.begin(call, digest).wait()
@@ -98,7 +101,7 @@ class PassingThrough:
     ) -> tuple[Closure | None, float | Tensor | None]:
         """Evaluate the closure, unless there are gradients already; collective.
 
-        Return what the optimizer is given in its place, and the loss.
+        Return the closure for the optimizer, or None, and the loss.
         """
         if closure is None:
             plain = loss is None or isinstance(loss, float | Tensor)  # also NaN, if the training diverges
