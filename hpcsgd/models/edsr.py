@@ -42,7 +42,7 @@ class EDSR(nn.Module):
 
 
 class Block(nn.Module):
-    """x + residual · f(x), where f has two convolutions: [b, width, H, W] → the same."""
+    """A block x + residual · f(x), with two convolutions in f: [b, width, H, W] → the same shape."""
 
     def __init__(self, width: int, residual: float) -> None:
         super().__init__()
