@@ -21,11 +21,11 @@ from hpcsgd.comm import sums
 from hpcsgd.comm.backend import Backend
 
 SHORTEST = 1 << 17
-"""Bytes of a vector: for a shorter one, an extra message costs as much as it saves."""
+"""Bytes of the shortest vector for which this pays: below, an extra message costs as much as it saves."""
 
 
 def levels(nodes: Sequence[int]) -> tuple[int, int] | None:
-    """Return H and L if rank r is on `nodes[r]`; None unless there are H > 1 blocks of L > 1 ranks."""
+    """Return H and L if rank r is on `nodes[r]`; None unless H > 1 nodes have L > 1 ranks each, in order."""
     H = len(set(nodes))
     L, rest = divmod(len(nodes), H)
     runs = [nodes[h * L : (h + 1) * L] for h in range(H)]
@@ -34,7 +34,7 @@ def levels(nodes: Sequence[int]) -> tuple[int, int] | None:
 
 
 class ByNode:
-    """Both levels of a communicator; all of its ranks make it together."""
+    """Collectives in two levels, in nodes and across nodes; all of `ranks` make it together."""
 
     def __init__(self, ranks: Backend, H: int, L: int) -> None:
         h, l = divmod(ranks.rank, L)  # noqa: E741
@@ -60,14 +60,14 @@ class ByNode:
 
 
 class Levels:
-    """The levels of a communicator whose rank r is on `nodes[r]`; the first use makes them."""
+    """The two levels of a communicator whose rank r is on `nodes[r]`, made at their first use."""
 
     def __init__(self, nodes: Sequence[int]) -> None:
         self._levels = levels(nodes)
         self._made: ByNode | None = None
 
     def of(self, ranks: Backend, whole: Tensor) -> ByNode | None:
-        """Return the levels of `ranks`; None if there is one level or `whole` is too short. Collective."""
+        """Return the levels of `ranks`; None if there is only one, or `whole` is too short. Collective."""
         if self._levels is None or whole.nbytes < SHORTEST:
             return None
         if self._made is None:

@@ -51,7 +51,7 @@ def with_traceback(error: BaseException) -> str:
 
 
 def last_line(error: BaseException) -> str:
-    """Return what Python reports below the traceback."""
+    """Return what Python prints below the traceback: the type of the exception, and its text."""
     return "".join(traceback.format_exception_only(error)).strip()
 
 

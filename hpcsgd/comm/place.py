@@ -1,4 +1,4 @@
-"""Where ranks without MPI can connect: read from environment variables, Slurm or a default process group."""
+"""Where ranks without MPI can connect, from environment variables, Slurm or a default process group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NoWorld(JobError):
 
 @dataclass(frozen=True)
 class Place:
-    """The rank of this process and the address where all ranks connect; empty for a single rank."""
+    """The rank of this process and the address where all ranks connect; without address for a single rank."""
 
     rank: int = 0
     size: int = 1

@@ -267,7 +267,7 @@ def complete(exchange: GradReduce, d: ReduceContext, b: Bucket) -> None:
 
 
 def _room(b: Bucket, like: Tensor) -> Tensor:
-    """Return the bucket's receive buffer; a new one if another gradient reduction left a different size."""
+    """Return the bucket's receive buffer, or a new one if its buffer does not have the shape of `like`."""
     if b.received is None or b.received.shape != like.shape:
         b.received = torch.empty_like(like)
     return b.received

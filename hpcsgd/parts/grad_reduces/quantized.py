@@ -180,7 +180,7 @@ class Quantized:
 
 
 class ErrorFeedback:
-    """The errors of quantized gradients, per bucket: of g in the group, of grad_shard between groups."""
+    """The errors of quantized gradients, per bucket: of `g` in a group, of `grad_shard` across groups."""
 
     def __init__(self, d: ReduceContext, across: bool, saved: State) -> None:
         self._slots = [b.slots for b in d.buckets]

@@ -220,7 +220,7 @@ class Sparse:
 
 
 class Seconds:
-    """Measures how long parts of a step took on this worker."""
+    """Measures the seconds that each part of a reduction takes on this worker, as metrics."""
 
     def __init__(self, notes: dict[str, float]) -> None:
         self._notes = notes
