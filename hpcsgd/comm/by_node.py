@@ -42,7 +42,7 @@ class ByNode:
         self._inside, self._across = ranks.split(h, l), ranks.split(l, h)
 
     def allgather(self, out: Tensor, x: Tensor) -> None:
-        """Like `Backend.allgather`; needs memory for another `out`."""
+        """Do what `Backend.allgather` does; needs memory for another `out`."""
         rows = out.new_empty(self.L, self.H, x.numel())
         fetched = rows[self._inside.rank]
         self._across.allgather(fetched, x)
@@ -50,7 +50,7 @@ class ByNode:
         out.view(self.H, self.L, -1).copy_(rows.transpose(0, 1))
 
     def reduce_scatter(self, out: Tensor, x: Tensor, mean: bool) -> None:
-        """Like `Backend.reduce_scatter` of a sum or mean; needs memory for two more `x`."""
+        """Do what `Backend.reduce_scatter` does for a sum or mean; needs memory for two more `x`."""
         by_place = x.view(self.H, self.L, -1).transpose(0, 1).contiguous()
         of_node = x.new_empty(self.H, out.numel())
         sums.reduce_scatter(self._inside, of_node, by_place, "sum")

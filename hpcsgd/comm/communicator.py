@@ -127,7 +127,7 @@ class Communicator:
         return self._start("send", self._posted({to: x}), operation, x, messages=((to,), {}))
 
     def recv(self, out: Tensor, source: int = ANY) -> Work:
-        """Receive one message from `source`, or from the first sender; `wait()` returns the sender."""
+        """Receive one message from `source`, or from any rank by default; `wait()` returns the sender."""
         self._check(out)
         messages: Messages = ((), {} if source == ANY else {source: out})
         return self._start("recv", 0, lambda: self.backend.recv(out, source), out, messages=messages)

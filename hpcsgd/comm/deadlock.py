@@ -122,7 +122,7 @@ class Table:
         return self._counts.get(rank, {}).get(need.channel, 0) < need.number
 
     def _mismatch(self, rank: int, report: Report) -> Deadlock | None:
-        """Compare the calls of `rank` with those that the first rank which made them has reported."""
+        """Return a deadlock if a call of `rank` differs from the one with the same number on another rank."""
         for channel, calls in report.calls.items():
             known = self._calls.setdefault(channel, {})
             for call in calls:

@@ -1,4 +1,4 @@
-"""Messages by gloo that no call waits for: received early, or still being sent after `send` has returned."""
+"""Messages by gloo that no call waits for: received early, or still being sent after `send` returned."""
 
 from __future__ import annotations
 

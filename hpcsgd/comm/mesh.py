@@ -35,7 +35,7 @@ _made: WeakKeyDictionary[Backend, dict[tuple[int, int, str], DeviceMesh]] = Weak
 
 
 def made(world: Communicator, P: int, K: int, kind: str) -> DeviceMesh | None:
-    """Return the mesh made before, unless torch's groups have been destroyed since."""
+    """Return the mesh made before; None if there is none, or torch's groups have been destroyed since."""
     return _made.get(world.backend, {}).get((P, K, kind)) if distributed().is_initialized() else None
 
 

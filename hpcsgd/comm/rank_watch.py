@@ -119,7 +119,7 @@ class RankWatch:
             del self._waiting[thread]
 
     def missing(self, comm_thread: CommThread, timeout: float) -> list[int]:
-        """Return the ranks for which `comm_thread` waits and which have not reported to be there.
+        """Return the ranks for which `comm_thread` waits and that have not reported that they take part.
 
         The result is empty if `timeout` seconds were too short for reports.
         """

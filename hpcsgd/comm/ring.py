@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 SEGMENT = 1 << 16
-"""Elements of a segment: shorter ones cost more than they hide."""
+"""Elements of a segment. For shorter segments, extra messages cost more time than their overlap hides."""
 SHORTEST = 1 << 15
-"""Elements of a part: for shorter ones the library's algorithms take fewer steps."""
+"""Elements of the shortest part that the ring is used for. Below, the library's algorithms need less time."""
 AHEAD = 4
 """The number of receives that are posted ahead."""
 

@@ -259,10 +259,10 @@ _guarded: list[Shutdown] = []
 
 
 def guard(world: Communicator) -> Shutdown | None:
-    """From now on, end every rank of `world` after an uncaught exception or non-zero `sys.exit` on this rank.
+    """End every rank of `world` after an uncaught exception or non-zero `sys.exit` here, from now on.
 
     Returns:
-        The object that does so; None if this process has been guarded before.
+        The object that ends the ranks; None if this process has been guarded before.
     """
     if _guarded:
         return None
