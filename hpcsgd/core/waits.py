@@ -93,7 +93,7 @@ class Slowest:
 
 @dataclass(frozen=True)
 class RandomPartner:
-    """Every second group requests the model of a random other one, and waits for it one step later."""
+    """Every second group sends a request to a random other one, and waits for the answer one step later."""
 
     seed: int
     period: Period | None = None

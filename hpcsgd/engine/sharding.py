@@ -179,7 +179,7 @@ class ShardedOptimizer(AtWork):
                 self._take_state(held, rest | elements)
 
     def require_state_in_use(self) -> None:
-        """Raise `UserError` if state was loaded that the optimizer does not use."""
+        """Raise `UserError` if other code has set state where the optimizer does not use it."""
         if not self.whole:
             require_used(self.optimizer, self._tensors)
 
