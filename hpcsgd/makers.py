@@ -19,7 +19,7 @@ def makers_of(kind: Any) -> list[str]:
 
 
 def near_maker(given: object, makers: Sequence[str]) -> str | None:
-    """Return the maker that the user passed without calling it, or whose name they passed."""
+    """Return the one of `makers` that the user gave without calling it, or named in a string."""
     name = given if isinstance(given, str) else None
     if isinstance(given, type | FunctionType):
         name = given.__name__

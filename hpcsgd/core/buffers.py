@@ -41,9 +41,9 @@ def places(model: nn.Module) -> Iterator[tuple[dict[str, Tensor | None], str, Te
 
 
 def make_writable(model: nn.Module) -> None:
-    """Give buffers that cannot be written in place memory of their own.
+    """Replace buffers that cannot be written in place with copies that can.
 
-    These are expanded or conjugated ones, and those made in inference mode.
+    Such buffers are expanded or conjugated, or were made in inference mode.
     """
     copies: dict[Tensor, Tensor] = {}
     for table, key, x in places(model):
@@ -52,7 +52,7 @@ def make_writable(model: nn.Module) -> None:
 
 
 def make_parameters_writable(params: Iterable[nn.Parameter]) -> None:
-    """Give parameters that cannot be written in place memory of their own, except those of FSDP."""
+    """Copy parameters that cannot be written in place to new memory, except those of FSDP models."""
     for param in params:
         if not is_fsdp(param) and not _is_writable(param):
             param.data = _plain(param.detach())

@@ -14,7 +14,7 @@ from hpcsgd.comm import CommStats, Communicator
 Facts = Sequence[tuple[str, str]]
 """Pairs of a name and its value as text."""
 _noted: WeakKeyDictionary[CommStats, Facts] = WeakKeyDictionary()
-"""Keyed by `CommStats`, which all communicators of a rank share."""
+"""The facts that a rank has noted, by its `CommStats`, which all communicators of the rank share."""
 
 
 def note(world: Communicator, facts: Iterable[tuple[str, str]]) -> None:

@@ -172,7 +172,7 @@ def is_ours(part: Any) -> bool:
 
 
 def settings(part: Any) -> dict[str, Any]:
-    """Return those arguments that `part` was made with of which it has an attribute of the same name."""
+    """Return the arguments that `part` was made with, as far as it has attributes of these names."""
     if dataclasses.is_dataclass(part):
         names = [field.name for field in dataclasses.fields(part) if field.init]
     elif type(part).__init__ is object.__init__:

@@ -60,7 +60,7 @@ class Evaluated:
 
 
 class Closure:
-    """The user's closure, as the optimizer gets it.
+    """The closure that the optimizer gets in place of the user's.
 
     If there are no gradients before the step, the closure is evaluated before it, as methods may use
     gradients or the loss. The optimizer's first call then returns that loss, unless it has changed parameters

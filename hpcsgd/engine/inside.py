@@ -27,7 +27,7 @@ def optimizers_in(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
 
 
 def own_methods(optimizer: optim.Optimizer) -> list[str]:
-    """Return the names of the optimizer's public methods that torch's `Optimizer` does not define."""
+    """Return the names of public methods that the optimizer's class or a base below `Optimizer` defines."""
     kinds = type(optimizer).__mro__
     kinds = kinds[: kinds.index(optim.Optimizer)]
     methods = [name for kind in kinds for name, what in vars(kind).items() if isinstance(what, FunctionType)]

@@ -118,7 +118,7 @@ class LocalUpdate:
 
     @contextlib.contextmanager
     def interrupted(self) -> Generator[None, None, None]:
-        """Show the model in the block as the optimizer's running `step()` has changed it so far.
+        """In the block, let the model have the values that the running `step()` has reached so far.
 
         After the block, the optimizer gets the gradients that have been averaged by then.
         """

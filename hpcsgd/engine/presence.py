@@ -158,7 +158,7 @@ def united(ranks: Sequence[bytes], names: Sequence[str], world_rank: Callable[[i
 
 
 def refuse_stale(slot: Slot) -> NoReturn:
-    """Raise `UserError` for a gradient that was added to one of which this rank has only a part."""
+    """Raise `UserError` for a gradient that was added to an older one that this rank has only partly."""
     raise UserError(
         f"gradient of {slot.name} was added to that of an earlier step, or to one that has been averaged and "
         "clipped, of which this rank does not keep all: call optimizer.zero_grad() between step() and the "

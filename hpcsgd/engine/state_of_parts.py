@@ -117,7 +117,7 @@ class OfWhole(MutableMapping[str, Any]):
 
 
 def refuse(names: set[str]) -> NoReturn:
-    """Raise `UserError` for state of these `names` that is looked up where the optimizer does not keep it."""
+    """Raise `UserError` for state `names` that are looked up under a parameter, not under its parts."""
     raise UserError(
         f"{', '.join(sorted(names))} in optimizer.state was looked up or changed by parameter, but it is of "
         "what this rank updates in place of each, a part or a copy: empty all by optimizer.state.clear(), "

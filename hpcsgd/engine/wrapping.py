@@ -51,7 +51,7 @@ class Guarded(torch_private.AskedByScaler, optim.Optimizer):
         )
 
     def _answer_scaler(self) -> bool:
-        """Refuse torch's GradScaler, which calls this before it looks at gradients."""
+        """Refuse torch's GradScaler, which calls this method before it uses gradients."""
         if not self.scaled:
             raise UserError(
                 "torch's GradScaler would skip other steps on each rank: use hpcsgd.GradScaler in its place"

@@ -2,9 +2,10 @@
 
 So receivers know the length before they receive the code. P. Elias: Efficient Storage and Retrieval by
 Content and Address of Static Files, J. ACM 1974; R. Fano, 1971.
+
 The l = ⌊log₂(n/k)⌋ low bits of each index are written unchanged. The high parts ascend: for the i-th index
-there is a one at place (index >> l) + i. That takes k·l + k + ((n−1) >> l) bits: 8 per index for 64 of 4096.
-If a map of one bit per element is no longer, from a density of about 1/4 on, the code is that map. If all n
+bit (index >> l) + i is one. That takes k·l + k + ((n−1) >> l) bits: 8 per index for 64 of 4096 elements. From
+a density of about 1/4 on, a map of one bit per element is not longer, and the code is that map. If all n
 elements or none are selected, the code is empty.
 
 No code for all selections has fewer bits on average than `entropy`. Up to a density of 1/8 this code is at

@@ -57,7 +57,7 @@ class Fisher:
     R: Tensor
     """[r, D], orthonormal rows."""
     eigenvalues: Tensor
-    """[r], those of F along the rows of R, the paper's D_t + ρ_t I; float64 on the CPU."""
+    """[r], the eigenvalues of F along the rows of R, the paper's D_t + ρ_t I; float64 on the CPU."""
     rho: float
     """The eigenvalue in all other directions."""
 
@@ -148,7 +148,7 @@ class Shrinkage:
     R: Tensor
     """[r, D]"""
     E: Tensor
-    """[r], the diagonal."""
+    """[r], the diagonal of E."""
 
 
 def natural(G: Tensor, left: Shrinkage | None, right: Shrinkage | None) -> Tensor | None:
