@@ -1,6 +1,7 @@
 """The writer of the page: tables by a template, plots by Plotly, with script and data in the page.
 
-The page may load nothing, and runs no scripts except its own two: their hashes are in its policy.
+The page's content security policy allows it to load nothing, and to run only the two scripts whose hashes are
+in the policy.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ PAUSE = 4
 
 
 def write(paths: Sequence[Path], target: Path | None = None) -> Path:
-    """Write the page of these runs; that of a single run into its folder. Raises `UserError`."""
+    """Write the page of these runs to `target`, and return its path.
+
+    By default it is ``report.html``, in the folder that is given if it is only one. Raises `UserError`.
+    """
     _library()  # fail before all is read
     found = find(paths)
     target = _target(paths, target)
@@ -120,7 +124,7 @@ def render(runs: Sequence[Run], every: int = 0, points: int = panels.POINTS) -> 
 
 
 def _json(data: Any) -> str:
-    """Return JSON that may stand in a script element."""
+    """Return `data` as JSON without ``<``, ``>`` and ``&``, so that it can stand in a script element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
