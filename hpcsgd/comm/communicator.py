@@ -28,9 +28,9 @@ class Communicator:
     """Collectives and messages of `size` ranks, executed in order by one communication thread.
 
     Every operation returns a `Work` at once; its tensors must stay untouched until `wait()` returns. All
-    ranks must start the same collectives in the same order on one communication thread. Communicators
-    made by `split` share their parent's thread. `dup_with_thread` makes one with its own thread, which
-    can answer requests while the owner computes. `run` executes ordinary blocking code on the thread.
+    ranks must start the same collectives in the same order on one communication thread. Communicators made by
+    `split` share their parent's thread. `dup_with_thread` makes one with its own thread, which can answer
+    requests while the rank computes. `run` executes ordinary blocking code on the thread.
 
     Tensors must be contiguous and detached. Sums take float16, bfloat16, float32, float64, int32 and int64;
     means take the floats. Sums and means of 16-bit floats are computed in float32 and rounded once, so that a

@@ -1,4 +1,4 @@
-"""Find ranks which wait for each other, from what every rank reports of itself.
+"""Find ranks that wait for each other, from the reports of all ranks about their own state.
 
 A rank is blocked if all of its threads wait for other ranks. It reports for which operations, and how many
 operations it has begun on each channel: on each communicator, and in each direction between two ranks. Rank r

@@ -13,7 +13,7 @@ class Event(NamedTuple):
     """One event; its times are seconds of `time.perf_counter`."""
 
     kind: str
-    """MESSAGE, WAIT or SPAN."""
+    """What the event is: MESSAGE, WAIT or SPAN."""
     name: str
     phase: str
     thread: int

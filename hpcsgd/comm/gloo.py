@@ -1,4 +1,4 @@
-"""Ranks as processes that torch.distributed connects and that communicate by gloo: no MPI. Host memory.
+"""Ranks as processes without MPI, which communicate by gloo, for tensors in host memory.
 
 gloo only moves bytes here. Sums are computed in rank order, so that they have the same bits as those of ranks
 that are threads. gloo's own time limits are off, because one would break all connections of a group. Instead,

@@ -30,7 +30,7 @@ def world(place: Place, timeout: float) -> Communicator:
     if company is None:
         return comm
     if ending is None:
-        # The world that was guarded first does not close the company of this one.
+        # Another world was guarded first, and it does not close these connections.
         if not company.is_attended:
             company.is_attended = True
             _partings.append(_Parting(company, backend.split(0, backend.rank)))
@@ -43,7 +43,7 @@ def world(place: Place, timeout: float) -> Communicator:
 
 
 class _Parting:
-    """Closes the company of this rank once all ranks want to leave."""
+    """Closes the connections of this rank once all ranks leave."""
 
     def __init__(self, company: Company, ranks: Backend) -> None:
         self._company, self._ranks = company, ranks
@@ -61,7 +61,7 @@ _companies: list[Company] = []
 
 
 def _company(place: Place, timeout: float) -> Company:
-    """Return this rank's `Company`; ranks connect only once, however many worlds they make."""
+    """Return this rank's connections; ranks connect only once, however many worlds they make."""
     if not _companies:
         _companies.append(met(place, timeout, os.environ))
     return _companies[0]

@@ -21,7 +21,7 @@ class _Runtime(NamedTuple):
     queries: tuple[str, ...]
     """Names of library functions that return 1 if this memory is supported, otherwise 0."""
     kinds: tuple[str, ...]
-    """Names among the "memory allocation kinds" of MPI 4.1."""
+    """Its names among the "memory allocation kinds" of MPI 4.1."""
     gtl: str
     """The library file of the "GPU transport layer" (GTL) of Cray's MPICH."""
 

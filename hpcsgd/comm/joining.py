@@ -131,7 +131,7 @@ def _require_one(launch: Launched, environ: Mapping[str, str]) -> None:
 def _no_mpi() -> str:
     """Return why no MPI can be loaded; empty if one was loaded, which also starts it."""
     try:
-        importlib.import_module("hpcsgd.comm.mpi_library")  # MPI starts by it
+        importlib.import_module("hpcsgd.comm.mpi_library")  # this import starts MPI
     except SystemExit as left:
         return first_line(left.__cause__ or left)
     return ""

@@ -30,7 +30,7 @@ from hpcsgd.comm.shutdown import guard
 from hpcsgd.errors import JobError
 from hpcsgd.launcher import check_world, misfit
 
-# MPI only moves these, so any type of the same width works (MPI has no bfloat16).
+# MPI types for data that is only moved, by width in bytes: any type works (MPI has no bfloat16).
 _CARRIERS = {1: MPI.UINT8_T, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T}
 _REDUCED = {
     torch.float32: MPI.FLOAT,
@@ -57,9 +57,9 @@ _ASKED, _RING = 0, 1
 class MpiBackend(Backend):
     """One MPI communicator.
 
-    16-bit floats are summed in float32 and rounded once: MPI has no bfloat16 and adds float16 in float16.
-    Blocking MPI calls would spin while they wait, on cores that other threads compute on. So all calls
-    are nonblocking, and are polled with growing pauses.
+    16-bit floats are summed in float32 and rounded once, because MPI has no bfloat16 and adds float16 in
+    float16. Blocking MPI calls would spin while they wait, on cores that other threads compute on. So all
+    calls are nonblocking, and are polled with growing pauses.
     """
 
     def __init__(self, comm: MPI.Comm, node: int) -> None:

@@ -40,11 +40,11 @@ REMEDY = (
 
 
 class GroupBackend(Backend):
-    """The ranks of `host`, for tensors of one kind of device. `host` itself sends objects, and splits.
+    """The ranks of `host`, for tensors of one kind of device; `host` sends objects and makes splits.
 
     Data that is only moved travels as bytes, whatever its type. 16-bit floats are summed in float32 and
-    rounded once. A rank cannot send to itself alone, nor receive from `ANY`. On a device, work is ordered
-    before later work of the current stream. If the work is not done in time, `Watch` ends the job.
+    rounded once. Only `sendrecv` can send to the own rank, and `recv` needs a named sender. On a device, work
+    is ordered before later work of the current stream. If the work is not done in time, `Watch` ends the job.
     """
 
     def __init__(self, host: Backend, library: str, timeout: float) -> None:
@@ -138,7 +138,7 @@ class GroupBackend(Backend):
             group.abort()
 
     def _messages(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
-        """Begin all messages at once: one after the other on a stream, they could deadlock."""
+        """Begin all messages at once, because one after the other on a stream they could deadlock."""
         some = [x for x in (*send.values(), *recv.values()) if x.numel()]
         if not some:
             return

@@ -25,7 +25,7 @@ from hpcsgd.comm.process_group import address_towards, distributed, require_addr
 from hpcsgd.errors import UserError
 
 PATIENCE = 600.0
-"""The least number of seconds that ranks may take to connect: the machine may start them late."""
+"""The least number of seconds that ranks may take to connect, because the machine may start them late."""
 _MORE = 10.0  # seconds in which the other ranks learn why rank 0 has given up
 
 
@@ -54,7 +54,7 @@ def met(place: Place, timeout: float, environ: Mapping[str, str]) -> Company:
 
 
 _kept: list[Any] = []
-"""Stores that must stay open: the script may still use them for its own groups."""
+"""Stores that must stay open, because the script may still use them for its own groups."""
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ class Shutdown:
         self._exit_code, self._has_called_exit = None, False
 
     def _leave_as_child(self, code: int) -> NoReturn:
-        """End a forked process before MPI notices: MPI would end what belongs to the parent."""
+        """End a forked process before MPI's exit handler runs, which would end what belongs to the parent."""
         if early := self._left_by():
             print_at_once(f"hpcsgd: a forked process has ended by {early}: end it by sys.exit or os._exit")
             code = 1
@@ -259,7 +259,7 @@ _guarded: list[Shutdown] = []
 
 
 def guard(world: Communicator) -> Shutdown | None:
-    """End every rank of `world` after an uncaught exception or non-zero `sys.exit` here, from now on.
+    """From now on, end every rank after an uncaught exception or non-zero `sys.exit` on this rank.
 
     Returns:
         The object that ends the ranks; None if this process has been guarded before.
@@ -272,7 +272,7 @@ def guard(world: Communicator) -> Shutdown | None:
 
 
 def exit_all(code: int) -> NoReturn:
-    """End this process with `code`, if every rank of the job does the same."""
+    """End this process with `code`. Every rank of the job must call this."""
     for ending in _guarded:
         ending.part(code)
     raise SystemExit(code)

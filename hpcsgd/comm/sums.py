@@ -1,4 +1,4 @@
-"""Sums for libraries that only move data: torch computes them, where the tensors are.
+"""Sums for libraries that only move data. torch computes them on the device of the tensors.
 
 Sums of 16-bit floats are computed in float32, in the order of the ranks, and rounded once.
 """

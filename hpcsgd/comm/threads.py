@@ -217,7 +217,7 @@ def run(
     """
     know_processor()
     reports = Table()
-    meeting = Rendezvous(n, 0.8 * timeout, [])  # This can name the missing ranks, so it has to give up first.
+    meeting = Rendezvous(n, 0.8 * timeout, [])  # It gives up first, because it can name the missing ranks.
     results: list[Any] = [None] * n
     errors: list[BaseException] = []
 

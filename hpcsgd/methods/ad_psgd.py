@@ -47,7 +47,7 @@ PAPER = """
 
 
 class PairShard:
-    """The shard `x` that groups average with each other, and this rank's connection to them.
+    """The shard `x` that groups average with each other, and this rank's connection to other groups.
 
     `x` is in host memory, where a thread answers requests. It is float32 or wider: repeated averages in 16
     bits would keep losing small differences.
@@ -93,7 +93,7 @@ class PairShard:
 
     @contextlib.contextmanager
     def at_rest(self) -> Generator[None, None, None]:
-        """Make sure that no average is under way inside the block. Collective."""
+        """Wait until no average is under way, and let none begin inside the block. Collective."""
         self.take_in()
         with self._service.at_rest():
             yield
@@ -118,7 +118,7 @@ class PairShard:
 
 
 class PairAverage:
-    """x_i, x_k ← (x_i + x_k)/2 between an active (even) group i and a random passive (odd) group k.
+    """The averager x_i, x_k ← (x_i + x_k)/2 of an active (even) group i and a random passive (odd) group k.
 
     x is kept in a `PairShard`, and the model that is trained is a copy of x from the end of the last step.
     The update is everything that has changed in the model since then, including what the user wrote into

@@ -72,7 +72,7 @@ class BlockState:
 
 
 class Adaptive:
-    """Synchronizes after every I steps; I changes at the first synchronization after `block` steps."""
+    """The schedule with I steps between synchronizations; I changes at the first one after `block` steps."""
 
     def __init__(self, I_0: int, block: int) -> None:
         for name, value in (("initial_sync_every", I_0), ("adapt_every", block)):
@@ -137,7 +137,7 @@ class Adaptive:
         now.eta_0 = max(now.eta_0, s.lr)
 
     def _change(self, s: StepContext) -> None:
-        """Compute the new I. Collective over all ranks: 16 bytes."""
+        """Compute the new I. Collective over all ranks; sends 16 bytes."""
         now = self.block_state
         with phase("loss"):
             F, F_0 = self._over_all_ranks(s)

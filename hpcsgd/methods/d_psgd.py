@@ -32,7 +32,7 @@ from hpcsgd.parts.schedules import Every
 
 
 class GossipAverage:
-    """Averages over an undirected graph, x_i ← Σ_j w_ij x_j, shard by shard."""
+    """The averager over an undirected graph, x_i ← Σ_j w_ij x_j, shard by shard."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

@@ -110,7 +110,7 @@ class OuterOptimizer:
         return (1 + self._state) * m.own_elements(wide=True) * (1 if chunks else m.K)
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        return [replace(x, bucket=None) for x in comm_ops(self.inner, m)]  # the outer step needs all
+        return [replace(x, bucket=None) for x in comm_ops(self.inner, m)]  # the outer step needs all buckets
 
     def state_dict(self) -> State:
         if self._optimizer is None:

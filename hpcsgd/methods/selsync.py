@@ -90,7 +90,7 @@ class RelativeChange:
 
 
 class Significance:
-    """Lines 8, 11 and 14: decides whether the groups share this step, with the same answer on every rank.
+    """The schedule of lines 8, 11 and 14: decides whether the groups share this step, alike on all ranks.
 
     Its metrics are `delta` (Δ of the group), `vote` (1.0 if Δ reached δ), and `met` (1.0 if all groups share
     the step).

@@ -82,7 +82,7 @@ class Streaming:
         return any(self._pending(s.t)) if self.delay else wanted
 
     def begin(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """Begin to average the fragments that begin after this update, except those still under way."""
+        """Begin to average the fragments that `turn` lists for this update, except those still under way."""
         for p in self.turn.at(s.t):
             if self._streams[p].pending is None:
                 self._begin(self._streams[p], vectors, s)
@@ -119,7 +119,8 @@ class Streaming:
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """Yield the operations of a synchronization, which averages one fragment, about 1/F of the model.
 
-        An operation is given 1/F times for each fragment, so it overlaps F·τ steps here.
+        One of F fragments is averaged at a time, each by operations that are counted 1/F times here. So they
+        overlap F·τ steps.
         """
         F = self.turn.F
         for p in range(F):

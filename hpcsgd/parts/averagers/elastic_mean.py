@@ -49,7 +49,7 @@ class ElasticMean:
         return found
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Yield the operations: each of the K ranks averages 1/K of the model in a ring with other groups."""
+        """Yield the operations; each of the K ranks averages 1/K of the model in a ring with other groups."""
         yield allreduce("group", 16, "buffers")
         yield from (allreduce("group", nbytes) for nbytes in m.buffers)
         model = sum(b.used * b.width for b in m.buckets) + sum(m.buffers)

@@ -16,14 +16,15 @@ from hpcsgd.parts.averagers.fragments import Fragment
 from hpcsgd.parts.averagers.pending_average import PendingAverage
 
 LEFT = "left"
-"""The name in the state of vectors that pending averages have produced. Other names belong to parts of the
-averager.
+"""The name, in a saved state, of the vectors that pending averages have produced.
+
+Other names belong to parts of the averager.
 """
 
 
 @dataclass
 class FragmentSync:
-    """The synchronizations of one fragment."""
+    """One fragment of the model, with its averager and its pending average."""
 
     fragment: Fragment
     how: Averager

@@ -87,7 +87,7 @@ def sent_by_number(m: ModelLayout, layers: Collection[int], shards: bool) -> Com
 class AverageState:
     """Averager that also averages the optimizer state: all tensors, including those of one number.
 
-    For `optimizer_state`.
+    Pass it to a method as `optimizer_state`.
 
     Args:
         inner: Averager of the models, which runs first. A method passes it.

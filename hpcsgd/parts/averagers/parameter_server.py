@@ -119,7 +119,7 @@ class ServerConnection:
 
 
 class ParameterServer:
-    """Pushes 1/P of the group's update in every step, and reads the holders' values.
+    """The averager that pushes 1/P of the group's update in every step, and reads the holders' values.
 
     The update is everything that has changed since the last read, including what the user wrote into the
     parameters between two steps. With the factor 1/P a learning rate has the same effect as with averaged

@@ -2,7 +2,7 @@
 
 The averager gets a `StepContext` as usual, but its topology has separate communicators and a separate
 communication thread. So the gradients of later steps do not wait behind the average, and its metrics are
-separate, too. The caller decides when and how the result is taken into the model.
+separate, too. The caller decides when and how the result is applied to the model.
 """
 
 from __future__ import annotations

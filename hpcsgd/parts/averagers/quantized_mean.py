@@ -105,5 +105,5 @@ class QuantizedMean:
 
 
 def mean_by(wire: Quantizer | None) -> Mean | QuantizedMean:
-    """Return the mean of the groups' shards in the format `wire`; None: in their own dtype."""
+    """Return the averager that sends shards in the format `wire`, or in their own dtype if it is None."""
     return Mean() if wire is None else QuantizedMean(wire)

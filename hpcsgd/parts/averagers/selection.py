@@ -51,10 +51,10 @@ class Selection(Protocol):
 @checked
 @dataclass(frozen=True)
 class PerBlock:
-    """The same number of elements from every block of `size` consecutive elements of a rank's shards.
+    """Selection of the same number of elements from every block of `size` elements of a rank's shards.
 
-    From each block, k = density · size elements are sent, rounded, at least 1. The ranks need not agree on k.
-    Use it as `selection` of `sparseloco`; it is the default.
+    A block is `size` consecutive elements. From each, k = density · size elements are sent, rounded, at least
+    1. The ranks need not agree on k. Use it as `selection` of `sparseloco`; it is the default.
 
     Args:
         size: Elements of a block, of which k are sent. The last block of a shard may be shorter. Default
@@ -93,7 +93,7 @@ class PerBlock:
 @checked
 @dataclass(frozen=True)
 class AcrossShards:
-    """The same total number of elements as with `PerBlock`, more from blocks with larger error feedback.
+    """Selection of the same total as with `PerBlock`, with more from blocks of larger error feedback.
 
     The blocks of all K ranks of a group share the total k in proportion to their norms over all groups, as
     DEFT divides k over layers. Use it as `selection` of `sparseloco`.

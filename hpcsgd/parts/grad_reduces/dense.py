@@ -81,7 +81,7 @@ class AllToAll(InGroup):
         return m.K * m.own_elements() if m.K > 1 else 0
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return T0 of eq. 6."""
+        """Yield the operations of a step, T0 of eq. 6."""
         for x, b in zip(_of_buckets("alltoall", m), m.buckets, strict=True):
             yield replace(x, reduced=b.padded)
 
@@ -164,7 +164,7 @@ class Dense(InGroup):
         return sum(room) if m.K > 1 else 0
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return T0 of eq. 6."""
+        """Yield the operations of a step, T0 of eq. 6."""
         for to_all, scattered, b in zip(
             AllToAll().comm_ops(m), ReduceScatter().comm_ops(m), m.buckets, strict=True
         ):
@@ -177,7 +177,7 @@ def _goes_by_node(b: BucketLayout, m: ModelLayout) -> bool:
 
 @dataclass(frozen=True)
 class AllReduce(InGroup):
-    """Gradient reduction with an allreduce: every rank gets the mean of the K gradients, for all of w.
+    """Gradient reduction with an allreduce: every rank gets the whole mean gradient of the group.
 
     A rank sends 2·(K−1)/K·M elements per step.
     """

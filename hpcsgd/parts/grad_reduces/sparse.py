@@ -11,8 +11,8 @@ D. Yoon, S. Oh: DEFT, ICPP 2023, algorithm 1, "distributed SGD with sparsificati
     12  e = acc
 
 Line 5 runs bucket by bucket during the backward pass. The other lines run after the last gradient, since the
-selection in a layer depends on all of them. Every worker updates all of w, because sending updated shards
-would be dense again.
+selection in a layer depends on all of them. Every worker updates the whole model w, because sending updated
+shards would be dense again.
 
 A group of one rank has no other rank to send to, and its gradients stay unchanged.
 """
