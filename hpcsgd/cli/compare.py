@@ -52,7 +52,8 @@ def compare(
     :param overrides: Keys of the file to change for all, such as --training.epochs 3.
     :param resume: Continue where the comparison stopped; complete trainings are not run again.
     """
-    # Slurm's warning may come while torch loads, and would end this rank. The run knows its end time anyway.
+    # Slurm's warning signal may come while torch loads, and would end this rank. The run knows its end
+    # anyway.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     typed = (*overrides, *compared.overrides())

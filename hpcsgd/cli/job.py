@@ -24,7 +24,7 @@ Flag = Annotated[bool, Parameter(negative="")]
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TopologyRequest:
-    """The options of every kind of job."""
+    """The options that all kinds of jobs have."""
 
     nodes: int = 1
     "How many nodes."
@@ -45,7 +45,7 @@ class TopologyRequest:
     site: Path | None = None
     "The file with settings of all jobs here; default: ./site.toml or ~/.config/hpcsgd/site.toml."
     after: str | None = None
-    "Start after the job of this number has succeeded."
+    "Start after the job with this number has succeeded."
     submit: Flag = False
     "Also submit the job."
 

@@ -34,7 +34,8 @@ def train(
     :param trace: Write what every rank does in some steps to trace.json.gz in the run folder; the same as
     --run.trace_steps auto.
     """
-    # Slurm's warning may come while torch loads, and would end this rank. The run knows its end time anyway.
+    # Slurm's warning signal may come while torch loads, and would end this rank. The run knows its end
+    # anyway.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     typed = (*(["--run.trace_steps", "auto"] if trace else []), *overrides)

@@ -55,7 +55,7 @@ def until_nobody_reads() -> Generator[None, None, None]:
             raise
         sys.exit(1)
     finally:
-        # the reader of a message may have gone, and the interpreter flushes again at its end
+        # the reader of an error may have gone, too, and the interpreter flushes again at its end
         _silence_unread()
 
 
@@ -82,7 +82,7 @@ def end_all_ranks(error: Exception) -> NoReturn:
     if by is None or by.rank == 0:
         tell(f"hpcsgd: {in_one_line(error)}")
     elif not by.launcher.of_mpi:
-        time.sleep(1.0)  # torchrun ends the others when the first one has ended
+        time.sleep(1.0)  # torchrun ends the other ranks once the first has ended, so rank 0 reports first
     sys.exit(1)
 
 

@@ -54,7 +54,7 @@ def _outwards(path: KeyPath) -> Iterator[KeyPath]:
 
 
 def _differs(told: object, value: Any) -> bool:
-    """Return True if an error names another value than the file has, so that it came from elsewhere."""
+    """Return True if an error is about another value than the file has, which came from elsewhere."""
     return not (told is None or isinstance(value, Mapping) or told == value or str(told) == str(value))
 
 

@@ -33,7 +33,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     text = read_text(path)
     try:
         return tomllib.loads(text)
-    except ValueError as error:  # also raised for a number with thousands of digits
+    except ValueError as error:  # also raised if a number has thousands of digits
         raise UserError(f"{path}: not valid TOML: {error}") from error
     except RecursionError:
         raise UserError(f"{path}: too many lists or tables inside each other") from None

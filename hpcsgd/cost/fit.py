@@ -197,7 +197,7 @@ def _line(start: int, x: Samples) -> Line:
     from scipy.optimize import least_squares  # imported late: training must not depend on scipy
 
     columns = np.stack([x.messages, x.load], axis=1) / x.seconds[:, None]
-    scale = np.linalg.norm(columns, axis=0)  # so that both parameters are about one
+    scale = np.linalg.norm(columns, axis=0)  # so that both parameters are about 1
     columns /= scale
     found = least_squares(
         lambda u: np.log(columns @ u),

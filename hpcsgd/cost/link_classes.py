@@ -60,8 +60,8 @@ def load(operation: str, n: float, way: LinkClass) -> float:
     if way.kind == "inside":
         return way.at_once * way.ranks * float(sent(operation, n, way.ranks))
     q, p = way.ranks_per_host, way.ranks
-    if operation == "exchange":  # the receivers are unknown: all bytes may leave the host
+    if operation == "exchange":  # the receivers are unknown, and all may be on other hosts
         return way.at_once * q * n
-    if operation == "alltoall":  # each rank of another host gets a part
+    if operation == "alltoall":  # each rank on another host gets a part
         return way.at_once * q * (p - q) / p * n
     return way.at_once * float(sent(operation, n, way.hosts))

@@ -201,7 +201,7 @@ class _Flow:
 def _seconds(x: CommOp, machine: Machine, way: LinkClass, beyond: float, sign: int) -> float:
     factor = (1 + machine.relative_error(x.operation, way) + beyond) ** sign
     nbytes = x.nbytes
-    if way.kind != "inside":  # some ranks of a host may not send, or not to other hosts
+    if way.kind != "inside":  # not all ranks of a host may send to other hosts
         nbytes *= x.off_host_fraction * (x.sender_fraction if way.kind == "mixed" else 1.0)
     seconds = machine.seconds(x.operation, nbytes, way) * x.contention
     if x.reduced and seconds and machine.compute and machine.compute.mean_seconds_per_element:

@@ -58,7 +58,7 @@ async def _listening(
     serving = asyncio.create_task(at.serve(host, port))
     while not at.address:
         if serving.done():
-            serving.result()  # raises why the address cannot be used
+            serving.result()  # raises the reason why the server cannot listen
         await asyncio.sleep(0.01)
     left = asyncio.Event()
     loop = asyncio.get_running_loop()

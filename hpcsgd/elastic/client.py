@@ -110,7 +110,7 @@ class Client:
             now = self._wait(lambda now, last=last: now.phase is Phase.FINISHED or now.generation > last)
             if now.phase is Phase.FINISHED or replica_group in now.replica_groups:
                 return now
-            # not the latest register: a generation with this replica group may have begun
+            # not that of the latest register, in which this replica group may be by now
             last = now.generation
 
     def arrive(self, generation: int, rounds: int) -> None:
@@ -183,8 +183,8 @@ class Client:
                 return self._connect_once()
             except OSError as error:
                 if isinstance(error, Unwelcome) and not coordinator_address.moves(self._coordinator):
-                    # otherwise another process has the old coordinator's port, and the
-                    # next coordinator is due
+                    # If the coordinator moves, another process may have its old port, and the next
+                    # coordinator will start soon.
                     raise
                 if time.monotonic() > until or self._closed:
                     raise PeerLost(

@@ -62,7 +62,7 @@ class Coordinator:
         self.superseded = False
         """True if there is a later coordinator, so that this one sends nothing more."""
         for replica_group in saved.going:
-            self.membership.lose(replica_group)  # it has left, or will leave soon
+            self.membership.lose(replica_group)  # it had to stop, and has left or will leave soon
         self.address = ""
         self._token = token
         self._heartbeat_timeout, self._timeout = silence, timeout
@@ -149,7 +149,7 @@ class Coordinator:
         if client in self._clients:
             self._clients.remove(client)
             over = self.register.phase is Phase.FINISHED or self.register.leaving
-            if self._watch.just_woke():  # it gave up on this coordinator, and will return as to a new one
+            if self._watch.just_woke():  # the client gave up on this coordinator, and will return
                 self._since = self._watch.look()
             elif client.replica_group in self.register.going:
                 self._lose(client.replica_group, Loss.LEFT, "it had to stop")
@@ -181,7 +181,7 @@ class Coordinator:
                 self._moving.add(client)
                 self._awaited.add(replica_group)
                 membership.expect(replica_group)
-                client.tell({"moved": True})  # only now may it close the connection
+                client.tell({"moved": True})  # after that the client may close the connection
             case "finish":
                 membership.finish(replica_group, said["generation"])
             case "come" | "arrive" | "vote" | "object":
@@ -285,7 +285,7 @@ class Coordinator:
         waited = clock - self._since
         if waited > self._heartbeat_timeout and now.phase is not Phase.FINISHED and not now.leaving:
             for replica_group in (set(now.replica_groups) & self.membership.expected) - here - self._awaited:
-                # to this coordinator, which is a new one
+                # to this coordinator, which has just started
                 self._lose(replica_group, Loss.DIED, "it did not come back")
         if waited > self._timeout:
             self._end_waiting(now)

@@ -126,12 +126,12 @@ class ElasticAverage:
 
     def move(self) -> None:
         """Report that this replica group leaves to return with more or fewer ranks; the others wait."""
-        with suppress(Evicted):  # then it comes back like any lost group
+        with suppress(Evicted):  # then the group returns like any lost group
             self._client.move()
 
     def finish(self) -> None:
         """Report that the training is done and saved, so that no group has to come back."""
-        with suppress(Evicted):  # then the others save it once more
+        with suppress(Evicted):  # then the other groups finish and save again
             self._client.finish(self._generation.generation)
 
     def close(self) -> None:

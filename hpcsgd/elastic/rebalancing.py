@@ -51,7 +51,7 @@ def shares(alpha: Mapping[int, float], X: int) -> dict[int, int]:
     x = {replica_group: floor(share) for replica_group, share in exact.items()}
     by_remainder = sorted(
         x, key=lambda replica_group: x[replica_group] - exact[replica_group]
-    )  # stable: ties by group
+    )  # stable: equal remainders in the order of groups
     for replica_group in by_remainder[: X - sum(x.values())]:
         x[replica_group] += 1
     return x

@@ -12,7 +12,7 @@ from importlib.resources import files
 from hpcsgd.errors import UserError
 
 _BLOCK = re.compile(r"(?<=^# --- values -).*?(?=^# -----)", re.DOTALL | re.MULTILINE)
-_CONTROL = {"Cc", "Zl", "Zp", "Cs"}  # Unicode's control characters, line and paragraph ends, half characters
+_CONTROL = {"Cc", "Zl", "Zp", "Cs"}  # Unicode: control characters, line and paragraph separators, surrogates
 
 
 @dataclass(frozen=True, slots=True)

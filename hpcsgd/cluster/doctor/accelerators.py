@@ -18,7 +18,7 @@ from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError, count_text
 
 BACKENDS: tuple[BackendName, ...] = ("mpi", "nccl", "gpu_mpi")
-SIZE = 64 << 20  # bytes in a measurement
+SIZE = 64 << 20  # bytes that a measurement copies or sends
 
 
 def look_at_accelerators(topology: Topology) -> list[Finding]:

@@ -56,7 +56,7 @@ class Elected:
                 return
             try:
                 await self._there()
-            except UserError as error:  # another launcher may succeed
+            except UserError as error:  # a coordinator of another launcher may succeed
                 self._say(str(error))
             await asyncio.sleep(beat(self._heartbeat_timeout))
 
@@ -92,7 +92,7 @@ class Elected:
         if found is not None and found.address and await found.answers(self._heartbeat_timeout):
             self._seen, self.token = (term, time.monotonic()), found.token
             return True
-        if term == 0 or (found is not None and not found.address):  # the last one has left
+        if term == 0 or (found is not None and not found.address):  # the last coordinator has left
             await self._begin(term + 1)
         elif now - self._seen[1] > self._heartbeat_timeout:
             where = f"number {term}" if found is None else f"at {found.address}"

@@ -1,8 +1,8 @@
 """Remove shared memory of killed ranks: `python -m hpcsgd.cluster.launch.leftovers`, on each node.
 
 MPICH names the memory shared by ranks of a node after job and job step, and a restarted job counts its steps
-from zero again. What killed ranks left there blocks the same step of the next start: its ranks wait forever,
-or find too little memory, as MPI starts.
+from zero again. Memory that killed ranks have left blocks the same step of the next start: when MPI starts,
+the step's ranks wait forever, or find too little memory.
 """
 
 from __future__ import annotations

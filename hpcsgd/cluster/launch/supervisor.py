@@ -152,7 +152,7 @@ class Supervisor:
 
     async def _keep(self, group: ReplicaGroup) -> None:
         while not (self._ending or self._stopping):
-            if self._coordinator.register().phase is Phase.FINISHED:  # before this group was there, or back
+            if self._coordinator.register().phase is Phase.FINISHED:  # while this group was away
                 return
             group.lives += 1
             before = self._coordinator.register().rounds

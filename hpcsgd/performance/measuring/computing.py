@@ -27,7 +27,7 @@ DENSITY = 0.01
 SELECTORS: Mapping[str, Callable[[], Sparsifier]] = {
     "clt_k": lambda: CLTk(DENSITY),
     "deft": lambda: Deft(DENSITY),
-    "hard_threshold": lambda: HardThreshold(2.576),  # one in a hundred normal numbers is beyond it
+    "hard_threshold": lambda: HardThreshold(2.576),  # 1 % of normally distributed numbers are beyond it
     "sidco": lambda: SIDCo(DENSITY),
     "topk": lambda: TopK(DENSITY),
 }

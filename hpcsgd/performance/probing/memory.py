@@ -15,7 +15,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def require_room(each: int, Ps: Sequence[int], free: int, world: Communicator) -> None:
-    """Raise `UserError` with the number of models that fit, unless this holds for all `Ps`. Collective.
+    """Raise `UserError`, with the number that fits, if P models do not fit for a P in `Ps`. Collective.
 
     `each`: bytes of a model. `Ps`: the numbers of groups, and thus of models. `free`: free bytes on this
     rank's node.

@@ -78,7 +78,7 @@ class Plan:
 
 @dataclass
 class Row:
-    """The distances and losses of one P: one series per seed, with a value per synchronization."""
+    """The distances and losses with P groups: a series for each seed, with a value per synchronization."""
 
     P: int
     lr: float
@@ -198,7 +198,7 @@ def probe(
 
 
 Enough = Callable[[Sequence[float]], bool]
-"""Returns whether a training has synchronized often enough, given its distances so far."""
+"""A function that returns True if, from its distances so far, a training has synchronized enough."""
 
 
 def _flat_after(meetings: int, plan: Plan, distances: Sequence[float]) -> bool:

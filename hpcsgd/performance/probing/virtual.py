@@ -69,7 +69,7 @@ def _trainee(
     config: Config, train: Split, model: nn.Module, g: int, P: int, K: int, warm_up_steps: int | None
 ) -> Trainee:
     optimizer = make_optimizer(config, model, P)
-    make_natural_gradient(config, optimizer, model)  # one for the group, not for each member
+    make_natural_gradient(config, optimizer, model)  # its estimates belong to the group, not to a member
     batch = batch_of_rank(config.data.group_batch_size, K)
     batches = Batches(Sampler(train, AsRank(g * K, P * K)), batch)
     steps_per_epoch = len(batches)

@@ -90,7 +90,7 @@ class _Active:
         """Simulate all steps, and advance `others` alongside so that their seconds need not be stored."""
         message, gather = self._course.durations.message, self._course.durations.gather
         while np.isfinite(self.ready).any():
-            asks = np.maximum(self.ready, self.answered)  # infinite also for those that have ended
+            asks = np.maximum(self.ready, self.answered)  # infinite, too, for groups that have ended
             earliest = np.maximum(self.ready, self.there + message.link + message.latency)
             unknown = np.where(self.answered == np.inf, earliest, np.inf)
             horizon = min((asks + gather + self.next_work).min(), unknown.min())

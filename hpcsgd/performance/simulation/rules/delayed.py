@@ -1,4 +1,6 @@
-"""All groups average their models while they make the next d steps. F is when a group ends a step.
+"""All groups average their models while they make the next d steps.
+
+F is the time at which a group's last step ended, and ready = F + compute + exchange + update:
 
 synced = max over groups of ready + average  after a synchronization's update t; groups go on at once
 F ← max(ready, synced) + gather              after update t + d, else ready + gather

@@ -44,7 +44,7 @@ class AsyncSgd:
 class _Clocks:
     """The `Inbox` of SSP: how many groups have sent the change of each step, and when the last one did."""
 
-    staleness = 0  # of messages: a group waits for its own answer
+    staleness = 0  # τ of `Inbox`, not s: a group waits for its own answer
     always = True
 
     def __init__(self, s: int, course: SimulatedRun) -> None:

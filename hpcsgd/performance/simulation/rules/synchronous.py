@@ -1,5 +1,7 @@
 """All groups average their models after every I-th step, and wait for the result.
 
+F is the time at which a group's last step ended:
+
 ready = F + compute + exchange + update
 F ← max over groups of ready + average + gather    if t is a multiple of I, else ready + gather
 """
