@@ -16,7 +16,7 @@ ANY = -1
 """As the source of a message: whichever rank sends first."""
 Ending = Callable[[float], bool]
 """Waits at most the given seconds for the end of an operation, and returns whether it has ended."""
-# Seconds: how long to look for the end of an operation without a pause, and the longest pause thereafter.
+# Seconds: how long to poll an operation without pauses, and the longest pause thereafter.
 _EAGER = 1e-4
 _LONGEST_PAUSE = 5e-4
 _NARROW = frozenset({torch.float16, torch.bfloat16})
@@ -96,11 +96,11 @@ class Backend(ABC):
 
     @abstractmethod
     def alltoall(self, out: Tensor, x: Tensor) -> None:
-        """Set `out[i]` to the `x[own rank]` of rank i; both are cut into `size` equal parts."""
+        """Set part i of `out` to part `rank` of the `x` of rank i; both are cut into `size` equal parts."""
 
     @abstractmethod
     def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction) -> None:
-        """Set `out` to the sum or mean over ranks of `x[own rank]`; `x` is cut into `size` equal parts."""
+        """Set `out` to the sum or mean of part `rank` of `x` over all ranks; `x` has `size` equal parts."""
 
     @abstractmethod
     def allgather(self, out: Tensor, x: Tensor) -> None:

@@ -66,7 +66,7 @@ class Communicator:
         """The extra communication threads of this communicator and of those made from it."""
 
     def alltoall(self, out: Tensor, x: Tensor) -> Work:
-        """Set `out[i]` to the `x[own rank]` of rank i; both have n elements, a multiple of `size`."""
+        """Set part i of `out` to part `rank` of the `x` of rank i; both are cut into `size` equal parts."""
         self._check(out, x)
         require(x.numel() % self.size == 0, f"alltoall of {x.numel()} elements over {self.size} ranks")
         require(out.numel() == x.numel(), f"alltoall of {x.numel()} elements into {out.numel()}")
@@ -100,7 +100,7 @@ class Communicator:
         return self._start("allgatherv", sent, operation, out, x, needed=needed)
 
     def allreduce(self, x: Tensor, reduction: Reduction = "sum") -> Work:
-        """Replace `x` by the sum, mean or maximum over the ranks, with the same bits on every rank."""
+        """Set `x` to the sum, mean or maximum of `x` over the ranks, with the same bits on every rank."""
         self._check(x, allowed=_REDUCED[reduction])
         operation = lambda: self.backend.allreduce(x, reduction)  # noqa: E731
         return self._start("allreduce", 2 * self._share(x), operation, x)

@@ -55,7 +55,7 @@ _ASKED, _RING = 0, 1
 
 
 class MpiBackend(Backend):
-    """One MPI communicator.
+    """The backend of one MPI communicator.
 
     16-bit floats are summed in float32 and rounded once, because MPI has no bfloat16 and adds float16 in
     float16. Blocking MPI calls would spin while they wait, on cores that other threads compute on. So all

@@ -20,12 +20,12 @@ class NoWorld(JobError):
 
 @dataclass(frozen=True)
 class Place:
-    """The rank of this process and the address where all ranks connect; without address for a single rank."""
+    """The rank of this process, the number of ranks, and the address where all ranks connect."""
 
     rank: int = 0
     size: int = 1
     url: str = ""
-    """The address in torch.distributed's form; empty for the default group's store."""
+    """The address in torch.distributed's form; empty for a single rank, and for the default group's store."""
 
 
 def default_group() -> Place | None:

@@ -48,7 +48,7 @@ class Posted(Future[Any]):
         return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return None; an operation that fails raises in `result`."""
+        """Return None, because an operation that fails raises its error in `result`."""
         return None
 
     def _ended(self, seconds: float) -> bool:

@@ -43,8 +43,9 @@ class GroupBackend(Backend):
     """The ranks of `host`, for tensors of one kind of device; `host` sends objects and makes splits.
 
     Data that is only moved travels as bytes, whatever its type. 16-bit floats are summed in float32 and
-    rounded once. Only `sendrecv` can send to the own rank, and `recv` needs a named sender. On a device, work
-    is ordered before later work of the current stream. If the work is not done in time, `Watch` ends the job.
+    rounded once. Only `sendrecv` can send to this rank itself, and `recv` needs a named sender. On a device,
+    work is ordered before later work of the current stream. If the work is not done in time, `Watch` ends the
+    job.
     """
 
     def __init__(self, host: Backend, library: str, timeout: float) -> None:

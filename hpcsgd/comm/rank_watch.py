@@ -74,9 +74,9 @@ class RankWatch:
         self.counts: dict[str, int] = {}
         """The number of operations that this rank has begun on each channel."""
         self.calls: dict[str, deque[tuple[int, str, tuple[str, str]]]] = {}
-        """The last collective operations on each channel: number, kind, activity."""
+        """The last collective operations on each channel: number on the channel, kind, and activity."""
         self.last = ""
-        """The last activity that had a name."""
+        """The last activity that `stats.doing` named."""
         self.leaving = False
         self._reports = reports
         self._owner = threading.get_ident()

@@ -49,7 +49,7 @@ def is_long(x: Tensor, size: int) -> bool:
 
 
 def allreduce(ranks: Messages[Request], x: Tensor, mean: bool) -> None:
-    """Replace `x` by the sum, or the mean, of the `x` of all ranks."""
+    """Set `x` to the sum, or the mean, of the `x` of all ranks."""
     P, r = ranks.size, ranks.rank
     left, right = (r - 1) % P, (r + 1) % P
     count = max(math.ceil(x.numel() / P / SEGMENT), 1)

@@ -221,13 +221,13 @@ class Confluence:
 
 
 class Streams:
-    """One own stream for each device, made at its first use."""
+    """A separate stream for each device, made at its first use."""
 
     def __init__(self) -> None:
         self._made: dict[torch.device, torch.Stream] = {}
 
     def on(self, device: torch.device) -> AbstractContextManager[object]:
-        """Make the own stream the current stream of `device` inside the block."""
+        """Make the stream of this object the current stream of `device` inside the block."""
         if device not in self._made:
             self._made[device] = torch.Stream(device)
         return self._made[device]

@@ -226,7 +226,7 @@ def ad_psgd(seed: int = 0, grad_reduce: GradReduce = Dense()) -> Method:  # noqa
 
     Shape:
         M parameters in total; each rank owns M/K of them. Per step, a rank of an active group sends M/K
-        elements and receives as many.
+        elements and receives M/K elements.
 
     Note:
         After every step, `optimizer.metrics["staleness"]` counts how often the model was averaged while its

@@ -225,7 +225,7 @@ def des_loc(
 
     Shape:
         M parameters in total; each rank owns M/K of them. A rank sends 2·(P−1)/P·M/K elements for the
-        parameters every K_x steps. It sends as many elements for each state tensor, every K_u or K_v steps.
+        parameters every K_x steps. For each state tensor it sends the same number every K_u or K_v steps.
 
     Note:
         After a synchronization of parameters, `optimizer.metrics["distance"]` is the model distance.

@@ -57,7 +57,7 @@ PLAIN = {"momentum": 0, "weight_decay": 0, "maximize": False}
 
 
 class Accumulated:
-    """Updates w by the mean of the groups' gradient sums since the last synchronization, shard by shard."""
+    """The averager that updates the common model w with the groups' mean gradient sum, shard by shard."""
 
     traits = Traits(All())
 

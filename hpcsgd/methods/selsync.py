@@ -259,9 +259,8 @@ def selsync(
         other rank. In a shared step it sends 2·(P−1)/P·M/K elements more.
 
     Note:
-        After every step, `optimizer.metrics` has `delta` (Δ of the own group), `vote` (1.0 if it reached δ)
-        and `met` (1.0 if the step was shared). After a synchronization with `parameters` it also has
-        `distance`.
+        After every step, `optimizer.metrics` has `delta` (Δ of this group), `vote` (1.0 if it reached δ) and
+        `met` (1.0 if the step was shared). After a synchronization with `parameters` it also has `distance`.
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.selsync(delta=0.3))

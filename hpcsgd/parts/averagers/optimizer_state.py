@@ -47,7 +47,7 @@ def keep_state(inner: Averager) -> Averager:
 
     See Also:
         `AverageState`: averages the state, which sends M/K elements per state tensor.
-        `ResetState`: replaces the state by a new one.
+        `ResetState`: replaces the state with a new one.
     """
     return inner
 
@@ -109,7 +109,7 @@ class AverageState:
 
     See Also:
         `keep_state`: every group keeps its own state.
-        `ResetState`: replaces the state by a new one.
+        `ResetState`: replaces the state with a new one.
     """
 
     inner: Averager

@@ -29,7 +29,7 @@ class ServerPart:
     """One part of the server: it adds 1/P of each update it receives, and answers when the group may go on.
 
     `staleness` is s. A group that has pushed c updates may read once every group has pushed c − s; if s is
-    None, it may read at once. The part is float32 or wider, since many an update is too small to change a
+    None, it may read at once. The part is float32 or wider, since many updates are too small to change a
     16-bit number.
     """
 

@@ -104,7 +104,7 @@ def _growth(joint: Tensor, runs: Sequence[Tensor]) -> float:
 
 
 def mean_over(values: Tensor, workers: Communicator) -> Tensor:
-    """Return the mean over the workers, summed in rank order, with the same bits on all ranks."""
+    """Return the mean of `values` over the workers, summed in rank order: the same bits on all ranks."""
     n = workers.size
     padded = torch.nn.functional.pad(values, (0, -values.numel() % n))
     received, means = torch.empty_like(padded), torch.empty_like(padded)

@@ -80,7 +80,7 @@ def int4(block: int = 64, rounding: Rounding = Nearest()) -> Quantizer:  # noqa:
     """Return a quantizer to half a byte per element: whole numbers from −7 to 7 times a scale per block.
 
     The scale is the block's largest magnitude, divided by 7. A block with a NaN or an infinity is decoded as
-    NaNs. The 4-bit floats of Streaming DiLoCo (E3M0) have as many bits, but no scale.
+    NaNs. The 4-bit floats of Streaming DiLoCo (E3M0) have the same number of bits, but no scale.
 
     Args:
         block: Elements that share a scale of 4 bytes; a multiple of 8. Default 64: 12.5 % more bytes.
