@@ -80,7 +80,7 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
 
 
 def tables_of(module: nn.Module) -> tuple[dict[str, nn.Parameter | None], dict[str, nn.Module | None]]:
-    """Return the dicts in which a module keeps its own parameters and modules.
+    """Return the dicts in which a module keeps its own parameters and modules; later changes show in them.
 
     The public iterators leave out None and second names, and are too slow to be used in every step.
     """

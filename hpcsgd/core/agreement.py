@@ -30,7 +30,7 @@ class Call:
     """A call of an optimizer that sends something."""
 
     name: str
-    """At most 28 bytes, such as `step()`."""
+    """The name of the call, such as `step()`; at most 28 bytes."""
     t: int
     """Number of updates made before the call."""
     rates: tuple[float, ...] = ()

@@ -20,7 +20,7 @@ from hpcsgd.core.fsdp import is_fsdp
 
 
 def is_dense(x: Tensor) -> bool:
-    """Return whether the elements of `x` lie in memory one by one, as numbers."""
+    """Return whether memory has one number for each element of `x`: not if it is sparse or quantized."""
     return x.layout == torch.strided and not x.is_quantized
 
 
@@ -59,7 +59,7 @@ def make_parameters_writable(params: Iterable[nn.Parameter]) -> None:
 
 
 def widened(x: Tensor) -> Tensor:
-    """Return `x` in a dtype for means, so that the mean is rounded only once."""
+    """Return `x` as float64 or complex128, so that a mean computed from it is rounded only once."""
     return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 

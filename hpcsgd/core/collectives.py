@@ -1,4 +1,4 @@
-"""Collectives of a script: means and sums of its own metrics, the value of one rank, and a barrier.
+"""Collectives for scripts: means and sums of a script's metrics, the value of one rank, and a barrier.
 
 A script may call them between `backward()` and `step()`: each optimizer has communicators and threads of its
 own. Every call first compares the ranks' calls and the kinds of their values, and refuses different ones.

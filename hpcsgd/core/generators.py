@@ -29,7 +29,7 @@ def _seed_the_rest(seed: int) -> None:
 
 
 def generators_state(device: torch.device = HOST) -> dict[str, Any]:
-    """Return the states of the host's generators and of that of `device`, as tensors and plain values."""
+    """Return the states of the generators of the host and of `device`, as tensors and plain values."""
     numbers: Any = np.random.get_state(legacy=False)
     version, key, gauss = random.getstate()
     own = {"device": generator_state(device)} if on_accelerator(device) else {}

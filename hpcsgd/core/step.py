@@ -155,7 +155,7 @@ class StepContext:
     def squared_norm(self) -> Tensor:
         """Return this rank's part of the squared norm of the group's gradient, in float64.
 
-        The parts of all ranks of the group add up to the squared norm. Reads the gradient once.
+        The parts of all ranks of the group add up to the squared norm. The gradient is read once.
         """
         return squared_norm_of(self.buckets, exchanged=self.fixed.grads_reduced)
 
@@ -170,7 +170,7 @@ def squared_norm_of(buckets: Sequence[Bucket], *, exchanged: bool) -> Tensor:
 
 
 class OptimizerStateView(Protocol):
-    """The optimizer's state (momentum, second moment, …) of what this rank updates."""
+    """The optimizer's state (momentum, second moment, …) for the parameters that this rank updates."""
 
     @property
     def optimizer(self) -> optim.Optimizer:

@@ -2,7 +2,7 @@
 
 Parts of a method that send something have `comm_ops` (`hpcsgd.core.optional`), next to the code that sends
 and in the terms of their paper. `hpcsgd.cost` combines the parts as the engine does and computes the time on
-a machine. A test compares all of it with what `CommStats` counted.
+a machine. A test compares the predictions with what `CommStats` counted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CommOp:
     """Bytes of the operation's full vector, averaged over ranks. For an allgather: all that is gathered. For
     `sendrecv`: bytes sent to all peers together."""
     phase: str = ""
-    """Phase under which `CommStats` counts it. "": the phase of the caller."""
+    """Phase under which `CommStats` counts the operation. "": the phase of the caller."""
     times: float = 1.0
     """Mean number of times per step or per synchronization."""
     bucket: int | None = None

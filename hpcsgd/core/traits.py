@@ -64,7 +64,7 @@ class GradReduceTraits:
     """
 
     shards: bool
-    """True: the result is `b.grad_shard`, and each rank updates its own shard. False: it is `b.g`."""
+    """True: the result for bucket b is `b.grad_shard`, and each rank updates its own shard. False: `b.g`."""
     across: bool = False
     """True: it averages the gradients of all groups, not only those of one."""
     per_bucket: bool = False

@@ -50,7 +50,7 @@ class Block:
         self._open = False
 
     def require_left(self, call: str) -> None:
-        """Raise `UserError` inside the block, as the effects of `call` would be lost or of another model."""
+        """Raise `UserError` inside the block: `call` would use another model, or its result would be lost."""
         if self._open:
             raise UserError(
                 f"{call} inside averaged_model(): the model is the mean of all groups there, and "

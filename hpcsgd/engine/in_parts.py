@@ -1,4 +1,4 @@
-"""The optimizers that may update a part of the model separately, and how to run them on it."""
+"""The optimizers that may update a part of the model separately, and how to run them on a part."""
 
 from __future__ import annotations
 

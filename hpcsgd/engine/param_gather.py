@@ -23,7 +23,7 @@ class ParamGather:
 
     A bucket is gathered while others are updated or averaged, in the same order on all ranks. There are two
     exceptions. If `publishing` quantizes the gather, it runs once at the end; before the update it restores
-    the exact shards. If `pending` is enabled, all buckets are gathered at the end, first those used first.
+    the exact shards. If `pending` is enabled, buckets are gathered at the end, in the order of the next use.
     The object is made before the update.
     """
 

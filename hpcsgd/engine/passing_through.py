@@ -1,8 +1,8 @@
 """Closures and methods of an optimizer other than `step()`, as a part of `DistributedOptimizer`.
 
 An unknown optimizer may evaluate a closure several times in a step, as SAM does. It may have methods of its
-own, such as `eval()` of Schedule-Free, which makes the weights to evaluate. Both see averaged gradients, as
-in one process, and all ranks of a group have the same model afterwards.
+own, such as `eval()` of Schedule-Free, which computes the weights for evaluation. Closures and methods see
+averaged gradients, as in one process, and all ranks of a group have the same model afterwards.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The precision of training, and what the forward pass, the backward pass and the step do for it.
 
 P. Micikevicius et al.: Mixed Precision Training, ICLR 2018. ``bf16`` and ``fp16`` are torch's autocast:
-parameters stay as they are, and suitable operations run in 16 bits. float16 has few exponents, so its losses
-are scaled. ``bf16_master`` also has bfloat16 parameters, and so sends half the bytes: see `master`.
+parameters stay as they are, and suitable operations run in 16 bits. float16 has a small range, so losses are
+scaled. With ``bf16_master`` the parameters are bfloat16, too, so half the bytes are sent: see `master`.
 """
 
 from __future__ import annotations

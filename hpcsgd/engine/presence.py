@@ -2,7 +2,8 @@
 
 As in plain PyTorch and in DistributedDataParallel, a parameter is updated only if it has a gradient. It may
 have one on some ranks only. On the other ranks its gradient then counts as zero. If no rank has a gradient,
-the parameter is not updated. If no gradient is missing on any rank, ranks compare only a checksum.
+the parameter is not updated. Ranks first compare a checksum of the missing gradients, and the list of missing
+gradients only if the checksums differ.
 """
 
 from __future__ import annotations

@@ -212,9 +212,10 @@ def pack(x: Tensor, code: Tensor, block: int, bits: int, draw: int | None = None
     """Write `x` into `code` as numbers of 8, 4 or 2 bits, with a scale for every `block` elements.
 
     `x`: (n,) float32; `block`: a multiple of 8; `code`: uint8, `packed_bytes` elements, aligned for float32.
-    A number times the scale is x, rounded to nearest even. With a `draw`, a 32-bit number, it is rounded
-    up or down at random so that the mean is x. Equal draws give equal results. The scale is the largest
-    magnitude over 127 or 7. It is NaN if the block has a NaN or an infinity, so that the block becomes NaNs.
+    Each number is x divided by the scale, rounded to nearest even. With a `draw`, a 32-bit number, it is
+    rounded up or down at random, such that its mean is exact. Equal draws give equal results. The scale is
+    the block's largest magnitude divided by 127 (8 bits) or 7 (4 bits). It is NaN if the block has a NaN or
+    an infinity, so that the whole block becomes NaNs.
     Blocks of magnitudes below 10⁻⁴³, which float32 cannot divide by 127 or 7, become zeros.
 
     Numbers of 2 bits are −2, −1, 0 and 1, rounded to nearest. The scale is 1.4 times the mean magnitude. It

@@ -63,9 +63,9 @@ class Fisher:
 
     @classmethod
     def of(cls, X: Tensor, rank: int) -> Fisher | None:
-        """Return F_0 of the first minibatch [N, D], with r = min(rank, D − 1); None if X is zero or D is 1.
+        """Return F_0 from the first minibatch X [N, D], with r = min(rank, D − 1); None if X = 0 or D = 1.
 
-        D − 1 directions and ρ for the last one are a full matrix.
+        D − 1 directions, and ρ for the remaining one, describe a full matrix.
         """
         D = X.shape[1]
         r = min(rank, D - 1)
@@ -102,11 +102,17 @@ class Fisher:
         return Update(self, Y, pending.bring(torch.cat([size[None], trace[None], (Y @ Y.T).view(-1)])))
 
     def is_finite(self) -> bool:
-        """Return whether the eigenvalues are finite. R then is, too: else Y Yᵀ would have none."""
+        """Return whether F is finite: the eigenvalues are.
+
+        R is then finite, too, because Y Yᵀ of a Y that is not finite has no eigenvalues.
+        """
         return math.isfinite(self.trace)
 
     def shrinkage(self, alpha: float) -> Shrinkage:
-        """Return the matrix β G⁻¹ = I − Rᵀ E R, β = ρ + α tr(F) / D, by the Woodbury identity."""
+        """Return β G⁻¹ = I − Rᵀ E R for G = F + α tr(F) / D · I, by the Woodbury identity.
+
+        The factor β is ρ + α tr(F) / D.
+        """
         smoothed = self.eigenvalues + alpha * self.trace / self.R.shape[1]
         E = ((self.eigenvalues - self.rho) / smoothed).to(self.R.dtype)
         return Shrinkage(self.R, on_device(E, self.R.device))

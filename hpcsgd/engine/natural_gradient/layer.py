@@ -203,7 +203,7 @@ class Layer:
         return self.outputs.load_state_dict(state["outputs"], self.weight, D_out) and found
 
     def _before(self, param: nn.Parameter, change: Callable[[Tensor], Tensor | None]) -> None:
-        """Make `change` replace the gradient of `param` before torch adds to `.grad`."""
+        """Let `change` replace the gradient of `param` before torch adds it to `.grad`."""
         handle = cast(RemovableHandle, param.register_hook(change))  # pyright: ignore[reportUnknownMemberType]
         self._removals.append(handle)
 

@@ -101,7 +101,7 @@ class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
         self._removal = optimizer.register_step_pre_hook(self._fold)
 
     def step(self, closure: Callable[[], Any] | None = None, *, loss: float | Tensor | None = None) -> Any:
-        """Make one step of the wrapped optimizer, with its `closure`; collective if that is.
+        """Make one step of the wrapped optimizer, with `closure`; collective if the wrapped step is.
 
         `loss`: loss of this rank's batch, for methods that use it, if no `closure` returns it. A plain
         optimizer ignores it.
