@@ -1,6 +1,6 @@
 """A folder of checkpoints: each is complete or absent, the last two are kept, damage is detected.
 
-    step-00000340/rank-00000.h5 …   what each rank saved
+    step-00000340/rank-00000.h5 …   the state that each rank saved
     step-00000340/manifest.json     written last: the numbers of groups and ranks, every file's size and
     SHA-256
 

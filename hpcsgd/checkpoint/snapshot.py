@@ -40,7 +40,7 @@ OF_MODEL = ("parameter ", "frozen parameter ", "buffer ")
 FURTHER = "further"
 """The key in a rank's file for the optimizers after the first one."""
 Place = tuple[int, int]
-"""A rank's group, and its index there."""
+"""A rank's group index and shard index."""
 FIRST: Place = (0, 0)
 
 

@@ -72,7 +72,7 @@ class Unread(ABC):
 
     @abstractmethod
     def read(self) -> Any:
-        """Return what was saved."""
+        """Return the value as it was saved."""
 
 
 @dataclass(frozen=True)

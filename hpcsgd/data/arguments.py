@@ -32,7 +32,7 @@ def whole_number(name: str, given: Any, least: int = 0) -> int:
 
 
 def require_same_samples(data: object, assigned: int | None) -> None:
-    """Raise `UserError` unless `data` can be indexed and has as many samples as the sampler.
+    """Raise `UserError` unless `data` can be indexed and has the sampler's number of samples.
 
     `assigned` is the sampler's number of samples, or None if it is unknown.
     """

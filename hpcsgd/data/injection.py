@@ -38,7 +38,7 @@ from hpcsgd.errors import UserError, count_text
 
 
 class Portions(NamedTuple):
-    """How the b samples that a rank trains on are composed.
+    """The composition of the b samples that a rank trains on.
 
     A rank keeps `own` samples (b') to itself. Each of `sharers` groups (S) adds `shared` samples (s).
     """
@@ -51,15 +51,15 @@ class Portions(NamedTuple):
 @checked
 @dataclass(frozen=True)
 class Injection:
-    """How much groups share of each batch: the part of the groups, and the part of a batch.
+    """The amount that groups share of each batch: the part of the groups, and the part of a batch.
 
     Injection helps where groups see different samples, as with `ByLabel`. It costs the bytes of the shared
     samples in every step.
 
     Args:
         alpha: α, the part of the groups that share in a step, > 0 and ≤ 1.
-        beta: β, the part of a batch that each of them shares, > 0 and ≤ 1. The paper's are (½, ½) and (¾,
-            ¾).
+        beta: β, the part of a batch that each of these groups shares, > 0 and ≤ 1. The paper uses (α, β) =
+            (½, ½) and (¾, ¾).
 
     Raises:
         UserError: If `alpha` or `beta` is outside these bounds.

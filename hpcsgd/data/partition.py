@@ -204,7 +204,7 @@ class DefDP(OwnedByGroups):
 @checked
 @dataclass(frozen=True)
 class ByLabel(OwnedByGroups):
-    """A partition by label: with as many groups as labels, each group owns one label.
+    """A partition by label: if groups and labels are equal in number, each group owns one label.
 
     With fewer groups than labels, each group owns several neighbouring labels. With more, several groups
     divide the samples of one label. Groups differ by at most one in their number of labels, and labels in

@@ -189,7 +189,7 @@ def _require_sound(record: Record) -> Record:
 
 _PLAIN = (int, float, str, type(None))
 _NUMBERED = {"link_bytes": 1, "counts": 2}
-"""Fields that are dicts with whole numbers as keys, by their depth: 1, or 2 for such dicts by name."""
+"""Fields with whole numbers as keys: of the field itself (1), or of the dicts inside it (2)."""
 
 
 def _require_numbers(name: str, table: Mapping[str, Any], numbered: int) -> None:

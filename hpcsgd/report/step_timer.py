@@ -14,7 +14,7 @@ from hpcsgd.comm import Communicator, Work, phase
 from hpcsgd.core.topology import Topology
 
 LARGEST = 63
-"""Largest number that is counted; larger ones count as this one."""
+"""Largest number that is counted. Larger numbers count as this number."""
 _OWN = "metrics"
 """The phase of the timer's own messages. Their bytes are left out: when they are sent depends on all ranks.
 """

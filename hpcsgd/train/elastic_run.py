@@ -1,6 +1,6 @@
 """The training loop of an elastic replica group, which may die and return (EnsembleSync, section 3).
 
-Every replica group makes equally many steps per epoch, each on its own share of the samples. A round of the
+Every replica group makes the same number of steps per epoch, on its own part of the samples. A round of the
 elastic average ends the epoch and assigns the samples of the next one to the groups that are alive. After
 each round the coordinator's register states the step and the epoch of the training. A group at another step,
 because it has just been started or was left behind, continues at that step. A group that returns needs

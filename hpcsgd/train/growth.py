@@ -52,7 +52,7 @@ class Verdict:
     P: int
     unclear: int | None
     final: bool
-    """True if probing further P could not change the answer."""
+    """True if probing further P could not change the result."""
 
 
 def is_flat(distances: Sequence[float]) -> bool:

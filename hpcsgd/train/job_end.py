@@ -37,7 +37,7 @@ class _Scheduler:
     variable: str
     """The environment variable with the job's number."""
     left: Callable[[str, Environ], float | None]
-    """Returns the seconds that are left. Raises what `subprocess.run` raises."""
+    """A function that returns the seconds that are left, or raises the exceptions of `subprocess.run`."""
 
 
 def _said(scheduler: _Scheduler, environ: Environ) -> float | None:

@@ -185,7 +185,7 @@ class TrainLoop(ABC):
             asked = time.perf_counter()
 
     def _close_epoch(self, *, cut: bool = False) -> None:
-        """End the epoch. With `cut` the run ends within the epoch; made longer later, it continues there."""
+        """End the epoch, or the run within it (`cut`). If made longer later, the run continues there."""
         parts, number = self._parts, self._epoch + 1
         self._read_meter()
         total, samples, seconds = self._epoch_sums.tolist()

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 def run(path: Path, overrides: Sequence[str] = (), resume: bool = False, probe: Path | None = None) -> None:
-    """Train as the job file says, with as many groups as `probe` found; every rank calls this.
+    """Train as the job file says, with the number of groups that `probe` found; every rank calls this.
 
     The process ends with exit code `STOPPED` after a signal or the time limit. Then there is a checkpoint
     from which training can continue.

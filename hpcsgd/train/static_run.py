@@ -93,7 +93,7 @@ class StaticRun:
         return resume
 
     def own(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return the part of `state`, what a rank saved for itself, that this run restores."""
+        """Return the part that this run restores of the `state` that a rank saved for itself."""
         return state
 
     def loop(

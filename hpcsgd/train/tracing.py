@@ -136,7 +136,7 @@ class Trace:
         self._events.note(Event(SPAN, name, "", threading.get_ident(), start, end))
 
     def _follow(self, t: int, now: float) -> None:
-        """Begin the next step, and a window if it starts there.
+        """Begin the step after step t, and a window if one starts with that step.
 
         An elastic group may jump to a later step. It skips the windows of the steps in between.
         """
@@ -176,7 +176,7 @@ class Trace:
             self._write(seen, clock, text, own)
 
     def _write(self, seen: Window, clock: Clock, text: bytes, own: dict[str, Any]) -> None:
-        """Write what all ranks send. If the file cannot be written, the training continues."""
+        """Write the windows of all ranks. If the file cannot be written, the training continues."""
         pieces = self._parts(seen, clock, text, own)
         try:
             append(self._file, self._began, pieces)

@@ -23,8 +23,8 @@ LOGGERS: Mapping[str, MakeLogger] = {"mlflow": mlflow, "tensorboard": tensorboar
 def make_logger_of(said: str | Mapping[str, Any]) -> MakeLogger:
     """Return a function that starts the logger which a job file describes; nothing is started here.
 
-    Raises `UserError` if there is none of that name, it does not take the arguments, or its library is
-    missing.
+    Raises `UserError` if there is no logger of that name, it does not accept the arguments, or its library
+    is missing.
     """
     make = Parts({MakeLogger: LOGGERS}, steps_per_epoch=1).make(MakeLogger, said, *PLACE)
     name = name_of(said)

@@ -36,7 +36,7 @@ class Plot:
 
 
 def plain(text: str) -> str:
-    """Escape text, which Plotly would otherwise take for HTML."""
+    """Return the text with special characters escaped, because Plotly interprets text as HTML."""
     return html.escape(text, quote=False)
 
 

@@ -94,7 +94,7 @@ class Thinned:
 
 
 def _joined(buckets: list[Bucket]) -> list[Bucket]:
-    """Return half as many buckets; the given ones stay unchanged."""
+    """Return the buckets, joined in pairs. The given ones stay unchanged."""
     found = []
     for i in range(0, len(buckets), 2):
         first = buckets[i]

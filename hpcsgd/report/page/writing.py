@@ -38,7 +38,8 @@ PAUSE = 4
 def write(paths: Sequence[Path], target: Path | None = None) -> Path:
     """Write the page of these runs to `target`, and return its path.
 
-    By default it is ``report.html``, in the folder that is given if it is only one. Raises `UserError`.
+    The default is ``report.html``: in the folder in `paths` if there is only one, otherwise in the working
+    directory. Raises `UserError` if a folder cannot be read or the page cannot be written.
     """
     _library()  # fail before all is read
     found = find(paths)
