@@ -100,11 +100,11 @@ class Backend(ABC):
 
     @abstractmethod
     def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction) -> None:
-        """Set `out` to the sum or mean of part `rank` of `x` over all ranks; `x` has `size` equal parts."""
+        """Set `out` to the sum or mean of part `rank` of all ranks' `x`, which is cut into `size` parts."""
 
     @abstractmethod
     def allgather(self, out: Tensor, x: Tensor) -> None:
-        """Set `out[i]` to the `x` of rank i; `out` has `size` parts, and `x` may be this rank's part."""
+        """Set part i of `out` to the `x` of rank i; `x` may be a view of this rank's part of `out`."""
 
     @abstractmethod
     def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> None:

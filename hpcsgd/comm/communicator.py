@@ -73,7 +73,7 @@ class Communicator:
         return self._start("alltoall", self._share(x), lambda: self.backend.alltoall(out, x), out, x)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction = "sum") -> Work:
-        """Set `out` to Σ_i (or mean) of the `x[own rank]` of rank i; `x` has `size` times its elements."""
+        """Set `out` to the sum or mean of part `rank` of all ranks' `x`, which is cut into `size` parts."""
         require(reduction != "max", "reduce_scatter of a max: sums and means are scattered")
         self._check(out, x, allowed=_REDUCED[reduction])
         require(x.numel() == out.numel() * self.size, f"reduce_scatter of {x.numel()} into {out.numel()}")
@@ -81,7 +81,7 @@ class Communicator:
         return self._start("reduce_scatter", self._share(x), operation, out, x)
 
     def allgather(self, out: Tensor, x: Tensor) -> Work:
-        """Set `out[i]` to the `x` of rank i; `x` is 1/`size` as long as `out`, and may be a view of it."""
+        """Set part i of `out` to the `x` of rank i; `x` may be a view of this rank's part of `out`."""
         in_place = x.data_ptr() == out.data_ptr() + self.rank * nbytes(x)
         self._check(out) if in_place else self._check(out, x)
         require(out.numel() == x.numel() * self.size, f"allgather of {x.numel()} into {out.numel()}")

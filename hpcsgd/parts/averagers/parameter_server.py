@@ -1,4 +1,4 @@
-"""A parameter server without separate processes: every rank holds a part of the parameters for all groups.
+"""A parameter server without separate processes: every rank holds a part of the parameters.
 
 Rank j of group h holds part h of shard j, M/(P·K) elements. The rank is the holder of this part. The part is
 in host memory, and a thread adds updates to it, also if the group trains on a device. In every step a rank
