@@ -93,7 +93,7 @@ def convert(kind: Any, value: Any) -> Any:
 
 
 def _in_range(value: Any) -> bool:
-    """Return True if all whole numbers in `value` are within ±`LARGEST`, as TOML requires."""
+    """Return True if all whole numbers in `value` are within ±`LARGEST`, which other programs can read."""
     if isinstance(value, int):
         return -LARGEST <= value <= LARGEST
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The line of each key of a TOML file; tomllib gives lines of syntax errors only."""
+"""Find the line number of each key in a TOML file. tomllib only has line numbers of syntax errors."""
 
 from __future__ import annotations
 

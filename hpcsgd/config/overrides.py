@@ -12,7 +12,7 @@ from hpcsgd.errors import UserError, shortened
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """Text typed after a command-line flag, whose meaning depends on the type of its key."""
+    """The text after a command-line flag. The type of the flag's key determines what it means."""
 
     flag: str
     text: str
@@ -33,9 +33,10 @@ class Typed:
 def overlay(table: dict[str, Any], words: Sequence[str]) -> None:
     """Merge ``--section.key value`` (or ``--section.key=value``) overrides into ``table``, in place.
 
-    ``--section '{ key = value, … }'`` replaces the whole section; keys of it may be typed after that. Raises
+    ``--section '{ key = value, … }'`` replaces the whole section; flags for keys of the section may follow.
+    Raises
     `UserError` for words of another form, for keys below a single value, and for a section that would replace
-    a key that was typed before it.
+    a key of an earlier flag.
     """
     for typed in _typed_pairs(words):
         *sections, key = typed.flag.removeprefix("--").split(".")

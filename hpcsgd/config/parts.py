@@ -95,7 +95,7 @@ def alternatives(annotation: Any) -> list[Any]:
 def _called(
     value: Any, table: Mapping[str, Any], section: str, *keys: str
 ) -> tuple[tuple[str, ...], str, Mapping[str, Any]]:
-    """Return a part's name and arguments, and before them the path in `value` at which the name is."""
+    """Return (the key of the name, if `value` is a table; the name; the arguments) of a part."""
     if isinstance(value, str):
         return (), value, {}
     if not (isinstance(value, dict) and isinstance(value.get(NAME), str)):
@@ -124,7 +124,7 @@ def _bound(
         return function
 
     def part(*values: Any) -> Any:
-        # the caller adds to errors where this part was called
+        # the caller adds the place of the call to errors
         with located(keys[-1], keys[-1]) if keys else in_section(section):
             return call_named(name, function, table, arguments, *values)
 

@@ -1,8 +1,7 @@
 """Read TOML tables with overrides into checked dataclasses, and convert these back to tables.
 
 A field whose type is a dataclass is a section. A field whose type is a tuple of dataclasses is a list of
-sections,
-written as ``[[name]]``. Every mistake is one `UserError` line that names the file and key, or the
+sections, written as ``[[name]]``. Every mistake is one `UserError` line that names the file and key, or the
 command-line flag, with what was given and what is allowed.
 """
 

@@ -1,9 +1,8 @@
 """The bytes that a rank keeps between steps: model, gradients, optimizer state, the method's vectors.
 
 With M elements in a model and K ranks in a group, parameters and gradients are 2·M elements; the optimizer
-state is for M or M/K elements. An FSDP model has
-2·M/K elements and optimizer state for M/K, with the padding of rows, plus the weights of one unit, which are
-whole during a pass.
+state is for M or M/K elements. An FSDP model has 2·M/K elements and optimizer state for M/K, with the padding
+of rows, plus the weights of one unit, which are whole during a pass.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 Buckets of gradients are reduced during the backward pass; only the time after the end of the pass counts. If
 groups have their own links, one bucket is reduced in its group while another one is reduced between groups
 (see `overlap`). Messages that are sent during the next steps count only for the time that they take longer
-than computing these steps. Everything else is a sum. All groups are assumed to compute equally fast; `hpcsgd
-simulate` predicts how long they wait for the slowest one.
+than computing these steps. Everything else is a sum. All groups are assumed to compute equally fast. How long
+they wait for slow groups is what `hpcsgd simulate` predicts.
 
 With FSDP the passes also wait for torch's messages. On devices other than the CPU the messages of an FSDP
 unit are sent while its neighbours are computed.

@@ -34,8 +34,8 @@ class Client:
 
     A life is one stay of a replica group in the run. If the connection breaks, the client tries to reconnect
     for `patience` seconds, because the coordinator may be restarted, and then repeats its last message. The
-    listening thread calls `on_change` with every new register, and with None when
-    the replica group is evicted.
+    listening thread calls `on_change` with every new register, and with None when the replica group is
+    evicted.
     """
 
     def __init__(

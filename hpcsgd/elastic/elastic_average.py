@@ -110,8 +110,7 @@ class ElasticAverage:
 
         `alike`: all ranks of the group have the same `w`. Otherwise (FSDP) each rank has its own rows, and
         all groups must have the same number of ranks. Raises `Over` if the others have finished, and
-        `PeerLost` if
-        the coordinator is gone.
+        `PeerLost` if the coordinator is gone.
         """
         aside, self._alike = self._room_for(w), alike
         report = self.report

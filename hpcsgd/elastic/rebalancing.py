@@ -11,8 +11,7 @@ micro-batch, which is the paper's GPU memory. This module only decides what to m
 paper:
 
 - Units are whole, and each group keeps at least one, because with none it would never finish. Under x_i ≥ 1
-  the
-  lemma reads x_i = max(1, α_i/t) with t such that the sum is X; `shares` rounds that.
+  the lemma reads x_i = max(1, α_i/t) with t such that the sum is X; `shares` rounds that.
 - The paper moves units after every epoch. Here a move must be worth it: see `Rebalancing`.
 - A group that returns has no last epoch, so its α_i is the mean of the others. In the paper it begins with
   its old estimate and approaches the equilibrium slowly; here it reaches the equilibrium after the first

@@ -20,7 +20,7 @@ from hpcsgd.report.run_folder import replica_group_folder
 
 
 class Elected:
-    """A launcher's check that the coordinator of some launcher answers; it starts a new one if none does.
+    """Makes sure, for one launcher, that a coordinator runs: it starts one if no launcher's answers.
 
     If no coordinator has answered for `silence` seconds, or the last one has left, this launcher starts the
     next one. If several launchers do so, `journal.claim` lets one coordinator continue. `told` has the

@@ -28,7 +28,7 @@ class Starter(Protocol):
 
     @property
     def ranks(self) -> int:
-        """The largest number of ranks in all groups together; 0 if only the user knows."""
+        """The largest number of ranks in all groups together; 0 if only the user can know it."""
         ...
 
     def command(self, replica_group: int, K: int, program: Sequence[str]) -> list[str]: ...

@@ -16,7 +16,7 @@ from hpcsgd.errors import UserError, count_text, near_miss
 
 @dataclass(frozen=True)
 class Request:
-    """What the user has chosen."""
+    """The user's choices for a first job file."""
 
     data: str
     """The name of a known dataset, or the path of a dataset file."""

@@ -106,8 +106,7 @@ def links(measured: list[Series]) -> Iterator[Link]:
     """Yield a `Link` for each operation, kind of communicator and number of ranks.
 
     Each number of ranks is fitted separately, because more ranks do not just send more of the same messages.
-    A
-    pair measured alone counts only if nothing else was measured, because in a job all ranks are busy.
+    A pair measured alone counts only if nothing else was measured, because in a job all ranks are busy.
     """
 
     def kind(series: Series) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Time calls that all ranks make together: they begin at the same moment, and the slowest one counts."""
+"""Time calls that all ranks make together: they begin at the same moment, and the slowest rank counts."""
 
 from __future__ import annotations
 

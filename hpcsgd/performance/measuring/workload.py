@@ -22,7 +22,7 @@ BATCHES = 4
 class Workload:
     """The steps of a job file's training, without communication.
 
-    `source` is the job file's name. Raises what `assemble` raises.
+    `source` is the job file's name. Raises the errors of `assemble`.
     """
 
     def __init__(self, config: Config, source: str, world: Communicator) -> None:

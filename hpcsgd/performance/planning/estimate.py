@@ -16,7 +16,7 @@ from hpcsgd.train.training_profile import TrainingProfile
 
 @dataclass(frozen=True)
 class PricedPlan:
-    """One stage of a run: its plan, the number of its steps, and the cost of each."""
+    """One stage of a run: its plan, the number of its steps, and the cost of one step."""
 
     plan: StepPlan
     steps: int
