@@ -76,7 +76,7 @@ class SavedGroups:
         return mean(_elements(group[name], start, stop, lambda piece: piece.w) for group in self._groups)
 
     def state(self, name: str, start: int, stop: int) -> RangeState:
-        """Return the optimizer state of these elements; empty if no group ever updated the parameter."""
+        """Return the optimizer state of elements [start, stop); empty if no group updated the parameter."""
         groups = [group[name] for group in self._groups if _has_state(group.get(name, []))]
         if not groups:
             return RangeState({}, {})

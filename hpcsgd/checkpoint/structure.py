@@ -84,7 +84,7 @@ class UnreadTensor(Unread):
     data: Any
 
     def read(self) -> Tensor:
-        """Return all of it, on the CPU and contiguous."""
+        """Return the whole tensor, on the CPU and contiguous."""
         return self.slice(0, math.prod(self.shape)).reshape(self.shape)
 
     def slice(self, start: int, stop: int) -> Tensor:

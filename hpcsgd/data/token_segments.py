@@ -128,7 +128,7 @@ class TokenSegments:
     def _within(
         self, content: mmap.mmap, shards: NDArray[np.int64], places: NDArray[np.int64], length: int
     ) -> Tokens:
-        """Return windows that begin at these places of their segments and end inside them."""
+        """Return windows that begin at `places` of the segments `shards` and end inside these segments."""
         width = length * self._dtype.itemsize
         everywhere = np.ndarray((len(content) - width + 1, width), np.uint8, content, strides=(1, 1))
         begins = self._places[shards] + places * self._dtype.itemsize

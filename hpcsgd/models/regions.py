@@ -1,4 +1,4 @@
-"""Regions of a model: the parts that are compiled, recomputed or sharded by themselves."""
+"""Regions of a model: the parts that are compiled, recomputed or sharded separately."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class StepTimer:
         self._passes += count
 
     def gradient(self, square: Tensor | None) -> None:
-        """Set this rank's part of ‖g‖² in the step just counted."""
+        """Set this rank's part of ‖g‖², the squared norm of the gradient, in the step just counted."""
         self._square = square
 
     def pause(self) -> None:

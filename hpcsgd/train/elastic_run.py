@@ -212,7 +212,7 @@ class ElasticLoop(TrainLoop):
         }
 
     def _move(self) -> None:
-        """Save; then groups with a new number of ranks leave, and the others wait until they are back."""
+        """Save. Then groups with a new number of ranks leave, and the other groups wait for their return."""
         moving = self._moving()
         self._save()
         self._checkpoints.finish()

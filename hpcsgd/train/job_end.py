@@ -14,10 +14,10 @@ log = logging.getLogger(__name__)
 
 TIMEOUT = 20  # seconds; a busy controller must not hold up the job
 NEVER = 2**32 - 1
-"""Seconds that Flux reports without a limit: UINT_MAX."""
+"""Seconds that Flux reports for a job without a time limit: UINT_MAX."""
 
 PBS_END = "HPCSGD_PBS_END"
-"""Environment variable of `train.pbs`: seconds since 1970."""
+"""Environment variable that `train.pbs` sets: the requested end of the job, in seconds since 1970."""
 
 Environ = Mapping[str, str]
 

@@ -101,7 +101,7 @@ def warn_of_few(samples: int, batch_size: int) -> None:
 
 
 def tested(training: TrainingSection, samples: int, tokens: int | None) -> int:
-    """Return how many of the test data's `samples` an evaluation uses; each has `tokens` tokens, or None."""
+    """Return the number of test `samples` that an evaluation uses. `tokens` is per sample, or None."""
     if training.eval_tokens is None:
         return samples
     return min(-(-training.eval_tokens // _made_of(tokens, "eval_tokens")), samples)

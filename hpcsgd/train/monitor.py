@@ -16,7 +16,7 @@ FACTOR = 2.0
 less.
 """
 FULL_RATE = 0.9
-"""Below this fraction of the probe's learning rate a small D is expected."""
+"""At learning rates below this fraction of the probe's, a small D is expected and not reported."""
 
 
 @dataclass

@@ -51,7 +51,7 @@ def keep_freed_memory() -> None:
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the number of torch's threads: `threads`, or OMP_NUM_THREADS, which torch has read, or 1."""
+    """Set torch's number of threads to `threads`; if None, to OMP_NUM_THREADS, or 1 if that is not set."""
     if threads is not None or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads or 1)
 
@@ -68,7 +68,7 @@ def compute_alike(deterministic: bool) -> None:
 
 
 def log_to_stdout(rank: int) -> None:
-    """Print log lines of rank 0. Other ranks only raise errors."""
+    """Print the log lines of rank 0, and of other ranks only errors."""
     package = logging.getLogger("hpcsgd")
     package.setLevel(logging.DEBUG if rank == 0 else logging.ERROR)
     handler = logging.StreamHandler(sys.stdout)

@@ -29,8 +29,8 @@ class Readings:
     def arrived(self, *, all_of_them: bool = False) -> Iterator[tuple[Tree, StepRecord]]:
         """Yield the records that have arrived, or all with `all_of_them`.
 
-        Without it, this does not wait, so that independent groups do not wait for each other. Records
-        without any step are skipped. Raises `JobError` if the loss is not finite.
+        Without `all_of_them` this does not wait, so that independent groups do not wait for each other.
+        Records without any step are skipped. Raises `JobError` if the loss is not finite.
         """
         while self._under_way and (all_of_them or self._under_way[0][1].done()):
             taken, work = self._under_way.popleft()

@@ -102,7 +102,7 @@ class StaticRun:
         return StaticLoop(self.config, parts, checkpoints, stopping, control)
 
     def conclude(self, complete: bool) -> None:
-        """Report at the end of the training. If it is complete, its model has been saved."""
+        """Log the report at the end of the training. If it is `complete`, its model has been saved."""
         by_rank_0(self.topology.world, "reporting", lambda: _report(self.folder))
 
 

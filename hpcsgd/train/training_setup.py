@@ -200,9 +200,9 @@ def _flops(training: TrainingSection, rank: int, task: Task, model: nn.Module, d
 
 
 def number_of(topology: Topology) -> int:
-    """Return this rank's number among all that train together.
+    """Return this rank's number among all ranks that train together.
 
-    Replica groups of different sizes may share numbers.
+    Ranks of replica groups with different sizes may have the same number.
     """
     return topology.replica_groups.index * topology.world_size + topology.rank
 

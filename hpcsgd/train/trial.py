@@ -38,7 +38,7 @@ def require_model_fits(model: nn.Module, data: Split, task: Task, name: str, dev
 
 
 def _numbers(x: Tensor) -> str:
-    """Return a text about integer inputs (tokens, users): a model has a limited number of entries."""
+    """Return a text with the largest integer input (token, user), for which a model may lack an entry."""
     return "" if x.is_floating_point() else f" with numbers up to {x.max().item()}"
 
 

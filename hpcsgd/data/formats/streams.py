@@ -69,7 +69,7 @@ class InputStream:
             yield begun
 
     def expect_end(self, what: str) -> None:
-        """Raise `UserError` if anything follows."""
+        """Raise `UserError` if more bytes follow."""
         end = self.offset
         if self.read(1):
             raise self.error(f"{what} should end here, but more bytes follow", end)

@@ -150,7 +150,7 @@ class _LoggerProcess:
             log.warning("logger %s: ended, and gets no more of this run: %s", self._label, fault)
 
     def _deliver(self) -> str:
-        """Return why the logger ended too early, or ""."""
+        """Send the lines until the end. Return the reason why the logger ended too early, or ""."""
         process = self._begin()
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin as pipe:

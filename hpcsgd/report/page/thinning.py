@@ -39,7 +39,7 @@ class Bucket:
 
 @dataclass
 class Thinned:
-    """A course of values, added in order."""
+    """A course, to which values are added in order."""
 
     most: int = BUCKETS
     values: int = 0

@@ -49,7 +49,10 @@ def write(paths: Sequence[Path], target: Path | None = None) -> Path:
 
 
 def follow(paths: Sequence[Path], target: Path | None = None, every: int = 10) -> Path:
-    """Write the page repeatedly, from files alone, until all runs are complete. The page reloads itself."""
+    """Write the page again and again, from the runs' files, until all runs are complete.
+
+    The page reloads itself.
+    """
     _library()
     if every < 1:
         raise UserError(f"--every {every}: at least a second")

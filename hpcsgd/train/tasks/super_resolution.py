@@ -17,7 +17,7 @@ from hpcsgd.data import Pairs
 from hpcsgd.train.tasks.task import Result, tally_of, unfit
 
 LUMINANCE = (65.481, 128.553, 24.966)
-"""Weights of red, green and blue from 0 to 1; black is 16."""
+"""Weights of red, green and blue (0 to 1) in the luminance, to which `BLACK` is added."""
 BLACK = 16.0
 PEAK = 255.0
 HIGHEST = 100.0

@@ -46,7 +46,7 @@ class Task(Protocol):
         ...
 
     def tally(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Return sums over these samples, float64 [tallied]."""
+        """Return the tally of these samples: sums, float64 [tallied]."""
         ...
 
     def result(self, tally: Tensor) -> Result:
@@ -59,7 +59,7 @@ class Task(Protocol):
 
 
 def tally_of(loss: Tensor, *others: Tensor | int) -> Tensor:
-    """Return a tally of these sums, on the device of `loss`."""
+    """Return the sums `loss` and `others` as a tally, on the device of `loss`."""
     numbers = (x if isinstance(x, Tensor) else loss.new_full((), x, dtype=torch.float64) for x in others)
     return torch.stack([x.double() for x in (loss, *numbers)])
 
