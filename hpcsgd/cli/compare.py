@@ -32,7 +32,7 @@ class Compared:
     "Also report after how many steps, seconds and bytes a test was as good as this."
 
     def overrides(self) -> tuple[str, ...]:
-        """Return the length as keys of the job file."""
+        """Return the length as overrides of the job file's keys."""
         budget = {"--training.steps": self.steps, "--training.samples": self.samples}
         return tuple(word for flag, n in budget.items() if n is not None for word in (flag, str(n)))
 

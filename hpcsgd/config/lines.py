@@ -42,7 +42,7 @@ def _paths(value: Any, place: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 class _Lost(Exception):
-    """The scanner found something unexpected."""
+    """The error if the scanner finds a text that it does not expect."""
 
 
 class _Scanner:

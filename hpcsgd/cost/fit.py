@@ -75,7 +75,8 @@ def fits(points: Sequence[Points]) -> Iterator[Link]:
 def held_out_error(points: Sequence[Points]) -> float:
     """Return the error e, at a third of the sizes, of lines through the other two thirds.
 
-    A share `HELD` of the held-out points is within a factor 1 + e of the lines, in either direction.
+    The share `HELD` (nine in ten) of the held-out points is within a factor 1 + e of the lines, in either
+    direction.
     """
     lines = _lines(_samples([_only(each, lambda place: place % 3 != 1) for each in points]))
     unseen = _samples([_only(each, lambda place: place % 3 == 1) for each in points])

@@ -76,7 +76,7 @@ class Register:
     """The number of committed rounds before this generation."""
     phase: Phase = Phase.OPEN
     members: tuple[Member, ...] = ()
-    """The members of this generation, or of the last one while the register is open; by replica group."""
+    """The members of this generation (of the last one while the register is open), by ascending number."""
     place: Point = NOWHERE
     """The position at the last commit."""
     assigned_at: Point = NOWHERE

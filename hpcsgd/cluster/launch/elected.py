@@ -20,7 +20,7 @@ from hpcsgd.report.run_folder import replica_group_folder
 
 
 class Elected:
-    """Makes sure, for one launcher, that a coordinator runs: it starts one if no launcher's answers.
+    """Makes sure, in each launcher, that a coordinator runs: if none answers, this launcher starts one.
 
     If no coordinator has answered for `silence` seconds, or the last one has left, this launcher starts the
     next one. If several launchers do so, `journal.claim` lets one coordinator continue. `told` has the

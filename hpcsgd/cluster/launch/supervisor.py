@@ -64,7 +64,7 @@ class Coordination(Protocol):
 
 @dataclass
 class ReplicaGroup:
-    """One replica group: its ranks, how often it was started and died, and how it ended last."""
+    """One replica group: its ranks, how often it was started and has died, and its last exit code."""
 
     number: int
     ranks: int

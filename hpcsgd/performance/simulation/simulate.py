@@ -59,7 +59,7 @@ class Simulated:
 
     of: Simulation
     seconds: float
-    """Time until the last group ended."""
+    """Simulated seconds until the last group ended."""
     steps_per_second: float
     """Steps per second of a group, as a mean over groups; only useful steps count."""
     samples_per_second: float
@@ -67,7 +67,7 @@ class Simulated:
     goodput: float
     """The share of the groups' time that was not lost to failures, including checkpoints."""
     shares: dict[str, float]
-    """Shares of the groups' time by cause, until each group ended."""
+    """Shares of the groups' time by cause, as in `rank_times.CAUSES`, until each group ended."""
     stats: RankTimes
     checkpointing: Checkpointing | None
     """The cost of failures, if they are simulated and the whole job dies with a node; otherwise None."""

@@ -21,7 +21,7 @@ from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 
 @dataclass(frozen=True)
 class Delayed:
-    """Averages of all groups begin after every `period` steps and arrive `steps` ≥ 1 steps later."""
+    """Averages of all groups begin after every `period` steps; groups use them `steps` ≥ 1 steps later."""
 
     period: Period
     steps: int
