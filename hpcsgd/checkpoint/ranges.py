@@ -80,7 +80,7 @@ class SavedGroups:
         groups = [group[name] for group in self._groups if _has_state(group.get(name, []))]
         if not groups:
             return RangeState({}, {})
-        fullest = max(groups, key=lambda pieces: len(pieces[0].elements))[0]  # others may have just masters
+        fullest = max(groups, key=lambda pieces: len(pieces[0].elements))[0]  # others may have less state
         elements = {
             key: mean(
                 _elements(g, start, stop, lambda piece, key=key: piece.elements[key])

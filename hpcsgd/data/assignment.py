@@ -40,7 +40,7 @@ class Assignment(Protocol):
 class AsRank:
     """A reader of samples that is no rank of the topology, such as a virtual rank or an elastic group.
 
-    It is reader number `rank` of `size` readers, from 0. Each `group_size` readers form a group.
+    It is reader number `rank` of `size` readers, from 0. Every `group_size` readers form a group.
     """
 
     rank: int

@@ -146,7 +146,7 @@ def convert_pairs(
 
 
 def _require_store(target: Path) -> None:
-    if target.exists() and not h5py.is_hdf5(target):  # perhaps a source, from a pattern of the shell
+    if target.exists() and not h5py.is_hdf5(target):  # perhaps a source: the shell expands patterns
         raise UserError(f"{target}: there already, and no store; the last path is the store to write")
 
 

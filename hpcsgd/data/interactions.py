@@ -20,8 +20,8 @@ from hpcsgd.data.rng import distinct
 from hpcsgd.errors import UserError, located
 
 OTHERS = 99
-"""Number of items in a test that the user has not rated. They are drawn at the conversion, so that all runs
-have the same.
+"""Number of items in a test sample that the user has not rated. They are drawn at the conversion, so that all
+runs have the same ones.
 """
 ROWS_A_CHUNK = 1 << 12
 

@@ -168,7 +168,7 @@ def _read_folder(path: Path) -> Weights:
 
 def _read_distributed(path: Path) -> Weights:
     from torch.distributed.checkpoint import state_dict_loader
-    from torch.distributed.checkpoint.api import CheckpointException  # no Exception for Python
+    from torch.distributed.checkpoint.api import CheckpointException  # not a subclass of Exception
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 

@@ -142,7 +142,7 @@ def append(file: Path, began: float, pieces: Iterable[bytes]) -> None:
     The file is complete at all times.
     """
     with replacing(file) as part, gzip.open(part, "wb", _COMPRESSION) as out:
-        # The standard library has no types for it.
+        # The standard library has no types for the result of `gzip.open`.
         whole = cast(Any, out)
         if file.exists():
             for line in _lines(file):

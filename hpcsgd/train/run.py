@@ -61,7 +61,7 @@ def end_as(training: Callable[[], str | None]) -> None:
         reason = training()
     except Relocated:
         exit_all(MOVED)
-    except SystemExit as left:  # if the user's model exits, say, the other ranks would wait for this one
+    except SystemExit as left:  # such as by the user's model: the other ranks would wait for this one
         raise RuntimeError(f"exit with code {left.code!r} in the middle of training") from left
     if reason is not None:
         exit_all(STOPPED)

@@ -92,7 +92,7 @@ class Trace:
         self._next = next(self._windows, None)
         self._events = Events()
         self._threads = {self._events.owner: TRAINING}
-        self._begin: float | None = None  # of the window that is open
+        self._begin: float | None = None  # the beginning of the open window
         self._steps = 0
         self._syncs: list[TraceSync] = []
         self._under_way: list[Work] = []

@@ -77,7 +77,7 @@ def write_hf(left: Left, target: Path) -> None:
 def write_dcp(left: Left, target: Path) -> None:
     """Write a folder for `torch.distributed.checkpoint.load`, with the names of the model's `state_dict`."""
     from torch.distributed.checkpoint import state_dict_saver
-    from torch.distributed.checkpoint.api import CheckpointException  # no Exception for Python
+    from torch.distributed.checkpoint.api import CheckpointException  # not a subclass of Exception
 
     try:
         with new_folder(target) as part:
