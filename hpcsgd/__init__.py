@@ -23,8 +23,8 @@ from hpcsgd.renamed import new_name
 def _homes(file: Path) -> dict[str, str]:
     """Return the module of each public name.
 
-    `__init__.pyi` has the only list of them, because type checkers read it. It takes the methods with ``*``.
-    Their names are those that the package's `__init__.py` imports with ``as``.
+    `__init__.pyi` has the only list of public names, because type checkers read it. It imports methods with
+    ``*``. Their names are those that `__init__.py` of their package imports with ``as``.
     """
     found: dict[str, str] = {}
     for node in ast.parse(file.read_text(encoding="utf-8")).body:

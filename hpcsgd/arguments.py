@@ -1,9 +1,9 @@
 """A check of arguments of the API against annotations; an error is one line.
 
-`checked` goes around the public functions and classes. It reads a signature at the first call, and checks the
-arguments of every call: where objects are made, never in a step. A number of numpy, or a tensor with one
-number and no dimensions, is passed on as a Python number. An annotation may allow more than the function
-does, such as ``int`` for a count. Then the function checks the range where it uses the argument.
+`checked` wraps the public functions and classes. It reads a signature at the first call, and checks the
+arguments of every call. It wraps calls that make objects, but no calls that are made in every step. A number
+of numpy, or a tensor with one number and no dimensions, is passed on as a Python number. An annotation may
+allow more than the function does, such as ``int`` for a count. Then the function itself checks the range.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WORDS: Mapping[str, str] = {
 }
 """How error lines name kinds, by the names of their classes."""
 EXACT = 2**53
-"""Largest whole number that stays an int where any number is allowed."""
+"""Largest int that is not converted to a float where a float is expected."""
 SWITCHES: Mapping[Any, bool] = {
     **dict.fromkeys(["yes", "true", "on", "1", 1], True),
     **dict.fromkeys(["no", "false", "off", "0", "", 0], False),
@@ -50,7 +50,7 @@ SWITCHES: Mapping[Any, bool] = {
 def checked(api: F) -> F:
     """Make a function, or the `__init__` of a class, raise `UserError` for wrong arguments.
 
-    Wrong are arguments of other kinds than the annotations name, and arguments that do not exist.
+    An argument is wrong if it is of another kind than its annotation says, or if it does not exist.
     """
     if isinstance(api, type):
         made: Any = api
@@ -60,7 +60,10 @@ def checked(api: F) -> F:
 
 
 def of_kind(call: str, key: str, kind: Any, value: Any) -> Any:
-    """Check one argument of a `call` that is made in every step, where `checked` would take too long."""
+    """Return `value` if it is of `kind`, else raise `UserError` about the argument `key` of `call`.
+
+    This is for calls that are made in every step, for which `checked` would take too long.
+    """
     if type(value) is kind and not (kind is float and math.isnan(value)):
         return value
     try:
@@ -71,7 +74,7 @@ def of_kind(call: str, key: str, kind: Any, value: Any) -> Any:
 
 
 def shown(value: object) -> str:
-    """Return a short text for a given value."""
+    """Return a short text for the value of an argument, for error lines."""
     if isinstance(value, type | FunctionType):
         return value.__name__
     if value is None or isinstance(value, str | int | float):
@@ -142,7 +145,7 @@ def _fitting(parameter: inspect.Parameter, value: Any, bound: inspect.BoundArgum
 
 
 def fit(kind: Any, value: Any) -> Any:
-    """Return `value` if it is of that kind, numbers as Python numbers; else raise `ValueError`."""
+    """Return `value`, a number as a Python number, if it is of `kind`; else raise `ValueError`."""
     if kind is Any or kind is inspect.Parameter.empty or isinstance(kind, TypeVar | str):
         return value
     if kind in (int, float, bool):
@@ -246,7 +249,7 @@ def _name(kind: Any) -> str:
 
 
 def _hint(kind: Any, value: Any) -> str:
-    """Return what was probably meant, or a call that makes what is expected."""
+    """Return the end of an error line: what was probably meant, or a call that makes a `kind`."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     for each in kinds:
         if (meant := _meant(each, value)) is not None:
@@ -262,7 +265,7 @@ def _hint(kind: Any, value: Any) -> str:
 
 
 def _lacking(kind: Any, value: Any) -> str | None:
-    """Return the one member that a value lacks for a protocol of hpcsgd, with the kind of that member."""
+    """Return the only member of a protocol of hpcsgd that `value` lacks, with its kind; else None."""
     if isinstance(value, type | str) or not getattr(kind, "_is_protocol", False):
         return None
     members = {
@@ -281,7 +284,7 @@ def _lacking(kind: Any, value: Any) -> str | None:
 
 
 def _meant(kind: Any, value: Any) -> object | None:
-    """Return the number, or the bool, that a value of another kind stands for."""
+    """Return the number or bool that `value`, such as a string, probably means; None if unknown."""
     if kind is bool and isinstance(value, str | int):
         return SWITCHES.get(value.strip().lower() if isinstance(value, str) else value)
     if kind in (int, float) and isinstance(value, str | float) and len(str(value)) < 20:

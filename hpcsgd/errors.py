@@ -18,7 +18,7 @@ from typing import NamedTuple
 from hpcsgd.renamed import new_name
 
 PEER_LOST = 69
-"""Exit code if other ranks did not answer: more likely the machine's fault than ours (EX_UNAVAILABLE)."""
+"""Exit code if other ranks did not answer, for which the machine is the likely cause (EX_UNAVAILABLE)."""
 STOPPED = 75
 """Exit code of a run that saved a checkpoint and can continue with --resume (EX_TEMPFAIL)."""
 MOVED = 76
@@ -37,7 +37,7 @@ class About(NamedTuple):
     file: str | None = None
     """The name of the file with which the error line begins."""
     key: KeyPath = ()
-    """The part of the path known where the error was raised; each `located` around it adds its own."""
+    """The end of the key's path, known where the error was raised; each `located` around adds its part."""
     value: str | float | None = None
     """The value of the key that the message quotes, if it is a plain one."""
 
@@ -112,7 +112,7 @@ def without_warnings() -> Iterator[None]:
 def located(place: str, *key: str | int) -> Iterator[None]:
     """Add a place in the configuration to the start of the message of a `UserError` raised inside.
 
-    With `key` the error is about that key, or about the key inside it that was named inside.
+    With `key` the error is about that key, or about a key inside it that the first error was about.
     """
     try:
         yield
@@ -143,7 +143,7 @@ def spot(section: str, *keys: str | int) -> str:
 
 @contextmanager
 def in_file(file: str | PathLike[str]) -> Iterator[None]:
-    """Add the file of its key to the start of the message of a `UserError` raised inside."""
+    """Add `file`, which has the error's key, to the start of the message of a `UserError` raised inside."""
     try:
         yield
     except UserError as error:
@@ -158,7 +158,7 @@ def count_text(n: float, noun: str) -> str:
 
 
 def shortened(text: str, most: int = LONG_VALUE) -> str:
-    """Return `text` as an error line quotes it; the middle of a long one is replaced by its length.
+    """Return `text` as an error line quotes it; the middle of a long one is replaced with its length.
 
     >>> shortened("x" * 5000, most=10)
     'xxxxx…(4,990 characters left out)…xxxxx'
@@ -170,7 +170,7 @@ def shortened(text: str, most: int = LONG_VALUE) -> str:
 
 
 def in_one_line(message: object) -> str:
-    """Return a message as one printable line, as it may quote input of users and output of libraries.
+    """Return `message` as one printable line; it may quote input of users or output of libraries.
 
     Long words and long lines are `shortened`.
 
@@ -185,8 +185,9 @@ def in_one_line(message: object) -> str:
 def tell(text: str) -> None:
     """Print an error on stderr, and write it to the files that a batch script or torchrun has named.
 
-    A batch script names one file, since it would otherwise only see how the other ranks were ended. The first
-    rank writes it, and later ranks then print nothing. torchrun names a file for each rank.
+    A batch script names one file, because it would otherwise see only how the other ranks were ended. The
+    first rank to fail writes the file, and later ranks then print nothing. torchrun names a file for each
+    rank.
     """
     if name := os.environ.get("HPCSGD_FAILURE"):
         try:

@@ -10,7 +10,7 @@ from hpcsgd.errors import JobError, count_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """The variables by which a launcher gives a rank its numbers; None if it has none for a number."""
+    """The environment variables in which a launcher gives a rank its numbers; None: it sets none."""
 
     name: str
     size: str | None
@@ -22,13 +22,13 @@ class Launcher:
     mark: str | None = None
     """A variable that must also be set, if other launchers use the same names for size and rank."""
     of_mpi: bool = True
-    """True if its processes can be one world of MPI."""
+    """True if the processes that the launcher starts can be one world of MPI."""
     source: str
     """Where the variables are documented."""
 
     @property
     def variables(self) -> set[str]:
-        """All variables that it sets."""
+        """The names of all these environment variables."""
         names = (self.size, self.rank, self.local_rank, self.local_size, self.mark)
         return {name for name in names if name is not None}
 
@@ -140,21 +140,21 @@ class Launched:
 
     @property
     def by(self) -> str:
-        """The launcher's name, and that variable."""
+        """The launcher's name, with `variable`, for messages."""
         return f"{self.launcher.name} ({self.variable})"
 
     def fits(self, size: int) -> bool:
-        """Return whether this may be a rank of a world of that `size`."""
+        """Return whether this can be a rank in a world of `size` ranks."""
         return self.size == size or (self.size is None and self.rank < size)
 
     @property
     def speaks(self) -> bool:
-        """True if this rank prints an error when each rank is alone: rank 0, or 1 if the size is unknown."""
+        """True if this rank prints errors while ranks are not connected: rank 0, or 1 if size is unknown."""
         return self.rank == (0 if self.size is not None else 1)
 
 
 def launched(environ: Mapping[str, str], size: int | None = None) -> Launched | None:
-    """Return the numbers that the launcher gave this rank; None if no launcher set any.
+    """Return the numbers that the launcher gave this rank; None if no launcher set its variables.
 
     If MPI's world is known to have a `size`, a launcher with that many ranks comes first. Numbers that the
     first launcher does not give come from others with the same size and rank. For example,
@@ -176,11 +176,11 @@ def launched(environ: Mapping[str, str], size: int | None = None) -> Launched | 
 
 
 def misfit(size: int, environ: Mapping[str, str]) -> Launched | None:
-    """Return numbers of a launcher that cannot be true, since MPI's world has that `size`, or None.
+    """Return a launcher's numbers that contradict MPI's world of `size` ranks, or None.
 
-    Several launchers may have set variables: one also starts a shell on a node. If MPI joins several
-    processes, one of the launchers has started them, and the others do not count. If each process is alone,
-    all launchers must have meant that.
+    Several launchers may have set variables: one may have started the shell in which another one runs. If MPI
+    joins several processes, one of the launchers has started them, and the others do not count. If each
+    process is alone, no launcher may have started more than one.
     """
     told = all_said(environ)
     if size > 1 and any(said.fits(size) for said in told):
@@ -189,7 +189,7 @@ def misfit(size: int, environ: Mapping[str, str]) -> Launched | None:
 
 
 def all_said(environ: Mapping[str, str]) -> list[Launched]:
-    """Return the numbers of each launcher that set any; those with a known size come first."""
+    """Return the numbers of all launchers that set their variables; those with a known size come first."""
     told = [said for launcher in LAUNCHERS if (said := _said(launcher, environ)) is not None]
     return sorted(told, key=lambda said: said.size is None)
 

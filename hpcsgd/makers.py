@@ -1,4 +1,4 @@
-"""Find public calls that make an object of a type, for error messages about wrong arguments."""
+"""A search for public calls that make objects of a type, for error messages about wrong arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def makers_of(kind: Any) -> list[str]:
-    """Return the public names that make a `kind` of ours, as they are written after ``hpcsgd.``."""
+    """Return the public names that make an object of hpcsgd's type `kind`, without ``hpcsgd.``."""
     if not isinstance(kind, type) or not kind.__module__.startswith(f"{__package__}."):
         return []
     found = [name for name, api in _public() if api is not kind and _makes(api, kind)]
@@ -19,7 +19,7 @@ def makers_of(kind: Any) -> list[str]:
 
 
 def near_maker(given: object, makers: Sequence[str]) -> str | None:
-    """Return the maker that the user passed without calling it, or whose name they passed."""
+    """Return the one of `makers` that the user gave without calling it, or named in a string."""
     name = given if isinstance(given, str) else None
     if isinstance(given, type | FunctionType):
         name = given.__name__

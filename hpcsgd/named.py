@@ -75,7 +75,9 @@ def build(
     kind: type[T],
     *leading: Any,
 ) -> T:
-    """Return the `kind` that the function `name` makes of `arguments`, both from a section of a job file.
+    """Return the object of type `kind` that the function `name` makes; `section` of a job file has both.
+
+    `table` has the functions with short names, and `leading` are further arguments before `arguments`.
 
     Raises `UserError`, which names the key, if there is no such function, or if it does not take the
     arguments or returns another kind. Errors of a user's function are not changed.

@@ -93,7 +93,7 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
     "unit": ("resource",),
     "workers": ("num_workers",),
 }
-"""The new names of each old name; which one is meant depends on where the old one stands."""
+"""The new names of each old name; it depends on the place in a script or job file which one is meant."""
 
 
 def new_name(old: str, allowed: Collection[str]) -> str | None:

@@ -46,7 +46,7 @@ def version(x: Tensor) -> int:
 
 
 def parts_of_coo(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the indices and values of a sparse tensor; the public methods refuse uncoalesced ones."""
+    """Return the indices and values of a sparse COO tensor; public methods need a coalesced tensor."""
     return x._indices(), x._values()
 
 
@@ -75,12 +75,12 @@ BatchNorm = _BatchNorm
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """Return a module's table of its own buffers; `named_buffers()` leaves out those that are None."""
+    """Return a module's dict of its own buffers; `named_buffers()` leaves out those that are None."""
     return module._buffers
 
 
 def tables_of(module: nn.Module) -> tuple[dict[str, nn.Parameter | None], dict[str, nn.Module | None]]:
-    """Return the tables of a module's own parameters and modules, which always show the current ones.
+    """Return the dicts in which a module keeps its own parameters and modules; later changes show in them.
 
     The public iterators leave out None and second names, and are too slow to be used in every step.
     """
@@ -88,7 +88,7 @@ def tables_of(module: nn.Module) -> tuple[dict[str, nn.Parameter | None], dict[s
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether `torch.compile` or `module.compile()` has compiled it; no public function says so."""
+    """Return whether `module` is compiled, by `torch.compile` or its own method; nothing public says so."""
     return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
 
 
@@ -113,7 +113,7 @@ def fake_tensors() -> Any:
 
 
 def has_hooks(optimizer: optim.Optimizer) -> bool:
-    """Return whether it has been through `Optimizer.__init__`, which makes the tables of hooks."""
+    """Return whether `Optimizer.__init__` was called, which makes the dicts of hooks; they are private."""
     return hasattr(optimizer, _HOOKS[0])
 
 
@@ -154,16 +154,16 @@ def closed_form_rates(scheduler: LRScheduler) -> Callable[[], Sequence[float]] |
 
 
 def scales_gradients(optimizer: optim.Optimizer) -> bool:
-    """Return whether torch's GradScaler leaves scaled gradients to this optimizer, by a private flag."""
+    """Return whether torch's GradScaler leaves scaled gradients to `optimizer`, which a private flag says."""
     return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
 class AskedByScaler(ABC):
-    """An optimizer that answers when torch's GradScaler asks whether to leave scaled gradients to it."""
+    """An optimizer with a method that decides whether torch's GradScaler leaves scaled gradients to it."""
 
     @abstractmethod
     def _answer_scaler(self) -> bool:
-        """Return the answer, or raise an error."""
+        """Return whether this optimizer accepts scaled gradients, or raise an error."""
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -171,13 +171,13 @@ class AskedByScaler(ABC):
 
 
 class Unscaling(torch.amp.GradScaler, ABC):
-    """A GradScaler with a method for gradients that are not finite; torch's calls no public one."""
+    """A GradScaler that unscales gradients by a method of its own; torch's has only a private one."""
 
     @abstractmethod
     def _unscaled(
         self, optimizer: optim.Optimizer, unscale: Callable[[], dict[torch.device, Tensor]], found_inf: Tensor
     ) -> dict[torch.device, Tensor]:
-        """Call `unscale`; return, for each device, whether a gradient there is not finite.
+        """Call `unscale`; return for each device a flag, 1 if a gradient there is not finite, else 0.
 
         `found_inf` is a zero on the device of the scale.
         """
@@ -197,7 +197,7 @@ class Unscaling(torch.amp.GradScaler, ABC):
 def sharded_params(module: Any) -> Iterator[Any]:
     """Yield the record that `fully_shard` keeps of each parameter of the unit `module`; it is not public.
 
-    Its `sharded_param` is the parameter; `pin_memory` is True if its memory is pinned.
+    In a record, `sharded_param` is the parameter, and `pin_memory` is True if its memory is pinned.
     """
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None) or [
@@ -221,12 +221,12 @@ def set_padded_shard(kept: Any, x: Tensor) -> None:
 
 
 def reduce_scatter(group: Any, out: Tensor, x: Tensor) -> Any:
-    """Begin to sum `x` into `out`, a part for each rank; public methods of groups take only lists."""
+    """Begin to sum `x` over ranks, with one part for the `out` of each; public methods take only lists."""
     return group._reduce_scatter_base(out, x)
 
 
 def allgather(group: Any, out: Tensor, x: Tensor) -> Any:
-    """Begin to gather `x` of all ranks in `out`; public methods of groups take only lists."""
+    """Begin to gather the `x` of all ranks in `out`; public methods of groups take only lists."""
     return group._allgather_base(out, x)
 
 
@@ -251,7 +251,7 @@ def set_timeout_of_group(group: Any, limit: timedelta) -> None:
 
 
 def source_of_message(work: Any) -> int:
-    """Return the rank whose message a finished receive from any rank has received; it is not public."""
+    """Return the rank that sent the message of a finished receive from any rank; it is not public."""
     return work._source_rank()
 
 

@@ -1,6 +1,6 @@
 """A folder of checkpoints: each is complete or absent, the last two are kept, damage is detected.
 
-    step-00000340/rank-00000.h5 …   what each rank saved
+    step-00000340/rank-00000.h5 …   the state that each rank saved
     step-00000340/manifest.json     written last: the numbers of groups and ranks, every file's size and
     SHA-256
 
@@ -42,7 +42,7 @@ _HIDDEN = ".writing-"
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was found whole."""
+    """A complete checkpoint of a step, saved by P groups of K ranks."""
 
     path: Path
     step: int
@@ -88,10 +88,9 @@ class Checkpoints:
             hold(self._folder)
 
     def newest(self) -> Saved | None:
-        """Return the newest checkpoint that is whole, or None if there is none.
+        """Return the newest checkpoint that is complete, or None if the folder has no checkpoints.
 
-        Damaged ones are skipped with a warning. Raises `JobError` if there are checkpoints and all are
-        damaged.
+        Damaged checkpoints are skipped with a warning. Raises `JobError` if all checkpoints are damaged.
         """
         candidates = self._listed()
         for name in candidates:
@@ -108,11 +107,11 @@ class Checkpoints:
         return None
 
     def whole(self, saved: Saved) -> bool:
-        """Return whether the checkpoint still exists: other replica groups write newer ones and remove it."""
+        """Return whether the checkpoint is still complete. Other replica groups may have removed it."""
         return self._looked_at(saved.path)[0] is not None
 
     def _listed(self) -> list[str]:
-        """Return the checkpoints that rank 0 sees."""
+        """Return the names of the checkpoints that rank 0 sees, the newest first."""
         return self._job.world.gather_objects(titles(self._folder) if self._job.rank == 0 else [])[0]
 
     def _write_hidden(self, hidden: Path, step: int, state: Mapping[str, Any]) -> None:
@@ -141,7 +140,7 @@ class Checkpoints:
             self.writing = False
 
     def _looked_at(self, path: Path) -> tuple[Saved | None, str | None]:
-        """Return a checkpoint, or its damage; each rank checks some of its files."""
+        """Return the checkpoint at `path`, or None and its damage. Each rank checks some of the files."""
         saved = None
         try:
             saved, files = _read_manifest(path)
@@ -170,7 +169,7 @@ class Checkpoints:
         self._remove_all_but_newest(step)
 
     def _remove_all_but_newest(self, step: int) -> None:
-        """Remove older checkpoints up to `step`; those of later steps were skipped as damaged."""
+        """Remove all checkpoints but the `KEPT` newest up to `step`. Later ones were skipped as damaged."""
         listed = titles(self._folder)
         kept = [name for name in listed if _step(name) <= step][:KEPT]
         for name in listed:
@@ -180,7 +179,7 @@ class Checkpoints:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed run has left in a folder of checkpoints, in which nothing else may write."""
+    """Remove unfinished checkpoints of killed runs. Nothing else may write in `folder` meanwhile."""
     for hidden in [*folder.glob(f"{_HIDDEN}step-*")]:
         shutil.rmtree(hidden)
     remove_left(folder)
@@ -205,12 +204,12 @@ def require_outside(folder: Path) -> None:
 
 
 def _has_ours(path: Path) -> bool:
-    """Return whether the folder has files with names of a checkpoint."""
+    """Return whether the folder has files that are named like those of a checkpoint."""
     return any(map(_FILE.fullmatch, _names(path)))
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether it has nothing else; hidden files belong to the file system."""
+    """Return whether all files in the folder, except hidden ones, are named like those of a checkpoint."""
     names = [name for name in _names(path) if not name.startswith(".")]
     return bool(names) and all(map(_FILE.fullmatch, names))
 
@@ -249,7 +248,7 @@ def _differs(path: Path, expected: Mapping[str, Any]) -> str | None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Raise `UserError` for a full disk or a missing permission, which the user can fix."""
+    """Turn an `OSError`, such as a full disk or a missing permission, into a `UserError`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The items in a script's checkpoint: compared with what `load` is given, and read."""
+"""Compare the items in a script's checkpoint with the arguments of `load`, and read them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ITEMS, GIVEN = "items", "given by name"
 
 @dataclass(frozen=True)
 class Given:
-    """What a script gives `save` and `load` in addition to the folder."""
+    """The arguments of a call of `save` or `load`, except the folder."""
 
     optimizers: int
     """Number of optimizers."""
@@ -35,7 +35,7 @@ def wanted(saved: Saved, given: Given, state: Mapping[str, Any]) -> Mapping[str,
     """Return the items to be read, with their kinds.
 
     Raises:
-        UserError: If other items have been saved.
+        UserError: If the saved items or optimizers differ from those that are given.
     """
     with opened(saved, [FIRST]) as (file,):
         found = tree.items(file)
@@ -73,8 +73,8 @@ def wanted(saved: Saved, given: Given, state: Mapping[str, Any]) -> Mapping[str,
 def states(saved: Saved, topology: Topology, wanted: Mapping[str, str]) -> dict[str, Any]:
     """Read the items with which this rank continues.
 
-    If P × K has changed, values that differed between ranks are left out, and so are their random
-    generators.
+    If P × K has changed, random generators are left out, and so are values that differed between ranks. An
+    object whose state differed gets the mean over all ranks that saved it.
     """
     same = (topology.num_groups, topology.group_size) == (saved.P, saved.K)
     with opened(saved, [FIRST]) as (file,):

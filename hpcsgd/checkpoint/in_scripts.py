@@ -122,7 +122,7 @@ def load(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
 
     Args:
         folder: The folder that `save` was given, not a checkpoint inside it.
-        optimizers: As many as were saved, in the same order, around models of the same layout.
+        optimizers: The optimizers that were saved, in the same order, around models of the same layout.
         state: What was saved, by the same names. Objects and random generators are restored in place. An
             object must be of the same class or one derived from it; a module may be any that has the same
             state. A value is the start value that is used if there is no checkpoint. With None the saved
@@ -174,7 +174,7 @@ def load(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
 
 @dataclass(frozen=True)
 class _Loop:
-    """What a script gives `save` and `load`."""
+    """The arguments of a call of `save` or `load`, after they have been checked."""
 
     folder: Path
     optimizers: Sequence[DistributedOptimizer]
@@ -199,7 +199,7 @@ class _Loop:
         return self.optimizers[0].buckets[0].w.device
 
     def captured(self, number: int) -> Tree:
-        """Return what this rank saves of an optimizer; the random generators belong to the first one."""
+        """Return what this rank saves of optimizer `number`; number 0 includes the random generators."""
         around = self.around[number]
         own = {
             "generators": None if number else generators_state(self.device),
@@ -208,14 +208,14 @@ class _Loop:
         return capture(self.optimizers[number], shared={}, own=own)
 
     def restored(self, number: int, saved: Saved) -> Tree | None:
-        """Restore an optimizer. Return this rank's random generators, or None on another P × K."""
+        """Restore optimizer `number`. Return this rank's random generators, or None on another P × K."""
         _, own = restore(replace(saved, optimizer=number), self.optimizers[number])
         if (around := self.around[number]) is not None:
             around.resume_from(None if own is None else own["estimates"])
         return None if own is None else own["generators"]
 
     def goes_on(self) -> None:
-        """Note that the checkpoints in the folder belong to this training from now on."""
+        """Record that the checkpoints in the folder belong to this training from now on."""
         training = trainings.Training(self.optimizers)
         if self.topology.rank == 0:
             training.goes_on(self.folder)
@@ -225,7 +225,7 @@ class _Loop:
 def _begun(
     call: str, folder: str | os.PathLike[str], given: Sequence[optim.Optimizer], state: Mapping[str, Any]
 ) -> _Loop:
-    """Check that all ranks make this `call` with the same arguments; collective."""
+    """Return the arguments, after a check that all ranks make this `call` with the same; collective."""
     around = [each if isinstance(each, OuterWrapper) else None for each in given]
     inner = [each.optimizer if isinstance(each, OuterWrapper) else each for each in given]
     optimizers = [each for each in inner if isinstance(each, DistributedOptimizer)]

@@ -1,4 +1,4 @@
-"""What a script saves in addition to its optimizers: objects with a state, generators, plain values."""
+"""The items of a script's checkpoint, except optimizers: objects with a state, generators, values."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def kind_of(item: object) -> str:
 def classes_of(item: object) -> list[str]:
     """Return the names of the item's class and its base classes, without their modules.
 
-    A script's own classes are in another module if the script is imported. All `nn.Module` count as one
-    class, because they check what they load.
+    Modules are left out because a script's own classes have another module if the script is imported. All
+    classes of `nn.Module` count as one class, because they check the state that they load.
     """
     if isinstance(item, Generator):
         kinds: list[Any] = [torch.Generator, np.random.Generator, random.Random]
@@ -55,7 +55,7 @@ def classes_of(item: object) -> list[str]:
 
 
 def require_beside(items: Mapping[str, object], optimizers: Iterable[DistributedOptimizer]) -> None:
-    """Raise `UserError` for an item that is saved with the `optimizers`, or is an optimizer itself."""
+    """Raise `UserError` for an item that is saved with `optimizers` anyway, or is an optimizer itself."""
     with_them = [whole for each in optimizers for whole in (each.model, each.local.optimizer)]
     for name, item in items.items():
         if any(item is whole for whole in with_them):
@@ -65,7 +65,7 @@ def require_beside(items: Mapping[str, object], optimizers: Iterable[Distributed
 
 
 def state_of(item: Any) -> Any:
-    """Return what is to be saved of the item, on the host."""
+    """Return the state or value of the item, as it is to be saved, on the host."""
     match item:
         case torch.Generator():
             state: Any = item.get_state()
@@ -123,24 +123,24 @@ def _load(item: Any, state: Any) -> None:
 
 
 class Mean:
-    """The common state of ranks, from what each of them has saved, one after the other.
+    """The mean of the states that all ranks have saved for an item. They are added one after the other.
 
-    Tensors that would be averaged as buffers of a model are averaged. Everything else has to be the same on
-    all ranks.
+    Only tensors are averaged that would be averaged as buffers of a model. Everything else has to be the same
+    on all ranks.
     """
 
     def __init__(self, name: str) -> None:
         self._name, self._count, self._total = name, 0, None
 
     def add(self, state: Any) -> None:
-        """Add the state of a rank. Raises `UserError` if it differs in more than numbers."""
+        """Add the state of a rank. Raises `UserError` if states differ in more than averaged tensors."""
         self._total = _widened(state) if self._count == 0 else self._sum(self._total, state)
         self._count += 1
         if self._count == 1:
             self._first = state
 
     def result(self) -> Any:
-        """Return the mean, in the types of the states."""
+        """Return the mean, with the containers and dtypes of the saved states."""
         return self._divided(self._total, self._first)
 
     def _sum(self, total: Any, state: Any) -> Any:

@@ -19,11 +19,11 @@ from hpcsgd.engine.optimizer import DistributedOptimizer
 log = logging.getLogger(__name__)
 
 Shards = dict[str, dict[str, list[Tensor]]]
-"""A vector for every bucket, by role and name."""
+"""Sharded vectors of a method, one for every bucket, by the role of the part and the vector's name."""
 
 
 def split_off_shards(states: Mapping[str, State]) -> tuple[tree.Tree, Shards]:
-    """Return what is saved as it is, and the shards, which are saved by ranges of parameters."""
+    """Return the states without shards, and the shards, which are saved by ranges of parameters."""
     chunks = {role: state.sharded for role, state in states.items() if state.sharded}
     rest = {role: replace(state, sharded={}).to_dict() for role, state in states.items()}
     return rest, chunks
@@ -32,15 +32,15 @@ def split_off_shards(states: Mapping[str, State]) -> tuple[tree.Tree, Shards]:
 def restored(
     mine: Mapping[str, State], source: SavedGroups, optimizer: DistributedOptimizer, *, goes_on: bool
 ) -> dict[str, State]:
-    """Return the state from which each part continues.
+    """Return the state with which each part of the method continues, by role.
 
-    If `goes_on`, this rank continues with `mine`, what it saved itself. Otherwise the state comes from the
-    ranks of `source`. What cannot be converted is dropped, with a warning.
+    If `goes_on`, this rank continues with `mine`, the state that it saved itself. Otherwise the state comes
+    from the saved groups `source`. State that cannot be converted to this P × K is dropped, with a warning.
     """
     states = dict(mine) if goes_on else _elsewhere(source, optimizer)
     dropped = _dropped(mine, states)
     for role, chunks in source.shard_names().items():
-        if optimizer.topology.num_groups == 1 and "grad_reduce" not in role.split("."):  # no averages
+        if optimizer.topology.num_groups == 1 and "grad_reduce" not in role.split("."):  # one group
             dropped += [f"{name} of {role}" for name in chunks]
         else:
             made = {name: _cut(source, role, name, optimizer) for name in chunks}
@@ -69,9 +69,9 @@ def _elsewhere(source: SavedGroups, optimizer: DistributedOptimizer) -> dict[str
 
 
 def _mean_of_ranks(saved: Sequence[tree.Item]) -> dict[str, dict[str, Tensor]]:
-    """Return the mean over ranks, read parameter by parameter.
+    """Return the mean of the ranks' `per_rank_params`, read parameter by parameter.
 
-    Reading all at once would need memory for as many models as there are ranks.
+    Reading everything at once would need memory for one model per rank.
     """
     named = [{name: tree.items(layers) for name, layers in tree.items(each).items()} for each in saved]
     return {
@@ -81,7 +81,7 @@ def _mean_of_ranks(saved: Sequence[tree.Item]) -> dict[str, dict[str, Tensor]]:
 
 
 def _dropped(before: Mapping[str, State], after: Mapping[str, State]) -> list[str]:
-    """Return, as text, the sections that one state has and the other lacks."""
+    """Return, as text, the sections of state that `before` has and `after` lacks."""
     return [
         f"{', '.join(section)} of {role}"
         for role, state in before.items()
@@ -91,7 +91,7 @@ def _dropped(before: Mapping[str, State], after: Mapping[str, State]) -> list[st
 
 
 def _cut(source: SavedGroups, role: str, name: str, optimizer: DistributedOptimizer) -> list[Tensor]:
-    """Return for every bucket the shard of this rank, or all of it if the averager needs the whole model."""
+    """Return this rank's shard of each bucket, or the whole bucket if the averager needs the whole model."""
     whole = optimizer.method.averager.traits.whole_model
     return [_cut_bucket(source, role, name, bucket, whole) for bucket in optimizer.buckets]
 

@@ -1,4 +1,4 @@
-"""Parameters and optimizer state as the ranks saved them, in ranges, which can be read for any other cut."""
+"""Parameters and optimizer state in the ranges that ranks saved, to be read in any other ranges."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpcsgd.engine.sharding import RangeState
 
 @dataclass(frozen=True)
 class SavedRange:
-    """Elements [start, stop) of a parameter in the file of the rank that owned them, unread."""
+    """Elements [start, stop) of a parameter in the file of the rank that owned them, not read yet."""
 
     start: int
     stop: int
@@ -32,10 +32,10 @@ class SavedRange:
 def capture_ranges(
     optimizer: DistributedOptimizer, w: Sequence[Tensor], method: Mapping[str, Mapping[str, Sequence[Tensor]]]
 ) -> tree.Tree:
-    """Return what this rank owns by parameter name.
+    """Return the ranges of parameters that this rank owns, by parameter name.
 
-    `w` are its shards of the model. The result also has optimizer state, and the method's vectors by role and
-    name.
+    `w` are its shards of the model, one per bucket. `method` has the method's vectors by role and name. Each
+    range has its elements of the model, of the optimizer state and of these vectors.
     """
     numbers = {id(bucket): i for i, bucket in enumerate(optimizer.buckets)}
     pieces = {}
@@ -56,13 +56,16 @@ def capture_ranges(
 
 
 def values_of_range(vector: Tensor, bucket: Bucket, piece: ShardRange) -> Tensor:
-    """Return the elements of one range of a vector like `param_shard` or like `w`: complex ones as rows."""
+    """Return the elements of a range from a `vector` laid out like `param_shard` or `w`.
+
+    Complex elements are rows of two numbers.
+    """
     like_own = vector.numel() == bucket.param_shard.numel()
     return in_rows(vector[piece.in_own if like_own else piece.in_w], bucket.reals)
 
 
 class SavedGroups:
-    """Some groups of a checkpoint, as what their ranks saved, unread; they are read as their mean."""
+    """Some groups of a checkpoint, in the files of their ranks. Reading returns the mean of the groups."""
 
     def __init__(self, groups: Sequence[Sequence[tree.Item]]) -> None:
         self._groups = [_index(files) for files in groups]
@@ -73,11 +76,11 @@ class SavedGroups:
         return mean(_elements(group[name], start, stop, lambda piece: piece.w) for group in self._groups)
 
     def state(self, name: str, start: int, stop: int) -> RangeState:
-        """Return the optimizer state of these elements; empty if no group ever updated the parameter."""
+        """Return the optimizer state of elements [start, stop); empty if no group updated the parameter."""
         groups = [group[name] for group in self._groups if _has_state(group.get(name, []))]
         if not groups:
             return RangeState({}, {})
-        fullest = max(groups, key=lambda pieces: len(pieces[0].elements))[0]  # others may have masters only
+        fullest = max(groups, key=lambda pieces: len(pieces[0].elements))[0]  # others may have less state
         elements = {
             key: mean(
                 _elements(g, start, stop, lambda piece, key=key: piece.elements[key])
@@ -89,7 +92,7 @@ class SavedGroups:
         return RangeState(elements, tree.read(fullest.rest))
 
     def states(self) -> Iterator[tuple[str, list[State]]]:
-        """Yield by role what the method saved on each rank, unread, without the shards."""
+        """Yield each role with the method's state of every rank, not read yet, without the shards."""
         methods = [tree.items(tree.items(tree.items(file)["optimizer"])["method"]) for file in self._files]
         for role in methods[0]:
             yield role, [State.from_dict(tree.items(method[role])) for method in methods]
@@ -100,7 +103,7 @@ class SavedGroups:
         return {role: list(named) for role, named in pieces[0].method.items()}
 
     def shard(self, role: str, key: str, name: str, start: int, stop: int) -> Tensor:
-        """Return elements [start, stop) of a method's vector for a parameter."""
+        """Return the elements for [start, stop) of parameter `name` in the method's vector `key`."""
 
         def theirs(piece: SavedRange) -> tree.Item:
             return piece.method[role][key]
@@ -109,7 +112,7 @@ class SavedGroups:
 
 
 def mean(values: Iterator[Tensor]) -> Tensor:
-    """Return the mean, rounded once; of values that are not averaged, the first."""
+    """Return the mean of `values`, rounded once; or the first if values of their dtype are not averaged."""
     first = next(values)
     if not is_averaged(first):
         return first
@@ -140,7 +143,7 @@ def _has_state(pieces: Sequence[SavedRange]) -> bool:
 def _elements(
     pieces: Sequence[SavedRange], start: int, stop: int, of: Callable[[SavedRange], tree.Item]
 ) -> Tensor:
-    """Return elements [start, stop) of the tensor `of` each range, from all files that have some of them."""
+    """Return elements [start, stop) of the tensor that `of` returns, from all ranges with some of them."""
     cuts = []
     for piece in sorted(pieces, key=lambda p: p.start):
         low, high = max(start, piece.start), min(stop, piece.stop)

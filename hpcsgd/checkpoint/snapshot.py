@@ -5,7 +5,7 @@ state, as ranges of named parameters. On the same P × K each rank restores its 
 another K the ranges of a group are cut anew. With another P, or another method, all groups start from the
 mean of the saved ones, as after a synchronization: parameters and element-wise optimizer state. On another P
 × K float buffers are the mean over all ranks, and each part of the method's state follows its rule
-(`State`). If a server keeps the model, that model is saved.
+(`State`). If a parameter server keeps the model, its model is saved.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ OF_MODEL = ("parameter ", "frozen parameter ", "buffer ")
 FURTHER = "further"
 """The key in a rank's file for the optimizers after the first one."""
 Place = tuple[int, int]
-"""A rank's group, and its index there."""
+"""A rank's group index and shard index."""
 FIRST: Place = (0, 0)
 
 
 def capture(optimizer: DistributedOptimizer, *, shared: Tree, own: Tree) -> Tree:
     """Return this rank's part of a checkpoint; collective.
 
-    `shared` is the same on all ranks, `own` is this rank's (generators).
+    `shared` is the state that is the same on all ranks. `own` is this rank's own, such as generators.
     """
     central = optimizer.method.model_holder()
     model = None if central is None else central.model()
@@ -103,7 +103,10 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
 def restore_newest(
     checkpoints: Checkpoints, optimizer: DistributedOptimizer
 ) -> tuple[Saved, Tree, Tree | None] | None:
-    """Restore the newest checkpoint, or None. If it is removed meanwhile, a newer one is used."""
+    """Restore the newest checkpoint, and return it with `shared` and `own`, or None if there is none.
+
+    If another replica group removes the checkpoint meanwhile, a newer one is used.
+    """
     while (saved := checkpoints.newest()) is not None:
         try:
             shared, own = restore(saved, optimizer)
@@ -138,7 +141,7 @@ def restore_model(saved: Saved, model: nn.Module) -> None:
 
 
 def _groups_to_read(saved: Saved, parts: Sequence[str], optimizer: DistributedOptimizer) -> Iterable[int]:
-    """Return the saved group that this one continues, or all of them for their mean."""
+    """Return the index of the saved group that this group continues, or all, whose mean is used."""
     topology = optimizer.topology
     if topology.num_groups == saved.P and parts == _parts(optimizer):
         return [topology.group_index]
@@ -171,7 +174,7 @@ def _restore_buffers(saved: Saved, places: Iterable[Place], model: nn.Module) ->
 
 
 def _outline(optimizer: DistributedOptimizer) -> dict[str, str]:
-    """Return what has to be equal for continuing from a checkpoint."""
+    """Return descriptions that have to equal those in a checkpoint, if training is to continue from it."""
     groups = optimizer.local.groups()
     parts = optimizer.method.stateful().items()
     state_of_method = ", ".join(f"{role} ({type(part).__name__})" for role, part in parts) or "none"
@@ -232,7 +235,7 @@ def _saves(topology: Topology, frozen: Tensor) -> bool:
 
 
 def _saved_frozen(saved: Saved) -> Iterator[tuple[str, Tensor]]:
-    """Yield one parameter at a time, joined from the rows that the ranks of group 0 had."""
+    """Yield each frozen parameter's name and values, joined from the rows that group 0's ranks had."""
     with opened(saved, ((0, j) for j in range(saved.K))) as files:
         parts = [tree.items(tree.items(file)["frozen"]) for file in files]
         for name in parts[0]:
@@ -251,7 +254,7 @@ def all_places(saved: Saved) -> Iterator[Place]:
 
 @contextmanager
 def opened(saved: Saved, places: Iterable[Place]) -> Iterator[list[tree.Item]]:
-    """Open what the ranks at these places saved of the optimizer that `saved` names, unread."""
+    """Open the files of the ranks at `places`; yield each one's items of optimizer `saved.optimizer`."""
     with ExitStack() as stack:
         # Complete checkpoints are never written to, and parallel file systems often refuse locks.
         files = (h5py.File(saved.rank_file(g, j), "r", locking=False) for g, j in places)

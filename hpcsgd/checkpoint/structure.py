@@ -1,8 +1,8 @@
-"""Nested containers of plain values, tensors and arrays as JSON, which restores the same values.
+"""Convert nested containers of plain values, tensors and arrays to JSON, and back to the same values.
 
 Strings, numbers, bools, None and lists are as in JSON. Anything else is an object with one key, which names
 its type: ``{"tuple": [1, 2]}``, ``{"dict": [["key", 3]]}``. Tensors of a few bytes are included. Other
-tensors are stored separately, and the JSON has their numbers.
+tensors are stored as numbered vectors outside the JSON, which has only these numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hpcsgd.comm.on_host import mapped
 from hpcsgd.errors import UserError
 
 Store = Callable[[Tensor], int]
-"""Stores a vector that NumPy can represent, and returns its number."""
+"""A function that stores a vector that NumPy can represent, and returns the vector's number."""
 SHORT = 32
 """Maximum size in bytes of a tensor that is included in the JSON."""
 _DICTS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
@@ -43,10 +43,10 @@ _KEYS = (str, int, float, complex, bytes, bool, type(None), tuple, frozenset)
 
 
 def encoded(value: Any, store: Store) -> str:
-    """Return `value` as JSON; `store` gets the tensors that are too large for it.
+    """Return `value` as JSON. Tensors of more than `SHORT` bytes are passed to `store`.
 
     Raises:
-        UserError: If something would not come back as it is; the error names it.
+        UserError: If a part of `value` would not be restored exactly; the error names the part.
     """
     try:
         return json.dumps(_Encoder(store).of(value), allow_nan=False, separators=(",", ":"))
@@ -55,9 +55,9 @@ def encoded(value: Any, store: Store) -> str:
 
 
 def decoded(text: str | bytes, data: Callable[[int], Any]) -> Any:
-    """Return what `encoded` was given, with `Unread` in place of tensors and arrays.
+    """Return the value that `encoded` was given, with `Unread` in place of tensors and arrays.
 
-    `data` returns for a number an object from which slices of the vector can be read.
+    For the number of a stored vector, `data` returns an object from which its slices can be read.
     """
     return json.loads(text, object_hook=functools.partial(_decoded, data))
 
@@ -68,11 +68,11 @@ def read(tree: Any) -> Any:
 
 
 class Unread(ABC):
-    """A leaf that is read on demand."""
+    """A tensor or an array in nested containers that is read on demand."""
 
     @abstractmethod
     def read(self) -> Any:
-        """Return what was saved."""
+        """Return the value as it was saved."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class UnreadTensor(Unread):
     data: Any
 
     def read(self) -> Tensor:
-        """Return all of it, on the CPU and contiguous."""
+        """Return the whole tensor, on the CPU and contiguous."""
         return self.slice(0, math.prod(self.shape)).reshape(self.shape)
 
     def slice(self, start: int, stop: int) -> Tensor:
@@ -95,7 +95,7 @@ class UnreadTensor(Unread):
         return found.view(self.dtype) if carrier_of(self.dtype) else found
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return these elements of a vector, or these rows of a matrix."""
+        """Return elements [start, stop) of a vector, or rows [start, stop) of a matrix."""
         row = self.shape[1:]
         return self.slice(start * math.prod(row), stop * math.prod(row)).reshape(-1, *row)
 
@@ -180,9 +180,9 @@ class _Encoder:
 
 
 def _integer(value: int) -> Any:
-    """Return integers of up to 64 bits as they are; other readers support no more.
+    """Return integers of up to 64 bits as they are; other readers of JSON may support no more.
 
-    Larger ones become hexadecimal, since Python limits decimal numbers to 4,300 digits.
+    Larger integers become hexadecimal text, because Python limits decimal numbers to 4,300 digits.
     """
     return value if -(2**63) <= value < 2**63 else {"int": hex(value)}
 
@@ -192,9 +192,9 @@ def _float(value: float) -> Any:
 
 
 def _text(value: str) -> Any:
-    """Return the text; one with lone surrogates, as in some file names, as code points.
+    """Return the text, or its code points if it has lone surrogates, as some file names do.
 
-    Otherwise two of them could become one character.
+    As text, two surrogates in a row could become one character.
     """
     half = not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value)
     return {"text": [ord(letter) for letter in value]} if half else value

@@ -1,7 +1,7 @@
 """The checkpoints in a folder that belong to a script's training.
 
-These are the ones that the training has saved there, and those that were there when it was resumed. No
-others are removed or replaced.
+They are the checkpoints that the training has saved there, and those that were there when it was resumed.
+Saving removes or replaces no other checkpoints.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ class Training:
     def __init__(self, optimizers: Sequence[DistributedOptimizer]) -> None:
         self._optimizers = [ref(each) for each in optimizers]
         self._own: set[str] = set()
-        """The names of its checkpoints, as this rank has seen them."""
+        """The names of this training's checkpoints, as this rank has seen them."""
 
     def is_of(self, optimizers: Sequence[DistributedOptimizer]) -> bool:
         """Return whether this is the training of exactly these optimizers."""
         return [each() for each in self._optimizers] == [*optimizers]
 
     def goes_on(self, folder: Path) -> None:
-        """Add all present checkpoints to the training's own, including damaged ones, which `load` skipped."""
+        """Add all checkpoints in `folder` to the training's own, also damaged ones, which `load` skips."""
         self._own.update(titles(folder))
 
     def has_saved(self, step: int) -> None:
-        """Add the checkpoint of this step."""
+        """Add the checkpoint of `step` to the training's own."""
         self._own.add(title(step))
 
     def require_all(self, folder: Path) -> None:
-        """Raise `UserError` if there are other checkpoints, which saving would remove or replace."""
+        """Raise `UserError` if `folder` has other checkpoints, which saving could remove or replace."""
         others = [name for name in titles(folder) if name not in self._own]
         if others:
             raise UserError(
@@ -55,7 +55,7 @@ def training_in(folder: Path, optimizers: Sequence[DistributedOptimizer]) -> Tra
     """Return the training of these `optimizers`, which may be a new one.
 
     Raises:
-        UserError: If some of them have been saved there with others, or in another order.
+        UserError: If some of them have been saved in `folder` with other optimizers or in another order.
     """
     key = os.path.realpath(folder)
     found = [before for each in optimizers if (before := _trainings.get(each, {}).get(key)) is not None]
@@ -69,6 +69,6 @@ def training_in(folder: Path, optimizers: Sequence[DistributedOptimizer]) -> Tra
 
 
 def remember(folder: Path, optimizers: Sequence[DistributedOptimizer], training: Training) -> None:
-    """Make `training` what `training_in` returns from now on."""
+    """Record `training` as the one that `training_in` returns from now on."""
     for each in optimizers:
         _trainings.setdefault(each, {})[os.path.realpath(folder)] = training

@@ -1,6 +1,7 @@
-"""Nested containers of tensors, arrays and plain values as HDF5.
+"""Store nested containers of tensors, arrays and plain values in HDF5, and read them.
 
-One checksummed dataset of JSON has everything short. Each longer tensor is a dataset of its own.
+One dataset has the containers and all short values as JSON. Each longer tensor is a dataset of its own. All
+datasets have checksums.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from hpcsgd.checkpoint.structure import UnreadTensor
 
 Tree = dict[Any, Any]
 Item = Any
-"""A part of what was written, with `structure.Unread` in place of tensors and arrays."""
+"""A part of a stored tree, with `structure.Unread` in place of tensors and arrays."""
 _STRUCTURE = "structure"
 
 
 def write(file: h5py.Group, tree: Mapping[Any, Any]) -> None:
     """Store `tree`: containers of tensors, arrays, strings, numbers and None (see `structure`).
 
-    Raises `UserError`, which names anything else.
+    Raises `UserError` for anything else; the error names it.
     """
     numbers = count()
 
@@ -40,12 +41,12 @@ def write(file: h5py.Group, tree: Mapping[Any, Any]) -> None:
 
 
 def read(file: h5py.Group) -> Any:
-    """Return what `write` stored; tensors are on the CPU and contiguous."""
+    """Return the tree that `write` stored. Its tensors are on the CPU and contiguous."""
     return read_item(items(file))
 
 
 def items(of: h5py.Group | Item) -> dict[Any, Item]:
-    """Return the children by their keys, of a file or of a dict in it; tensors and arrays are unread."""
+    """Return the items of a stored tree, or of a dict in it, by key. Tensors and arrays are not read yet."""
     if not isinstance(of, h5py.Group):
         return of
     text: Any = of[_STRUCTURE]
@@ -53,7 +54,7 @@ def items(of: h5py.Group | Item) -> dict[Any, Item]:
 
 
 def read_item(item: Item) -> Any:
-    """Return one child, completely read."""
+    """Return an item, with all its tensors and arrays read."""
     return structure.read(item)
 
 
@@ -64,7 +65,7 @@ def read_slice(tensor: Item, start: int, stop: int) -> Tensor:
 
 
 def digest(tree: Any) -> str:
-    """Return a short text that differs if what `write` would store differs.
+    """Return a hash of the content that `write` would store for `tree`.
 
     Raises `UserError` as `write` does.
     """

@@ -1,4 +1,4 @@
-"""Tensors and arrays of any kind as vectors that NumPy can represent, and back."""
+"""Convert tensors and arrays of any kind to vectors that NumPy can represent, and back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def made_array(told: Any, shape: list[int], data: Tensor) -> np.ndarray[Any, Any
 
 
 def parts_of_sparse(x: Tensor) -> list[Any]:
-    """Return the dense tensors that a sparse one consists of."""
+    """Return the layout, the size and the dense tensors of which the sparse tensor x consists."""
     if x.layout == torch.sparse_coo:
         parts = [*torch_private.parts_of_coo(x)]
     elif x.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -60,7 +60,7 @@ def made_sparse(layout: str, size: list[int], parts: list[Tensor]) -> Tensor:
 
 
 def from_bytes(data: bytes, dtype: torch.dtype) -> Tensor:
-    """Return a new vector of these bytes."""
+    """Return a new vector of this dtype with the bytes `data`."""
     if not data:
         return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).clone().view(dtype)

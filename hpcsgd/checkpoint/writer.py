@@ -1,4 +1,4 @@
-"""A writer of checkpoints while training continues."""
+"""A writer of checkpoints that works while training continues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcsgd.core.topology import Topology
 
 
 class Writer:
-    """Writes one checkpoint at a time, in its own thread, from a copy. Methods are collective."""
+    """A writer of one checkpoint at a time, in its own thread, from a copy. Its methods are collective."""
 
     def __init__(self, folder: Path, topology: Topology) -> None:
         self._world = topology.world.dup_with_thread()
@@ -22,7 +22,7 @@ class Writer:
         self._under_way: Work | None = None
 
     def begin(self, step: int, state: Mapping[str, Any]) -> None:
-        """Begin to write; `state` may change once this returns. Waits for the checkpoint before this one."""
+        """Wait for the checkpoint before, and begin to write. Then `state` may change: it was copied."""
         self.finish()
         copy = taken(state)
         self._under_way = self._world.run(
@@ -32,8 +32,8 @@ class Writer:
     def finish(self) -> None:
         """Return once the pending checkpoint is on the disk.
 
-        This waits as long as this rank's own file takes, and for other ranks no longer than the timeout.
-        Raises `JobError` if a rank could not write.
+        This waits for this rank's own file as long as it takes, and for other ranks no longer than the
+        timeout. Raises `JobError` if a rank could not write.
         """
         under_way, self._under_way = self._under_way, None
         while under_way is not None:

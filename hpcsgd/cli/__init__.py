@@ -1,4 +1,4 @@
-"""The command ``hpcsgd``: one thin file per command, which imports what it runs only when it runs."""
+"""The command ``hpcsgd``: one short file per command, which imports the code to run only when it runs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ app.command(doctor, usage="Usage: hpcsgd doctor [--groups P | --group-size K] [-
 def main(words: Sequence[str] | None = None) -> None:
     """Run the command line (or ``words``); for a mistake print one line on stderr and exit with code 1.
 
-    Every rank finds mistakes before torch and MPI are loaded, and one of them reports it.
+    Every rank finds mistakes in the command line before it loads torch and MPI; rank 0 reports them.
     """
     with until_nobody_reads():
         _run(sys.argv[1:] if words is None else words)

@@ -1,4 +1,4 @@
-"""``hpcsgd cite``: the papers behind a training."""
+"""``hpcsgd cite``: the papers on which a training is based."""
 
 from __future__ import annotations
 

@@ -20,19 +20,19 @@ from hpcsgd.config.variants import configs
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """What is compared, and for how long."""
+    """The options of a comparison: which methods to compare, and for how long."""
 
     methods: str
     'Such as "bsp, hierarchical sync_every=8, sgp parallel.groups=8", or a TOML file with a table for each.'
     steps: int | None = None
-    "Steps of each, in place of the epochs of the file."
+    "Steps of each training, in place of the epochs of the file."
     samples: int | None = None
-    "Samples of each, of all ranks together."
+    "Samples of each training, over all ranks together."
     target: float | None = None
-    "Report also after how many steps, seconds and bytes a test was as good as this."
+    "Also report after how many steps, seconds and bytes a test was as good as this."
 
     def overrides(self) -> tuple[str, ...]:
-        """Return the length as keys of the job file."""
+        """Return the length as overrides of the job file's keys."""
         budget = {"--training.steps": self.steps, "--training.samples": self.samples}
         return tuple(word for flag, n in budget.items() if n is not None for word in (flag, str(n)))
 
@@ -44,15 +44,16 @@ def compare(
     compared: Compared,
     resume: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Train by several methods, one after the other on the same ranks; start it as hpcsgd train.
+    """Train by several methods, one after the other on the same ranks; start it like hpcsgd train.
 
-    Samples, their order, the weights to begin with and the length are the same for all.
+    Samples, their order, the initial weights and the length are the same for all.
 
     :param job: The job file, as for hpcsgd train.
     :param overrides: Keys of the file to change for all, such as --training.epochs 3.
-    :param resume: Continue where the comparison stopped; what is complete is not run again.
+    :param resume: Continue where the comparison stopped; complete trainings are not run again.
     """
-    # Slurm's warning may come while torch loads, and would end this rank. The run knows its end time anyway.
+    # Slurm's warning signal may come while torch loads, and would end this rank. The run knows its end
+    # anyway.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     typed = (*overrides, *compared.overrides())

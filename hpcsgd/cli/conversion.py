@@ -10,11 +10,11 @@ from datetime import timedelta
 from hpcsgd.errors import count_text
 
 WATCHED, UNWATCHED = 0.5, 10.0
-"""Seconds between two lines."""
+"""Seconds between two lines, in a terminal and otherwise."""
 
 
 def told_of() -> Callable[[int, int], None]:
-    """Return a function to call with the number of images done and their total."""
+    """Return a function that reports progress; its arguments are the images done and their total."""
     watched = sys.stderr.isatty()
     every = WATCHED if watched else UNWATCHED
     begun = last = time.monotonic()

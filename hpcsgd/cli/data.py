@@ -44,7 +44,7 @@ def collection(kind: str, /, *paths: Path) -> None:
 
 @convert.command(usage=f"Usage: {OF_NPZ}")
 def npz(*paths: Path) -> None:
-    """Convert arrays of your own, as numpy.savez(FILE, x=samples, y=classes) writes them, to a dataset file.
+    """Convert your own arrays, written by numpy.savez(FILE, x=samples, y=classes), to a dataset file.
 
     :param paths: The file to train on; the file to test on, without which every tenth sample of each class is
         held out; and DST, the dataset file to write.
@@ -106,7 +106,7 @@ def images(folder: Path, store: Path, /, *, size: int = 224) -> None:
 def pairs(folder: Path, store: Path, /, *, scale: int) -> None:
     """Convert a folder of PNG images to pairs for super-resolution: each image, and the same reduced.
 
-    They are reduced by bicubic interpolation.
+    The images are reduced by bicubic interpolation.
 
     :param folder: With train/ and val/ (or valid/, or test/), and the images in each.
     :param store: The dataset file to write.

@@ -10,8 +10,8 @@ def doctor(*, groups: int | None = None, group_size: int | None = None, store: P
 
     Start it like the training: with mpiexec, with srun, or alone. Exit code 1 if something is wrong.
 
-    :param groups: Show and check the ranks as this many groups.
-    :param group_size: Show and check the ranks as groups of this many.
+    :param groups: The number of groups to show and check.
+    :param group_size: The number of ranks in each group, in place of groups.
     :param store: A dataset file that every rank has to be able to read.
     """
     from hpcsgd.cluster.doctor import run

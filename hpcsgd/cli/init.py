@@ -23,7 +23,7 @@ def init(
 ) -> None:
     """Write a first job file, and site.toml in a cluster; existing files are not changed.
 
-    In a terminal it asks for what no flag gives.
+    In a terminal it asks for each setting that no flag gives.
 
     :param file: The job file to write.
     :param data: digits, mnist, cifar10, cifar100, wikitext, text, movielens, or an .h5 dataset file.

@@ -24,18 +24,18 @@ Flag = Annotated[bool, Parameter(negative="")]
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TopologyRequest:
-    """The options of every kind of job."""
+    """The options that all kinds of jobs have."""
 
     nodes: int = 1
     "How many nodes."
     ranks_per_node: int = 1
-    "How many ranks on each."
+    "How many ranks on each node."
     cpus_per_rank: int = 1
     "Cores, and therefore threads, of each rank."
     gpus_per_node: int | None = None
-    "GPUs of each node; a rank takes the one of its number there."
+    "GPUs of each node; rank i of a node uses GPU i."
     gpus_per_rank: int | None = None
-    "GPUs for each rank, instead."
+    "GPUs for each rank, in place of GPUs of each node."
     time: str = "1:00:00"
     "The time limit of one start, in sbatch's notation."
     partition: str | None = None
@@ -43,14 +43,14 @@ class TopologyRequest:
     account: str | None = None
     "The account to charge; default: the site's."
     site: Path | None = None
-    "What jobs here have in common; default: ./site.toml or ~/.config/hpcsgd/site.toml."
+    "The file with settings of all jobs here; default: ./site.toml or ~/.config/hpcsgd/site.toml."
     after: str | None = None
-    "Start after the job of this number has succeeded."
+    "Start after the job with this number has succeeded."
     submit: Flag = False
-    "Also submit it."
+    "Also submit the job."
 
     def allocation(self) -> Allocation:
-        """Return the allocation. Raises `UserError` for what no job can have."""
+        """Return these options as an allocation. Raises `UserError` if no job can have it."""
         from hpcsgd.cluster.batch import Allocation
 
         return Allocation(
@@ -78,8 +78,8 @@ def train(
     :param path: The job file, as for hpcsgd train.
     :param overrides: Keys of the file to change, such as --training.epochs 3.
     :param resume: Continue from the last checkpoint in the run folder.
-    :param probe: A probe.json, for as many groups as it found; with --after, one that does not exist yet.
-    :param plan: A plan.json; takes the nodes that it recommends for the job file of hpcsgd plan --write.
+    :param probe: A probe.json, which gives the number of groups; with --after, it may not exist yet.
+    :param plan: A plan.json, which gives the number of nodes; use hpcsgd plan --write for the job file.
     """
     with told_in_one_line(path, overrides):
         from hpcsgd.cluster.batch import check_training
@@ -137,7 +137,7 @@ def ensemble(
 
     :param path: The job file, as for hpcsgd launch; it gives the number of groups.
     :param overrides: Keys of the file to change, such as --parallel.groups 8.
-    :param independent: Each group is a job of its own, with these nodes, and starts when there is room.
+    :param independent: Make each group a job of its own, with these nodes, which starts when there is room.
     :param resume: Continue from the last checkpoint in the run folder.
     """
     with told_in_one_line(path, overrides):
@@ -206,7 +206,7 @@ def pack(
 
     :param environment: A virtual environment; default: the one that hpcsgd is in.
     :param to: The file; default: the pack of site.toml, or env.pack.
-    :param site: What jobs here have in common; default: ./site.toml or ~/.config/hpcsgd/site.toml.
+    :param site: Settings of all jobs here; default: ./site.toml or ~/.config/hpcsgd/site.toml.
     """
     with told_in_one_line():
         from hpcsgd.cluster.batch import load_site

@@ -1,4 +1,4 @@
-"""``hpcsgd launch``: elastic groups, each a job of its own."""
+"""``hpcsgd launch``: train with elastic groups, each of which is a job of its own."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def launch(
     :param job: The TOML file; its method is ensemble_sync.
     :param overrides: Keys of the file to change, such as --training.epochs 3 --method.sync_every 4.
     :param groups: The number of groups; default: groups of the [parallel] section.
-    :param group_size: Ranks of each group; default: that of [parallel], the tasks by groups, or 1.
+    :param group_size: Ranks of each group; default: that of [parallel], or Slurm's tasks / groups, or 1.
     :param max_restarts: How often a group that died is restarted.
-    :param heartbeat_timeout: Seconds after which a silent group is left behind.
+    :param heartbeat_timeout: Seconds without a message after which a group counts as lost.
     :param timeout: Seconds to wait for a group that is alive but does not come to average.
     :param replica_group: The number of the one group to start here, from 0.
     :param host: With --replica-group, the address of this host at which the others can reach it.

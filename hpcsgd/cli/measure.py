@@ -27,7 +27,7 @@ def measure(
     Start it like the training: with mpiexec or srun, on as many hosts and ranks. It writes a machine file,
     from which the time of other jobs can be predicted, and a picture next to it.
 
-    :param job: A job file, whose model, optimizer and batches are timed, too.
+    :param job: A job file. Its model, optimizer and batches are timed, too.
     :param overrides: Keys of the file to change, such as --data.group_batch_size 64.
     :param out: The machine file.
     :param quick: Measure for under a minute, with smaller messages and fewer repeats.

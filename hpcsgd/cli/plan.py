@@ -28,20 +28,21 @@ def plan(
     scenario: Path | None = None,
     write: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Predict what an epoch takes and costs by method, groups and ranks, and recommend one of them.
+    """Predict the time and cost of an epoch for several methods, groups and ranks; recommend one choice.
 
     It predicts the cost of steps, not what they learn: for that see hpcsgd probe and hpcsgd compare.
 
     :param job: The job file, as for hpcsgd train.
     :param overrides: Keys of the file to change, such as --training.epochs 90.
     :param machine: The machine file that hpcsgd measure has written.
-    :param probe: A probe.json, for no more groups than it found; default: no more than in the job file.
-    :param ranks: Ranks to try, such as 64..4096 (doubling) or 64,96; default: one node up to all there are.
+    :param probe: A probe.json, which limits the number of groups; default: the job file's number of groups.
+    :param ranks: Ranks to try, such as 64..4096 (doubling) or 64,96; default: from one node to all of
+        MACHINE.
     :param budget: Node hours that the training may cost.
     :param deadline: Hours that it may take.
     :param methods: Methods to try, such as bsp,sgp; default: the job file's and the usual ones.
     :param sync_every: Intervals to try, such as 4,8,16; default: the job file's.
-    :param sync_rate: Share of steps with a synchronization, if the method decides that by what it sees.
+    :param sync_rate: Share of steps with a synchronization, if the method decides that during training.
     :param samples: Samples of an epoch, if the data are not here.
     :param runs: Folders of earlier runs, to draw next to the estimates.
     :param scenario: A file to write the recommended job to, for hpcsgd simulate.

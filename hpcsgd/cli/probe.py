@@ -23,18 +23,18 @@ def probe(
     delta: Annotated[bool, Parameter(negative="")] = False,
     steps: int = 200,
 ) -> None:
-    """Train 2, 4, 8, … virtual groups for a while; report how many the training tolerates, and why.
+    """Train 2, 4, 8, … virtual groups for a while; report how many groups the training tolerates, and why.
 
-    Runs on as many ranks as you start, even on one.
+    The probe runs on any number of ranks, even on one.
 
     :param job: The job file, as for hpcsgd train.
     :param overrides: Keys of the file to change, such as --method.sync_every 4.
     :param groups: The numbers of groups to try, such as 2,4,8; default: up to 32.
-    :param repeats: How often to repeat each, with another order of samples and other initial weights.
-    :param ranks: The number of ranks for which to report the group size, too.
+    :param repeats: Trainings of each number of groups, with different initial weights and orders of samples.
+    :param ranks: Also report the group size for this number of ranks.
     :param offload_dir: A folder for idle models, if they do not all fit into memory.
     :param delta: Report how often a selsync job, started on all its ranks, would average for each delta.
-    :param steps: The number of steps to observe for that.
+    :param steps: The number of steps to observe for --delta.
     """
     read_at_once(job, overrides, lambda: load(job, overrides))
     if delta:

@@ -18,11 +18,11 @@ def report(
     live: Annotated[bool, Parameter(negative="")] = False,
     every: int = 10,
 ) -> None:
-    """Write runs as one HTML page, which needs neither server nor network; without MPI.
+    """Write a report about runs as one HTML page, which needs neither server nor network; without MPI.
 
     :param runs: Run folders, or folders with runs in them, such as that of a comparison.
     :param to: The file to write; default: report.html, in the folder if only one is given.
-    :param live: Write it again while jobs run, until all are complete; the page reloads itself.
+    :param live: Write the page again while jobs run, until all are complete; the page reloads itself.
     :param every: With --live, the seconds between two versions.
     """
     with told_in_one_line():

@@ -1,4 +1,4 @@
-"""``hpcsgd simulate``: which ranks would wait, before a job is run."""
+"""``hpcsgd simulate``: how fast a job would be, and what its ranks would wait for."""
 
 from __future__ import annotations
 

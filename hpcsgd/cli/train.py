@@ -30,11 +30,12 @@ def train(
     :param job: The TOML file.
     :param overrides: Keys of the file to change, such as --training.epochs 3 --method.sync_every 4.
     :param resume: Continue from the last checkpoint in the run folder.
-    :param probe: A probe.json, for as many groups as it found.
+    :param probe: A probe.json, which gives the number of groups.
     :param trace: Write what every rank does in some steps to trace.json.gz in the run folder; the same as
     --run.trace_steps auto.
     """
-    # Slurm's warning may come while torch loads, and would end this rank. The run knows its end time anyway.
+    # Slurm's warning signal may come while torch loads, and would end this rank. The run knows its end
+    # anyway.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     typed = (*(["--run.trace_steps", "auto"] if trace else []), *overrides)

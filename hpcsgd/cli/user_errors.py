@@ -1,6 +1,7 @@
 """How a command reports the user's mistakes.
 
-One context is for commands of a single process. Others are for many ranks that MPI has not connected yet.
+`told_in_one_line` is for commands of a single process. `end_all_ranks` and `read_at_once` are for ranks that
+MPI has not connected yet.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ def until_nobody_reads() -> Generator[None, None, None]:
             raise
         sys.exit(1)
     finally:
-        # the reader of a message may have gone, and the interpreter flushes again at its end
+        # the reader of an error may have gone, too, and the interpreter flushes again at its end
         _silence_unread()
 
 
 def _silence_unread() -> bool:
-    """Return True if stdout or stderr has lost its reader; such a stream gets nothing more."""
+    """Redirect stdout or stderr to /dev/null if its reader has gone; return True if either has none."""
     streams: list[TextIO] = [stream for stream in (sys.stdout, sys.stderr) if stream is not None]
     unread = [stream for stream in streams if _is_unread(stream)]
     for stream in unread:
@@ -81,15 +82,16 @@ def end_all_ranks(error: Exception) -> NoReturn:
     if by is None or by.rank == 0:
         tell(f"hpcsgd: {in_one_line(error)}")
     elif not by.launcher.of_mpi:
-        time.sleep(1.0)  # torchrun ends the others when the first one has ended
+        time.sleep(1.0)  # torchrun ends the other ranks once the first has ended, so rank 0 reports first
     sys.exit(1)
 
 
 def read_at_once(job: Path, overrides: Sequence[str], read: Callable[[], object]) -> None:
     """Find mistakes in the job file by `read`, before torch and MPI are loaded.
 
-    Ranks on several nodes may see different files. If one left alone, the others would wait for it as MPI
-    starts. So in that case they `read` the file later, and agree.
+    Ranks on several nodes may see different files. If only one of them ended, the others would wait for it
+    when MPI starts. So with several nodes nothing is read here: the ranks read the file later, and then
+    agree.
     """
     by = launched(os.environ)
     if by is not None and by.size != (by.local_size or 1):

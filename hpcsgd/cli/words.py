@@ -1,6 +1,6 @@
-"""The words of a command line before they are bound: each flag belongs to the command or to its file's keys.
+"""Check the words of a command line: each flag must be an option of its command or a key of its file.
 
-All commands share one parser, so a mistyped flag gets near misses from both.
+A mistyped flag gets suggestions from both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcsgd.errors import UserError, shortened
 
 @dataclass(frozen=True)
 class KeysOf:
-    """Marks the words of a command that are keys of a file, which this dataclass describes."""
+    """A mark for the words of a command that are keys of a file; `kind` returns the file's dataclass."""
 
     kind: Callable[[], type]
 
@@ -43,13 +43,13 @@ ScenarioKeys = Annotated[str, Parameter(allow_leading_hyphen=True), KeysOf(_scen
 
 @dataclass(frozen=True)
 class _Command:
-    """What may follow the name of a command."""
+    """The options, files and keys that may follow the name of a command."""
 
     name: str
     takes: dict[str, bool]
-    """True for a flag that is followed by a value."""
+    """For each flag, whether a value follows it."""
     files: int
-    """The number of words that come before all others."""
+    """The number of words before all flags and keys, such as the job file."""
     kind: type | None
     """The type of the file whose keys may be typed, or None."""
 
@@ -68,7 +68,7 @@ class _Command:
     def require(self, words: Sequence[str]) -> None:
         """Raise `UserError` for the first unknown flag, or for a word without a flag that needs one.
 
-        A flag is known if it is one of the command or a key of its file.
+        A flag is known if it is an option of the command or a key of its file.
         """
         bare = 0
         for flag, text in _split(words, self.takes):
@@ -93,13 +93,13 @@ class _Command:
             raise UserError(f"--{flag} {shortened(text)}: a key of the file: name the file before it")
 
     def _hint(self, flag: str, text: str | None) -> str:
-        """Return what may have been meant, and what is allowed."""
+        """Return the end of an error: what `flag` may have meant, and what is allowed."""
         known = {} if self.kind is None else keys(self.kind)
         found = meant(flag, text, self.takes, known) or meant(flag, None, self.takes, known)
         return f"{_either(found)}Allowed: {', '.join(self._allowed(flag, known)) or 'none'}"
 
     def _allowed(self, flag: str, known: Iterable[str]) -> list[str]:
-        """Return the keys of the section that `flag` is in, if there is one, or else options and sections."""
+        """Return the keys of the section that `flag` starts with, or else all options and sections."""
         section = flag.rpartition(".")[0]
         inside = [f"--{key}" for key in sorted(known) if section and key.rpartition(".")[0] == section]
         if inside or not known:
@@ -120,7 +120,7 @@ def require_known(app: App, words: Sequence[str]) -> None:
 
 
 def _split(words: Sequence[str], takes: dict[str, bool]) -> Iterator[tuple[str | None, Any]]:
-    """Yield each flag with its value, or None; and None with each word that belongs to no flag."""
+    """Yield (flag, value or None) for each flag, and (None, word) for each word that belongs to no flag."""
     rest = list(words)
     while rest and rest[0] != "--":
         word = rest.pop(0)

@@ -1,1 +1,1 @@
-"""Batch systems and machines: job scripts, packed environments, launchers, and checks of them."""
+"""Work with clusters: scripts for batch systems, packed environments, launchers, and checks."""

@@ -1,4 +1,4 @@
-"""Communication between ranks; no other package talks to other ranks."""
+"""Communication between ranks; only this package sends data to other ranks."""
 
 from hpcsgd.comm.backend import ANY, Backend, PeerLost, Reduction, accumulation_dtype
 from hpcsgd.comm.comm_thread import CommThread, Work

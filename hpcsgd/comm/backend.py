@@ -13,10 +13,10 @@ from torch import Tensor
 
 Reduction = Literal["sum", "mean", "max"]
 ANY = -1
-"""As a source: the rank that sends first."""
+"""As the source of a message: whichever rank sends first."""
 Ending = Callable[[float], bool]
 """Waits at most the given seconds for the end of an operation, and returns whether it has ended."""
-# Seconds: how long to look for the end of an operation without a pause, and the longest pause thereafter.
+# Seconds: how long to poll an operation without pauses, and the longest pause thereafter.
 _EAGER = 1e-4
 _LONGEST_PAUSE = 5e-4
 _NARROW = frozenset({torch.float16, torch.bfloat16})
@@ -31,7 +31,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class PeerLost(RuntimeError):
-    """Ranks did not answer in time, or are known to be gone. `ranks` is empty if they are unknown."""
+    """Ranks did not answer in time, or are known to be gone. `ranks` lists them; it is empty if unknown."""
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class PeerLost(RuntimeError):
 
 
 def polled(has_ended: Callable[[], bool], seconds: float) -> bool:
-    """Call `has_ended` until it returns True, for at most `seconds`, and return the last answer.
+    """Call `has_ended` until it returns True, for at most `seconds`, and return its last result.
 
     Between two calls it sleeps for a tenth of the time that has passed, so that other threads get the
     core.
@@ -64,7 +64,7 @@ def first_line(error: BaseException) -> str:
 class Backend(ABC):
     """Blocking operations of one communicator.
 
-    One thread at a time calls them; one more thread may receive, or send, messages meanwhile. Sums and
+    One thread at a time calls operations. Meanwhile, one more thread may send or receive messages. Sums and
     means of 16-bit floats are computed in float32 and rounded once.
 
     `Communicator` has checked the tensors: contiguous, without autograd history, on a device that the
@@ -74,15 +74,14 @@ class Backend(ABC):
     rank: int
     size: int
     node: int
-    """The lowest world rank among the ranks that share memory with this one; ranks of one node have it
-    equal."""
+    """The lowest world rank on this rank's node. So it is the same on all ranks that share memory."""
     name: str
     """The library and its version, for logs and run folders."""
     thread_level: str = "MULTIPLE"
     """What the library allows threads to do, in MPI's terms."""
     returns_early: bool = False
-    """True if operations on device tensors may return before other ranks have begun them, or may stall
-    for other reasons."""
+    """True if operations on device tensors may return before other ranks have begun them, or may be delayed
+    by other things than these ranks."""
 
     @property
     @abstractmethod
@@ -97,15 +96,15 @@ class Backend(ABC):
 
     @abstractmethod
     def alltoall(self, out: Tensor, x: Tensor) -> None:
-        """Set `out[i]` to the `x[own rank]` of rank i; both are cut into `size` equal parts."""
+        """Set part i of `out` to part `rank` of the `x` of rank i; both are cut into `size` equal parts."""
 
     @abstractmethod
     def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction) -> None:
-        """Set `out` to the sum or mean over ranks of `x[own rank]`; `x` is cut into `size` equal parts."""
+        """Set `out` to the sum or mean of part `rank` of all ranks' `x`, which is cut into `size` parts."""
 
     @abstractmethod
     def allgather(self, out: Tensor, x: Tensor) -> None:
-        """Set `out[i]` to the `x` of rank i; `out` has `size` parts, and `x` may be this rank's."""
+        """Set part i of `out` to the `x` of rank i; `x` may be a view of this rank's part of `out`."""
 
     @abstractmethod
     def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> None:
@@ -121,7 +120,7 @@ class Backend(ABC):
 
     @abstractmethod
     def sendrecv(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
-        """Send to and receive from the ranks that are the keys, all at once."""
+        """Send `send[i]` to each rank i, and receive `recv[j]` from each rank j, all at once."""
 
     @abstractmethod
     def send(self, x: Tensor, to: int) -> None: ...
@@ -138,13 +137,13 @@ class Backend(ABC):
     def post_record(self, record: bytes, received: bytearray) -> Ending:
         """Begin to gather the `record` of every rank into `received`, in rank order.
 
-        All records have one length. Any one thread may call it while other operations run, as long as
-        nothing else uses this communicator.
+        All records have the same length. Any one thread may call this while operations of other communicators
+        run, if nothing else uses this communicator.
         """
 
     @abstractmethod
     def split(self, color: int, key: int) -> Backend:
-        """Make a communicator of the ranks of one `color`, ordered by (key, rank)."""
+        """Return a backend for the ranks with this `color`, ordered by (key, rank)."""
 
     @abstractmethod
     def abort(self, code: int) -> None:

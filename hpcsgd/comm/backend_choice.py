@@ -60,7 +60,7 @@ AUTO = DeviceBackends()
 
 @dataclass(frozen=True)
 class Device:
-    """The device of a rank, and text that identifies it in the job; both empty without a device."""
+    """The device of a rank, and text that identifies it in the job; None and "" without a device."""
 
     device: torch.device | None = None
     identity: str = ""
@@ -68,7 +68,7 @@ class Device:
 
 
 def place_on_node(world: Communicator) -> int:
-    """Return this rank's number on its node: the launcher's, or counted if that gives none. Collective."""
+    """Return this rank's number on its node, from the launcher if it gives one, or counted. Collective."""
     nodes = world.gather_objects(world.backend.node)
     counted = nodes[: world.rank].count(world.backend.node)
     told = launched(os.environ, world.size)
@@ -85,11 +85,11 @@ def local_device(world: Communicator, wanted: str = "auto") -> Device:
 
 
 def chosen(ranks: Communicator, wish: BackendName, own: Device, inside: bool) -> tuple[Communicator, str]:
-    """Return the same ranks with the backend `wish` for device tensors, and what was passed over and why.
+    """Return `ranks` with the backend `wish` for device tensors, and why other backends were not used.
 
-    Collective. "auto" takes the first that exists and passes a test: NCCL `inside` a group and on one
-    node, then GPU-aware MPI, then staging in host memory. Raises `UserError` if a backend that was named
-    by the user is not available.
+    Collective. "auto" uses the first backend that exists and passes a test. It tries NCCL if the ranks are
+    `inside` a group or on one node, then GPU-aware MPI, then staging in host memory. Raises `UserError` if a
+    backend that was named by the user is not available.
     """
     if ranks.size == 1 or wish == "mpi":
         return ranks, ""
@@ -110,9 +110,9 @@ def chosen(ranks: Communicator, wish: BackendName, own: Device, inside: bool) ->
 
 
 def share_thread(group: Communicator, cross: Communicator) -> Communicator:
-    """Return `cross`, on the communication thread of `group` if both use device libraries of their own.
+    """Return `cross`, on the thread of `group` if neither of them stages device tensors in host memory.
 
-    Two such libraries whose operations begin in another order on each rank can deadlock.
+    Two device libraries can deadlock if their operations do not begin in the same order on all ranks.
     """
     return (
         cross

@@ -12,11 +12,11 @@ from hpcsgd.comm.backend import Backend, Ending, Reduction
 from hpcsgd.comm.staged import Staged
 
 DeviceBackendOf = Callable[[Backend], Backend]
-"""Makes, from a backend for host tensors, one for device tensors of the same ranks; collective."""
+"""Makes a backend for device tensors from the one of the same ranks for host tensors; collective."""
 
 
 class ByDevice(Backend):
-    """Uses `host`, and `devices` for tensors on devices. Splits stage device tensors in host memory again."""
+    """Uses `devices` for device tensors, otherwise `host`. After `split`, `Staged` sends device tensors."""
 
     def __init__(self, host: Backend, beside: DeviceBackendOf = Staged) -> None:
         self.rank, self.size, self.node, self.name = host.rank, host.size, host.node, host.name

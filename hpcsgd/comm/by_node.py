@@ -21,11 +21,11 @@ from hpcsgd.comm import sums
 from hpcsgd.comm.backend import Backend
 
 SHORTEST = 1 << 17
-"""Bytes of a vector: for a shorter one, an extra message costs as much as it saves."""
+"""Bytes of the shortest vector for which this pays: below, an extra message costs as much as it saves."""
 
 
 def levels(nodes: Sequence[int]) -> tuple[int, int] | None:
-    """Return H and L if rank r is on `nodes[r]`; None unless there are H > 1 blocks of L > 1 ranks."""
+    """Return H and L if rank r is on `nodes[r]`; None unless H > 1 nodes have L > 1 ranks each, in order."""
     H = len(set(nodes))
     L, rest = divmod(len(nodes), H)
     runs = [nodes[h * L : (h + 1) * L] for h in range(H)]
@@ -34,7 +34,7 @@ def levels(nodes: Sequence[int]) -> tuple[int, int] | None:
 
 
 class ByNode:
-    """Both levels of a communicator; all of its ranks make it together."""
+    """Collectives in two levels, in nodes and across nodes; all of `ranks` make it together."""
 
     def __init__(self, ranks: Backend, H: int, L: int) -> None:
         h, l = divmod(ranks.rank, L)  # noqa: E741
@@ -42,7 +42,7 @@ class ByNode:
         self._inside, self._across = ranks.split(h, l), ranks.split(l, h)
 
     def allgather(self, out: Tensor, x: Tensor) -> None:
-        """Like `Backend.allgather`; needs memory for another `out`."""
+        """Do what `Backend.allgather` does; needs memory for another `out`."""
         rows = out.new_empty(self.L, self.H, x.numel())
         fetched = rows[self._inside.rank]
         self._across.allgather(fetched, x)
@@ -50,7 +50,7 @@ class ByNode:
         out.view(self.H, self.L, -1).copy_(rows.transpose(0, 1))
 
     def reduce_scatter(self, out: Tensor, x: Tensor, mean: bool) -> None:
-        """Like `Backend.reduce_scatter` of a sum or mean; needs memory for two more `x`."""
+        """Do what `Backend.reduce_scatter` does for a sum or mean; needs memory for two more `x`."""
         by_place = x.view(self.H, self.L, -1).transpose(0, 1).contiguous()
         of_node = x.new_empty(self.H, out.numel())
         sums.reduce_scatter(self._inside, of_node, by_place, "sum")
@@ -60,14 +60,14 @@ class ByNode:
 
 
 class Levels:
-    """The levels of a communicator whose rank r is on `nodes[r]`; the first use makes them."""
+    """The two levels of a communicator whose rank r is on `nodes[r]`, made at their first use."""
 
     def __init__(self, nodes: Sequence[int]) -> None:
         self._levels = levels(nodes)
         self._made: ByNode | None = None
 
     def of(self, ranks: Backend, whole: Tensor) -> ByNode | None:
-        """Return the levels of `ranks`; None if there is one level or `whole` is too short. Collective."""
+        """Return the levels of `ranks`; None if there is only one, or `whole` is too short. Collective."""
         if self._levels is None or whole.nbytes < SHORTEST:
             return None
         if self._made is None:

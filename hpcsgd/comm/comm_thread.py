@@ -1,10 +1,11 @@
 """A communication thread: it executes blocking calls in the order in which they were submitted.
 
 The paper's framework does the same ("a communication-dedicated thread that performs blocking MPI
-communications"): nonblocking MPI collectives make almost no progress while the owner computes.
+communications"): nonblocking MPI collectives make almost no progress while the rank computes.
 
 On a device the thread has its own stream. A call begins there after the work that the submitter's stream
-already has. The stream of the thread that waits continues after the call. The host waits for neither.
+already has. After `wait()`, the waiting thread's stream continues when the call is done. The host need not
+wait for the device in either case.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Work:
 
     A call may return another `Work`, of another communication thread; then it is done when that one is.
 
-    `keep` stays alive until `wait()`. The device's allocator reuses memory in the order of the stream
-    that allocated it, and does not know the communication thread's stream.
+    `keep`, such as the operation's tensors, stays alive until `wait()`. Otherwise the device's allocator
+    could reuse their memory too early, because it does not know the communication thread's stream.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class CommThread:
         self.executing: Operation | None = None
         """The operation in progress."""
         self.single = False
-        """True if the current call consists of that operation only."""
+        """True if the current call consists of the operation `executing` only."""
         self.serves = False
         """True if the thread answers requests and begins no collective."""
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any], bool] | None] = (
@@ -169,10 +170,10 @@ class CommThread:
         keep: object = None,
         single: bool = False,
     ) -> Work:
-        """Queue `call`, which keeps the submitter's phase; on this thread itself, run it at once.
+        """Queue `call`, which keeps the submitter's phase; if the caller is this thread, run it at once.
 
-        With a `device`, the call runs on this thread's stream there. `keep`: see `Work`. A `single`
-        call is one operation, and begins no other.
+        With a `device`, the call runs on this thread's stream of that device. For `keep` see `Work`. A
+        `single` call is one operation, and begins no other.
         """
         if self.here():
             return finished(call, what, stats)

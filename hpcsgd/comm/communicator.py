@@ -18,7 +18,7 @@ from hpcsgd.comm.rank_watch import Member, Operation
 from hpcsgd.comm.stats import CommStats
 
 Messages = tuple[Sequence[int], Mapping[int, Tensor]]
-"""The ranks that messages go to, and the buffers of those to receive, by sender."""
+"""The ranks to which messages are sent, and the receive buffers for messages, by sender."""
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 _SUMMED = _FLOATS | {torch.int32, torch.int64}
 _REDUCED = {"sum": _SUMMED, "mean": _FLOATS, "max": _SUMMED | {torch.uint8}}
@@ -28,13 +28,13 @@ class Communicator:
     """Collectives and messages of `size` ranks, executed in order by one communication thread.
 
     Every operation returns a `Work` at once; its tensors must stay untouched until `wait()` returns. All
-    ranks must start the same collectives in the same order on one communication thread. Communicators
-    made by `split` share their parent's thread. `dup_with_thread` makes one with its own thread, which
-    can answer requests while the owner computes. `run` executes ordinary blocking code on the thread.
+    ranks must start the same collectives in the same order on one communication thread. Communicators made by
+    `split` share their parent's thread. `dup_with_thread` makes one with its own thread, which can answer
+    requests while the rank computes. `run` executes ordinary blocking code on the thread.
 
-    Tensors must be contiguous and detached. Sums take float16, bfloat16, float32, float64, int32 and
-    int64; means take the floats. Those of 16-bit floats are computed in float32 and rounded once, so that
-    a mean does not overflow where the sum would. Anything else raises `ValueError`.
+    Tensors must be contiguous and detached. Sums take float16, bfloat16, float32, float64, int32 and int64;
+    means take the floats. Sums and means of 16-bit floats are computed in float32 and rounded once, so that a
+    mean does not overflow where the sum would. Anything else raises `ValueError`.
     """
 
     def __init__(
@@ -52,27 +52,28 @@ class Communicator:
         self.comm_thread = comm_thread or CommThread(f"communication thread of rank {backend.rank}")
         self.stats = CommStats()
         self.member = member
-        """Reports what this rank does on this communicator; None if nothing watches it."""
+        """Reports this rank's operations here to its `RankWatch`, which finds deadlocks; None without a
+        watch."""
         if member is not None:
             member.watch.adopt(self.comm_thread)
         self.device_backend = "mpi"
-        """The library for tensors on devices; with this one they are staged in host memory."""
+        """The library that sends tensors on devices; with "mpi" they are copied through host memory."""
         self.chosen = ""
-        """For a whole world: its backend, and why it was chosen."""
+        """The backend, and why it was chosen; empty except on the communicator of all ranks."""
         self._place: CommThread | None = None
         self._control: Communicator | None = None
         self.dup_threads: list[CommThread] = []
         """The extra communication threads of this communicator and of those made from it."""
 
     def alltoall(self, out: Tensor, x: Tensor) -> Work:
-        """Set `out[i]` to the `x[own rank]` of rank i; both have n elements, a multiple of `size`."""
+        """Set part i of `out` to part `rank` of the `x` of rank i; both are cut into `size` equal parts."""
         self._check(out, x)
         require(x.numel() % self.size == 0, f"alltoall of {x.numel()} elements over {self.size} ranks")
         require(out.numel() == x.numel(), f"alltoall of {x.numel()} elements into {out.numel()}")
         return self._start("alltoall", self._share(x), lambda: self.backend.alltoall(out, x), out, x)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction = "sum") -> Work:
-        """Set `out` to Σ_i (or mean) of the `x[own rank]` of rank i; `x` has `size` times its elements."""
+        """Set `out` to the sum or mean of part `rank` of all ranks' `x`, which is cut into `size` parts."""
         require(reduction != "max", "reduce_scatter of a max: sums and means are scattered")
         self._check(out, x, allowed=_REDUCED[reduction])
         require(x.numel() == out.numel() * self.size, f"reduce_scatter of {x.numel()} into {out.numel()}")
@@ -80,7 +81,7 @@ class Communicator:
         return self._start("reduce_scatter", self._share(x), operation, out, x)
 
     def allgather(self, out: Tensor, x: Tensor) -> Work:
-        """Set `out[i]` to the `x` of rank i; `x` has 1/`size` of its elements, and may be a view of it."""
+        """Set part i of `out` to the `x` of rank i; `x` may be a view of this rank's part of `out`."""
         in_place = x.data_ptr() == out.data_ptr() + self.rank * nbytes(x)
         self._check(out) if in_place else self._check(out, x)
         require(out.numel() == x.numel() * self.size, f"allgather of {x.numel()} into {out.numel()}")
@@ -99,7 +100,7 @@ class Communicator:
         return self._start("allgatherv", sent, operation, out, x, needed=needed)
 
     def allreduce(self, x: Tensor, reduction: Reduction = "sum") -> Work:
-        """Replace `x` by the sum, mean or maximum over the ranks, with the same bits on every rank."""
+        """Set `x` to the sum, mean or maximum of `x` over the ranks, with the same bits on every rank."""
         self._check(x, allowed=_REDUCED[reduction])
         operation = lambda: self.backend.allreduce(x, reduction)  # noqa: E731
         return self._start("allreduce", 2 * self._share(x), operation, x)
@@ -112,7 +113,7 @@ class Communicator:
         return self._start("bcast", self._share(x), operation, x, needed=needed)
 
     def sendrecv(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> Work:
-        """Send messages to and receive them from the ranks that are the keys, all at once."""
+        """Send `send[i]` to each rank i, and receive `recv[j]` from each rank j, all at once."""
         self._check(*send.values(), *recv.values(), alike=False)
         sent = self._posted(send)
         operation = lambda: self.backend.sendrecv(send, recv)  # noqa: E731
@@ -126,7 +127,7 @@ class Communicator:
         return self._start("send", self._posted({to: x}), operation, x, messages=((to,), {}))
 
     def recv(self, out: Tensor, source: int = ANY) -> Work:
-        """Receive one message from `source`, or from the first sender; `wait()` returns the sender."""
+        """Receive one message from `source`, or from any rank by default; `wait()` returns the sender."""
         self._check(out)
         messages: Messages = ((), {} if source == ANY else {source: out})
         return self._start("recv", 0, lambda: self.backend.recv(out, source), out, messages=messages)
@@ -143,9 +144,9 @@ class Communicator:
     def post_record(self, record: bytes) -> Work:
         """Gather the `record` of every rank without the communication thread.
 
-        All records have one length. `wait()` returns them one after the other in rank order; nothing
-        else may use this communicator until then. `stats` does not count their bytes, because they
-        are metadata like pickles.
+        All records have the same length. `wait()` returns them joined in rank order; nothing else may use
+        this communicator until then. `stats` does not count their bytes, because they are metadata like
+        pickles.
         """
         told = f"allgather over {self.size} ranks"
         if self._place is None:
@@ -163,7 +164,7 @@ class Communicator:
         self.gather_objects(None)
 
     def split(self, color: int, key: int) -> Communicator:
-        """Return the ranks of one `color`, ordered by (`key`, rank), on the same communication thread."""
+        """Return a communicator of the ranks of one `color`, ordered by (`key`, rank), on the same thread."""
         return self._relative(*self._part(color, key), self.comm_thread)
 
     def dup_with_thread(self) -> Communicator:
@@ -172,7 +173,7 @@ class Communicator:
 
     @property
     def control(self) -> Communicator:
-        """The same ranks on the same thread, for operations of their own; the first access is collective."""
+        """A second communicator of the same ranks on the same thread; the first access is collective."""
         # No cached_property: in Python 3.11 its lock is shared by all instances.
         if self._control is None:
             self._control = self.split(0, self.rank)
@@ -189,7 +190,7 @@ class Communicator:
         return self._relative(self.backend, self.member, comm_thread)
 
     def with_backend(self, backend: Backend, way: str) -> Communicator:
-        """Return this communicator with another backend of the same ranks; its splits are staged again."""
+        """Return this communicator with another backend of the same ranks, which `split` does not inherit."""
         made = self._relative(backend, self.member, self.comm_thread)
         made.device_backend = way
         return made
@@ -200,7 +201,7 @@ class Communicator:
         return close_comm_threads(timeout, self.dup_threads)
 
     def run(self, call: Callable[[], Any], what: str, *tensors: Tensor) -> Work:
-        """Execute `call`, blocking code, on the communication thread; on its stream if `tensors` have one."""
+        """Execute `call`, blocking code, on the communication thread; for device `tensors`, on its stream."""
         return self.comm_thread.submit(call, what, self.timeout, self.stats, device_of(tensors), tensors)
 
     def _part(self, color: int, key: int) -> tuple[Backend, Member | None]:
@@ -223,7 +224,7 @@ class Communicator:
     ) -> Work:
         """Execute `operation`, which waits for all ranks, for `needed`, or for senders of `messages`."""
         told, member = f"{what} over {self.size} ranks", self.member
-        self.stats.add(calls=1, sent=sent)  # counts for the step that submits, not that of execution
+        self.stats.add(calls=1, sent=sent)  # counted in the step that submits, not in that which executes
 
         def timed() -> Any:
             start = time.perf_counter()

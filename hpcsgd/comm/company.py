@@ -1,4 +1,4 @@
-"""All ranks of a job that runs without MPI: how they find and reach each other, and how they end."""
+"""The ranks of a job without MPI: how they reach each other with short messages, and how they end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from hpcsgd.launcher import AGENT
 
 _END = -1  # tag
 _FIRST = 2.0
-"""Seconds that ended ranks leave to the rank that ends them, if an agent records which rank failed first."""
+"""Seconds that ranks wait before they end because of another rank, if torchrun runs them.
+
+Its agent then records that the other rank failed first.
+"""
 _ECHO = 1.0  # seconds
 
 
@@ -34,14 +37,14 @@ class Group(Protocol):
 
 @dataclass(frozen=True)
 class Door:
-    """The address of a switch."""
+    """The address of a message relay (`hpcsgd.comm.lines.Switch`)."""
 
     address: str
     port: int
 
 
 class Company:
-    """One rank's view of all ranks of the job."""
+    """One rank's connections to all ranks of the job, through message relays."""
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class Company:
             self._ended.wait(_ECHO)
 
     def send(self, to: int, tag: int, told: bytes) -> None:
-        """Send one message, which is text, through the first rank."""
+        """Send the message `told`, encoded text, to rank `to` through the relay of rank 0."""
         if self._lines:
             self._lines[0].say(Word(to, self.rank, tag, told.decode()))
 
@@ -99,11 +102,13 @@ class Company:
         return None if word is None else (word.source, word.tag, word.text.encode())
 
     def is_sending(self) -> bool:
-        """Return True if a message has not left yet; here it leaves at once."""
+        """Return False, because `send` returns only after the message has been sent."""
         return False
 
     def close(self, timeout: float) -> None:
-        """Leave when rank 0 hangs up, or after `timeout` seconds: ranks that still work would lose this one.
+        """Leave when rank 0 closes the connection, or after `timeout` seconds.
+
+        Ranks that still work would report an earlier end as a loss of this rank.
 
         Rank 0 calls this when all others have left.
         """
@@ -137,7 +142,7 @@ def _end(code: int) -> NoReturn:
 
 
 def _within(seconds: float, call: Callable[[], object]) -> None:
-    """Call on another thread, because some thread may be blocked in the middle of printing."""
+    """Run `call` on another thread for at most `seconds`, because a thread may be blocked while it prints."""
 
     def quietly() -> None:
         with contextlib.suppress(Exception):

@@ -1,15 +1,16 @@
-"""Find ranks which wait for each other, from what every rank reports of itself.
+"""Find ranks that wait for each other, from the reports of all ranks about their own state.
 
-A rank is blocked if all of its threads wait for collectives. It reports which, and how often it has begun an
-operation on each channel. Rank r waits for rank s if r needs the n-th operation of s on a channel, and s has
-reported fewer. A set of blocked ranks is in a deadlock if every wait of every rank in it needs a rank of the
-set, or one which has left.
+A rank is blocked if all of its threads wait for other ranks. It reports for which operations, and how many
+operations it has begun on each channel: on each communicator, and in each direction between two ranks. Rank r
+waits for rank s if r needs the n-th operation of s on a channel, and s has reported fewer. A set of blocked
+ranks is in a deadlock if every wait of every rank in it needs a rank of the set, or one which has left.
 
 Ranks also wait in vain if an operation has the same number on all of them, but not the same kind.
 
-The reports may be old, and the answer is right nevertheless. Suppose that some of these ranks got on after
-their reports, and let r be the first one. It got what it needed from a rank s of the set, which began that
-operation after its own report. A blocked rank begins nothing before it gets on, so s got on before r did.
+The reports may be old, and the answer is right nevertheless. Suppose that some ranks of the set continued
+after their reports, and let r be the first one. It got what it needed from a rank s of the set, which began
+that operation after its own report. A blocked rank begins nothing before it continues, so s continued before
+r did: a contradiction.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _REMEDY = "all ranks of a group have to make the same calls in the same order"
 
 
 class Need(NamedTuple):
-    """Each of the world ranks `ranks` has to begin its operation of this `number` on `channel`."""
+    """A condition: each of the world ranks `ranks` has begun operation `number` on `channel`."""
 
     channel: str
     number: int
@@ -53,12 +54,12 @@ class Call(NamedTuple):
 class Report(NamedTuple):
     """The state of one rank.
 
-    `counts` are the operations that it has begun on each channel, `calls` the last of them that were
-    collective. A later report may leave out channels that have not changed.
+    `counts` has the number of operations that the rank has begun on each channel, `calls` its last
+    collectives there. A later report may leave out channels that have not changed.
     """
 
     blocked: bool
-    """True if it begins nothing before one of its `waits` ends. A rank that has left has no waits."""
+    """True if the rank begins nothing before one of its `waits` ends. A rank that has left has no waits."""
     waits: tuple[Wait, ...] = ()
     counts: Mapping[str, int] = {}
     calls: Mapping[str, Sequence[Call]] = {}
@@ -67,7 +68,7 @@ class Report(NamedTuple):
 
 
 class Deadlock(PeerLost):
-    """Ranks wait for each other, or for a rank that has left; `ranks` are those which wait."""
+    """Ranks wait for each other, or for a rank that has left. `ranks` lists the waiting ones."""
 
 
 class Reports(Protocol):
@@ -121,7 +122,7 @@ class Table:
         return self._counts.get(rank, {}).get(need.channel, 0) < need.number
 
     def _mismatch(self, rank: int, report: Report) -> Deadlock | None:
-        """Compare the calls of `rank` with those that the first rank which made them has reported."""
+        """Return a deadlock if a call of `rank` differs from the one with the same number on another rank."""
         for channel, calls in report.calls.items():
             known = self._calls.setdefault(channel, {})
             for call in calls:
@@ -155,7 +156,7 @@ class Table:
         return Deadlock(_line(awaited, self._reports), waiting)
 
     def _missing_of(self, held: set[int]) -> dict[Need, list[int]]:
-        """Return the ranks of `held` that each of their needs lacks; many ranks have the same needs."""
+        """Return, for each need of the ranks in `held`, those of them that have not satisfied it."""
         needs = {need for rank in held for wait in self._reports[rank].waits for need in wait.needs}
         return {need: [s for s in need.ranks if s in held and self._misses(need, s)] for need in needs}
 
@@ -195,7 +196,7 @@ def _left(
 
 
 def _cycle(awaited: Mapping[int, Sequence[int]]) -> list[int]:
-    """Return the ranks of a cycle, each of which waits for the next one, the lowest first."""
+    """Return a cycle of ranks, the lowest first: each waits for the next, and the last for the first."""
     path: list[int] = []
     rank = min(awaited)
     while rank not in path:

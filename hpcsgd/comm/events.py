@@ -6,21 +6,21 @@ import threading
 from typing import NamedTuple
 
 MOST = 200_000
-"""Events that are kept; later ones are only counted. Threads that answer requests can produce very many."""
+"""The largest number of events that are kept; later ones are only counted."""
 
 
 class Event(NamedTuple):
     """One event; its times are seconds of `time.perf_counter`."""
 
     kind: str
-    """MESSAGE, WAIT or SPAN."""
+    """What the event is: MESSAGE, WAIT or SPAN."""
     name: str
     phase: str
     thread: int
     start: float
     end: float
     sent: float = 0.0
-    """Bytes."""
+    """The bytes that this rank sent."""
     ranks: int = 0
     """The size of the communicator."""
 
@@ -29,7 +29,7 @@ MESSAGE, WAIT, SPAN = "message", "wait", "span"
 
 
 class Events:
-    """The events of a rank whose training runs on the thread that makes this. Any thread may add to them."""
+    """The events of one rank, created by its training thread. Any thread may add events."""
 
     def __init__(self) -> None:
         self.owner = threading.get_ident()

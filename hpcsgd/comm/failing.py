@@ -12,7 +12,7 @@ from hpcsgd.comm.backend import Backend, Ending, Reduction
 
 
 class Faults:
-    """The planned faults: `at(rank, step, fault)`. The code that counts steps sets `step`.
+    """Planned faults, which `at` adds. The code that counts the steps of a rank sets `step[rank]`.
 
     A fault is any callable: one that raises, one that never returns, one that kills the process.
     """

@@ -1,4 +1,4 @@
-"""Ranks as processes that torch.distributed connects and that communicate by gloo: no MPI. Host memory.
+"""Ranks as processes without MPI, which communicate by gloo, for tensors in host memory.
 
 gloo only moves bytes here. Sums are computed in rank order, so that they have the same bits as those of ranks
 that are threads. gloo's own time limits are off, because one would break all connections of a group. Instead,
@@ -36,7 +36,7 @@ PARTING = 5.0
 
 
 class GlooBackend(Backend):
-    """One communicator: a gloo process group of its own."""
+    """The backend of one communicator, with its own gloo process group."""
 
     def __init__(self, company: Company | None, name: str, rank: int, size: int, node: int) -> None:
         self.rank, self.size, self.node = rank, size, node
@@ -196,7 +196,7 @@ class GlooBackend(Backend):
     ) -> None:  # fmt: skip
         """Exchange messages with other ranks, all at once.
 
-        Empty ones are skipped: the receiver knows their size.
+        Empty messages are skipped, because the receiver knows their size.
         """
 
         def begun() -> list[Any]:
@@ -216,7 +216,7 @@ class GlooBackend(Backend):
     def _collect(self, like: Tensor) -> None:
         """Start a thread that receives all messages of other ranks, each as long as `like`.
 
-        gloo can neither cancel a receive nor receive a message from the rank itself.
+        The thread is needed because gloo can neither cancel a receive nor receive from the rank itself.
         """
 
         def collect() -> None:

@@ -1,4 +1,4 @@
-"""All ranks of a job by gloo: they connect once, talk by process groups, and leave together."""
+"""The ranks of a job without MPI: they connect once, communicate by gloo, and leave together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpcsgd.comm.shutdown import GRACE, close_at_the_end, guard
 
 
 def world(place: Place, timeout: float) -> Communicator:
-    """Return all ranks that connect at `place`; from now on they end together. Raises `NoWorld`."""
+    """Return a communicator of all ranks that connect at `place`; they end together. Raises `NoWorld`."""
     know_processor()
     company = None if place.size == 1 else _company(place, timeout)
     node = 0 if company is None else company.nodes[place.rank]
@@ -30,7 +30,7 @@ def world(place: Place, timeout: float) -> Communicator:
     if company is None:
         return comm
     if ending is None:
-        # The other backend that came first does not know when to close this one.
+        # Another world was guarded first, and it does not close these connections.
         if not company.is_attended:
             company.is_attended = True
             _partings.append(_Parting(company, backend.split(0, backend.rank)))
@@ -43,7 +43,7 @@ def world(place: Place, timeout: float) -> Communicator:
 
 
 class _Parting:
-    """Makes all ranks leave a company together."""
+    """Closes the connections of this rank once all ranks leave."""
 
     def __init__(self, company: Company, ranks: Backend) -> None:
         self._company, self._ranks = company, ranks
@@ -61,7 +61,7 @@ _companies: list[Company] = []
 
 
 def _company(place: Place, timeout: float) -> Company:
-    """Return the company of these ranks; they connect once, however many worlds they make."""
+    """Return this rank's connections; ranks connect only once, however many worlds they make."""
     if not _companies:
         _companies.append(met(place, timeout, os.environ))
     return _companies[0]

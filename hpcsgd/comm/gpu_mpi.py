@@ -19,11 +19,11 @@ class _Runtime(NamedTuple):
     """How MPI libraries show that they support one kind of device memory."""
 
     queries: tuple[str, ...]
-    """Names of functions that return 1 or 0."""
+    """Names of library functions that return 1 if this memory is supported, otherwise 0."""
     kinds: tuple[str, ...]
-    """Names among the "memory allocation kinds" of MPI 4.1."""
+    """Its names among the "memory allocation kinds" of MPI 4.1."""
     gtl: str
-    """The "GPU transport layer" of Cray's MPICH."""
+    """The library file of the "GPU transport layer" (GTL) of Cray's MPICH."""
 
 
 _RUNTIMES = {
@@ -121,8 +121,8 @@ def judged(
 ) -> str:
     """Return why an MPI library cannot take addresses of this runtime's devices; empty if it may be tried.
 
-    A wrong address would end the process, so the library is asked first: its name, the memory kinds of
-    MPI 4.1, its answer to each query function that it has, the environment, and the loaded files.
+    An address that the library does not support would end the process. So this checks the name of the
+    library, its memory kinds by MPI 4.1, its query functions, the environment, and the loaded files.
     """
     if runtime not in _RUNTIMES:
         return f"MPI libraries do not know devices of kind {runtime}"
@@ -147,7 +147,7 @@ def loaded_files() -> set[str]:
 
 
 def missing_gtl(gtl: str, environ: Mapping[str, str], loaded: Collection[str]) -> str:
-    """Return the path that Cray's modules name for this library, or its bare name; empty if it is loaded."""
+    """Return the path of the library `gtl` by Cray's variables, or just its name; empty if it is loaded."""
     if any(Path(path).name.startswith(gtl) for path in loaded):
         return ""
     word = gtl.removeprefix("lib").removesuffix(".so")

@@ -23,7 +23,7 @@ RENDEZVOUS = f"start with torchrun, or set {ADDRESS}, {PORT}, {TORCH_RANK} and {
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen backend and the reason; without MPI, `place` is where the ranks connect."""
+    """The chosen backend, and why; without MPI, `place` is where the ranks connect."""
 
     backend: Literal["mpi", "gloo"]
     why: str
@@ -31,7 +31,7 @@ class Choice:
 
 
 def world(timeout: float = 600.0, backend: str = "auto") -> Communicator:
-    """Return all ranks that were started; from now on they end together.
+    """Return a communicator of all ranks that were started; from now on they end together.
 
     Raises:
         UserError: If the backend is unknown.
@@ -131,7 +131,7 @@ def _require_one(launch: Launched, environ: Mapping[str, str]) -> None:
 def _no_mpi() -> str:
     """Return why no MPI can be loaded; empty if one was loaded, which also starts it."""
     try:
-        importlib.import_module("hpcsgd.comm.mpi_library")  # MPI starts by it
+        importlib.import_module("hpcsgd.comm.mpi_library")  # this import starts MPI
     except SystemExit as left:
         return first_line(left.__cause__ or left)
     return ""

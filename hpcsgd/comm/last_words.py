@@ -35,7 +35,7 @@ def is_loss(error: BaseException) -> bool:
 
 
 def words(error: BaseException) -> str:
-    """Return one line if the user can fix it or the program is not at fault; otherwise a traceback."""
+    """Return one line for an error that the user can fix or the program did not cause, else a traceback."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if is_loss(error):
@@ -51,7 +51,7 @@ def with_traceback(error: BaseException) -> str:
 
 
 def last_line(error: BaseException) -> str:
-    """Return what Python reports below the traceback."""
+    """Return what Python prints below the traceback: the type of the exception, and its text."""
     return "".join(traceback.format_exception_only(error)).strip()
 
 

@@ -1,4 +1,4 @@
-"""gloo's unawaited messages: those that came before anyone receives them, and those still being sent."""
+"""Messages by gloo that no call waits for: received early, or still being sent after `send` returned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Letters:
         self._changed = threading.Condition()
 
     def put(self, sender: int, x: Tensor) -> None:
-        """Add a message, whose tensor nobody else uses from now on."""
+        """Add the message `x` of rank `sender`; the caller must not use `x` any more."""
         with self._changed:
             self._come.append((sender, x))
             self._changed.notify_all()
@@ -50,9 +50,9 @@ class Letters:
 
 
 class Outbox:
-    """Messages in progress, for which the sender need not wait: gloo sends them when they are received.
+    """Messages in progress for which the sender does not wait; gloo sends them once they are received.
 
-    A thread keeps their memory until they have left.
+    A thread keeps their memory until they have been sent.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Outbox:
         self._works.put(work)
 
     def close(self, timeout: float) -> None:
-        """Return when all messages have left, or after `timeout` seconds."""
+        """Return when all messages have been sent, or after `timeout` seconds."""
         if self._thread is not None:
             self._works.put(None)
             self._thread.join(timeout)

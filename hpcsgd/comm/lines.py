@@ -1,7 +1,7 @@
 """Connections between the ranks of a world without MPI, for short messages at any time.
 
-One rank keeps a switch, to which every rank has a line. A word (message) is one line of JSON. A connection
-that does not begin with the world's token is closed.
+A relay (`Switch`) on one rank forwards messages. Every rank has a connection (`Line`) to it. A message
+(`Word`) is one line of JSON. The relay closes connections that do not begin with the world's token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 ALL = -1
-_SEND = 5.0  # seconds in which a word has to be received
+_SEND = 5.0  # seconds in which a message has to be received
 _LONGEST = 1 << 24  # bytes of a line
 
 
@@ -30,7 +30,7 @@ class Word(NamedTuple):
 
 
 class Switch:
-    """Forwards words. A word to all comes back to its sender after all others have been sent it."""
+    """The message relay. It sends a message for all to the other ranks first, and then back to its sender."""
 
     def __init__(self, listening: socket.socket, token: str) -> None:
         self._listening, self._token = listening, token
@@ -63,7 +63,7 @@ class Switch:
                 self._forget(there)
 
     def _hears(self, there: socket.socket) -> bool:
-        """Read what has come, and return True if this connection stays open."""
+        """Read and forward what `there` has sent, and return True if the connection stays open."""
         try:
             come = there.recv(1 << 16)
         except OSError:
@@ -98,9 +98,9 @@ class Switch:
 
 
 class Line:
-    """The connection of one rank to a switch.
+    """The connection of one rank to a message relay.
 
-    A thread receives words. It calls `heard` with those sent to all ranks, and `lost` if the switch is
+    A thread receives messages. It calls `heard` with those sent to all ranks, and `lost` if the relay is
     gone.
     """
 
@@ -122,21 +122,21 @@ class Line:
         self._thread.start()
 
     def say(self, word: Word) -> None:
-        """Send `word`; nothing happens if the switch is gone."""
+        """Send the message `word`; do nothing if the relay is gone."""
         with self._saying:
             _send(self._there, json.dumps(word).encode() + b"\n")
 
     def word(self) -> Word | None:
-        """Return the next word sent to this rank alone, or None."""
+        """Return the next message that was sent to this rank alone, or None if there is none."""
         return self._come.popleft() if self._come else None
 
     def await_end(self, timeout: float) -> None:
-        """Wait until the switch closes the connection; from now on that does not count as a loss."""
+        """Wait until the relay closes the connection, at most `timeout` seconds, without calling `lost`."""
         self._closed = True
         self._thread.join(timeout)
 
     def close(self) -> None:
-        """Close the connection to the switch."""
+        """Close the connection to the relay."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._there.shutdown(socket.SHUT_RDWR)

@@ -12,7 +12,7 @@ from hpcsgd.comm.deadlock import Call, Need, Report, Table, Wait
 from hpcsgd.comm.rank_watch import LOOK
 
 ANSWERED = 1.0
-"""Seconds in which rank 0 answers which ranks are missing."""
+"""Seconds for which a rank waits for the answer of rank 0 to which ranks are missing."""
 _PAUSE = 0.01  # seconds
 _REPORT, _QUESTION, _ANSWER = 0, 1, 2  # tags
 
@@ -43,10 +43,10 @@ class Mail(Protocol):
 
 
 class MailedReports:
-    """The reports of one rank. On rank 0 a thread calls `end` with the message of a deadlock.
+    """The reports of one rank. On rank 0 a thread receives all, and calls `end` if there is a deadlock.
 
-    Nothing else may use `mail`. Threads that wait anyway send the reports; only rank 0 has a thread for
-    them.
+    Nothing else may use `mail`. Reports are sent by the threads that wait, so other ranks need no extra
+    thread.
     """
 
     def __init__(self, mail: Mail, end: Callable[[str], None]) -> None:
@@ -73,7 +73,7 @@ class MailedReports:
         """Do nothing, because rank 0 ends all processes."""
 
     def missing(self, needs: Sequence[Need]) -> list[int]:
-        """Return the ranks that are not known to have satisfied these needs; rank 0 if it does not answer."""
+        """Return the ranks not known to have satisfied `needs`; rank 0 if it does not answer."""
         if self._mail.rank == 0:
             return self._table.missing(needs)
         self._mail.send(0, _QUESTION, json.dumps([_of_need(need) for need in needs]).encode())

@@ -35,7 +35,7 @@ _made: WeakKeyDictionary[Backend, dict[tuple[int, int, str], DeviceMesh]] = Weak
 
 
 def made(world: Communicator, P: int, K: int, kind: str) -> DeviceMesh | None:
-    """Return the mesh made before, unless torch's groups have been destroyed since."""
+    """Return the mesh made before; None if there is none, or torch's groups have been destroyed since."""
     return _made.get(world.backend, {}).get((P, K, kind)) if distributed().is_initialized() else None
 
 
@@ -102,7 +102,7 @@ def _make_default_group(world: Communicator, kind: str) -> None:
 
 
 def _formed(world: Communicator, P: int, K: int, kind: str) -> DeviceMesh:
-    """Return the mesh, whose groups use our timeout; those of `init_device_mesh` wait for half an hour."""
+    """Return the mesh. Its groups use the world's timeout, not the half hour of `init_device_mesh`."""
     from torch.distributed.device_mesh import DeviceMesh
 
     of_groups = [[g * K + j for j in range(K)] for g in range(P)]

@@ -1,4 +1,4 @@
-"""Ranks as MPI processes, through mpi4py. Host memory; any MPI library with full thread support."""
+"""Ranks as MPI processes, by mpi4py, for tensors in host memory; MPI must support THREAD_MULTIPLE."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hpcsgd.comm.shutdown import guard
 from hpcsgd.errors import JobError
 from hpcsgd.launcher import check_world, misfit
 
-# MPI only moves these, so any type of the same width works (MPI has no bfloat16).
+# MPI types for data that is only moved, by width in bytes: any type works (MPI has no bfloat16).
 _CARRIERS = {1: MPI.UINT8_T, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T}
 _REDUCED = {
     torch.float32: MPI.FLOAT,
@@ -55,11 +55,11 @@ _ASKED, _RING = 0, 1
 
 
 class MpiBackend(Backend):
-    """One MPI communicator.
+    """The backend of one MPI communicator.
 
-    16-bit floats are summed in float32 and rounded once: MPI has no bfloat16 and adds float16 in float16.
-    Blocking MPI calls would spin while they wait, on cores that other threads compute on. So all calls
-    are nonblocking, and are polled with growing pauses.
+    16-bit floats are summed in float32 and rounded once, because MPI has no bfloat16 and adds float16 in
+    float16. Blocking MPI calls would spin while they wait, on cores that other threads compute on. So all
+    calls are nonblocking, and are polled with growing pauses.
     """
 
     def __init__(self, comm: MPI.Comm, node: int) -> None:
@@ -154,7 +154,7 @@ class MpiBackend(Backend):
         MPI.COMM_WORLD.Abort(code)  # MPICH's launcher may miss the abort of another communicator
 
     def lacks(self, device: torch.device) -> str:
-        """Return why the library takes no addresses of tensors on `device`; empty if it says that it does."""
+        """Return why the library cannot take addresses on `device`; empty if the library says that it can."""
         info = self._comm.Get_info()
         kinds = info.Get("mpi_memory_alloc_kinds") or ""
         info.Free()
@@ -179,12 +179,12 @@ class MpiBackend(Backend):
 class _UnderWay:
     """Polls a request until it ends, as `Ending` requires.
 
-    MPI writes into the request's memory until then, even if an exception has dropped every other
-    reference.
+    MPI writes into the request's buffers until then. They are kept alive even if an exception drops every
+    other reference.
     """
 
     _forgotten: ClassVar[list[MPI.Request]] = []
-    """Requests whose memory is kept until the process ends; after an exception it usually ends soon."""
+    """Requests that were dropped before they ended; their buffers are kept until the process ends."""
 
     def __init__(self, request: MPI.Request) -> None:
         self._request, self._has_ended = request, False
@@ -223,7 +223,7 @@ class _Posting:
 
 
 def world(timeout: float = 600.0) -> Communicator:
-    """Return all ranks the launcher started, on a communicator of our own; from now on they end together.
+    """Return a communicator of all ranks that the launcher started; from now on they end together.
 
     Raises `JobError` if the launcher started another number of ranks, or if MPI lacks thread support.
     """

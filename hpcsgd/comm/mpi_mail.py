@@ -1,4 +1,4 @@
-"""`Mail` by MPI, on its own communicator."""
+"""The protocol `Mail` of `mailed_reports` by MPI, on its own communicator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpcsgd.comm.mpi_library import MPI
 
 
 class MpiMail:
-    """Messages of one rank of `comm`, which nothing else may use."""
+    """The messages of one rank on `comm`, which nothing else may use."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()

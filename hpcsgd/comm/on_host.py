@@ -39,7 +39,7 @@ def settle_all(xs: Iterable[Tensor]) -> None:
 
 
 def on_device(x: Tensor, device: torch.device) -> Tensor:
-    """Return host tensor `x` on `device` without waiting; the caller may drop `x`."""
+    """Return host tensor `x` on `device` without waiting for the copy; the caller may discard `x`."""
     return x.pin_memory().to(device, non_blocking=True) if on_accelerator(device) else x.to(device)
 
 
@@ -51,7 +51,7 @@ class Arrivals:
         self._lock = threading.Lock()
 
     def bring(self, x: Tensor) -> Callable[[], Tensor]:
-        """Return a function that gives `x`, as it is now, on the host."""
+        """Begin to copy `x` to the host; return a function that waits for the copy and returns it."""
         if x.is_cpu:
             return lambda: x
         here = _begun(x)
@@ -76,7 +76,7 @@ def _begun(x: Tensor) -> Tensor:
 
 
 def mapped(tree: Any, f: Callable[[Any], Any]) -> Any:
-    """Return `tree` with `f` of each leaf.
+    """Return a copy of `tree` in which each leaf is replaced with `f(leaf)`.
 
     Lists, tuples, dicts and the containers of `collections` are entered; objects of derived classes are
     leaves.

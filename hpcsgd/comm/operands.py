@@ -20,7 +20,7 @@ def device_of(tensors: Sequence[Tensor]) -> torch.device | None:
 
 
 def nbytes(x: Tensor) -> int:
-    """Return the bytes of its elements."""
+    """Return the number of bytes of the elements of `x`."""
     return x.numel() * x.element_size()
 
 

@@ -1,4 +1,4 @@
-"""Where ranks without MPI can connect: read from environment variables, Slurm or a default process group."""
+"""Where ranks without MPI can connect, from environment variables, Slurm or a default process group."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class NoWorld(JobError):
 
 @dataclass(frozen=True)
 class Place:
-    """The rank of this process and the address where all ranks connect; empty for a single rank."""
+    """The rank of this process, the number of ranks, and the address where all ranks connect."""
 
     rank: int = 0
     size: int = 1
     url: str = ""
-    """The address in torch.distributed's form; empty for the default group's store."""
+    """The address in torch.distributed's form; empty for a single rank, and for the default group's store."""
 
 
 def default_group() -> Place | None:

@@ -1,7 +1,7 @@
 """An operation that the calling thread begins itself and polls when it waits.
 
-A communication thread executes one call after another. A posted operation runs at the same time: it costs its
-caller only the wait for the last rank that posts it.
+A communication thread executes one call after another. A posted operation runs at the same time as these
+calls, so that its caller only waits for the last rank that posts it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hpcsgd.comm.rank_watch import Operation
 class Posted(Future[Any]):
     """The future of an operation in progress, whose result is `received` when it has ended.
 
-    `place` is a `CommThread` without a thread: the rank's watch finds there which `operation` a thread
-    waits for.
+    `place` is a `CommThread` that never starts its thread. The rank's watch reads from it for which
+    `operation` a thread waits.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Posted(Future[Any]):
         return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return None; an operation that fails raises in `result`."""
+        """Return None, because an operation that fails raises its error in `result`."""
         return None
 
     def _ended(self, seconds: float) -> bool:

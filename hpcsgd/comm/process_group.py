@@ -1,8 +1,8 @@
 """Ranks as members of a process group of torch.distributed, for tensors on devices.
 
-It uses NCCL (RCCL, XCCL), or gloo, which runs the same code without devices. No default group is made or
-touched, because the user may have one. Each group has its own store, whose address travels over the existing
-backend. torch.distributed is imported only when a group is made.
+Groups use NCCL (RCCL, XCCL), or gloo, which runs the same code without devices. No default group is made or
+changed, because the user may have one. Each group has its own store; the existing backend sends its address
+to all ranks. torch.distributed is imported only when a group is made.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ REMEDY = (
 
 
 class GroupBackend(Backend):
-    """The ranks of `host`, for tensors of one kind of device; objects and splits go through the host backend.
+    """The ranks of `host`, for tensors of one kind of device; `host` sends objects and makes splits.
 
     Data that is only moved travels as bytes, whatever its type. 16-bit floats are summed in float32 and
-    rounded once. Messages need another rank, and one that is named. On a device, work is ordered before
-    later work of the current stream. If it is not done in time, our watch ends the job.
+    rounded once. Only `sendrecv` can send to this rank itself, and `recv` needs a named sender. On a device,
+    work is ordered before later work of the current stream. If the work is not done in time, `Watch` ends the
+    job.
     """
 
     def __init__(self, host: Backend, library: str, timeout: float) -> None:
@@ -138,7 +139,7 @@ class GroupBackend(Backend):
             group.abort()
 
     def _messages(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
-        """Begin all messages at once: one after the other on a stream, they could deadlock."""
+        """Begin all messages at once, because one after the other on a stream they could deadlock."""
         some = [x for x in (*send.values(), *recv.values()) if x.numel()]
         if not some:
             return
@@ -153,7 +154,7 @@ class GroupBackend(Backend):
             self._complete(work, "exchange", some[0])
 
     def _complete(self, work: Any, what: str, x: Tensor) -> None:
-        """Wait for the work; on a device, have the current stream wait and the watch check its progress."""
+        """Wait for `work`. On a device only the current stream waits, and the watch checks progress."""
         what = f"{what} over {self.size} ranks by {self.name}"
         try:
             work.wait()
@@ -177,7 +178,7 @@ def _end(host: Backend, timeout: float, what: str) -> None:
 
 
 def meeting_point(ranks: Backend, timeout: float) -> Any:
-    """Return a store of these ranks: rank 0 keeps it and sends its address through `ranks`; collective."""
+    """Return a store of `ranks`; rank 0 serves it and sends its address to the others. Collective."""
     TCPStore, limit = distributed().TCPStore, timedelta(seconds=timeout)
     nodes = ranks.gather_objects((ranks.node, socket.gethostname()))
     if ranks.rank == 0:

@@ -1,4 +1,4 @@
-"""A small test with a known result: whether a library moves and sums device tensors correctly."""
+"""A small test, with known results, of whether a library moves and sums device tensors correctly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LENGTH = 1000  # elements for each rank
 def fault(ranks: Backend, device: torch.device) -> str:
     """Return which operations give wrong results on this rank for tensors on `device`; empty if none.
 
-    Collective. These are the library's first operations, so it connects the ranks now.
+    Collective. These are the library's first operations, in which it connects the ranks.
     """
     checks = {"alltoall": _alltoall, "allreduce": _allreduce, "exchange": _exchange}
     wrong = [name for name, right in checks.items() if not right(ranks, device)]

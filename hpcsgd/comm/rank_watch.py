@@ -1,8 +1,8 @@
 """Know what the threads of a rank wait for, and report it once they have waited for a while.
 
 Nothing here takes a lock while a rank makes progress: threads only store their current operation. A thread
-that has waited for `PATIENCE` seconds reads this state twice. If nothing has changed in between, the whole
-rank was in that state.
+that has waited for `PATIENCE` seconds reads this state twice. If nothing has changed in between, all threads
+of the rank were in that state at the same time.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from hpcsgd.comm.comm_thread import CommThread
 
 PATIENCE = 1.0
-"""Seconds for which a thread waits before it looks whether its rank is blocked."""
+"""Seconds for which a thread waits before it checks whether its rank is blocked."""
 LOOK = 0.25
-"""Seconds between two looks."""
+"""Seconds between two checks whether a rank is blocked."""
 REMEMBERED = 8
 """The number of recent operations on a channel whose descriptions are kept."""
 WORLD = "world"
@@ -38,7 +38,7 @@ WORLD = "world"
 
 
 class Operation:
-    """The current operation of a communication thread. `needs` gives what it waits for; None if unknown."""
+    """The current operation of a communication thread. `needs` returns what it waits for; None if unknown."""
 
     __slots__ = ("activity", "needs", "what")
 
@@ -48,35 +48,35 @@ class Operation:
         self.activity = activity()
 
     def as_wait(self) -> Wait:
-        """Return this operation as it is reported to others."""
+        """Return this operation as a `Wait`, for a report."""
         return Wait(_in_words(self.what, self.activity), self.needs() if self.needs else ())
 
 
 class _State(NamedTuple):
-    """What a rank is in while all of its threads wait; equal reads mean that it did not change in between."""
+    """The state of a rank whose threads all wait. If two reads are equal, it did not change in between."""
 
     operations: list[Operation]
-    """One of these has to end before the rank begins another one; the owner's comes first."""
+    """One of these has to end before the rank begins another one; that of the main thread comes first."""
     waiting: list[tuple[int, Future[Any]]]
-    """By the identity of the waiting thread."""
+    """What each thread waits for, with the identity of the thread."""
     comm_threads: list[tuple[int, Operation | None]]
-    """How many calls each has to execute, and its current operation."""
+    """For each communication thread, how many calls it has to execute, and its current operation."""
 
 
 class RankWatch:
     """The state of one rank: its main thread, its communication threads, and other threads that use them.
 
-    The main thread is the one that makes this.
+    The main thread is the one that creates this object.
     """
 
     def __init__(self, rank: int, reports: Reports) -> None:
         self.rank = rank
         self.counts: dict[str, int] = {}
-        """The number of operations that it has begun on each channel."""
+        """The number of operations that this rank has begun on each channel."""
         self.calls: dict[str, deque[tuple[int, str, tuple[str, str]]]] = {}
-        """The last collective operations on each channel: number, kind, activity."""
+        """The last collective operations on each channel: number on the channel, kind, and activity."""
         self.last = ""
-        """The last activity that had a name."""
+        """The last activity that `stats.doing` named."""
         self.leaving = False
         self._reports = reports
         self._owner = threading.get_ident()
@@ -107,7 +107,7 @@ class RankWatch:
 
         Raises:
             TimeoutError: After `timeout` seconds.
-            Deadlock: If this rank is in one; if ranks are processes, they all end instead.
+            Deadlock: If this rank is in a deadlock. If ranks are processes, they all end instead.
         """
         thread = threading.get_ident()
         self._waiting[thread] = comm_thread, future
@@ -119,9 +119,9 @@ class RankWatch:
             del self._waiting[thread]
 
     def missing(self, comm_thread: CommThread, timeout: float) -> list[int]:
-        """Return the ranks for which `comm_thread` waits and which have not reported to be there.
+        """Return the ranks for which `comm_thread` waits and that have not reported that they take part.
 
-        Return none if `timeout` seconds were too short for a report.
+        The result is empty if `timeout` seconds were too short for reports.
         """
         operation = comm_thread.executing
         if operation is None or operation.needs is None or timeout < 2 * (PATIENCE + LOOK):
@@ -222,9 +222,9 @@ class Member:
         self._calls = watch.calls[channel] = deque(maxlen=REMEMBERED)
 
     def collective(self, what: str, needed: Callable[[], Iterable[int] | None] = lambda: None) -> Operation:
-        """Begin a collective operation.
+        """Record that this rank begins a collective operation, and return it.
 
-        It waits for the members whose numbers here `needed` gives, or for all if that gives None.
+        The operation waits for the members with the ranks that `needed` returns, or for all if that is None.
         """
         count = self._begin(self._channel)
 
@@ -238,9 +238,9 @@ class Member:
         return operation
 
     def messages(self, what: str, to: Iterable[int], sources: Mapping[int, bool]) -> Operation:
-        """Begin to send messages to members and to receive some from the members which are the keys.
+        """Record that this rank begins to send messages to the members `to`, and to receive from `sources`.
 
-        The values of `sources` are True for messages that are not empty.
+        The keys of `sources` are the senders. The values are True for messages that are not empty.
         """
         own = self.watch.rank
         for i in to:
@@ -254,7 +254,7 @@ class Member:
         return self._noted(Operation(what, None if self.answers else lambda: tuple(needs)))
 
     def split(self, color: int, ranks: Sequence[int]) -> Member:
-        """Return this rank as a member of the communicator that the current split makes for `color`."""
+        """Return this rank as a `Member` of the communicator that the split in progress makes for `color`."""
         return Member(self.watch, f"{self._channel}/{self.watch.counts.get(self._channel, 0)}.{color}", ranks)
 
     def _begin(self, channel: str) -> int:
@@ -275,7 +275,7 @@ def _in_words(what: str, activity: tuple[str, str]) -> str:
 
 
 def _compact(ranks: Sequence[int]) -> Sequence[int]:
-    """Return `ranks` as a range if they are one: reports of large worlds stay short."""
+    """Return `ranks` as a range if possible, so that reports of large worlds stay short."""
     if len(ranks) > 1 and (step := ranks[1] - ranks[0]):
         found = range(ranks[0], ranks[0] + step * len(ranks), step)
         if list(found) == list(ranks):

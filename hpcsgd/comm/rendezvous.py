@@ -1,6 +1,6 @@
-"""How ranks without MPI connect: each registers at a common store, and rank 0 publishes the addresses there.
+"""How ranks without MPI connect: each registers at a store, and rank 0 publishes all addresses there.
 
-From then on they have their own store and lines.
+From then on they use a store and connections of their own (`hpcsgd.comm.company`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from hpcsgd.comm.process_group import address_towards, distributed, require_addr
 from hpcsgd.errors import UserError
 
 PATIENCE = 600.0
-"""The least number of seconds that ranks may take to connect: the machine may start them late."""
+"""The least number of seconds that ranks may take to connect, because the machine may start them late."""
 _MORE = 10.0  # seconds in which the other ranks learn why rank 0 has given up
 
 
 def met(place: Place, timeout: float, environ: Mapping[str, str]) -> Company:
-    """Connect all ranks, which call this together. Raises `NoWorld`."""
+    """Connect all ranks, which call this together, and return this rank's `Company`. Raises `NoWorld`."""
     patience = max(timeout, PATIENCE)
     store = _first_store(place, patience)
     prefix = f"hpcsgd/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
@@ -54,19 +54,19 @@ def met(place: Place, timeout: float, environ: Mapping[str, str]) -> Company:
 
 
 _kept: list[Any] = []
-"""Stores that must stay open: the script may still use them for its own groups."""
+"""Stores that must stay open, because the script may still use them for its own groups."""
 
 
 @dataclass(frozen=True)
 class Switchboard:
-    """What rank 0 publishes after all ranks have registered."""
+    """What rank 0 publishes, `told`, once all ranks have registered, and the new store that it serves."""
 
     store: Any
     told: dict[str, Any]
 
     @classmethod
     def of(cls, store: Any, prefix: str, size: int, patience: float) -> Switchboard:
-        """Wait for all ranks, and return what to publish; after an error, that is the error."""
+        """Wait for all ranks, and return what to publish; after a `UserError`, publish its message."""
         try:
             everybody = _everybody(store, prefix, size, patience)
             return cls.among(everybody, patience)
@@ -75,7 +75,7 @@ class Switchboard:
 
     @classmethod
     def among(cls, everybody: Sequence[Mapping[str, Any]], patience: float) -> Switchboard:
-        """Return the addresses of these ranks. Raises `UserError`."""
+        """Make the new store, and return what these ranks need to connect. Raises `UserError`."""
         places = [(each["host"], each["boot"]) for each in everybody]
         nodes = [places.index(place) for place in places]
         others = [each["host"] for each, node in zip(everybody, nodes, strict=True) if node]
@@ -97,7 +97,7 @@ class Switchboard:
 
 
 def _first_store(place: Place, patience: float) -> Any:
-    """Return the store that all ranks know. Raises `NoWorld`."""
+    """Return the store at which all ranks register. Raises `NoWorld`."""
     if not place.url:
         return torch_private.store_of_default_group()
     limit = timedelta(seconds=patience)

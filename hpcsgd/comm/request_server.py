@@ -2,7 +2,7 @@
 
 Passive MPI windows make no progress across hosts while the target computes, so every rank has a thread that
 receives and answers. Requests and answers travel on separate communicators. The receives of answers are
-posted before the requests leave, so that no two threads ever wait for each other.
+posted before the requests are sent, so that no two threads ever wait for each other.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.shutdown import end_by
 
 Answer = Callable[[int, Tensor], Iterable[tuple[int, Tensor]]]
-"""Takes a request and its sender's rank. Yields the answers that can be given now, each with the rank that
-waits for it. One thread calls it, for one request after another."""
+"""A function of a sender's rank and its request. It returns the answers that can be given now, each with the
+rank that waits for it. One thread calls it, for one request after another."""
 
 
 class PendingRequest:
-    """Requests that have been sent and not answered."""
+    """Requests that have been sent and may not have been answered yet."""
 
     def __init__(self, sent: Work, answered: Work) -> None:
         self._sent, self._answered = sent, answered
@@ -36,10 +36,10 @@ class PendingRequest:
 
 
 class RequestServer:
-    """One on every rank of `world`, made by all at once. Every request gets one answer, maybe later.
+    """The server of one rank: a thread that answers requests of other ranks. All ranks make one together.
 
-    No rank leaves while others may send requests: at shutdown, each waits until all have their last
-    answer.
+    Every request gets one answer, at once or later. No rank leaves while others may send requests. At
+    shutdown, each waits until all have their last answer.
     """
 
     def __init__(self, world: Communicator, answer: Answer, question_bytes: int) -> None:
@@ -57,7 +57,7 @@ class RequestServer:
         self._serving = self._replies.run(self._serve_or_end, "answering others")
 
     def ask(self, questions: Mapping[int, Tensor], answers: Mapping[int, Tensor]) -> PendingRequest:
-        """Send uint8 `questions` to the ranks that are the keys, and receive theirs into `answers`.
+        """Send uint8 `questions` to the ranks that are the keys, and receive their answers into `answers`.
 
         A rank may ask itself. All these tensors must stay untouched until `wait()` returns.
         """
@@ -66,7 +66,7 @@ class RequestServer:
 
     @contextmanager
     def at_rest(self) -> Generator[None, None, None]:
-        """Inside the block no rank has a request in progress; collective."""
+        """Wait until no rank has a request in progress, inside the block. Collective."""
         self._serve_until_all_rest()
         yield
         self._serve_until_all_rest()

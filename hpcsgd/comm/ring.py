@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 SEGMENT = 1 << 16
-"""Elements of a segment: shorter ones cost more than they hide."""
+"""Elements of a segment. For shorter segments, extra messages cost more time than their overlap hides."""
 SHORTEST = 1 << 15
-"""Elements of a part: for shorter ones the library's algorithms take fewer steps."""
+"""Elements of the shortest part that the ring is used for. Below, the library's algorithms need less time."""
 AHEAD = 4
 """The number of receives that are posted ahead."""
 
@@ -49,7 +49,7 @@ def is_long(x: Tensor, size: int) -> bool:
 
 
 def allreduce(ranks: Messages[Request], x: Tensor, mean: bool) -> None:
-    """Replace `x` by the sum, or the mean, of the `x` of all ranks."""
+    """Set `x` to the sum, or the mean, of the `x` of all ranks."""
     P, r = ranks.size, ranks.rank
     left, right = (r - 1) % P, (r + 1) % P
     count = max(math.ceil(x.numel() / P / SEGMENT), 1)
@@ -67,7 +67,7 @@ def allreduce(ranks: Messages[Request], x: Tensor, mean: bool) -> None:
 
     def post(k: int) -> None:
         if k >= adding:
-            ranks.complete(sent[k - adding])  # it was sent from there long ago
+            ranks.complete(sent[k - adding])  # what was sent from this memory long ago
         room = segment(k) if k >= adding else rooms[k % ahead][: segment(k).numel()]
         posted.append((ranks.post_recv(room, left), room))
 

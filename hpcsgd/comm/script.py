@@ -1,4 +1,4 @@
-"""How the script of this process ended, as far as Python still knows when it exits.
+"""How the script of this process ended, as far as Python still knows this when it exits.
 
 A script may have replaced our `sys.excepthook`, or leave by its own `SystemExit`. The frame of its main
 module keeps the instruction at which it ended. The traceback of the exception contains that frame.
@@ -25,7 +25,7 @@ class MainModule:
 
     @property
     def is_complete(self) -> bool:
-        """True if it has run to its last line."""
+        """True if the script has run to its last line."""
         return self._last_instruction.startswith("RETURN_")
 
     @property
@@ -39,8 +39,8 @@ class MainModule:
     def uncaught(self) -> BaseException | None:
         """Return the exception that ended the script, once `sys.excepthook` has got it.
 
-        An exception that was caught and noted as the last one, as pytest and IPython do, does not
-        count.
+        An exception that was caught does not count, although pytest and IPython also store such a one as the
+        last.
         """
         trace = getattr(sys, "last_traceback", None)
         while self._frame is not None and trace is not None:

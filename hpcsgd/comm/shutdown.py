@@ -1,7 +1,7 @@
-"""How a job of many processes ends: all of its ranks, soon, with one message.
+"""How a job of many processes ends: all of its ranks end soon, and one message says why.
 
-An exception that one rank raises ends every rank through the backend's abort. All ranks raise a `JobError`
-together: rank 0 prints it, and all ranks leave in good order. A process that the script forks is no rank, and
+An exception that one rank raises ends every rank through the backend's abort. If all ranks raise a `JobError`
+together, rank 0 prints it, and all ranks leave in good order. A process that the script forks is no rank, and
 ends alone.
 """
 
@@ -58,7 +58,7 @@ class Shutdown:
         return self._watch
 
     def fail(self, message: str) -> None:
-        """End every rank of the job with this line, which concerns all of them."""
+        """Print `message`, which concerns all ranks, and end every rank of the job."""
         with self._telling:
             tell(f"hpcsgd: {message}")
             self._abort(1)
@@ -102,7 +102,7 @@ class Shutdown:
                 self._abort(code)
 
     def _tell(self, error: BaseException, first: BaseException | None) -> None:
-        """Print `error`, and the exception that came `first` if `error` only followed from it."""
+        """Print `error`, and the exception `first` that led to it, if there was one."""
         text = words(error)
         if first is not None:
             text = f"{with_traceback(first)}\nhpcsgd: {self._name}{text}"
@@ -114,10 +114,10 @@ class Shutdown:
         return f"rank {self._world.rank}: " if self._world.size > 1 else ""
 
     def _wait_for_turn(self, code: int, turn: int) -> None:
-        """Wait, so that the ranks report in order and the first ends the others before they repeat it.
+        """Wait, so that the ranks report in order and the first one ends the others before they report, too.
 
-        The others may end by the TERM of `srun -K`. A rank that knows why ranks do different things
-        comes before one that only knows that they do.
+        The TERM signal of `srun -K` may end the others. A rank whose error says why ranks act differently
+        reports before one whose error only says that they do.
         """
         if threading.current_thread() is threading.main_thread():  # only the main thread may set a handler
             signal.signal(signal.SIGTERM, lambda signum, frame: os._exit(code))
@@ -129,7 +129,7 @@ class Shutdown:
 
         MPI would wait for that rank at the very end of this process, when nothing else can act.
         """
-        # `srun -K` sends it to ranks that leave after the first
+        # `srun -K` sends this signal to ranks that leave after the first
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._exit_code = None
         _flush()
@@ -152,7 +152,7 @@ class Shutdown:
         self._exit_code, self._has_called_exit = None, False
 
     def _leave_as_child(self, code: int) -> NoReturn:
-        """End a forked process before MPI notices: MPI would end what belongs to the parent."""
+        """End a forked process before MPI's exit handler runs, which would end what belongs to the parent."""
         if early := self._left_by():
             print_at_once(f"hpcsgd: a forked process has ended by {early}: end it by sys.exit or os._exit")
             code = 1
@@ -160,7 +160,7 @@ class Shutdown:
         os._exit(code)
 
     def _leave(self) -> None:
-        """Leave; a rank that exits with an error ends the others. Wait for calls in progress."""
+        """End this process after calls in progress. If it exits with an error, end all other ranks, too."""
         if self._script.is_complete:  # sys.exit was called, but the script caught it
             self._exit_code = None
         code = 0 if self._exit_code is None else self._exit_code if isinstance(self._exit_code, int) else 1
@@ -201,7 +201,7 @@ class Shutdown:
         self._abort(code)
 
     def _abort(self, code: int) -> None:
-        """End all ranks with `code`, or with 1 if the byte that the system keeps of it would mean success."""
+        """End all ranks with `code`, or with 1 if the lowest byte of `code`, which the system keeps, is 0."""
         if self._world.size > 1:
             code = code % 256 or 1
             _flush()
@@ -211,7 +211,7 @@ class Shutdown:
 
 
 class ClosableReports(Reports, Protocol):
-    """Reports that travel by a library, which must know when there are no more."""
+    """Reports that are sent by a library, and must be closed when there are no more."""
 
     def close(self, timeout: float) -> None: ...
 
@@ -221,7 +221,7 @@ class _Parting:
 
     def __init__(self, backend: Backend, code: int) -> None:
         self.code = code
-        # if this process hangs before it ends
+        # aborts the job if this process hangs before it ends
         self._too_long = threading.Timer(1.5 * GRACE, backend.abort, [code])
         self._meeting = threading.Thread(target=backend.allreduce, args=(torch.zeros(1), "sum"), daemon=True)
         self._too_long.daemon = True
@@ -229,7 +229,7 @@ class _Parting:
         self._meeting.start()
 
     def complete(self) -> bool:
-        """Return True if the other ranks come in time."""
+        """Wait for the other ranks, and return True if they come in time."""
         self._meeting.join(GRACE)
         self._too_long.cancel()
         return not self._meeting.is_alive()
@@ -259,10 +259,10 @@ _guarded: list[Shutdown] = []
 
 
 def guard(world: Communicator) -> Shutdown | None:
-    """From now on, end every rank of `world` after an uncaught exception or non-zero `sys.exit` on this rank.
+    """From now on, end every rank after an uncaught exception or non-zero `sys.exit` on this rank.
 
     Returns:
-        The object that does so; None if this process has been guarded before.
+        The object that ends the ranks; None if this process has been guarded before.
     """
     if _guarded:
         return None
@@ -272,7 +272,7 @@ def guard(world: Communicator) -> Shutdown | None:
 
 
 def exit_all(code: int) -> NoReturn:
-    """End this process with `code`, if every rank of the job does the same."""
+    """End this process with `code`. Every rank of the job must call this."""
     for ending in _guarded:
         ending.part(code)
     raise SystemExit(code)

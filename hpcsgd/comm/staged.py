@@ -1,8 +1,9 @@
-"""Tensors on a device, by a library that only knows host memory, through pinned memory.
+"""Communication of device tensors by a library that only knows host memory, through pinned memory.
 
 Copies run on the current stream, which is a communication thread's own. The host waits for copies from the
-device before the library reads them. Nothing waits for copies to the device: later work on that stream, or
-after it, sees them. Pinned memory comes from torch's cache, which reuses it when the copies are done.
+device before the library reads them. Nothing waits for copies to the device, because later work on that
+stream, or ordered after it, sees them. Pinned memory comes from torch's cache, which reuses it when the
+copies are done.
 """
 
 from __future__ import annotations

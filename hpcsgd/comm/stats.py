@@ -46,7 +46,7 @@ def doing(activity: str) -> Generator[None, None, None]:
 
 
 def activity() -> tuple[str, str]:
-    """Return the current names of `doing` and `phase`; the first is empty outside of any."""
+    """Return the current names of `doing` and `phase`; the first is empty outside of any `doing` block."""
     return _doing.get(), _phase.get()
 
 
@@ -73,7 +73,7 @@ class CommStats:
         """Receives each event with its times while a trace is recorded; otherwise None."""
 
     def add(self, *, calls: int = 0, sent: float = 0.0, seconds: float = 0.0, waited: float = 0.0) -> None:
-        """Count under the current phase."""
+        """Add calls, bytes sent and seconds to the totals of the current phase."""
         with self._lock:
             total = self._totals.setdefault(_phase.get(), Total())
             total.calls += calls
@@ -88,7 +88,7 @@ class CommStats:
             events.note(Event(kind, name, _phase.get(), thread, start, end, sent, ranks))
 
     def add_messages(self, sizes: Mapping[int, float]) -> None:
-        """Count bytes by the rank that they go to, in addition to `add`."""
+        """Count the bytes of messages by the rank that they go to, in addition to `add`."""
         with self._lock:
             self._links.update(sizes)
 
@@ -98,12 +98,12 @@ class CommStats:
             return self._links.copy()
 
     def totals(self) -> dict[str, Total]:
-        """Return a copy of the sums since the start."""
+        """Return a copy of the totals of each phase since the start."""
         with self._lock:
             return {name: replace(total) for name, total in self._totals.items()}
 
     def since(self, before: dict[str, Total]) -> dict[str, Total]:
-        """Return what came after `before`, an earlier `totals()`; phases without a call are left out."""
+        """Return the totals since `before`, an earlier `totals()`; phases without a new call are left out."""
         grown: dict[str, Total] = {}
         for name, now in self.totals().items():
             then = before.get(name, Total())

@@ -14,15 +14,15 @@ from hpcsgd.errors import UserError
 
 HOST = torch.device("cpu")
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
-"""Files by which the kernel shows which accelerator driver it has."""
+"""Files that exist if the kernel has loaded an NVIDIA or an AMD driver."""
 TOO_OLD = "driver on your system is too old"
-"""torch's message if its CUDA needs a newer driver; it sees no GPU then."""
+"""Part of torch's message if its CUDA needs a newer driver; torch then sees no GPU."""
 MORE_ROOM = (
     "less is needed with a smaller batch, 16-bit precision or activation checkpointing, in larger groups, "
     "which share the optimizer's state, and where groups shard the model"
 )
 OutOfMemory: type[RuntimeError] = torch.cuda.OutOfMemoryError
-"""The exception for any kind of accelerator."""
+"""The exception that torch raises when an accelerator of any kind runs out of memory."""
 
 
 def accelerator() -> torch.device | None:
@@ -40,8 +40,8 @@ def on_accelerator(device: torch.device) -> bool:
 def device_for(wanted: str, number: int) -> torch.device:
     """Return the device on which the rank of that `number` on its node trains, and make it current.
 
-    It is the visible device of that number; numbers start again if there are fewer devices. `wanted` is a
-    kind, "cpu", or "auto" for whatever exists. Raises `UserError` for a kind that does not exist here.
+    It is the visible device `number`, modulo the number of visible devices. `wanted` is a kind, "cpu", or
+    "auto" for whatever exists. Raises `UserError` for a kind that does not exist here.
     """
     kind = accelerator()
     there = "cpu" if kind is None else kind.type
@@ -169,7 +169,7 @@ def _module(device: torch.device) -> object:
 
 
 class StreamEvent:
-    """A point in the current stream of `device`: the work that it has at this time."""
+    """A point in the current stream of `device`: after all work that the stream has now."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -181,11 +181,11 @@ class StreamEvent:
         torch.accelerator.current_stream(self.device).wait_event(self._event)
 
     def passed(self) -> bool:
-        """Return True if the stream has done that work."""
+        """Return True if the stream has done all work before this event."""
         return self._event.query()
 
     def await_it(self) -> None:
-        """Wait until the stream has done that work."""
+        """Wait on the host until the stream has done all work before this event."""
         self._event.synchronize()
 
 
@@ -200,7 +200,7 @@ def take_over(result: object) -> None:
 
 
 class Confluence:
-    """The streams of `device` that have been given work; none on the host."""
+    """A set of streams of `device` that have been given work; always empty on the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -212,7 +212,7 @@ class Confluence:
             self._streams.add(torch.accelerator.current_stream(self._device))
 
     def precede(self) -> None:
-        """Order later work of the current stream after all work of these streams, and forget them."""
+        """Order later work of the current stream after all work of the set's streams, and empty the set."""
         if self._streams:
             here = torch.accelerator.current_stream(self._device)
             for stream in self._streams - {here}:
@@ -221,13 +221,13 @@ class Confluence:
 
 
 class Streams:
-    """One own stream for each device, made at its first use."""
+    """A separate stream for each device, made at its first use."""
 
     def __init__(self) -> None:
         self._made: dict[torch.device, torch.Stream] = {}
 
     def on(self, device: torch.device) -> AbstractContextManager[object]:
-        """Make the own stream the current stream of `device` inside the block."""
+        """Make the stream of this object the current stream of `device` inside the block."""
         if device not in self._made:
             self._made[device] = torch.Stream(device)
         return self._made[device]

@@ -1,4 +1,4 @@
-"""Sums for libraries that only move data: torch computes them, where the tensors are.
+"""Sums for libraries that only move data. torch computes them on the device of the tensors.
 
 Sums of 16-bit floats are computed in float32, in the order of the ranks, and rounded once.
 """
@@ -14,14 +14,14 @@ from hpcsgd.comm.backend import Backend, Reduction, accumulation_dtype
 
 
 def reduce_scatter(ranks: Backend, out: Tensor, x: Tensor, reduction: Reduction) -> None:
-    """Like `Backend.reduce_scatter`, by one all-to-all and memory for another `x`."""
+    """Do what `Backend.reduce_scatter` does, by one all-to-all; needs memory for another `x`."""
     received = torch.empty_like(x)
     ranks.alltoall(received, x)
     reduce_into(out.view(-1), received.view(ranks.size, -1).unbind(), reduction)
 
 
 def allreduce(ranks: Backend, x: Tensor, reduction: Reduction) -> None:
-    """Like `Backend.allreduce`: an all-to-all, a sum of each rank's own part, and an allgather."""
+    """Do what `Backend.allreduce` does, by an all-to-all, a sum of each rank's own part, and an allgather."""
     share = -(-x.numel() // ranks.size)
     padded = x.new_zeros(share * ranks.size)
     padded[: x.numel()] = x.view(-1)
@@ -37,14 +37,14 @@ def is_narrow(x: Tensor) -> bool:
 
 
 def reduced(xs: Sequence[Tensor], reduction: Reduction) -> Tensor:
-    """Return the sum, mean or max of tensors, one after the other, in their own dtype."""
+    """Return the sum, mean or maximum of the tensors `xs`, added in their order, in their own dtype."""
     out = torch.empty_like(xs[0])
     reduce_into(out, xs, reduction)
     return out
 
 
 def reduce_into(out: Tensor, xs: Sequence[Tensor], reduction: Reduction) -> None:
-    """Like `reduced`, into `out`, which is none of the tensors."""
+    """Write the result of `reduced` into `out`, which is none of the tensors `xs`."""
     total = out.to(accumulation_dtype(out.dtype))  # the same dtype, except for 16-bit floats
     total.copy_(xs[0])
     for x in xs[1:]:

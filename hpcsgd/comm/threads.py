@@ -1,4 +1,4 @@
-"""N ranks as N threads of one process: every method can be tested without a launcher."""
+"""N ranks as N threads of one process, so that every method can be tested without a launcher."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Rendezvous:
         all_meetings.append(self)
 
     def together(self, rank: int, what: str, item: Any, read: Callable[[list[Any]], Any]) -> Any:
-        """Publish `item`; once all ranks have, `read` all items; return when all have read."""
+        """Publish `item`, wait for all ranks, and return `read(items)` after all ranks have read."""
         self.slots[rank] = (what, item)
         self._meet(rank, what)
         asked = {operation for operation, _ in self.slots}
@@ -52,7 +52,7 @@ class Rendezvous:
         return result
 
     def post_record(self, rank: int, record: bytes) -> dict[int, bytes]:
-        """Return the dict that will hold the records of all ranks."""
+        """Store `record`, and return the dict that will hold the records of all ranks."""
         with self.post:
             number = self.posted[rank]
             self.posted[rank] += 1
@@ -64,7 +64,7 @@ class Rendezvous:
             return records
 
     def wait_for_records(self, records: dict[int, bytes], seconds: float) -> bool:
-        """Return True if all records are there within so many seconds."""
+        """Wait at most `seconds` until `records` has those of all ranks, and return whether it has."""
         with self.post:
             limit = None if math.isinf(seconds) else seconds
             self.post.wait_for(lambda: self.broken or len(records) == self.size, limit)
@@ -102,7 +102,7 @@ class Rendezvous:
 
 
 class ThreadBackend(Backend):
-    """One rank of a communicator. Sums run in rank order, in float32 for the 16-bit floats."""
+    """The backend of one rank that is a thread. Sums are in rank order, in float32 for 16-bit floats."""
 
     name = "threads"
 
@@ -217,7 +217,7 @@ def run(
     """
     know_processor()
     reports = Table()
-    meeting = Rendezvous(n, 0.8 * timeout, [])  # This can name the missing ranks, so it has to give up first.
+    meeting = Rendezvous(n, 0.8 * timeout, [])  # It gives up first, because it can name the missing ranks.
     results: list[Any] = [None] * n
     errors: list[BaseException] = []
 

@@ -1,7 +1,7 @@
 """Check that work on a device's stream gets done.
 
-Libraries that return at once leave the waiting to the device. If a rank is gone, the next thread that waits
-for the device would otherwise wait forever.
+Some libraries return at once, and only the device waits for other ranks. If a rank is gone, the next thread
+that waits for the device would otherwise wait forever.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class _Operation(NamedTuple):
 class Watch:
     """Calls `lost` once, with the operation's name, if an operation takes more than `timeout` seconds.
 
-    The time counts from when it was added and all earlier ones were done. Operations are done in the
-    order in which they are added.
+    Operations are done in the order in which they are added. The time of an operation starts when it has been
+    added and all earlier ones are done.
     """
 
     def __init__(self, timeout: float, lost: Callable[[str], None]) -> None:

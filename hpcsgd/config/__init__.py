@@ -1,1 +1,1 @@
-"""The job file: its schema, its overrides, and the functions it names."""
+"""The job file: its schema, its overrides, and the functions that it names."""

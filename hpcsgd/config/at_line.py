@@ -1,4 +1,4 @@
-"""The line of a mistake in a TOML file: that of the key that an error is about, after the file's name."""
+"""Add the line number of the faulty key to errors about a TOML file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hpcsgd.files.reading import read_text
 
 @contextmanager
 def at_line(file: Path, overrides: Sequence[str] = ()) -> Iterator[None]:
-    """Add the line to a `UserError` raised inside that is about a key of this file.
+    """Add the line number to a `UserError` that is raised in the block and is about a key of `file`.
 
-    If the error may be due to one of the overrides, no line is added, because a wrong one would mislead.
+    No line is added if one of the overrides may have caused the error, because a wrong line would mislead.
     """
     try:
         yield
@@ -29,7 +29,7 @@ def at_line(file: Path, overrides: Sequence[str] = ()) -> Iterator[None]:
 
 
 def line_of(about: About, file: Path, overrides: Sequence[str] = ()) -> int | None:
-    """Return the line of the key, or of the section that it would be in; None if that is not certain."""
+    """Return the line number of the key, or of the section that should contain it; None if uncertain."""
     if about.file != str(file):
         return None
     try:
@@ -54,12 +54,15 @@ def _outwards(path: KeyPath) -> Iterator[KeyPath]:
 
 
 def _differs(told: object, value: Any) -> bool:
-    """Return True if the message has another value than the file, so that the value came from elsewhere."""
+    """Return True if an error is about another value than the file has, which came from elsewhere."""
     return not (told is None or isinstance(value, Mapping) or told == value or str(told) == str(value))
 
 
 def _is_overridden(path: KeyPath, value: Any, overrides: Sequence[str]) -> bool:
-    """Return True if a flag concerns the key or its contents, or for a table one of its neighbours."""
+    """Return True if an override may have changed the value at `path`.
+
+    For a section, any override counts; for a table in a section, any override of that section.
+    """
     flags = [tuple(word[2:].partition("=")[0].split(".")) for word in overrides if word[:2] == "--"]
     if not isinstance(value, Mapping):
         return any(flag[: len(path)] == path[: len(flag)] for flag in flags)

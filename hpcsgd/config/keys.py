@@ -1,4 +1,4 @@
-"""The keys that a TOML file can have, as dotted paths, and those that a mistyped key may have meant."""
+"""The keys that a TOML file can have, as dotted paths, and suggestions for mistyped keys."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hpcsgd.config.reader import BESIDE, section_kind
 from hpcsgd.renamed import RENAMED
 
 CLOSE = 0.6
-"""The least similarity, from 0 to 1, of a name and what was typed."""
+"""The least similarity, from 0 to 1, between what was typed and a name that is suggested for it."""
 AS_CLOSE = 0.1
-"""How much less similar than the first one a second near miss may be."""
+"""How much less similar than the best suggestion another suggestion may be."""
 SHOWN = 3
-"""The largest number of near misses."""
+"""The largest number of suggestions."""
 
 
 def keys(kind: Any) -> dict[str, Any]:
-    """Return all keys of the file that the dataclass `kind` reads, with sections and annotations."""
+    """Return the annotation of each key and section of the dataclass `kind`, by dotted path."""
     return dict(_keys(kind, ""))
 
 
@@ -38,7 +38,10 @@ def _keys(kind: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def is_known(path: str, kind: Any) -> bool:
-    """Return True if that file can have this key; a free table can have any."""
+    """Return True if a file that the dataclass `kind` describes can have the key `path`.
+
+    Free tables, such as [method], can have any key.
+    """
     name, _, rest = path.partition(".")
     fields = {field.name: field for field in dataclasses.fields(kind)}
     if name not in fields or BESIDE in fields[name].metadata:
@@ -53,8 +56,8 @@ def is_known(path: str, kind: Any) -> bool:
 def meant(given: str, text: str | None, flags: Iterable[str], known: Mapping[str, Any]) -> list[str]:
     """Return the flags and the `known` keys that ``--given text`` may have meant, likeliest first.
 
-    The last part of a key is enough to find it, and so is a name that it had before. A key that cannot have
-    the value `text` was not meant.
+    The last part of a key, or an earlier name of it, is enough to find it. Keys that cannot have the value
+    `text` are left out.
     """
     names = _with_new_names(given)
     scores = {f"--{flag}": max(_likeness(name, flag) for name in names) for flag in flags}
@@ -67,7 +70,7 @@ def meant(given: str, text: str | None, flags: Iterable[str], known: Mapping[str
 
 
 def _with_new_names(given: str) -> list[str]:
-    """Return what was typed, and the same with the new names of its parts."""
+    """Return `given` unchanged, and with each renamed part replaced by its new names."""
     parts = [(part, *RENAMED.get(part.replace("-", "_"), ())) for part in given.split(".")]
     return [".".join(names) for names in itertools.product(*parts)]
 
@@ -78,7 +81,7 @@ def _likeness(given: str, name: str) -> float:
 
 
 def _likeness_to_key(given: str, path: str) -> float:
-    """Return the similarity to a key, of which the section may be missing or another one."""
+    """Return the similarity of `given` to the key `path`; the section may be missing or wrong."""
     last = path.rpartition(".")[2]
     of_last = 0.9 * _likeness(given.rpartition(".")[2], last) if "." in given else _likeness(given, last)
     return max(_likeness(given, path), of_last)

@@ -1,4 +1,4 @@
-"""Field annotations as rules: check whether a value fits, and describe the rule in an error line.
+"""Check values against the annotations of dataclass fields, and describe annotations in errors.
 
 Supported are ``int``, ``float``, ``str``, ``bool``, ``Path``, ``Literal``, ``dict[str, Any]``, ``dict`` and
 ``tuple`` of one of the first three, unions of these, any of these ``| None``, and ``Annotated`` with the
@@ -93,7 +93,7 @@ def convert(kind: Any, value: Any) -> Any:
 
 
 def _in_range(value: Any) -> bool:
-    """Return True if programs in other languages can represent the whole numbers in it."""
+    """Return True if all whole numbers in `value` are within ±`LARGEST`, which other programs can read."""
     if isinstance(value, int):
         return -LARGEST <= value <= LARGEST
     if isinstance(value, dict):
@@ -168,7 +168,7 @@ def _text(value: Any) -> Any:
 
 
 def without_none(kind: Any) -> Any:
-    """Return ``int`` for ``int | None``."""
+    """Return the other member of a union with None, such as ``int`` of ``int | None``."""
     (inner,) = _members(kind)
     return inner
 

@@ -1,4 +1,4 @@
-"""The line of each key of a TOML file; tomllib gives lines of syntax errors only."""
+"""Find the line number of each key in a TOML file. tomllib only has line numbers of syntax errors."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _PLAIN = re.compile(r"[^,\]}#\n]+")
 
 
 def lines(text: str) -> Mapping[KeyPath, int]:
-    """Return lines by key, from 1 on; a table has the first line that names it.
+    """Return the line number of each key, from 1 on; for a table, the first line that names it.
 
-    The result is empty if `text` is not understood, because a wrong line would mislead.
+    The result is empty if this module cannot scan `text`, because a wrong line would mislead.
     """
     try:
         known = set(_paths(tomllib.loads(text)))
@@ -42,18 +42,18 @@ def _paths(value: Any, place: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 class _Lost(Exception):
-    """The scanner found something unexpected."""
+    """The error if the scanner finds a text that it does not expect."""
 
 
 class _Scanner:
-    """Scans a text once that is known to be TOML."""
+    """A scanner for a text that is known to be TOML; it can be used once."""
 
     def __init__(self, text: str) -> None:
         self._text = text.replace("\r\n", "\n")
         self._at = 0
         self._found: dict[KeyPath, int] = {}
         self._listed: dict[KeyPath, int] = {}
-        """The number of the last table of each list of tables."""
+        """For each list of tables, the index of the table that was scanned last."""
 
     def statements(self) -> dict[KeyPath, int]:
         table: KeyPath = ()
@@ -75,7 +75,7 @@ class _Scanner:
         self._value(self._under(table, self._key(), "="))
 
     def _under(self, table: KeyPath, names: list[str], end: str) -> KeyPath:
-        """Return the path of a key, and note its line and those of the tables around it."""
+        """Return the full path of a key, and record its line number and those of its parent tables."""
         line = self._text.count("\n", 0, self._at) + 1
         if not self._takes(end):
             raise _Lost

@@ -12,13 +12,13 @@ from hpcsgd.errors import UserError, shortened
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """Text typed after a command-line flag, whose meaning depends on the type of its key."""
+    """The text after a command-line flag. The type of the flag's key determines what it means."""
 
     flag: str
     text: str
 
     def value(self) -> Any:
-        """Return the text as a TOML value (``True`` and ``False`` too), or the text itself if it is none."""
+        """Return the text as a TOML value (or ``True``, ``False``), or unchanged if it is not one."""
         for spelling in (self.text, self.text.lower()):
             try:
                 return tomllib.loads(f"value = {spelling}")["value"]
@@ -33,9 +33,10 @@ class Typed:
 def overlay(table: dict[str, Any], words: Sequence[str]) -> None:
     """Merge ``--section.key value`` (or ``--section.key=value``) overrides into ``table``, in place.
 
-    ``--section '{ key = value, … }'`` replaces the whole section; keys of it may be typed after that. Raises
+    ``--section '{ key = value, … }'`` replaces the whole section; flags for keys of the section may follow.
+    Raises
     `UserError` for words of another form, for keys below a single value, and for a section that would replace
-    a key that was typed before it.
+    a key of an earlier flag.
     """
     for typed in _typed_pairs(words):
         *sections, key = typed.flag.removeprefix("--").split(".")
@@ -54,7 +55,10 @@ def overlay(table: dict[str, Any], words: Sequence[str]) -> None:
 
 
 def _each(flag: str, section: dict[str, Any]) -> dict[str, Any]:
-    """Return values as if each key had been typed alone, so that paths start at the working directory."""
+    """Return `section` with each string as if its key had been typed alone.
+
+    So relative paths in it start at the working directory.
+    """
     return {
         key: Typed(f"{flag}.{key}", value) if isinstance(value, str) else value
         for key, value in section.items()

@@ -2,8 +2,8 @@
 
     def mine(grad_reduce: GradReduce, sync_every: int, then: Method | None = None): ...
 
-A name given for `grad_reduce` is one of the gradient reductions, and so is a table with a name and arguments,
-which may be parts again. The name comes from the family's table, or is the user's own
+A name given for `grad_reduce` means a gradient reduction. So does a table with a name and arguments, and
+these arguments may be parts, too. The name is one that `families` lists, or the user's own
 "package.module:function". For `sync_every`, or any parameter that may be an int, ``{ epoch = 2 }`` is the
 number of steps in two epochs. Everything else, and any value without an annotation, is passed on unchanged.
 """
@@ -26,21 +26,21 @@ NAME = "name"
 class Parts:
     """Makes parts from the values of a job file.
 
-    `families` has the names of a kind of part, by the type that annotates parameters for it. If that is
-    ``Callable[[…], …]``, a name means the function itself, with arguments bound to it. Otherwise it means
-    what the function returns for the arguments. If `steps_per_epoch` is known, a function with such an
-    argument gets it by default.
+    `families` maps the type of a part, as parameters are annotated, to functions by name. If the type is
+    ``Callable[[…], …]``, a name means the function itself, with arguments bound to it. Otherwise a name means
+    what the function returns for the arguments. If `steps_per_epoch` is known, functions with a parameter of
+    that name get it by default.
     """
 
     families: Mapping[Any, Mapping[str, Callable[..., Any]]]
     steps_per_epoch: int | None
-    """None if it is not known."""
+    """The steps of one epoch; None if their number is not known."""
 
     def make(self, kind: Any, value: Any, section: str, *keys: str) -> Any:
-        """Make the part of that kind which `value`, given as this section or at this key of it, names.
+        """Make the part of type `kind` that `value` names; `value` is the section, or what it has at `keys`.
 
-        Raises `UserError`, naming the place, if it names no part, has wrong arguments or makes something
-        else. The exceptions of a user's own function pass unchanged.
+        Raises `UserError` with the section and keys if `value` names no part, has wrong arguments or makes
+        something else. The exceptions of a user's own function pass unchanged.
         """
         table = self.families[kind]
         at, name, given = _called(value, table, section, *keys)
@@ -58,7 +58,7 @@ class Parts:
         return made
 
     def _argument(self, function: Callable[..., Any], value: Any, section: str, *keys: str) -> Any:
-        """Return what `value` means for this function's parameter, which has the name of the last key."""
+        """Return what `value` means for the parameter of `function` that the last of `keys` names."""
         kinds = alternatives(annotations_of(function).get(keys[-1]))
         if int in kinds and isinstance(value, dict) and type(value.get("epoch")) is int:
             if self.steps_per_epoch is None:
@@ -83,7 +83,7 @@ class Parts:
 
 
 def alternatives(annotation: Any) -> list[Any]:
-    """Return the types of a union, or any other annotation alone; looks through aliases and ``Annotated``."""
+    """Return the types of a union, or any other annotation alone, without aliases and ``Annotated``."""
     annotation = getattr(annotation, "__value__", annotation)  # the value of `type X = …`
     if get_origin(annotation) is Annotated:
         return alternatives(get_args(annotation)[0])
@@ -95,7 +95,7 @@ def alternatives(annotation: Any) -> list[Any]:
 def _called(
     value: Any, table: Mapping[str, Any], section: str, *keys: str
 ) -> tuple[tuple[str, ...], str, Mapping[str, Any]]:
-    """Return the key of the name, if there is one, the name and the arguments."""
+    """Return (the key of the name, if `value` is a table; the name; the arguments) of a part."""
     if isinstance(value, str):
         return (), value, {}
     if not (isinstance(value, dict) and isinstance(value.get(NAME), str)):
@@ -116,7 +116,7 @@ def _bound(
     section: str,
     *keys: str,
 ) -> Callable[..., Any]:
-    """Return `function` with the arguments bound to it, or itself if there are none."""
+    """Return `function` with the arguments bound to it, or unchanged if there are no arguments."""
     leading, _ = get_args(kind)
     with in_section(section, *keys):
         require_arguments(function, arguments, len(leading))
@@ -124,7 +124,7 @@ def _bound(
         return function
 
     def part(*values: Any) -> Any:
-        # the caller adds the place where it was called
+        # the caller adds the place of the call to errors
         with located(keys[-1], keys[-1]) if keys else in_section(section):
             return call_named(name, function, table, arguments, *values)
 

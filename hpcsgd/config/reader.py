@@ -1,7 +1,7 @@
-"""Read TOML tables with overrides into checked dataclasses, and write them back; no key is named here.
+"""Read TOML tables with overrides into checked dataclasses, and convert these back to tables.
 
-A field whose type is a dataclass is a section. One whose type is a tuple of them is a list of sections,
-written as ``[[name]]``. Every mistake is one `UserError` line that names the file and key, or the
+A field whose type is a dataclass is a section. A field whose type is a tuple of dataclasses is a list of
+sections, written as ``[[name]]``. Every mistake is one `UserError` line that names the file and key, or the
 command-line flag, with what was given and what is allowed.
 """
 
@@ -32,14 +32,14 @@ def read_toml(path: Path) -> dict[str, Any]:
     text = read_text(path)
     try:
         return tomllib.loads(text)
-    except ValueError as error:  # also raised for a number with thousands of digits
+    except ValueError as error:  # also raised if a number has thousands of digits
         raise UserError(f"{path}: not valid TOML: {error}") from error
     except RecursionError:
         raise UserError(f"{path}: too many lists or tables inside each other") from None
 
 
 def read_section(kind: type[T], table: Mapping[str, Any], file: Path, at: KeyPath = ()) -> T:
-    """Build the dataclass ``kind`` from ``table``, the section ``at`` in ``file``, or raise `UserError`."""
+    """Build the dataclass `kind` from `table`, the section `at` of `file`, or raise `UserError`."""
     section = _Section(file, at, table)
     hints = get_type_hints(kind, include_extras=True)
     fields: tuple[Field[Any], ...] = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
@@ -77,14 +77,14 @@ def _toml(value: Any) -> Any:
 
 
 def section_kind(kind: Any) -> Any:
-    """Return the dataclass that `kind` is, or is in a union with None."""
+    """Return the dataclass if `kind` is a dataclass or a union of one with None, otherwise None."""
     if get_origin(kind) in (Union, UnionType):
         kind = without_none(kind)
     return kind if dataclasses.is_dataclass(kind) else None
 
 
 def _listed_kind(kind: Any) -> Any:
-    """Return the dataclass that `kind` is a tuple of."""
+    """Return the dataclass if `kind` is a tuple of dataclasses, otherwise None."""
     return section_kind(get_args(kind)[0]) if get_origin(kind) is tuple else None
 
 
@@ -94,7 +94,7 @@ def _required(field: Field[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """One section as given, and the names of its parts in an error line."""
+    """One section of a TOML file with its overrides. It reads keys and names them in errors."""
 
     file: Path
     at: KeyPath
@@ -114,7 +114,7 @@ class _Section:
             raise UserError(f"{self._given(key)}: {error}", **self._about(key)) from None
 
     def of_any_kind(self, strangers: Mapping[str, Any]) -> dict[str, Any]:
-        """Return keys of unknown type, checked only to be TOML values."""
+        """Return the keys in `strangers`, whose types are unknown; any TOML value is allowed."""
         return {key: self.read(Any, key) for key in strangers}
 
     def _subsection(self, kind: Any, key: str) -> Any:
@@ -130,7 +130,7 @@ class _Section:
         return tuple(read_section(kind, each, self.file, (*self.at, key, i)) for i, each in enumerate(inner))
 
     def refuse(self, strangers: Mapping[str, Any], known: Iterable[str]) -> None:
-        """Raise for the first unknown key."""
+        """Raise `UserError` for the first of the unknown keys in `strangers`, if there are any."""
         for key, value in strangers.items():
             what = "section" if isinstance(value, Mapping) else "key"
             said = f"{self._given(key)}: unknown {what}: {near_miss(key, known)}"
@@ -147,7 +147,7 @@ class _Section:
                 yield
 
     def _given(self, key: str) -> str:
-        """Return what was given for the key, by a flag or in the file."""
+        """Return the flag or the line of the file that gave the key its value, as text for an error."""
         value = self.table[key]
         if typed := first_typed(value):
             return str(typed)
@@ -156,12 +156,12 @@ class _Section:
         return f"{_name(self.at, key)} = {shortened(json.dumps(value, default=str, ensure_ascii=False))}"
 
     def _about(self, key: str) -> dict[str, Any]:
-        """Return the key's place in the file, or nothing if a flag gave it."""
+        """Return the key and file for a `UserError`, or nothing if a flag gave the key."""
         return {} if first_typed(self.table[key]) else {"key": (*self.at, key), "file": self.file}
 
 
 def _name(section: KeyPath, key: str = "") -> str:
-    """Return the name for error lines: ``[data]``, ``[link 1]``, ``[data] path``, ``seed``."""
+    """Return how errors name a section or a key: ``[data]``, ``[link 1]``, ``[data] path``, ``seed``."""
     words = (f" {part + 1}" if isinstance(part, int) else f".{part}" for part in section)
     named = f"[{''.join(words).removeprefix('.')}]" if section else ""
     return f"{named} {key}".strip()

@@ -1,4 +1,4 @@
-"""The job file: frozen dataclasses, one per section of the TOML file, and their conversion back to TOML.
+"""The job file: frozen dataclasses, one per section of the TOML file, and their conversion to TOML.
 
 Users read the docstring of each section and the comment after each key (website/job_file.py). A comment that
 ends with "; default: …" gives a default that is not in the code.
@@ -24,7 +24,7 @@ from hpcsgd.errors import UserError, require_utf8
 Count = Annotated[int, Minimum(1)]
 Seconds = Annotated[float, Above(0)]
 TOKENIZER = "tokenizer"
-"""The one argument of a dataset file that is itself a file, unless it is one of `NO_FILES`."""
+"""The argument in [data] whose value is the path of a file, unless it is one of `NO_FILES`."""
 NO_FILES = ("bytes",)
 
 
@@ -34,7 +34,7 @@ BackendName = Literal["auto", "mpi", "gloo"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBackendSection:
-    """The library for tensors on devices; with "mpi" they are staged in host memory."""
+    """The library that sends tensors of GPUs. With "mpi" they are first copied to host memory."""
 
     intra_group: DeviceBackendName = "auto"  # for the ranks of one group
     inter_group: DeviceBackendName = "auto"  # for ranks with the same shard index, across groups
@@ -47,7 +47,7 @@ class ParallelSection:
     groups: Count | None = None  # P, the number of groups; it has to divide the ranks of the job
     group_size: Count | None = None  # K, the ranks of one group, in place of groups
     fsdp: bool = False  # shards parameters and gradients over a group's ranks, by torch; docs/shard.md
-    timeout_s: Seconds = 600.0  # seconds that a wait for other ranks may last
+    timeout_s: Seconds = 600.0  # the longest wait for other ranks, in seconds
     backend: BackendName = "auto"  # what connects the ranks: MPI, or gloo without MPI; docs/torchrun.md
     device_backend: DeviceBackendSection = field(default_factory=DeviceBackendSection)
 
@@ -68,7 +68,7 @@ class DataSection:
     arguments: dict[str, Any] = field(default_factory=dict)  # how the file becomes samples; docs/data.md
     partition: dict[str, Any] | None = None  # name and arguments: how groups divide the samples
     overlap_share: Annotated[float, Above(0)] | None = None  # turns on the overlapping partition
-    injection: dict[str, Any] | None = None  # alpha and beta: what groups give each other of their batches
+    injection: dict[str, Any] | None = None  # alpha and beta: which part of batches is shared; docs/data.md
     transform: str | None = None  # a short name or "package.module:function"
     num_workers: Annotated[int, Minimum(0)] = 0  # loader processes of each rank; 0: none
 
@@ -98,10 +98,10 @@ class LrScheduleSection:
     """The learning rate over time: scaling with the number of groups P, warm-up, then a torch scheduler."""
 
     scaling: Literal["none", "linear", "root"] = "none"  # the factor: 1, P or √P
-    scale_with: Literal["started", "alive"] = "started"  # P: all groups, or those of "ensemble_sync" alive
-    warmup_epochs: Annotated[float, Minimum(0)] = 0.0  # climbs from one group's rate; unscaled, from 0
+    scale_with: Literal["started", "alive"] = "started"  # P: groups at the start, or alive groups
+    warmup_epochs: Annotated[float, Minimum(0)] = 0.0  # it climbs from one group's rate; unscaled, from 0
     name: str | None = None  # a class of torch.optim.lr_scheduler or "package.module:function"
-    arguments: dict[str, Any] = field(default_factory=dict)  # for it; "length": the run's steps or epochs
+    arguments: dict[str, Any] = field(default_factory=dict)  # "length" as a value: the run's steps or epochs
     interval: Literal["epoch", "step"] = "epoch"  # how often the scheduler makes a step
 
     def __post_init__(self) -> None:
@@ -144,7 +144,7 @@ class TrainingSection:
     overlap_param_gather: bool = False  # gathers parameters during the next forward pass
     broadcast_buffers: bool = False  # a group's first rank sends the others its buffers; docs/buffers.md
     autotune_steps: Count | None = None  # steps to time each gradient reduction, to choose one
-    machine: Path | None = None  # to choose the gradient reduction by; relative to the job file
+    machine: Path | None = None  # predicts the best gradient reduction; relative to the job file
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in ("steps", "samples", "tokens")}
@@ -191,7 +191,7 @@ class RunSection:
 
     output_dir: Path  # relative to the working directory; default: runs/ and the name of the job file
     trace_steps: str | None = None  # steps that are traced: "10-17, 500", or "auto"; docs/trace.md
-    loggers: tuple[str | dict[str, Any], ...] | None = None  # which get the metrics, too; docs/sinks.md
+    loggers: tuple[str | dict[str, Any], ...] | None = None  # which also get the metrics; docs/sinks.md
 
     def __post_init__(self) -> None:
         if self.trace_steps is not None:
@@ -202,7 +202,7 @@ class RunSection:
 class Config:
     """A whole training run, as `load` reads and checks it."""
 
-    seed: Annotated[int, Minimum(0)] = 1  # of weights, of the order of samples, of everything random
+    seed: Annotated[int, Minimum(0)] = 1  # seed of all random numbers, such as initial weights
     parallel: ParallelSection = field(default_factory=ParallelSection)
     data: DataSection
     model: ModelSection
@@ -227,7 +227,7 @@ class Config:
                 raise UserError(told, key=("parallel", "fsdp"))
 
     def _without_shards(self) -> dict[str, bool]:
-        """Return which of the settings that need whole parameters are used."""
+        """Return, for each setting that needs whole parameters on every rank, whether it is used."""
         return {
             "[training] overlap_param_gather": self.training.overlap_param_gather,
             "[training] channels_last": self.training.channels_last,
@@ -237,7 +237,7 @@ class Config:
 
 
 def unsharded(config: Config) -> Config:
-    """Return the same training with whole models on each rank."""
+    """Return `config` without FSDP: each rank has a whole model."""
     parallel = dataclasses.replace(config.parallel, fsdp=False)
     model = dataclasses.replace(config.model, fsdp_units=None)
     return dataclasses.replace(config, parallel=parallel, model=model)
@@ -247,8 +247,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file, merge ``--section.key value`` overrides into it and check everything.
 
     A relative ``data.path``, ``model.init_from``, ``training.machine`` or ``tokenizer`` of ``data.arguments``
-    starts at the file's folder, or, as an override, at the working directory. Raises `UserError`, one line:
-    what was given, what is allowed, the file and key or the flag.
+    starts at the file's folder, or, as an override, at the working directory. Raises a one-line `UserError`
+    that has what was given, what is allowed, and the flag or the file and key.
     """
     return checked(read_tables(path, overrides), path)
 
@@ -261,7 +261,7 @@ def read_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def checked(table: dict[str, Any], path: Path) -> Config:
-    """Return the configuration in these tables, read from a file; see `load`."""
+    """Return the configuration in `table`, which was read from the file `path`; see `load`."""
     if isinstance(run := table.setdefault("run", {}), dict):
         run.setdefault("output_dir", f"runs/{path.stem}")
     config = read_section(Config, table, path)

@@ -1,6 +1,6 @@
 """Variants of one training, to compare: each is the job file with another method or other settings.
 
-Typed, a variant is a method and its arguments; an argument with a dot is a key of the job file:
+On the command line, a variant is a method and its arguments; an argument with a dot is a key of the job file:
 
     bsp, hierarchical sync_every=8, hierarchical sync_every=8 parallel.groups=2, selsync delta=0.3
 
@@ -40,7 +40,7 @@ class Variant:
     """Sections, as in a job file."""
 
     def laid_over(self, tables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tables of a job file with the changes."""
+        """Return a copy of `tables`, those of a job file, with the variant's changes."""
         laid = dict(tables)
         for name, section in self.changes.items():
             before = tables.get(name, {})
@@ -55,7 +55,10 @@ def folder_name(label: str) -> str:
 
 
 def variants(text: str) -> list[Variant]:
-    """Return the variants in the TOML file of that name, or those that are typed. Raises `UserError`."""
+    """Return the variants that `text` lists, or that the TOML file with this name contains.
+
+    Raises `UserError` for mistakes in them.
+    """
     with located("--methods"):
         found = _of_file(Path(text)) if text.endswith(".toml") else _typed(text)
         if not found:
@@ -108,7 +111,7 @@ def _variant(words: Sequence[str]) -> Variant:
 
 
 def _cut(text: str, at: str) -> list[str]:
-    """Split at any of these characters that is not inside brackets or quotes."""
+    """Split `text` at each of the characters in `at` that is outside brackets and quotes."""
     pieces, depth, quote = [""], 0, ""
     for letter in text:
         if quote:

@@ -1,4 +1,4 @@
-"""Some of the steps of a run, in windows of consecutive ones."""
+"""Windows of consecutive steps, such as those that a run traces."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hpcsgd.errors import UserError
 
 AUTO = "auto"
 LENGTH = 8
-"""The length of a window with "auto"."""
+"""The number of steps in a window of "auto"."""
 SETTLED = 2
-"""Steps after a start until all buffers exist."""
+"""The number of steps after a start that "auto" skips, because they still allocate buffers."""
 _WINDOW = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 
 
@@ -19,7 +19,7 @@ def windows(text: str, done: int = 0) -> Iterator[range]:
     """Return the windows of steps after step `done`, in order.
 
     `text` is a list such as "10-17, 500", or "auto": soon after the start, and then from steps 100, 1000, …
-    on. Raises `UserError` at once if it is neither.
+    on. Raises `UserError` at once if `text` is neither.
     """
     given = _decades(done) if text == AUTO else iter(_given(text))
     return (window for window in given if window.start > done)

@@ -1,10 +1,10 @@
-"""A check that ranks make the same calls, before they use what they sent each other.
+"""A check that ranks make the same calls, before they use the data that they sent each other.
 
-Collective operations pair by their order. A rank that alone clips, saves or leaves a batch out takes part in
-whatever its neighbors do next, and MPI reports nothing. So ranks compare every call of an optimizer that
-sends anything. This takes one allgather of `SIZE` bytes per rank on a communicator of its own. The bytes say
-which call it is, after how many updates, with which learning rates and other options, and which gradients are
-missing.
+Collective operations pair by their order. If only one rank clips, saves or leaves a batch out, its operation
+pairs with a different one of the other ranks, and MPI reports nothing. So ranks compare every call of an
+optimizer that sends anything. This takes one allgather of `SIZE` bytes per rank on a communicator of its own.
+The bytes say which call it is, after how many updates, with which learning rates and other options, and which
+gradients are missing.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Call:
     """A call of an optimizer that sends something."""
 
     name: str
-    """At most 28 bytes, such as `step()`."""
+    """The name of the call, such as `step()`; at most 28 bytes."""
     t: int
-    """Updates made before it."""
+    """Number of updates made before the call."""
     rates: tuple[float, ...] = ()
     """The learning rate of each parameter group, warm-up included."""
     optimizer: int = 0
     """The number of the optimizer among those of the job."""
     options: Callable[[], int] = int
-    """Returns a number for the other options of all groups; called only where they are compared."""
+    """Returns a checksum of the other options of all parameter groups. It is called only for a comparison."""
 
     def packed(self, digest: int) -> bytes:
-        """Return the call, and the `digest` of anything else that is compared, as `SIZE` bytes."""
+        """Return the call, and `digest`, a checksum of other data to compare, as `SIZE` bytes."""
         rates = struct.pack(f"<{len(self.rates)}d", *self.rates)
         rate = self.rates[0] if self.rates else 0.0
         numbers = zlib.crc32(rates), self.options(), digest
@@ -49,17 +49,17 @@ class Call:
 
 
 class Comparison:
-    """A comparison that is under way."""
+    """A comparison of a call among ranks that has begun."""
 
     def __init__(self, work: Work | None, all_same: Callable[[bytes], bool]) -> None:
         self._work, self._all_same = work, all_same
 
     def wait(self) -> bool:
-        """Return whether all ranks have the same digest.
+        """Wait for the other ranks, and return whether all of them gave the same `digest`.
 
         Raises:
             UserError: If ranks are in different calls, have made different numbers of updates, or have
-                different learning rates or other options: on all ranks that take part.
+                different learning rates or other options. All ranks that take part raise it.
         """
         if self._work is None:
             return True
@@ -68,7 +68,7 @@ class Comparison:
 
 
 class Agreement:
-    """Compares calls among the ranks that share gradients: those of the group, or all `across` groups."""
+    """Compares calls among `ranks`; `number` converts a rank among these to a rank in the job."""
 
     def __init__(self, ranks: Communicator, number: Callable[[int], int] = lambda rank: rank) -> None:
         self._ranks = ranks.control
@@ -90,9 +90,9 @@ class Agreement:
         return self._ranks.size == 1
 
     def begin(self, call: Call, digest: int = 0) -> Comparison:
-        """Begin to compare the `call`, and the `digest` of anything else. Collective.
+        """Begin to compare `call`, and `digest`, a checksum of other data, among the ranks. Collective.
 
-        Other messages of this rank may be under way meanwhile, but no other comparison.
+        Until the comparison ends, this rank may send other messages, but must not begin another comparison.
         """
         if self.alone:
             return Comparison(None, self._all_same)
@@ -100,17 +100,17 @@ class Agreement:
             return Comparison(self._ranks.post_record(call.packed(digest)), self._all_same)
 
     def reach(self, call: Call) -> None:
-        """Compare the `call`; collective, blocking. Raises `UserError` as `Comparison.wait` does."""
+        """Compare `call` and wait for the result; collective. Raises `UserError` as `Comparison.wait`."""
         self.begin(call).wait()
 
     def presence(self, mine: bytes) -> list[bytes]:
-        """Return `mine`, one byte for each parameter, of all ranks; collective, blocking."""
+        """Return the `mine` of every rank, in rank order; all are equally long. Collective, blocking."""
         with phase("agreement"):
             parts = self._ranks.post_record(mine).wait()
         return [parts[len(mine) * rank :][: len(mine)] for rank in range(self._ranks.size)]
 
     def world_rank(self, rank: int) -> int:
-        """Return the rank in the job of a rank that takes part."""
+        """Return the rank in the job of `rank`, which is one of those that compare."""
         return self._number(rank)
 
     def _all_same(self, parts: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The protocol of an averager, and the traits by which other code knows it.
+"""The protocol of an averager, and its traits: what other code has to know of it.
 
 The optional protocols of an averager are in `hpcsgd.core.optional`.
 """
@@ -33,7 +33,7 @@ class Traits:
     """What the engine, the cost model and other averagers have to know of an averager.
 
     The defaults are the safe ones for an unknown averager; `waits` has no default. An averager around
-    another one copies that one's traits and replaces what differs with `dataclasses.replace`.
+    another one copies the traits of the inner one, and changes what differs by `dataclasses.replace`.
 
     Raises:
         UserError: If `waits` is missing.
@@ -45,14 +45,15 @@ class Traits:
     whole_model: bool = False
     """True: it averages the whole model. False: it averages the shard of each bucket that this rank owns."""
     reads_gradients: bool = True
-    """Its `prepare` reads or changes gradients, so all of them must have been averaged in the group."""
+    """True: its `prepare` reads or changes gradients, so all gradients must have been averaged in the group
+    before."""
     leaves_mean: bool = False
-    """It leaves all groups with the mean of their models and changes nothing else."""
+    """True: it leaves all groups with the mean of their models and changes nothing else."""
     vectors_only: bool = False
-    """It uses only the vectors, the step number and its own state. It may then run on copies, or on parts of
-    the vectors, and on other communicators, while training goes on."""
+    """True: it uses only the vectors, the step number and its own state. It may then run on copies, or on
+    parts of the vectors, and on other communicators, while training goes on."""
     elastic: bool = False
-    """It averages with other jobs (`Topology.replica_groups`), not with the groups of this job."""
+    """True: it averages with other jobs (`Topology.replica_groups`), not with the groups of this job."""
     histogram_names: tuple[str, ...] = ()
     """Metrics that are small whole numbers. For these a histogram over all ranks is kept, instead of each
     rank's value in every step."""
@@ -60,7 +61,7 @@ class Traits:
 
 @runtime_checkable
 class Averager(Protocol):
-    """Averages the models of the groups, or does what a method does instead."""
+    """The part of a method that averages the groups' models, or does something else in its place."""
 
     @property
     def traits(self) -> Traits: ...
@@ -70,18 +71,18 @@ class Averager(Protocol):
 
         Both iterables may be lazy. Taking the next one of `vectors` waits until the optimizer has updated its
         bucket. A returned vector is final, so its bucket can be gathered while others are averaged. An
-        averager that changes vectors after another one has averaged them takes all of them first. Nothing
-        happens before the result is iterated over: `run_averager` does so.
+        averager that changes vectors after an inner one has averaged them first waits for all of them.
+        Nothing happens until the caller iterates over the result, as `run_averager` does.
         """
         ...
 
 
 def run_averager(averager: Averager, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
-    """Average all `vectors` in place; return them once all are final. Collective."""
+    """Average all `vectors` in place, and return them once all are final. Collective."""
     return list(averager.average(vectors, s))
 
 
 def vectors_of(averager: Averager, buckets: Iterable[Bucket]) -> Iterator[Tensor]:
-    """Yield the vector that `averager` averages of each of these buckets."""
+    """Yield the vector of each bucket that `averager` averages: `w` or `param_shard`."""
     whole = averager.traits.whole_model
     return (b.w if whole else b.param_shard for b in buckets)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 def in_order(loads: Sequence[float], bins: int) -> list[int]:
-    """Return the bin, 0 … bins−1, of each load; of several with the least load, the first."""
+    """Return the bin, 0 … bins−1, of each load; if several have the least load, the first of them."""
     filled: list[tuple[float, int]] = [(0, b) for b in range(bins)]
     found: list[int] = []
     for load in loads:
@@ -23,7 +23,7 @@ def in_order(loads: Sequence[float], bins: int) -> list[int]:
 
 
 def largest_first(loads: Sequence[float], bins: int) -> list[int]:
-    """Return the bin of each load; larger loads are placed first, equal ones in their order."""
+    """Return the bin, 0 … bins−1, of each load; larger loads are placed first, equal ones in their order."""
     order = sorted(range(len(loads)), key=lambda i: -loads[i])
     found = [0] * len(loads)
     for i, b in zip(order, in_order([loads[i] for i in order], bins), strict=True):

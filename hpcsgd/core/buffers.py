@@ -1,9 +1,9 @@
 """The tensors of a model other than trained parameters: buffers and frozen parameters.
 
-All ranks get rank 0's when the optimizer is made. After that, floating-point and complex buffers are averaged
-over all ranks: in `averaged_model()`, and when a checkpoint continues on other ranks. 8-bit floats are
-averaged in float32. All others (integers, booleans, sparse and quantized tensors) stay each rank's own. When
-a checkpoint continues on other ranks, all get rank 0's.
+All ranks get the tensors of rank 0 when the optimizer is made. After that, floating-point and complex buffers
+are averaged over all ranks: in `averaged_model()`, and when a checkpoint continues on other ranks. 8-bit
+floats are averaged in float32. Of all other tensors (integers, booleans, sparse and quantized ones) each rank
+keeps its own values. When a checkpoint continues on other ranks, all get those of rank 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpcsgd.core.fsdp import is_fsdp
 
 
 def is_dense(x: Tensor) -> bool:
-    """Return whether the elements of `x` lie in memory one by one, as numbers."""
+    """Return whether memory has one number for each element of `x`: not if it is sparse or quantized."""
     return x.layout == torch.strided and not x.is_quantized
 
 
@@ -35,15 +35,15 @@ def averaged_buffers(model: nn.Module) -> list[Tensor]:
 
 
 def places(model: nn.Module) -> Iterator[tuple[dict[str, Tensor | None], str, Tensor]]:
-    """Yield each buffer with the table in which the module keeps it, and its key there."""
+    """Yield, for each buffer, the dict in which its module keeps it, its key there, and the buffer."""
     tables = [torch_private.buffers_of(m) for m in model.modules()]
     return ((table, key, x) for table in tables for key, x in table.items() if x is not None)
 
 
 def make_writable(model: nn.Module) -> None:
-    """Give buffers that cannot be written in place memory of their own.
+    """Replace buffers that cannot be written in place with copies that can.
 
-    These are expanded or conjugated ones, and those made in inference mode.
+    Such buffers are expanded or conjugated, or were made in inference mode.
     """
     copies: dict[Tensor, Tensor] = {}
     for table, key, x in places(model):
@@ -52,19 +52,19 @@ def make_writable(model: nn.Module) -> None:
 
 
 def make_parameters_writable(params: Iterable[nn.Parameter]) -> None:
-    """Do the same for those of `params` that are whole on this rank."""
+    """Copy parameters that cannot be written in place to new memory, except those of FSDP models."""
     for param in params:
         if not is_fsdp(param) and not _is_writable(param):
             param.data = _plain(param.detach())
 
 
 def widened(x: Tensor) -> Tensor:
-    """Return `x` in a dtype for means, so that the mean is rounded only once."""
+    """Return `x` as float64 or complex128, so that a mean computed from it is rounded only once."""
     return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 
 def put(x: Tensor, values: Tensor) -> None:
-    """Copy `values`, of the same kind, into `x`."""
+    """Copy `values` into `x`; both are dense, both sparse or both quantized."""
     here = values.to(x.device)
     if x.is_quantized:
         x.data = here  # with their scale
@@ -75,7 +75,7 @@ def put(x: Tensor, values: Tensor) -> None:
 
 
 def share(x: Tensor, ranks: Communicator) -> None:
-    """Give all `ranks` the bits of `x` on the first one; collective."""
+    """Set `x` on all `ranks` to its bits on rank 0 of `ranks`; collective."""
     if is_dense(x):
         here = x.detach().contiguous()
         bits = here.view(-1).view(torch.uint8)

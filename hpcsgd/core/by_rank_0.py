@@ -27,7 +27,7 @@ def by_rank_0(world: Communicator, what: str, call: Callable[[], None]) -> None:
     under_way = Future[None]()
     if world.rank == 0:
         threading.Thread(target=_carry_out, args=(call, under_way), name=what, daemon=True).start()
-    said = torch.zeros(1, dtype=torch.int64, device="cpu")  # whether it is done
+    said = torch.zeros(1, dtype=torch.int64, device="cpu")  # 1 once the call is done
     while not said.item():
         if world.rank == 0:
             wait([under_way], min(BEAT, world.timeout / 4))

@@ -1,7 +1,7 @@
-"""Collectives of a script: means and sums of its own metrics, the value of one rank, and a barrier.
+"""Collectives for scripts: means and sums of a script's metrics, the value of one rank, and a barrier.
 
 A script may call them between `backward()` and `step()`: each optimizer has communicators and threads of its
-own. Every call first gathers what each rank gives, and refuses calls that differ.
+own. Every call first compares the ranks' calls and the kinds of their values, and refuses different ones.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _require_number_or_tensor(x: object) -> None:
 
 
 def _gathered(call: str, x: object, topology: Topology) -> list[Any]:
-    """Return the `x` of every rank (None for a tensor), or raise if ranks make other calls."""
+    """Return the `x` of every rank (None for a tensor), or raise if ranks make different calls."""
     kind = f"a tensor {tuple(x.shape)} of {x.dtype}" if isinstance(x, Tensor) else "no tensor"
     given = topology.world.gather_objects((call, kind, None if isinstance(x, Tensor) else x))
     for rank, (theirs, other, _) in enumerate(given):

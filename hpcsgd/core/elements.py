@@ -41,7 +41,7 @@ def as_elements(flat: Tensor, reals: int) -> Tensor:
 
 
 def in_rows(flat: Tensor, reals: int) -> Tensor:
-    """Return `flat` with a row for each element if elements have several reals; a view, of any dtype."""
+    """Return a view of `flat` with one row per element if elements have several reals; any dtype."""
     return flat if reals == 1 else flat.view(-1, reals)
 
 
@@ -51,7 +51,7 @@ def shaped(flat: Tensor, offset: int, like: Tensor) -> Tensor:
 
 
 def require_alike(name: str, found: Tensor, expected: Tensor) -> None:
-    """Raise `UserError` if a parameter's shape, dtype or device differs from that when it was wrapped."""
+    """Raise `UserError` unless parameter `name` still has the shape, dtype and device of `expected`."""
     if (found.shape, found.dtype, found.device) != (expected.shape, expected.dtype, expected.device):
         raise UserError(
             f"the optimizer made parameter {name} one of {found.dtype} and shape {list(found.shape)} on "

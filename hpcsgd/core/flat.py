@@ -28,22 +28,22 @@ from hpcsgd.core.slot import Slot
 
 @dataclass(frozen=True, slots=True)
 class ShardRange:
-    """Elements [start, stop), in memory order, of one parameter: those that this rank owns."""
+    """The part of one parameter that this rank owns: elements [start, stop) in memory order."""
 
     slot: Slot
     start: int
     stop: int
     offset: int
-    """Index of the first one in the bucket's `param_shard`."""
+    """Index in the bucket's `param_shard` of the element `start`."""
 
     @property
     def in_own(self) -> slice:
-        """Their range in the bucket's `param_shard`."""
+        """The range of these elements in the bucket's `param_shard`."""
         return slice(self.offset, self.offset + (self.stop - self.start) * self.slot.reals)
 
     @property
     def in_w(self) -> slice:
-        """Their range in the bucket."""
+        """The range of these elements in the bucket's `w`."""
         start = self.slot.start + self.start * self.slot.reals
         return slice(start, start + (self.stop - self.start) * self.slot.reals)
 
@@ -51,8 +51,8 @@ class ShardRange:
 class Bucket:
     """Some of the model's parameters, flattened: `w` has `size` elements, padding included.
 
-    `param_shard` is a view of the size/K elements of `w` that this rank j owns. `g` and `grad_shard` are the
-    same for gradients.
+    `param_shard` is a view of the size/K elements of `w` that this rank, with shard index j, owns. `g` and
+    `grad_shard` are the same for gradients.
     """
 
     def __init__(self, layout: Layout, K: int, j: int) -> None:
@@ -84,7 +84,7 @@ class Bucket:
 
     @property
     def g(self) -> Tensor:
-        """The gathered gradients, and then the result of the gradient reduction."""
+        """The gradients gathered from `param.grad`, and later the result of the gradient reduction."""
         assert self._g is not None, "no room for gradients: gather() comes first"
         return self._g
 
@@ -123,18 +123,18 @@ class Bucket:
         return vector.view(self._K, -1)[self._j]
 
     def found(self) -> list[Tensor]:
-        """Return the gradients that autograd has set in `param.grad`; of a sparse gradient its values."""
+        """Return the gradients that autograd has set in `param.grad`; for a sparse gradient, its values."""
         return [values for slot in self.slots if (values := _values(slot)) is not None]
 
     def gather(self) -> None:
-        """Make every parameter's gradient a view of `g`; a missing one counts as zero, and stays None."""
+        """Make every parameter's gradient a view of `g`; where one is missing, set `g` to zero."""
         self.allocate()
         for slot in self.slots:
             slot.attach()
         self.gathered = True
 
     def show_found(self) -> None:
-        """Set a missing gradient that is no longer zero, after gradients from `gather` were changed."""
+        """Set `param.grad` where it was missing in `gather` and that part of `g` is no longer zero."""
         if self.gathered:
             for slot in self.slots:
                 if slot.gradient is None and slot.any():

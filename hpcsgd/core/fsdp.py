@@ -40,7 +40,7 @@ def is_fsdp(x: Tensor) -> TypeGuard[DTensor]:
 
 
 def local(x: Tensor) -> Tensor:
-    """Return this rank's part of `x`."""
+    """Return this rank's part of `x`; if `x` is not a DTensor, `x` itself."""
     return x.to_local().detach() if is_fsdp(x) else x
 
 
@@ -54,7 +54,7 @@ def local_of(whole: Tensor, x: Tensor) -> Tensor:
 
 
 def all_gathered(x: Tensor) -> Tensor:
-    """Return all of `x`; collective over the ranks that share it."""
+    """Return all elements of `x`, a DTensor or not; collective over the ranks that share it."""
     return x.full_tensor() if is_fsdp(x) else x
 
 
@@ -71,7 +71,7 @@ def local_like(x: Tensor, here: Tensor) -> Tensor:
 class FsdpSlot(Slot):
     """This rank's part of one FSDP parameter, from element `first` on.
 
-    In the bucket, padding follows that makes it as long as the part of rank 0 of the group.
+    In the bucket it is followed by padding, up to the length of the part of rank 0 of the group.
     """
 
     may_pend = False
@@ -113,7 +113,7 @@ class FsdpSlot(Slot):
 
 
 def reshard(model: nn.Module) -> None:
-    """Discard weights that a forward pass has left gathered, before shards change without them."""
+    """Discard weights that a forward pass has left gathered, because the shards are about to change."""
     for module in _sharded_modules(model):
         module.reshard()
 
@@ -123,7 +123,7 @@ def flatten_shards(
 ) -> list[Bucket]:
     """Make rank `j`'s part of each trainable FSDP parameter a view of new buckets, for a group of K.
 
-    Buckets have as many bytes, over all ranks of the group, as those of whole parameters.
+    On all ranks of the group together, a bucket has as many bytes as one of parameters that are not sharded.
     """
     kept = {each.sharded_param: each for each in _fsdp_params_of(model)}
     found: list[Bucket] = []
@@ -139,7 +139,7 @@ def flatten_shards(
 
 
 def require_sharded_alike(named: Sequence[tuple[str, nn.Parameter]], ranks: Sequence[int]) -> None:
-    """Raise `UserError` unless torch has sharded all of these, by rows, over the group of `ranks`."""
+    """Raise `UserError` unless torch has sharded all parameters `named`, by rows, over the group `ranks`."""
     for name, param in named:
         theirs = param if is_fsdp(param) else None
         if theirs is None:

@@ -1,4 +1,4 @@
-"""The process-wide random generators of torch, numpy and Python, and a device's; a model may use any."""
+"""The random generators that a model may use: those of torch, numpy and Python, and that of a device."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hpcsgd.comm.streams import HOST, generator_state, on_accelerator, set_gener
 
 
 def seed_generators(seed: int) -> None:
-    """Seed all of them."""
+    """Seed the generators of torch, numpy and Python, including torch's on devices."""
     torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType] - torch has no type for a seed
     _seed_the_rest(seed)
 
 
 def seed_on_host(seed: int) -> None:
-    """Seed the generators of the host that `generators_state` saves; those of devices go on."""
+    """Seed the generators of the host that `generators_state` saves; do not change those of devices."""
     torch.default_generator.manual_seed(seed)
     _seed_the_rest(seed)
 
@@ -29,7 +29,7 @@ def _seed_the_rest(seed: int) -> None:
 
 
 def generators_state(device: torch.device = HOST) -> dict[str, Any]:
-    """Return the states of the host's generators and that of `device`, as tensors and plain values."""
+    """Return the states of the generators of the host and of `device`, as tensors and plain values."""
     numbers: Any = np.random.get_state(legacy=False)
     version, key, gauss = random.getstate()
     own = {"device": generator_state(device)} if on_accelerator(device) else {}
@@ -45,7 +45,7 @@ def generators_state(device: torch.device = HOST) -> dict[str, Any]:
 
 
 def load_generators_state(state: dict[str, Any], device: torch.device = HOST) -> None:
-    """Set the generators to `state`; the one of `device` keeps its state if none was saved."""
+    """Set the generators to `state`; that of `device` keeps its state if `state` has none for it."""
     torch.set_rng_state(state["torch"])
     if "device" in state and on_accelerator(device):
         set_generator_state(device, state["device"])

@@ -1,8 +1,8 @@
-"""Graphs that say which groups exchange models in gossip methods; `mixing` derives mixing matrices from them.
+"""Graphs that say which groups exchange models in gossip methods; `mixing` has their matrices.
 
 M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic Gradient Push for Distributed Deep Learning, ICML 2019
 ("the SGP paper" elsewhere), section 2 and appendix A. A graph of n nodes may change from step to step. Every
-graph here is right for every n, not only for powers of two.
+graph here works for every n, not only for powers of two.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Graph(Protocol):
 @checked
 @dataclass(frozen=True)
 class Exponential:
-    """A directed graph: node i sends to i + j·(p+1)^k (mod n), for j = 1 … p, with the next k in each step.
+    """A directed graph: node i sends to i + j·(p+1)^k (mod n), j = 1 … p, with the next k in each step.
 
     For p = 1 these are the paper's distances 1, 2, 4, …; for larger p they are those of its authors' code.
     The mean is exact after k + 1 steps if n = m·(p+1)^k with m ≤ p + 1. Two distances that lead to the same
@@ -93,7 +93,7 @@ class Exponential:
 @checked
 @dataclass(frozen=True)
 class PowersOfTwo:
-    """A directed graph: node i sends to i + 2^k (mod n), with the next few k in each step.
+    """A directed graph: node i sends to i + 2^k (mod n), for the next `per_step` k in each step.
 
     The distances are 2^0 … 2^⌊log2(n−1)⌋. With one peer it equals `Exponential`. With two it needs more steps
     to reach the mean for most n than `Exponential(per_step=2)`, whose distances are 3^k and 2·3^k.
@@ -195,9 +195,9 @@ class Complete:
 @checked
 @dataclass(frozen=True)
 class BipartiteExponential:
-    """An undirected graph between even and odd nodes: the a-th even and the (a + 2^k − 1)-th odd, k in turn.
+    """An undirected graph: the a-th even node exchanges with the (a + 2^k − 1)-th odd node.
 
-    If n is odd, two even nodes share an odd one in every step.
+    In each step k has its next value. If n is odd, two even nodes share an odd one in every step.
 
     Example:
         >>> [hpcsgd.graphs.BipartiteExponential().peers(0, t, n=8) for t in (0, 1, 2)]
@@ -274,7 +274,7 @@ def _powers(base: int, n: int) -> list[int]:
 
 
 def _bipartite_hops(n: int) -> list[int]:
-    """Return 2^k − 1 for each k for which that leads to another odd node."""
+    """Return 2^k − 1 for each k that leads to a different odd node."""
     return [hop - 1 for hop in [1 << k for k in range(n.bit_length())] if hop <= n // 2]
 
 

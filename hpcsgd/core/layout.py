@@ -1,11 +1,11 @@
 """The place of each parameter in the buckets.
 
 Buckets are in backward order, so that they can be sent while the backward pass goes on. Parameters that an
-optimizer updates element by element lie one after the other, and shards cut them anywhere. Parameters that it
-must see whole are assigned: each lies in one shard, so that one rank owns it. Shards are then padded to the
-longest of the bucket. The costliest tensor is assigned first, to the rank with the least work so far
-(`balance.py`). A bucket of whole tensors grows until its shards are about equally long. As many equal layers
-as ranks need no padding.
+optimizer updates element by element lie one after the other, and shards cut them anywhere. Parameters that an
+optimizer must see whole are assigned: each lies in one shard, so that one rank owns it. Shards are then
+padded to the longest of the bucket. The costliest tensor is assigned first, to the rank with the least work
+so far (`balance.py`). A bucket of whole tensors grows until its shards are about equally long. If there are
+as many equal layers as ranks, no padding is needed.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Layout:
     """The contents of one bucket."""
 
     slots: Sequence[Slot]
-    """In the order in which they lie in the bucket."""
+    """Slots of the parameters, in the order in which they lie in the bucket."""
     size: int
-    """Elements, padding included: a multiple of K."""
+    """Number of elements, padding included; a multiple of K."""
     whole: bool
     """True if no shard cuts a parameter."""
     pinned: bool = False
-    """True if it is to lie in page-locked host memory."""
+    """True if the bucket is to be in page-locked host memory."""
 
 
 class Entry(NamedTuple):
-    """One parameter, before it has a place."""
+    """A parameter that has no place in a bucket yet."""
 
     number: int
     """Index among all parameters, in the order of the forward pass."""
@@ -54,11 +54,11 @@ def nbytes(params: Iterable[nn.Parameter]) -> int:
 
 
 def bucket_bytes(model_bytes: float, bucket_cap_mb: float | None = None) -> float:
-    """Return the most bytes of a bucket.
+    """Return the number of bytes at which a bucket ends.
 
     This is `bucket_cap_mb` MiB, or by default 1/16 of the model, between 1 and 4 MB. The last bucket has no
-    backward pass to overlap with, so it should be small; but each bucket costs messages. Measured by
-    `benchmarks/step_time.py`.
+    backward pass to overlap with, so it should be small; but each bucket costs messages. The default was
+    measured with `benchmarks/step_time.py`.
     """
     return 2**20 * bucket_cap_mb if bucket_cap_mb is not None else min(max(model_bytes / 16, 1e6), 4e6)
 
@@ -72,11 +72,11 @@ def cut(
     """Return the contents of each bucket, in the order in which they become ready.
 
     `named`: parameters in the order of the forward pass. `whole`: those that no shard may cut. Each bucket is
-    of one dtype and device and ends once it reaches `bucket_bytes`. One of whole parameters must also be well
-    filled. Raises `UserError` for a parameter without a dense layout.
+    of one dtype and device and ends once it has `bucket_bytes` bytes. A bucket of whole parameters ends only
+    if at most `EMPTY` of it is padding. Raises `UserError` for a parameter without a dense layout.
     """
     runs: dict[tuple[torch.dtype, torch.device, bool], list[list[Entry]]] = {}
-    filled: dict[object, int] = {}  # bytes of the last run of each kind
+    filled: dict[object, int] = {}  # bytes of the last bucket of each kind
     for number, (name, param) in reversed(list(enumerate(named))):
         if param.numel() == 0:
             continue
@@ -97,7 +97,7 @@ def cut(
 
 
 def assign(costs: Sequence[float], K: int) -> list[list[int]]:
-    """Return the tasks of each of K workers, by their costs: longest processing time first."""
+    """Return the indices of the tasks of each of K workers; the costliest task is assigned first."""
     hands = [list[int]() for _ in range(K)]
     for i, j in enumerate(largest_first(costs, K)):
         hands[j].append(i)
@@ -115,7 +115,7 @@ def cost(shape: torch.Size) -> int:
 
 
 def _well_filled(runs: list[list[Entry]], K: int) -> list[list[Entry]]:
-    """Join the last run with those before it until it is well filled, too."""
+    """Join the last bucket's parameters with those before until at most `EMPTY` of it is padding."""
     *others, last = runs
     while others and _too_empty(last, K):
         last = others.pop() + last

@@ -24,7 +24,10 @@ log = logging.getLogger(__name__)
 
 @runtime_checkable
 class HoldsModel(Protocol):
-    """An averager for which the model is not the mean of what the groups train, as with servers."""
+    """An averager, such as a parameter server, that holds the model itself.
+
+    The averaged model is then the model that it holds, not the mean of the groups' models.
+    """
 
     def model(self) -> list[Tensor] | None:
         """Return this rank's shards of the model, in float32 at least; collective.
@@ -35,7 +38,7 @@ class HoldsModel(Protocol):
 
 
 def waits_of(exchange: GradReduce, schedule: Schedule, averager: Averager) -> Waits:
-    """Return which groups wait for which in the steps of a method of these parts."""
+    """Return which groups wait for which in the steps of a method that consists of these parts."""
     waits = averager.traits.waits
     if isinstance(averager, Staged):  # its `waits` already includes how often each of its methods averages
         return waits
@@ -49,7 +52,11 @@ def waits_of(exchange: GradReduce, schedule: Schedule, averager: Averager) -> Wa
 def fitted(
     states: Mapping[str, State], buckets: Sequence[Bucket], *, same_ranks: bool, aloud: bool
 ) -> dict[str, State]:
-    """Return one rank's `states` for these buckets; `same_ranks` is False if P × K has changed."""
+    """Return the `states` that one rank saved, in a form that this rank can load for `buckets`.
+
+    `same_ranks`: P × K has not changed. Otherwise only state that is valid on any P × K is returned, and
+    `aloud` logs a warning about the rest.
+    """
     placed = _with(states, buckets)
     return placed if same_ranks else _alike_everywhere(placed, aloud=aloud)
 
@@ -70,7 +77,7 @@ def _alike_everywhere(states: Mapping[str, State], *, aloud: bool) -> dict[str, 
 
 
 def _with(states: Mapping[str, State], buckets: Sequence[Bucket]) -> dict[str, State]:
-    """Return `states` with sharded tensors moved to the model's devices, as they may be on others."""
+    """Return `states` with the sharded tensors on the devices of the buckets."""
 
     def placed(vectors: Sequence[Tensor]) -> list[Tensor]:
         return [x.to(b.w.device) for x, b in zip(vectors, buckets, strict=True)]
@@ -114,20 +121,20 @@ class Method:
 
     @property
     def waits(self) -> Waits:
-        """Which groups wait for which in its steps."""
+        """Which groups wait for which in the steps of this method."""
         return waits_of(self.grad_reduce, self.schedule, self.averager)
 
     @property
     def sequence(self) -> Sequence[tuple[int | None, Method]]:
-        """The methods that it switches between, as in `Staged`; empty if it does not switch."""
+        """The methods that this one switches between, as in `Staged`; empty if it does not switch."""
         return self.averager.sequence if isinstance(self.averager, Staged) else ()
 
     def state_dict(self) -> dict[str, State]:
-        """Return a copy of the state of all parts with state, by their role; collective."""
+        """Return a copy of the state of each part that has state, by the role of the part; collective."""
         return {role: state.cloned() for role, state in self.states().items()}
 
     def states(self) -> dict[str, State]:
-        """Return the same as `state_dict` without copies: the next step changes them. Collective."""
+        """Return the states that `state_dict` copies. The next step changes their tensors. Collective."""
         found = {role: part.state_dict() for role, part in self.stateful().items()}
         return {role: of_kind("Method", f"{role}.state_dict()", State, each) for role, each in found.items()}
 
@@ -141,7 +148,7 @@ class Method:
             part.load_state_dict(state[role].cloned())
 
     def model_holder(self) -> HoldsModel | None:
-        """Return the averager that holds the model at this time, or None."""
+        """Return the averager, or the one inside it, that holds the model at this time, or None."""
         how: Any = self.averager
         while not isinstance(how, HoldsModel):
             if not isinstance(how, Wrapping):
@@ -150,7 +157,7 @@ class Method:
         return how
 
     def stateful(self) -> dict[str, Stateful]:
-        """Return the parts with state, by their role."""
+        """Return the parts that have state, by their role, such as `averager.inner`."""
         return {role: part for role, part in self.by_role() if isinstance(part, Stateful)}
 
     def by_role(self) -> Iterator[tuple[str, Any]]:
@@ -164,7 +171,7 @@ class Method:
 
 
 def remembering(part: Any) -> dict[str, Stateful]:
-    """Return `part` and the parts inside it that have state, by role."""
+    """Return those of the averager `part` and the parts inside it that have state, by role."""
     return {role: found for role, found in parts_of("averager", part) if isinstance(found, Stateful)}
 
 

@@ -9,9 +9,10 @@ from hpcsgd.core.graphs import Graph
 
 
 def push_matrix(graph: Graph, t: int, n: int) -> Tensor:
-    """Return P of step t, float64 [n, n]: node i splits itself evenly over itself and its peers in column i.
+    """Return the matrix P of step t, float64 [n, n], by which n nodes send parts of their models.
 
-    Column-stochastic, so that Σ_i x_i stays as it is (the SGP paper, section 2).
+    In column i, node i keeps one part of its model and sends equal parts to its peers. Columns add up to 1,
+    so the sum Σ_i x_i of the nodes' models does not change (the SGP paper, section 2).
     """
     matrix = torch.zeros(n, n, dtype=torch.float64, device="cpu")
     for i in range(n):
@@ -21,9 +22,10 @@ def push_matrix(graph: Graph, t: int, n: int) -> Tensor:
 
 
 def symmetric_matrix(graph: Graph, t: int, n: int) -> Tensor:
-    """Return W of step t, float64 [n, n], by Metropolis' rule: w_ij = 1 / (1 + the larger of both degrees).
+    """Return the symmetric mixing matrix W of step t, float64 [n, n], by Metropolis' rule.
 
-    Symmetric and doubly stochastic, even if nodes have different numbers of neighbors.
+    For neighbors i and j, w_ij = 1 / (1 + the larger of their degrees). W is symmetric and doubly stochastic,
+    even if nodes have different numbers of neighbors.
     """
     neighbours = [graph.peers(i, t, n) for i in range(n)]
     matrix = torch.zeros(n, n, dtype=torch.float64, device="cpu")
@@ -35,7 +37,7 @@ def symmetric_matrix(graph: Graph, t: int, n: int) -> Tensor:
 
 
 def mean_leaving(graph: Graph, n: int, per_host: int) -> float:
-    """Return the share of a period's messages that goes to another host, with `per_host` nodes on each."""
+    """Return the share of the messages of one period that go to another host; `per_host`: nodes per host."""
     if n <= per_host:
         return 0.0
     nodes = range(n if n <= 64 else per_host)
@@ -44,7 +46,7 @@ def mean_leaving(graph: Graph, n: int, per_host: int) -> float:
 
 
 def mean_peers(graph: Graph, n: int) -> float:
-    """Return how many nodes a node sends to per step: the mean over all nodes and a period of the graph."""
+    """Return to how many nodes a node sends per step: the mean over all nodes and one period of the graph."""
     if n == 1:
         return 0.0
     period = graph.period(n)

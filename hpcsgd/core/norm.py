@@ -11,12 +11,15 @@ from torch import Tensor
 from hpcsgd.comm import Communicator, accumulation_dtype
 
 BLOCK = 1 << 16
-"""Elements per block. One float32 sum over tens of millions of squares is wrong in the third digit; float64
-throughout takes many times as long."""
+"""Elements per block. A single float32 sum of tens of millions of squares is wrong in the third digit. Sums
+in float64 only would take many times as long."""
 
 
 def squared_norm(x: Tensor) -> Tensor:
-    """Return ‖x‖², float64: summed in float32 (float64 for float64) within blocks, in float64 over them."""
+    """Return ‖x‖² as float64.
+
+    Squares are added in float32 (float64 for float64) within each block, and the blocks' sums in float64.
+    """
     norms = _norms_of_blocks(x.reshape(-1), accumulation_dtype(x.dtype))
     return norms.double().square().sum()
 
@@ -39,7 +42,10 @@ def sum_on_host(numbers: Iterable[Tensor]) -> Tensor:
 
 
 def total_norm(parts: Sequence[Tensor], order: float, ranks: Communicator | None) -> Tensor:
-    """Return the norm of all parts together, including those of other `ranks`; then collective, 8 bytes."""
+    """Return the norm of all `parts` together.
+
+    With `ranks` it includes the parts of all those ranks: collective, with an allreduce of 8 bytes.
+    """
     norms = [norm(part, order) for part in parts] or [torch.zeros((), dtype=torch.float64, device="cpu")]
     total = _vector_norm(as_vector(norms), order, torch.float64)
     if ranks is None:
@@ -53,7 +59,7 @@ def total_norm(parts: Sequence[Tensor], order: float, ranks: Communicator | None
 
 
 def clip(parts: Sequence[Tensor], most: float, order: float, ranks: Communicator | None) -> Tensor:
-    """Scale the parts to a total norm of at most `most`; return the norm before. Collective with `ranks`."""
+    """Scale `parts` to a total norm of at most `most`; return their norm before. Collective with `ranks`."""
     total = total_norm(parts, order, ranks)
     scale = torch.clamp(most / (total + 1e-6), max=1.0)
     for part in parts:
@@ -76,5 +82,5 @@ def _norms_of_blocks(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _vector_norm(x: Tensor, order: float, dtype: torch.dtype, dim: int | None = None) -> Tensor:
-    # torch has no types for it.
+    # torch has no types for this function.
     return torch.linalg.vector_norm(x, order, dim, dtype=dtype)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

@@ -1,7 +1,7 @@
-"""Facts that ranks must have in common: noted where they do not communicate, compared where they do.
+"""Facts that must be the same on all ranks: each rank notes them, and an optimizer compares them.
 
-A sampler sends nothing, because one rank may use it alone. In its first step an optimizer compares what each
-rank has noted of the sampler that it began to use last.
+A sampler sends nothing, because one rank may use it alone. In its first step an optimizer compares the facts
+that each rank has noted of the sampler that it began to use last.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from hpcsgd.comm import CommStats, Communicator
 Facts = Sequence[tuple[str, str]]
 """Pairs of a name and its value as text."""
 _noted: WeakKeyDictionary[CommStats, Facts] = WeakKeyDictionary()
-"""Keyed by `CommStats`, which all communicators of a rank share."""
+"""The facts that a rank has noted, by its `CommStats`, which all communicators of the rank share."""
 
 
 def note(world: Communicator, facts: Iterable[tuple[str, str]]) -> None:
-    """Note facts to be compared among the ranks of `world`, and drop those noted before."""
+    """Note facts that the ranks of `world` will compare, and drop those noted before."""
     _noted[world.stats] = tuple(facts)
 
 

@@ -39,8 +39,8 @@ class Prepares(Protocol):
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         """Act before the update of step `s`, whose gradients have been averaged in the group.
 
-        `vectors` are those that `average` is given after it. It may change them, and the gradients if
-        `Traits.reads_gradients` says so. Collective.
+        `vectors` are those that `average` is given after the update. This call may change them, and also the
+        gradients if `Traits.reads_gradients` is True. Collective.
         """
         ...
 
@@ -60,9 +60,9 @@ class Late(Protocol):
         ...
 
     def begin(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """Begin new work after an update without `average`. Collective.
+        """Begin new work after an update for which `average` is not called. Collective.
 
-        It must not change `vectors`, which are being gathered meanwhile. `s` is the step.
+        It must not change `vectors`, because they are being gathered meanwhile. `s` is the step.
         """
         ...
 
@@ -133,9 +133,9 @@ class WithMemory(Protocol):
     """A part of a method that keeps vectors from one step to the next."""
 
     def memory_bytes(self, m: ModelLayout) -> float:
-        """Return the peak bytes on one rank for the model `m`, without the parts inside that also have this.
+        """Return the peak bytes on one rank for the model `m`, without parts inside that are `WithMemory`.
 
-        For an averager: bytes if there are groups to average with.
+        For an averager: the bytes if there are other groups to average with.
         """
         ...
 
@@ -150,7 +150,7 @@ class WithSearch(Protocol):
 
 
 def prepare(averager: Averager, vectors: Sequence[Tensor], s: StepContext) -> None:
-    """Let `averager`, and then the parts inside it, act before an update. Collective."""
+    """Call `prepare` of `averager` and then of the parts inside it, before an update. Collective."""
     part: Any = averager
     while True:
         if isinstance(part, Prepares):
@@ -166,13 +166,13 @@ def is_due(averager: Averager, s: StepContext, wanted: bool) -> bool:
 
 
 def begin(averager: Averager, vectors: Sequence[Tensor], s: StepContext) -> None:
-    """Let a `Late` averager begin new work after an update without averaging. Collective."""
+    """Call `begin` of a `Late` averager, after an update without averaging. Collective."""
     if isinstance(averager, Late):
         averager.begin(vectors, s)
 
 
 def finish(averager: Averager, vectors: Sequence[Tensor], s: StepContext, due: bool) -> None:
-    """Average for the last time if that is `due`, and finish what is under way. Collective."""
+    """Average for the last time if that is `due`, and finish pending averages. Collective."""
     if isinstance(averager, Late):
         averager.finish(vectors, s, due)
     elif due:
@@ -180,12 +180,12 @@ def finish(averager: Averager, vectors: Sequence[Tensor], s: StepContext, due: b
 
 
 def comm_ops(part: object, m: ModelLayout) -> list[CommOp]:
-    """Return the operations of `part`, none if it sends nothing."""
+    """Return the communication operations of `part`; none if it sends nothing."""
     return list(part.comm_ops(m)) if isinstance(part, WithCommOps) else []
 
 
 def memory_bytes(parts: Iterable[object], m: ModelLayout) -> float:
-    """Return the bytes that these parts keep."""
+    """Return the bytes that these parts keep from one step to the next."""
     return sum(part.memory_bytes(m) for part in parts if isinstance(part, WithMemory))
 
 

@@ -39,10 +39,13 @@ _ABOUT: frozenset[Any] = frozenset(
 
 
 class PendingGradient(Tensor):
-    """A gradient that is not averaged yet. A tensor is given this class in place, and loses it in place."""
+    """A gradient that is not averaged yet.
+
+    A tensor becomes one when its class is changed in place. Once averaged, it is changed back.
+    """
 
     use: Callable[[], Callable[[], None] | None]
-    """A weak reference to the function that averages this gradient; its first use calls it."""
+    """A weak reference to the function that averages this gradient; the gradient's first use calls that."""
 
     @classmethod
     def __torch_function__(
@@ -52,7 +55,7 @@ class PendingGradient(Tensor):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Average the gradients among the operands, and run `func`."""
+        """Average the pending gradients among the operands of `func`, and then run it."""
         kwargs = kwargs or {}
         if func not in _ABOUT:
             for gradient in operands(PendingGradient, [*args, kwargs]):
@@ -63,7 +66,7 @@ class PendingGradient(Tensor):
 
 
 def operands(kind: type[Operand], given: Iterable[object]) -> Iterator[Operand]:
-    """Find the tensors of one class in what a function was given, in lists and tables, too."""
+    """Yield the tensors of class `kind` among a function's arguments, including those in lists and dicts."""
     for each in given:
         if isinstance(each, kind):
             yield each

@@ -1,4 +1,4 @@
-"""Other jobs that average with this one: what the rest of the code sees of elastic groups."""
+"""The interface through which other code uses elastic groups: jobs that average with this one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 class ReplicaGroups(Protocol):
-    """Other jobs of one group each that average with this job; collective over the ranks of this job."""
+    """Other jobs, of one group each, that average with this job. Calls are collective in this job."""
 
     @property
     def index(self) -> int:
-        """Index of this job among them, from 0."""
+        """Index of this job among all the jobs, from 0."""
         ...
 
     @property
@@ -25,7 +25,7 @@ class ReplicaGroups(Protocol):
     def mean(self, w: Sequence[Tensor], t: int, *, alike: bool = True) -> None:
         """Replace `w`, after `t` updates, by its mean over the jobs that are present.
 
-        `alike`: all ranks of this job hold the same `w`. Otherwise each rank holds its own rows.
+        `alike`: all ranks of this job hold the same `w`. Otherwise each rank holds its own rows of it.
         """
         ...
 
@@ -40,7 +40,7 @@ class ReplicaGroups(Protocol):
 
 @dataclass(frozen=True)
 class Absent:
-    """`ReplicaGroups` without members, to check whether a job could be built as one of them."""
+    """`ReplicaGroups` without other jobs; also used to check whether a job could be one of several."""
 
     index: int = 0
     count: int = 1

@@ -1,4 +1,4 @@
-"""The predicted layout of FSDP models (`fully_shard`): each rank's buckets, and what torch gathers at once.
+"""The predicted layout of FSDP models: each rank's buckets, and the units that torch gathers.
 
 Each parameter is cut along dimension 0 into K equal parts, of which the last ones may be shorter or empty.
 They are padded to the length of the first.
@@ -19,14 +19,18 @@ from hpcsgd.core.layout import Entry
 
 @dataclass(frozen=True)
 class Unit:
-    """Parameters that torch gathers together, such as those of one block: bytes on all ranks with padding."""
+    """Parameters that torch gathers together, such as those of one block.
+
+    Bytes are those of all ranks of a group together, padding included.
+    """
 
     weights: int
+    """Bytes of the parameters."""
     gradients: int
     """Bytes of the gradients of trained parameters; 16-bit ones are summed in float32."""
     numel: int
     stays: bool = False
-    """True if it stays whole from its forward pass to its backward pass, as parameters outside blocks do."""
+    """True if the unit stays gathered from its forward pass to its backward pass, as outside blocks."""
 
     @classmethod
     def of(cls, params: Collection[nn.Parameter], K: int, *, stays: bool) -> Unit:
@@ -37,7 +41,7 @@ class Unit:
 
 
 def units_of(units: Sequence[Collection[nn.Parameter]], K: int) -> tuple[Unit, ...]:
-    """Return the units in the order of the backward pass, the model's own last.
+    """Return the units in the order of the backward pass; the last one has the parameters outside blocks.
 
     A unit without parameters is left out: torch has nothing to do for it.
     """
@@ -46,12 +50,12 @@ def units_of(units: Sequence[Collection[nn.Parameter]], K: int) -> tuple[Unit, .
 
 
 def padded(param: nn.Parameter, K: int) -> int:
-    """Return the elements of `param` on each of K ranks, padding included."""
+    """Return the number of elements of `param` on each of K ranks, padding included."""
     return rows(param, K) * (param.numel() // max(param.shape[0], 1))
 
 
 def rows(param: nn.Parameter, K: int) -> int:
-    """Return the rows of `param` on rank 0 of a group, which has the most."""
+    """Return the number of rows of `param` on rank 0 of a group of K, which has the most."""
     return -(-param.shape[0] // K)
 
 
@@ -68,8 +72,8 @@ def in_buckets(
 ) -> list[list[Entry]]:
     """Return the contents of each bucket, in the order in which they become ready.
 
-    Each bucket is of one dtype and device, in memory that is `pinned` or not. It ends once it reaches
-    `bucket_bytes`, over all ranks of a group.
+    The parameters of a bucket have one dtype and device, and are all `pinned` or all not. A bucket ends once
+    it has `bucket_bytes` bytes on all ranks of a group together.
     """
     found: dict[tuple[torch.dtype, torch.device, bool], list[list[Entry]]] = {}
     for number, (name, param) in reversed(list(enumerate(named))):

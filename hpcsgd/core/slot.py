@@ -18,16 +18,19 @@ from hpcsgd.core.pending_gradient import PendingGradient
 from hpcsgd.errors import UserError
 
 OWN = 2
-"""Python's reference count of a gradient's view that nothing else refers to."""
+"""`sys.getrefcount` of a slot's view to which nothing but the slot refers."""
 
 
 class Slot(ABC):
-    """What this rank has of one parameter, as a view of its bucket's elements [start, stop)."""
+    """This rank's part of one parameter: a view of the elements [start, stop) of its bucket.
+
+    The slot's *view* is the same part of the bucket's gradients `g`. Once attached, `param.grad` is the view.
+    """
 
     first = 0
     """Index, in memory order, of the parameter's element at `start`."""
     may_pend: bool
-    """True if its gradient may be averaged only when it is first used."""
+    """True if the parameter's gradient may stay unaveraged until it is first used."""
 
     def __init__(self, name: str, param: nn.Parameter, start: int, number: int) -> None:
         self.name = name
@@ -39,10 +42,10 @@ class Slot(ABC):
         self.number = number
         """Index among all parameters, in the order of the forward pass."""
         self._view: Any = None
-        """The parameter's part of g, in its shape and strides; None until g is allocated."""
-        self.padded = self.stop - start  # elements of w reserved for it
+        """The parameter's part of g, in the parameter's shape and strides; None until g is allocated."""
+        self.padded = self.stop - start  # number of elements of w that are reserved for the parameter
         self._part: Tensor  # these elements
-        self._place: Tensor  # among them the parameter, in its shape and strides
+        self._place: Tensor  # the parameter within them, in its shape and strides
         self._home: int | None = None
         self._use: Callable[[], Callable[[], None] | None] = lambda: None
 
@@ -54,31 +57,31 @@ class Slot(ABC):
     @property
     @abstractmethod
     def gradient(self) -> Tensor | None:
-        """The part of its gradient on this rank, wherever it is stored."""
+        """This rank's part of `param.grad`, which need not be the view; None if there is no gradient."""
 
     @abstractmethod
     def pend(self) -> None:
-        """Mark that the view does not hold the averaged gradient, or not all of it."""
+        """Mark the view as pending: it does not hold the averaged gradient, or not all of it."""
 
     @abstractmethod
     def _become(self, view: Tensor) -> None:
-        """Make `view` the memory of the parameter."""
+        """Make `view`, a part of `w`, the memory of the parameter."""
 
     @abstractmethod
     def _is_gathered_from_here(self) -> bool:
-        """Return whether forward passes gather the parameter from this memory."""
+        """Return whether forward passes use the parameter from its place in the bucket."""
 
     @abstractmethod
     def _make_gradient(self) -> None:
-        """Make the tensor that `param.grad` will be from the view."""
+        """Make from the view the tensor that will be `param.grad`."""
 
     @abstractmethod
     def _show_gradient(self) -> None:
-        """Make `param.grad` the view."""
+        """Set `param.grad` to the view."""
 
     @abstractmethod
     def _is_view(self, grad: Tensor | None) -> bool:
-        """Return whether `grad` is the view."""
+        """Return whether `grad` is the view, not another tensor or None."""
 
     def move_into(self, w: Tensor) -> None:
         """Make the parameter a view of `w`, keeping its values."""
@@ -102,7 +105,7 @@ class Slot(ABC):
             self._become(self._place)
 
     def make_room(self, g: Tensor) -> None:
-        """Make views of `g` the future gradients."""
+        """Make a part of `g` the view that will be the parameter's gradient."""
         self._view = shaped(as_elements(g[self.start : self.stop], self.reals), 0, self.tensor)
         self._room = self._view.detach(), self._view.data_ptr()
         self._make_gradient()
@@ -117,7 +120,7 @@ class Slot(ABC):
         return grad is not None and not self._is_view(grad) and grad.requires_grad
 
     def on_use(self, use: Callable[[], Callable[[], None] | None]) -> None:
-        """Let the first use of a pending gradient call what `use`, a weak reference, refers to."""
+        """Set `use`, a weak reference to the function that the first use of a pending gradient calls."""
         self._use = use
 
     def settle(self) -> None:
@@ -131,7 +134,10 @@ class Slot(ABC):
         return self._view.__class__ is PendingGradient
 
     def attach(self) -> None:
-        """Make `param.grad` the view, keeping the gradient that autograd or the user put there, if any."""
+        """Copy the gradient that autograd or the user set into the view, and set `param.grad` to the view.
+
+        If there is no gradient, the view is filled with zeros and `param.grad` stays None.
+        """
         grad = self.gradient
         if self._is_view(grad):
             if not self.pending:  # a pending gradient has not been used, so nothing can have moved it
@@ -163,7 +169,7 @@ class Slot(ABC):
             kept.use = lambda: functools.partial(refuse_kept, self.name)
 
     def _bring_back(self) -> None:
-        """Copy the values back if the view was given other memory, as by `param.grad.data = x`."""
+        """If the view was given other memory, as by `param.grad.data = x`, copy the values back into `g`."""
         room, place = self._room
         if self._view.data_ptr() != place:
             given = self._view.detach()
@@ -183,11 +189,11 @@ class Slot(ABC):
             self._view.zero_()
 
     def show(self) -> None:
-        """Make `param.grad` the view, whatever was there."""
+        """Set `param.grad` to the view, even if it was another tensor."""
         self._show_gradient()
 
     def hide(self) -> None:
-        """Set `param.grad` to None: no rank has a gradient."""
+        """Set `param.grad` to None, because no rank has a gradient of this parameter."""
         self.param.grad = None
 
 

@@ -20,24 +20,24 @@ class State:
     replicated: dict[str, Any] = field(default_factory=dict[str, Any])
     """Values by name that are the same on all ranks. Every rank gets them."""
     mean: dict[str, float] = field(default_factory=dict[str, float])
-    """Numbers by name, one of each rank. Every rank gets their mean."""
+    """Numbers by name; each rank has its own. Every rank gets their mean over the ranks."""
     sharded: dict[str, list[Tensor]] = field(default_factory=dict[str, list[Tensor]])
-    """Tensors by name, one for `param_shard` of each bucket, or for `w` if the averager takes whole models.
+    """Tensors by name, one per bucket: as long as `param_shard`, or as `w` if the averager uses whole models.
     They are cut anew like the parameters. For another P each group gets the mean of the groups' values. With
     one group they are dropped, unless they belong to a gradient reduction."""
     per_rank_params: dict[str, dict[str, Tensor]] = field(default_factory=dict[str, dict[str, Tensor]])
-    """Tensors by name and parameter, with the parameter's number of elements, different on each rank. Ranks
-    get the mean over the ranks of a group, for another P over all. Dropped if there is no other
-    rank to reduce gradients with."""
+    """Tensors by name and parameter, as many elements as the parameter has; each rank has its own. Ranks get
+    the mean over the ranks of a group, or over all ranks for another P. The tensors are dropped if there is
+    no other rank to reduce gradients with."""
     per_rank: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Values by name of one group or rank. They are dropped, and a warning names them."""
+    """Values by name that only one group or rank can use. They are dropped, and a warning names them."""
 
     def cloned(self) -> State:
         """Return a state that shares no memory with this one."""
         return State(**{name: mapped(section, _clone) for name, section in self.to_dict().items()})
 
     def not_shared(self) -> list[str]:
-        """Return the names of the fields with something that another rank cannot take over."""
+        """Return the names of the nonempty fields whose values another rank cannot use as they are."""
         return [name for name in self.to_dict() if name not in ("replicated", "mean")]
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
@@ -46,10 +46,10 @@ class State:
 
     @classmethod
     def from_dict(cls, sections: Mapping[str, dict[str, Any]]) -> State:
-        """Return the state of which `to_dict` returned `sections`.
+        """Return the state from the `sections` that its `to_dict` returned.
 
         Raises:
-            UserError: If there are fields that a state does not have.
+            UserError: If `sections` has fields that a state does not have.
         """
         if unknown := sections.keys() - {each.name for each in fields(cls)}:
             raise UserError(

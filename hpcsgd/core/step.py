@@ -24,18 +24,18 @@ from hpcsgd.core.traits import GradReduceTraits, ScheduleTraits
 
 @dataclass(frozen=True, slots=True)
 class TrainingContext:
-    """What stays the same from the first step of a training to the last."""
+    """The values that stay the same from the first step of a training to the last."""
 
     topology: Topology
     buckets: Sequence[Bucket]
-    """The model as vectors `w` and `g`, with this rank's `param_shard` and `grad_shard`; backward order."""
+    """The model in backward order: vectors `w` and `g`, with this rank's `param_shard` and `grad_shard`."""
     optimizer_state: OptimizerStateView
     buffers: Sequence[Tensor] = ()
-    """The model's float buffers, such as batch-norm statistics, as they are when they are read."""
+    """The model's float buffers, such as batch-norm statistics: the buffers themselves, not copies."""
     updates_shards: bool = True
     """True: each rank updates only its own shards. False: each updates all of w."""
     grads_reduced: bool = True
-    """True: the gradients are in the buckets. False: no gradient is reduced, they are in `param.grad`."""
+    """True: the gradients are in the buckets. False: no gradients are reduced; they are in `param.grad`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class ReduceContext:
 class StepContext:
     """All that a method may see of a step once gradients have been reduced.
 
-    `t` counts finished updates: it is t = 1, 2, … in the t-th step.
+    `t` is the number of this step, counted from 1.
     """
 
     fixed: TrainingContext
@@ -75,12 +75,13 @@ class StepContext:
     loss: float | Tensor | None = None
     """Loss of this rank's batch, if the training loop gave it. Reading it waits for the device."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    """What a method reports of this step. Metrics and plots take any key. Two keys have a meaning to them:
+    """What a method reports of this step. Any key is logged and plotted. Two keys have a fixed meaning:
     `distance` of a synchronization, and `shared`, which the engine sets."""
     squared_distance: float | None = None
-    """‖what this rank brought − what it received‖² of the vectors, set by the averager that measures D."""
+    """‖x − x̄‖² of this rank's vectors x and their average x̄, set by the averager that measures the model
+    distance D."""
     squared_elsewhere: float = 0.0
-    """The same for parts of the model that are averaged separately. D includes it."""
+    """The same sum for parts of the model that are averaged separately. D includes it."""
     of_fragment: bool = False
     """True if the averaged vectors are those of a fragment of the model, without padding."""
 
@@ -102,7 +103,7 @@ class StepContext:
 
     @property
     def sharded(self) -> bool:
-        """True if the group shares one FSDP model, so that w is only this rank's part of it."""
+        """True if the group has one FSDP model, so that `w` of a bucket is only this rank's part of it."""
         return self.topology.group_size > 1 and not any(b.cut_by_elements for b in self.buckets)
 
     @property
@@ -116,7 +117,7 @@ class StepContext:
         return [b.param_shard for b in self.buckets]
 
     def filled(self, vectors: Sequence[Tensor]) -> list[list[slice]]:
-        """Return the ranges without padding in each of `vectors`, which are shards or a fragment's."""
+        """Return the ranges of each of `vectors`, shards or vectors of a fragment, that are not padding."""
         if self.of_fragment:
             return [[slice(0, x.numel())] for x in vectors]
         return [b.filled for b in self.buckets]
@@ -133,8 +134,8 @@ class StepContext:
     def gradients(self) -> list[Tensor]:
         """Return the group's gradients as the update will use them.
 
-        These are the shards that this rank updates, or all of w if it updates all. Writing into them changes
-        the update.
+        They are `grad_shard` of each bucket if this rank updates only its shards, otherwise `g`. Writing into
+        them changes the update.
         """
         if not self.fixed.grads_reduced:
             for b in self.buckets:
@@ -142,7 +143,10 @@ class StepContext:
         return [b.grad_shard if self.fixed.updates_shards else b.g for b in self.buckets]
 
     def parts_of_gradient(self) -> list[Tensor]:
-        """Return the same as `gradients` in place, without padding, and complex where parameters are."""
+        """Return the same gradients as `gradients`, without padding, and complex where parameters are.
+
+        They are views of the buckets, or the tensors in `param.grad` if no gradients are reduced.
+        """
         if not self.fixed.grads_reduced:
             return [g for b in self.buckets for g in b.found()]
         shards = self.fixed.updates_shards
@@ -151,7 +155,7 @@ class StepContext:
     def squared_norm(self) -> Tensor:
         """Return this rank's part of the squared norm of the group's gradient, in float64.
 
-        The parts of all ranks of the group add up to the squared norm. Reads the gradient once.
+        The parts of all ranks of the group add up to the squared norm. The gradient is read once.
         """
         return squared_norm_of(self.buckets, exchanged=self.fixed.grads_reduced)
 
@@ -166,22 +170,22 @@ def squared_norm_of(buckets: Sequence[Bucket], *, exchanged: bool) -> Tensor:
 
 
 class OptimizerStateView(Protocol):
-    """The optimizer's state (momentum, second moment, …) of what this rank updates."""
+    """The optimizer's state (momentum, second moment, …) for the parameters that this rank updates."""
 
     @property
     def optimizer(self) -> optim.Optimizer:
-        """The user's optimizer that holds the state; read only."""
+        """The user's optimizer, which holds the state; read-only."""
         ...
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Return every state tensor by name, the same ones in the same order on every group.
+        """Return all state tensors by their name, the same names in the same order in every group.
 
         A parameter that was never updated is given its initial state.
         """
         ...
 
     def reset(self) -> None:
-        """Give the optimizer the state of a new one, or raise `UserError` if none can be made."""
+        """Set the optimizer's state to that of a new optimizer, or raise `UserError` if none can be made."""
         ...
 
 
@@ -189,7 +193,7 @@ class OptimizerStateView(Protocol):
 class GradReduce(Protocol):
     """How the K ranks of a group reduce their gradients, one bucket at a time.
 
-    Runs as blocking code on the communication thread, while the backward pass of earlier layers goes on. It
+    A call is blocking code on the communication thread, while the backward pass of earlier layers goes on. It
     may return `Work` that another communication thread finishes. The next bucket begins meanwhile.
     """
 
@@ -214,7 +218,7 @@ class GroupGradReduce(GradReduce, Protocol):
 
 @runtime_checkable
 class QuantizedGather(Protocol):
-    """A gradient reduction that also replaces the allgather of updated shards, by a quantized one.
+    """A gradient reduction that also replaces the allgather of updated shards with a quantized one.
 
     Between two steps all ranks hold the quantized parameters. Each rank also keeps the exact values of its
     own shards.
@@ -224,19 +228,19 @@ class QuantizedGather(Protocol):
     def quantizes_gather(self) -> bool: ...
 
     def restore(self, s: StepContext) -> None:
-        """Set `param_shard` of every bucket to the exact values that this rank keeps, before an update."""
+        """Before an update, set `param_shard` of every bucket to the exact values that this rank keeps."""
         ...
 
     def gather(self, s: StepContext) -> None:
-        """Replace the allgather after an update: set `w` to the quantized values. Collective in the group."""
+        """Set `w` to the quantized values, after an update and in place of its allgather. Collective."""
         ...
 
     def clear(self) -> None:
-        """Discard the exact values after shards were gathered unquantized, without `gather`."""
+        """Discard the exact values, because all shards were gathered unquantized instead of by `gather`."""
         ...
 
     def gather_ops(self, m: ModelLayout) -> Iterable[CommOp]:
-        """Return the operations of `gather` for the model `m`."""
+        """Return the communication operations of `gather` for the model `m`."""
         ...
 
 
@@ -246,16 +250,16 @@ def quantized_gather(exchange: GradReduce) -> QuantizedGather | None:
 
 
 def gather_ops(exchange: GradReduce, m: ModelLayout) -> Iterable[CommOp]:
-    """Return the operations that gather the ranks' shards into one model after a step."""
+    """Return the communication operations that gather the ranks' shards into one model after a step."""
     found = quantized_gather(exchange)
     return param_gathers(m) if found is None else found.gather_ops(m)
 
 
 @runtime_checkable
 class Schedule(Protocol):
-    """Decides whether the groups average their models after this step.
+    """The part of a method that decides whether the groups average their models after this step.
 
-    The answer must be the same on every rank. Otherwise the ranks of a group hold different models.
+    The decision must be the same on every rank. Otherwise the ranks of a group hold different models.
     """
 
     @property

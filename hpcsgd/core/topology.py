@@ -6,8 +6,8 @@ intra_group  the K ranks that train one local model by data parallelism         
 inter_group  the P ranks with one shard index, each with that shard of its model   (g = 0 … P−1)
 world        all N = P·K ranks, numbered node by node so that a group stays on one node where it fits
 
-`inter_group` has its own communication thread: a bucket crosses hosts while the next is reduced in a group.
-Separate jobs may average, too. Each sees the others only as its `replica_groups`.
+`inter_group` has its own communication thread, so a bucket can cross hosts while the next one is reduced in a
+group. Separate jobs may average their models, too. Each sees the others only as its `replica_groups`.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Topology:
         return mesh.make(self.world, self.num_groups, self.group_size, kind)
 
     def raise_on_all_ranks(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Return a context: if its block, called `what`, raises on any rank, all raise; collective."""
+        """Return a context that raises on all ranks if its block, `what`, raises on any; collective."""
         return raise_on_all_ranks(self.world, what)
 
 
@@ -196,7 +196,7 @@ def shape(size: int, groups: int | None, group_size: int | None) -> tuple[int, i
 
 
 def groups_across_nodes(nodes: Sequence[int], K: int) -> list[int]:
-    """Return the groups of K consecutive ranks on more than one node; `nodes[r]` is the node of rank r."""
+    """Return the indices of groups of K ranks that span several nodes; rank r is on `nodes[r]`."""
     return [g for g in range(len(nodes) // K) if len(set(nodes[g * K : (g + 1) * K])) > 1]
 
 
@@ -204,7 +204,8 @@ def groups_across_nodes(nodes: Sequence[int], K: int) -> list[int]:
 def raise_on_all_ranks(world: Communicator, what: str) -> Generator[None, None, None]:
     """Raise on every rank if the block, called `what`, raised on any; collective.
 
-    The `JobError` has the first failing rank's message: its data may be missing, or its model differ.
+    The `JobError` has the message of the first failing rank. Only that rank may have failed, for example
+    because its data is missing.
     """
     error: Exception | None = None
     try:
@@ -219,7 +220,7 @@ def raise_on_all_ranks(world: Communicator, what: str) -> Generator[None, None, 
 def gather_or_raise(world: Communicator, what: str, ask: Callable[[], Answer]) -> list[Answer]:
     """Return what `ask()` returns on each rank, in rank order; raise on all ranks if it raises on any.
 
-    Collective, with one message. `what` says what `ask` does.
+    Collective; sends one message per rank. `what` describes in an error message what `ask` does.
     """
     answer: Answer | None = None
     error: Exception | None = None
@@ -248,7 +249,10 @@ def _require_success(
 
 
 def _failure(error: Exception | None) -> Failure | None:
-    """Return a message and its subject. An error that is not a `UserError` includes its traceback."""
+    """Return the message of `error` and what it is about; None without an error.
+
+    The message of an error that is not a `UserError` includes its traceback.
+    """
     if error is None:
         return None
     if isinstance(error, UserError):

@@ -2,7 +2,7 @@
 
 Parts of a method that send something have `comm_ops` (`hpcsgd.core.optional`), next to the code that sends
 and in the terms of their paper. `hpcsgd.cost` combines the parts as the engine does and computes the time on
-a machine. A test compares all of it with what `CommStats` counted.
+a machine. A test compares the predictions with what `CommStats` counted.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from hpcsgd.core.layout import cut
 from hpcsgd.core.rows import Unit, in_buckets, padded, positions, units_of
 
 Over = Literal["group", "cross", "world", "peers"]
-"""The communicators of a `Topology`. "peers" are other jobs; `CommStats` does not count what they get."""
+"""The communicators of a `Topology`. "peers" are other jobs; `CommStats` does not count bytes to them."""
 Stage = Literal["exchange", "model_average", "gather", "forward", "backward", "reduce"]
-"""The last three are torch's for an FSDP model: weights gathered for either pass, and gradients."""
+"""The stages of a step. The last three are torch's for an FSDP model: it gathers weights for the forward and
+the backward pass, and reduces gradients."""
 FLOAT64 = 8
 """Bytes of a norm, a loss or a count."""
 
 
 @dataclass(frozen=True)
 class CommOp:
-    """An operation that every rank takes part in."""
+    """A predicted communication operation, in which every rank takes part."""
 
     operation: str
     """Name of the method of `Communicator`."""
@@ -38,33 +39,33 @@ class CommOp:
     """Bytes of the operation's full vector, averaged over ranks. For an allgather: all that is gathered. For
     `sendrecv`: bytes sent to all peers together."""
     phase: str = ""
-    """Phase under which `CommStats` counts it. "": the phase of the caller."""
+    """Phase under which `CommStats` counts the operation. "": the phase of the caller."""
     times: float = 1.0
     """Mean number of times per step or per synchronization."""
     bucket: int | None = None
-    """The bucket that it belongs to: it is sent once that is ready, whatever else is under way. None: it is
-    sent once everything before it is done. For FSDP's messages: the unit."""
+    """Index of the bucket that is sent: the operation begins once that bucket is ready. None: it begins once
+    all operations before it have ended. For FSDP's messages: index of the unit."""
     stage: Stage = "exchange"
-    """Which stage of a step it is part of."""
+    """The stage of a step to which the operation belongs."""
     overlap_steps: int = 0
-    """Number of next steps that are computed while it is under way. 0: the step waits for it."""
+    """Number of following steps that are computed during the operation. 0: the step waits for it."""
     reduced: float = 0.0
-    """Elements received with it that the rank then averages."""
+    """Number of received elements that the rank then averages."""
     off_host_fraction: float = 1.0
-    """For `sendrecv`: the share that goes to other hosts, if any of it does."""
+    """For `sendrecv`: the share of the bytes that go to other hosts, if any do."""
     sender_fraction: float = 1.0
-    """The share of the ranks that send it. The others wait."""
+    """The share of the ranks that send. The others wait."""
     contention: float = 1.0
-    """Mean factor by which it takes longer because several messages may reach one rank."""
+    """Mean factor by which the operation takes longer because several messages may reach one rank."""
 
     def within(self, phase: str, share: float = 1.0) -> CommOp:
-        """Return it in this `share` of all steps, counted under `phase` if it has none of its own."""
+        """Return the operation for this `share` of all steps, with `phase` if it has none of its own."""
         return replace(self, phase=self.phase or phase, times=self.times * share)
 
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """One bucket: its elements without and with padding."""
+    """The size of one bucket; `used` and `padded` are its elements without and with padding."""
 
     used: int
     padded: int
@@ -93,13 +94,13 @@ class ModelLayout:
     layers: tuple[int, ...] = ()
     """Elements of each parameter, bucket by bucket."""
     optimizer_state: Mapping[str, Collection[int]] = field(default_factory=dict[str, Collection[int]])
-    """For each optimizer state tensor shaped like a parameter: the indices in `layers` that have it."""
+    """By name of a state tensor that is shaped like its parameter: the indices in `layers` that have one."""
     numbers: Mapping[str, Collection[int]] = field(default_factory=dict[str, Collection[int]])
-    """The same for state tensors of one float32 per `ShardRange` of a parameter."""
+    """The same for optimizer state that is one float32 per `ShardRange` of a parameter."""
     buffers: tuple[int, ...] = ()
     """Bytes of all float buffers of the model, one entry per dtype."""
     ranks_per_host: int | None = None
-    """None: as many as a group has."""
+    """Number of ranks on each host. None: K."""
     units: tuple[Unit, ...] = ()
     """For an FSDP model: the units that torch gathers, in the order of the backward pass. Otherwise empty."""
     having: tuple[int, ...] = ()
@@ -121,8 +122,9 @@ class ModelLayout:
     ) -> ModelLayout:
         """Return the layout that the engine would make of trainable parameters, which may be on meta devices.
 
-        `whole`: parameters that must each be in one shard. `moments`, `numbers`: the parameters that have
-        such a state. `units`: all parameters, including frozen ones, as FSDP gathers them.
+        `whole`: parameters that must each be in one shard. `moments`, `numbers`: by name of an optimizer
+        state, the parameters that have one, as a tensor of their shape or as one number. `units`: all
+        parameters, including frozen ones, as FSDP gathers them.
         """
         found, params = list[BucketLayout](), list[nn.Parameter]()
         lie = _by_rows(named, K, bucket_bytes) if units else _by_elements(named, K, bucket_bytes, whole)
@@ -161,7 +163,7 @@ class ModelLayout:
 
     @property
     def groups_per_host(self) -> int:
-        """Number of groups on one host; 1 also if a group needs several hosts."""
+        """Number of groups on one host; 1 if a group needs several hosts."""
         return max((self.ranks_per_host or self.K) // self.K, 1)
 
     @property
@@ -179,7 +181,7 @@ class ModelLayout:
     def filled(self, b: BucketLayout) -> list[int]:
         """Return the elements of each rank's shard of a bucket, without padding.
 
-        Approximate if tensors or rows are not cut.
+        The result is approximate if shards do not cut tensors or rows.
         """
         K, n = self.K, self.shard(b)
         if b.whole or self.sharded:
@@ -191,11 +193,11 @@ class ModelLayout:
         return self.shard(b) * b.width if self.sharded else b.nbytes
 
     def own_elements(self, *, wide: bool = False) -> int:
-        """Return the bytes of all shards of a rank; `wide`: with 4 bytes or more an element, as for sums."""
+        """Return the bytes of all shards of a rank; `wide`: at least 4 bytes per element, as for sums."""
         return sum(self.shard(b) * (b.wide if wide else b.width) for b in self.buckets)
 
     def rows_of(self, layers: Collection[int]) -> float:
-        """Return the mean number, over the K ranks, of parts of these layers that a rank owns."""
+        """Return how many parts of these layers (indices) a rank owns: the mean over the K ranks."""
         counts = self.having or [
             1 if b.whole else (stop - 1) // self.shard(b) - start // self.shard(b) + 1
             for b, start, stop in self._places()
@@ -213,7 +215,8 @@ class ModelLayout:
     def message_buffer(self, parts: int = 1) -> float:
         """Return the bytes of a `MessageBuffer` with this rank's shards.
 
-        With `parts` above 1: the mean bytes of a buffer with one of that many parts of them.
+        With `parts` above 1, each shard is cut into that many parts, and the result is the mean bytes of a
+        buffer with one part of each shard.
         """
         total = 0
         for b in self.buckets:
@@ -222,7 +225,7 @@ class ModelLayout:
         return 8 + total / parts
 
     def _places(self) -> Iterator[tuple[BucketLayout, int, int]]:
-        """Yield each layer's bucket and its range in it, as if no layer was assigned to a rank whole."""
+        """Yield each layer's bucket, and its start and stop there if layers lie one after the other."""
         layers = iter(self.layers)
         for b in self.buckets:
             start = 0
@@ -244,7 +247,7 @@ def allreduce(over: Over, nbytes: float, phase: str = "") -> CommOp:
 
 
 def overlapped(x: CommOp, steps: int) -> CommOp:
-    """Return `x` overlapped with `steps` steps; its result is used once all of it has arrived."""
+    """Return `x` overlapped with `steps` steps, so that its result is used when all of it has arrived."""
     return replace(x, overlap_steps=steps, bucket=None)
 
 
@@ -259,7 +262,7 @@ def _by_elements(
 def _by_rows(
     named: Iterable[tuple[str, nn.Parameter]], K: int, bucket_bytes: float
 ) -> Iterator[tuple[list[nn.Parameter], int, bool]]:
-    """Yield the same for an FSDP model, over all ranks of the group."""
+    """Yield the same as `_by_elements` for an FSDP model; elements are those of all ranks of the group."""
     for bucket in in_buckets(named, K, bucket_bytes):
         params = [x.param for x in bucket]
         yield params, sum(K * padded(p, K) for p in params), False

@@ -1,7 +1,7 @@
 """The traits of schedules and gradient reductions: what other code has to know of each.
 
-The traits of averagers are `hpcsgd.core.averager.Traits`. A part around another part copies its traits and
-replaces what differs with `dataclasses.replace`.
+The traits of averagers are `hpcsgd.core.averager.Traits`. A part around another part copies the traits of the
+inner one, and changes what differs by `dataclasses.replace`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class ScheduleTraits:
     """
 
     known_before_update: bool = False
-    """The step number alone decides, so the answer before the update equals that after it."""
+    """True: only the step number decides, so the decision is already known before the update."""
     period: int | None = None
-    """Updates from one synchronization to the next, always. None: the interval is not fixed."""
+    """The fixed number of updates from one synchronization to the next. None: it is not fixed."""
     spacing: int | Fraction | None = None
-    """The n-th synchronization follows update ⌈n·`spacing`⌉, as evenly as whole steps allow. Equals `period`
-    if that is set. None: the updates are not known in advance."""
+    """The mean number of updates between synchronizations: the n-th one follows update ⌈n·`spacing`⌉. Equals
+    `period` if `period` is set. None: these updates are not known in advance."""
     rate: float | None = None
-    """The share of steps with a synchronization: 1/`spacing` if that is set. None: it depends on the
+    """The share of steps with a synchronization: 1/`spacing` if `spacing` is set. None: it depends on the
     training."""
     threshold: float | None = None
-    """The groups average if some quantity has changed by at least this in any of them. The schedule reports
-    the change in its own group as the metric `delta` in every step."""
+    """The groups average if some quantity has changed by at least `threshold` in any group. The schedule
+    reports the change in its own group as the metric `delta` in every step."""
 
     def __post_init__(self) -> None:
         what = "spacing" if self.period is None else "period"
@@ -64,11 +64,11 @@ class GradReduceTraits:
     """
 
     shards: bool
-    """True: the result is `b.grad_shard`, and each rank updates its own shard. False: it is `b.g`."""
+    """True: the result for bucket b is `b.grad_shard`, and each rank updates its own shard. False: `b.g`."""
     across: bool = False
-    """It averages the gradients of all groups, not only those of one."""
+    """True: it averages the gradients of all groups, not only those of one."""
     per_bucket: bool = False
-    """It finishes each bucket separately, not all at the last one. One bucket can then be updated while the
-    next is being reduced."""
+    """True: it finishes each bucket separately, so one bucket can be updated while the next is being reduced.
+    False: it finishes all of them with the last one."""
     keeps_gradients: bool = True
-    """It keeps something of a step's gradients for later steps."""
+    """True: it keeps something of a step's gradients for later steps."""

@@ -1,8 +1,8 @@
-"""Which groups wait for which: a small value that a method states once, and that a simulation uses.
+"""Values that say which groups wait for which; each method has one, and simulations use it.
 
-An averager states it in its `Traits`, without a period. `waits_of` (`hpcsgd.core.method`) adds the period of
-the method's schedule; `StepPlan.waits` is the result. An averager around another one copies that one's value,
-and changes it by `later` if results are used later.
+An averager has it in its `Traits`, without a period. `waits_of` (`hpcsgd.core.method`) adds the period of
+the method's schedule; `StepPlan.waits` is the result. An averager around another one copies the value of the
+inner one, and changes it with `later` if it uses results later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class All:
 
     late: int = 0
     period: Period | None = None
-    """None: the steps are not known in advance."""
+    """None: it is not known in advance after which steps groups wait."""
 
     def __str__(self) -> str:
         return f"all groups wait for each other {_often(self.period)}{_late(self.late)}"
@@ -34,7 +34,7 @@ class All:
 
 @dataclass(frozen=True)
 class Living:
-    """Those groups that are alive wait for each other. The others may come back."""
+    """All groups that are alive wait for each other. The others may come back."""
 
     period: Period | None = None
 
@@ -44,7 +44,7 @@ class Living:
 
 @dataclass(frozen=True)
 class InNeighbors:
-    """A group waits for those that send to it in `graph`. It needs what they sent `late` steps before."""
+    """A group waits for those that send to it in `graph`. It uses what they sent `late` steps before."""
 
     graph: Graph
     late: int = 0
@@ -58,7 +58,7 @@ class InNeighbors:
 class Pairs:
     """Two groups wait for each other; the pairs are drawn at random each time.
 
-    If the number of groups is odd, one group waits for none. Another takes its place every `every` steps.
+    If the number of groups is odd, one group waits for none. Every `every` steps it is a different group.
     """
 
     seed: int
@@ -67,7 +67,7 @@ class Pairs:
     period: Period | None = None
 
     def partners(self, t: int, P: int) -> dict[int, int]:
-        """Return the partner of each of P groups after step `t`, counted from 1."""
+        """Return the partner of each of P groups after step `t`, counted from 1; one group may have none."""
         alone = t // self.every % P
         groups = [g for g in range(P) if P % 2 == 0 or g != alone]
         random.Random(f"{self.seed} {t}").shuffle(groups)
@@ -93,7 +93,7 @@ class Slowest:
 
 @dataclass(frozen=True)
 class RandomPartner:
-    """Every second group asks one of the others, drawn at random. It needs the answer one step later."""
+    """Every second group sends a request to a random other one, and waits for the answer one step later."""
 
     seed: int
     period: Period | None = None
@@ -104,12 +104,12 @@ class RandomPartner:
 
 @dataclass(frozen=True)
 class Then:
-    """`first` up to and with step `at`, after which all groups wait for each other, and `then` after that."""
+    """Groups wait as in `first` up to step `at`, then all for each other, and as in `then` from there on."""
 
     first: Waits
     then: Waits
     at: int | None
-    """None: not known in advance."""
+    """None: the step is not known in advance."""
 
     def __str__(self) -> str:
         until = "at first" if self.at is None else f"up to step {self.at}"
@@ -137,7 +137,7 @@ def due(t: Any, period: Period) -> Any:
 
 
 def later(waits: Waits, steps: int) -> Waits:
-    """Return `waits` of groups that train on and use each result `steps` steps later."""
+    """Return `waits` for groups that train on and use each result `steps` steps later."""
     if isinstance(waits, All | InNeighbors | Pairs):
         return replace(waits, late=waits.late + steps)
     if isinstance(waits, Unknown):
@@ -146,13 +146,13 @@ def later(waits: Waits, steps: int) -> Waits:
 
 
 def in_turns(stages: Sequence[tuple[int | None, Waits]]) -> Waits:
-    """Return which groups wait for which in these stages, one after the other, each with its last step."""
+    """Return which groups wait for which in consecutive `stages`, each given as (last step, waits)."""
     (until, waits), *later = stages
     return Then(waits, in_turns(later), until) if later else waits
 
 
 def with_period(waits: Waits, period: Period | None) -> Waits:
-    """Return `waits` of a method whose groups synchronize with this period."""
+    """Return `waits` for a method whose groups synchronize with this period."""
     return waits if isinstance(waits, Then | Unknown) else replace(waits, period=period)
 
 

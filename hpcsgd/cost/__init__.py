@@ -1,1 +1,1 @@
-"""Predict what a training costs: seconds, bytes and node hours by the α-β model."""
+"""Predict the seconds, bytes and node hours of a training, by the α-β model of communication."""

@@ -2,7 +2,8 @@
 
 α is the seconds of a message, β the seconds of a byte. n is the size in bytes of the operation's vector: the
 whole vector of an alltoall, reduce_scatter, allreduce or bcast, and the gathered vector of an allgather. For
-an exchange n is the bytes that a rank sends to all its peers together. `CommStats` counts the same w.
+an exchange n is the bytes that a rank sends to all its peers together. The bytes that `CommStats` counts are
+this w, too.
 
 References: S. Lee et al., IEEE Big Data 2020 ("the hierarchical local SGD paper"), section III-C, eq. 3 for
 Rabenseifner's allreduce. R. Thakur, R. Rabenseifner, W. Gropp: Optimization of Collective Communication
@@ -22,7 +23,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Shape:
-    """The s and the w / n of an operation, as functions of p."""
+    """An operation's s (consecutive messages) and w / n (share of bytes sent), as functions of p."""
 
     messages: Callable[[Numbers], Numbers]
     share: Callable[[Numbers], Numbers]
@@ -49,7 +50,7 @@ SHAPES: Mapping[str, Shape] = {
     "exchange": Shape(np.ones_like, np.ones_like),
     "reduce_scatter": Shape(_others, _all_but_own),
 }
-"""Keys are the names in `CommOp.operation`. An `exchange` sends to all peers at once."""
+"""The shapes by `CommOp.operation`. An `exchange` sends to all peers at once."""
 
 
 def messages(operation: str, p: ArrayLike) -> Numbers:

@@ -1,4 +1,4 @@
-"""The seconds that a rank computes in a step: forward, backward, update, selection."""
+"""The seconds that a rank needs to compute parts of a step: forward, backward, update, selection."""
 
 from __future__ import annotations
 
@@ -17,49 +17,55 @@ Seconds = Annotated[float, Above(0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """Compute times of the slowest rank of a host on which all ranks compute at once.
+    """The [compute] section of a machine file: times of the slowest rank while all ranks compute.
 
-    Times of a model exist only if a job file was measured; each list has one entry per batch size.
+    Times of a model exist only if `hpcsgd measure` got a job file; lists have one entry per batch size.
     """
 
     numel: Count | None = None
-    """M, the number of parameters of that model."""
+    """M, the number of parameters of the measured model."""
     batch_sizes: tuple[Count, ...] = ()
-    """Samples per rank."""
+    """The measured batch sizes, in samples per rank and step."""
     forward_seconds_by_batch: tuple[Seconds, ...] = ()
     backward_seconds_by_batch: tuple[Seconds, ...] = ()
     update_seconds_per_element: Seconds | None = None
-    """Per element that a rank updates, by the job file's optimizer, otherwise by SGD with momentum."""
+    """Per element that a rank updates, by the job file's optimizer or, without one, SGD with momentum."""
     mean_seconds_per_element: Seconds | None = None
-    """Per element that an all-to-all delivers to a rank: n/4 elements for a gradient of n bytes."""
+    """Per element that a rank receives in an all-to-all, for averaging: n/4 for a gradient of n bytes."""
     selection_seconds_per_element: dict[str, Seconds] = field(default_factory=dict)
-    """Per element that a rank searches, by the name of the sparsifier."""
+    """Per element from which a sparsifier selects, by the name of the sparsifier."""
     busy: Busy | None = None
 
     def __post_init__(self) -> None:
         _require_alike(self.batch_sizes, self.forward_seconds_by_batch, self.backward_seconds_by_batch)
 
     def forward_seconds(self, batch: float) -> float:
-        """Return c0 + c1·b for b = `batch` samples per rank. Raises `UserError` if no model was measured."""
+        """Return the seconds of a forward pass of `batch` samples per rank.
+
+        A line c0 + c1·batch is fitted to the measured times. Raises `UserError` if no model was measured.
+        """
         return _of_batch(self.batch_sizes, self.forward_seconds_by_batch, batch)
 
     def backward_seconds(self, batch: float) -> float:
-        """Return c0 + c1·b of the backward pass, like `forward_seconds`."""
+        """Return the seconds of a backward pass, like `forward_seconds`."""
         return _of_batch(self.batch_sizes, self.backward_seconds_by_batch, batch)
 
     def update_seconds(self, elements: float) -> float:
-        """Return the time to update `elements` of w. Raises `UserError` if it was not measured."""
+        """Return the seconds to update `elements` parameters. Raises `UserError` if not measured."""
         return _known("update_seconds_per_element", self.update_seconds_per_element) * elements
 
     def mean_seconds(self, elements: float) -> float:
-        """Return the time to average `elements` received from all ranks of a group.
+        """Return the seconds to average `elements` gradient elements, received from all ranks of a group.
 
         Raises `UserError` if it was not measured.
         """
         return _known("mean_seconds_per_element", self.mean_seconds_per_element) * elements
 
     def selection_seconds(self, sparsifier: str, elements: float) -> float:
-        """Return the time to search `elements`. Raises `UserError` if the sparsifier was not measured."""
+        """Return the seconds of a selection from `elements` elements.
+
+        Raises `UserError` if the sparsifier was not measured.
+        """
         if sparsifier not in self.selection_seconds_per_element:
             hint = near_miss(sparsifier, self.selection_seconds_per_element)
             raise UserError(f"[compute.selection_seconds_per_element] {sparsifier}: was not measured: {hint}")
@@ -68,7 +74,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """Slowdown factors while the communication thread of every rank sends without a pause."""
+    """Factors by which parts of a step are slower while communication threads send without a pause."""
 
     forward: Seconds | None = None
     backward: Seconds | None = None

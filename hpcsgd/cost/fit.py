@@ -1,11 +1,13 @@
-"""Fit lines through measured points: T = messages·α + load·β, piecewise in the message size.
+"""Fit lines T = messages·α + load·β to measured seconds T, piecewise in the message size.
 
-Libraries change their algorithms with the message size, so α and β change, too. The fit tries all cuts at
-measured sizes into at most three pieces and takes the cut of least BIC. It rejects cuts after which more
-bytes would take less time, which noise can cause. Residuals are logarithms, so that eight bytes count as much
-as 64 MB, and half as much as twice. Their loss is soft L1: a disturbed point moves the line little.
+`messages` counts consecutive messages, `load` the bytes on shared links. Libraries change their algorithms
+with the message size, so α and β change, too. The fit tries all divisions into at most three pieces of sizes,
+and uses the one with the least BIC (Bayesian information criterion). It rejects divisions with which more
+bytes would take less time, as noise can cause. Residuals are logarithms, so that eight bytes count as much as
+64 MB, and half the time as much as twice the time. Their loss is soft L1, so that a disturbed point changes
+the line little.
 
-The error of the lines is measured on held-out points: every third size of each communicator.
+The error of the lines is measured at held-out points: every third size of each communicator.
 """
 
 from __future__ import annotations
@@ -30,16 +32,19 @@ SIZES = 4
 PIECES = 3
 SIZES_OF_A_PIECE = 3
 NOTHING = 1e-9
-"""Lower bound of the scaled α and β: a logarithm needs a positive number."""
+"""The lower bound of the scaled α and β, because a logarithm needs a positive number."""
 SCATTER = 0.1
-"""Residuals beyond about this are treated as disturbances and count less than their square."""
+"""Residuals above about this count as disturbances, with less weight than their square."""
 HELD = 0.9
 EXACT = 1e-3
-"""Residuals below this do not matter: they never justify another piece."""
+"""Residuals below this never justify another piece."""
 
 
 def fit(points: Sequence[Points]) -> Link:
-    """Return the link through `points`: one operation, one kind, at least `SIZES` sizes each."""
+    """Return the lines through `points`, which have one operation and one kind, as a `Link`.
+
+    Each of `points` must have at least `SIZES` sizes.
+    """
     operation, kind = points[0].operation, points[0].kind
     assert all((each.operation, each.kind) == (operation, kind) for each in points)
     assert all(len(set(each.bytes)) >= SIZES for each in points)
@@ -68,9 +73,10 @@ def fits(points: Sequence[Points]) -> Iterator[Link]:
 
 
 def held_out_error(points: Sequence[Points]) -> float:
-    """Return the error e of lines through two thirds of the sizes, at the other third.
+    """Return the error e, at a third of the sizes, of lines through the other two thirds.
 
-    A share `HELD` of the held-out points is within a factor 1 + e of the lines, in either direction.
+    The share `HELD` (nine in ten) of the held-out points is within a factor 1 + e of the lines, in either
+    direction.
     """
     lines = _lines(_samples([_only(each, lambda place: place % 3 != 1) for each in points]))
     unseen = _samples([_only(each, lambda place: place % 3 == 1) for each in points])
@@ -80,7 +86,7 @@ def held_out_error(points: Sequence[Points]) -> float:
 
 @dataclass(frozen=True)
 class Samples:
-    """Points of one operation and kind in ascending size: each array has one entry per point."""
+    """Points of one operation and kind, by ascending size; each array has one entry per point."""
 
     nbytes: Numbers
     messages: Numbers
@@ -96,7 +102,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Line:
-    """One piece of a piecewise fit."""
+    """One piece of a piecewise fit: T = messages·alpha + load·beta from `start` bytes on."""
 
     start: int
     """The size in bytes from which the piece holds."""
@@ -126,7 +132,7 @@ def _samples(points: Sequence[Points]) -> Samples:
 
 
 def _only(points: Points, wanted: Callable[[int], bool]) -> Points:
-    """Return the points at the sizes whose index in ascending order is `wanted`."""
+    """Return the points at those sizes whose index, in ascending order, is `wanted`."""
     sizes = sorted(set(points.bytes))
     kept = {size for place, size in enumerate(sizes) if wanted(place)}
     pairs = [pair for pair in zip(points.bytes, points.seconds, strict=True) if pair[0] in kept]
@@ -135,7 +141,10 @@ def _only(points: Points, wanted: Callable[[int], bool]) -> Points:
 
 
 def _lines(x: Samples) -> list[Line]:
-    """Return the lines of the cut with the least BIC: two parameters per piece, one per knee."""
+    """Return the lines of the division with the least BIC.
+
+    A piece has two parameters (α and β), and each boundary between pieces is another one.
+    """
     sizes = _apart(x.nbytes)
     ends = [0, *sizes[1:], np.inf]
 
@@ -157,14 +166,18 @@ def _lines(x: Samples) -> list[Line]:
 
 
 def _grows(x: Samples, before: Line, after: Line) -> bool:
-    """Return whether at its start `after` predicts no less time than `before` (within `SCATTER`)."""
+    """Return True if `after`, at its start, predicts at least the time of `before` (within `SCATTER`)."""
     there = replace(x, nbytes=np.full_like(x.nbytes, after.start), load=after.start * x.load / x.nbytes)
     times = [there.messages * line.alpha + there.load * line.beta for line in (before, after)]
     return bool(np.all(times[1] >= (1 - SCATTER) * times[0]))
 
 
 def _apart(nbytes: Numbers) -> list[int]:
-    """Return sizes that at least double, because communicators of other p have almost the same sizes."""
+    """Return sizes of which each is at least twice the one before.
+
+    Communicators of different numbers of ranks have almost the same sizes, which need no boundary between
+    them.
+    """
     kept: list[int] = []
     for size in np.unique(nbytes):
         if not kept or size >= 2 * kept[-1]:
@@ -173,7 +186,7 @@ def _apart(nbytes: Numbers) -> list[int]:
 
 
 def _cuts(sizes: int) -> Iterator[tuple[int, ...]]:
-    """Return all cuts of `sizes` sizes: the indices at which pieces begin, and the end."""
+    """Yield all divisions of `sizes` sizes into pieces: the indices at which pieces begin, and the end."""
     for knees in range(PIECES):
         for inner in itertools.combinations(range(1, sizes), knees):
             cut = (0, *inner, sizes)
@@ -185,7 +198,7 @@ def _line(start: int, x: Samples) -> Line:
     from scipy.optimize import least_squares  # imported late: training must not depend on scipy
 
     columns = np.stack([x.messages, x.load], axis=1) / x.seconds[:, None]
-    scale = np.linalg.norm(columns, axis=0)  # so that both parameters are about one
+    scale = np.linalg.norm(columns, axis=0)  # so that both parameters are about 1
     columns /= scale
     found = least_squares(
         lambda u: np.log(columns @ u),
@@ -202,5 +215,5 @@ def _line(start: int, x: Samples) -> Line:
 
 
 def _rounded(value: float) -> float:
-    """Return `value` with the four digits that a machine file keeps."""
+    """Return `value` rounded to four digits, as machine files have them."""
     return float(f"{value:.4g}")

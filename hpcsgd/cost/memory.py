@@ -1,7 +1,8 @@
-"""Bytes that a rank keeps between steps: 2·M, optimizer state for M or M/K, and the method's vectors.
+"""The bytes that a rank keeps between steps: model, gradients, optimizer state, the method's vectors.
 
-An FSDP model takes 2·M/K and optimizer state for M/K, with the padding of rows, plus one unit: the weights
-that are whole at a time during a pass.
+With M elements in a model and K ranks in a group, parameters and gradients are 2·M elements; the optimizer
+state is for M or M/K elements. An FSDP model has 2·M/K elements and optimizer state for M/K, with the padding
+of rows, plus the weights of one unit, which are whole during a pass.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ def kept(plan: StepPlan, m: ModelLayout, moments: float, *later: StepPlan) -> fl
     An FSDP model has a K-th of the parameters and gradients, plus `one_block`. Activations and other memory
     that is freed within a step or a synchronization do not count.
 
-    `moments`: copies of an element that the optimizer's state takes, for each element that a rank updates.
-    `later`: the stages to which a run changes. Stateful parts keep their memory after a change, so it adds
-    up. The vectors of other parts lie in the buckets, where the next stage reuses them.
+    `moments`: values that the optimizer's state has for each element that a rank updates. `later`: the plans
+    of the stages to which a run changes. Parts with a state keep their memory after a change, so the memory
+    of all stages adds up. The vectors of other parts are in the buckets, where the next stage reuses them.
     """
     model = sum(m.here(b) for b in m.buckets)
     state = moments * (m.own_elements() if plan.grad_reduce.traits.shards else model)
@@ -35,7 +36,7 @@ def kept(plan: StepPlan, m: ModelLayout, moments: float, *later: StepPlan) -> fl
 
 
 def _parts(plan: StepPlan, m: ModelLayout) -> Iterator[object]:
-    """Yield the parts of the method that act on P groups of K."""
+    """Yield the parts of the method; the averager's parts only if there are several groups."""
     assert not plan.sequence, "each stage has parts of its own"
     of_step = [*parts_of("grad_reduce", plan.grad_reduce), *parts_of("schedule", plan.schedule)]
     of_meeting = parts_of("averager", plan.averager) if m.P > 1 else ()
@@ -43,6 +44,6 @@ def _parts(plan: StepPlan, m: ModelLayout) -> Iterator[object]:
 
 
 def one_block(m: ModelLayout) -> float:
-    """Return the bytes of gathered weights: the largest FSDP unit, and the units that stay whole."""
+    """Return the bytes of gathered weights: the largest FSDP unit, and all units that stay whole."""
     blocks = [unit.weights for unit in m.units if not unit.stays]
     return max(blocks, default=0) + sum(unit.weights for unit in m.units if unit.stays)

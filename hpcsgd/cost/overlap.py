@@ -1,8 +1,8 @@
-"""The exposed seconds of messages that overlap with each other, with computation and with updates.
+"""The exposed seconds of messages, which overlap with each other, with computation and with updates.
 
-One bucket may be reduced inside its group while another one crosses groups or is updated. A communication
-thread works in the order of submission. The group and the cross communicator gain nothing from each other if
-they share links.
+A rank waits during exposed seconds. One bucket may be reduced inside its group while another one is reduced
+between groups or is updated. A communication thread executes messages in the order in which they were
+started. Messages inside groups and between groups do not overlap if they share links.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ Seconds = Sequence[float]
 
 @dataclass(frozen=True)
 class Buckets:
-    """Seconds of each bucket's messages, by the stages of a step."""
+    """Seconds of the messages of each bucket, by the stages of a step."""
 
     inside: Seconds
     """Gradient reduction inside the group."""
     across: Seconds
     """Gradient reduction between groups."""
     model_average: Seconds
-    """The model average, if it goes bucket by bucket; otherwise 0."""
+    """The model average, if each bucket is averaged by itself; otherwise 0."""
     gather: Seconds
     """The allgather of the bucket's shards in the group."""
     own_links: bool
@@ -37,7 +37,7 @@ class Update:
     in_parts: bool
     """True if each bucket is updated once its gradients are reduced."""
     gathered: bool
-    """True if, in a local step, each bucket is gathered right after its update."""
+    """True if, in a local step, each bucket's parameters are gathered right after its update."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,17 @@ class Exposed:
 
     exchange: float
     gather: float
-    """The gather of a local step."""
+    """The parameter gather of a local step."""
     gather_after_sync: float
-    """The gather of a step with a synchronization."""
+    """The parameter gather of a step with a synchronization."""
 
 
 def exposed(ready: Seconds, backward: float, b: Buckets, update: Update) -> Exposed:
-    """Return the exposed seconds, for gradients that are `ready` then in a backward pass of that length."""
+    """Return the exposed seconds of a step.
+
+    `ready`: when the gradients of each bucket are ready, in seconds from the start of the backward pass.
+    `backward`: the seconds of that pass.
+    """
     inside, exchanged = _exchanged(ready, b)
     updated = _updated(exchanged, backward, update)
     end = updated[-1]
@@ -68,7 +72,7 @@ def exposed(ready: Seconds, backward: float, b: Buckets, update: Update) -> Expo
 
 
 def pipelined(ready: Seconds, seconds: Seconds) -> float:
-    """Return when the last of several messages is done: they run one by one, none before it is `ready`."""
+    """Return when the last message is done, if messages run one by one and none before it is `ready`."""
     done = 0.0
     for start, takes in zip(ready, seconds, strict=True):
         done = max(done, start) + takes
@@ -76,9 +80,9 @@ def pipelined(ready: Seconds, seconds: Seconds) -> float:
 
 
 def awaited(used: Seconds, gather: Seconds, forward: float) -> float:
-    """Return the seconds that a forward pass waits for weights whose gather begins with the pass.
+    """Return the seconds for which a forward pass waits for parameters that are gathered during the pass.
 
-    Weights that are used first are gathered first. `used`: elements of each bucket, in backward order.
+    Parameters that are used first are gathered first. `used`: elements of each bucket, in backward order.
     """
     done = arrived = 0.0
     for elements, seconds in zip(reversed(used), reversed(gather), strict=True):
@@ -90,15 +94,15 @@ def awaited(used: Seconds, gather: Seconds, forward: float) -> float:
 def among_blocks(compute: Seconds, gather: Seconds, reduce: Seconds) -> float:
     """Return the seconds of a pass through FSDP units in this order.
 
-    A unit is gathered while the one before it is computed. Its gradients are reduced on the same links while
-    the one after it is computed.
+    A unit is gathered while the unit before it is computed. Its gradients are reduced, on the same links,
+    while the unit after it is computed.
     """
     beside = [g + r for g, r in zip([*gather[1:], 0.0], [0.0, *reduce[:-1]], strict=True)]
     return gather[0] + sum(map(max, compute, beside)) + reduce[-1]
 
 
 def _exchanged(ready: Seconds, b: Buckets) -> tuple[float, list[float]]:
-    """Return when the group's communication thread is done, and when each bucket is reduced."""
+    """Return when the last reduction inside the group is done, and when each bucket is reduced."""
     inside = across = 0.0
     done: list[float] = []
     for start, first, second in zip(ready, b.inside, b.across, strict=True):

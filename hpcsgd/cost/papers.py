@@ -1,7 +1,8 @@
-"""The papers' own cost models, over numbers or numpy arrays, to draw the papers' figures.
+"""The papers' own cost models, as functions of numbers or numpy arrays, to draw the papers' figures.
 
-`hpcsgd.cost.price` predicts what our code takes on a measured machine. This module only repeats the papers'
-formulas. α is the seconds of a message. β is the seconds of a byte here, because w counts bytes.
+`hpcsgd.cost.price` predicts the times of hpcsgd on a measured machine. This module only repeats the papers'
+formulas. α is the seconds of a message, β the seconds of a byte, P the number of groups, K the ranks of each,
+and M the size of the model.
 
 H: S. Lee et al., IEEE Big Data 2020, section III-C. S: M. Assran et al., ICML 2019, section 5.
 """
@@ -20,7 +21,11 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Setting:
-    """N_s samples per epoch, batches of B per group, a model average every I steps, `nbytes` of model."""
+    """The parameters of the formulas.
+
+    `samples` is N_s, the samples of an epoch. Groups have batches of B samples and average their models every
+    I steps. `nbytes` is the size of the model.
+    """
 
     samples: float
     B: float
@@ -35,7 +40,7 @@ class Setting:
 
 
 def allreduce_epoch(s: Setting, P: ArrayLike, K: ArrayLike) -> Numbers:
-    """Return T_allreduce of H eq. 5: local SGD with allreduces of all M.
+    """Return the seconds of an epoch by H eq. 5 (T_allreduce): local SGD with allreduces of all M.
 
     The paper's log K in the second latency is a misprint for log P.
     """
@@ -45,7 +50,10 @@ def allreduce_epoch(s: Setting, P: ArrayLike, K: ArrayLike) -> Numbers:
 
 
 def hierarchical_epoch(s: Setting, P: ArrayLike, K: ArrayLike) -> Numbers:
-    """Return T_0 + T_1 + T_2 of H eqs. 6 to 8: all-to-all, allreduce of M/K every I steps, allgather."""
+    """Return the seconds of an epoch of hierarchical local SGD by H eqs. 6 to 8: T_0 + T_1 + T_2.
+
+    T_0 is the all-to-all, T_1 the allreduce of M/K every I steps, T_2 the allgather.
+    """
     T0 = seconds("alltoall", s.nbytes, K, s.alpha, s.beta)
     T1 = seconds("allreduce", s.nbytes / np.asarray(K, float), P, s.alpha, s.beta)
     T2 = seconds("allgather", s.nbytes, K, s.alpha, s.beta)
@@ -53,20 +61,23 @@ def hierarchical_epoch(s: Setting, P: ArrayLike, K: ArrayLike) -> Numbers:
 
 
 def synchronous_epoch(s: Setting, N: ArrayLike) -> Numbers:
-    """Return the epoch of synchronous SGD, H's other baseline: one batch of B and one allreduce per step."""
+    """Return the seconds of an epoch of synchronous SGD, H's other baseline.
+
+    Each step has one batch of B samples and one allreduce.
+    """
     return s.samples / s.B * seconds("allreduce", s.nbytes, N, s.alpha, s.beta)
 
 
 def allreduce_step(compute: float, nbytes: float, n: ArrayLike, alpha: float, beta: float) -> Numbers:
-    """Return the step of AR-SGD in S, which hides no communication."""
+    """Return the seconds of a step of AR-SGD in S, which hides no communication."""
     return compute + seconds("allreduce", nbytes, n, alpha, beta)
 
 
 def gossip_step(compute: float, nbytes: float, peers: ArrayLike, alpha: float, beta: float) -> Numbers:
-    """Return the step of SGP or D-PSGD: messages to `peers` neighbours, one after another, none hidden."""
+    """Return the seconds of a step of SGP or D-PSGD: messages to `peers` groups, one by one, none hidden."""
     return compute + np.asarray(peers, float) * (alpha + float(sent("exchange", nbytes, 2)) * beta)
 
 
 def overlap_step(compute: float, nbytes: float, peers: ArrayLike, alpha: float, beta: float) -> Numbers:
-    """Return the step of τ-OSGP, τ ≥ 1: computation of the next steps hides the messages."""
+    """Return the seconds of a step of τ-OSGP, τ ≥ 1: computation of the next steps hides messages."""
     return np.maximum(compute, gossip_step(0.0, nbytes, peers, alpha, beta))

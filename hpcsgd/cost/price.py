@@ -3,14 +3,14 @@
     forward → backward, with gradient reduction → selection → [sync decision] → update → [model average]
     → allgather
 
-Buckets of gradients are reduced during the backward pass: only the time after the end of the pass counts. If
-groups have their own links, one bucket is reduced in its group while another one crosses groups: see
-`overlap`. Messages that travel during the next steps count as far as they take longer than computing these
-steps. Everything else is a sum. All groups are assumed to compute equally fast; `hpcsgd simulate` predicts
-how long they wait for the slowest one.
+Buckets of gradients are reduced during the backward pass; only the time after the end of the pass counts. If
+groups have their own links, one bucket is reduced in its group while another one is reduced between groups
+(see `overlap`). Messages that are sent during the next steps count only for the time that they take longer
+than computing these steps. Everything else is a sum. All groups are assumed to compute equally fast. How long
+they wait for slow groups is what `hpcsgd simulate` predicts.
 
-With FSDP the passes also wait for torch's messages. On devices other than the CPU the messages of a unit
-travel while its neighbours are computed.
+With FSDP the passes also wait for torch's messages. On devices other than the CPU the messages of an FSDP
+unit are sent while its neighbours are computed.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ from hpcsgd.errors import UserError
 from hpcsgd.parts.sparsifiers import SPARSIFIERS, Sparsifier
 
 LARGER = 0.2
-"""Added to the relative error of messages for each doubling of ranks beyond the measured ones.
+"""Added to the relative error of messages for each doubling of ranks beyond the machine's.
 
-`benchmarks/model_error.py` finds about this."""
+`benchmarks/model_error.py` measures about this value.
+"""
 COMPUTE_ERROR = 0.1
-"""A rank's compute seconds may be off by a factor 1 + this, in either direction."""
+"""The assumed relative error of a rank's compute seconds, as a factor 1 + this in either direction."""
 
 
 @dataclass(frozen=True)
 class Computed:
-    """Seconds that a rank computes in a step."""
+    """The seconds for which a rank computes in a step, by part."""
 
     forward: float
     backward: float
     selection: float = 0.0
     update: float = 0.0
     slowed: float = 1.0
-    """Factor by which the backward pass is slower while the communication thread is busy."""
+    """The factor by which the backward pass is slower while the communication thread is busy."""
 
     def times(self, factor: float) -> Computed:
         parts = (self.forward, self.backward, self.selection, self.update)
@@ -62,16 +63,16 @@ class StepCost:
     """The cost of a step, averaged over many steps."""
 
     phases: Mapping[str, float]
-    """Exposed seconds by phase, in which a rank waits for communication, and `compute`."""
+    """Seconds by phase: `compute`, and the exposed seconds of each phase of communication."""
     low: float
     high: float
-    """Bounds of the seconds: everything is faster, or slower, by the error of nine in ten measurements."""
+    """Bounds of the seconds, if everything is faster or slower by the error of nine in ten measurements."""
     nbytes: float
     """Bytes that a rank sends, as `CommStats` counts them."""
     hidden: float = 0.0
     """Seconds of communication that computation hides."""
     behind: float = 0.0
-    """Seconds of the messages that travel during the next steps, hidden or not."""
+    """Seconds of messages that are sent during the next steps, hidden or not."""
     by_torch: float = 0.0
     """Bytes that torch sends in addition, for an FSDP model."""
 
@@ -103,7 +104,7 @@ def price(
     `overlap`: gradients are reduced during the backward pass.
     `prefetch`: parameters are gathered during the next forward pass.
 
-    Raises `UserError` if the method's traffic cannot be predicted, or if the machine has no such links.
+    Raises `UserError` if the method's traffic cannot be predicted, or if the machine file lacks links for it.
     """
     sent_in_step = of_step(plan, m, meets=meets, broadcast=broadcast)
     over = link_classes(m.P, m.K, ranks_per_host or machine.ranks_per_host)
@@ -146,7 +147,7 @@ def price(
 
 
 def over_run(costs: Sequence[tuple[StepCost, int]]) -> StepCost:
-    """Return the mean step of a run that makes the given number of steps at each cost."""
+    """Return the mean cost of the steps of a run; `costs` has each cost with its number of steps."""
     if len(costs) == 1:
         return costs[0][0]
     total = sum(steps for _, steps in costs)
@@ -169,9 +170,9 @@ def over_run(costs: Sequence[tuple[StepCost, int]]) -> StepCost:
 
 
 def computed(plan: StepPlan, m: ModelLayout, compute: Compute, batch: float) -> Computed:
-    """Return the compute seconds of a rank with `batch` samples.
+    """Return the seconds for which a rank with `batch` samples computes in a step.
 
-    Raises `UserError` if a part of them was not measured.
+    Raises `UserError` if a part of the step was not measured.
     """
     elements = elements_searched(plan.grad_reduce, m)
     selection = compute.selection_seconds(_sparsifier(plan), elements) if elements else 0.0
@@ -194,13 +195,13 @@ class _Flow:
     overlap: bool
     prefetch: bool
     own_links: bool
-    """True if groups have their own links: each is inside one host, and messages between groups are not."""
+    """True if groups have their own links: each group is inside one host, unlike messages between groups."""
 
 
 def _seconds(x: CommOp, machine: Machine, way: LinkClass, beyond: float, sign: int) -> float:
     factor = (1 + machine.relative_error(x.operation, way) + beyond) ** sign
     nbytes = x.nbytes
-    if way.kind != "inside":  # some ranks of a host may not send, or not to other hosts
+    if way.kind != "inside":  # not all ranks of a host may send to other hosts
         nbytes *= x.off_host_fraction * (x.sender_fraction if way.kind == "mixed" else 1.0)
     seconds = machine.seconds(x.operation, nbytes, way) * x.contention
     if x.reduced and seconds and machine.compute and machine.compute.mean_seconds_per_element:
@@ -210,16 +211,16 @@ def _seconds(x: CommOp, machine: Machine, way: LinkClass, beyond: float, sign: i
 
 @dataclass(frozen=True)
 class _Waiting:
-    """Seconds that each pass waits for torch's messages."""
+    """The seconds for which the forward and the backward pass wait for torch's messages."""
 
     forward: float
     backward: float
 
 
 def _waiting(timed: Iterable[tuple[CommOp, float]], m: ModelLayout, c: Computed, beside: bool) -> _Waiting:
-    """Return the waiting times for torch's messages in `timed`.
+    """Return how long the passes wait for torch's messages, which are in `timed` with their seconds.
 
-    `beside`: devices compute while messages travel. Each element is assumed to take the same time.
+    `beside`: True if devices compute while messages are sent. Each element is assumed to take equally long.
     """
     seconds = {stage: [0.0] * len(m.units) for stage in ("forward", "backward", "reduce")}
     for x, s in timed:
@@ -239,8 +240,9 @@ def _standing_still(
 ) -> tuple[dict[str, float], float]:
     """Return the exposed seconds by phase, and the hidden seconds.
 
-    Messages that travel during the next steps share the network with the messages of these steps. So only
-    computation and messages `inside` hosts can hide them, in the steps during which they travel.
+    Messages that are sent during the next steps share the network with the messages of these steps. So only
+    computation and messages inside hosts (`inside`: their seconds) can hide them, in the steps during which
+    they are sent.
     """
     phases: dict[str, float] = defaultdict(float)
     stages = {stage: [0.0] * len(m.buckets) for stage in ("inside", "across", "model_average", "gather")}
@@ -279,7 +281,7 @@ def _standing_still(
 
 
 def _ready(m: ModelLayout, backward: float, overlap: bool) -> list[float]:
-    """Return when the gradients of each bucket are ready, if each element takes the same time."""
+    """Return when the gradients of each bucket are ready, in seconds, if each element takes equally long."""
     if not overlap:
         return [backward] * len(m.buckets)
     done, found = 0, []

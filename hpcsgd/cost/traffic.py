@@ -2,11 +2,11 @@
 
     gradient reduction → [sync decision] → [model average] → allgather
 
-The operations of a synchronization are weighted with the share of steps after which groups average.
+The operations of a synchronization are weighted with the share of steps that have one.
 
-An FSDP model needs no allgather of ours. torch gathers each unit before computing it, in the forward and in
-the backward pass, and reduce-scatters its gradients. This assumes one backward pass per step that uses all
-parameters. `CommStats` does not count torch's messages.
+With an FSDP model hpcsgd needs no allgather. torch gathers each unit before computing it, in the forward and
+in the backward pass, and reduce-scatters its gradients. The prediction assumes one backward pass per step,
+which uses all parameters. `CommStats` does not count torch's messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpcsgd.engine.plan import StepPlan
 BY_TORCH = "by torch"
 """The phase of the messages that torch sends."""
 LAYOUT = 16
-"""Bytes of the check that all ranks have the same buffers."""
+"""Bytes of the allreduce by which ranks check that they have the same buffers."""
 
 
 def of_step(
@@ -35,7 +35,7 @@ def of_step(
 
     `meets`: the share of steps with a synchronization, for methods whose schedule depends on the training.
     `broadcast`: bytes of the buffers that the first rank of a group sends to the others after each step.
-    Raises `UserError` if such a schedule lacks `meets`, or if a sparsifier cannot predict its selection.
+    Raises `UserError` if `meets` is needed and missing, or if a sparsifier cannot predict its selection.
     """
     assert not plan.sequence, "a step is one of a stage"
     exchange = plan.grad_reduce
@@ -56,7 +56,7 @@ def of_step(
 
 
 def ops_of_sync(plan: StepPlan, m: ModelLayout) -> list[CommOp]:
-    """Return the operations of a synchronization, with the allgather that turns shards into whole models."""
+    """Return the operations of a synchronization, with the allgather that makes whole models of shards."""
     assert not plan.sequence, "each stage has its own synchronizations"
     exchange, whole = plan.grad_reduce, plan.averager.traits.whole_model
     before = param_gathers(m) if exchange.traits.shards and whole else []
@@ -65,9 +65,9 @@ def ops_of_sync(plan: StepPlan, m: ModelLayout) -> list[CommOp]:
 
 
 def gathered(plan: StepPlan, m: ModelLayout) -> list[CommOp]:
-    """Return the operations that make a whole model of the group's shards.
+    """Return the operations that make a whole model of a group's shards, after the update.
 
-    Each bucket is gathered while others are processed, unless the gather is quantized: that one needs all.
+    Each bucket is gathered while others are processed, except by a quantized gather, which needs all buckets.
     """
     if plan.quantizes_gather is not None:
         return list(gather_ops(plan.grad_reduce, m))
@@ -75,7 +75,7 @@ def gathered(plan: StepPlan, m: ModelLayout) -> list[CommOp]:
 
 
 def by_torch(m: ModelLayout) -> list[CommOp]:
-    """Return what torch sends inside a group for an FSDP model, unit by unit.
+    """Return the operations of torch inside a group for an FSDP model, unit by unit.
 
     A unit that `stays` (the outermost one) remains whole from the forward pass on.
     """

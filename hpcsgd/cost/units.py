@@ -1,4 +1,4 @@
-"""Check that an α or a β is in seconds: it is easy to be wrong by a factor of a thousand."""
+"""Check that the α and β of a machine file are in seconds, and not in microseconds or GB/s."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BETA_SECONDS_PER_BYTE = (1e-13, 1e-6)
 
 
 def require_plausible(link: Link) -> None:
-    """Raise `UserError`, with a guess of the unit, for numbers that no network and no memory has."""
+    """Raise `UserError`, which suggests a unit, if no network and no memory has the α or β of `link`."""
     for alpha in link.alpha_seconds:
         if not _within(alpha, ALPHA_SECONDS):
             raise UserError(f"alpha_seconds = {alpha:g}: {_doubt_alpha(alpha)}")

@@ -32,7 +32,7 @@ def whole_number(name: str, given: Any, least: int = 0) -> int:
 
 
 def require_same_samples(data: object, assigned: int | None) -> None:
-    """Raise `UserError` unless `data` can be indexed and has as many samples as the sampler.
+    """Raise `UserError` unless `data` can be indexed and has the sampler's number of samples.
 
     `assigned` is the sampler's number of samples, or None if it is unknown.
     """
@@ -48,7 +48,7 @@ def require_same_samples(data: object, assigned: int | None) -> None:
 
 
 def partition_text(partition: Partition | None) -> str:
-    """Return a text for the partition that is equal on all ranks, without an address."""
+    """Return a text for the partition that is equal on all ranks: no address of an object is in it."""
     if partition is None or dataclasses.is_dataclass(partition):
         return repr(partition)
     return type(partition).__qualname__

@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Labelled:
-    """Arrays on their way into a dataset file."""
+    """Arrays with labels that are to be written to a dataset file."""
 
     parts: Mapping[str, Part]
     classes: tuple[str, ...]
@@ -41,7 +41,7 @@ class Labelled:
         return {split: len(part.y) for split, part in self.parts.items()}
 
     def write(self, file: h5py.File, kind: str) -> Holds:
-        """Fill a new file as the dataset file of arrays."""
+        """Write the arrays to `file`, a new dataset file, and return its content."""
         label(file, "arrays", kind=kind, classes=self.classes)
         for split, (x, y) in self.parts.items():
             group = file.create_group(split)
@@ -70,8 +70,8 @@ class Arrays(Split):
     Bytes (uint8) become x / 255; other numbers stay as they are. A `Batch` of b has x float32 [b, ...] and y
     int64 [b].
 
-    Raises `UserError` if there is no such file or split, or it has no arrays, and, when reading, if rows do
-    not match their checksums.
+    Raises `UserError` if there is no such file or split, or the file has no arrays. Reading samples raises
+    `UserError` if rows do not match their checksums.
     """
 
     def __init__(self, path: str | Path, split: str) -> None:

@@ -1,4 +1,4 @@
-"""What a sampler needs to know: how many samples there are, and which rank takes which of them."""
+"""The facts that a sampler needs: the number of samples, and the place of this rank among the ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class _World(Protocol):
 
 @runtime_checkable
 class Assignment(Protocol):
-    """What samplers need to know of a topology: P groups of K ranks, and the place of this rank.
+    """The properties of a topology that samplers use: P groups of K ranks, and the place of this rank.
 
-    This is rank `shard_index` of group `group_index`.
+    This rank has index `shard_index` in group `group_index`.
     """
 
     @property
@@ -40,7 +40,7 @@ class Assignment(Protocol):
 class AsRank:
     """A reader of samples that is no rank of the topology, such as a virtual rank or an elastic group.
 
-    It is reader `rank` of `size`, of which `group_size` form a group.
+    It is reader number `rank` of `size` readers, from 0. Every `group_size` readers form a group.
     """
 
     rank: int
@@ -65,7 +65,7 @@ class AsRank:
 
 
 def length_of(data: object) -> int:
-    """Return the number of samples to divide. Raises `UserError` for a sampler that has no length."""
+    """Return the number of samples to divide. Raises `UserError` if `data` has no length."""
     if isinstance(data, int):
         return data
     if not isinstance(data, Sized):

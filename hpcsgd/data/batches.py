@@ -1,7 +1,7 @@
 """A group's samples in batches of B, and the part of each batch that one of its K ranks takes.
 
-K need not divide B: ranks may differ by one sample. `weight` then makes the mean of their gradients that of
-the batch.
+K need not divide B: ranks may differ by one sample. The factor `weight` makes the mean of the ranks'
+gradients equal to the gradient of the batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hpcsgd.data.sampler import Sampler
 from hpcsgd.data.split import Drawn
 
 AHEAD = 32
-"""Number of batches announced to the data at one go, while as many before them are read."""
+"""Number of batches that are announced to the dataset together, this many batches before they are read."""
 
 
 class Batches(torch.utils.data.Sampler[list[int]]):
@@ -53,7 +53,7 @@ class Batches(torch.utils.data.Sampler[list[int]]):
             yield Drawn(rows[start : start + self._B][self._j :: self._K].tolist(), seed, epoch)
 
     def weight(self, samples: int) -> float:
-        """Return the factor of the mean loss of this rank's `samples` in the present batch."""
+        """Return the factor for this rank's mean loss over its `samples` samples of the present batch."""
         return samples * self._K / self._due
 
     def advance(self) -> None:
@@ -61,7 +61,7 @@ class Batches(torch.utils.data.Sampler[list[int]]):
         self.sampler.advance(self._due)
 
     def start_after(self, seen: int, steps: int) -> None:
-        """Go to where all groups have used `seen` samples, and as many more as in `steps` batches."""
+        """Continue after the first `seen` samples of all groups together and `steps` further batches."""
         self.sampler.resume(seen)
         for _ in range(steps):
             self.advance()

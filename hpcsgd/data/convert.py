@@ -23,7 +23,7 @@ from hpcsgd.files.hdf5 import new_file
 
 
 class Collection(Protocol):
-    """What a reader of an original format returns; it may not be read yet."""
+    """A collection in its original format, as a reader returns it. Its files may not be read yet."""
 
     @property
     def rows(self) -> Mapping[str, int]:
@@ -31,20 +31,20 @@ class Collection(Protocol):
         ...
 
     def write(self, file: h5py.File, kind: str) -> Any:
-        """Fill a new file as the dataset file of the collection `kind`, and return its header.
+        """Write the collection, named `kind`, to the new dataset file `file`, and return its header.
 
-        Raises `UserError`.
+        Raises `UserError` if an original file is damaged.
         """
         ...
 
 
 OWN = ("npz", "text", "images", "pairs")
-"""Kinds that have their own functions and commands."""
+"""Kinds of data that have their own functions and commands for conversion."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What was written: path, header, number of images (tokens, ratings) of each split, bytes."""
+    """The result of a conversion: path, header, number of images (tokens, ratings) per split, bytes."""
 
     path: Path
     header: Any
@@ -96,7 +96,7 @@ def convert_text(
     between: str | None = None,
     end: str | None = None,
 ) -> Summary:
-    """Write the text of files, or of folders of files, as a dataset file of tokens at `target`, in one pass.
+    """Write the text of files, or of folders of files, as a dataset file of tokens at `target`.
 
     `tokenizer` is "bytes" or a file of the library `tokenizers`, in which `end` is the name of the token
     that ends a document. `test` are files or folders for tests; without it every hundredth document is held
@@ -111,7 +111,7 @@ def convert_text(
 def convert_images(
     source: Path, target: Path, size: int = 224, told: Callable[[int, int], None] = lambda done, all_: None
 ) -> Summary:
-    """Make a dataset file at `target` of a folder of images: train/ and val/, each with a folder per class.
+    """Make a dataset file at `target` of a folder of images: train/, val/, each with a folder per class.
 
     Files are kept as they are, in shards in a folder next to the dataset file. Samples of `size` x `size`
     are made when they are read. Shards of unchanged files stay, so a killed conversion can be continued.
@@ -146,7 +146,7 @@ def convert_pairs(
 
 
 def _require_store(target: Path) -> None:
-    if target.exists() and not h5py.is_hdf5(target):  # perhaps the last file of a shell pattern
+    if target.exists() and not h5py.is_hdf5(target):  # perhaps a source: the shell expands patterns
         raise UserError(f"{target}: there already, and no store; the last path is the store to write")
 
 

@@ -1,4 +1,4 @@
-"""A text as numbers on its way into a dataset file, and its vocabulary."""
+"""A text as tokens that are to be written to a dataset file, and its vocabulary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ BYTES_A_CHUNK = 1 << 16
 class Vocabulary:
     """The content of a dataset file of tokens of the collection `kind`, made by a tokenizer.
 
-    The tokenizer has this name and definition, and `types` types of tokens; `end` follows each document.
+    The tokenizer is described by `name` and `definition`, and has `types` types of tokens. Its token `end`
+    follows each document.
     """
 
     kind: str
@@ -90,7 +91,7 @@ class Corpus:
         return {split: len(tokens) for split, tokens in self.tokens.items()}
 
     def write(self, file: h5py.File, kind: str) -> Vocabulary:
-        """Fill `file` as the dataset file of the collection `kind`."""
+        """Write the text to `file`, a new dataset file of the collection `kind`, and return its header."""
         vocabulary = Vocabulary.of(Words(self.types), kind)
         vocabulary.write(file)
         for split, tokens in self.tokens.items():

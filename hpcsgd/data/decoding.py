@@ -1,8 +1,8 @@
 """Decoding of images (JPEG or PNG) to pixels, by Pillow.
 
 Training uses a random crop of random size and shape, mirrored or not, as in "Going Deeper with Convolutions"
-(Szegedy et al., 2014), https://arxiv.org/abs/1409.4842, section 6. Tests use the centre: the square of 7/8
-of the shorter side, which is 224 of 256.
+(Szegedy et al., 2014), https://arxiv.org/abs/1409.4842, section 6. Tests use the centre: a square whose side
+is 7/8 of the shorter side, such as 224 of 256 pixels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpcsgd.errors import UserError
 FORMATS = ("JPEG", "PNG")
 MIDDLE = 7 / 8
 RATIOS = log(3 / 4), log(4 / 3)
-"""Logarithms of the extreme ratios of width to height of a random crop; the ratio is uniform in between."""
+"""Logarithms of the extreme ratios of width to height of a random crop, which are uniform in between."""
 ATTEMPTS = 10
 DRAWS = 4 * ATTEMPTS + 1
 """Number of random numbers for a crop."""
@@ -41,7 +41,7 @@ def pillow() -> Any:
 
 
 def decoded(encoded: bytes) -> Any:
-    """Return Pillow's image with three channels. Raises `UserError` if it is damaged, or another format."""
+    """Return a JPEG or PNG as Pillow's image in RGB. Raises `UserError` for damage and other formats."""
     library = pillow()
     try:
         image = library.open(io.BytesIO(encoded), formats=FORMATS)
@@ -83,7 +83,10 @@ def varied(image: Any, size: int, smallest: float, draws: Sequence[float]) -> ND
 
 
 def _random_box(size: tuple[int, int], smallest: float, draws: Sequence[float]) -> Box:
-    """Return the first box that fits. If none does, return the largest centred one with an allowed shape."""
+    """Return the first of `ATTEMPTS` random boxes that fits into an image of this `size`.
+
+    If none fits, return the largest centred box with an allowed ratio of width to height.
+    """
     (width, height), (low, high) = size, RATIOS
     for i in range(0, DRAWS - 1, 4):
         part, shape, across, down = draws[i : i + 4]

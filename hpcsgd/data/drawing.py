@@ -33,13 +33,13 @@ def drawn(sampler: Drawing, seed: int, epoch: int) -> list[Any]:
     """Return all that `sampler` draws in an epoch, with random numbers that depend on `seed` and `epoch`.
 
     Raises:
-        UserError: If it draws more or less than its length.
+        UserError: If the number of draws differs from the sampler's length.
     """
     with _seeding, _seeded(sampler, (seed * 1_000_003 + epoch) % 2**63):
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
         most = len(sampler)  # pyright: ignore[reportArgumentType]
-        found = list(islice(sampler, most + 1))  # it may be endless
+        found = list(islice(sampler, most + 1))  # the sampler may be endless
     expected = len(sampler)  # pyright: ignore[reportArgumentType]
     if len(found) != expected:
         drew = f"more than {most}" if len(found) > most else str(len(found))

@@ -30,7 +30,7 @@ ROWS_A_CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Collected:
-    """A folder of images with complete shards, on its way into a dataset file of samples `size` x `size`."""
+    """A folder of images with complete shards, for a dataset file of samples of `size` x `size` pixels."""
 
     source: ImageFolder
     shards: Mapping[str, Sequence[Written]]
@@ -42,7 +42,7 @@ class Collected:
         return {split: len(files) for split, files in self.source.files.items()}
 
     def write(self, file: h5py.File, kind: str) -> Header:
-        """Fill `file` as the dataset file with an index of these shards."""
+        """Write an index of the shards to `file`, a new dataset file, and return its header."""
         for split, files in self.source.files.items():
             _write_index(file.create_group(split), np.array([f.label for f in files]), self.shards[split])
         counts = np.sum([shard.histogram for shard in self.shards[STATISTICS_SPLIT]], axis=0)
@@ -53,15 +53,15 @@ class Collected:
 
 
 class ImageFiles(Split):
-    """One split of a dataset file of image files as normalized samples: x float32 [3, size, size], y int64.
+    """One split of a dataset file of image files: normalized x float32 [3, size, size], and y int64.
 
     Samples drawn by a sampler are varied: a random crop of at least the fraction `smallest` of the image's
-    area, of a shape between 3 : 4 and 4 : 3, resized, and mirrored half of the times. It is the same for the
-    same seed, epoch and image, on any number of ranks and processes. Other samples are the centre of the
-    image. `size` is by default that of the conversion.
+    area, of a shape between 3 : 4 and 4 : 3, resized, and mirrored half of the times. The crop is the same
+    for the same seed, epoch and image, on any number of ranks and processes. Other samples are the centre of
+    the image. `size` is by default that of the conversion.
 
-    Raises `UserError` if there is no such file or split, or it has no image files, and, when reading, if it
-    is damaged.
+    Raises `UserError` if there is no such file or split, or the file has no image files. Reading samples
+    raises `UserError` if the file is damaged.
     """
 
     def __init__(self, path: str | Path, split: str, size: int | None = None, smallest: float = 0.08) -> None:

@@ -16,11 +16,11 @@ SUFFIXES = (".jpeg", ".jpg", ".png")
 SPLITS = {"train": ("train",), "test": ("val", "valid", "test")}
 """Splits of a dataset file, and the names of their folders, of which the first existing one is used."""
 SHARD = 1 << 29
-"""Approximate number of bytes of images in a shard; after a kill this much is converted again."""
+"""Approximate number of bytes of images in a shard. A killed conversion loses at most one shard."""
 
 
 class File(NamedTuple):
-    """An image: its path relative to the folder, the index of its class, its bytes, and time of change."""
+    """An image: its path relative to the folder, index of its class, size in bytes, time of change (ns)."""
 
     path: str
     label: int
@@ -37,7 +37,7 @@ class ImageFolder:
     files: dict[str, list[File]]
 
     def shards(self, split: str) -> Iterator[list[File]]:
-        """Yield the files of each shard; only the sizes of files determine the cuts."""
+        """Yield the files of each shard. Where a shard ends depends only on the sizes of the files."""
         some, size = [], 0
         for file in self.files[split]:
             some.append(file)

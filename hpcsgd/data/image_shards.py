@@ -1,8 +1,8 @@
-"""Encoded images in shards, which are HDF5 files in a folder next to the dataset file, and back.
+"""Write encoded images to shards, HDF5 files in a folder next to the dataset file, and read them.
 
 The name of a shard is the fingerprint of the files in it: paths, sizes and times. So a repeated conversion
-of a folder finds the shards that are complete, and an existing dataset file keeps its own until the new one
-is whole.
+of a folder finds the shards that are complete. An existing dataset file keeps its shards until the new
+dataset file is complete.
 
 =========  =======================================================================================
 x          uint8 [bytes], one file after the other
@@ -90,7 +90,7 @@ def remove_others(store: Path, shards: Mapping[str, Sequence[Written]]) -> None:
 
 
 def complete(folder: Path, files: Sequence[File]) -> Written | None:
-    """Return the shard of these `files`, if whole, or None; checksums are compared only when reading."""
+    """Return the shard of these `files` if it is complete, or None. Checksums are not compared here."""
     name = f"{fingerprint(files)}.h5"
     try:
         with h5py.File(folder / name, "r", locking=False) as file:
@@ -107,8 +107,8 @@ def complete(folder: Path, files: Sequence[File]) -> Written | None:
 def write(source: Path, folder: Path, files: Sequence[File], done: Callable[[int], None]) -> Written:
     """Write a shard of these `files` of the folder `source`, and decode each one as a test.
 
-    `done` is called with the number of further files. Raises `UserError`, which names the first that is no
-    image, and `OSError` if nothing can be written.
+    `done` is called with the number of files written since its last call. Raises `UserError`, which names the
+    first file that is no image, and `OSError` if nothing can be written.
     """
     name = f"{fingerprint(files)}.h5"
     crc32, values = np.empty(len(files), "<u4"), np.zeros((3, 256), np.int64)
@@ -170,7 +170,10 @@ class Reader:
             )
 
     def read(self, shard: int, begin: int, length: int, crc32: int) -> bytes:
-        """Return these bytes. Raises `UserError` if they do not match their checksum."""
+        """Return `length` bytes of a shard from `begin` on: an encoded image.
+
+        Raises `UserError` if the bytes do not match the checksum `crc32`.
+        """
         path = self._folder / self._names[shard]
         try:
             content = self._x(shard)[begin : begin + length].tobytes()

@@ -42,7 +42,7 @@ class Images:
     blocks: Iterator[Block]
 
     def write(self, file: h5py.File, kind: str) -> Header:
-        """Read all blocks into `file`, as the dataset file of the collection `kind`."""
+        """Write all blocks to `file`, a new dataset file of the collection `kind`; return its header."""
         datasets = {split: _create(file, split, rows, self.shape) for split, rows in self.rows.items()}
         histogram = np.zeros((self.shape[0], 256), np.int64)
         written: Counter[str] = Counter()

@@ -3,7 +3,7 @@
 In every step ⌈αP⌉ random groups send the fraction β of their batch to all others. Rank j of a group sends to
 rank j of each other group. A rank's own batch shrinks to b' = b / (1 + αβP), eq. 3, so that all ranks train
 on b samples. Batch sizes here and below are those of one rank. For b = 32 and 8 groups eq. 3 gives 10.7 at
-(½, ½) and 5.8 at (¾, ¾): the 11 and 6 that the paper quotes, though for 10 groups.
+(α, β) = (½, ½) and 5.8 at (¾, ¾): the 11 and 6 that the paper quotes, though for 10 groups.
 
 Samples are whole, and all ranks train on exactly b of them: see `Injection.portions`. Seed, epoch and step
 alone determine which groups share, so this needs no message.
@@ -38,7 +38,7 @@ from hpcsgd.errors import UserError, count_text
 
 
 class Portions(NamedTuple):
-    """How the b samples that a rank trains on are composed.
+    """The composition of the b samples that a rank trains on.
 
     A rank keeps `own` samples (b') to itself. Each of `sharers` groups (S) adds `shared` samples (s).
     """
@@ -51,15 +51,15 @@ class Portions(NamedTuple):
 @checked
 @dataclass(frozen=True)
 class Injection:
-    """How much groups share of each batch: the part of the groups, and the part of a batch.
+    """The amount that groups share of each batch: the part of the groups, and the part of a batch.
 
     Injection helps where groups see different samples, as with `ByLabel`. It costs the bytes of the shared
     samples in every step.
 
     Args:
         alpha: α, the part of the groups that share in a step, > 0 and ≤ 1.
-        beta: β, the part of a batch that each of them shares, > 0 and ≤ 1. The paper's are (½, ½) and (¾,
-            ¾).
+        beta: β, the part of a batch that each of these groups shares, > 0 and ≤ 1. The paper uses (α, β) =
+            (½, ½) and (¾, ¾).
 
     Raises:
         UserError: If `alpha` or `beta` is outside these bounds.
@@ -88,9 +88,9 @@ class Injection:
 
         s is at least 1, and leaves b' ≥ 1. Samples are whole and all ranks train on b of them, so b' changes
         in steps of S. Where αP is whole, b' is the possible value nearest to b/(1 + αβP) of eq. 3. For b =
-        32 eq. 3 gives 10.67 at (½, ½) for `P` = 8 groups, 9.14 for 10, and 5.82 at (¾, ¾) for 8. There b' is
-        12, 7 and 8; one sample more of each sharer would make it 8, 2 and 2. A single group keeps all
-        samples. Raises `UserError` if one sample of each sharer is too many.
+        32 eq. 3 gives 10.67 at (α, β) = (½, ½) for `P` = 8 groups, 9.14 for 10, and 5.82 at (¾, ¾) for 8.
+        Here b' is 12, 7 and 8; with s one larger it would be 8, 2 and 2. A single group keeps all samples.
+        Raises `UserError` if b' would be less than 1 with s = 1.
         """
         if P == 1:
             return Portions(b, 0, 0)
@@ -121,13 +121,13 @@ class Injection:
 
 @checked
 class InjectedBatches(torch.utils.data.Sampler[list[int]]):
-    """A batch sampler for `DataLoader(batch_sampler=...)` that yields what this rank loads itself.
+    """A batch sampler for `DataLoader(batch_sampler=...)` that yields the samples that this rank loads.
 
     In a step in which its group shares, a rank loads b' + s samples; otherwise it loads b'. Every step
     advances the epoch of the sampler by b' + s samples on every rank, so that all make equally many steps. A
-    rank that does not share skips s of them and does not see these in this epoch. At the end of an epoch,
-    fewer than b' + s samples per rank are left over. The skipped samples and those left over differ from
-    epoch to epoch.
+    rank that does not share skips s of these samples and does not see them in this epoch. At the end of an
+    epoch, fewer than b' + s samples per rank are left over. The skipped samples and those left over differ
+    from epoch to epoch.
 
     Args:
         sampler: The `Sampler` of this rank.
@@ -180,7 +180,7 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
         return self._injection.sharers(self._P, self.sampler.seed, self.sampler.epoch, step)
 
     def loaded(self, step: int) -> int:
-        """Return how many samples this rank loads itself in this `step` of the epoch, counted from 0."""
+        """Return the number of samples that this rank loads in this `step` of the epoch, from 0."""
         return self.portions.own + (self.portions.shared if self._g in self.sharers(step) else 0)
 
     def weight(self, _: int) -> float:
@@ -252,10 +252,10 @@ class Injected:
             yield self.complete(batch, step)
 
     def complete(self, batch: Sequence[Tensor], step: int | None = None) -> tuple[Tensor, ...]:
-        """Return `batch`, followed by what other groups share in this `step` of the epoch; collective.
+        """Return `batch`, followed by the samples that other groups share in this `step`; collective.
 
-        `step` is by default the one that training has reached. Raises `UserError` if the batch is not made
-        of tensors with as many rows as this rank had to load.
+        `step` is counted from 0 in the epoch; by default it is the one that training has reached. Raises
+        `UserError` if the batch is not made of tensors with one row per sample that this rank had to load.
         """
         step = self._batches.step if step is None else step
         _require_rows(batch, self._batches.loaded(step))

@@ -1,4 +1,4 @@
-"""Ratings of items by users, on their way into a dataset file. One item of each user is held out for tests.
+"""Ratings of items by users, for a dataset file. One item of each user is held out for tests.
 
 The protocol is that of "Neural Collaborative Filtering" (https://arxiv.org/abs/1708.05031, section 4.1).
 Ratings count as signs of interest, whatever their value. The latest rating of each user is held out (leave
@@ -20,17 +20,17 @@ from hpcsgd.data.rng import distinct
 from hpcsgd.errors import UserError, located
 
 OTHERS = 99
-"""Number of items next to the one held out. They are drawn once for all runs, so that results are
-comparable.
+"""Number of items in a test sample that the user has not rated. They are drawn at the conversion, so that all
+runs have the same ones.
 """
 ROWS_A_CHUNK = 1 << 12
 
 
 @dataclass(frozen=True)
 class Names:
-    """What a dataset file of ratings has: the collection `kind`, and the authors' numbers (int64).
+    """The header of a dataset file of ratings: the collection `kind`, and original numbers (int64).
 
-    User 0, 1, … of the file is `users[0]`, `users[1]`, …; so it is with items.
+    User i of the file has the number `users[i]` in the original data. Item i has the number `items[i]`.
     """
 
     kind: str
@@ -74,9 +74,9 @@ class Interactions:
         return {"train": len(self.users) - held_out, "test": held_out}
 
     def write(self, file: h5py.File, kind: str) -> Names:
-        """Fill `file` as the dataset file of the collection `kind`.
+        """Write the ratings to `file`, a new dataset file of the collection `kind`; return its header.
 
-        Raises `UserError` if no user has two ratings, or a user has rated nearly everything.
+        Raises `UserError` if no user has two ratings, or a user has left fewer than `OTHERS` items unrated.
         """
         user_names, user = np.unique(self.users, return_inverse=True)
         item_names, item = np.unique(self.items, return_inverse=True)
@@ -94,7 +94,7 @@ class Interactions:
 
     @cached_property
     def _held_out(self) -> NDArray[np.bool_]:
-        """A mask of the latest rating of each user with at least two; of equally late ones the last."""
+        """A mask of the latest rating of each user with two or more; of equally late ones, the last."""
         order = np.lexsort([self.times, self.users])  # lexsort is stable
         users = self.users[order]
         change = users[1:] != users[:-1]

@@ -1,7 +1,7 @@
 """The layout of a dataset file, for its writer and its readers.
 
 A dataset file is an HDF5 file with groups, its splits, which include `train` and `test`. All data have
-Fletcher-32 checksums; tokens have a CRC-32 of each 4096. It has one of these forms:
+Fletcher-32 checksums, except tokens, with a CRC-32 for every 4096. A dataset file has one of these forms:
 
 =======  =================================================================================================
 images   `x` uint8 [n, C, H, W], one HDF5 chunk per row, and `y` uint8 [n]
@@ -10,7 +10,7 @@ image    files as they were, in shards next to the dataset file (`image_shards.p
 files    each image `shard`, `begin`, `length` and `crc32`; attribute of the split: names of its `shards`
 pairs    `0`, `1`, …, each of `high` uint8 [H, W, 3] and `low` uint8 [H/s, W/s, 3]; attribute of the split:
          `count`; of the file: `scale`, which is s
-tokens   segments `0`, `1`, … of 2^24 tokens, the last one of fewer: each a group of `x` uint8, uint16 or
+tokens   segments `0`, `1`, … of 2^24 tokens, in the last one fewer: each a group of `x` uint8, uint16 or
          uint32 [n], as the types need, without gaps in the file, and `crc32` uint32; attributes of the
          split are `tokens`, and for text from files the numbers of `bytes` and `documents`; next to
          the splits `definition`, of the tokenizer
@@ -18,7 +18,7 @@ ratings  `x` int32 [n, 2 + m]: a user, an item that the user has rated, and m th
          next to the groups `users` and `items`, int64: the authors' numbers of user and item 0, 1, …
 =======  =================================================================================================
 
-The fields of `Header`, and what else a form has, are attributes of the file.
+The fields of `Header`, and further properties of a form, are attributes of the file.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Header:
 
 
 def label(file: h5py.File, form: Form, **texts: str | Sequence[str]) -> None:
-    """Record in `file` its form and these texts."""
+    """Set the attributes of `file` that state its form and version, and these `texts`."""
     # HDF5 stores texts of fixed length in its checksummed headers, others elsewhere.
     given = {"format": f"hpcsgd {form}", **texts}
     file.attrs.update({name: np.char.encode(text, "utf-8") for name, text in given.items()})
@@ -98,7 +98,10 @@ def label(file: h5py.File, form: Form, **texts: str | Sequence[str]) -> None:
 
 
 def form_of(path: Path) -> Form:
-    """Return the form of the dataset file at `path`. Raises `UserError` for none, or another version."""
+    """Return the form of the dataset file at `path`.
+
+    Raises `UserError` if there is no dataset file, or it is of another version.
+    """
     file, form = _open(path)
     file.close()
     return form

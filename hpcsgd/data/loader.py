@@ -40,7 +40,7 @@ def reading(
         num_workers=workers,
         pin_memory=pinned,
         persistent_workers=workers > 0,
-        generator=Generator("cpu"),  # else a resumed epoch draws once more from the model's
+        generator=Generator("cpu"),  # else resuming draws once more from the model's generator
         multiprocessing_context="forkserver" if workers else None,  # a fork would copy MPI's threads
         worker_init_fn=partial(end_by_owner_alone, os.getpid()) if workers else None,
     )
@@ -61,9 +61,9 @@ class Loader:
     """The batches of this rank, epoch after epoch, with a state from which reading continues.
 
     Iterating yields what is left of an epoch, then moves to the next epoch. The state counts the batches
-    that have been yielded, however far loader processes have read ahead. It is the same on all ranks. Loaded
-    with other numbers of groups and ranks, it continues with the samples that no rank has seen yet, as the
-    state of a `Sampler` does. `state_dict` and `load_state_dict` have the interface of torchdata's
+    that have been yielded, however far loader processes have read ahead. The state is the same on all ranks.
+    A loader on other numbers of groups and ranks that loads it continues with the samples that no rank has
+    seen yet, as a `Sampler` does. `state_dict` and `load_state_dict` have the interface of torchdata's
     `StatefulDataLoader`.
 
     Args:
@@ -119,9 +119,9 @@ class Loader:
         self._sampler.set_epoch(self.epoch + 1)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the seed, the epoch, and how many of its samples all ranks together have consumed."""
+        """Return the seed, the epoch, and the number of its samples that all ranks have consumed."""
         return self._sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to where `state` was taken, perhaps with other numbers of groups and ranks."""
+        """Continue at the position of `state`, which may be of other numbers of groups and ranks."""
         self._sampler.load_state_dict(state)

@@ -27,9 +27,9 @@ SPLITS: Mapping[Form, type[Store | Arrays | ImageFiles | Pairs | Windows | Ratin
 
 
 def open_split(path: Path, split: str, arguments: Mapping[str, Any] | None = None) -> Split:
-    """Return the split of the dataset file at `path`, read by the class for its form with these arguments.
+    """Return the split of the dataset file at `path`, as an object of the class for its form.
 
-    Raises `UserError` if the class does not take them, and what the class raises.
+    The class is called with `arguments`. Raises `UserError` if it does not accept them, and what it raises.
     """
     form = form_of(path)
     return call_named(form, SPLITS[form], {form: SPLITS[form]}, arguments or {}, path, split)

@@ -32,11 +32,11 @@ class Pairs(Split):
     "Enhanced Deep Residual Networks for Single Image Super-Resolution" (https://arxiv.org/abs/1707.02921,
     section 4.2). Samples drawn by a sampler have random positions, and are rotated and mirrored in one of
     eight ways. They are the same for the same seed, epoch and index, on any number of ranks and processes.
-    Other samples are the centre. In `test` samples are whole images; if their sizes differ, they must be
-    read one at a time.
+    Other samples are the centre of their image. In `test` samples are whole images; if their sizes differ,
+    they must be read one at a time.
 
-    Raises `UserError` if there is no such file or split, it has no pairs, or a training image is smaller
-    than a patch, and, when reading, if it is damaged.
+    Raises `UserError` if there is no such file or split, the file has no pairs, or a training image is
+    smaller than a patch. Reading samples raises `UserError` if the file is damaged.
     """
 
     def __init__(self, path: str | Path, split: str, patch: int = 48, patches: int = 1) -> None:
@@ -73,7 +73,7 @@ class Pairs(Split):
         return self._images * self.patches
 
     def trial(self) -> Tensor:
-        """Return two patches."""
+        """Return the x of two grey patches."""
         return torch.full((2, 3, self.patch, self.patch), 0.5)
 
     def _read(self, indices: Sequence[int]) -> Batch:

@@ -1,6 +1,6 @@
 """Partitions: how samples are divided among the P groups. A group is the papers' worker.
 
-A partition assigns every group an ordered list of samples for an epoch. All groups get equally many. The K
+A partition assigns every group an ordered list of samples for an epoch. All lists have the same length. The K
 ranks of a group take turns: rank j of the group gets the samples j, j + K, j + 2K, … of that list. So ranks
 with batches of B/K hold the next B samples of the list together.
 
@@ -30,7 +30,7 @@ class Samples:
     """The samples 0 … n − 1, which are divided among P groups.
 
     `seed` determines all random choices; without `shuffle` there are none. `labels` has shape [n], or is
-    None where labels are not known. `run` is the number of neighbouring samples that are read at one go.
+    None where labels are not known. `run` is the number of neighbouring samples that are read together.
     """
 
     n: int
@@ -204,11 +204,11 @@ class DefDP(OwnedByGroups):
 @checked
 @dataclass(frozen=True)
 class ByLabel(OwnedByGroups):
-    """A partition by label: with as many groups as labels, each group owns one label.
+    """A partition by label: if groups and labels are equal in number, each group owns one label.
 
     With fewer groups than labels, each group owns several neighbouring labels. With more, several groups
-    divide the samples of one label. Where the numbers do not divide each other, the counts differ by at most
-    one. An epoch is ⌊n/P⌋ samples of each group, however many it owns.
+    divide the samples of one label. Groups differ by at most one in their number of labels, and labels in
+    their number of groups. An epoch is ⌊n/P⌋ samples of each group, however many it owns.
 
     Raises:
         UserError: If there are no labels or a group gets no sample; raised when a sampler is made.

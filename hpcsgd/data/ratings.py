@@ -1,8 +1,8 @@
-"""Ratings as samples for a recommender: an item that the user has rated, and some that the user has not.
+"""Ratings as samples for a recommender: an item that the user has rated, and unrated items.
 
 The method is that of "Neural Collaborative Filtering" (https://arxiv.org/abs/1708.05031, sections 3.1.1 and
-4.1). There ratings and negatives are shuffled together. Here a sample is a rating with all of its negatives,
-so a batch of b has b · (1 + negatives) pairs.
+4.1). The paper shuffles ratings and negatives together. Here a sample is a rating with all of its negatives,
+so a batch of b samples has b · (1 + negatives) pairs.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Ratings(Split):
 
 
 def _read_all(path: Path, split: str) -> tuple[Names, NDArray[np.int32], NDArray[np.int32]]:
-    """Return the names, the rows of the split, and those of `train`."""
+    """Return the header of the file, the rows of the split, and those of `train`."""
     with open_store(path, "ratings") as file:
         splits = [name for name in ("train", "test") if name in file]
         if split not in splits:

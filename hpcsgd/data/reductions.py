@@ -1,10 +1,11 @@
-"""Images with reduced copies, on their way into a dataset file of pairs for super-resolution.
+"""Images with reduced copies that are to be written to a dataset file of pairs for super-resolution.
 
-Pillow's bicubic interpolation, a = −½, reduces them, with a kernel that grows with the scale. So fine
-details are averaged and not sampled. MATLAB's `imresize` made most published figures. It has the same
-kernel, grown likewise (its antialiasing). But it mirrors the image beyond the borders, where Pillow leaves
-out what does not exist, and Pillow rounds to 8 bits after each direction. So images differ by about one of
-255, near borders by more. Differences of a few hundredths of a decibel are not comparable.
+Images are reduced by Pillow's bicubic interpolation (a = −½), with a kernel that grows with the scale. So
+fine details are averaged and not sampled. Most published figures are of images reduced by MATLAB's
+`imresize`. Its kernel is the same and grows in the same way (antialiasing). But `imresize` mirrors the image
+beyond the borders, where Pillow uses only pixels that exist. Pillow also rounds to 8 bits after each
+direction. So pixels differ by about one of 255, near borders by more. Differences of a few hundredths of a
+decibel are not comparable.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from hpcsgd.errors import UserError, located
 
 SCALES = (2, 4)
 TILE = 64
-"""Side of a tile that is read at one go."""
+"""Side, in pixels, of a tile that is read as a whole."""
 
 
 @dataclass(frozen=True)
 class Reduced:
     """The content of a dataset file of pairs: images of the collection `kind`, reduced `scale` times.
 
-    `least` is the shortest side of a reduced image for training.
+    `least` is the shortest side, in pixels, of all reduced images for training.
     """
 
     kind: str
@@ -86,7 +87,7 @@ class Reductions:
         return {split: len(paths) for split, paths in self.files.items()}
 
     def write(self, file: h5py.File, kind: str) -> Reduced:
-        """Read all images into `file`, as the dataset file of the collection `kind`."""
+        """Write all images to `file`, a new dataset file of the collection `kind`; return its header."""
         least: dict[str, int] = {}
         done = 0
         for split, paths in self.files.items():

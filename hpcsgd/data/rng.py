@@ -20,18 +20,18 @@ class Purpose(IntEnum):
 
 
 POOL = 256
-"""Number of runs among which samples are mixed."""
+"""Number of runs of neighbouring samples among which samples are mixed."""
 
 
 def epoch_order(n: int, seed: int, epoch: int, run: int = 1) -> NDArray[np.int64]:
-    """Return the shuffle of n samples for an epoch, in which `run` neighbours are read at one go."""
+    """Return the order of n samples in an epoch; runs of `run` neighbours are shuffled as in `_order`."""
     return _order(n, np.random.SeedSequence([seed, epoch]), run)
 
 
 def shuffled(
     rows: NDArray[np.int64], seed: int, purpose: Purpose, *of: int, run: int = 1
 ) -> NDArray[np.int64]:
-    """Return `rows` in another order, which depends on the purpose and the numbers `of`."""
+    """Return `rows` in a random order that follows from `seed`, `purpose` and further numbers `of`."""
     return rows[_order(len(rows), np.random.SeedSequence(seed, spawn_key=(purpose, *of)), run)]
 
 
@@ -47,13 +47,13 @@ def dirichlet(alpha: float, shape: tuple[int, int], seed: int) -> NDArray[np.flo
 
 
 def uniform(count: int, seed: int, purpose: Purpose, *of: int) -> NDArray[np.float64]:
-    """Return `count` numbers in [0, 1), which depend on the purpose and the numbers `of`."""
+    """Return `count` random numbers in [0, 1) that follow from `seed`, `purpose` and further numbers `of`."""
     bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(purpose, *of)))
     return np.ldexp((bits.random_raw(count) >> np.uint64(11)).astype(np.float64), -53)
 
 
 def distinct(count: int, below: int, without: set[int], *of: int) -> list[int]:
-    """Return `count` different numbers < `below`, none of `without`; they depend on the numbers `of`."""
+    """Return `count` different random integers in [0, `below`), none in `without`, that follow from `of`."""
     assert below - len(without) >= count
     bits = np.random.PCG64(np.random.SeedSequence(0, spawn_key=(Purpose.OTHERS, *of)))
     found: dict[int, None] = {}
@@ -64,10 +64,11 @@ def distinct(count: int, below: int, without: set[int], *of: int) -> list[int]:
 
 
 def _order(n: int, seeds: np.random.SeedSequence, run: int = 1) -> NDArray[np.int64]:
-    """Return a shuffle; if there are more than `POOL` runs, a shuffle of runs of neighbours.
+    """Return the numbers 0 … n − 1 in a random order.
 
-    Runs are shuffled. Then each sample moves back by less than a pool (`POOL` runs), the last ones to the
-    beginning. So runs come one after the other, and a batch has samples of a whole pool.
+    With more than `POOL` runs of `run` > 1 neighbours, the runs are shuffled. Then each sample moves back by
+    less than a pool (`POOL` runs); the last ones move to the beginning. So the runs are read one after the
+    other, and a batch has samples of a whole pool.
     """
     # Sorted raw draws are the same in every version of NumPy, unlike Generator.permutation.
     bits, pool = np.random.PCG64(seeds), run * POOL

@@ -1,7 +1,7 @@
 """The sampler: which samples each rank sees. It distributes one shuffle per epoch among the ranks.
 
-With π the permutation of epoch e and N ranks, rank r takes π[r], π[r + N], π[r + 2N], … So where P = 1, K
-ranks with batches of B/K hold the plain batch of B consecutive samples together. All ranks have equally many
+Let π be the permutation of an epoch. Of N ranks, rank r takes π[r], π[r + N], π[r + 2N], … So in a single
+group, K ranks with batches of B/K together hold the next B samples of π. All ranks have the same number of
 samples. The n mod N samples left out differ from epoch to epoch.
 
 A `Partition` divides the samples among groups instead.
@@ -39,7 +39,7 @@ class Stream(Protocol):
 
     @property
     def run_length(self) -> int:
-        """Number of neighbouring samples that are read at one go."""
+        """Number of neighbouring samples that are read together."""
         ...
 
     def expect(self, rows: NDArray[np.int64]) -> None:
@@ -52,13 +52,14 @@ class Sampler(torch.utils.data.Sampler[int]):
     """A sampler that yields the indices of this rank's samples in one epoch.
 
     Without a partition rank r of N takes π[r], π[r + N], π[r + 2N], … of the epoch's shuffle π. The n mod N
-    samples left out differ from epoch to epoch. `set_epoch` goes to another epoch. Iterating starts where
-    training is. Only `advance` moves that position, because the loader reads ahead. The state counts the
-    samples of all ranks together. Loaded with another N, it continues with exactly those not yet seen.
+    samples left out differ from epoch to epoch. `set_epoch` goes to another epoch. Iterating starts at the
+    position that training has reached. Only `advance` moves it, because the loader reads ahead. The state
+    counts the samples of all ranks together. With another N, a sampler that loads it continues with exactly
+    the samples that no rank has seen yet.
 
-    With a partition and another K, the state continues with exactly what each group has not yet seen. With
-    another P or another partition, groups have other samples. Each group then skips the same fraction of its
-    new samples, so that in this epoch some samples come again and some do not come.
+    With a partition and another K, each group continues with exactly the samples that it has not seen yet.
+    With another P or another partition, groups have other samples. Each group then skips the same fraction of
+    its new samples, so that in this epoch some samples come again and some do not come.
 
     `data` may be another sampler, such as torch's `WeightedRandomSampler` or one that sorts by length. Then
     the ranks divide what that sampler draws. It draws the same on all ranks: the random generators of the
@@ -134,7 +135,7 @@ class Sampler(torch.utils.data.Sampler[int]):
             partition.require(self._samples)
 
     def assigned(self, rank: int, ranks: int) -> None:
-        """Divide samples among `ranks` from now on, each a group by itself; this rank is `rank`."""
+        """From now on divide samples among `ranks` ranks, as groups of one; this is number `rank`."""
         self._P, self._K, self._g, self._j = ranks, 1, rank, 0
         self._ranks = ranks
 
@@ -175,11 +176,11 @@ class Sampler(torch.utils.data.Sampler[int]):
             self._epoch, self._consumed = epoch, self._checked((start or 0) * self._ranks)
 
     def resume(self, consumed: int) -> None:
-        """Go to where all ranks together have `consumed` so many samples of the epoch."""
+        """Go to the position at which all ranks together have consumed `consumed` samples of the epoch."""
         self._consumed = self._checked(consumed)
 
     def advance(self, samples: int) -> None:
-        """Count `samples` more as consumed, on all ranks; fewer at the end with `drop_last=False`."""
+        """Count `samples` further samples of every rank as consumed, or those that are left."""
         consumed = self._consumed + samples * self._ranks
         self._consumed = self._checked(consumed if self._drop_last else min(consumed, self._assigned))
 
@@ -192,7 +193,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         return iter(left if isinstance(left, list) else left.tolist())
 
     def rows(self) -> NDArray[np.int64]:
-        """Return what iterating yields. Raises `UserError` if that is batches."""
+        """Return the indices that iterating yields. Raises `UserError` if it yields batches."""
         left = self._used()
         if isinstance(left, list) and any(not isinstance(row, int) for row in left):
             raise UserError(
@@ -207,9 +208,9 @@ class Sampler(torch.utils.data.Sampler[int]):
             self._stream.expect(rows)
 
     def state_dict(self) -> dict[str, int]:
-        """Return seed, epoch, samples of it that all ranks consumed, and numbers of samples and ranks.
+        """Return seed, epoch, samples consumed by all ranks, and the numbers of samples and of ranks.
 
-        With a partition also the number of samples that are assigned in an epoch.
+        With a partition, the state also has the number of samples that are assigned in an epoch.
         """
         state = {
             "seed": self._seed, "epoch": self._epoch, "consumed": self._consumed,
@@ -218,7 +219,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         return state if self._partition is None else {**state, "dealt": self._assigned}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to where `state` was taken, perhaps with other numbers of groups and ranks.
+        """Continue at the position of `state`, which may be of other numbers of groups and ranks.
 
         Raises:
             UserError: If the state is in the middle of an epoch with another number of samples.
@@ -236,7 +237,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         self._seed, self._epoch = state["seed"], state["epoch"]
 
     def _is_over(self, state: Mapping[str, int], dealt: int) -> bool:
-        """Return whether an epoch of another size is over. Raises `UserError` in the middle of it."""
+        """Return True at the end of an epoch of another size, False at its start; else raise `UserError`."""
         over = dealt - state["consumed"] < state["ranks"]
         if state["consumed"] and not over:
             raise UserError(
@@ -260,7 +261,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         return self._P * self._partition.length(self._total, self._P)
 
     def _left(self) -> NDArray[np.int64] | list[Any]:
-        """Return what this rank still has to take, and maybe some more."""
+        """Return the samples that are left for this rank, perhaps with one that it will not use."""
         if self._drawing is not None:
             return drawn(self._drawing, self._seed, self._epoch)[self._consumed :][self._g :: self._P]
         if self._partition is None:
@@ -269,14 +270,14 @@ class Sampler(torch.utils.data.Sampler[int]):
         return hand[self._consumed // self._P :][self._j :: self._K]
 
     def _used(self) -> NDArray[np.int64] | list[Any]:
-        """Return what this rank still has to take. The first call notes what must be equal everywhere."""
+        """Return the samples that are left for this rank. The first call records `_facts` for comparison."""
         topology, self._job = self._job, None
         if topology is not None:
             note(topology.world, self._facts())
         return self._left()[: len(self)]
 
     def _facts(self) -> Iterator[tuple[str, str]]:
-        """Yield what must be equal on all ranks; otherwise samples would come twice, or never."""
+        """Yield names and values that must be equal on all ranks, or samples would come twice, or never."""
         yield "the length of the data of a sampler", str(self._total)
         yield "the seed of a sampler", str(self._seed)
         yield "the epoch of a sampler", str(self._epoch)

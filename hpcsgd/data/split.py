@@ -1,4 +1,4 @@
-"""One split of a dataset file as samples of any kind: what training needs of its data."""
+"""The interface of data for training: one split of a dataset file, as samples of any kind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Drawn(list[int]):
     """Samples that a sampler has drawn, with the seed and the epoch.
 
     Some parts of samples are drawn anew in every epoch, such as a patch of an image. They follow from the
-    sample's row, `seed` and `epoch`, whichever process reads it.
+    sample's row, `seed` and `epoch` alone, so that they do not depend on the process that reads the sample.
     """
 
     def __init__(self, rows: Iterable[int], seed: int, epoch: int) -> None:
@@ -62,7 +62,7 @@ def collate(samples: Batch | Sequence[Any]) -> Any:
 class Split(Dataset[tuple[Tensor, Tensor]], ABC):
     """The samples (x, y) of one split, in the order of the dataset file.
 
-    All x of a split have the same shape, and so have all y. The exception are whole images for tests, which
+    All x of a split have the same shape, and so have all y. The exception is whole images for tests, which
     are read one at a time. Each process opens the file at its first read, so a split may be pickled and may
     cross forks. `DataLoader(split, ..., collate_fn=split.collate)` does no work per sample.
     """
@@ -86,7 +86,7 @@ class Split(Dataset[tuple[Tensor, Tensor]], ABC):
 
     @abstractmethod
     def trial(self) -> Tensor:
-        """Return the x of two samples such that a model that accepts these accepts all."""
+        """Return the x of two extreme samples: a model that accepts both accepts all samples."""
 
     @abstractmethod
     def _read(self, indices: Sequence[int]) -> Batch:
@@ -140,13 +140,13 @@ def damaged(path: Path, split: str, what: str) -> UserError:
 
 @runtime_checkable
 class Varying(Protocol):
-    """A split of samples that are partly drawn anew for every batch, after they were read."""
+    """A split whose samples have a random part, drawn for every batch after the samples were read."""
 
     def vary(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Return what to train on in place of the loaded samples x, y; draw from `generator`."""
+        """Return the samples to train on in place of the loaded x, y; draw from `generator`."""
         ...
 
 
 def varied(split: Split, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Return what to train on in place of the loaded samples x, y: these, if `split` draws nothing."""
+    """Return the samples to train on in place of the loaded x, y: the same if `split` draws nothing."""
     return split.vary(x, y, generator) if isinstance(split, Varying) else (x, y)

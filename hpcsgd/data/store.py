@@ -1,4 +1,4 @@
-"""Reading of images of a dataset file, only those that are needed."""
+"""Samples of a dataset file of images. Each image is read when it is needed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Store(Split):
     A sample is (pixel / scale - mean) / std, with the values in `header`. A `Batch` of b has x float32 [b,
     C, H, W] and y int64 [b].
 
-    Raises `UserError` if there is no such file or split or the file has no images, and, when reading, if
-    rows do not match their checksums.
+    Raises `UserError` if there is no such file or split, or the file has no images. Reading samples raises
+    `UserError` if rows do not match their checksums.
     """
 
     def __init__(self, path: str | Path, split: str) -> None:

@@ -1,10 +1,10 @@
-"""Text files as documents, and documents as tokens on their way into a dataset file.
+"""Read documents from text files, and write their tokens to a dataset file.
 
 No file has to fit into memory. A file is one document, or several if a separator line is given. In a
-`.jsonl` each line is an object with the document as its "text". Files may be compressed, which the first
+`.jsonl` each line is an object with the document as its "text". Files may be compressed, which their first
 bytes show. The tokenizer's end token follows each document.
 
-The tokenizer gets about `SEGMENT` bytes at once at most. Longer documents are cut at the ends of lines.
+The tokenizer gets at most about `SEGMENT` bytes at once. Longer documents are cut at the ends of lines.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from hpcsgd.errors import UserError, located
 
 SEGMENT = 1 << 20
 LONGEST = 4
-"""Maximum number of bytes of a character."""
+"""Maximum number of bytes of a character in UTF-8."""
 HELD_OUT = 100
 """One of this many documents is held out for tests, if no files are given for tests."""
 
 
 class Segment(NamedTuple):
-    """A part of a document, in the order of the text, with its origin `place`; `last` marks the last."""
+    """A part of a document. `last` is True for its last part. `place` says where it is in the sources."""
 
     text: bytes
     last: bool
@@ -44,8 +44,8 @@ class Segment(NamedTuple):
 class Texts:
     """Documents in files or folders of files (in the order of their names), which are read once.
 
-    `test` are those for tests; without it, every hundredth document of `train` is. `between` is a line that
-    separates documents in a file.
+    `test` are the files or folders for tests. If it is empty, every hundredth document of `train` is held
+    out for tests. `between` is a line that separates documents in a file.
     """
 
     train: Sequence[Path]
@@ -56,7 +56,7 @@ class Texts:
     """Number of tokens of each split, once written."""
 
     def write(self, file: h5py.File, kind: str) -> Vocabulary:
-        """Read everything into `file`, as the dataset file of the collection `kind`."""
+        """Write all tokens to `file`, a new dataset file of the collection `kind`; return its header."""
         vocabulary = Vocabulary.of(self.tokenizer, kind)
         vocabulary.write(file)
         writers = {split: Writer(file.create_group(split), self.tokenizer) for split in ("train", "test")}
@@ -92,7 +92,7 @@ def _require_enough(documents: int) -> None:
 
 
 class Writer:
-    """A writer of one split, which tokenizes many parts at once, and counts their bytes."""
+    """A writer of one split. It tokenizes many parts of documents at once, and counts their bytes."""
 
     def __init__(self, group: h5py.Group, tokenizer: Tokenizer) -> None:
         self._group, self._tokenizer = group, tokenizer
@@ -141,7 +141,7 @@ class Writer:
 
 
 def _documents(sources: Sequence[Path], between: str | None) -> Iterator[Iterable[Segment]]:
-    """Yield the documents one after the other; each must be consumed before the next."""
+    """Yield the documents one after the other; each must be consumed before the next is requested."""
     for path in _files(sources):
         with opened(path) as stream:
             if _has_objects(path):

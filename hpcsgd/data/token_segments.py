@@ -1,8 +1,8 @@
 """The tokens of a split, in segments in the order of the text, which are mapped from the file.
 
-A segment is a dataset without gaps or filters, so the file can be mapped into memory there, at any size.
-Instead of HDF5's checksums there is a CRC-32 of every `BLOCK` tokens. A process compares it when it first
-reads there.
+A segment is a dataset without gaps or filters. So its bytes in the file can be mapped into memory, at any
+size. Instead of HDF5's checksums there is a CRC-32 of every block of `BLOCK` tokens. A process compares it
+when it first reads the block.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ SHARD = 1 << 24
 BLOCK = 1 << 12
 """Number of tokens with a common checksum."""
 RUN = 1 << 17
-"""Number of tokens that are stored together and read at one go."""
+"""Number of neighbouring tokens that are read together."""
 REMEMBERED = 512
-"""Number of runs that were announced to the kernel and need not be announced again."""
+"""Number of runs that a process remembers to have announced to the kernel, and does not announce again."""
 Tokens = NDArray[np.unsignedinteger[Any]]
 
 
 def dtype_of(types: int) -> np.dtype[Any]:
-    """Return the smallest dtype for this many types of tokens."""
+    """Return the smallest dtype that can hold the tokens 0 … `types` − 1."""
     return np.dtype(np.min_scalar_type(types - 1)).newbyteorder("<")
 
 
 class Writer:
-    """A writer for the group of a split, segment by segment; at most one is in memory."""
+    """A writer for the group of a split, segment by segment; at most one segment is in memory."""
 
     def __init__(self, group: h5py.Group, types: int) -> None:
         self._group, self._types = group, types
@@ -58,7 +58,7 @@ class Writer:
                 self._close_shard()
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Write the last segment and the total number of tokens."""
         if self._filled:
             self._close_shard()
         self._group.attrs["tokens"] = self.tokens
@@ -77,7 +77,7 @@ class TokenSegments:
     """The `count` tokens of a split of the dataset file at `path`, with `types` types.
 
     Each process maps the file when it first reads, so the object may be pickled and may cross forks. Raises
-    `UserError` if the file lacks the tokens, and, when reading, if it is damaged.
+    `UserError` if the file lacks the tokens. Reading raises `UserError` if the file is damaged.
     """
 
     def __init__(self, path: Path, split: str, count: int, types: int) -> None:
@@ -128,14 +128,17 @@ class TokenSegments:
     def _within(
         self, content: mmap.mmap, shards: NDArray[np.int64], places: NDArray[np.int64], length: int
     ) -> Tokens:
-        """Return windows that begin at these places of their segments and end inside them."""
+        """Return windows that begin at `places` of the segments `shards` and end inside these segments."""
         width = length * self._dtype.itemsize
         everywhere = np.ndarray((len(content) - width + 1, width), np.uint8, content, strides=(1, 1))
         begins = self._places[shards] + places * self._dtype.itemsize
         return everywhere[begins].view(self._dtype)  # bytes, because segments may begin at odd offsets
 
     def _check(self, content: mmap.mmap, starts: NDArray[np.int64], length: int) -> None:
-        """Check the blocks of these windows that this process has not read before."""
+        """Compare the checksums of those blocks of the windows that this process has not read before.
+
+        Raises `UserError` if one does not match.
+        """
         first, last = starts // BLOCK, (starts + (length - 1)) // BLOCK
         there = {*first.tolist(), *last.tolist()}
         for i in range(1, (length - 2) // BLOCK + 1):

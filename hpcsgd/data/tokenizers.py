@@ -27,7 +27,7 @@ class Tokenizer(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in `TOKENIZERS`."""
+        """The key of this tokenizer in `TOKENIZERS`."""
         ...
 
     @property
@@ -135,13 +135,14 @@ TOKENIZERS: Mapping[str, Callable[[bytes, int], Tokenizer]] = {
     Words.name: lambda definition, end: Words(definition.decode().split("\n")),
     Library.name: Library,
 }
-"""Functions that make a tokenizer from a dataset file's description, by the name there."""
+"""Functions that make a tokenizer from its definition and its end token, by the tokenizer's name."""
 
 
 def tokenizer_of(given: str, end: str | None = None) -> Tokenizer:
-    """Return the tokenizer "bytes", or that of a file; `end` names its end token, if that is none of `ENDS`.
+    """Return the tokenizer "bytes", or that of a file of the library `tokenizers`.
 
-    Raises `UserError` if there is no such file, the library cannot read it, or it has no such token.
+    `end` is the name of the file's end token, by default the first of `ENDS` that it has. Raises `UserError`
+    if there is no such file, the library cannot read it, or it has no such token.
     """
     if given == Bytes.name:
         if end is not None:
@@ -155,7 +156,10 @@ def tokenizer_of(given: str, end: str | None = None) -> Tokenizer:
 
 
 def definition_of(given: str) -> bytes:
-    """Return the description of "bytes", or of a file. Raises `UserError` if there is no such file."""
+    """Return the definition of the tokenizer "bytes", or the content of a file.
+
+    Raises `UserError` if the file cannot be read.
+    """
     if given == Bytes.name:
         return Bytes.definition
     try:
@@ -167,12 +171,12 @@ def definition_of(given: str) -> bytes:
 
 
 def fingerprint(definition: bytes) -> str:
-    """Return a short text that identifies this tokenizer."""
+    """Return a short text that identifies the tokenizer with this definition."""
     return hashlib.sha256(definition).hexdigest()[:12]
 
 
 def decoded(text: bytes) -> str:
-    """Return the text. Raises `UserError` if it is not UTF-8."""
+    """Return the bytes `text` as a string. Raises `UserError` if they are not UTF-8."""
     try:
         return text.decode()
     except UnicodeDecodeError as error:

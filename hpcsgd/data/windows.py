@@ -32,16 +32,16 @@ IGNORED = -100
 
 
 class Windows(Split):
-    """One split of a dataset file of tokens: x int64 [bptt], and y int64 [bptt], the token after each of x.
+    """One split of a dataset file of tokens: x int64 [bptt], and y int64 [bptt] with the next tokens.
 
     Sample i begins at token i · bptt. In `train` the rest at the end, less than a window, is left out. In
     all other splits every token except the first is a target exactly once: the last window ends with the
-    text, and targets that the window before has already are `IGNORED`.
+    text, and targets that the window before it has already are `IGNORED`.
 
     `tokenizer`, "bytes" or a file, must be the one that made the dataset file.
 
     Raises `UserError` if there is no such file or split, the file has no tokens, was made with another
-    tokenizer, or is shorter than a window, and, when reading, if it is damaged.
+    tokenizer, or is shorter than a window. Reading samples raises `UserError` if the file is damaged.
     """
 
     def __init__(self, path: str | Path, split: str, bptt: int = 35, tokenizer: str | None = None) -> None:
@@ -80,7 +80,7 @@ class Windows(Split):
 
     @property
     def run_length(self) -> int:
-        """Number of windows that are stored together and read at one go (`Stream`)."""
+        """Number of neighbouring windows that are read together (`Stream`)."""
         return max(1, token_segments.RUN // self.bptt)
 
     def expect(self, rows: NDArray[np.int64]) -> None:

@@ -25,8 +25,7 @@ _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 def require_workers(given: Any, name: str = "workers") -> int:
     """Return the number of loader processes, which is called `name` where the user gave it.
 
-    Raises `UserError` for more than can be useful, because their processes would fill the memory of the
-    node.
+    Raises `UserError` for more than `PER_CORE` per core, because they would fill the memory of the node.
     """
     workers, cores = whole_number(name, given), os.cpu_count() or 1
     if workers > PER_CORE * cores:
@@ -40,7 +39,7 @@ def require_workers(given: Any, name: str = "workers") -> int:
 
 
 def start_fork_server() -> None:
-    """Start the process from which loader processes are forked; they inherit that signals are blocked."""
+    """Start the process from which loader processes are forked, with signals blocked in all of them."""
     with _blocked():
         resource_tracker.ensure_running()  # in Python 3.11 this unblocks SIGTERM
     with _blocked():

@@ -1,12 +1,12 @@
 """`python -m hpcsgd.elastic`: the coordinator as a separate process, which ends with its launcher.
 
 Its standard input begins with a line of JSON, the arguments of `Coordinator`. Then comes a line for every
-event that the launcher adds to the event log. The process ends when its input ends, and not before: signals
-to the whole job are for the processes that train. The first line that it prints is its address.
+event that the launcher adds to the event log. The process prints its address as its first line. It ends when
+its input ends; it ignores signals, which are for the processes that train.
 
-With a `term` it is the coordinator of replica groups that were started separately. It ends silently if
-another process has claimed that term. Otherwise it ends when there is a later one, or when the training has
-ended and all groups have left.
+With the argument `term` it is the coordinator of replica groups that were started separately. Then it ends
+silently if another process has claimed that term. Otherwise it also ends when there is a later coordinator,
+or when the training has ended and all groups have left.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ async def _apart(folder: Path, term: int, host: str, **told: Any) -> None:
 async def _listening(
     at: Coordinator, host: str, port: int, events: EventLog
 ) -> tuple[asyncio.Task[Any], asyncio.Task[None]]:
-    """Return a task that ends when the launcher leaves, and one that ends after the last client."""
+    """Return a task that ends when the launcher leaves, and a task that ends after the last client."""
     serving = asyncio.create_task(at.serve(host, port))
     while not at.address:
         if serving.done():
-            serving.result()  # raises why the address cannot be used
+            serving.result()  # raises the reason why the server cannot listen
         await asyncio.sleep(0.01)
     left = asyncio.Event()
     loop = asyncio.get_running_loop()

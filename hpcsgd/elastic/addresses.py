@@ -8,7 +8,7 @@ from hpcsgd.errors import UserError
 
 
 def of_node(name: str) -> str:
-    """Return the address of a node by its name; this node's if that name is unknown."""
+    """Return the address of the node `name`, or of this node if that name is unknown."""
     try:
         return socket.gethostbyname(name)
     except OSError:

@@ -1,4 +1,4 @@
-"""A rank's connection to the coordinator: a thread sends heartbeats and listens while the rank computes."""
+"""A rank's connection to the coordinator, on which a thread sends heartbeats and receives messages."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ NOTHING = Register()
 
 
 class Evicted(Exception):
-    """The others have continued without this replica group; it may come back as a new life."""
+    """The error if the others have continued without this replica group. It may join again."""
 
 
 class Client:
     """The connection of one rank, for one life of its replica group.
 
-    It reconnects for up to `patience` seconds, because the coordinator may be restarted, and then repeats
-    the last message. The listening thread calls `on_change` with every new register, and with None when
-    the replica group is evicted.
+    A life is one stay of a replica group in the run. If the connection breaks, the client tries to reconnect
+    for `patience` seconds, because the coordinator may be restarted, and then repeats its last message. The
+    listening thread calls `on_change` with every new register, and with None when the replica group is
+    evicted.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Client:
     ) -> None:
         """Connect to `coordinator`: host:port, or a folder as in `coordinator_address`.
 
-        `hello`: replica_group, rank, ranks, life.
+        `hello`: identifies the rank by replica_group, rank, ranks (of the group) and life.
         """
         self._coordinator = coordinator
         self._token, self._hello = token, dict(hello)
@@ -67,14 +68,14 @@ class Client:
         self._connection = self._connect()
         self._thread = threading.Thread(target=self._listen, name="client", daemon=True)
         self._thread.start()
-        with self._news:  # earlier registers do not concern this life
+        with self._news:  # registers before this connection are about earlier lives
             self._news.wait_for(lambda: self._ended is not None or self._register is not NOTHING)
 
     @property
     def register(self) -> Register:
         """The latest register. Raises `Evicted`.
 
-        Raises `PeerLost` if the coordinator is gone or other processes are this replica group now.
+        Raises `PeerLost` if the coordinator is gone, or if newer processes run this replica group now.
         """
         with self._news:
             if self._ended is not None:
@@ -83,7 +84,7 @@ class Client:
 
     @property
     def last(self) -> Register:
-        """The latest register, whatever has happened since."""
+        """The latest register, even if the connection has ended since."""
         return self._register
 
     @property
@@ -92,14 +93,14 @@ class Client:
         return self._ended is not None
 
     def complete_since(self, generation: int, rounds: int) -> float | None:
-        """Return when all ranks of all members had arrived at that round, in seconds of `time.monotonic`."""
+        """Return when all ranks of all members had arrived at this round, as `time.monotonic`, or None."""
         *meeting, moment = self._complete
         return moment if meeting == [generation, rounds] else None
 
     def come(self, address: str, rounds: int) -> Register:
-        """Ask to average, listening at `address` and holding the mean of round `rounds`.
+        """Ask to average: this rank listens at `address` and has the mean of the first `rounds` rounds.
 
-        Return the register of the generation that this rank's replica group is in; it may have ended
+        Return the register of a new generation with this rank's replica group, which may have ended
         meanwhile.
         """
         replica_group = self._hello["replica_group"]
@@ -109,11 +110,11 @@ class Client:
             now = self._wait(lambda now, last=last: now.phase is Phase.FINISHED or now.generation > last)
             if now.phase is Phase.FINISHED or replica_group in now.replica_groups:
                 return now
-            # not the latest register: a generation with this replica group may have begun
+            # not that of the latest register, in which this replica group may be by now
             last = now.generation
 
     def arrive(self, generation: int, rounds: int) -> None:
-        """Report that this rank is ready to average; the coordinator now counts the others' seconds."""
+        """Report that this rank is ready to average, so that the coordinator limits the wait for others."""
         self._say({"do": "arrive", "generation": generation, "rounds": rounds})
 
     def vote(
@@ -121,8 +122,8 @@ class Client:
     ) -> Register:
         """Report that this rank holds the whole mean; return the register once the round has ended.
 
-        `progress` is in epochs. `pace` is the seconds this rank computes per step, 0 if unknown. The
-        round may have been committed or not.
+        `progress` is in epochs. `pace` is the seconds that this rank computes per step, 0 if unknown. The
+        register shows whether the round was committed.
         """
         said = {**asdict(ballot), "progress": progress, "pace": pace}
         self._say({"do": "vote", "generation": generation, "rounds": rounds, **said})
@@ -138,7 +139,7 @@ class Client:
         return self._outcome(generation, rounds)
 
     def move(self) -> None:
-        """Report that this replica group leaves to come back with other ranks; wait for the answer."""
+        """Report that this replica group leaves to return with more or fewer ranks; wait for the answer."""
         self._say({"do": "move"})
         self._wait(lambda _: self._moved)
 
@@ -148,7 +149,7 @@ class Client:
         self._wait(lambda after: after.phase is Phase.FINISHED)
 
     def close(self) -> None:
-        """Leave and close the connection."""
+        """End the listening thread and close the connection."""
         self._closed = True
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -162,7 +163,7 @@ class Client:
     def _wait(self, settled: Callable[[Register], bool]) -> Register:
         with self._news:
             self._news.wait_for(lambda: self._ended is not None or settled(self._register))
-        self._standing = None  # it has been answered
+        self._standing = None  # the message has been answered
         return self.register
 
     def _say(self, message: Mapping[str, Any]) -> None:
@@ -182,8 +183,8 @@ class Client:
                 return self._connect_once()
             except OSError as error:
                 if isinstance(error, Unwelcome) and not coordinator_address.moves(self._coordinator):
-                    # otherwise another process has the old coordinator's port, and the
-                    # next coordinator is due
+                    # If the coordinator moves, another process may have its old port, and the next
+                    # coordinator will start soon.
                     raise
                 if time.monotonic() > until or self._closed:
                     raise PeerLost(

@@ -16,8 +16,8 @@ from hpcsgd.elastic.watch import Watch
 class Connection:
     """The connection to one rank.
 
-    A `life` is one stay of a replica group, and is the same for all its ranks. Up to the dot it
-    identifies their processes.
+    A `life` is one stay of a replica group, as text that is the same for all its ranks. The part before the
+    dot identifies their processes.
     """
 
     replica_group: int
@@ -41,7 +41,7 @@ async def greeted(
 ) -> Connection:
     """Return the connection of a client that has proved that it knows the token, and identified itself.
 
-    Raises what an unknown client may cause: `OSError`, `EOFError`, `ValueError`, `KeyError`, `TypeError`.
+    An unknown client may cause `OSError`, `EOFError`, `ValueError`, `KeyError` or `TypeError`.
     """
     at = place(COORDINATOR, writer.get_extra_info("peername"), writer.get_extra_info("sockname"))
     host = challenge()

@@ -1,10 +1,11 @@
-"""The coordinator: one small server that keeps the register, hears every rank and informs all of them.
+"""The coordinator: a small server that keeps the register, receives events from ranks and informs all.
 
-It runs where the replica groups were started: in the batch step or next to the launcher. A message is one
-JSON object per line. A rank says hello, then comes, arrives, votes, objects or finishes, and sends a
-heartbeat every second. The coordinator sends heartbeats, too, and each change of the register, after writing
-it to disk: the next coordinator continues from there (see `journal`). A replica group is lost if a connection
-breaks or falls silent, so that dead processes are noticed at once.
+The register records which replica groups average (see `register`). The coordinator runs where the groups were
+started: in the batch step or next to the launcher. A message is one JSON object per line. A rank introduces
+itself, asks to join, reports that it arrived at a round, votes, objects or finishes, and sends a heartbeat
+every second. The coordinator answers heartbeats, and sends each change of the register. It first writes the
+change to disk, from where the next coordinator continues (see `journal`). A replica group is lost if one of
+its connections breaks or is silent, so that dead processes are noticed at once.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from hpcsgd.elastic.watch import Watch, beat
 log = logging.getLogger(__name__)
 
 STARTED_AGAIN = "it was started again"
-"""Why a replica group is lost if other processes have its number now."""
+"""The reason to report if a replica group is lost because newer processes run it."""
 
 
 class Coordinator:
-    """Serves until the register is finished and all clients have left.
+    """The server, which runs until the training is finished and all clients have left.
 
     `silence`: seconds without a heartbeat after which a replica group is lost. `timeout`: seconds that an
-    open register, or a round in which a group has arrived, waits for groups that are alive; it must exceed
-    the time by which working groups differ. `journal`: where the register is written. `events` logs what
-    happens. `allotment` moves a resource between the groups. `together`: at first all groups are waited for,
-    and all stop when one has to stop. Otherwise groups come and go independently.
+    open register, or a round in which a group has arrived, waits for groups that are alive. It must exceed
+    the time by which working groups differ. `journal`: where the register is saved. `events`: the event log.
+    `allotment`: the resource to move between groups, if any. `together`: the first generation waits for all
+    groups, and all stop when one has to stop. Otherwise groups come and go independently.
     """
 
     def __init__(
@@ -59,9 +60,9 @@ class Coordinator:
         expected = saved.replica_groups or (range(replica_groups) if together else ())
         self.membership = Membership(frozenset(expected), saved, together=together)
         self.superseded = False
-        """True if there is a later coordinator; then this one sends nothing more."""
+        """True if there is a later coordinator, so that this one sends nothing more."""
         for replica_group in saved.going:
-            self.membership.lose(replica_group)  # it has left, or will leave soon
+            self.membership.lose(replica_group)  # it had to stop, and has left or will leave soon
         self.address = ""
         self._token = token
         self._heartbeat_timeout, self._timeout = silence, timeout
@@ -71,17 +72,17 @@ class Coordinator:
         self._told = saved
         self._watch = Watch(beat(silence))
         self._since = self._watch.look()
-        """The start of this phase, or when a member that counts arrived."""
+        """When waiting began: at the start of this phase, or when the first counting member arrived."""
         self._arrived: set[tuple[int, int]] = set()
         self._quarrels: Counter[frozenset[int]] = Counter()
-        """How often a round was given up because two replica groups did not reach each other."""
+        """For each pair of replica groups, how many rounds failed because they did not reach each other."""
         self._allotment = allotment
         self._moving: set[Connection] = set()
-        """Clients that leave to come back with other ranks."""
+        """Clients whose replica group leaves to come back with more or fewer ranks."""
         self._processes: defaultdict[int, list[str]] = defaultdict(list)
-        """The processes that have been each replica group, one after the other."""
+        """For each replica group, the processes that have run it, in the order of their start."""
         self._awaited: set[int] = set()
-        """The replica groups of moving clients, until they are back."""
+        """The replica groups of clients in `_moving`, until these groups are back."""
         self._paces = StepTimes()
 
     @property
@@ -89,7 +90,7 @@ class Coordinator:
         return self.membership.register
 
     async def serve(self, host: str, port: int = 0) -> None:
-        """Listen at `host`, an address of the job's own network; sets `address` once it listens."""
+        """Serve at `host`, an address in the job's own network; set `address` once listening."""
         server = await asyncio.start_server(self._converse, host, port)
         self.address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
         async with server:
@@ -137,7 +138,7 @@ class Coordinator:
         client.tell({"register": self.register.to_json()})
 
     def _was_followed(self, client: Connection) -> bool:
-        """Return True if other processes are that group now; the old launcher may have died first."""
+        """Return True if newer processes run the client's group, as after the death of its launcher."""
         return client.processes in self._processes[client.replica_group][:-1]
 
     def _evict(self, client: Connection, why: str) -> None:
@@ -148,7 +149,7 @@ class Coordinator:
         if client in self._clients:
             self._clients.remove(client)
             over = self.register.phase is Phase.FINISHED or self.register.leaving
-            if self._watch.just_woke():  # it gave up on this coordinator, and will return as to a new one
+            if self._watch.just_woke():  # the client gave up on this coordinator, and will return
                 self._since = self._watch.look()
             elif client.replica_group in self.register.going:
                 self._lose(client.replica_group, Loss.LEFT, "it had to stop")
@@ -180,7 +181,7 @@ class Coordinator:
                 self._moving.add(client)
                 self._awaited.add(replica_group)
                 membership.expect(replica_group)
-                client.tell({"moved": True})  # only now may it close the connection
+                client.tell({"moved": True})  # after that the client may close the connection
             case "finish":
                 membership.finish(replica_group, said["generation"])
             case "come" | "arrive" | "vote" | "object":
@@ -194,7 +195,7 @@ class Coordinator:
         return (now.phase, now.generation, now.rounds) == (Phase.RUN, said["generation"], said["rounds"])
 
     def _arrive(self, client: Connection) -> None:
-        """Note that a rank has arrived; waiting is timed from the first that has trained."""
+        """Record that a rank has arrived. Waiting is timed from the first counting member on."""
         now = self.register
         if client.replica_group in now.counting and not any(i in now.counting for i, _ in self._arrived):
             self._since = self._watch.look()
@@ -203,13 +204,13 @@ class Coordinator:
             self._tell_all({"all_arrived": [now.generation, now.rounds]})
 
     def _object(self, replica_group: int, said: Mapping[str, Any]) -> None:
-        """Give up the round; after the second quarrel of two replica groups, leave out the later one."""
+        """Abort the round. If two replica groups caused that twice, leave out the higher number."""
         log.info("replica group %d objects to round %d: %s", replica_group, said["rounds"], said["why"])
         pair = frozenset({replica_group, said["blamed"]})
         self.membership.object(replica_group, said["generation"], said["rounds"])
         if said["blamed"] is not None:
             self._quarrels[pair] += 1
-            if self._quarrels[pair] > 1:  # or they fail forever: both only reach this coordinator
+            if self._quarrels[pair] > 1:  # or they fail forever: both reach only the coordinator
                 del self._quarrels[pair]
                 self._lose(
                     max(pair), Loss.CUT, f"replica groups {min(pair)} and {max(pair)} do not reach each other"
@@ -254,7 +255,7 @@ class Coordinator:
             self._quarrels.clear()
 
     def _still(self, asked: Callable[[Journal], None]) -> bool:
-        """Do `asked`, and return True unless a later coordinator exists; then disconnect all clients."""
+        """Do `asked` and return True. If a later coordinator exists, disconnect all clients instead."""
         try:
             if self._journal is not None and not self.superseded:
                 asked(self._journal)
@@ -271,7 +272,7 @@ class Coordinator:
             client.tell(message)
 
     def _look_around(self) -> None:
-        """Notice clients that are silent and waiting that has lasted too long."""
+        """Check for silent clients, and for waiting that has lasted too long."""
         if not self._still(lambda journal: journal.require_current()):
             return
         clock = self._watch.look()
@@ -284,7 +285,7 @@ class Coordinator:
         waited = clock - self._since
         if waited > self._heartbeat_timeout and now.phase is not Phase.FINISHED and not now.leaving:
             for replica_group in (set(now.replica_groups) & self.membership.expected) - here - self._awaited:
-                # to this coordinator, which is a new one
+                # to this coordinator, which has just started
                 self._lose(replica_group, Loss.DIED, "it did not come back")
         if waited > self._timeout:
             self._end_waiting(now)

@@ -1,7 +1,8 @@
 """How separately started replica groups find their coordinator: a file in the folder of each term.
 
-The coordinator may move. The file has its address and the run's token, so only its owner may read it, and it
-is renamed into place. All terms have one token, because rings of replica groups outlive coordinators.
+A term is the time of one coordinator, and the next one may run on another node. The file has the
+coordinator's address and the run's token, so only its owner may read it. It is renamed into place, so that it
+is never incomplete. All terms have the same token, because rings of replica groups outlive coordinators.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class CoordinatorAddress:
     """The address of the coordinator of one term."""
 
     address: str
-    """host:port; empty once the coordinator has left, so that the next one is due at once."""
+    """host:port; empty once the coordinator has left, so that the next one starts at once."""
     token: str
 
     def publish(self, terms: Path, term: int) -> None:
@@ -97,9 +98,9 @@ def moves(coordinator: str) -> bool:
 
 
 def address(coordinator: str) -> str:
-    """Return host:port of the coordinator, which is given as that or as the folder of its terms.
+    """Return host:port of `coordinator`, which is host:port itself or the folder of all terms.
 
-    Raises `ConnectionError` if there is none at the moment.
+    Raises `ConnectionError` if no coordinator runs at the moment.
     """
     if not moves(coordinator):
         return coordinator

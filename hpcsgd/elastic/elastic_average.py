@@ -1,14 +1,14 @@
-"""The average of elastic replica groups: over those that are alive, taken by all of them or by none.
+"""The average over the elastic replica groups that are alive; all of them use it, or none does.
 
 EnsembleSync, section 3: after T local steps the parameters are averaged over the workers that answer. Here a
-worker is a replica group of K_i ranks. Its own parameters stay untouched until the register commits the
-round:
+worker is a replica group i of K_i ranks. Its own parameters stay unchanged until the coordinator's register
+commits the round:
 
-    arrive → each shard is summed over its owners, in a copy → all ranks of the group get the whole
-           → vote → committed: take it; otherwise: repeat with the remaining groups
+    arrive → each shard is averaged over its owners, in a copy → all ranks of the group get the whole
+           → vote → committed: use the average; otherwise: repeat with the remaining groups
 
 The model is cut into C shards, the same for all groups: C is the largest K_i, and rank j of a group owns the
-shards c with c mod K_i = j. A group that is behind adds nothing and takes the mean.
+shards c with c mod K_i = j. A group that missed rounds adds nothing to the average but uses it.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ log = logging.getLogger(__name__)
 
 
 class Over(Exception):
-    """The other replica groups have finished the training, and saved it."""
+    """The error if the other replica groups have finished the training and saved it."""
 
 
 class State(IntEnum):
-    """The state of an attempt on one rank; the group takes the worst of its ranks."""
+    """The state of an attempt to average on one rank; for a group, the maximum of its ranks counts."""
 
     FINE = 0
     OUTSIDE = 1
-    """Outside a running generation, or in trouble with it."""
+    """The rank is in no running generation, or had an error in it."""
     EVICTED = 2
     OVER = 3
 
 
 class ElasticAverage:
-    """One on every rank of a replica group, made by all at once.
+    """Averages models with other replica groups. Every rank of a group has one; creating it is collective.
 
     `replica_groups`: how many were started. `host`: the address of this node in the job's own network.
-    `silence`: seconds after which a silent group is left behind. `timeout`: seconds to wait for groups
-    that are alive but do not arrive.
+    `silence`: seconds without a message after which a group counts as lost. `timeout`: seconds to wait for
+    groups that are alive but do not arrive.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class ElasticAverage:
         timeout: float = 300.0,
     ) -> None:
         self.rounds = 0
-        """The number of rounds whose mean this replica group holds."""
+        """The number of committed rounds whose result this replica group has."""
         self.report = Report()
-        """Sent with the next round; the training loop sets it."""
+        """What the next round reports about the training; the training loop sets it."""
         self.seconds = 0.0
         """Seconds spent averaging."""
         self.counted: tuple[int, ...] = ()
-        """The replica groups whose models made the last mean."""
+        """The replica groups whose models are in the last mean."""
         self.index, self.count = replica_group, replica_groups
         """The index of this replica group, and how many were started."""
         self._group = group
@@ -83,12 +83,12 @@ class ElasticAverage:
         self._heartbeat_timeout, self._timeout = silence, timeout
         self._rings = Rings(replica_group, host, token, silence)
         self._generation = Register()
-        """As it closed: its members, and the rounds that they held."""
+        """The register at the start of this generation: its members, and the rounds whose mean they had."""
         self.after = Register()
-        """What the last committed round left: the training's position and the assignment of samples."""
+        """The register after the last committed round: the training's position, the assignment of samples."""
         self._vote = Vote()
         self._due = 0
-        """The number of rounds before the one that is due."""
+        """The number of committed rounds before the next round."""
         self._why, self._blamed = "", None
         self._control: list[Tensor] = []
         self._alike = True
@@ -97,25 +97,25 @@ class ElasticAverage:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The replica groups that averaged last."""
+        """The replica groups of this generation, which average together."""
         return self._generation.replica_groups
 
     @property
     def leaving(self) -> bool:
-        """True if this replica group is to stop here, by itself or with all others."""
+        """True if this replica group has to stop after the last round, alone or with all others."""
         return self.after.stops(self.index)
 
     def mean(self, w: Sequence[Tensor], t: int = 0, *, alike: bool = True) -> None:
-        """Replace `w` after `t` updates by its mean over the living replica groups; collective.
+        """Replace `w`, the model after `t` updates, with its mean over the living replica groups; collective.
 
-        `alike`: all ranks of the group have the same `w`. Otherwise each has its rows, and all groups
-        have the same number of ranks. Raises `Over` if the others have finished, and `PeerLost` if
-        the coordinator is gone.
+        `alike`: all ranks of the group have the same `w`. Otherwise (FSDP) each rank has its own rows, and
+        all groups must have the same number of ranks. Raises `Over` if the others have finished, and
+        `PeerLost` if the coordinator is gone.
         """
         aside, self._alike = self._room_for(w), alike
         report = self.report
         self._vote = Vote(Point(t, *report.deal), report.leaving)
-        settle_all(w)  # computing must not count as waiting; the last mean has left `aside`
+        settle_all(w)  # computing must not count as waiting, and `aside` must have been copied
         started = time.perf_counter()
         while not self._attempt(w, aside):
             pass
@@ -124,22 +124,22 @@ class ElasticAverage:
             x.copy_(mean, non_blocking=True)
 
     def move(self) -> None:
-        """Report that this replica group leaves to come back with other ranks, so that the others wait."""
-        with suppress(Evicted):  # then it comes back like any lost group
+        """Report that this replica group leaves to return with more or fewer ranks; the others wait."""
+        with suppress(Evicted):  # then the group returns like any lost group
             self._client.move()
 
     def finish(self) -> None:
         """Report that the training is done and saved, so that no group has to come back."""
-        with suppress(Evicted):  # then the others save it once more
+        with suppress(Evicted):  # then the other groups finish and save again
             self._client.finish(self._generation.generation)
 
     def close(self) -> None:
-        """Leave; the others are informed at once."""
+        """Close all connections, by which the others learn at once that this rank leaves."""
         self._client.close()
         self._rings.close()
 
     def _room_for(self, w: Sequence[Tensor]) -> list[Tensor]:
-        """Return memory for a mean of `w`; for 16-bit floats in float32, because the sum passes every group.
+        """Return memory for a mean of `w`; in float32 for 16-bit floats, because every group adds to the sum.
 
         The memory is kept: the first touch of fresh memory costs as much as the sum itself.
         """
@@ -172,7 +172,7 @@ class ElasticAverage:
         return True
 
     def _agree(self, stage: Callable[[], None]) -> State:
-        """Run `stage` on every rank of the replica group, and return the worst result."""
+        """Run `stage` on every rank of the replica group, and return the worst state; collective."""
         state = State.FINE
         try:
             stage()
@@ -191,13 +191,13 @@ class ElasticAverage:
         return State(int(worst.item()))
 
     def _look_around(self) -> None:
-        """Raise `OSError` unless the register shows a running generation with this replica group."""
+        """Raise `OSError` if this rank's generation has ended."""
         now = self._client.register
         if now.phase is not Phase.RUN or now.generation != self._generation.generation:
             raise ConnectionError("the generation has ended")
 
     def _enter(self) -> None:
-        """Wait for a generation with this replica group."""
+        """Ask to join, and wait for a generation with this replica group."""
         self._rings.drop()
         now = self._client.come(self._rings.address, self.rounds)
         if now.phase is Phase.FINISHED:
@@ -211,7 +211,7 @@ class ElasticAverage:
             )
 
     def _sum(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> None:
-        """Compute the mean of this rank's shards in `aside`. Raises `OSError`."""
+        """Compute the mean of this rank's shards in `aside`. Raises `OSError` if a connection breaks."""
         now = self._generation
         self._client.arrive(now.generation, self._due)
         counting = self._client.register.counting
@@ -225,7 +225,10 @@ class ElasticAverage:
             self._rings.mean(w, aside, *part, ring, counting)
 
     def _is_overdue(self, since: float) -> bool:
-        """Return True if a neighbour is late: before all have arrived, groups may still train for long."""
+        """Return True if a neighbour in the ring, awaited since then, is late.
+
+        The limit is `timeout` while some groups still train, and `silence` once all ranks have arrived.
+        """
         complete = self._client.complete_since(self._generation.generation, self._due)
         if complete is None:
             return time.monotonic() - since > self._timeout
@@ -245,9 +248,9 @@ class ElasticAverage:
                 self._group.bcast(part_of(mean, c, C), root=c % self._group.size).wait()
 
     def _outcome(self, state: State) -> tuple[Register, tuple[int, ...]] | None:
-        """Return the register that commits the round and the groups that counted, or None."""
+        """Return the register after the round and the groups in its mean, or None if it was not committed."""
         g, r = self._generation.generation, self._due
-        with suppress(Evicted):  # the next attempt learns of it
+        with suppress(Evicted):  # the next attempt notices it
             counting = self._client.register.counting
             if state is State.FINE:
                 after = self._client.vote(g, r, self._vote, self.report.progress, self.report.step_seconds)
@@ -279,7 +282,7 @@ class ElasticAverage:
         )  # fmt: skip
 
     def _cut_what_is_past(self, now: Register | None) -> None:
-        """Interrupt threads that wait in a ring of an old generation; the client's thread calls this."""
+        """Interrupt threads that wait in a ring of an old generation. The client's thread calls this."""
         if now is None or now.phase is not Phase.RUN or now.generation != self._generation.generation:
             self._rings.cut()
 

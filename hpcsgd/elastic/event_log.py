@@ -1,20 +1,20 @@
-"""The log of a run's replica groups: one JSON object per line, in the order in which events happened.
+"""The log of a run's replica groups: one JSON object per event and line, in the order of time.
 
 ===============  =========================================================================================
 event            fields in addition to ``event``, ``unix`` and ``at``
 ===============  =========================================================================================
 ``started``      replica_group, life, ranks: its processes were started
-``ended``        replica_group, life, code: its processes have ended, with this exit code
+``ended``        replica_group, life, code: its processes have ended, with exit code ``code``
 ``generation``   generation, members, newcomers, rounds: which groups average from now on; the parameters of
                  newcomers do not count in the first round. rounds: those committed so far
 ``commit``       generation, rounds, members, counted, t, epoch, fraction: a round is committed. counted:
                  the members whose parameters made the mean; t: updates done;
-                 epoch: epochs done, so it counts from 0; fraction: the part of the next that is done, 0..1
+                 epoch: epochs done, from 0; fraction: the part of the next epoch that is done, 0..1
 ``lost``         replica_group, why, kind: it is no longer a member; why: text; kind: a `Loss`
 ``units``        unit, units: what each replica group has from now on, as in `rebalancing`; unit is "ranks",
                  "threads" or "samples"
 ``finished``     the training is done
-``stopped``      the run has ended before that, and may continue in the same file
+``stopped``      the run has ended before the training was done, and may continue in the same file
 ===============  =========================================================================================
 
 ``unix`` is the time of day in seconds since 1970, ``at`` are seconds since the first event of the file.
@@ -44,20 +44,20 @@ class Loss(StrEnum):
     DIED = "died"
     """Its processes or its connection ended."""
     SILENT = "silent"
-    """It is there, but frozen: it sent nothing."""
+    """It sent nothing, not even heartbeats, though its connections were open."""
     LATE = "late"
     """It was alive, but did not arrive in time to average."""
     CUT = "cut"
-    """The network between it and the others is gone."""
+    """It and another group did not reach each other over the network."""
     LEFT = "left"
-    """It had to stop, and announced it."""
+    """It had to stop, and reported that before."""
 
 
 class EventLog:
     """Appends events to a JSONL file; each line is written whole and can be read at once.
 
-    One log at a time writes to a file. A later log continues the file: it cuts off a line that was left half
-    written, and counts seconds from the same beginning, never backwards.
+    Only one `EventLog` at a time may write to a file. A later one continues the file: it removes an
+    incomplete last line, and counts seconds from the same start, never backwards.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,13 +73,16 @@ class EventLog:
         self._note("started", replica_group=replica_group, life=life, ranks=ranks)
 
     def ended(self, *, replica_group: int, life: str, code: int) -> None:
-        """Log that its processes have ended; ``code`` is negative for a signal, as in `subprocess`."""
+        """Log that a group's processes have ended; ``code`` is negative for a signal, as in `subprocess`."""
         self._note("ended", replica_group=replica_group, life=life, code=code)
 
     def generation(
         self, *, generation: int, members: Iterable[int], newcomers: Iterable[int], rounds: int
     ) -> None:
-        """Log that these replica groups average from now on; newcomers' parameters do not count at first."""
+        """Log a new generation: the members average from now on.
+
+        The parameters of newcomers do not count in the first round.
+        """
         replica_groups = {"members": sorted(members), "newcomers": sorted(newcomers)}
         self._note("generation", generation=generation, **replica_groups, rounds=rounds)
 
@@ -94,9 +97,10 @@ class EventLog:
         epoch: int,
         fraction: float,
     ) -> None:
-        """Log a committed round: all members hold the mean.
+        """Log a committed round: all members have the mean.
 
-        It is the mean after ``t`` updates, ``epoch`` epochs and a ``fraction`` of the next.
+        It is the mean of models after ``t`` updates, which are ``epoch`` epochs and a ``fraction`` of the
+        next.
         """
         who = {"members": sorted(members), "counted": sorted(counted)}
         self._note("commit", generation=generation, rounds=rounds, **who, t=t, epoch=epoch, fraction=fraction)
@@ -128,7 +132,7 @@ class EventLog:
         self._file.write(line.encode() + b"\n")
 
     def close(self) -> None:
-        """Close the file; nothing is pending."""
+        """Close the file, to which every event has been written already."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -139,7 +143,7 @@ class EventLog:
 
 
 def read(path: Path) -> list[Event]:
-    """Return all events in order, with replica groups as numbers; a half-written last line is left out.
+    """Return all events in order; an incomplete last line is left out. Replica groups are numbers.
 
     Raises `UserError` naming the line if anything else is damaged.
     """
@@ -149,8 +153,8 @@ def read(path: Path) -> list[Event]:
 def of_run(folder: Path) -> list[Event]:
     """Return all events of a run, in order of the time of day; an empty list if there is no log.
 
-    They come from the run's one log, or from those of coordinators and separately started replica groups.
-    Seconds are then counted from the first event.
+    They come from the log in the run's folder, or from the logs of coordinators and separately started
+    replica groups. With several logs, ``at`` is counted from the first event of all.
     """
     logs = [folder / NAME, *folder.glob(f"coordinators/*/{NAME}"), *folder.glob(f"replica_groups/*/{NAME}")]
     found = [read(log) for log in logs if log.exists()]
@@ -161,7 +165,7 @@ def of_run(folder: Path) -> list[Event]:
 
 
 def _load(path: Path) -> tuple[list[Event], int]:
-    """Return the events, and the number of bytes that they take."""
+    """Return the events, and the number of bytes up to the end of the last complete line."""
     *lines, half = (text := path.read_bytes()).split(b"\n")
     events = [_event(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
     return events, len(text) - len(half)

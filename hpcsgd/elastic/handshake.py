@@ -1,9 +1,9 @@
 """Both ends of a connection prove that they know the job's token before they send anything else.
 
-The token itself never travels. Each end answers the other's challenge with a keyed hash of both challenges
-and of the connection: its door, and the addresses and ports of its two ends as this end sees them. So an
-answer is useless on any other connection. If addresses are translated on the way, honest ends disagree; a
-cluster's network does not do that.
+The client is the end that connects, the host the end that listens. The token itself is never sent. Each end
+answers the other's challenge (random bytes) with a keyed hash of both challenges and of the connection: its
+purpose, and the addresses and ports of its two ends as this end sees them. So an answer is useless on any
+other connection. The handshake fails if the network translates addresses, which a cluster's network does not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import time
 
 COORDINATOR, RING = "coordinator", "ring"
-"""The doors: the two purposes of connections."""
+"""The two purposes of connections, called `door` in this module."""
 CHALLENGE = 32
 PROOF = 32
 GREETING = 10.0
@@ -22,7 +22,7 @@ GREETING = 10.0
 
 
 class Unwelcome(ConnectionError):
-    """The other end does not know the token."""
+    """The error if the other end does not know the token."""
 
 
 def challenge() -> bytes:
@@ -30,7 +30,7 @@ def challenge() -> bytes:
 
 
 def place(door: str, client: object, host: object) -> bytes:
-    """Return the bytes that identify a connection from `client` to the `door` of `host`."""
+    """Return bytes that identify a connection from `client` to `host` for the purpose `door`."""
     return repr((door, client, host)).encode()
 
 
@@ -46,7 +46,10 @@ def require(token: str, who: str, at: bytes, host: bytes, client: bytes, given: 
 
 
 def introduce(connection: socket.socket, token: str, door: str) -> None:
-    """Do the client's part. Raises `Unwelcome`, or another `OSError` if the other end is gone."""
+    """Do the client's part of the handshake.
+
+    Raises `Unwelcome`, or another `OSError` if the other end is gone.
+    """
     at = place(door, connection.getsockname(), connection.getpeername())
     host, client = read(connection, CHALLENGE), challenge()
     connection.sendall(client + proof(token, "client", at, host, client))
@@ -54,7 +57,10 @@ def introduce(connection: socket.socket, token: str, door: str) -> None:
 
 
 def welcome(connection: socket.socket, token: str, door: str, until: float | None = None) -> None:
-    """Do the host's part, until a time of `time.monotonic`; raises as `introduce` does."""
+    """Do the host's part of the handshake, by the time `until` of `time.monotonic`.
+
+    Raises the same errors as `introduce`.
+    """
     at = place(door, connection.getpeername(), connection.getsockname())
     host = challenge()
     connection.sendall(host)
@@ -66,8 +72,8 @@ def welcome(connection: socket.socket, token: str, door: str, until: float | Non
 def read(connection: socket.socket, size: int, until: float | None = None) -> bytes:
     """Return exactly `size` bytes.
 
-    Raises `ConnectionError` if fewer come, and `TimeoutError` if they are not complete at the time `until`,
-    even if some keep coming.
+    Raises `ConnectionError` if the other end closes the connection before, and `TimeoutError` if fewer bytes
+    have come at the time `until` of `time.monotonic`.
     """
     found = b""
     while len(found) < size:

@@ -1,4 +1,4 @@
-"""What a replica group's launcher passes to it, in one environment variable."""
+"""What a launcher passes to its replica group, in one environment variable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class JoinInfo:
     replica_group: int
     replica_groups: int
     coordinator: str
-    """host:port, or the folder that has its address; see `coordinator_address`."""
+    """host:port, or the folder of all terms, which has that; see `coordinator_address`."""
     token: str
     heartbeat_timeout: float
     timeout: float
@@ -31,7 +31,7 @@ class JoinInfo:
         return {VARIABLE: json.dumps(asdict(self))}
 
     def accept(self, group: Communicator) -> ElasticAverage:
-        """Join as this replica group, whose ranks are `group`; collective."""
+        """Connect this replica group, whose ranks are `group`, to the coordinator; collective."""
         host = own_towards(coordinator_address.awaited(self.coordinator, self.timeout))
         return ElasticAverage(
             self.replica_group, group, self.coordinator, self.token, host,

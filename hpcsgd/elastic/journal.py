@@ -1,16 +1,16 @@
 """Where the register is saved, so that the next coordinator continues from it.
 
-Replica groups that were started together have one launcher, which restarts the coordinator: a file is enough.
-If they were started separately, any launcher may begin the next coordinator when it hears nothing of the last
-one. That one may still be alive behind a broken network. So each coordinator has a term:
+If replica groups were started together, their launcher restarts the coordinator, and a file is enough. If
+they were started separately, any launcher may start the next coordinator when it hears nothing of the last
+one, which may still be alive behind a broken network. So each coordinator has a term with a number:
 
-    claim      make the folder n+1, where n is the last one: of several that try, one succeeds
-    continue   from the register of the newest term that has one
+    claim      make the folder n+1, where n is the last term: if several try, one succeeds
+    continue   from the register of the newest term that has saved one
     publish    write n+1/register.json, then look for n+2: if it exists, send nothing any more
 
-The coordinator that claims n+2 reads earlier registers only after that. So either it finds what the earlier
-one was about to send, or that one finds the claim and sends nothing. No rank ever learns of a round that the
-next coordinator does not know.
+The coordinator that claims n+2 reads the register of n+1 only after that. So either it finds what coordinator
+n+1 is about to send, or coordinator n+1 finds the claim and sends nothing. Ranks never learn of a round that
+the next coordinator does not know.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ REGISTER = "register.json"
 
 
 class Superseded(Exception):
-    """There is a later coordinator, so this one must not send anything more."""
+    """The error if there is a later coordinator, so that this one must not send anything more."""
 
 
 class Journal(Protocol):
-    """The saved register of one coordinator."""
+    """Saves and loads the register of one coordinator."""
 
     def load(self) -> Register:
         """Return the register to continue from."""
@@ -52,7 +52,7 @@ class Journal(Protocol):
 
 
 class Alone:
-    """One file, for coordinators that follow one another."""
+    """The journal for coordinators of which only one runs at a time: a single file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -75,7 +75,7 @@ class Term:
         self.folder = terms / str(number)
 
     def load(self) -> Register:
-        """Return the newest register, without `leaving`: groups that had to leave have left by now."""
+        """Return the newest register with `leaving` = False: groups that had to leave have left by now."""
         return replace(newest(self._terms), leaving=False)
 
     def write(self, now: Register) -> None:
@@ -87,7 +87,7 @@ class Term:
             raise Superseded(f"there is a coordinator after number {self._number}")
 
     def _put(self, now: Register) -> None:
-        """Write with fsync: other nodes continue from it if this one crashes."""
+        """Write with fsync, because other nodes continue from this register if this node crashes."""
         with replacing(self.folder / REGISTER) as part:
             part.write_text(json.dumps(now.to_json()))
 
@@ -116,7 +116,7 @@ def newest(terms: Path) -> Register:
 
 
 def written(path: Path) -> Register | None:
-    """Return the register in that file, or None if there is no file."""
+    """Return the register in the file `path`, or None if there is no file."""
     text = text_of(path)
     try:
         return None if text is None else Register.from_json(parsed(text))

@@ -1,6 +1,7 @@
-"""The rules by which the register changes: which groups average, when a round counts, which are left out.
+"""The rules by which the register changes: which groups average, and when a round is committed.
 
-Nothing here waits or communicates, so that tests can try every order of events; `register` explains them.
+Nothing here waits or communicates, so that tests can try every order of events. `register` explains the
+terms.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from hpcsgd.elastic.register import Member, Phase, Register, Vote
 
 @dataclass
 class Candidate:
-    """A replica group that wants to join the next generation; complete when all its ranks have come."""
+    """A replica group that wants to join the next generation; complete once all its ranks have asked."""
 
     ranks: int
     addresses: dict[int, str] = field(default_factory=dict[int, str])
@@ -26,10 +27,11 @@ class Candidate:
 
 
 class Membership:
-    """The register and the events that change it. Each method is an event; outdated ones are ignored.
+    """The register, with a method for each event that changes it. Events of old rounds are ignored.
 
     `expected`: the replica groups that an open register waits for. At the start these are all groups, or none
-    if each begins by itself. `together`: if one group has to stop, all do; otherwise the others continue.
+    if the groups start separately. `together`: if one group has to stop, all stop; otherwise the others
+    continue.
     """
 
     def __init__(
@@ -41,11 +43,14 @@ class Membership:
         self._candidates: dict[int, Candidate] = {}
         self._votes: dict[tuple[int, int], Vote] = {}
         self._left_out: dict[int, int] = {}
-        """Replica groups that may not return before so many rounds are committed."""
+        """For each group that was left out, the number of committed rounds at which it may return."""
         self._times_left_out: Counter[int] = Counter()
 
     def come(self, replica_group: int, rank: int, ranks: int, address: str, rounds: int) -> None:
-        """Record that one of `ranks` ranks, at `address` and with the mean of `rounds`, wants to join."""
+        """Record that a rank, of `ranks` in its group, asks to join.
+
+        It listens at `address` and has the mean of the first `rounds` rounds.
+        """
         if self.register.phase is Phase.FINISHED:
             return
         candidate = self._candidates.setdefault(replica_group, Candidate(ranks))
@@ -55,11 +60,11 @@ class Membership:
             return
         self.expected |= {replica_group}
         if self.register.phase is Phase.RUN and replica_group in self.register.replica_groups:
-            self._open()  # it was lost and is back before its loss was noticed
+            self._open()  # it died and is back before its death was noticed
         self._close_if_all_came()
 
     def vote(self, replica_group: int, rank: int, generation: int, rounds: int, ballot: Vote) -> None:
-        """Record the vote of a rank, which holds the whole mean of the round after `rounds`."""
+        """Record the vote of a rank that has the whole mean of the round after `rounds`."""
         if not self._running(replica_group, generation, rounds):
             return
         self._votes[replica_group, rank] = ballot
@@ -72,22 +77,22 @@ class Membership:
             self._open()
 
     def object(self, replica_group: int, generation: int, rounds: int) -> None:
-        """Give up the round after `rounds`, which a rank of a member cannot finish."""
+        """Abort the round after `rounds`, because a rank of a member cannot finish it."""
         if self._running(replica_group, generation, rounds):
             self._open()
 
     def allot(self, units: Mapping[int, int]) -> None:
-        """Set the units; they are sent together with the commit that assigned samples."""
+        """Set the units of resource of each group, before the commit that assigned samples is sent."""
         self.register = replace(self.register, units=tuple(sorted(units.items())))
 
     def expect(self, replica_group: int) -> None:
-        """Wait for a member that leaves to come back with other ranks."""
+        """Open the register for a member that leaves to come back with more or fewer ranks."""
         self._candidates.pop(replica_group, None)
         if self.register.phase is Phase.RUN and replica_group in self.register.replica_groups:
             self._open()
 
     def lose(self, replica_group: int) -> None:
-        """Drop a replica group that died, or has been silent for too long."""
+        """Remove a replica group that died or has been silent for too long."""
         self._candidates.pop(replica_group, None)
         self.expected -= {replica_group}
         if self.register.phase is Phase.RUN and replica_group in self.register.replica_groups:
@@ -95,7 +100,7 @@ class Membership:
         self._close_if_all_came()
 
     def leave_out(self, replica_group: int) -> None:
-        """Like `lose`, but keep the group out for some rounds, because it may return and do the same harm.
+        """Remove a replica group like `lose`, and keep it out for some rounds, in which it would fail again.
 
         It misses one round at first, then two, then four, …
         """
@@ -105,9 +110,9 @@ class Membership:
         self.lose(replica_group)
 
     def wait_no_longer(self) -> None:
-        """Close an open register on the groups that have come, if any."""
+        """Close an open register with the groups that have asked to join, if any."""
         came = self._came()
-        if not came:  # no other group is left to make those rounds
+        if not came:  # no other group is left to make the rounds for which they are left out
             self._left_out.clear()
             came = self._came()
         if self.register.phase is Phase.OPEN and came:
@@ -115,7 +120,7 @@ class Membership:
             self._close_if_all_came()
 
     def _came(self) -> frozenset[int]:
-        """Return the groups that have come with all their ranks and are allowed in."""
+        """Return the groups all of whose ranks have asked to join, without those that are left out."""
         came = {replica_group for replica_group, candidate in self._candidates.items() if candidate.complete}
         return frozenset(came - self._left_out.keys())
 
@@ -158,7 +163,7 @@ class Membership:
         if not all(i in self._candidates and self._candidates[i].complete for i in self.expected):
             return
         members = tuple(self._member(replica_group) for replica_group in sorted(self.expected))
-        for replica_group in self.expected:  # not of a group of which only some ranks have come
+        for replica_group in self.expected:  # keep groups of which only some ranks have asked
             del self._candidates[replica_group]
         rounds = max(self.register.rounds, *(member.rounds for member in members))
         self.register = replace(

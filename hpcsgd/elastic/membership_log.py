@@ -1,4 +1,4 @@
-"""Log entries for changes of the register."""
+"""Write changes of the register to the event log."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ log = logging.getLogger(__name__)
 
 
 class MembershipLog:
-    """Writes to `events`, and keeps the training's progress as reported by the groups that count."""
+    """Writes changes to `events`, together with the progress that counting groups report."""
 
     def __init__(self, events: EventLog) -> None:
         self.events = events
         self._progress = 0.0
-        """In epochs, as reported with the votes for the round that is due."""
+        """The largest progress, in epochs, that came with the votes for the current round."""
 
     def hear(self, progress: float) -> None:
-        """Note the progress, in epochs, of a rank that counts in the round."""
+        """Record the progress, in epochs, of a rank whose model counts in the round."""
         self._progress = max(self._progress, progress)
 
     def note(self, before: Register, now: Register) -> None:
-        """Log what has changed in the register."""
+        """Log the changes from the register `before` to the register `now`."""
         if committed(before, now):
             epoch = int(self._progress)
             self.events.commit(
@@ -46,5 +46,5 @@ class MembershipLog:
 
 
 def committed(before: Register, now: Register) -> bool:
-    """Return True if a round was committed between the two."""
+    """Return True if a round was committed between the registers `before` and `now`."""
     return now.rounds > before.rounds and now.generation == before.generation

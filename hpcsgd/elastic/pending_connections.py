@@ -1,4 +1,4 @@
-"""Connections whose ends have not identified themselves.
+"""Connections whose other ends have not identified themselves yet.
 
 Their number is limited, because any process can connect.
 """
@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from itertools import count
 
 MOST = 1024
-"""The largest number at once; at most half of this process's open files, because honest clients need some."""
+"""The largest number at once; half of the files that the process may open is another limit."""
 
 
 class PendingConnections:
-    """Closes the oldest connection if there are too many: a client that knows the token is faster."""
+    """Closes the oldest connection if there are too many; clients that know the token are done quickly."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -29,7 +29,7 @@ class PendingConnections:
 
     @contextmanager
     def one_more(self, leave: Callable[[], None]) -> Generator[None, None, None]:
-        """Count one connection inside the block; `leave` closes it, perhaps on another thread."""
+        """Count one connection inside the block; `leave` closes it and may be called on another thread."""
         number = next(self._numbers)
         too_many: list[Callable[[], None]] = []
         with self._changing:

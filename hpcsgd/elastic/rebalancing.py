@@ -1,19 +1,21 @@
-"""Rebalancing: slow replica groups get more compute, and living ones get what lost ones leave.
+"""Rebalancing: slow replica groups get more compute, and lost groups' compute goes to living groups.
 
 EnsembleSync (papers/ensemblesync.txt), section 3.2. With x_i units of compute group i needs t_i = α_i/x_i
-seconds for an epoch, so α_i = t_i·x_i is estimated from the last one. Lemma 1: max t_i is smallest under Σ
+seconds for an epoch, so α_i = t_i·x_i is estimated from the last epoch. Lemma 1: max t_i is smallest under Σ
 x_i = X (the paper's budget B) if all t_i are the same,
 
     t* = Σ α_j / X,   x_i* = X·α_i / Σ α_j.
 
 A unit is anything that can be moved: a rank of the group, a CPU thread of each rank, or a sample of the
-micro-batch, which is the paper's GPU memory. Nothing here moves it. Differences from the paper:
+micro-batch, which is the paper's GPU memory. This module only decides what to move. Differences from the
+paper:
 
-- Units are whole, and each group keeps at least one: with x_i < 1 it would never finish. Under x_i ≥ 1 the
-  lemma reads x_i = max(1, α_i/t) with t such that the sum is X; `shares` rounds that.
+- Units are whole, and each group keeps at least one, because with none it would never finish. Under x_i ≥ 1
+  the lemma reads x_i = max(1, α_i/t) with t such that the sum is X; `shares` rounds that.
 - The paper moves units after every epoch. Here a move must be worth it: see `Rebalancing`.
-- A group that returns has no last epoch and counts as an average one. In the paper it begins with its old
-  estimate and approaches the equilibrium slowly; here it is there after the first epoch that it finishes.
+- A group that returns has no last epoch, so its α_i is the mean of the others. In the paper it begins with
+  its old estimate and approaches the equilibrium slowly; here it reaches the equilibrium after the first
+  epoch that it finishes.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from hpcsgd.errors import UserError, count_text
 
 
 def shares(alpha: Mapping[int, float], X: int) -> dict[int, int]:
-    """Return x_i by group: whole, at least 1, Σ x_i = X, less than one unit from Lemma 1 (under x_i ≥ 1).
+    """Return whole x_i ≥ 1 by group, with Σ x_i = X, that differ from Lemma 1 by less than one unit.
 
-    Rounded by largest remainder, ties to the lowest group. This is not always the best of all whole x, but
-    one more unit for every group would bring max t_i to that best or below. Raises `UserError` if there are
-    fewer units than groups, or an α that is no positive number.
+    Units are rounded by largest remainder; of equal remainders the lowest group comes first. The result is
+    not always the best of all whole x, but with one more unit for every group max t_i would be at most that
+    of the best. Raises `UserError` if there are fewer units than groups, or if an α is not a positive number.
 
     >>> shares({0: 1.0, 1: 3.0}, 256)
     {0: 64, 1: 192}
@@ -48,14 +50,14 @@ def shares(alpha: Mapping[int, float], X: int) -> dict[int, int]:
     x = {replica_group: floor(share) for replica_group, share in exact.items()}
     by_remainder = sorted(
         x, key=lambda replica_group: x[replica_group] - exact[replica_group]
-    )  # stable: ties by group
+    )  # stable: equal remainders in the order of groups
     for replica_group in by_remainder[: X - sum(x.values())]:
         x[replica_group] += 1
     return x
 
 
 def _lemma_1(alpha: Mapping[int, Fraction], X: int) -> dict[int, Fraction]:
-    """Return x_i* = max(1, α_i/t*). Fractions make equal remainders equal."""
+    """Return x_i* = max(1, α_i/t*), as fractions, so that equal remainders compare equal."""
     shares = dict.fromkeys(alpha, Fraction(1))
     richer: Mapping[int, Fraction] = alpha
     while richer:
@@ -71,7 +73,8 @@ def _lemma_1(alpha: Mapping[int, Fraction], X: int) -> dict[int, Fraction]:
 class Rebalancing:
     """Decides when and where to move units. It keeps no state, and uses the last epoch only.
 
-    `X`: the number of units in all. `min_gain`: the part of an epoch's seconds that a move has to save.
+    `X`: the number of units of all groups. `min_gain`: the part of an epoch's seconds that a move has to
+    save.
 
     Why nothing oscillates: let ε be the relative noise of the seconds, and let a move from x to y be proposed
     for its predicted gain. Then max t(y)·(1−ε) < (1−min_gain)·(1+ε)·max t(x) for the true t. So with min_gain
@@ -98,13 +101,14 @@ class Rebalancing:
         """Return the units of each living group from now on, or None if they stay as they are.
 
         `units`: x_i of each living group in its last epoch, 0 if it had none; lost groups are left out.
-        `seconds`: t_i, what group i computed in its last epoch, without waiting for other groups. A missing
-        group has not been measured, and counts as the mean of the others. Both are of the same epoch. If
-        units moved during it, give α_i/x_i for the x_i at its end. `cost`: seconds that a move delays every
-        group. `ahead`: epochs to come that gain by it.
+        `seconds`: t_i, the seconds that group i computed in its last epoch, without waiting for other groups.
+        A group without an entry has not been measured, and counts as the mean of the others. `units` and
+        `seconds` must be of the same epoch. If units moved during that epoch, give α_i/x_i for the x_i at its
+        end. `cost`: seconds by which a move delays every group. `ahead`: the number of remaining epochs, all
+        of which gain by a move.
 
-        A move has to gain more than `min_gain` in an epoch, and more than `cost` in all epochs ahead. If
-        units are free or assigned twice, or a group has none, units move at any cost.
+        A move has to gain more than `min_gain` in an epoch, and more than `cost` in all epochs ahead. If Σ
+        x_i is not X, or a group has no units, units move at any cost.
         """
         for replica_group, x in units.items():
             if x < 0:
@@ -125,7 +129,7 @@ class Rebalancing:
 
 
 def _alpha(seconds: Mapping[int, float], units: Mapping[int, int]) -> dict[int, float]:
-    """Return α_i = t_i·x_i of the living groups; the mean of those known for the others."""
+    """Return α_i = t_i·x_i of each group in `units`; if it is unknown, the mean of the known ones."""
     known = {
         replica_group: seconds[replica_group] * x
         for replica_group, x in units.items()
@@ -136,5 +140,5 @@ def _alpha(seconds: Mapping[int, float], units: Mapping[int, int]) -> dict[int, 
 
 
 def _longest(alpha: Mapping[int, float], x: Mapping[int, int]) -> float:
-    """Return max t_i in seconds."""
+    """Return max t_i, the seconds of an epoch of the slowest group, if the groups have `x` units."""
     return max(alpha[replica_group] / x[replica_group] for replica_group in alpha)

@@ -1,21 +1,22 @@
-"""The one register that says which replica groups average which round.
+"""The register: the one record of which replica groups average in which round.
 
-Each elastic group is an MPI job of its own. The groups average over connections that a register of members
-decides on (EnsembleSync, section 3.2, whose parameter server this replaces). Every rank of a group is a
-client. A round ends in one of two ways, the same for all:
+Each elastic group is an MPI job of its own. The register decides which groups connect and average; it
+replaces the parameter server of EnsembleSync, section 3.2. Every rank of a group is a client of the
+coordinator, which keeps the register. Round r + 1 of generation g ends in one of two ways, the same for all:
 
-    commit   every client of every member has voted: all of them hold the whole mean       (g, r) → (g, r+1)
-    abort    a member was lost or a client could not finish: nobody applies anything       (g, r) → open
+    commit   every client of every member has voted: all of them have the whole mean       (g, r) → (g, r+1)
+    abort    a member was lost or a client could not finish: no rank uses the mean         (g, r) → open
 
-An open register waits until every group that is not lost has come, and then closes on those that are there:
-generation g+1, at the largest round among them. Groups that are behind that round, or come for the first
-time, are members whose parameters do not count in the first round.
+An open register waits until every group that is not lost has asked to join. Then it closes: these groups are
+the members of generation g+1, which starts at the largest round among them. The parameters of groups that
+missed rounds, or join for the first time, do not count in the first round.
 
-The register also has the position of the training, so that a returning group finds it. An epoch's samples are
-assigned to the members of the round that began it. A group that joins later has no samples, and does not
-count, until they are assigned again.
+The register also has the position of the training, for groups that return. An epoch's samples are assigned to
+the members of the round at which the epoch began. A group that joins later has no samples, and does not
+count, until samples are assigned again.
 
-`membership` has the rules by which it changes; `coordinator` receives the events and sends the register.
+`membership` has the rules by which the register changes; `coordinator` receives the events and sends the
+register.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Phase(StrEnum):
 class Point:
     """The position of a training: `t` updates done, in `epoch`.
 
-    The epoch's samples were assigned when all replica groups together had used `seen` of them.
+    The epoch's remaining samples were assigned last when all replica groups together had used `seen` of them.
     """
 
     t: int = 0
@@ -72,21 +73,20 @@ class Register:
     rounds: int = 0
     """The number of committed rounds."""
     began: int = 0
-    """The number of those before this generation."""
+    """The number of committed rounds before this generation."""
     phase: Phase = Phase.OPEN
     members: tuple[Member, ...] = ()
-    """The members of this generation, or of the last one while the register is open; by replica group."""
+    """The members of this generation (of the last one while the register is open), by ascending number."""
     place: Point = NOWHERE
     """The position at the last commit."""
     assigned_at: Point = NOWHERE
-    """The position at which the samples were assigned."""
+    """The position at which samples were assigned last."""
     sharing: tuple[int, ...] = ()
-    """The replica groups that they were assigned to."""
+    """The replica groups to which samples were assigned last."""
     units: tuple[tuple[int, int], ...] = ()
-    """(replica group, x_i): the ranks, threads or samples of each since the samples were assigned; empty
-    unless units are rebalanced."""
+    """(replica group, x_i): how many ranks, threads or samples each has; empty without rebalancing."""
     leaving: bool = False
-    """True if all save and stop here, because one of them has to: of a signal or its time limit."""
+    """True if all groups save and stop here, because one has to stop after a signal or at its time limit."""
     going: tuple[int, ...] = ()
     """Separately started replica groups that have to stop; the others continue without them."""
 
@@ -100,20 +100,20 @@ class Register:
         return {(member.replica_group, rank) for member in self.members for rank in range(member.ranks)}
 
     def stops(self, replica_group: int) -> bool:
-        """Return True if that replica group is to end here."""
+        """Return True if the replica group has to stop here."""
         return self.leaving or replica_group in self.going
 
     def grants(self, replica_group: int, last: int) -> bool:
         """Return whether `replica_group` is in a running generation that began after generation `last`.
 
-        A client asks again when a generation begins without it. If its first request is granted meanwhile,
-        the second one must not end the new generation.
+        A client asks again to join when a generation begins without it. If its first request was granted
+        meanwhile, the second request must not end the new generation.
         """
         return self.phase is Phase.RUN and replica_group in self.replica_groups and last < self.generation
 
     @property
     def counting(self) -> tuple[int, ...]:
-        """The members whose parameters make the mean of the round that is due."""
+        """The members whose parameters are averaged in the current round."""
         newest = max((member.rounds for member in self.members), default=0)
         first = self.rounds == self.began
         counting = [m.replica_group for m in self.members if m.rounds == newest or not first]
@@ -150,14 +150,13 @@ class Vote:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank reports about the training with a round."""
+    """What a rank reports about the training when it averages."""
 
     deal: tuple[int, int] = (0, 0)
-    """The epoch of the next round, and how many of its samples all groups had seen when they were
-    assigned."""
+    """(epoch, seen) of the training's position after the round, as in `Point`."""
     progress: float = 0.0
-    """In epochs, for the log of events."""
+    """The progress in epochs, for the event log."""
     step_seconds: float = 0.0
     """Seconds that this rank computes per step, 0 if unknown."""
     leaving: bool = False
-    """True if this replica group has to stop after the round, and so do all that were started with it."""
+    """True if this replica group has to stop after the round, with all groups that were started with it."""

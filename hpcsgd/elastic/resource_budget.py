@@ -1,4 +1,4 @@
-"""The resource that is rebalanced, and how much there is: ranks of a group, threads of a rank or samples."""
+"""The resource that rebalancing moves between groups, ranks, threads or samples, and its amount."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hpcsgd.elastic.register import Register
 
 @dataclass(frozen=True)
 class ResourceBudget:
-    """`resource`: "ranks", "threads" or "samples"; `total`: X of them, for the living replica groups.
+    """The resource to move and its amount. `resource`: "ranks", "threads" or "samples".
 
-    Ranks of a lost group are gone with their nodes, and the register knows the ranks of each group, so for
-    ranks X is what the living groups have. `cost`: seconds that a move takes; `epochs`: of the whole
-    training.
+    `total`: the amount X for all living replica groups. For ranks it is ignored: X is then the ranks of the
+    living groups, because ranks of a lost group are gone with their nodes. `cost`: seconds that a move takes.
+    `epochs`: the epochs of the whole training.
     """
 
     resource: str
@@ -28,7 +28,7 @@ class ResourceBudget:
     def units(self, now: Register, seconds: Mapping[int, float]) -> dict[int, int] | None:
         """Return the units of each member after samples have been assigned; None if nothing moves.
 
-        `seconds`: what each computed in the last epoch.
+        `seconds`: the seconds that each group computed in the last epoch.
         """
         given = dict(now.units)
         if self.resource == "ranks":
@@ -46,11 +46,11 @@ class StepTimes:
         self._pace: defaultdict[int, float] = defaultdict(float)
 
     def add(self, replica_group: int, pace: float) -> None:
-        """Add what one rank reports; 0 if it does not know."""
+        """Record the seconds per step that one rank of the group reports; 0 if unknown."""
         self._pace[replica_group] = max(self._pace[replica_group], pace)
 
     def seconds(self, steps: int) -> dict[int, float]:
-        """Return the seconds that each computed in `steps` steps, if known, and forget them."""
+        """Return the seconds that each group computed in `steps` steps, if known, and clear the records."""
         seconds = {
             replica_group: pace * steps for replica_group, pace in self._pace.items() if pace and steps
         }

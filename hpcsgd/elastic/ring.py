@@ -1,4 +1,4 @@
-"""Sums over the replica groups of a generation, by a ring of TCP connections that can be cut at any moment.
+"""Sums over the replica groups of a generation, by a ring of TCP connections that can be interrupted.
 
 A shard of the model has an owner in every replica group, and its owners are one ring. A rank that owns
 several shards is in several rings. The register decides which groups take part, not this module.
@@ -24,18 +24,18 @@ from hpcsgd.elastic.pending_connections import PendingConnections
 
 _LINE = 256
 _GLANCE = 0.1
-"""Seconds between two checks whether waiting still makes sense."""
+"""Seconds between two checks of whether to continue waiting."""
 _AT_THE_DOOR = 64
-"""The largest number of connections in a handshake at once; each has a thread."""
+"""The largest number of handshakes at once, each of which has a thread."""
 _BLOCK = 1 << 20
-"""Bytes added and sent at once: few calls, but the data received last is still in the cache."""
+"""Bytes to send or add at once: large, but so that data just received is still in the cache."""
 
 Overdue = Callable[[float], bool]
-"""Returns True if what a rank has awaited since that time should have come."""
+"""A function that returns True if a rank that has waited since a given time should give up."""
 
 
 class Broken(ConnectionError):
-    """A ring cannot continue because of the neighbour on one side: -1 left, 1 right."""
+    """The error if a ring cannot continue because of the neighbour on one `side`: -1 left, 1 right."""
 
     def __init__(self, side: int, why: str) -> None:
         super().__init__(why)
@@ -43,10 +43,10 @@ class Broken(ConnectionError):
 
 
 class Listener:
-    """Listens for this rank's left neighbours, as long as the rank lives."""
+    """Listens for connections of this rank's left neighbours, in all rings and generations."""
 
     def __init__(self, host: str, token: str) -> None:
-        """`host`: the address of this node in the job's own network. Strangers fail the handshake."""
+        """Listen at `host`, the address of this node in the job's own network."""
         self._token = token
         self._listener = socket.create_server((host, 0))
         self.address = "{}:{}".format(*self._listener.getsockname()[:2])
@@ -59,7 +59,10 @@ class Listener:
     def wait_for(
         self, generation: int, chunk: int, overdue: Overdue, given_up: Callable[[], bool]
     ) -> socket.socket:
-        """Return the left neighbour's connection in this ring. Raises `ConnectionError` if none comes."""
+        """Return the left neighbour's connection in the ring of shard `chunk`.
+
+        Raises `ConnectionError` if the neighbour does not connect.
+        """
         since = time.monotonic()
         with self._news:
             while (generation, chunk) not in self._came:
@@ -109,7 +112,7 @@ class Listener:
 
 
 class TcpRing:
-    """The ring of the owners of one shard; this rank is at `place` of `size`."""
+    """The ring of the owners of one shard; this rank has index `place` of `size`."""
 
     def __init__(
         self,
@@ -126,11 +129,11 @@ class TcpRing:
                 connection.setblocking(False)
 
     def mean(self, x: Tensor | None, mean: Tensor, counting: int) -> None:
-        """Set `mean` to the sum of all `x` over `counting`, the same bits everywhere; None adds nothing.
+        """Set `mean` to the sum of `x` over all ranks, divided by `counting`; the same bits on all ranks.
 
-        Both are contiguous, on the CPU, and do not overlap. Reduce-scatter and allgather around the ring send
-        2·(size−1)/size of x each way. Raises `OSError` if a connection breaks or is cut; `mean` is then
-        invalid.
+        If `x` is None, the rank adds nothing. `x` and `mean` are contiguous, on the CPU, and do not overlap.
+        A reduce-scatter and an allgather send 2·(size−1)/size of the bytes of x around the ring. Raises
+        `OSError` if a connection breaks or is interrupted; `mean` is then invalid.
         """
         cuts = [mean.numel() * i // self.size for i in range(self.size + 1)]
         means = [mean[a:b] for a, b in pairwise(cuts)]
@@ -150,7 +153,7 @@ class TcpRing:
             self._pass_on(out, means[(self.place - step) % self.size])
 
     def cut(self) -> None:
-        """End the current sum, here and at the neighbours; from any thread."""
+        """Interrupt the current sum, on this rank and its neighbours. Any thread may call this."""
         for connection in (self._left, self._right):
             if connection is not None:
                 _shut(connection)
@@ -162,10 +165,10 @@ class TcpRing:
                 connection.close()
 
     def _pass_on(self, out: Tensor, into: Tensor, addend: Tensor | None = None) -> None:
-        """Send and receive at the same time: with large messages, blocking sends would deadlock.
+        """Send `out` to the right and receive `into` from the left at the same time.
 
-        `addend` is added to the received data block by block, while it is in the cache and the next one on
-        its way.
+        With large messages, blocking sends would deadlock. `addend` is added to the received data block by
+        block, while the block is in the cache and the next one is being sent.
         """
         assert self._left is not None
         assert self._right is not None
@@ -201,8 +204,8 @@ def connect(
 ) -> TcpRing:
     """Return the ring of `addresses`, all of which call this. Raises `OSError` if a neighbour is missing.
 
-    Listeners are always open, so the right neighbour has `silence` seconds to answer; the left one comes when
-    it has trained.
+    Listeners are always open, so the right neighbour must answer within `silence` seconds. The left neighbour
+    connects when it has trained; `overdue` limits this wait.
     """
     size = len(addresses)
     if size == 1:
@@ -224,13 +227,13 @@ def connect(
 
 
 def _shut(connection: socket.socket) -> None:
-    """Shut the connection down; a thread that waits there wakes up."""
+    """Shut the connection down, so that a thread that waits for it wakes up."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _done(side: int, call: Callable[[], Any]) -> Any:
-    """Return the result of `call`; a failure is the neighbour's fault."""
+    """Return the result of `call`; raise an `OSError` in it as `Broken` of the neighbour on `side`."""
     try:
         return call()
     except OSError as error:
@@ -265,7 +268,7 @@ def _receive(left: socket.socket, room: memoryview) -> int:
 
 
 def _look(left: socket.socket | None, right: socket.socket | None) -> bool:
-    """Wait a moment until a socket is ready, and return True if one is."""
+    """Wait a moment until one of the sockets is ready, and return True if one is."""
     poll = select.poll()
     if left is not None:
         poll.register(left, select.POLLIN)

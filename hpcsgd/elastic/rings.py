@@ -1,4 +1,4 @@
-"""The rings of one rank: one for each shard that it owns, made when needed, closed with the generation."""
+"""The rings of one rank: one for each shard that it owns, connected when needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ def part_of(x: Tensor, c: int, C: int) -> Tensor:
 
 
 class Rings:
-    """Rings by shard. `host`: where others reach this rank. `silence`: seconds they have to answer."""
+    """The rings of a rank by shard, in one generation.
+
+    `host`: the address of this node. `silence`: seconds in which a neighbour has to answer.
+    """
 
     def __init__(self, replica_group: int, host: str, token: str, silence: float) -> None:
         self._replica_group = replica_group
@@ -27,11 +30,11 @@ class Rings:
 
     @property
     def address(self) -> str:
-        """host:port, for the register."""
+        """host:port at which this rank listens, for the register."""
         return self._listener.address
 
     def of(self, c: int, now: Register, overdue: Overdue, given_up: Callable[[], bool]) -> TcpRing:
-        """Return the ring of the owners of shard `c` in this generation. Raises `OSError`."""
+        """Return the ring of the owners of shard `c` in generation `now`. Raises `OSError` if it fails."""
         if c not in self._rings:
             place = now.replica_groups.index(self._replica_group)
             owners = [member.addresses[c % member.ranks] for member in now.members]
@@ -39,7 +42,7 @@ class Rings:
                 self._listener, now.generation, c, place, owners,
                 token=self._token, silence=self._heartbeat_timeout, overdue=overdue, given_up=given_up,
             )  # fmt: skip
-        if given_up():  # news that came before the ring existed did not cut it
+        if given_up():  # a change of the register before the ring existed has not interrupted it
             raise ConnectionError("the generation has ended")
         return self._rings[c]
 
@@ -52,16 +55,16 @@ class Rings:
         ring: TcpRing,
         counting: Sequence[int],
     ) -> None:
-        """Set `aside` to the mean of shard `c` of C over the `counting` groups.
+        """Set shard `c` of C of `aside` to the mean of that of `w` over the `counting` groups.
 
-        Raises `OSError`; then `aside` is invalid.
+        Raises `OSError` if a connection breaks; `aside` is then invalid.
         """
         for x, mean in zip(w, aside, strict=True):
             mine = on_host(part_of(x, c, C).to(mean.dtype)) if self._replica_group in counting else None
             ring.mean(mine, part_of(mean, c, C), len(counting))
 
     def cut(self) -> None:
-        """Interrupt threads that wait in a ring; from any thread."""
+        """Interrupt threads that wait in a ring. Any thread may call this."""
         for ring in list(self._rings.values()):
             ring.cut()
 

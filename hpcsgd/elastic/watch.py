@@ -1,4 +1,4 @@
-"""How long others have been silent, by clocks that only run while this process listens."""
+"""A clock for measuring how long others are silent, which only runs while this process listens."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import time
 
 
 def beat(silence: float) -> float:
-    """Return the seconds between two heartbeats, if `silence` seconds without one mean death."""
+    """Return the seconds between two heartbeats, if `silence` seconds without a message mean death."""
     return min(1.0, silence / 4)
 
 
 class Watch:
-    """A clock for a listener that reads it more often than every `longest` seconds.
+    """A clock for a listener, which must read the clock at least every `longest` seconds.
 
-    If a read comes later, the process was stopped or the machine asleep. Heartbeats may have come that have
-    not been read yet, so only `longest` seconds are counted.
+    If a read comes later, the process was stopped or the machine slept. Then heartbeats may have arrived that
+    have not been read yet, so only `longest` seconds are counted.
     """
 
     def __init__(self, longest: float) -> None:
@@ -23,7 +23,7 @@ class Watch:
         self._woke = -longest
 
     def look(self) -> float:
-        """Return the seconds of listening up to now."""
+        """Read the clock: return the seconds of listening up to now."""
         now = time.monotonic()
         slept = now - self._looked
         self._seconds += min(slept, self._longest)
@@ -33,5 +33,5 @@ class Watch:
         return self._seconds
 
     def just_woke(self) -> bool:
-        """Return True if others may have given up on this listener a moment ago."""
+        """Return True if this process was stopped until a moment ago, so that others may have given up."""
         return self.look() - self._woke < self._longest

@@ -30,9 +30,9 @@ from hpcsgd.errors import JobError, in_one_line
 Fact = tuple[str, str]
 """A name and its value on this rank, such as "lr of param group 0", "0.1"."""
 SAMPLER_BYTES = 4096
-"""Bytes in which a rank sends what it has noted of its sampler: some numbers and names."""
+"""Bytes in which a rank sends the facts that it has noted of its sampler: some numbers and names."""
 SHORT = 200
-"""Longest repr, in characters, that counts as a value and not as a listing of an object."""
+"""Largest length of a repr in characters. A longer one lists an object's contents and is not compared."""
 
 
 def facts(
@@ -42,7 +42,7 @@ def facts(
     method: Method,
     **options: Any,
 ) -> list[Fact]:
-    """Return all facts that ranks have to have in common; `options` are those of `DistributedOptimizer`."""
+    """Return all facts that must be the same on all ranks; `options` are those of `DistributedOptimizer`."""
     of_options = ((f"option {name}", in_words(value)) for name, value in options.items())
     return [
         *model_facts(model, trained), *optimizer_facts(optimizer, model), *method_facts(method), *of_options,
@@ -92,7 +92,7 @@ def method_facts(method: Method) -> Iterator[Fact]:
 
 
 def require_alike(world: Communicator, mine: Sequence[Fact]) -> None:
-    """Raise `JobError`, the same on every rank, unless these facts are those of all ranks; collective."""
+    """Raise `JobError`, the same on every rank, unless all ranks have the same facts; collective."""
     if world.size == 1:
         return
     digest = hashlib.blake2b(repr(mine).encode(), digest_size=16).digest()
@@ -102,7 +102,7 @@ def require_alike(world: Communicator, mine: Sequence[Fact]) -> None:
 
 
 def require_same_sampler(world: Communicator, call: Call, everyone: Agreement) -> None:
-    """Raise `JobError`, the same on every rank, if ranks use different samplers of `world`.
+    """Raise `JobError`, the same on every rank, if ranks have noted different samplers.
 
     Two ranks would otherwise use the same samples, and some samples would never be used. Collective, in one
     `call`, while gradients may be under way.
@@ -119,7 +119,7 @@ def require_same_sampler(world: Communicator, call: Call, everyone: Agreement) -
 
 
 def difference(lists: Sequence[Sequence[Fact]]) -> str:
-    """Return one line about the first fact that differs between the lists of ranks, which do differ."""
+    """Return one line about the first fact that differs between the ranks' `lists`; some fact must."""
     tables = [dict(facts) for facts in lists]
     for what in dict.fromkeys(what for facts in lists for what, _ in facts):
         values = [table.get(what, "missing") for table in tables]
@@ -137,7 +137,7 @@ def difference(lists: Sequence[Sequence[Fact]]) -> str:
 
 
 def in_words(value: Any) -> str:
-    """Return `value` as text that ranks can have in common: without addresses; of large objects the type."""
+    """Return `value` as text to compare between ranks: no addresses, and for large objects only the type."""
     if isinstance(value, Tensor):
         one = value.numel() == 1
         return str(value.item()) if one else f"a tensor of {tuple(value.shape)}, {value.dtype}"
@@ -157,7 +157,7 @@ def in_words(value: Any) -> str:
 
 
 def _part_facts(what: str, part: Any) -> Iterator[Fact]:
-    """Yield the facts of a part; of hpcsgd's own its settings, as its state may differ between ranks."""
+    """Yield the facts of a part. For one of hpcsgd's own parts these are its settings, not its state."""
     if not is_ours(part):
         yield what, in_words(part)
         return
@@ -172,7 +172,7 @@ def is_ours(part: Any) -> bool:
 
 
 def settings(part: Any) -> dict[str, Any]:
-    """Return the arguments that `part` was made with, if it has kept them under their names."""
+    """Return the arguments that `part` was made with, as far as it has attributes of these names."""
     if dataclasses.is_dataclass(part):
         names = [field.name for field in dataclasses.fields(part) if field.init]
     elif type(part).__init__ is object.__init__:
@@ -184,7 +184,7 @@ def settings(part: Any) -> dict[str, Any]:
 
 
 def _kind(named: Any) -> str:
-    """Return the full name of a class or function, without the place of a local one in a file."""
+    """Return the full name of a class or function."""
     name = getattr(named, "__qualname__", None) or type(named).__qualname__
     return f"{getattr(named, '__module__', None) or 'builtins'}.{name}"
 

@@ -1,8 +1,8 @@
-"""A check that what an optimizer was wrapped around is still what is trained.
+"""A check that model and optimizer still have the parameters that they had when they were wrapped.
 
 The flat vectors hold the parameters that the model had at the wrapping. A parameter that was replaced since,
 or moved to other memory, would be trained on no rank or on one only. Averages would use stale values. So each
-step compares identities: of everything in the model's modules, of memory, and of parameter groups.
+step compares identities: those of all objects in the model's modules, of memory, and of parameter groups.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from hpcsgd.engine.wrapping import is_trained_by_another
 from hpcsgd.errors import UserError
 
 END = (object(),)
-"""A mark behind all compared objects, so that no list is the beginning of another."""
+"""A mark behind all compared objects, so that a list never equals the beginning of a longer one."""
 SINCE = "after DistributedOptimizer was made"
 
 
 class AsWrapped:
-    """Checks of the `model`, the user's optimizer inside `local`, and the `outer` one around it."""
+    """Checks that `model` and the optimizers have the same parameters as when they were wrapped.
+
+    The optimizers are the user's, inside `local`, and `outer`, the `DistributedOptimizer` around it.
+    """
 
     def __init__(
         self,
@@ -51,7 +54,8 @@ class AsWrapped:
     def require(self, call: Call, everyone: Agreement) -> None:
         """Raise `UserError` for parameters that would be trained by no rank, or by one rank only.
 
-        The first time it also compares the samplers of all ranks, in this `call`; then it is collective.
+        When it is called for the first time, it also compares the samplers of all ranks, in this `call`. That
+        is collective.
         """
         if not self._compared:
             self._compared = True
@@ -73,7 +77,7 @@ class Registered:
         self._look()
 
     def require(self) -> None:
-        """Accept a change that left every trained parameter in the model, and raise an error for others."""
+        """Raise `UserError` if a trained parameter left the model, or a parameter to train was added."""
         if self._same():
             return
         reshard(self._model)  # FSDP may have put gathered parameters in place of the shards
@@ -151,7 +155,7 @@ class InPlace:
 
 
 class Grouped:
-    """A check of the parameter groups and the state that both optimizers share."""
+    """A check of the parameter groups and the state that both optimizers, the user's and `outer`, share."""
 
     def __init__(self, outer: optim.Optimizer, optimizer: optim.Optimizer) -> None:
         self._outer, self._optimizer = outer, optimizer

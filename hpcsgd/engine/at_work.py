@@ -15,12 +15,12 @@ from hpcsgd.engine.optimizer_param import OptimizerParam
 
 
 class AtWork:
-    """The part of `ShardedOptimizer` that lets the optimizer update what this rank holds."""
+    """The part of `ShardedOptimizer` that runs the optimizer on the tensors that this rank holds."""
 
     optimizer: optim.Optimizer
     held: Sequence[OptimizerParam]
     known: bool
-    """True if all that the optimizer does is `step()`, in place."""
+    """True if the optimizer is known to do nothing but update its tensors in place, in `step()`."""
     _params: Sequence[nn.Parameter]
     _sizes: Sequence[int]
     """Number of parameters of each parameter group."""
@@ -30,7 +30,7 @@ class AtWork:
     _in_bucket: Mapping[Bucket, Sequence[OptimizerParam]]
 
     def step(self, absent: Collection[nn.Parameter] = (), closure: Closure | None = None) -> None:
-        """Update everything from the reduced gradients; `absent` parameters have none.
+        """Update all held tensors from the reduced gradients; `absent` parameters have no gradient.
 
         The optimizer gets the `closure`, if any.
         """
@@ -49,9 +49,10 @@ class AtWork:
     def at_work(
         self, held: Sequence[OptimizerParam], absent: Collection[nn.Parameter] = ()
     ) -> Generator[None, None, None]:
-        """Give the optimizer what is `held` as its parameters in the block, with gradients unless `absent`.
+        """In the block, give the optimizer the tensors of `held` as its parameters.
 
-        Afterwards its results are in the flat vectors.
+        They have gradients, except for those of `absent` parameters. After the block, the optimizer's results
+        are in the flat vectors.
         """
         for each in held:
             if each.master is not None:
@@ -63,7 +64,10 @@ class AtWork:
 
     @contextlib.contextmanager
     def interrupted(self) -> Generator[None, None, None]:
-        """Interrupt an `at_work` block: the optimizer has the model's parameters, with its results so far."""
+        """Interrupt an `at_work` block: meanwhile the optimizer has the model's parameters.
+
+        The parameters have the optimizer's results so far.
+        """
         self._put_back(self.held)
         params = iter(self._params)
         with self._having([[next(params) for _ in range(size)] for size in self._sizes]):
@@ -71,13 +75,13 @@ class AtWork:
 
     @contextlib.contextmanager
     def ranges(self, held: Iterable[OptimizerParam] | None = None) -> Generator[None, None, None]:
-        """Give the optimizer what this rank holds, or some of it, as its parameters in the block."""
+        """In the block, give the optimizer the tensors of `held`, by default all, as its parameters."""
         with self._having(self._by_group(self.held if held is None else held, lambda each: each.tensor)):
             yield
 
     @contextlib.contextmanager
     def reals(self) -> Generator[None, None, None]:
-        """Give the optimizer the reals of what this rank holds, and of its gradients, in the block."""
+        """In the block, give the optimizer all held tensors and their gradients as reals."""
         self.take_gradients()
         with self._having(self._by_group(self.held, OptimizerParam.as_reals)):
             yield

@@ -44,13 +44,13 @@ class Buffers(Sequence[Tensor]):
 
 
 class Block:
-    """A record of whether the script is inside `averaged_model()`, where the model is not its own."""
+    """A record of whether the script is inside `averaged_model()`, where the model is not the group's."""
 
     def __init__(self) -> None:
         self._open = False
 
     def require_left(self, call: str) -> None:
-        """Raise `UserError` inside the block: what `call` does would be lost, or be of another model."""
+        """Raise `UserError` inside the block: `call` would use another model, or its result would be lost."""
         if self._open:
             raise UserError(
                 f"{call} inside averaged_model(): the model is the mean of all groups there, and "
@@ -59,7 +59,7 @@ class Block:
 
     @contextlib.contextmanager
     def around(self, mean: contextlib.AbstractContextManager[float]) -> Generator[float, None, None]:
-        """Run a block in which `mean` replaces the model; yield D."""
+        """Run a block in which `mean` replaces the model; yield the model distance D."""
         self.require_left("averaged_model()")
         with mean as D:
             self._open = True
@@ -73,11 +73,11 @@ class Block:
 def averaged(s: StepContext, central: HoldsModel | None, model: nn.Module) -> Generator[float, None, None]:
     """Make `model` the mean over the groups, or the model that `central` holds, inside the block.
 
-    Buffers become the mean over all ranks, if they are averaged at all. Afterwards parameters and buffers are
-    as before, bit for bit, whatever the block wrote into them, even with one group. For that a copy of this
+    Buffers of averaged dtypes become the mean over all ranks. After the block, parameters and buffers are as
+    before, bit for bit, even if the block wrote into them, and also with one group. For that a copy of this
     rank's w is kept. Collective.
 
-    Yields D, the mean distance of the groups from that model (see `averagers.distance`).
+    Yields D, the mean distance of the groups' models from that one (see `averagers.distance`).
     """
     brought = [b.w.clone() for b in s.buckets]
     parameters = [(b.w, w) for b, w in zip(s.buckets, brought, strict=True)]
@@ -102,7 +102,7 @@ def averaged(s: StepContext, central: HoldsModel | None, model: nn.Module) -> Ge
 
 
 def _agree(s: StepContext, central: HoldsModel | None, brought: Sequence[Tensor]) -> float:
-    """Give all groups that model; return D, the distance of what they `brought` from it."""
+    """Set all groups' models to the averaged one; return D, the distance of the models `brought` from it."""
     set_to_average(s.shards, s, central)
     mine = [b.shard_of(w) for b, w in zip(s.buckets, brought, strict=True)]
     D = distance(s, mine, s.shards, shards=True)

@@ -1,8 +1,8 @@
-"""Broadcast of buffers within a group: after each step all its ranks have those of its first rank.
+"""Broadcast of buffers within a group: after each step all ranks have those of the group's first rank.
 
 torch's DistributedDataParallel does the same before each forward pass (`broadcast_buffers`). Codebooks,
-queues and their pointers need it if all ranks are to continue from one state. So do running statistics that
-must be the same on all ranks.
+queues and their pointers need the broadcast if all ranks are to continue from one state. So do running
+statistics that must be the same on all ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpcsgd.parts.averagers.flattened import require_same_layout
 
 
 def broadcast_buffers(model: nn.Module, group: Communicator) -> None:
-    """Give all ranks of the `group` the buffers of the first rank's `model`; collective.
+    """Set the buffers of `model` on all ranks of `group` to those of its first rank; collective.
 
     Raises:
         UserError: If the ranks' buffers differ in number, shape or dtype.
@@ -35,7 +35,7 @@ def broadcast_buffers(model: nn.Module, group: Communicator) -> None:
 
 
 def _broadcast(buffers: list[Tensor], group: Communicator) -> None:
-    """Broadcast buffers of one device in one message."""
+    """Broadcast `buffers`, all on one device, in one message."""
     if not buffers:
         return
     bits = torch.cat([x.detach().contiguous().view(-1).view(torch.uint8) for x in buffers])

@@ -62,7 +62,7 @@ class ChainedOptimizer(optim.Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse any `param_group`, as its part would be unknown."""
+        """Refuse any `param_group`, because it would be unknown to which part it belongs."""
         if self._complete:
             raise UserError("add_param_group of joined optimizers: add it to one of them before")
         super().add_param_group(param_group)
@@ -88,7 +88,7 @@ def parts_of(optimizer: optim.Optimizer) -> tuple[optim.Optimizer, ...]:
 
 
 def kind_of(optimizer: optim.Optimizer) -> str:
-    """Return the class names of the parts, for messages."""
+    """Return the class names of the optimizer's parts, for messages."""
     return " and ".join(type(part).__name__ for part in parts_of(optimizer))
 
 

@@ -1,7 +1,8 @@
 """The closure of a step, for an optimizer that is not known to call it once, before anything else.
 
-The optimizer may call it at any weights, any number of times. Each call does what it would do in one process
-with the batch of all ranks that share gradients: it returns the mean loss, and leaves averaged gradients.
+The optimizer may call the closure at any weights, any number of times. Each call has the result that it would
+have in one process with the batch of all ranks that share gradients: it returns the mean loss, and gradients
+are averaged.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ Versions = list[tuple[ref[Tensor], int] | None]
 
 @dataclass(frozen=True)
 class Ranks:
-    """What the ranks that share gradients do for a closure; all except the last is collective."""
+    """Functions of the ranks that share gradients; all except `drop_gradients` are collective."""
 
     evaluate: Callable[[Callable[[], Any]], Any]
     """Returns the loss of this rank's batch at the optimizer's current weights, and averages gradients."""
     mean: Callable[[float], float]
     """Returns the mean of a number over the ranks, the same on all."""
     all_agree: Callable[[bool], bool]
-    """Returns whether it is True on all ranks."""
+    """Returns whether the argument is True on all ranks."""
     drop_gradients: Callable[[], None]
 
 
@@ -49,17 +50,17 @@ class Evaluated:
         return cls(loss, [each.tensor.detach().clone() for each in held], versions(held))
 
     def is_valid(self, held: Sequence[OptimizerParam]) -> bool:
-        """Return whether parameters and gradients are unchanged."""
+        """Return whether parameters and gradients are unchanged since the loss was computed."""
         both = zip(self.parameters, held, strict=True)
         return self.has_its_gradients(held) and all(torch.equal(x, each.tensor) for x, each in both)
 
     def has_its_gradients(self, held: Sequence[OptimizerParam]) -> bool:
-        """Return whether gradients are unchanged."""
+        """Return whether the gradients are unchanged since the loss was computed."""
         return unchanged(self.gradients, versions(held))
 
 
 class Closure:
-    """The user's closure, as the optimizer gets it.
+    """The closure that the optimizer gets in place of the user's.
 
     If there are no gradients before the step, the closure is evaluated before it, as methods may use
     gradients or the loss. The optimizer's first call then returns that loss, unless it has changed parameters
@@ -83,7 +84,7 @@ class Closure:
         return self._loss
 
     def step(self, optimizer: optim.Optimizer) -> None:
-        """Let the optimizer, which has averaged gradients, update."""
+        """Run the optimizer's `step()` with this closure; its gradients have been averaged."""
         if self._is_ahead:
             self._ahead = Evaluated.now(self._loss, self._held)
         self.returned = step_without_hooks(optimizer, self)

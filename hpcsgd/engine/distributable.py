@@ -24,7 +24,7 @@ def require_distributable(model: nn.Module, trained: Iterable[tuple[str, nn.Para
 
 
 def _require_memory_of_its_own(model: nn.Module, trained: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Refuse trained parameters that share memory: each is moved into a flat vector, away from the other."""
+    """Refuse trained parameters that share memory, because each is moved into its part of a flat vector."""
     theirs = dict(trained)
     rest = {name: x for name, x in _tensors(model) if name not in theirs}
     spans = [(*_span(x), name) for name, x in [*theirs.items(), *rest.items()] if _has_memory(x)]
@@ -57,7 +57,10 @@ def _span(x: Tensor) -> tuple[str, int, int]:
 
 
 def _require_synchronized(model: nn.Module) -> None:
-    """Refuse torch's layer without a group: it would silently use one rank's samples, or all groups'."""
+    """Refuse torch's SyncBatchNorm without a process group.
+
+    It would silently use the samples of one rank, or those of all groups.
+    """
     for name, module in _modules(model):
         if isinstance(module, nn.SyncBatchNorm) and module.process_group is None:
             raise UserError(

@@ -34,7 +34,8 @@ def laid_out(
 ) -> tuple[StepPlan, list[Bucket]]:
     """Return the plan of a step of `method` for this optimizer, and the `trained` parameters as buckets.
 
-    `elementwise`, `tensorwise`, `bucket_cap_mb`: what the user gave; None: what is known, or the default.
+    `elementwise`, `tensorwise`, `bucket_cap_mb`: as the user set them. None: as is known of the optimizer's
+    class, or the default size.
     """
     in_bucket = bucket_bytes(nbytes(p for _, p in trained), bucket_cap_mb)
     by_torch = is_fsdp(trained[0][1])
@@ -51,7 +52,7 @@ def laid_out(
 def update_of(
     optimizer: optim.Optimizer, elementwise: bool | None = None, tensorwise: bool | None = None
 ) -> Update:
-    """Return how `optimizer` updates: as the user says, or if that is None as its class is known to."""
+    """Return how `optimizer` updates a model: as the user says, or if that is None, as its class does."""
     elements, tensors = is_elementwise(optimizer), is_tensorwise(optimizer)
     name, by_itself = type(optimizer).__name__, elements or tensors
     if elements if elementwise is None else elementwise:
@@ -70,7 +71,7 @@ def uncut(
 
 
 def _tell_padding(topology: Topology, buckets: Sequence[Bucket]) -> None:
-    """Warn if uncut tensors leave much of the buckets empty; another number of ranks might not."""
+    """Warn if uncut tensors leave much of the buckets empty; with other K there may be less padding."""
     used = sum(slot.stop - slot.start for b in buckets for slot in b.slots)
     padding = 1 - used / sum(b.size for b in buckets)
     if padding > MUCH and any(b.whole for b in buckets) and topology.rank == 0:

@@ -1,4 +1,4 @@
-"""The norm of the gradient, in steps for which it was requested."""
+"""The squared norm of the gradient, in steps for which it was requested."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from hpcsgd.core.step import squared_norm_of
 
 
 class GradientNorm:
-    """This rank's part of ‖g‖², of the group's gradient as the update uses it; a group's parts add up.
+    """This rank's part of ‖g‖², where g is the group's gradient as the update uses it.
 
-    Clipping uses another norm: that before clipping, over all ranks.
+    The parts of all ranks of a group add up to ‖g‖². Clipping uses another norm: that before clipping, over
+    all ranks.
     """
 
     def __init__(self, *, exchanged: bool) -> None:
@@ -23,16 +24,16 @@ class GradientNorm:
         self._parts: list[Tensor] = []
 
     def want(self) -> None:
-        """Request the norm of the next update."""
+        """Request the squared norm for the next update."""
         self._wanted = True
 
     def see(self, buckets: Sequence[Bucket]) -> None:
-        """Add buckets that are about to be used."""
+        """Add the gradients of `buckets`, which the update is about to use."""
         if self._wanted:
             # Bucket by bucket: how many come at once depends on timing, and would change the sum's last bits.
             self._parts += [squared_norm_of([b], exchanged=self._exchanged) for b in buckets]
 
     def take(self) -> Tensor | None:
-        """Return the norm of the last update, on its device, or None if it was not requested."""
+        """Return this rank's part of ‖g‖² of the last update, on its device; None if not requested."""
         parts, self._wanted, self._parts = self._parts, False, []
         return as_vector(parts).sum() if parts else None

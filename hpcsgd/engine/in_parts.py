@@ -1,4 +1,4 @@
-"""The optimizers that may update a part of the model separately, and how to run them on it."""
+"""The optimizers that may update a part of the model separately, and how to run them on a part."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ TENSORWISE = tuple(getattr(optim, name) for name in ("Adafactor", "Muon") if has
 
 
 def is_elementwise(optimizer: optim.Optimizer) -> bool:
-    """Return whether `optimizer` is known to be; a subclass of a known one may look at whole tensors."""
+    """Return whether `optimizer` is known to update each element separately.
+
+    A subclass of a known optimizer is not known, because it may use whole tensors.
+    """
     return all(type(part) in ELEMENTWISE and not is_patched(part) for part in parts_of(optimizer))
 
 
 def is_tensorwise(optimizer: optim.Optimizer) -> bool:
-    """Return whether `optimizer` is known to treat each tensor separately, and some as a whole."""
+    """Return whether `optimizer` is known to update each tensor separately, and some of them as a whole."""
     known = [type(part) in ELEMENTWISE + TENSORWISE and not is_patched(part) for part in parts_of(optimizer)]
     return all(known) and not is_elementwise(optimizer)
 
 
 def is_patched(optimizer: optim.Optimizer) -> bool:
-    """Return whether `optimizer` has a `step()` of its own other than that of torch's schedulers."""
+    """Return whether this object's `step` was replaced, other than by torch's schedulers."""
     own = vars(optimizer).get("step")
     return own is not None and not torch_private.is_by_scheduler(own)
 
@@ -58,7 +61,7 @@ def require_updated(optimizer: optim.Optimizer, named: Iterable[tuple[str, nn.Pa
 
 
 def step_without_hooks(optimizer: optim.Optimizer, *closure: Callable[[], Any]) -> Any:
-    """Call `step()` as its class defines it, without hooks.
+    """Call the optimizer's `step()` as its class defines it, without hooks.
 
     All hooks, including those for every optimizer, run around the outer optimizer's `step()` instead, where
     parameters and gradients are whole.

@@ -26,7 +26,7 @@ the number with which torch's optimizers start, given the parameter group."""
 def like_new(optimizer: optim.Optimizer, params: Iterable[Sequence[Tensor]]) -> optim.Optimizer:
     """Return a new optimizer of the same kind and options, over `params` of each parameter group.
 
-    Raises `UserError` if its class needs more than what is in its `defaults`.
+    Raises `UserError` if the class needs arguments that are not in the optimizer's `defaults`.
     """
     if isinstance(optimizer, ChainedOptimizer):
         rest = iter(params)
@@ -37,7 +37,7 @@ def like_new(optimizer: optim.Optimizer, params: Iterable[Sequence[Tensor]]) -> 
 
 
 def start_counters(optimizer: optim.Optimizer) -> None:
-    """Reset what the optimizer counts in its parameter groups, such as `k` and `d` of Prodigy.
+    """Reset numbers that the optimizer keeps in its parameter groups, such as `k` and `d` of Prodigy.
 
     These are numbers that the optimizer sets itself and that its constructor does not take.
     """
@@ -57,7 +57,7 @@ def start_counters(optimizer: optim.Optimizer) -> None:
         ]
         _step_at_rest(fresh)
         for group, start, later in zip(groups, starts, fresh.param_groups, strict=True):
-            for key in later.keys() - takes - start.keys():  # by its first step
+            for key in later.keys() - takes - start.keys():  # set by its first step
                 group.pop(key, None)
             group.update({key: value for key, value in start.items() if _counts(value)})
 
@@ -74,7 +74,7 @@ def _made(optimizer: optim.Optimizer, groups: Sequence[dict[str, Any]]) -> optim
 
 
 def _arguments(optimizer: optim.Optimizer) -> set[str]:
-    """Return the names of arguments of its constructor, and of those of its base classes."""
+    """Return the argument names of the optimizer's constructor and of those of its base classes."""
     kinds: Sequence[Any] = type(optimizer).__mro__
     return {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
 
@@ -85,7 +85,7 @@ def _counts(value: object) -> bool:
 
 
 def _step_at_rest(fresh: optim.Optimizer) -> None:
-    """Let an optimizer of tensors from `_at_rest` make a step, in training mode if it has modes."""
+    """Make a step of an optimizer whose tensors are from `_at_rest`, in training mode if it has modes."""
 
     def closure() -> Tensor:
         for param in (param for group in fresh.param_groups for param in group["params"]):
@@ -105,7 +105,7 @@ def _step_at_rest(fresh: optim.Optimizer) -> None:
 
 
 def complete(optimizer: optim.Optimizer, tensors: Iterable[Tensor]) -> None:
-    """Give those of `tensors` without state the initial state of the optimizer.
+    """Set the state of those of `tensors` that have none to the optimizer's initial state.
 
     This is the state of a new optimizer after a step that changes nothing, with its counters reset.
     """

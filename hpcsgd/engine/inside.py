@@ -19,7 +19,7 @@ WHOLE = "DistributedOptimizer is made with elementwise=False and tensorwise=Fals
 
 
 def optimizers_in(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
-    """Return `optimizer`, and all optimizers in its attributes or lists, and in theirs."""
+    """Return `optimizer`, all optimizers in its attributes or lists of these, and those inside them."""
     found = [optimizer]
     for each in found:
         found += [inner for inner in _attributes(each) if all(inner is not other for other in found)]
@@ -27,7 +27,7 @@ def optimizers_in(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
 
 
 def own_methods(optimizer: optim.Optimizer) -> list[str]:
-    """Return the names of public methods defined by its class or by bases below torch's `Optimizer`."""
+    """Return the names of public methods that the optimizer's class or a base below `Optimizer` defines."""
     kinds = type(optimizer).__mro__
     kinds = kinds[: kinds.index(optim.Optimizer)]
     methods = [name for kind in kinds for name, what in vars(kind).items() if isinstance(what, FunctionType)]
@@ -41,7 +41,7 @@ def _attributes(optimizer: optim.Optimizer) -> Iterator[optim.Optimizer]:
 
 
 def with_own_state(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
-    """Return the optimizers inside that have a state of their own."""
+    """Return the optimizers inside `optimizer` that have a state of their own."""
     found: list[optim.Optimizer] = []
     for each in optimizers_in(optimizer):
         if all(each.state is not other.state for other in (optimizer, *found)):
@@ -50,13 +50,13 @@ def with_own_state(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
 
 
 def state_of(optimizers: Sequence[optim.Optimizer], key: Any) -> dict[str, Any]:
-    """Return the state under `key` of an optimizer and those inside it, whose names get a prefix."""
+    """Return the state under `key` of all `optimizers`; names of inner optimizers' state get a prefix."""
     parts = enumerate(each.state.get(key, {}) for each in optimizers)
     return {_named(number, name): value for number, part in parts for name, value in part.items()}
 
 
 def load_own_state(optimizers: Sequence[optim.Optimizer], key: Any, state: Mapping[str, Any]) -> None:
-    """Load a result of `state_of` under `key`."""
+    """Load `state`, a result of `state_of`, under `key`."""
     parts: dict[int, dict[str, Any]] = defaultdict(dict)
     for name, value in state.items():
         number, own = _owner(name, len(optimizers))
@@ -84,7 +84,7 @@ def shared_state(optimizer: optim.Optimizer) -> dict[Any, Any]:
 
 
 def load_shared_state(optimizer: optim.Optimizer, state: Mapping[Any, Any]) -> None:
-    """Replace that state by copies of `state`, with tensors on the devices of those replaced."""
+    """Replace the state that `shared_state` returns with copies of `state`, on the same devices."""
     parts = _states(optimizer)
     before = shared_state(optimizer)
     for name in before:

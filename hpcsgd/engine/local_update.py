@@ -27,7 +27,7 @@ from hpcsgd.torch_private import hooks_of
 class LocalUpdate:
     """Runs the local update, bucket by bucket where that gives the same result.
 
-    That needs two conditions: the plan of the step allows it, and no other code has hooks around the
+    Two conditions must hold for that: the plan of the step allows it, and no other code has hooks around the
     optimizer's `step()`.
     """
 
@@ -36,9 +36,9 @@ class LocalUpdate:
         self._local, self._reducer, self._allowed = local, reducer, per_bucket
         self._running = False
         self._passing = ""
-        """The name of another method of the optimizer while that runs."""
+        """The name of the optimizer's method, other than `step()`, that is running; "" if none is."""
         self._used: Versions = []
-        """Versions of the last step's gradients, if these are not reduced."""
+        """Versions of the last step's gradients, if gradients are not reduced."""
         self._passes = Passes([held.param for held in local.held]) if reducer is None else None
         self._call = Call("step()", 0)
         self.norm = GradientNorm(exchanged=reducer is not None)
@@ -47,7 +47,10 @@ class LocalUpdate:
             each.register_step_pre_hook(self._only_from_here)
 
     def ready(self, call: Call) -> None:
-        """Return once the step may begin: all gradients are averaged, or may be later; collective."""
+        """Return once the step may begin. Collective.
+
+        All gradients have been averaged then, unless the update runs bucket by bucket.
+        """
         self._call = call
         self._require_whole_for_hooks()
         if self._reducer is not None and not self._in_parts():
@@ -64,7 +67,7 @@ class LocalUpdate:
             self._reducer.synchronize(call)
 
     def scaled(self) -> None:
-        """Note that only the part of the gradients that this rank updates with has been scaled."""
+        """Record that gradients have been scaled, but only those that this rank uses in its update."""
         if self._reducer is not None:
             self._reducer.scaled()
 
@@ -81,7 +84,7 @@ class LocalUpdate:
             self._reducer.settle(call)
 
     def start_over(self) -> None:
-        """Note that the reduced gradients have been used, or will not be."""
+        """Record that the reduced gradients have been used, or will not be used."""
         if self._passes is not None:
             self._passes.start_over()
         if self._reducer is not None:
@@ -96,7 +99,10 @@ class LocalUpdate:
 
     @contextlib.contextmanager
     def passing(self, name: str, gradients: bool) -> Generator[None, None, None]:
-        """Let another method of the optimizer, called `name`, run in the block; `gradients`: with them."""
+        """Let a method of the optimizer other than `step()`, called `name`, run in the block.
+
+        `gradients`: the method sees averaged gradients.
+        """
         if gradients:
             absent = self._absent()
         else:
@@ -112,9 +118,9 @@ class LocalUpdate:
 
     @contextlib.contextmanager
     def interrupted(self) -> Generator[None, None, None]:
-        """Show the model in the block as the optimizer's running `step()` has changed it so far.
+        """In the block, let the model have the values that the running `step()` has reached so far.
 
-        Afterwards the optimizer gets the gradients that are averaged then.
+        After the block, the optimizer gets the gradients that have been averaged by then.
         """
         self._running = False
         with self._local.interrupted():
@@ -157,7 +163,7 @@ class LocalUpdate:
         return set() if self._reducer is None else {slot.param for slot in self._reducer.absent()}
 
     def accumulate(self, passes: int) -> None:
-        """Expect this number of backward passes before each step, from the next one on."""
+        """Expect `passes` backward passes before each step, from the next step on."""
         if self._reducer is not None:
             self._reducer.passes = passes
         if self._passes is not None:
@@ -165,7 +171,7 @@ class LocalUpdate:
 
     @property
     def accumulated(self) -> tuple[int, int]:
-        """Number of backward passes of this step so far, and number of those expected."""
+        """Number of backward passes of this step so far, and the number expected."""
         if self._reducer is not None:
             return self._reducer.accumulated, self._reducer.passes
         return (0, 1) if self._passes is None else (self._passes.accumulated, self._passes.expected)
@@ -175,7 +181,7 @@ class LocalUpdate:
         return None if self._reducer is None else self._reducer.frozen
 
     def zeroed(self) -> None:
-        """Note that all gradients are zero now."""
+        """Record that all gradients are zero now."""
         if self._reducer is not None:
             self._reducer.zeroed()
 

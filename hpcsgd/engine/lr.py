@@ -1,7 +1,7 @@
-"""The learning rate of P groups: scaling with P and gradual warm-up (hierarchical local SGD paper, III-C).
+"""The learning rate of P groups: scaling with P, and gradual warm-up.
 
-The paper scales the rate μ0 of a single group to μ = P·μ0 (linear rule) or √P·μ0 (root rule), and raises it
-from μ0 to μ over the first epochs.
+The hierarchical local SGD paper, section III-C, scales the rate μ0 of a single group to μ = P·μ0 (linear
+rule) or √P·μ0 (root rule), and raises it from μ0 to μ over the first epochs.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class WarmUp:
         self.steps = steps
         self.start = start
         self.scale = 1.0
-        """Another factor of the rate, for scaling with the living groups; see `Living`."""
+        """A further factor of the rate, by which `Living` scales it with the number of living groups."""
         self.t = 0
         self._changed: list[tuple[dict[str, Any], Any, Any]] = []  # param group, its rate, the changed one
         optimizer.register_step_pre_hook(self._apply)
@@ -116,7 +116,7 @@ class WarmUp:
         return {"t": self.t}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue after as many updates as `state`, a `state_dict()`, says."""
+        """Continue after the number of updates in `state`, a result of `state_dict`."""
         self.t = state["t"]
 
     def pending(self) -> float:
@@ -142,7 +142,7 @@ class WarmUp:
 
 
 class Living:
-    """Scales a warm-up's final rate with the number of living groups, from the rate of one group."""
+    """Scales the rates of a warm-up, which begins at the rate of one group, with the living groups."""
 
     def __init__(self, warm_up: WarmUp, rule: str) -> None:
         self._warm_up, self._rule = warm_up, rule

@@ -1,9 +1,9 @@
 """Muon for a model's hidden matrices, AdamW for the rest.
 
 K. Jordan et al.: Muon: An optimizer for hidden layers in neural networks, 2024; J. Liu et al.: Muon is
-Scalable for LLM Training, https://arxiv.org/abs/2502.16982. The latter scales updates to one size (section
-2.2, torch's `adjust_lr_fn="match_rms_adamw"`), so both can have one learning rate and one weight decay. The
-optimizer is torch's own, of torch 2.9 and later.
+Scalable for LLM Training, https://arxiv.org/abs/2502.16982. The second paper scales Muon's updates to the
+size of AdamW's (section 2.2, torch's `adjust_lr_fn="match_rms_adamw"`). So both optimizers can have one
+learning rate and one weight decay. Muon is torch's own, in torch 2.9 and later.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def muon(
 
     Args:
         model: The model to train.
-        lr: Learning rate of both; choose one for AdamW.
+        lr: Learning rate of both optimizers; choose it as for AdamW.
         momentum: Muon's momentum. Default 0.95.
-        weight_decay: Weight decay of both. Default 0.1.
+        weight_decay: Weight decay of both optimizers. Default 0.1.
         nesterov: True: Muon uses Nesterov momentum. Default True.
         ns_steps: Newton-Schulz iterations per update. Default 5.
         adjust_lr_fn: How Muon's rate depends on the shape, as in torch. Default 'match_rms_adamw': updates
-            are as large as AdamW's. With 'original' Muon's rate is far larger: give `rest` its own.
+            are as large as AdamW's. With 'original' Muon's rate is far larger: give `rest` its own `lr`.
         hidden: Names of the matrices that Muon trains, such as "blocks.*". Default None: see above.
         rest: Arguments of AdamW, such as other values of `lr` and `weight_decay`. Default None.
 
@@ -111,7 +111,7 @@ def is_matrix(p: nn.Parameter) -> bool:
 
 
 def _embeddings_and_output(model: nn.Module) -> set[nn.Parameter]:
-    """Return the embeddings and the last matrix; a tied one is both."""
+    """Return the weights of embeddings, and the last matrix; a tied weight is both."""
     own = [(m, p) for m in model.modules() for p in m.parameters(recurse=False) if p.dim() == 2]
     embeddings = {p for m, p in own if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     return embeddings | {p for _, p in own[-1:]}

@@ -51,8 +51,8 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
     """An optimizer that trains `model` with `method` on all ranks; the training loop stays the same.
 
     All ranks start from rank 0's parameters and buffers. `step()`, `clip_grad_norm_()`, `state_dict()` and
-    `averaged_model()` are collective: all ranks call them equally often, and ranks in different calls end the
-    job with one line. `optimizer`, its `param_groups` and its schedulers keep working.
+    `averaged_model()` are collective: all ranks have to make the same calls. Otherwise the job ends with one
+    line about the difference. `optimizer`, its `param_groups` and its schedulers keep working.
 
     As in plain torch, a parameter is updated only if it has a gradient on some rank that shares it; for other
     ranks the gradient counts as zero. A frozen parameter (`requires_grad = False`) never changes.
@@ -68,9 +68,9 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         model: The same on all ranks, with all its parameters on their device. Combine several models in one
             nn.ModuleList, so that all their buffers and frozen parameters are shared.
         topology: The result of `init`.
-        method: Such as `hierarchical(sync_every=8)`; one per optimizer, as it may have state.
+        method: Method such as `hierarchical(sync_every=8)`; one per optimizer, as it may have state.
         elementwise: Overrides whether `optimizer` updates each element separately. Default None.
-        tensorwise: The same for tensors, if not elementwise. Default None.
+        tensorwise: Overrides whether it updates each tensor separately, if not elementwise. Default None.
         gradient_accumulation_steps: Backward passes before each `step()`. Default 1.
         bucket_cap_mb: Size of gradient buckets in MiB. Default None: 1/16 of the model, from 1 to 4 MB.
         overlap_grad_reduce: True: gradients are reduced during the backward pass. Default True. With False
@@ -83,7 +83,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
             Default False: each rank keeps its own, and `averaged_model()` averages them.
 
     Raises:
-        UserError: If these differ between ranks, or the optimizer cannot be distributed.
+        UserError: If arguments differ between ranks, or the optimizer cannot be distributed.
 
     Example:
         >>> method = hpcsgd.hierarchical(sync_every=8)
@@ -167,7 +167,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The method's metrics of the last step, such as `distance` if it synchronized, or `shared`."""
+        """The method's metrics of the last step, such as `distance` if that step had a synchronization."""
         return self._notes
 
     @property
@@ -222,14 +222,14 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
     def averaged_model(self) -> contextlib.AbstractContextManager[float]:
         """Return a context in which `model` is the mean of all groups' models, or a server's; collective.
 
-        It yields D, the mean distance of the groups from that model."""
+        The context yields D, the mean distance of the groups' models from that one."""
         self._block.require_left("averaged_model()")
         self._as_wrapped.require(self._call("averaged_model()"), self._everyone)
         s = self.ready_for("averaged_model()")
         return self._block.around(averaged(s, self.method.model_holder(), self.model))
 
     def ready_for(self, call: str, *, across: bool = True) -> StepContext:
-        """Require all ranks, also `across` groups, in one `call`; return the step, w whole. Collective."""
+        """Require one `call` on all ranks (`across` groups, too); return the step, w whole. Collective."""
         with self._during(call) as made:
             self.updating.settle(made)
             if not self._exchange.traits.across:
@@ -294,5 +294,5 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         return not s.topology.has_one_group and is_due(self.method.averager, s, self.method.schedule(s))
 
     def _take_metrics(self) -> None:
-        """Publish this step's metrics; a reduction may add some of the next step from now on."""
+        """Publish this step's metrics; from now on a reduction may add metrics of the next step."""
         self._notes, self._step.metrics = self._step.metrics, {}

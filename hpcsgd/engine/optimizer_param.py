@@ -16,7 +16,7 @@ from hpcsgd.engine.memory_order import in_memory_order
 
 @dataclass(slots=True)
 class OptimizerParam:
-    """A tensor the optimizer updates: elements [start, stop), in memory order, of one parameter."""
+    """A tensor that the optimizer updates: elements [start, stop), in memory order, of one parameter."""
 
     index: int
     """The parameter's number in the optimizer's state_dict."""
@@ -27,9 +27,9 @@ class OptimizerParam:
     bucket: Bucket | None = None
     """None if every rank updates whole parameters."""
     offset: int = 0
-    """Index of its first element in the bucket's `param_shard`."""
+    """Index of the tensor's first element in the bucket's `param_shard`."""
     whole: bool = True
-    """True if it has the shape of its parameter."""
+    """True if the tensor has the shape of its parameter."""
     master: Master | None = None
     """Set if the tensor holds master weights, from which the model's elements are rounded."""
     is_complex: bool = field(init=False)
@@ -38,7 +38,7 @@ class OptimizerParam:
         self.is_complex = self.param.is_complex()
 
     def take_gradient(self, *, absent: bool = False) -> None:
-        """Set the gradient from the bucket; none if it is `absent` on all ranks."""
+        """Set the tensor's gradient from the bucket, or to None if it is `absent` on all ranks."""
         g = self.param.grad
         if absent:
             g = None
@@ -77,7 +77,7 @@ class OptimizerParam:
             self.tensor.data = place
 
     def keep_master(self, dtype: torch.dtype) -> None:
-        """Update master weights of that dtype instead, if the model's elements are narrower."""
+        """Replace the tensor with master weights of `dtype`, if the parameter has fewer bits."""
         if needs_master(self.param, dtype):
             self.master = Master.of(self.tensor, dtype)
             self.tensor = self.master.m
@@ -93,6 +93,6 @@ class OptimizerParam:
 
 
 def place_in(own: Tensor, bucket: Bucket, offset: int, numel: int, param: nn.Parameter) -> Tensor:
-    """Return `numel` elements of `param` from `offset` in a shard `own`, in its shape if it is whole."""
+    """Return `numel` elements of `param` from `offset` on in the shard `own`, in its shape if it is uncut."""
     elements = as_elements(own[offset : offset + numel * bucket.reals], bucket.reals)
     return shaped(elements, 0, param) if bucket.whole else elements

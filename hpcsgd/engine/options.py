@@ -18,7 +18,7 @@ OPTIONS = {name for kind in (*ELEMENTWISE, *TENSORWISE) for name in signature(ki
 
 
 class Options:
-    """A digest of the options of `groups`, which changes when an option changes."""
+    """A checksum of the options of `groups`; it changes when an option changes."""
 
     def __init__(self, groups: Sequence[Mapping[str, Any]]) -> None:
         self._named = [(group, name) for group in groups for name in sorted(OPTIONS & group.keys())]
@@ -26,7 +26,7 @@ class Options:
         self._digest = 0
 
     def digest(self) -> int:
-        """Return the digest. Tensors on other devices are left out, as the host would wait for them."""
+        """Return the checksum, without tensors on accelerators: the host would have to wait for these."""
         values = [_plain(group.get(name)) for group, name in self._named]
         if values != self._values:
             self._values, self._digest = values, zlib.crc32(repr(values).encode())

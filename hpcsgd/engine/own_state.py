@@ -1,4 +1,4 @@
-"""A check of whose state a `state_dict()` is: with many methods each rank has its own."""
+"""A check that a `state_dict()` is this rank's: with many methods each rank has a state of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcsgd.errors import UserError
 
 
 def place(topology: Topology) -> dict[str, int]:
-    """Return where a state is saved: by which rank, of P groups of K."""
+    """Return P, K and the rank that saves a state."""
     return {"P": topology.num_groups, "K": topology.group_size, "rank": topology.rank}
 
 
@@ -25,7 +25,7 @@ def loadable(
     The optimizer's state is the same on all ranks of a group, and of all groups if `groups_are_alike`.
 
     Raises:
-        UserError: If another rank of as many ranks saved it, and its state differs from this rank's.
+        UserError: If another rank saved it with the same P × K, and ranks have states of their own.
     """
     ours = state_dict["hpcsgd"]
     if "place" not in ours:

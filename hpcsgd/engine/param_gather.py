@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 
 
 class ParamGather:
-    """Makes w whole at the end of a step, from the shards of the group's ranks if `shards`.
+    """The gather at the end of a step that makes w whole; if not `shards`, w is whole already.
 
     A bucket is gathered while others are updated or averaged, in the same order on all ranks. There are two
     exceptions. If `publishing` quantizes the gather, it runs once at the end; before the update it restores
-    the exact shards. If w is `pending`, all buckets are gathered at the end, those used first before others.
+    the exact shards. If `pending` is enabled, buckets are gathered at the end, in the order of the next use.
     The object is made before the update.
     """
 
@@ -48,7 +48,7 @@ class ParamGather:
             self._begin(buckets)
 
     def finish(self) -> None:
-        """Return once all of w is whole, or its gather is under way; collective over the group."""
+        """Return once all of w is whole, or is being gathered if `pending`; collective over the group."""
         order = self._s.buckets if self._pending is None else reversed(self._s.buckets)
         self._begin(b for b in order if b not in self._begun)
         if self._pending is not None:
@@ -98,8 +98,8 @@ def synchronize_models(
 ) -> None:
     """Let the averager `how` average all buckets, each once it is `updated`. Collective.
 
-    An averager of whole models gets them whole. One of shards lets `param_gather` gather each bucket while
-    others are being averaged.
+    For an averager of whole models, all shards are gathered before. For an averager of shards, `param_gather`
+    gathers each bucket while others are being averaged.
     """
     whole = how.traits.whole_model
     if param_gather.shards and whole:

@@ -10,7 +10,7 @@ from hpcsgd.engine.sending import call_on_arrival
 
 
 class Passes:
-    """Counts backward passes, once more than one is expected per step; before that no hooks are needed."""
+    """Counts the backward passes of a step; hooks are set once more than one pass is expected."""
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
         self._params = params
@@ -28,7 +28,7 @@ class Passes:
                 call_on_arrival(param, self._count, number)
 
     def start_over(self) -> None:
-        """Start at 0: the passes so far have been used, or will not be."""
+        """Start at 0: the gradients of the passes so far have been used, or will not be used."""
         self._counts.clear()
 
     @property

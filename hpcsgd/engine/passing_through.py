@@ -1,8 +1,8 @@
 """Closures and methods of an optimizer other than `step()`, as a part of `DistributedOptimizer`.
 
 An unknown optimizer may evaluate a closure several times in a step, as SAM does. It may have methods of its
-own, such as `eval()` of Schedule-Free, which makes the weights to evaluate. Both see averaged gradients, as
-in one process, and all ranks of a group have the same model afterwards.
+own, such as `eval()` of Schedule-Free, which computes the weights for evaluation. Closures and methods see
+averaged gradients, as in one process, and all ranks of a group have the same model afterwards.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ class PassingThrough:
         return sum(losses) / len(losses)
 
     def _agree(self, name: str, digest: int) -> bool:
-        """Return whether all ranks that share gradients have this `digest` in call `name`; collective."""
+        """Return whether all ranks that share gradients give the same number `digest`. Collective.
+
+        `name`: the call that all of them are in.
+        """
         ranks = self._everyone if self._exchange.traits.across else self._shared
         with self._during(name) as call:
             return ranks.begin(call, digest).wait()
@@ -98,7 +101,7 @@ class PassingThrough:
     ) -> tuple[Closure | None, float | Tensor | None]:
         """Evaluate the closure, unless there are gradients already; collective.
 
-        Return what the optimizer is given in its place, and the loss.
+        Return the closure for the optimizer, or None, and the loss.
         """
         if closure is None:
             plain = loss is None or isinstance(loss, float | Tensor)  # also NaN, if the training diverges

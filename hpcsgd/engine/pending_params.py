@@ -1,8 +1,8 @@
-"""Weights whose gather is still under way when a step returns: the first use of one waits for its bucket.
+"""Weights whose gather still runs when a step returns: the first use of one waits for its bucket.
 
 Until then a parameter has a class of its own, whose operations torch passes to this module first. So it does
-not matter how a weight is read: modules, methods of the model, a norm, `state_dict()` and `detach()` all find
-its value.
+not matter how a weight is read: modules, methods of the model, a norm, `state_dict()` and `detach()` all get
+its new value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ABOUT: set[Any] = {
 
 
 class PendingParams:
-    """The buckets whose gather a step has left under way; none unless `wanted`."""
+    """The buckets whose gather continues after a step; if not `wanted`, there are none."""
 
     def __init__(self, model: nn.Module, wanted: bool) -> None:
         if wanted:
@@ -43,7 +43,7 @@ class PendingParams:
         self._under_way: list[_PendingParam] = []
 
     def begin(self, works: Mapping[Bucket, Work]) -> None:
-        """Keep these gathers under way, each until its weights are used."""
+        """Let these gathers continue after the step; the first use of a weight waits for its bucket."""
         self._under_way = [_PendingParam(b, work) for b, work in works.items()]
 
     def finish(self) -> None:
@@ -96,7 +96,7 @@ class _LazyParameter(nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, object]) -> nn.Parameter:
         self.pending.finish()
-        return self.__deepcopy__(memo)  # that of nn.Parameter now
+        return self.__deepcopy__(memo)  # now the method of nn.Parameter
 
 
 def _wait_for_own(module: nn.Module, _: object) -> None:
@@ -105,7 +105,7 @@ def _wait_for_own(module: nn.Module, _: object) -> None:
 
 
 def _pending_of(given: Iterable[object]) -> Iterator[_PendingParam]:
-    """Yield the pending gathers of parameters among what a function was given, also in lists and tables."""
+    """Yield the pending gathers of parameters among a function's arguments, also in lists and dicts."""
     return (param.pending for param in operands(_LazyParameter, given))
 
 

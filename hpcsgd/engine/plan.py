@@ -1,7 +1,8 @@
-"""The plan of a method's step, decided once: the engine executes it, and the cost model computes its price.
+"""The plan of a method's step, made once: the engine executes it, the cost model predicts its cost.
 
-A method that switches to another one has a plan for each of them (`StepPlan.sequence`). The engine executes
-the plan of the whole, whose parts act for the current method. The cost model prices the plans in sequence.
+A method that switches to another one has a plan for each of the two (`StepPlan.sequence`). The engine
+executes the plan of the switching method, whose parts act for the current one of the two. The cost model
+adds up the costs of the plans in sequence.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ class Update:
     """How an optimizer updates a model."""
 
     sees: Literal["elements", "tensors", "model"] = "elements"
-    """What it has to see whole: only an element, a tensor, or all of the model."""
+    """What the optimizer has to see whole: an element, a tensor, or all of the model."""
     by_itself: bool = True
-    """True if its class is known to update each element or tensor separately, whatever the user says."""
+    """True if the optimizer's class is known to update elements or tensors separately, even if the user sets
+    something else."""
     optimizer: str = "the optimizer"
-    """Its name in messages."""
+    """The optimizer's name in messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class StepPlan:
     schedule: Schedule
     averager: Averager
     sharding: Literal["elements", "tensors", "model", "rows"]
-    """The units that shards may not cut; rows: torch has sharded the model (FSDP)."""
+    """The units that shards may not cut. "rows": torch has sharded the model (FSDP)."""
     update_per_bucket: bool
     """True if a bucket is updated while gradients of others are being reduced."""
     decided_before_update: bool
@@ -50,7 +52,7 @@ class StepPlan:
 
     @classmethod
     def of(cls, method: Method, update: Update = Update(), *, by_torch: bool = False) -> StepPlan:
-        """Plan a step of `method` for an optimizer that makes such an `update`; `by_torch`: of an FSDP model.
+        """Plan a step of `method` for an optimizer with this `update`; `by_torch`: the model is FSDP's.
 
         Groups that are separate jobs may have different K, yet average models of one layout. So no rank owns
         whole tensors there.
@@ -78,7 +80,7 @@ class StepPlan:
         return replace(plan, sequence=tuple((until, plan.carries_out(each)) for until, each in stages))
 
     def carries_out(self, stage: StepPlan) -> StepPlan:
-        """Return a stage as the engine executes it: with this plan's decisions about single buckets."""
+        """Return `stage`, a plan of `sequence`, as it is executed: with this plan's choices per bucket."""
         return replace(
             stage,
             update_per_bucket=self.update_per_bucket,
@@ -102,7 +104,7 @@ class StepPlan:
                     'it is not known when this method switches to its second one (at = "first lr decay"): '
                     'plan each of the two separately, or give name = "switch" with at = a number of steps'
                 )
-            end = until if after < until < steps else steps  # a switch whose step is over never comes
+            end = until if after < until < steps else steps  # a switch at a step that is over never happens
             found += stage.of_run(end, after)
             after = end
         last = self.sequence[-1][1] if self.sequence else None
@@ -112,7 +114,7 @@ class StepPlan:
 
     @property
     def waits(self) -> Waits:
-        """Which groups wait for which; for a method that switches, for both parts and with the switch."""
+        """Which groups wait for which. For a method that switches: in both stages and at the switch."""
         return waits_of(self.grad_reduce, self.schedule, self.averager)
 
     @property
@@ -131,10 +133,10 @@ class StepPlan:
         return self.update_per_bucket and self.decided_before_update and self.quantizes_gather is None
 
     def sync_rate(self, measured: float | None = None) -> float:
-        """Return the share of steps after which groups average; `measured` if the schedule does not know.
+        """Return the share of steps after which groups average: the schedule's, or else `measured`.
 
         Raises:
-            UserError: If neither is known.
+            UserError: If the schedule has no fixed share and `measured` is None.
         """
         rate = self.schedule.traits.rate
         if rate is not None:

@@ -1,8 +1,8 @@
 """The precision of training, and what the forward pass, the backward pass and the step do for it.
 
 P. Micikevicius et al.: Mixed Precision Training, ICLR 2018. ``bf16`` and ``fp16`` are torch's autocast:
-parameters stay as they are, and suitable operations run in 16 bits. float16 has few exponents, so its losses
-are scaled. ``bf16_master`` also has bfloat16 parameters, and so sends half the bytes: see `master`.
+parameters stay as they are, and suitable operations run in 16 bits. float16 has a small range, so losses are
+scaled. With ``bf16_master`` the parameters are bfloat16, too, so half the bytes are sent: see `master`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Precision:
 
     device: str = "cpu"
     computes: torch.dtype | None = None
-    """The dtype of autocast."""
+    """The dtype of autocast. None: no autocast."""
     scaler: GradScaler | None = None
     master: torch.dtype | None = None
     """The dtype of updates; the model's parameters then have the dtype `computes`."""
@@ -36,7 +36,7 @@ class Precision:
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of `loss`, scaled if needed."""
-        # torch has no types for it.
+        # torch has no types for `backward`.
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # pyright: ignore[reportUnknownMemberType]
 
     def step(self, optimizer: optim.Optimizer, **arguments: Any) -> bool:
@@ -68,11 +68,11 @@ PRECISIONS: Mapping[str, Callable[[str], Precision]] = {
     "fp16": lambda kind: Precision(kind, torch.float16, scaler=GradScaler(kind)),
     "bf16_master": lambda kind: Precision(kind, torch.bfloat16, master=torch.float32),
 }
-"""Functions by their names in job files; each takes a device type."""
+"""Functions by their names in job files; each returns a `Precision` for a device type."""
 
 
 def precision(name: str, device: torch.device) -> Precision:
-    """Return one of `PRECISIONS`, or raise `UserError` if devices of that type do not support it."""
+    """Return the precision `name` for `device`, or raise `UserError` if such devices do not support it."""
     made = PRECISIONS[name](device.type)
     if made.computes is not None and not torch.amp.is_autocast_available(device.type):
         raise UserError(

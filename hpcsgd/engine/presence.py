@@ -1,8 +1,9 @@
-"""The gradients that exist on this rank, and what follows if ranks differ.
+"""Which parameters have a gradient on each rank, and what happens if the ranks differ.
 
-As in plain PyTorch and in DistributedDataParallel, a parameter is updated only if it has a gradient. Ranks
-that share a parameter may differ in that. A rank without a gradient counts as having zero. The parameter is
-skipped if no rank has one. If all ranks have all gradients, there is nothing to compare.
+As in plain PyTorch and in DistributedDataParallel, a parameter is updated only if it has a gradient. It may
+have one on some ranks only. On the other ranks its gradient then counts as zero. If no rank has a gradient,
+the parameter is not updated. Ranks first compare a checksum of the missing gradients, and the list of missing
+gradients only if the checksums differ.
 """
 
 from __future__ import annotations
@@ -24,52 +25,53 @@ class Presence(IntEnum):
 
     THERE = 0
     MISSING = 1
-    """No backward pass of this step has computed one."""
+    """No backward pass of this step has computed the gradient."""
     DROPPED = 2
-    """It was sent, and the training loop has set it to None since."""
+    """The gradient was sent, and the training loop has set it to None since."""
     FROZEN = 3
-    """The parameter does not require one."""
+    """The parameter does not require a gradient."""
 
 
 class Progress(IntEnum):
     """The progress of a step's gradients on one rank."""
 
     NONE = 0
-    """No backward pass has computed one since the last step."""
+    """No backward pass has computed a gradient since the last step."""
     RECEIVED = 1
     AVERAGED = 2
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """The parameters without a gradient, and why: of one rank, or of all ranks together.
+    """The parameters that have no gradient on one rank, or on none of several ranks.
 
     Parameters are numbered in the order in which they lie in the buckets.
     """
 
     missing: Mapping[int, Presence]
+    """Why the gradient is missing, by the parameter's number."""
 
     @property
     def digest(self) -> int:
-        """A number that differs if ranks have different gradients; 0 if none is missing."""
+        """A checksum of the missing gradients, to compare ranks; 0 if none is missing."""
         text = repr(sorted((number, int(kind)) for number, kind in self.missing.items()))
         return zlib.crc32(text.encode()) if self.missing else 0
 
     def without(self, number: int) -> Gradients:
-        """Return these gradients with that of parameter `number` present."""
+        """Return a copy in which the gradient of parameter `number` is not missing."""
         return Gradients({other: kind for other, kind in self.missing.items() if other != number})
 
     def packed(self, count: int) -> bytes:
-        """Return a byte for each of `count` parameters."""
+        """Return one byte, the `Presence` of the gradient, for each of `count` parameters."""
         return bytes(self.missing.get(number, Presence.THERE) for number in range(count))
 
 
 def found(
     buckets: Sequence[Bucket], sent: int, arrived: Mapping[Slot, int], unused: Container[Slot]
 ) -> Gradients:
-    """Look for the gradients of this step; the first `sent` buckets have been sent.
+    """Return which gradients of this step are missing; the first `sent` buckets have been sent.
 
-    Gradients of `unused` parameters count as missing, whatever `param.grad` is.
+    Gradients of `unused` parameters count as missing, even if `param.grad` is a tensor.
 
     Raises:
         UserError: If a gradient has been replaced after it was sent.
@@ -87,7 +89,7 @@ def found(
 
 
 def found_again(buckets: Sequence[Bucket], before: Gradients) -> Gradients:
-    """Look again for gradients that have been averaged; `before` says which were missing then.
+    """Return which averaged gradients are missing now; `before` has those that were missing earlier.
 
     A gradient that the training loop has replaced counts with its new value.
     """
@@ -104,7 +106,7 @@ def found_again(buckets: Sequence[Bucket], before: Gradients) -> Gradients:
 
 
 def are_of_last_step(slots: Sequence[Slot]) -> bool:
-    """Return whether all gradients are those of the step before, of which each rank has only a part."""
+    """Return whether all gradients are those of the previous step, of which each rank has only a part."""
     there = [slot for slot in slots if slot.gradient is not None]
     return bool(there) and all(slot.pending and slot.is_attached() for slot in there)
 
@@ -117,9 +119,9 @@ def blank_dropped(gradients: Gradients, slots: Sequence[Slot], buckets: Sequence
 
 
 class PresenceAgreement:
-    """An agreement of ranks on a `call` and on which gradients exist; this rank has `mine`. Collective.
+    """An agreement of ranks on a `call` and on which gradients are missing. Collective.
 
-    `slots` are those of all parameters.
+    `mine` are the gradients of this rank, and `slots` the slots of all parameters.
     """
 
     def __init__(self, agreement: Agreement, call: Call, mine: Gradients, slots: Sequence[Slot]) -> None:
@@ -127,7 +129,7 @@ class PresenceAgreement:
         self._comparison = agreement.begin(call, mine.digest)
 
     def wait(self) -> Gradients:
-        """Return the gradients of all ranks together.
+        """Return which gradients are missing on all ranks.
 
         Raises:
             UserError: As in `Comparison.wait` and `united`.
@@ -139,7 +141,9 @@ class PresenceAgreement:
 
 
 def united(ranks: Sequence[bytes], names: Sequence[str], world_rank: Callable[[int], int]) -> Gradients:
-    """Return the gradients of all ranks together, from each rank's byte of `Presence` per parameter.
+    """Return which gradients are missing on all ranks, from each rank's byte per parameter.
+
+    A byte is a `Presence`, as in `Gradients.packed`.
 
     Raises:
         UserError: If only some ranks have frozen a parameter, or dropped its gradient after it was sent.
@@ -155,7 +159,7 @@ def united(ranks: Sequence[bytes], names: Sequence[str], world_rank: Callable[[i
 
 
 def refuse_stale(slot: Slot) -> NoReturn:
-    """Raise `UserError` for a gradient that was added to one of which this rank has only a part."""
+    """Raise `UserError` for a gradient that was added to an older one that this rank has only partly."""
     raise UserError(
         f"gradient of {slot.name} was added to that of an earlier step, or to one that has been averaged and "
         "clipped, of which this rank does not keep all: call optimizer.zero_grad() between step() and the "
@@ -181,7 +185,7 @@ def refuse_graph() -> NoReturn:
 
 
 def refuse_changed(slot: Slot, passes: int) -> NoReturn:
-    """Raise `UserError` for a gradient that another backward pass has changed after so many `passes`."""
+    """Raise `UserError` for a gradient that a further backward pass changed after it was sent."""
     raise UserError(
         f"gradient of {slot.name} changed after it was sent: call optimizer.zero_grad() before backward(); "
         "for several backward passes before step() give "

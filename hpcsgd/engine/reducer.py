@@ -22,11 +22,11 @@ from hpcsgd.errors import UserError
 class GradientReducer:
     """Reduces each bucket with `exchange` once its last gradient is ready, in the order of the buckets.
 
-    Gradients become ready in another order on each rank, so a bucket waits for those before it. Buckets that
-    did not become ready are sent by `finish`, with zeros for missing gradients. `departing` is called when
-    the first bucket of a step is sent. Every use of the averaged gradients begins with an agreement of the
-    ranks that share them, in a call with the name that `calling` gets. `remembers`: the reduction keeps
-    gradients for later steps. A missing gradient then counts as zero, since the kept ones are still added.
+    Gradients become ready in a different order on each rank, so a bucket waits for those before it. Buckets
+    that did not become ready are sent by `finish`, with zeros for missing gradients. `departing` is called
+    when the first bucket of a step is sent. Before every use of the averaged gradients, the ranks that share
+    them compare their calls by `agreement`; `calling` makes a `Call` of a name. `remembers`: the reduction
+    keeps gradients for later steps. A missing gradient then counts as zero, as the kept ones are still added.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class GradientReducer:
     def absent(self) -> list[Slot]:
         """Return the parameters that have no gradient in this step, and are not to be updated.
 
-        A gradient that the averager has added from other groups counts as one.
+        If the averager has added a gradient from other groups, the parameter has one.
         """
         found: list[Slot] = []
         for number, kind in self._gradients.missing.items():
@@ -112,7 +112,7 @@ class GradientReducer:
             pass
 
     def received(self, call: Call) -> Iterator[Sequence[Bucket]]:
-        """Yield all buckets in their order, as many at once as have been averaged while waiting for one."""
+        """Yield all buckets in their order, in lists of those that have been averaged since the last list."""
         if self._averaged or self._are_of_last_step():
             found = presence.found_again(self._buckets, self._gradients)
             self._conclude(found, self._begin_agreement(call, found))
@@ -141,7 +141,7 @@ class GradientReducer:
     def synchronize(self, call: Call) -> None:
         """Return once `param.grad` is the whole averaged gradient, for every parameter with one on any rank.
 
-        It may then be read and changed: the update uses its values. Collective.
+        The training loop may then read and change `param.grad`; the update uses its values. Collective.
         """
         if self._had_graph:
             presence.refuse_graph()
@@ -156,14 +156,14 @@ class GradientReducer:
         self._settle(self._buckets)
 
     def scaled(self) -> None:
-        """Note that only the part of the gradients that this rank updates with has been scaled."""
+        """Record that gradients have been scaled, but only those that this rank uses in its update."""
         if self._divided:
             self._whole = False
             for slot in self._slots:
                 slot.pend()
 
     def zeroed(self) -> None:
-        """Note that all gradients are zero now, and so whole."""
+        """Record that all gradients are zero now, so that this rank has all of them."""
         self._settle(self._buckets)
 
     def discard(self, name: str) -> None:
@@ -188,17 +188,17 @@ class GradientReducer:
     def settle(self, call: Call) -> None:
         """Call `finish` if gradients have begun to be sent, perhaps only on some ranks.
 
-        Otherwise other messages before the update could overtake them.
+        Otherwise other messages before the update could overtake the gradients.
         """
         if self._overlap and self.passes in self._pending_params.values():
             self.finish(call)
 
     def start_over(self) -> None:
-        """Note that the averaged gradients have been used."""
+        """Record that the averaged gradients have been used."""
         self._averaged = self._had_graph = False
 
     def _use(self) -> None:
-        """Average gradients because one is used that is not averaged yet, or not whole."""
+        """Average all gradients, because one of them is used that is not averaged yet, or not whole."""
         if torch_private.in_backward():
             presence.refuse_in_backward()
         self.synchronize(self._calling("a use of param.grad"))
@@ -264,7 +264,7 @@ class GradientReducer:
         return PresenceAgreement(self._agreement(), call, gradients, self._slots)
 
     def _conclude(self, mine: Gradients, agreement: PresenceAgreement) -> None:
-        """Use the ranks' agreement: `param.grad` becomes None if no rank has a gradient."""
+        """Wait for the ranks' agreement, and set `param.grad` to None if no rank has a gradient."""
         self._gradients = agreement.wait()
         for number in mine.missing:
             slot = self._slots[number]

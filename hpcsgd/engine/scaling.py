@@ -1,8 +1,8 @@
 """Loss scaling for float16: if any rank's gradients overflow, no rank makes the step.
 
-P. Micikevicius et al.: Mixed Precision Training, ICLR 2018, section 3.2. torch's `GradScaler` sees only one
-rank's gradients, which may still be under way. Ranks would scale, skip and count steps separately, and
-wait for each other forever.
+P. Micikevicius et al.: Mixed Precision Training, ICLR 2018, section 3.2. torch's `GradScaler` sees only the
+gradients of one rank, whose reduction may not have finished. Ranks would scale, skip and count steps
+separately, and wait for each other forever.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class GradScaler(torch_private.Unscaling):
     """A replacement for `torch.amp.GradScaler`, with the same arguments and the same loop.
 
     `step(optimizer)`, and `unscale_(optimizer)` before clipping, are collective over all ranks. Gradients are
-    checked and unscaled once they have been reduced. Then all ranks learn, by 4 bytes, whether any rank found
-    a gradient that is not finite. So all ranks skip the same steps and have the same scale, and schedules do
-    not count skipped steps. It also works around a `NaturalGradient`, whose estimates adapt to another scale
-    slowly. bfloat16 needs no scaling.
+    checked and unscaled once they have been reduced. Then an allreduce of 4 bytes tells all ranks whether any
+    rank found a gradient that is not finite. So all ranks skip the same steps and have the same scale, and
+    schedules do not count skipped steps. A `NaturalGradient` can be scaled, too, but its estimates adapt
+    slowly to a new scale. bfloat16 needs no scaling.
 
     Args:
         device: Device type of the gradients. Default 'cuda', as in torch. On a CPU give "cpu".
         init_scale: First factor of the loss. Default 65536.0.
         growth_factor: Factor by which the scale grows. Default 2.0.
-        backoff_factor: Factor by which it shrinks after a gradient that is not finite. Default 0.5.
-        growth_interval: Steps with finite gradients after which it grows. Default 2000.
+        backoff_factor: Factor by which the scale shrinks after a gradient that is not finite. Default 0.5.
+        growth_interval: Steps with finite gradients after which the scale grows. Default 2000.
         enabled: False: every call does the same as without a scaler. Default True.
 
     Raises:
@@ -98,8 +98,8 @@ class GradScaler(torch_private.Unscaling):
     ) -> Any:
         """Make one step of `optimizer`, unless any rank's gradients overflowed; collective.
 
-        `args` and `kwargs` are passed to its `step`. `loss`: loss of this rank's batch before `scale`, for
-        methods that use it.
+        `args` and `kwargs` are passed to `optimizer.step`. `loss`: loss of this rank's batch before `scale`,
+        for methods that use it.
         """
         distributed = _distributed(optimizer)
         if distributed is None:
@@ -112,7 +112,7 @@ class GradScaler(torch_private.Unscaling):
     def _unscaled(
         self, optimizer: optim.Optimizer, unscale: Callable[[], dict[torch.device, Tensor]], found_inf: Tensor
     ) -> dict[torch.device, Tensor]:
-        """Unscale as torch does, after the reduction, and let all ranks agree on the result."""
+        """Unscale as torch does, after the reduction; return flags of overflow, the same on all ranks."""
         distributed = _distributed(optimizer)
         if distributed is None:
             return unscale()

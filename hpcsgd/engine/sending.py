@@ -43,11 +43,11 @@ class SendsGradients:
         self._doing = ""
 
     def gradient_ready(self, index: int) -> None:
-        """Remember the stream on which a gradient of this bucket was computed; autograd may use several."""
+        """Remember the stream on which a gradient of bucket `index` was computed; there may be several."""
         self._arrived_on[index].join()
 
     def send_until(self, stop: int) -> None:
-        """Send all buckets before number `stop`."""
+        """Send all buckets before number `stop` that have not been sent."""
         if self._context is None:
             self._context, self._doing = self._departing(), self._activity()
         with phase("gradients"), doing(self._doing):
@@ -69,14 +69,14 @@ class SendsGradients:
 
 
 def wait_for(works: Sequence[Work]) -> None:
-    """Return once all of them are done."""
+    """Return once all `works` are done."""
     with phase("gradients"):
         for work in works:
             work.wait()
 
 
 def arrived(waiting: Sequence[Work]) -> int:
-    """Wait for the first reduction, and return how many of the first ones are done."""
+    """Wait for the first of the `waiting` reductions; return how many in a row, from it on, are done."""
     count = 0
     with phase("gradients"):
         for work in waiting:

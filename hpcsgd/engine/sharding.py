@@ -1,8 +1,8 @@
 """The user's optimizer, run on the shards that this rank owns.
 
-The optimizer object, its `param_groups` dicts and whatever refers to them (learning-rate schedulers) stay.
-`["params"]` are the model's parameters, as the user gave them. While the optimizer itself runs, this rank's
-parts of them take their place. Optimizer state exists only for these: M/K elements per state tensor.
+The optimizer object and its `param_groups` dicts stay, so learning-rate schedulers keep working. `["params"]`
+of each group are the model's parameters, as the user gave them. While the optimizer runs, they are replaced
+with this rank's parts of them. Optimizer state exists only for these parts: M/K elements per state tensor.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ from hpcsgd.errors import UserError
 
 
 class RangeState(NamedTuple):
-    """The optimizer's state of one `ShardRange`: values with an entry for each element, and all others."""
+    """The optimizer's state of one `ShardRange`."""
 
     elements: dict[str, Tensor]
+    """Tensors with an entry for each element, by name."""
     rest: dict[str, Any]
+    """All other values, by name."""
 
 
 class ShardedOptimizer(AtWork):
@@ -89,7 +91,7 @@ class ShardedOptimizer(AtWork):
         return bool(self._masters)
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Return every state tensor by name, in the order of `held`, also where no gradient was seen."""
+        """Return state tensors by name, in the order of `held`, also for parameters that had no gradient."""
         with self.ranges():
             complete(self.optimizer, [held.tensor for held in self.held if held.param.requires_grad])
         named: dict[str, list[Tensor]] = {}
@@ -100,7 +102,7 @@ class ShardedOptimizer(AtWork):
         return named
 
     def reset(self) -> None:
-        """Reset the state to that of a new optimizer with the current options."""
+        """Set the state to that of a new optimizer with the current options."""
         for each in self._all:
             each.state.clear()
         with self.ranges():
@@ -150,7 +152,7 @@ class ShardedOptimizer(AtWork):
         return self._groups
 
     def states_by_range(self) -> Iterator[tuple[Bucket, ShardRange, RangeState]]:
-        """Yield the optimizer's state of all that this rank owns, element-wise tensors cut to each range."""
+        """Yield each range that this rank owns, with its bucket and the optimizer's state of the range."""
         self._require_nothing_else()
         by_start = {(held.param, held.start): held for held in self.held}
         for bucket in self._buckets:
@@ -165,7 +167,7 @@ class ShardedOptimizer(AtWork):
                 yield bucket, piece, found
 
     def load_states(self, lookup: Callable[[nn.Parameter, int, int], RangeState]) -> None:
-        """Load the state of elements [start, stop) of each parameter, as `states_by_range` yields it."""
+        """Load the state that `lookup` returns for the elements [start, stop) of each parameter."""
         trained = {slot.param for bucket in self._buckets for slot in bucket.slots}
         for held in self.held:
             if held.param in trained:
@@ -177,7 +179,7 @@ class ShardedOptimizer(AtWork):
                 self._take_state(held, rest | elements)
 
     def require_state_in_use(self) -> None:
-        """Raise `UserError` if state was put where the optimizer does not look for it."""
+        """Raise `UserError` if other code has set state where the optimizer does not use it."""
         if not self.whole:
             require_used(self.optimizer, self._tensors)
 
@@ -186,12 +188,12 @@ class ShardedOptimizer(AtWork):
             require_saved(self.optimizer, self._tensors)
 
     def _state(self, held: OptimizerParam) -> dict[str, Any]:
-        """Return the optimizer's state of what is held, with its master weights as one more tensor."""
+        """Return the optimizer's state of `held`, with its master weights as one more tensor."""
         state = state_of(self._all, held.tensor)
         return state if held.master is None else {**state, MASTER: held.master.m}
 
     def _take_state(self, held: OptimizerParam, state: dict[str, Any]) -> None:
-        """Load a result of `_state`."""
+        """Load `state`, a result of `_state`, for `held`."""
         if (m := state.pop(MASTER, None)) is not None:
             if held.master is None:
                 raise UserError(
@@ -239,7 +241,7 @@ class ShardedOptimizer(AtWork):
                 yield OptimizerParam(index, param, param, 0, param.numel())
 
     def _by_bucket(self) -> dict[Bucket, list[OptimizerParam]]:
-        """Return what is held of each bucket; frozen parameters are in none."""
+        """Return the held parts of each bucket's parameters; frozen parameters are in no bucket."""
         bucket_of = {slot.param: bucket for bucket in self._buckets for slot in bucket.slots}
         found: dict[Bucket, list[OptimizerParam]] = {bucket: [] for bucket in self._buckets}
         for held in self.held:

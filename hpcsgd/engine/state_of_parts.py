@@ -1,7 +1,8 @@
 """The state of an optimizer that updates parts of parameters, as a training loop sees it.
 
-The state is kept by part. Loops that look up `optimizer.state[param]`, to mask or reset it, would find
-nothing and continue, so the lookup raises an error. Optimizers around this one may store other values there.
+The state is kept under the tensors that are parts of a parameter. A loop that looks up
+`optimizer.state[param]`, to mask or reset it, would find nothing and continue, so the lookup raises an error.
+Optimizers around this one may store other values under the parameter.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hpcsgd.errors import UserError
 
 
 class StateOfParts(defaultdict[Any, Any]):
-    """The state by tensor; `parts` are the tensors updated in place of each divided parameter."""
+    """An optimizer's state by tensor; `parts`: the tensors that it updates for each divided parameter."""
 
     def __init__(self, state: Mapping[Any, Any], parts: Mapping[nn.Parameter, list[Tensor]]) -> None:
         super().__init__(dict, state)
@@ -72,9 +73,9 @@ class StateOfParts(defaultdict[Any, Any]):
 
 
 class OfWhole(MutableMapping[str, Any]):
-    """The state under a divided parameter: values of other code, as the optimizer's `names` are refused.
+    """The state under a divided parameter: values of other code; the optimizer's `names` are refused.
 
-    `keep` stores it once it has a value.
+    Once it has a value, `keep` stores this object in the optimizer's state.
     """
 
     def __init__(self, names: Callable[[], set[str]], keep: Callable[[OfWhole], None]) -> None:
@@ -116,7 +117,7 @@ class OfWhole(MutableMapping[str, Any]):
 
 
 def refuse(names: set[str]) -> NoReturn:
-    """Raise `UserError` for state of these `names` that is looked up where the optimizer does not keep it."""
+    """Raise `UserError` for state `names` that are looked up under a parameter, not under its parts."""
     raise UserError(
         f"{', '.join(sorted(names))} in optimizer.state was looked up or changed by parameter, but it is of "
         "what this rank updates in place of each, a part or a copy: empty all by optimizer.state.clear(), "

@@ -1,4 +1,4 @@
-"""Frozen parameters: those that do not require a gradient any more stay the same, bit for bit."""
+"""Copies that keep parameters the same, bit for bit, once they do not require a gradient any more."""
 
 from __future__ import annotations
 

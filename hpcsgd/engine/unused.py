@@ -1,8 +1,8 @@
-"""Gradients that no backward pass of this rank has computed, but perhaps other ranks'.
+"""Gradients that no backward pass of this rank has computed, though other ranks may have them.
 
-Training loops collect the gradients that are not None and then use them, as `clip_grad_norm_` does. Until it
-is known what other ranks have, a missing gradient is a pending one of zeros, so that such loops see it. It
-does not count as a gradient of this rank. If no rank has one, it becomes None again.
+Training loops collect the gradients that are not None and then use them, as `clip_grad_norm_` does. So that
+they find a gradient that other ranks may have, a missing `param.grad` is set to a pending gradient of zeros.
+It does not count as a gradient of this rank. If no rank has a gradient, `param.grad` becomes None again.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from hpcsgd.core.slot import Slot
 
 
 class Unused:
-    """The parameters among `slots` with such a gradient."""
+    """The parameters among `slots` whose missing gradient is a pending one of zeros."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._slots = slots
         self.looks = False
-        """True if it will look at the end of the running backward pass."""
+        """True if the running backward pass will look for missing gradients at its end."""
         self._arrived: Collection[Slot] = ()
         self.found: set[Slot] = set()
 
@@ -28,14 +28,14 @@ class Unused:
         return slot in self.found and slot.is_attached()
 
     def drop(self) -> None:
-        """Set such gradients to None again."""
+        """Set these gradients to None again."""
         for slot in self.found:
             if slot.is_attached():
                 slot.hide()
         self.forget()
 
     def forget(self) -> None:
-        """Prepare for a step's first backward pass, also if the last one ended by an exception."""
+        """Prepare for a step's first backward pass, also if the last pass ended with an exception."""
         self.found.clear()
         self.looks = False
 

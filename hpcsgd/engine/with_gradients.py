@@ -43,7 +43,10 @@ class WithGradients(optim.Optimizer):
 
     @checked
     def set_gradient_accumulation_steps(self, passes: int) -> None:
-        """Expect `passes` backward passes before each `step()` from the next step on; between two steps."""
+        """Expect `passes` backward passes before each `step()` from the next step on.
+
+        Call it between two steps.
+        """
         require_passes("passes", passes)
         self.updating.accumulate(passes)
 
@@ -64,10 +67,11 @@ class WithGradients(optim.Optimizer):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Scale the group's averaged gradient to a `norm_type` of at most `max_norm`; return the norm before.
+        """Scale the group's averaged gradient to a norm of at most `max_norm`; return the norm before.
 
-        The norm is exact: that of the gradient that the update uses, over all ranks of the group. Only
-        parameters of this optimizer count. Collective; called between `backward()` and `step()`.
+        `norm_type` is the order of the norm. The norm is exact: that of the gradient that the update uses,
+        over all ranks of the group. Only parameters of this optimizer count. Collective; call it between
+        `backward()` and `step()`.
         """
         max_norm = of_kind("clip_grad_norm_", "max_norm", float, max_norm)
         norm_type = of_kind("clip_grad_norm_", "norm_type", float, norm_type)
@@ -83,7 +87,7 @@ class WithGradients(optim.Optimizer):
         """Make `param.grad` the whole gradient averaged over the group, for use before `step()`.
 
         The first use of a `param.grad` between `backward()` and `step()` does the same. So
-        `torch.nn.utils.clip_grad_norm_` and other code written for one process is right. Collective: all
+        `torch.nn.utils.clip_grad_norm_` and other code written for one process works. Collective: all
         ranks of the group have to call it. If this rank updates only a part of the model, it sends
         (K−1)/K·M more elements than a step without it.
         """
@@ -92,9 +96,9 @@ class WithGradients(optim.Optimizer):
 
     @contextlib.contextmanager
     def unscaling(self) -> Generator[None, None, None]:
-        """In the block, let `param_groups` hold what this rank updates, with averaged gradients.
+        """In the block, `param_groups` have the tensors that this rank updates, with averaged gradients.
 
-        For a `GradScaler`; collective. Complex numbers appear as two reals, as torch's scaler needs them.
+        `GradScaler` uses it. Complex numbers appear as two reals, as torch's scaler needs them. Collective.
         """
         with self._during("unscale_()") as call:
             self.updating.finish(call)
@@ -105,7 +109,7 @@ class WithGradients(optim.Optimizer):
     def require_between_steps(self, call: str) -> None:
         """Raise `UserError` for a `call` inside `averaged_model()`, or among the backward passes of a step.
 
-        Gradients of passes without their step are not part of any state.
+        No saved state includes the gradients of backward passes whose step has not been made.
         """
         self._block.require_left(call)
         there, expected = self.updating.accumulated
@@ -120,7 +124,7 @@ class WithGradients(optim.Optimizer):
 
     @contextlib.contextmanager
     def _during(self, name: str) -> Generator[Call, None, None]:
-        """Label what is sent in the block with the call `name`."""
+        """Return the call `name`, and label all messages of the block with it."""
         with doing(f"{name} of step {self._step.t + 1}"):
             yield self._call(name)
 

@@ -25,7 +25,10 @@ class WithState(optim.Optimizer):
 
     @abstractmethod
     def ready_for(self, call: str, *, across: bool = True) -> StepContext:
-        """Require all ranks, also `across` groups, in one `call`; return the step, w whole. Collective."""
+        """Require the same `call` on all ranks of the group; return the step, with w whole. Collective.
+
+        `across`: require it on the ranks of all other groups, too.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a plain optimizer over this group's whole parameters, and the method's state.
@@ -41,7 +44,7 @@ class WithState(optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load `state_dict`: a plain optimizer's, or a result of `state_dict()`.
 
-        The result must be of this rank, or of a job with other numbers of ranks.
+        A result of `state_dict()` must be this rank's own, or from a job with other numbers of ranks.
         """
         if "hpcsgd" not in state_dict:
             self.local.load_state_dict(state_dict)

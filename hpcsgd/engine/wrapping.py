@@ -1,4 +1,4 @@
-"""Checks and set-up before an optimizer is wrapped: the method, the optimizer and the trained parameters."""
+"""Checks and set-up before an optimizer is wrapped: method, optimizer and trained parameters."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from hpcsgd.errors import UserError
 
 
 class Guarded(torch_private.AskedByScaler, optim.Optimizer):
-    """Refuses what torch's optimizers allow, and what would silently go wrong in a distributed one."""
+    """Refuses operations that torch's optimizers allow, but that would go wrong in a distributed one."""
 
     scaled = False
     """True if an `hpcsgd.GradScaler` makes all ranks skip the same steps."""
     _laid_out = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse a `param_group` after the wrapping, as the flat vectors are laid out."""
+        """Refuse a `param_group` after the wrapping, because the flat vectors cannot change any more."""
         if self._laid_out:
             raise UserError(
                 "add_param_group after DistributedOptimizer was made: add it to the optimizer before"
@@ -51,7 +51,7 @@ class Guarded(torch_private.AskedByScaler, optim.Optimizer):
         )
 
     def _answer_scaler(self) -> bool:
-        """Refuse torch's GradScaler, which calls this before it looks at gradients."""
+        """Refuse torch's GradScaler, which calls this method before it uses gradients."""
         if not self.scaled:
             raise UserError(
                 "torch's GradScaler would skip other steps on each rank: use hpcsgd.GradScaler in its place"
@@ -66,7 +66,7 @@ class OuterWrapper(optim.Optimizer, ABC):
 
     @abstractmethod
     def estimates(self) -> dict[str, Any]:
-        """Return what only this rank has learned, in addition to the wrapped optimizer's state."""
+        """Return the values that this rank has estimated, which the wrapped optimizer's state lacks."""
 
     @abstractmethod
     def resume_from(self, saved: Mapping[str, Any] | None) -> None:
@@ -80,9 +80,10 @@ _optimizers: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
 def communicators(topology: Topology) -> tuple[Topology, int]:
     """Return `topology` with new communicators for the next optimizer, and the number of earlier ones.
 
-    Collective. Each optimizer has its own communicators and threads, because ranks may use them in another
-    order. With two models, which one's gradients are ready first depends on the rank. And when a training
-    loop calls a collective, the number of buckets sent depends on which gradients the rank has.
+    Collective. Each optimizer has its own communicators and threads, because the order of its messages and
+    others may differ between ranks. With two models, it depends on the rank which model has its gradients
+    first. And when a training loop calls a collective, the number of buckets sent so far depends on which
+    gradients the rank has.
     """
     before = _optimizers.get(topology.intra_group, 0)
     _optimizers[topology.intra_group] = before + 1
@@ -114,7 +115,7 @@ def require_passes(name: str, passes: int) -> None:
 
 
 def require_sizes(gradient_accumulation_steps: int, bucket_cap_mb: float | None) -> None:
-    """Raise `UserError` for no backward pass before a step, and for buckets without a size."""
+    """Raise `UserError` unless a step has at least one backward pass and buckets have a positive size."""
     require_passes("gradient_accumulation_steps", gradient_accumulation_steps)
     if bucket_cap_mb is not None and not 0 < bucket_cap_mb < math.inf:
         raise UserError(
@@ -127,7 +128,7 @@ def require_sizes(gradient_accumulation_steps: int, bucket_cap_mb: float | None)
 def trained_parameters(
     optimizer: optim.Optimizer, model: nn.Module, topology: Topology
 ) -> list[tuple[str, nn.Parameter]]:
-    """Return the optimizer's trainable parameters by name, in the model's order; those outside it last.
+    """Return the optimizer's trainable parameters by name, in the model's order; other ones last.
 
     Raises `UserError` if the optimizer cannot be distributed.
     """
@@ -180,9 +181,9 @@ def share_start(
     model: nn.Module,
     trained: Iterable[tuple[str, nn.Parameter]],
 ) -> None:
-    """Give every rank rank 0's parameters and buffers; collective.
+    """Set the parameters and buffers of every rank to those of rank 0; collective.
 
-    What FSDP shards comes from the rank of group 0 with the same shard index.
+    Parameters that FSDP shards are those of the rank of group 0 with the same shard index.
     """
     theirs = {param for _, param in trained}
     frozen = [param for param in model.parameters() if param not in theirs]
@@ -202,25 +203,28 @@ _users: WeakValueDictionary[int, optim.Optimizer] = WeakValueDictionary()
 """The optimizer that uses a part of a method with state, or a parameter, by that object's id."""
 
 _collecting = threading.Lock()
-"""A lock, since a garbage collection that begins while another thread runs one does nothing."""
+"""A lock for garbage collections: one that begins while another thread runs one would do nothing."""
 
 
 def take(method: Method, optimizer: optim.Optimizer) -> None:
-    """Register `method` and the trained parameters as used by `optimizer`, which keeps their ids valid."""
+    """Register `method` and the trained parameters as used by `optimizer`.
+
+    The optimizer refers to them, so their ids stay valid while it exists.
+    """
     trained = [param for group in optimizer.param_groups for param in group["params"]]
     _users.update(dict.fromkeys(map(id, [*_remembering(method), *trained]), optimizer))
 
 
 def is_trained_by_another(param: nn.Parameter, optimizer: optim.Optimizer) -> bool:
-    """Return whether a later optimizer than this `optimizer` trains `param` now."""
+    """Return whether an optimizer that was made after `optimizer` trains `param` now."""
     return _users.get(id(param), optimizer) is not optimizer
 
 
 def require_free(topology: Topology, method: Method, optimizer: optim.Optimizer) -> None:
     """Raise `UserError` if the arguments do not fit together or are in use.
 
-    `method` may not be for this job; `optimizer` may be wrapped already; or another optimizer may use
-    `method` or a part of it with state.
+    That is the case if `method` is not for this kind of job, if `optimizer` is wrapped already, or if another
+    optimizer uses `method` or a part of it with state.
     """
     require_peers(topology, method)
     if isinstance(getattr(getattr(optimizer, "zero_grad", None), "__self__", None), Guarded):
@@ -238,14 +242,14 @@ def require_free(topology: Topology, method: Method, optimizer: optim.Optimizer)
 
 
 def _remembering(method: Method) -> Iterator[object]:
-    """Yield all parts and what is inside them, except for parts without state, which may be shared."""
+    """Yield the parts of `method`, and parts inside them, that have state and so must not be shared."""
     parts: list[Any] = [part for _, part in method.by_role()]
     while parts:
         part = parts.pop()
         if is_ours(part):
             parts += [inner for inner in settings(part).values() if is_ours(inner)]
         of_class = getattr(part, "__dataclass_params__", None)
-        # Mutable parts of ours only note the result of the last synchronization.
+        # hpcsgd's own mutable dataclasses only record the result of the last synchronization.
         same = of_class is not None and (of_class.frozen or is_ours(part))
         if not same and getattr(part, "__dict__", None) and not isinstance(part, type | FunctionType):
             yield part

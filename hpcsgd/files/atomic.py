@@ -1,7 +1,7 @@
 """Atomic replacement of a file by a complete one.
 
-Until it is complete, it is a hidden file in the folder of its target. Its name says which process writes it.
-So files of killed processes can be distinguished from those that another process is writing.
+Until the new file is complete, it is a hidden file in the folder of its target. The hidden file's name says
+which process writes it. So files of killed processes can be distinguished from those still being written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WRITER = re.compile(r"(\.(?P<host>[\w-]*)\.(?P<process>\d+))?\.[0-9a-f]{8}\.par
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Give a path in the folder of `target` to write to; it becomes `target` when the block ends well.
+    """Yield a path in the folder of `target` to write to; it becomes `target` when the block ends well.
 
     Until then `target` is unchanged, even through a crash. If the block raises, the new file is removed.
     """
@@ -37,9 +37,9 @@ def replacing(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
-    """Give a path in the folder of `target` to write to; it becomes `target` when the block ends well.
+    """Yield a path in the folder of `target` to write to; it becomes `target` when the block ends well.
 
-    Raises `FileExistsError` if `target` exists by then; it stays unchanged.
+    Raises `FileExistsError` if `target` exists by then, and leaves it unchanged.
     """
     part = _beside(target)
     try:
@@ -53,9 +53,9 @@ def new_file(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Give an empty folder to write into, which becomes `target` when the block ends well.
+    """Yield an empty folder to write into, which becomes `target` when the block ends well.
 
-    `target` must not exist yet. If the block raises, what it wrote is removed.
+    `target` must not exist yet. If the block raises, the new folder is removed.
     """
     part = _beside(target)
     part.mkdir()
@@ -70,10 +70,10 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def overwrite(target: Path, text: str) -> None:
-    """Write `text` to `target`, as a whole or not at all even if this process dies.
+    """Write `text` to `target`, as a whole or not at all, even if this process dies.
 
     Unlike `replacing` this does not wait for the disk, so a crash of the machine may damage the file. Only
-    one process may do it at a time.
+    one process at a time may write `target`.
     """
     part = target.with_name(f".{target.name}.part")
     part.write_text(text, encoding="utf-8")
@@ -83,8 +83,8 @@ def overwrite(target: Path, text: str) -> None:
 def remove_left(folder: Path) -> None:
     """Remove unfinished files of processes that no longer exist from `folder`.
 
-    Only processes on this machine may use the folder meanwhile: of others it is unknown whether they are
-    alive.
+    Only processes on this machine may use the folder meanwhile. Files of processes on other machines are
+    removed, too, because it is unknown whether those processes still exist.
     """
     for path in [*folder.glob(".*.part")]:
         found = _WRITER.search(path.name)
@@ -105,7 +105,8 @@ def _beside(target: Path) -> Path:
 def _is_alive(process: int) -> bool:
     """Return whether the process exists.
 
-    The present process has only just started, perhaps with the number of the one that was killed.
+    The number of the present process counts as that of a killed one, because this process has just started
+    and has no unfinished files yet.
     """
     if process == os.getpid():
         return False

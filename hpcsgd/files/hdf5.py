@@ -1,8 +1,8 @@
 """Writing of an HDF5 file, completely or not at all.
 
 HDF5 does not survive a write that fails: if the disk is full, it keeps the file open forever and crashes the
-process at exit. So its writes go through `Disk`. It notes the first failure and lets HDF5 believe that all
-is well until the file is closed. Then it raises the failure.
+process at exit. So its writes go through `Disk`, which only records the first failure. HDF5 continues as if
+all writes had succeeded. When the file is closed, `Disk` raises the failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VERSIONS = ("v110", "v110")  # any HDF5 since 1.10 reads it; it finds chunks by 
 
 @contextmanager
 def new_file(target: Path) -> Iterator[h5py.File]:
-    """Give an empty HDF5 file to fill, which becomes `target` when the block ends well.
+    """Yield an empty HDF5 file to fill, which becomes `target` when the block ends well.
 
     If the block raises, or the data do not fit on the disk (`OSError`), `target` stays unchanged.
     """

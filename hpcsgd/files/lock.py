@@ -1,4 +1,4 @@
-"""A lock of a folder for one process, which ends with the process, however that ends."""
+"""A lock that one process has on a folder. The lock ends with the process, however the process ends."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock other processes, also of other machines, out of the existing `folder` inside this context.
+    """Lock other processes, also on other machines, out of the existing `folder` inside this context.
 
-    If the file system has no locks, a warning says so. The lock is one of POSIX: all network file systems
-    with locks have these, and the kernel releases them for a killed process.
+    If the file system has no locks, a warning says so. This is a POSIX lock: all network file systems with
+    locks have this kind, and the kernel releases the locks of a killed process.
 
     Raises:
         UserError: If another process uses the folder; the error says which one.

@@ -42,7 +42,7 @@ def read_json(path: Path) -> Any:
 
 
 def parsed(text: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises `ValueError` if it is not JSON, however deep its lists are."""
+    """Return the value of a JSON text. Raises `ValueError` if it is not JSON, or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -50,7 +50,10 @@ def parsed(text: str | bytes) -> Any:
 
 
 def require_regular(path: Path) -> None:
-    """Raise `UserError` for a folder, or for a pipe, which readers wait for; `OSError` for nothing."""
+    """Raise `UserError` unless `path` is a regular file, and `OSError` if nothing is there.
+
+    Reading a pipe could wait forever.
+    """
     kind = stat.S_IFMT(path.stat().st_mode)
     if kind != stat.S_IFREG:
         raise UserError(f"{path}: {_KINDS.get(kind, 'something else')}, and not a file")

@@ -1,4 +1,4 @@
-"""Reading of what another node has just written, in a shared folder.
+"""Reading of files that another node has just written in a shared folder.
 
 NFS remembers for up to a minute which names did not exist, but asks the server when a folder is opened. So
 code that waits for a name must open the folder, rather than ask for the name.

@@ -1,12 +1,12 @@
-"""Operations that must run at memory speed.
+"""Operations on long vectors that must run at memory speed.
 
 For sparse reductions they accumulate gradients, select their largest elements and encode their indices. For
 quantizers they pack vectors into few bits.
 
-Native libraries run them for float32 on the CPU and on NVIDIA GPUs, if built (csrc/ and csrc/cuda/; the
-latter has no 2-bit numbers). `hpcsgd.kernels.on_device` serves other devices, and `hpcsgd.kernels.reference`
-all the rest; it defines the results. All agree bit for bit, except for the order in which `accumulate` sums a
-norm.
+Native libraries run them for float32 on the CPU and on NVIDIA GPUs, if they were built (from csrc/ and
+csrc/cuda/; the one for GPUs has no 2-bit numbers). `hpcsgd.kernels.on_device` is for other devices, and
+`hpcsgd.kernels.reference` for all other cases; it defines the results. All implementations agree bit for bit,
+except for the order in which `accumulate` sums a norm.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def native() -> Native | None:
-    """Return the native library, which knows its instructions; if there is none, warn once, return None."""
+    """Return the native library for the CPU; if there is none, warn once and return None."""
     try:
         return Native.load()
     except OSError as error:
@@ -110,12 +110,12 @@ def accumulate(acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:
 
 
 def largest(x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
-    """Return the indices of the `k[i]` elements of largest magnitude in `x[starts[i]:stops[i]]`, for all i.
+    """Return the indices of the `k[i]` elements of largest magnitude in each `x[starts[i]:stops[i]]`.
 
     `x`: (M,) of a floating dtype; `starts`, `stops`, `k`: (S,) int64 on the CPU, segments ascending and
-    disjoint, 0 <= k <= stops - starts. Returns (sum(k),) int64 on `x`'s device, ascending. Exactly k[i] of
-    segment i: ties go to the lowest index; NaN > infinity > finite, all NaNs alike. Raises `UserError` if
-    `x` is not floating.
+    disjoint, 0 <= k <= stops - starts. Returns (sum(k),) int64 on `x`'s device, ascending, with exactly k[i]
+    of segment i. Of equal magnitudes the lowest index comes first; NaN > infinity > finite, all NaNs are
+    equal. Raises `UserError` if `x` is not floating.
     """
     _require_floating(x)
     _require_lists(starts, stops, k)
@@ -127,9 +127,10 @@ def largest(x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
 
 
 def above(x: Tensor, threshold: float) -> Tensor:
-    """Return the indices of the elements of `x` (M,) with |x| >= `threshold`, and of NaNs: int64, ascending.
+    """Return the indices of the elements of `x` with |x| >= `threshold`, and of NaNs.
 
-    Raises `UserError` if `threshold` is NaN or `x` is not of a floating dtype.
+    `x`: (M,) of a floating dtype. The result is int64, ascending. Raises `UserError` if `threshold` is NaN or
+    `x` is not of a floating dtype.
     """
     _require_floating(x)
     if math.isnan(threshold):
@@ -139,12 +140,12 @@ def above(x: Tensor, threshold: float) -> Tensor:
 
 
 def encode(indices: Tensor, bound: int = 2**63) -> Tensor:
-    """Return `indices` (int64, strictly ascending, >= 0, < `bound`) as uint8 for `decode`, on their device.
+    """Return `indices` as uint8 for `decode`, on their device.
 
-    Each index is coded as its distance from the one before, minus 1, in groups of 7 bits from the low end on.
-    The top bit of a byte is set if another byte follows. An index takes 1 to 9 bytes; if one of 100 elements
-    is selected, 1.3 on average. Raises `UserError` if `indices` on the CPU do not ascend; on other devices
-    this is not checked.
+    `indices`: int64, strictly ascending, >= 0 and < `bound`. Each index is coded as its distance from the one
+    before, minus 1, in groups of 7 bits from the low end on. The top bit of a byte is set if another byte
+    follows. An index takes 1 to 9 bytes; if one of 100 elements is selected, 1.3 on average. Raises
+    `UserError` if `indices` on the CPU do not ascend; on other devices this is not checked.
     """
     assert indices.dtype == torch.int64
     assert indices.dim() == 1
@@ -155,7 +156,7 @@ def encode(indices: Tensor, bound: int = 2**63) -> Tensor:
 
 
 def decode(code: Tensor, count: int) -> Tensor:
-    """Return the `count` indices (int64) of which `encode` made `code`.
+    """Return the `count` indices (int64) that `encode` has encoded as `code`.
 
     Raises `UserError` for any other code on the CPU; on other devices this is not checked.
     """
@@ -169,12 +170,12 @@ def decode(code: Tensor, count: int) -> Tensor:
 
 
 def chosen_bytes(starts: Tensor, stops: Tensor, k: Tensor) -> int:
-    """Return the bytes of the result of `encode_chosen` for k[i] indices of each segment."""
+    """Return the number of bytes that `encode_chosen` returns for k[i] indices of each segment."""
     return chosen.code_bytes(stops - starts, k)
 
 
 def encode_chosen(indices: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
-    """Return a code of which `k[i]` elements of `[starts[i], stops[i])` were selected, for all i at once.
+    """Return a code that says which `k[i]` elements of `[starts[i], stops[i])` were selected, for all i.
 
     `indices`: int64, ascending; `starts`, `stops`, `k` as in `largest`. The code is uint8 on the device of
     `indices`, with `chosen_bytes` elements: see `hpcsgd.kernels.chosen`. Indices on a device are copied to
@@ -191,7 +192,7 @@ def encode_chosen(indices: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> 
 
 
 def decode_chosen(code: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
-    """Return the indices of which `encode_chosen` made `code`; raise `UserError` for any other code."""
+    """Return the indices that `encode_chosen` has encoded as `code`; raise `UserError` for other codes."""
     _require_chosen(starts, stops, k)
     assert code.dtype == torch.uint8
     assert code.numel() == chosen_bytes(starts, stops, k)
@@ -203,7 +204,7 @@ def decode_chosen(code: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Ten
 
 
 def packed_bytes(n: int, block: int, bits: int) -> int:
-    """Return the bytes of the result of `pack` for n elements."""
+    """Return the number of bytes that `pack` writes for n elements."""
     return 4 * -(-n // block) + -(-n * bits // 8)
 
 
@@ -211,10 +212,11 @@ def pack(x: Tensor, code: Tensor, block: int, bits: int, draw: int | None = None
     """Write `x` into `code` as numbers of 8, 4 or 2 bits, with a scale for every `block` elements.
 
     `x`: (n,) float32; `block`: a multiple of 8; `code`: uint8, `packed_bytes` elements, aligned for float32.
-    A number times the scale is x, rounded to nearest even. With a `draw`, a 32-bit number, it is rounded
-    up or down at random so that the mean is x. Equal draws give equal results. The scale is the largest
-    magnitude over 127 or 7. It is NaN if the block has a NaN or an infinity, so that the block becomes NaNs.
-    Blocks of magnitudes that float32 cannot divide by that, below 10⁻⁴³, become zeros.
+    Each number is x divided by the scale, rounded to nearest even. With a `draw`, a 32-bit number, it is
+    rounded up or down at random, such that its mean is exact. Equal draws give equal results. The scale is
+    the block's largest magnitude divided by 127 (8 bits) or 7 (4 bits). It is NaN if the block has a NaN or
+    an infinity, so that the whole block becomes NaNs.
+    Blocks of magnitudes below 10⁻⁴³, which float32 cannot divide by 127 or 7, become zeros.
 
     Numbers of 2 bits are −2, −1, 0 and 1, rounded to nearest. The scale is 1.4 times the mean magnitude. It
     is negative if the element of largest magnitude is positive, so that −2 stands for that side. Zeros stay

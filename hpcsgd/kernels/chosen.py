@@ -1,16 +1,18 @@
-"""A code for k selected of n elements, whose bytes depend on n and k only, so receivers know them before.
+"""A code for the indices of k selected elements of n; its length depends on n and k only.
 
-P. Elias: Efficient Storage and Retrieval by Content and Address of Static Files, J. ACM 1974; R. Fano, 1971.
+So receivers know the length before they receive the code. P. Elias: Efficient Storage and Retrieval by
+Content and Address of Static Files, J. ACM 1974; R. Fano, 1971.
+
 The l = ⌊log₂(n/k)⌋ low bits of each index are written unchanged. The high parts ascend: for the i-th index
-there is a one at place (index >> l) + i. That takes k·l + k + ((n−1) >> l) bits: 8 per index for 64 of 4096.
-If a map of one bit per element is no longer, from a density of about 1/4 on, the code is that map. If all n
+bit (index >> l) + i is one. That takes k·l + k + ((n−1) >> l) bits: 8 per index for 64 of 4096 elements. From
+a density of about 1/4 on, a map of one bit per element is not longer, and the code is that map. If all n
 elements or none are selected, the code is empty.
 
-No code of all selections can be shorter than `entropy`. Up to a density of 1/8 this one is at most 1.2 times
-as long, except for rounding up to a byte.
+No code for all selections has fewer bits on average than `entropy`. Up to a density of 1/8 this code is at
+most 1.2 times as long, except for rounding up to a byte.
 
-csrc/chosen.cpp computes the same, fast. Bits go from the low end of a byte on, and each segment has whole
-bytes.
+csrc/chosen.cpp computes the same codes, fast. Bits are stored from the low end of a byte on, and each segment
+has whole bytes.
 """
 
 from __future__ import annotations
@@ -28,12 +30,15 @@ from hpcsgd.kernels.reference import integers
 
 
 def entropy(n: int, k: int) -> float:
-    """Return log₂ of the number of ways to select k of n: the least mean number of bits of a code."""
+    """Return log₂ of the number of ways to select k of n elements: the least mean bits of any code."""
     return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
 
 
 def code_bytes(n: Tensor, k: Tensor) -> int:
-    """Return the bytes for segments of n[i] elements with k[i] selected, 0 ≤ k ≤ n: int64, on the CPU."""
+    """Return the bytes of the codes of segments of n[i] elements, of which k[i] are selected.
+
+    `n` and `k` are int64, on the CPU, with 0 ≤ k ≤ n.
+    """
     sizes, counts = n.numpy(), k.numpy()
     some = (counts > 0) & (counts < sizes)
     sizes, counts = sizes[some], counts[some]
@@ -72,7 +77,7 @@ def _segments(starts: Tensor, stops: Tensor, k: Tensor) -> list[tuple[int, int, 
 
 @dataclass(frozen=True)
 class _Form:
-    """The format of a code for k of n elements."""
+    """The code for one segment of n elements of which k are selected: its size, and its bits."""
 
     n: int
     k: int

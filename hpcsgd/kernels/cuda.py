@@ -40,7 +40,11 @@ _BYTES = {"accumulate_bytes": [_LONG], "largest_bytes": [_LONG] * 4, "above_byte
 
 
 class Table(NamedTuple):
-    """What the kernels need of S segments: `rows` (S, 9) int64, each a `struct Segment`, and totals."""
+    """The description of S segments that the kernels get.
+
+    `rows` (S, 9) is int64, with one `struct Segment` of csrc/cuda/ in each row. The other fields are totals
+    over all segments.
+    """
 
     rows: np.ndarray
     tiles: int
@@ -62,12 +66,16 @@ class Table(NamedTuple):
 
 
 def threshold_of(sizes: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return which of a sample's magnitudes, from the top, is the threshold for candidates, and their room.
+    """Return for each segment the rank of the threshold in a sample, and the room for candidates.
+
+    The kernel takes a sample of SAMPLE elements. The sample's magnitude of this rank, from the largest on, is
+    the threshold: larger elements are candidates for the k largest. There is room for a limited number of
+    them.
 
     Of SAMPLE elements, p ± √p are among the k largest, with p = k·SAMPLE/size. The rank is far above p, and
-    the room far above what that rank lets expect. For elements in random order, either is too small less
-    than once in 10⁴ times. Then the kernel reads all elements several times. Both are 0 if a sample does not
-    pay, with few elements or many selected.
+    the room far above the number of candidates to expect. For elements in random order, either is too small
+    less than once in 10⁴ times. Then the kernel reads all elements several times. Both are 0 if a sample does
+    not save time, because there are few elements or many are selected.
     """
     p = k * (SAMPLE / np.maximum(sizes, 1))
     rank = (p + 4 * np.sqrt(p)).astype(np.int64) + 4
@@ -142,7 +150,7 @@ class Cuda:
         return out
 
     def above(self, x: Tensor, threshold: float) -> Tensor:
-        """Return the indices. Waits for the device, which alone knows their number."""
+        """Return the indices; wait for the device, because only it knows their number."""
         if x.numel() == 0:
             return torch.empty(0, dtype=torch.int64, device=x.device)
         least = float32_at_least(threshold)
@@ -165,7 +173,7 @@ class Cuda:
             self._call("unpack", out.device, code.data_ptr(), out.numel(), block, bits, out.data_ptr())
 
     def _memory(self, device: torch.device, name: str, *sizes: int) -> Tensor:
-        # Whatever gets this memory next on the same stream runs after the kernels.
+        # torch may reuse this memory on the same stream, because operations there run after the kernels.
         needed = getattr(self.functions, f"hpcsgd_cuda_{name}")(*sizes)
         return torch.empty(needed, dtype=torch.uint8, device=device)
 
@@ -184,8 +192,8 @@ class Cuda:
 def _current(device: torch.device) -> Generator[tuple[int, int], None, None]:
     """Make `device` the current one; yield its number and torch's current stream there.
 
-    The library itself changes to the device and back. torch does it without making a context on a device that
-    has none.
+    The library itself changes to the device and back. Unlike the library, torch makes no context on a device
+    that has none.
     """
     with torch.cuda.device(device):
         yield device.index, torch.cuda.current_stream(device).cuda_stream

@@ -19,7 +19,7 @@ from hpcsgd.errors import UserError
 
 FILE = Path(__file__).with_name("libhpcsgd_cpu.so")
 GRADIENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""The dtypes that `accumulate` takes as g, with their numbers in csrc/kernels.h."""
+"""The allowed dtypes of the gradient `g` of `accumulate`, with their numbers in csrc/kernels.h."""
 _OUT_OF_MEMORY, _NOT_ASCENDING, _MALFORMED = -1, -2, -3
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _SIGNATURES = {
@@ -42,8 +42,8 @@ _SIGNATURES = {
 class Native:
     """The functions of the shared object in `path`.
 
-    `portable`: without vector instructions that not every CPU has. Results have the same bits with any
-    instructions and any number of threads, which is torch's own number.
+    `portable`: do not use vector instructions that only some CPUs have. The functions use as many threads as
+    torch does. Results have the same bits with any instructions and any number of threads.
     """
 
     path: Path
@@ -153,7 +153,10 @@ class Native:
 
 
 def float32_at_least(threshold: float) -> float:
-    """Return the least float32 that is not below `threshold`; the same float32 elements reach it."""
+    """Return the least float32 that is at least `threshold`.
+
+    A float32 element is at least `threshold` if and only if it is at least the result.
+    """
     with np.errstate(over="ignore"):
         nearest = np.float32(threshold)
     if float(nearest) < threshold:

@@ -1,6 +1,6 @@
 """The kernels in torch's own operations, for tensors on any device.
 
-They are used where no native library works: on AMD and Intel GPUs, and for what csrc/cuda/ does not support.
+They are used where no native library works: on AMD and Intel GPUs, and for operations that csrc/cuda/ lacks.
 Only `encode` waits for the device, since the host has to know the number of bytes.
 """
 
@@ -16,9 +16,10 @@ _INDEX_BITS = 32
 
 
 def largest(x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
-    """Return the indices from `torch.topk` of integers made of magnitude and place, no two of them equal.
+    """Return the indices, by `torch.topk` of integers that consist of an element's magnitude and index.
 
-    `x` has at most 32 bits per element, and segments have less than 2³² elements.
+    No two of these integers are equal. `x` has at most 32 bits per element, and segments have less than 2³²
+    elements.
     """
     parts = [torch.empty(0, dtype=torch.int64, device=x.device)]
     for start, stop, count in zip(*map(integers, (starts, stops, k)), strict=True):
@@ -48,7 +49,7 @@ def encode(indices: Tensor, bound: int) -> Tensor:
     length = int(ends[-1]) if indices.numel() else 0
     code = torch.empty(
         length + 1, dtype=torch.uint8, device=indices.device
-    )  # the last byte takes what is not sent
+    )  # the last byte receives values that are not part of the code
     for byte in range(most):
         follows = sizes > byte + 1
         value = (gaps >> _BITS * byte & 0x7F) | follows.long() << _BITS
@@ -61,7 +62,7 @@ def decode(code: Tensor, count: int) -> Tensor:
     """Decode a result of `encode`, without checking that it is one."""
     last = code < 0x80
     first = last.roll(1)  # the last byte of the code ends an index
-    number = first.cumsum(0) - 1  # the number of the index that a byte belongs to
+    number = first.cumsum(0) - 1  # for each byte of the code, which index it belongs to
     places = torch.arange(code.numel(), device=code.device)
     none = torch.zeros(count, dtype=torch.int64, device=code.device)
     begins = none.index_add(0, number, places * first)

@@ -1,4 +1,4 @@
-"""The definition of what the kernels compute, in plain torch and numpy: any dtype and device, slowly."""
+"""The definition of what the kernels compute, in plain torch and numpy: slow, for any dtype or device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 from hpcsgd.errors import UserError
 
 OF_THE_MEAN = 1.4
-"""The scale of 2 bits in mean magnitudes: the best is 1.3 for normal numbers, 1.7 for Laplace's."""
+"""The scale of 2-bit numbers as a multiple of the mean magnitude. The best multiple is 1.3 for normally
+distributed elements, and 1.7 for the Laplace distribution."""
 
 
 def accumulate(acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:
@@ -92,12 +93,12 @@ def unpack(code: Tensor, out: Tensor, block: int, bits: int) -> None:
 
 
 def largest_number(bits: int) -> int:
-    """Return the largest magnitude of a number of so many bits."""
+    """Return the largest number that `bits` bits can hold, sign included."""
     return (1 << bits - 1) - 1
 
 
 def chances(n: int, draw: int, like: Tensor) -> Tensor:
-    """Return n random numbers in [0, 1) of 24 bits each, another sequence for every `draw`."""
+    """Return n random numbers in [0, 1) of 24 bits each, a different sequence for each `draw`."""
     low = 0xFFFFFFFF
     bits = (torch.arange(n, device=like.device) * 0x9E3779B1 + draw) & low
     bits = ((bits ^ bits >> 16) * 0x85EBCA6B) & low
@@ -127,7 +128,7 @@ def _by_the_mean(rows: Tensor, n: int) -> Tensor:
 
 
 def _joined(numbers: Tensor, bits: int) -> Tensor:
-    """Join numbers of so few bits into bytes, the first in the lowest bits; fill the last byte with zeros."""
+    """Join numbers of `bits` bits into bytes, the first in the lowest bits; fill up the last byte with 0."""
     some = 8 // bits
     parts = numbers.new_zeros(-(-numbers.numel() // some) * some)
     parts[: numbers.numel()] = numbers

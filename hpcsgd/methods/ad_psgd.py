@@ -1,13 +1,13 @@
-"""Asynchronous decentralized parallel SGD: a group averages with one other at a time, without long waits.
+"""Asynchronous decentralized parallel SGD: groups average in pairs, without long waits.
 
 X. Lian, W. Zhang, C. Zhang, J. Liu: Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML
-2018, algorithm 1 and section 4: worker i computes a gradient at what x_i was, averages x_i with a random
-neighbour's, and applies the gradient to the result. A bipartite split rules out deadlock: active workers
-ask, passive ones answer, and no worker does both.
+2018, algorithm 1 and section 4: worker i computes a gradient at an earlier value of its model x_i, averages
+x_i with that of a random neighbour, and applies the gradient to the result. Workers are active or passive,
+which rules out deadlock: active ones send requests, and passive ones answer them.
 
-The paper's worker is a group here. All its ranks average with the same partner, each the shard that it owns,
-at its own time. As in the paper, communication overlaps computation: an average begun at the end of a step is
-applied at the end of the next one, as the change that it made.
+The paper's worker is a group here. All ranks of a group average with the same partner. Each averages the
+shard that it owns, at its own time. As in the paper, communication overlaps computation: an average begun at
+the end of a step is applied at the end of the next one, as a difference that is added to x_i.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PAPER = """
 
 
 class PairShard:
-    """The shard `x` that groups average with each other, and this rank's connection to them.
+    """The shard `x` that groups average with each other, and this rank's connection to other groups.
 
     `x` is in host memory, where a thread answers requests. It is float32 or wider: repeated averages in 16
     bits would keep losing small differences.
@@ -78,12 +78,12 @@ class PairShard:
         return averaged
 
     def ask(self, partner: int) -> None:
-        """Begin to average with group `partner`, without waiting."""
+        """Send x to group `partner` to be averaged, and return at once."""
         self._sent.pack(self.x)
         self._asked = self._service.ask({partner: self._sent.bytes}, {partner: self._answer.bytes})
 
     def take_in(self) -> None:
-        """Apply x ← x + (the average − what was sent), since x may have changed in between."""
+        """Wait for the answer, and add to x how much the average differs from the x that was sent."""
         if self._asked is not None:
             self._asked.wait()
             self._asked = None
@@ -93,13 +93,13 @@ class PairShard:
 
     @contextlib.contextmanager
     def at_rest(self) -> Generator[None, None, None]:
-        """Make sure that no average is under way inside the block. Collective."""
+        """Wait until no average is under way, and let none begin inside the block. Collective."""
         self.take_in()
         with self._service.at_rest():
             yield
 
     def mean(self) -> list[Tensor]:
-        """Return the mean of all x. Collective."""
+        """Return the mean of the x of all groups. Collective."""
         with self.at_rest():
             mean = [x.clone() for x in self.x]
             for x in mean:
@@ -107,7 +107,7 @@ class PairShard:
         return mean
 
     def _reply(self, active: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
-        """Answer an active group. Runs on the server thread of a passive group."""
+        """Average x with the request of an active group; return the answer. Runs on the server's thread."""
         with self._lock:
             for x in self.x:
                 x.div_(2)
@@ -118,11 +118,12 @@ class PairShard:
 
 
 class PairAverage:
-    """x_i, x_k ← (x_i + x_k)/2 between an active (even) group i and a random passive (odd) group k.
+    """The averager x_i, x_k ← (x_i + x_k)/2 of an active (even) group i and a random passive (odd) group k.
 
-    The model is a copy of x from the end of the last step. The update is everything that has changed in it
-    since then, including what the user wrote into parameters between two steps. The metric `staleness` counts
-    how often x was averaged while the gradient was computed.
+    x is kept in a `PairShard`, and the model that is trained is a copy of x from the end of the last step.
+    The update is everything that has changed in the model since then, including what the user wrote into
+    parameters between two steps. The metric `staleness` counts how often x was averaged while the gradient
+    was computed.
     """
 
     def __init__(self, seed: int) -> None:
@@ -159,11 +160,11 @@ class PairAverage:
         return found
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """Return the sends of x_i from the active half to the passive one, and of the average back.
+        """Return the messages with x_i from the active groups to the passive ones, and with the average back.
 
-        `contention`: partners are random, and a link whose host has groups of both kinds carries requests of
-        one kind next to answers of the other. Its value was fitted manually to a simulation of evenly shared
-        links, on four or more hosts. `benchmarks/model_error.py` compares it with real steps.
+        `contention` accounts for random partners. In addition, if a host has active and passive groups, its
+        link carries requests and answers at the same time. Its value was fitted manually to a simulation of
+        evenly shared links, on four or more hosts. `benchmarks/model_error.py` compares it with real steps.
         """
         passive, active = m.P // 2, (m.P + 1) // 2
         if not passive:
@@ -177,22 +178,22 @@ class PairAverage:
         return [once, once]
 
     def model(self) -> list[Tensor] | None:
-        """Return the mean of all x.
+        """Return the mean of the x of all groups.
 
-        The parameters that groups train on lag behind it: some averages have so far reached only one of the
-        two groups.
+        The parameters that groups train on lag behind this mean: some averages have so far reached only one
+        of the two groups.
         """
         return None if self._shared is None else self._shared.mean()
 
     def state_dict(self) -> State:
-        """Return a copy of x after the averages under way; a copy, since new ones may begin at any time."""
+        """Wait for pending averages, and return a copy of x, because new averages may begin at any time."""
         if self._shared is None:
             return State() if self._saved is None else State(sharded={"x": self._saved})
         with self._shared.at_rest():
             return State(sharded={"x": self._shared.x}).cloned()
 
     def load_state_dict(self, state: State) -> None:
-        """Load x, before the first step or on all ranks; it belongs to the parameters of the next step."""
+        """Load x, before the first step or on all ranks. The parameters of the next step must match it."""
         self._model = None
         x = state.sharded.get("x")
         if self._shared is None:
@@ -225,7 +226,7 @@ def ad_psgd(seed: int = 0, grad_reduce: GradReduce = Dense()) -> Method:  # noqa
 
     Shape:
         M parameters in total; each rank owns M/K of them. Per step, a rank of an active group sends M/K
-        elements and receives as many.
+        elements and receives M/K elements.
 
     Note:
         After every step, `optimizer.metrics["staleness"]` counts how often the model was averaged while its

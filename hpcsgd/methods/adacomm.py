@@ -1,7 +1,9 @@
 """AdaComm: groups synchronize rarely at first, and more often as the loss falls.
 
 J. Wang, G. Joshi: Adaptive Communication Strategies to Achieve the Best Error-Runtime Trade-off in
-Local-Update SGD, SysML 2019 (arXiv:1810.08313), section 4. For every block of training
+Local-Update SGD, SysML 2019 (arXiv:1810.08313), section 4. I is the number of steps between two
+synchronizations, η the learning rate, F(w) the loss; 0 marks their values at first. After every block of
+training
 
     I ← ⌈√(η_0/η · F(w)/F(w_0)) · I_0⌉     where that is less than the I before
     I ← ⌈γ·I⌉, γ = 1/2                     elsewhere: the loss did not fall enough
@@ -10,11 +12,11 @@ Differences from the paper:
 
 - A block is a number of steps, not of seconds, and ends at a synchronization. So a repeated run gives the
   same bits, and all ranks decide alike.
-- F(w) is the mean training loss of the block over all ranks, at the groups' own models. F(w_0) is that of the
-  first step.
+- F(w) is the mean training loss of the block over all ranks, at the groups' own models. F(w_0) is the mean
+  loss of the first step.
 - η_0 is the highest learning rate so far, since a warm-up starts lower.
-- If the learning rate fell since the last change, the I before counts √(η_before/η) times. Otherwise γ would
-  take back what a lower rate allows.
+- If the learning rate fell from η_before to η since the last change, the I before is multiplied by
+  √(η_before/η) first. Without this factor, γ would undo the longer interval that a lower rate allows.
 - The loss must be positive.
 """
 
@@ -55,22 +57,22 @@ GAMMA = 1 / 2
 
 @dataclass
 class BlockState:
-    """The position of a rank in its block; all ranks have the same values, except of the losses."""
+    """The progress of a rank in the current block of training; only the losses differ between ranks."""
 
     I: int  # noqa: E741 - the papers' letter
     since_sync: int = 0
     """Steps since the last synchronization."""
     since_change: int = 0
     losses: float = 0.0
-    """The sum of the losses since the last change."""
+    """The sum of the losses since the last change of I."""
     first_loss: float | None = None
     eta_before: float = 0.0
-    """The learning rate at the last change."""
+    """The learning rate at the last change of I."""
     eta_0: float = 0.0
 
 
 class Adaptive:
-    """Synchronizes after every I steps; I changes at the first synchronization after `block` steps."""
+    """The schedule with I steps between synchronizations; I changes at the first one after `block` steps."""
 
     def __init__(self, I_0: int, block: int) -> None:
         for name, value in (("initial_sync_every", I_0), ("adapt_every", block)):
@@ -84,7 +86,7 @@ class Adaptive:
 
     @property
     def traits(self) -> ScheduleTraits:
-        """The traits, with the present rate."""
+        """The traits, with the current share of steps that synchronize."""
         return ScheduleTraits(rate=1 / self.block_state.I)
 
     def __call__(self, s: StepContext) -> bool:
@@ -99,7 +101,7 @@ class Adaptive:
         return True
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """F(w) and F(w_0), once per block."""
+        """Return the allreduce of the losses F(w) and F(w_0), which runs once per block."""
         once = 1 / max(self.block, self.block_state.I)
         return [allreduce("world", 2 * FLOAT64).within("loss", once)]
 
@@ -135,7 +137,7 @@ class Adaptive:
         now.eta_0 = max(now.eta_0, s.lr)
 
     def _change(self, s: StepContext) -> None:
-        """Compute the new I. Collective over all ranks: 16 bytes."""
+        """Compute the new I. Collective over all ranks; sends 16 bytes."""
         now = self.block_state
         with phase("loss"):
             F, F_0 = self._over_all_ranks(s)
@@ -148,7 +150,7 @@ class Adaptive:
         now.since_change, now.losses, now.eta_before = 0, 0.0, s.lr
 
     def _over_all_ranks(self, s: StepContext) -> list[float]:
-        """Return F(w) and F(w_0)."""
+        """Return F(w) and F(w_0): the mean losses of this block and of the first step, over all ranks."""
         now = self.block_state
         assert now.first_loss is not None
         return _means(s.topology.world, now.losses / now.since_change, now.first_loss)
@@ -191,15 +193,16 @@ def adacomm(
 
     Raises:
         UserError: If `initial_sync_every` or `adapt_every` is not a whole number ≥ 1; in a step without a
-            loss; at a change, if the first loss was not positive or the present one is not finite.
+            loss; when the interval is chosen anew, if the first loss was not positive or the current one is
+            not finite.
 
     Shape:
         M parameters in total; each rank owns M/K of them. A rank sends 2·(P−1)/P·M/K elements per
         synchronization. A new interval costs an allreduce of 16 bytes.
 
     Note:
-        After every step, `optimizer.metrics["interval"]` is the present I. After a synchronization,
-        `optimizer.metrics["distance"]` is the model distance.
+        After every step, `optimizer.metrics["interval"]` is the current I, the steps between two
+        synchronizations. After a synchronization, `optimizer.metrics["distance"]` is the model distance.
 
     Example:
         >>> method = hpcsgd.adacomm(initial_sync_every=4, adapt_every=8)

@@ -31,9 +31,9 @@ PAPER = """
 def async_sgd(grad_reduce: GradReduce = Dense()) -> Method:  # noqa: B008 - frozen
     """Return asynchronous SGD with a parameter server on all ranks, where no group waits.
 
-    The server applies every update when it receives it, times 1/P, no matter how old the parameters are that
-    its gradient was computed at. What a step sends, the metrics, and the effect of writes into parameters
-    between two steps are those of `ssp`.
+    The server applies every update, times 1/P, when it receives it. It does so however old the parameters are
+    at which the gradient was computed. The bytes that a step sends, its metrics, and the effect of writes
+    into parameters between two steps are the same as with `ssp`.
 
     Args:
         grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,

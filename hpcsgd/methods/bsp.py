@@ -1,4 +1,4 @@
-"""Bulk-synchronous SGD: every update uses the gradients of all ranks. Other methods are compared with it.
+"""Bulk-synchronous SGD, the baseline of other methods: every update uses the gradients of all ranks.
 
 With 1 group of N ranks it is the usual synchronous data parallelism. With P groups of K ranks, one group per
 host, each gradient shard is averaged in the group first and across the groups second. Then each rank sends
@@ -22,9 +22,10 @@ def bsp(grad_reduce: GroupGradReduce = Dense()) -> Method:  # noqa: B008 - froze
     """Return synchronous SGD over all N ranks, in two levels if there are several groups.
 
     Args:
-        grad_reduce: How gradients are averaged; it is extended to all groups. `AllToAll()` averages in rank
-            order; `ReduceScatter()` needs less memory; `Dense()` chooses between the two by where the ranks
-            run; `Sparse(...)` sends a part of the elements. Default Dense().
+        grad_reduce: How gradients are averaged in a group; `bsp` extends the average to all groups.
+            `AllToAll()` averages in rank order; `ReduceScatter()` needs less memory; `Dense()` chooses
+            between the two by where the ranks run; `Sparse(...)` sends a part of the elements. Default
+            Dense().
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
@@ -42,8 +43,8 @@ def bsp(grad_reduce: GroupGradReduce = Dense()) -> Method:  # noqa: B008 - froze
         0.0
 
     References:
-        The yardstick of all papers here (BSP, AR-SGD); in two levels as the frame of S. Lee et al., IEEE Big
-        Data 2020, section III-B, with the mean of gradients in place of models.
+        The baseline in all papers cited here (BSP, AR-SGD). The two levels are those of S. Lee et al., IEEE
+        Big Data 2020, section III-B, which average gradients here and models there.
 
     See Also:
         `hierarchical`: averages models instead of gradients; with momentum `hierarchical(1)` is different

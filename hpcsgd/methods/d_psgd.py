@@ -1,11 +1,12 @@
 """Decentralized parallel SGD: every group averages with its neighbours after every step.
 
 X. Lian, C. Zhang, H. Zhang, C.-J. Hsieh, W. Zhang, J. Liu: Can Decentralized Algorithms Outperform
-Centralized Algorithms?, NeurIPS 2017, algorithm 1: x_i ← Σ_j w_ij x_j with a symmetric, doubly stochastic W
-over an undirected graph.
+Centralized Algorithms?, NeurIPS 2017, algorithm 1: x_i ← Σ_j w_ij x_j, where x_i is the model of worker i,
+and the weights w_ij form a symmetric, doubly stochastic matrix over an undirected graph.
 
-Difference from the paper: it mixes the models from before the update and applies the gradient to the result.
-Here groups mix after the update, as in SGP, which the paper is compared with.
+Differences from the paper: the paper's worker is a group here. The paper mixes the models from before the
+update and applies the gradient to the result. Here groups mix after the update, as in the SGP paper, which
+compares SGP with this method.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from hpcsgd.parts.schedules import Every
 
 
 class GossipAverage:
-    """Averages over an undirected graph, x_i ← Σ_j w_ij x_j, shard by shard."""
+    """The averager over an undirected graph, x_i ← Σ_j w_ij x_j, shard by shard."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -57,7 +58,7 @@ class GossipAverage:
         return found
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """Return the send of x_i to every neighbour, averaged over a period of the graph."""
+        """Return the messages that carry x_i to every neighbour, averaged over a period of the graph."""
         nbytes = mean_peers(self.graph, m.P) * m.message_buffer()
         return [
             CommOp(
@@ -69,7 +70,7 @@ class GossipAverage:
         ]
 
     def _row(self, s: StepContext) -> dict[int, float]:
-        """Return w_ij of this group i for every neighbour j and itself, in the order of j."""
+        """Return the weights w_ij of this group i for every neighbour j and for itself, in the order of j."""
         t = (s.t - 1) % self.graph.period(s.topology.num_groups)
         if t not in self._rows:
             row = symmetric_matrix(self.graph, t, s.topology.num_groups)[s.topology.group_index]

@@ -5,8 +5,8 @@ A synchronization begins with w_t, the models after update t, and its result is 
     w̄_t = the averager's result for w_t                  while updates t+1 … t+d are made
     w ← w̄_t + (w_{t+d} − w_t)                            after update t+d
 
-so that no update is lost. With d = 0 it is the method itself. Only one average is pending at a time. If two
-were, the later one would subtract the difference between the groups a second time.
+so that no update is lost. With d = 0 the training is that of the method itself. Only one average is pending
+at a time. If two were, the later one would subtract the difference between the groups a second time.
 
 The idea of late averages is from Q. Zhou et al.: DaSGD: Squeezing SGD Parallelization Performance in
 Distributed Training Using Delayed Averaging, 2020 (arXiv:2006.00441). The form above is the simplest that
@@ -50,8 +50,9 @@ PAPER = """
 class Delayed:
     """The averager `inner`, whose results are used `steps` ≥ 1 updates after it began.
 
-    If `average` is called when no result is due, it takes in the pending average and then averages at once.
-    The distance D is that of w_t; it is reported when the result is used.
+    If `average` is called when no result is due, it first applies the pending average, if there is one, and
+    then averages at once. The metric `distance` is measured at w_t, the models that were averaged, and is
+    reported when the result is used.
     """
 
     def __init__(self, inner: Averager, steps: int) -> None:
@@ -61,7 +62,7 @@ class Delayed:
         self.traits = replace(inner.traits, waits=waits, leaves_mean=False, vectors_only=False)
         self._pending: PendingAverage | None = None
         self._brought: list[Tensor] = []
-        """The w_t of the pending average."""
+        """The shards w_t with which the pending average began."""
         self._wanted = 0
         """The last update after which the schedule wanted a synchronization."""
         self._on_own_thread: Topology | None = None
@@ -100,7 +101,7 @@ class Delayed:
         if self._pending is None:
             return
         self._pending.wait()
-        # The state drops its vectors if it went through a run with one group.
+        # A state that has passed through a run with one group has no vectors.
         mine: Sequence[Tensor] = vectors if self._brought else ()
         for own, then, mean in zip(mine, self._brought, self._pending.shards, strict=True):
             own.copy_(torch.sub(own.to(accumulation_dtype(own.dtype)), then).add_(mean))
@@ -114,7 +115,7 @@ class Delayed:
         return [overlapped(x, self.steps) for x in comm_ops(self.inner, m)]
 
     def state_dict(self) -> State:
-        """Return the state with w_t and w̄_t of the pending average, for which it waits."""
+        """Wait for the pending average, and return the state with its w_t and w̄_t."""
         meeting = self._pending
         if meeting is None:
             return State(replicated={"due": None, "notes": {}})
@@ -148,7 +149,7 @@ def delayed(method: Method, sync_delay: int) -> Method:
     """Return `method` with averages in the background: groups use each result `sync_delay` updates later.
 
     What groups learn in between is kept: w ← w̄ + (w − w_t), where w_t is the model that was sent and w̄ the
-    result. So a synchronization costs no time if it takes no longer than `sync_delay` steps.
+    result. So a synchronization delays no step if it takes no longer than `sync_delay` steps.
 
     Args:
         method: Method whose averager needs only the shards that a rank owns. `hierarchical` and `diloco` with
@@ -165,14 +166,15 @@ def delayed(method: Method, sync_delay: int) -> Method:
         UserError: If `method` is of another kind, or `sync_delay` is outside these bounds.
 
     Shape:
-        M parameters in total; each rank owns M/K of them. A rank keeps w_t and w̄, M/K elements each.
+        M parameters in total; each rank owns M/K of them. While an average is pending, a rank keeps w_t and
+        w̄, M/K elements each.
 
     Note:
         When a result is used, `optimizer.metrics` gets the metrics of that synchronization; `distance` is
         that of w_t.
 
-        An evaluation does not include a pending average. For a mean that changes nothing; for an outer
-        optimizer its last step is missing.
+        An evaluation does not include a pending average. If groups average by a plain mean, that changes
+        nothing. With an outer optimizer, the evaluated model lacks its last outer step.
 
     Example:
         >>> method = hpcsgd.delayed(hpcsgd.hierarchical(sync_every=4), sync_delay=2)

@@ -7,18 +7,18 @@ A. Iacob et al.: DES-LOC: Desynced Low Communication Adaptive Optimizers for Tra
     u ← mean of u                    of K_u, the first moment
     v ← mean of v                    of K_v, the second moment
 
-The influence of an old gradient on a moment halves in ln 0.5 / ln β steps, more slowly for the second one.
-The paper advises K_u = 3·K_x and K_v = 6·K_x. That sends 1 + 1/3 + 1/6 times what parameters alone need,
-instead of 3 times.
+The influence of an old gradient on a moment with decay β halves in ln 0.5 / ln β steps. The second moment has
+the larger β and changes more slowly. The paper advises K_u = 3·K_x and K_v = 6·K_x. That sends 1 + 1/3 + 1/6
+times what parameters alone need, instead of 3 times.
 
 Differences from the paper:
 
-- Its worker is a group here, and each rank averages what it owns of the optimizer state.
-- It averages before an update. We average after the previous update, which is the same.
+- The paper's worker is a group here, and each rank averages what it owns of the optimizer state.
+- The paper averages before an update. We average after the previous update, which is the same.
 - The intervals need not be multiples of each other. If only optimizer state is averaged after a step, no
   parameter crosses groups, and a group gathers its own parameters as after any step.
-- Numbers per whole parameter, such as Adam's step count, are averaged together with any state. They differ if
-  groups have not updated the same parts, and Adam divides by them.
+- State that is one number per parameter, such as Adam's step count, is averaged whenever any other state is.
+  These numbers differ if groups have not updated the same parts, and Adam divides by them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Periods:
     """The kinds for which the user gave an interval, and the state names of each."""
 
     def of(self, name: str) -> int | None:
-        """Return the interval of a state name; None if it has none."""
+        """Return the interval, in steps, for the state of this name; None if it has none."""
         by_kind = dict.fromkeys(FIRST, self.first) | dict.fromkeys(SECOND, self.second)
         return {**by_kind, **self.named}.get(name)
 
@@ -95,7 +95,7 @@ class Periods:
 
 @dataclass
 class Desynced:
-    """`inner` at every synchronization of the parameters, and each kind of state when it is due."""
+    """The averager `inner` for parameters, and averages of each kind of optimizer state when it is due."""
 
     inner: Averager
     every: int
@@ -124,7 +124,7 @@ class Desynced:
             run_averager(self, vectors, s)
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return the operations per synchronization, with the state averages between two of them."""
+        """Yield the operations per synchronization, with the state averages until the next one."""
         yield from comm_ops(self.inner, m)
         periods = {
             name: period for name in m.optimizer_state if (period := self.periods.of(name)) is not None
@@ -155,7 +155,7 @@ class Desynced:
     def _require_known(self, s: StepContext) -> None:
         """Check the names that the user gave, after the first update.
 
-        By then an optimizer has all of its state, though not on every rank: a rank may own no tensor of a
+        By then an optimizer has all of its state. One rank may lack some, because it owns no tensor of a
         kind. Collective.
         """
         self._checked = True
@@ -220,12 +220,12 @@ def des_loc(
 
     Raises:
         UserError: If an interval is below 1; after the first update, if the optimizer does not have a name in
-            `optimizer_state`. For a `first_every` or `second_every` without such state there is only a
-            warning.
+            `optimizer_state`. A `first_every` or `second_every` for a moment that the optimizer does not keep
+            causes only a warning.
 
     Shape:
         M parameters in total; each rank owns M/K of them. A rank sends 2·(P−1)/P·M/K elements for the
-        parameters every K_x steps. It sends as many for each state tensor every K_u or K_v steps.
+        parameters every K_x steps. For each state tensor it sends the same number every K_u or K_v steps.
 
     Note:
         After a synchronization of parameters, `optimizer.metrics["distance"]` is the model distance.

@@ -1,7 +1,7 @@
 """DiLoCo: the average movement of the groups is the gradient of a separate outer optimizer.
 
 A. Douillard et al.: DiLoCo: Distributed Low-Communication Training of Language Models, 2023
-(arXiv:2311.08105), algorithm 1:
+(arXiv:2311.08105), algorithm 1, with k workers and the common model θ:
 
     3-10   from θ(t−1) every worker i takes H steps of the inner optimizer, to θ_i
     12     Δ ← (1/k) Σ_i (θ(t−1) − θ_i)
@@ -11,16 +11,17 @@ with AdamW inside and Nesterov momentum outside (rate 0.7, momentum 0.9).
 
 Differences from the paper:
 
-- Its worker is a group here. Each rank keeps θ(t−1) and the outer optimizer's state of the shard that it
-  owns: M/K elements per tensor.
-- The inner optimizer can be any. As in the paper, each group keeps its own inner optimizer state.
-- OuterOpt works around any averager: Δ is θ(t−1) − θ', where θ' is the averager's result. If the averager
-  leaves the groups with different models, as gossip does, every group has its own θ.
+- The paper's worker is a group here. Each rank keeps θ(t−1) and the outer optimizer's state of the shard that
+  it owns: M/K elements per tensor.
+- Any optimizer can be the inner one. As in the paper, each group keeps its own inner optimizer state.
+- OuterOpt can be combined with any averager. Then Δ is θ(t−1) − θ', where θ' is the averager's result. If the
+  averager leaves the groups with different models, as gossip does, every group has its own θ.
 - OuterOpt sees one vector per bucket and no parameters, so it must be element-wise.
-- For 16-bit parameters, θ and its state are float32. Δ is measured from θ as rounded to the parameters, since
-  rounding is not movement.
-- With `quantize` groups send Δ in fewer bits, like the 4-bit outer gradients of Streaming DiLoCo
-  (arXiv:2501.18512). That paper uses floats without error feedback; here they are whole numbers with a scale.
+- For 16-bit parameters, θ and the outer optimizer's state are float32. Δ is measured from θ rounded to the
+  parameters' dtype, so that rounding errors do not count as movement.
+- With `quantize`, groups send Δ in fewer bits, like the 4-bit outer gradients of Streaming DiLoCo
+  (arXiv:2501.18512). That paper uses floats without error feedback; here the values are whole numbers with a
+  scale.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ OUTER_STATE = "outer "
 
 
 class OuterOptimizer:
-    """`inner`, followed by a step of the outer optimizer: its gradient is θ − the result of `inner`.
+    """The averager `inner`, followed by an outer step whose gradient is θ minus the result of `inner`.
 
     θ is the group's model after the last synchronization, or before its first update.
     """
@@ -109,7 +110,7 @@ class OuterOptimizer:
         return (1 + self._state) * m.own_elements(wide=True) * (1 if chunks else m.K)
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        return [replace(x, bucket=None) for x in comm_ops(self.inner, m)]  # the outer step needs all
+        return [replace(x, bucket=None) for x in comm_ops(self.inner, m)]  # the outer step needs all buckets
 
     def state_dict(self) -> State:
         if self._optimizer is None:
@@ -144,9 +145,9 @@ def _is_like(value: Any, theta: Tensor) -> bool:
 
 
 def _try_out(make_optimizer: Callable[[Sequence[Tensor]], object]) -> int:
-    """Return how many state tensors the optimizer keeps.
+    """Return how many state tensors the outer optimizer keeps for each tensor.
 
-    This reports a wrong optimizer now, instead of at the first synchronization.
+    The trial also reports a wrong optimizer now, instead of at the first synchronization.
     """
     theta = torch.zeros(2, device="cpu")
     made = make_optimizer([theta])
@@ -174,7 +175,7 @@ def diloco(
         sync_every: Steps between two synchronizations (the paper's H), at least 1. The paper uses 500.
         outer: Function that makes the outer optimizer from a list of tensors, one per bucket. The optimizer
             must be element-wise. In a job file: ``outer = { name = "SGD", lr = 0.7, momentum = 0.9, nesterov
-            = true }``. Default that one, the paper's Nesterov momentum.
+            = true }``. Default: this one, the paper's.
         grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
             `ReduceScatter()` or `Sparse(...)`. Default Dense().
         optimizer_state: What happens to the inner optimizer's state at a synchronization: `keep_state`,
@@ -190,7 +191,8 @@ def diloco(
 
     Shape:
         M parameters in total; each rank owns M/K of them. A rank sends 2·(P−1)/P·M/K elements per
-        synchronization. It keeps θ and each state tensor of the outer optimizer, M/K elements each.
+        synchronization. It keeps θ, the model after the last synchronization, and each state tensor of the
+        outer optimizer, M/K elements each.
 
     Note:
         After a synchronization, `optimizer.metrics["distance"]` is the model distance before the outer step.

@@ -1,6 +1,6 @@
 """EnsembleSync: groups that may die and return train alone, and those alive average every T steps.
 
-EnsembleSync (text in our references), section 3.1:
+M. Xie, M. Yasunaga: EnsembleSync (manuscript), section 3.1, with M living groups:
 
     1  pull W                                   at a group's first synchronization
     2  T steps of local SGD                     a group shares each batch among its K_i ranks
@@ -10,7 +10,7 @@ EnsembleSync (text in our references), section 3.1:
 Differences from the paper:
 
 - No parameter server holds W. So training survives the death of any group, and of the coordinator.
-- Either all groups take the result of a round or none does.
+- Either all groups take the result of a synchronization or none does.
 - A group has several ranks.
 - The groups also average at the end of an epoch, when samples are assigned anew.
 """
@@ -43,8 +43,8 @@ def ensemble_sync(sync_every: int, grad_reduce: GradReduce = Dense()) -> Method:
     own momentum.
 
     Args:
-        sync_every: Steps of a round (the paper's T), at least 1. A group that dies loses what it learned
-            since the last round. Short rounds lose less and send more.
+        sync_every: Steps between two synchronizations (the paper's T), at least 1. A group that dies loses
+            what it learned since the last one. Small values lose less and send more.
         grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
             `ReduceScatter()` or `Sparse(...)`. Default Dense().
 
@@ -56,8 +56,8 @@ def ensemble_sync(sync_every: int, grad_reduce: GradReduce = Dense()) -> Method:
             group.
 
     Shape:
-        P' groups are alive, and the largest of them has C ranks. A synchronization sends 2·(P'−1)/P'·M/C
-        elements for each shard that a rank owns.
+        M parameters in total; P' groups are alive, and the largest of them has C ranks. At a synchronization
+        a rank sends 2·(P'−1)/P'·M/C elements for each shard that it owns.
 
     Note:
         After a synchronization, `optimizer.metrics["distance"]` is the distance of this group's model from

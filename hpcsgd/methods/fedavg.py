@@ -1,14 +1,15 @@
-"""Federated averaging in the data centre: a few times per epoch, all groups take the mean of some of them.
+"""Federated averaging in a data centre: a few times per epoch, all groups take the mean of some.
 
 H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas: Communication-Efficient Learning of Deep
-Networks from Decentralized Data, AISTATS 2017, algorithm 1, in the form that SelSync is compared with (its
-section II-B). With (C, E) and E = 1/x,
+Networks from Decentralized Data, AISTATS 2017, algorithm 1, in the form with which the SelSync paper compares
+itself (section II-B there). C is the fraction of groups that are drawn, and E = 1/x is the part of an epoch
+between two synchronizations:
 
     x times an epoch, at uniform intervals:
         S_t ← ⌈C·P⌉ groups drawn at random
         w ← the mean of w_i over S_t, sent to all groups
 
-The share of local steps is known in advance: LSSR = 1 − x/S with S steps an epoch.
+The share of local steps is known in advance: LSSR = 1 − x/S with S steps per epoch.
 
 Differences from McMahan et al.:
 
@@ -16,8 +17,8 @@ Differences from McMahan et al.:
 - All groups have the same weight, since their batches have the same size.
 - E is a fraction of an epoch over all data, not a number of epochs over a client's own data.
 - The draw follows from the seed and t, so that it needs no message.
-- There is no server. The mean is an allreduce, to which groups that are not drawn contribute zeros. It is
-  made in float32 for 16-bit parameters.
+- There is no server. The mean is an allreduce, to which groups that are not drawn contribute zeros. For
+  16-bit parameters it is computed in float32.
 - By default each group keeps its own optimizer state.
 """
 
@@ -58,7 +59,7 @@ PAPER = r"""
 
 @dataclass(frozen=True)
 class PerEpoch:
-    """Synchronizes x times in every S steps, as evenly as whole steps allow: after t where ⌊t·x/S⌋ grows."""
+    """The schedule with x synchronizations in every S steps, one after each update t where ⌊t·x/S⌋ grows."""
 
     x: int
     S: int
@@ -86,7 +87,7 @@ class PerEpoch:
 
 @dataclass(frozen=True)
 class MeanOfSome:
-    """On every group, w ← the mean over ⌈C·P⌉ groups, shard by shard.
+    """The averager that sets every group's model w to the mean over ⌈C·P⌉ groups, shard by shard.
 
     The groups are drawn anew for each synchronization.
     """

@@ -51,8 +51,8 @@ def hierarchical(
 
     Args:
         sync_every: Steps between two synchronizations (the paper's I), at least 1. Large values save
-            communication. The paper uses 8 for CIFAR-10 and 4 for DIV2K. `hpcsgd.probe` finds the number of
-            groups that fits.
+            communication. The paper uses 8 for CIFAR-10 and 4 for DIV2K. `hpcsgd.probe` finds a suitable
+            number of groups.
         grad_reduce: How the gradients of a group are averaged in every step. `AllToAll()` is the paper's;
             `ReduceScatter()` needs less memory; `Dense()` chooses between the two by where the ranks run;
             `Sparse(...)` sends a part of the elements. Default Dense().

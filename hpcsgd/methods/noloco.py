@@ -1,8 +1,9 @@
 """NoLoCo: local SGD whose groups take outer momentum steps in pairs and never average all together.
 
 J. Kolehmainen, N. Blagoev, J. Donaghy, O. Ersoy, C. Nies: NoLoCo: No-all-reduce Low Communication Training
-Method for Large Models, 2025 (arXiv:2506.10911). With φ_i, the slow weights of group i, Δ_i = θ_i − φ_i,
-how it moved in H inner steps, and subgroups of n that are drawn by lot anew each time:
+Method for Large Models, 2025 (arXiv:2506.10911). Group i has the model θ_i, the slow weights φ_i and the
+outer momentum δ_i. Δ_i = θ_i − φ_i is its movement in H inner steps. Each synchronization draws new subgroups
+of n groups at random; j runs over those of a subgroup:
 
     δ_i ← α·δ_i + (β/n) Σ_j Δ_j − γ·(φ_i − (1/n) Σ_j φ_j)
     φ_i ← φ_i + δ_i,  θ_i ← φ_i
@@ -10,18 +11,19 @@ how it moved in H inner steps, and subgroups of n that are drawn by lot anew eac
 We read α = 0.5, β = 0.7 and n = 2 in the paper. We are not sure of its γ and derived our own.
 
 The choice of γ: without Δ the groups must converge to each other. With x_i = φ_i − mean φ, let V, C, D be the
-means of x², xδ, δ² over groups and draws. Partners are drawn among all other groups. So the means of (x_i −
-x_j)²/4 and of x_i·(x_i − x_j)/2 are κV, with κ = P/(2(P−1)) (1/2 where P is odd and one group is left alone),
-and
+means of x², xδ, δ² over groups and draws, and V', C', D' those after a synchronization. Partners are drawn
+among all other groups. So the means of (x_i − x_j)²/4 and of x_i·(x_i − x_j)/2 are κV, with κ = P/(2(P−1))
+(1/2 if P is odd, because one group is then left alone), and
 
     D' = α²D − 2αγκC + γ²κV,   C' = αC − γκV + D',   V' = V + 2(αC − γκV) + D'
 
-This is a contraction for 0 < γ < 2(1 − α²)/(1 + α − 2ακ) and for no other γ. The bound is least for many
+This is a contraction for 0 < γ < 2(1 − α²)/(1 + α − 2ακ) and for no other γ. The bound is smallest for many
 groups, where κ is 1/2. So **0 < γ < 2(1 − α²)** is right for every P; for the paper's α it means up to 1.5.
 The default is the middle of this range.
 
-Differences from the paper: its worker is a group here, and each rank exchanges the shard that it owns with
-the same rank of another group. It sends one vector of that size. With y_i = β·Δ_i + γ·φ_i a pair i, j has
+Differences from the paper: the paper's worker is a group here, and each rank exchanges the shard that it owns
+with the same rank of another group. It sends one vector of that size. With y_i = β·Δ_i + γ·φ_i a pair i, j
+has
 
     δ_i ← α·δ_i + β·Δ_i + (y_j − y_i)/2
 
@@ -62,7 +64,7 @@ PAPER = r"""
 
 
 class PairOuterStep:
-    """An outer step from the models of this group and one other; φ and δ belong to the own shard."""
+    """The outer step of a pair of groups. Slow weights φ and momentum δ are kept for this rank's shards."""
 
     def __init__(self, pairs: Pairs, alpha: float, beta: float, gamma: float) -> None:
         self.pairs = pairs
@@ -75,7 +77,7 @@ class PairOuterStep:
         self._arrived: MessageBuffer | None = None
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """Set φ to the common initial model before the first update, or to its saved value."""
+        """Before the first update, set the slow weights φ to the initial model, or to their saved value."""
         if s.topology.num_groups > 1 and not self._phi:
             kept, self._saved = self._saved.sharded, State()
             self._phi = kept.get("phi") or [_accumulated(own) for own in vectors]
@@ -97,11 +99,11 @@ class PairOuterStep:
         return found
 
     def memory_bytes(self, m: ModelLayout) -> float:
-        """Count φ, δ and the two message buffers."""
+        """Return the bytes of the slow weights φ, the momentum δ and the two message buffers."""
         return 2 * m.own_elements(wide=True) + 2 * m.message_buffer()
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """Return the send of y_i to one other group."""
+        """Return the message to one other group: y_i = β·Δ_i + γ·φ_i."""
         away = 0.0 if m.groups_per_host >= m.P else (m.P - m.groups_per_host) / (m.P - 1)
         paired = m.P // 2 * 2 / m.P
         return [
@@ -116,7 +118,7 @@ class PairOuterStep:
         self._saved, self._phi, self._delta = state, [], []
 
     def _exchange(self, s: StepContext, partner: int, like: Sequence[Tensor], moved: list[Tensor]) -> None:
-        """Apply δ_i ← δ_i + (y_j − y_i)/2; the messages have the dtypes of `like`."""
+        """Exchange y with `partner` j in the dtypes of `like`, and apply δ_i ← δ_i + (y_j − y_i)/2."""
         y = [by.mul_(self.beta).add_(phi, alpha=self.gamma) for by, phi in zip(moved, self._phi, strict=True)]
         self._sent = self._sent or MessageBuffer.like(like)
         self._arrived = self._arrived or MessageBuffer.like(like)
@@ -162,7 +164,7 @@ def noloco(
 
     Shape:
         M parameters in total; each rank owns M/K of them. A rank sends M/K elements to one other rank per
-        synchronization. It keeps φ and δ, M/K elements each.
+        synchronization. It keeps the slow weights φ and the momentum δ, M/K elements each.
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.noloco(sync_every=2))
@@ -176,7 +178,7 @@ def noloco(
         Training Method for Large Models, 2025 (arXiv:2506.10911).
 
     See Also:
-        `diloco`: all groups synchronize and share one θ.
+        `diloco`: all groups synchronize and share the same slow weights.
         `ad_psgd`: asynchronous pairs without an outer step.
     """
     if not 0 <= alpha < 1:

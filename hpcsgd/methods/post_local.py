@@ -1,8 +1,8 @@
 """Post-local SGD: synchronous SGD at first, local SGD once the learning rate has fallen.
 
 T. Lin, S. U. Stich, K. K. Patel, M. Jaggi: Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020
-(arXiv:1808.07217), section 3: H_t = 1 up to t', the first decay of the learning rate, and H_t = H from then
-on.
+(arXiv:1808.07217), section 3. H_t, the number of steps between two synchronizations, is 1 up to t', the step
+of the first decay of the learning rate, and H from then on.
 
 The paper's worker is a group here. Until t' the groups average gradients, as in mini-batch SGD, not models;
 for plain SGD both give the same result. The step in which the learning rate is lower than in the step before,
@@ -43,8 +43,8 @@ def post_local(
 ) -> Method:
     """Return `bsp` at first, and `hierarchical` from the first decay of the learning rate on.
 
-    A schedule that lowers the learning rate from the first step on, such as cosine, leaves almost nothing of
-    the first part. A warm-up only raises the learning rate, so it does not end the first part.
+    The first part, `bsp`, is almost empty if the learning rate falls from the first step on, as with a cosine
+    schedule. A warm-up only raises the learning rate, so it does not end the first part.
 
     Args:
         sync_every: Steps between two synchronizations in the second part (the paper's H), at least 1.

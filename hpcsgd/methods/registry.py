@@ -1,4 +1,4 @@
-"""The table of methods by name, which the functions that make methods enter at import."""
+"""The registry of methods by name. A function that makes a method is added to it at import."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hpcsgd.core.method import Method
 F = TypeVar("F", bound=Callable[..., Method])
 
 METHODS: dict[str, Callable[..., Method]] = {}
-"""In alphabetical order."""
+"""The functions that make methods, by name, in alphabetical order."""
 PAPERS: dict[str, str] = {}
-"""By method name: the paper's BibTeX entry, or the key of an entry in ``papers.bib`` if other parts cite it,
-too.
+"""The citation of each method's paper, by the method's name.
 
-The value is empty for a method without a paper.
+It is a BibTeX entry, or the key of an entry in ``papers.bib`` if other parts cite the paper, too.
+It is empty for a method without a paper.
 """
 DELAYABLE: set[str] = set()
 """The methods that `delayed` accepts if their other arguments have the default values."""
@@ -24,7 +24,8 @@ DELAYABLE: set[str] = set()
 def method(*, cite: str = "", delayable: bool = False) -> Callable[[F], F]:
     """Register the decorated function as the method of its name, with its paper.
 
-    The names in job files, the public names, the citations and the website's pages are made from this table.
+    The names in job files, the public names, the citations and the website's pages are made from this
+    registry.
     """
 
     def enter(factory: F) -> F:

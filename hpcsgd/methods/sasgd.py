@@ -1,26 +1,26 @@
 """Sparse aggregation SGD: after every I steps, groups exchange the sums of their gradients.
 
 G. Cong, O. Bhardwaj, M. Feng: An Efficient, Distributed Stochastic Gradient Descent Algorithm for
-Deep-Learning Applications, ICPP 2017 (SASGD). It is "sparse" in time; all elements are sent.
+Deep-Learning Applications, ICPP 2017 (SASGD). The method is "sparse" in time; all elements are sent.
 
     in every step       g_i = ∇F(w_i),  w_i ← w_i − η·g_i,  G_i ← G_i + g_i
     after I of them     w ← w − η·(1/P)·Σ_i G_i,  w_i ← w,  G_i ← 0
 
-where w is what all groups had after the last synchronization.
+where w_i is the model of group i, w the common model after the last synchronization, and η the learning rate.
 
-Differences from the paper: its workers sum, with a separate learning rate for the shared model. Here the sum
-is a mean, and the rate is the optimizer's in the step of the synchronization. Its worker is a group here, in
-which each rank sends the shard that it owns.
+Differences from the paper: the paper adds up the workers' sums, with a separate learning rate for the shared
+model. Here the sums are averaged, and the rate is the one that the optimizer has in the step of the
+synchronization. The paper's worker is a group here, in which each rank sends the shard that it owns.
 
 The optimizer must be plain SGD, as in the paper; others are refused for these reasons:
 
 - Momentum and Adam's preconditioning change the length or scale of local steps, compared with η·g. A
-  synchronization would take that progress back. Adam's η times a sum of raw gradients is no meaningful step.
+  synchronization would undo that progress. Adam's η times a sum of raw gradients is no meaningful step.
 - Weight decay is not part of the gradient, so a synchronization would undo it. Put it into the loss.
 
-`hierarchical` averages the results of any optimizer. With a constant learning rate it is the same training.
-If the rate changes between two synchronizations, its last value counts here for all of G_i. For 16-bit
-parameters, w and G_i are float32, also when they are sent.
+`hierarchical` averages the results of any optimizer. With plain SGD at a constant learning rate, the training
+is the same. If the rate changes between two synchronizations, its last value counts here for all of G_i. For
+16-bit parameters, w and G_i are float32, also when they are sent.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PLAIN = {"momentum": 0, "weight_decay": 0, "maximize": False}
 
 
 class Accumulated:
-    """Updates w by the mean of the groups' gradient sums since the last synchronization, shard by shard."""
+    """The averager that updates the common model w with the groups' mean gradient sum, shard by shard."""
 
     traits = Traits(All())
 
@@ -65,7 +65,7 @@ class Accumulated:
         self.agreed: list[Tensor] = []
         """The common model w; empty before the first step."""
         self.sums: list[Tensor] = []
-        """The sum of gradients, G_i."""
+        """The sum of this group's gradients since the last synchronization, G_i."""
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         if s.topology.num_groups == 1:
@@ -103,7 +103,7 @@ class Accumulated:
 
 
 def _require_plain(optimizer: optim.Optimizer) -> None:
-    """Raise `UserError` unless an update is exactly −η·g."""
+    """Raise `UserError` unless an update is exactly −η·g, the learning rate times the gradient."""
     found = [
         f"{name} = {group[name]}"
         for group in optimizer.param_groups
@@ -132,9 +132,9 @@ def _rate(s: StepContext) -> float:
 def sasgd(sync_every: int, grad_reduce: GradReduce = Dense()) -> Method:  # noqa: B008 - frozen
     """Return sparse aggregation SGD: after `sync_every` plain SGD steps, groups take one common step.
 
-    The common step goes from the last common model by the mean of the gradient sums. It undoes any other
-    change of the parameters since then, such as a clamp, since it uses gradients alone. `hierarchical` keeps
-    such a change, and is the same training if the learning rate is constant.
+    The common step starts from the last common model and uses the mean of the groups' gradient sums. It
+    undoes any other change of the parameters since then, such as a clamp, since it uses gradients alone.
+    `hierarchical` keeps such a change, and is the same training if the learning rate is constant.
 
     Args:
         sync_every: Number of steps whose gradients are added up (the paper's I), at least 1.
@@ -150,7 +150,7 @@ def sasgd(sync_every: int, grad_reduce: GradReduce = Dense()) -> Method:  # noqa
 
     Shape:
         M parameters in total; each rank owns M/K of them. A rank sends 2·(P−1)/P·M/K elements per
-        synchronization. It keeps two vectors of M/K elements.
+        synchronization. It keeps the common model and the gradient sum, M/K elements each.
 
     Note:
         After a synchronization, `optimizer.metrics["distance"]` is the distance from the common model.

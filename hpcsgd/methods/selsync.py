@@ -8,20 +8,22 @@ algorithm 1. In step i the worker n
     9   updates w by g_i
     11  flag_n = 1 if Δ(g_i) ≥ δ
     14  gathers the flags of all
-    15  if any is 1: w ← (1/N) Σ_n w_n   (16, 17: by parameters; by gradients 9 applies the mean of all g)
+    15  if any is 1: w ← (1/N) Σ_n w_n   (16, 17; to average gradients, 9 applies their mean instead)
 
-The paper's worker is a group here: its gradient is that of all its K ranks. Instead of flags, all ranks
-gather the parts of the squared norms that flags follow from, 8 bytes each. So every rank knows the Δ of every
-group without a second message for K > 1, and the numbers travel during the update.
+The paper's worker is a group here: its gradient is that of all its K ranks. Instead of a flag, every rank
+sends its part of the squared norm of its group's gradient, 8 bytes. All ranks compute the flags from these.
+So every rank knows the Δ of every group without a second message for K > 1, and the numbers travel during the
+update.
 
 Differences from the paper:
 
 - An allreduce takes the place of the parameter server.
-- The moving average covers the last `window` squared norms, with weights (1 − a)^age. During the first steps
-  it covers those that exist.
+- The moving average covers the last `window` squared norms, with weights (1 − a)^age, where a is `smoothing`
+  and age counts steps. During the first steps it covers those that exist.
 - In the first step, and after a gradient of zero, Δ is larger than any finite δ.
 - Gradients are measured after clipping.
-- If the norm of any group is NaN or infinite, Δ of all groups is as large, and the average skips this step.
+- If the norm of any group is NaN or infinite, Δ of all groups is larger than any finite δ, too, and the
+  moving average skips this step.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ from hpcsgd.parts.averagers import Mean, WithDistance, WithOptimizerState, keep_
 from hpcsgd.parts.grad_reduces import Dense
 
 LARGEST = sys.float_info.max
-"""The value of Δ where none is defined yet: only δ = ∞ is above it."""
+"""The value of Δ if Δ is not defined: at least any threshold δ except infinity."""
 
 
 class RelativeChange:
@@ -88,9 +90,10 @@ class RelativeChange:
 
 
 class Significance:
-    """Lines 8, 11 and 14: decides whether the groups share this step, with the same answer on every rank.
+    """The schedule of lines 8, 11 and 14: decides whether the groups share this step, alike on all ranks.
 
-    It reports the group's `delta` and `vote`, and whether all groups `met`.
+    Its metrics are `delta` (Δ of the group), `vote` (1.0 if Δ reached δ), and `met` (1.0 if all groups share
+    the step).
     """
 
     def __init__(self, delta: float, window: int, smoothing: float | None) -> None:
@@ -138,7 +141,7 @@ class Significance:
         return self._significant
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """Line 11: one number from each rank in every step."""
+        """Return the operation of line 14: one number from each rank in every step."""
         return [CommOp("allgather", "world", FLOAT64 * m.N, "vote")] if m.P > 1 else []
 
     def state_dict(self) -> State:
@@ -150,7 +153,7 @@ class Significance:
 
 @dataclass(frozen=True)
 class Watching:
-    """The averager `inner`, with the decision to synchronize under way before the update."""
+    """The averager `inner`; before the update it also starts the decision whether to synchronize."""
 
     inner: Averager
     significance: Significance
@@ -172,7 +175,7 @@ class Watching:
 
 @dataclass(frozen=True)
 class MeanGradient:
-    """Replaces the group's gradient by the mean over all groups in a significant step."""
+    """The averager that, in a significant step, sets each group's gradient to the mean over all groups."""
 
     significance: Significance
     traits = Traits(All())
@@ -212,7 +215,7 @@ def gradients(significance: Significance, moments: WithOptimizerState) -> Averag
 
 
 AGGREGATES: Mapping[str, Aggregate] = {"gradients": gradients, "parameters": parameters}
-"""As job files call them."""
+"""The values of `aggregate`, by their names in job files."""
 
 
 @method(cite="tyagi2023selsync", delayable=True)
@@ -256,9 +259,8 @@ def selsync(
         other rank. In a shared step it sends 2·(P−1)/P·M/K elements more.
 
     Note:
-        After every step, `optimizer.metrics` has `delta` (Δ of the own group), `vote` (1.0 if it reached δ)
-        and `met` (1.0 if the step was shared). After a synchronization with `parameters` it also has
-        `distance`.
+        After every step, `optimizer.metrics` has `delta` (Δ of this group), `vote` (1.0 if it reached δ) and
+        `met` (1.0 if the step was shared). After a synchronization with `parameters` it also has `distance`.
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.selsync(delta=0.3))

@@ -1,7 +1,8 @@
 """Stochastic gradient push: groups gossip over a directed graph, and none waits for the whole job.
 
 M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic Gradient Push for Distributed Deep Learning, ICML 2019,
-algorithm 1. Node i holds a biased x_i, a weight w_i, at first 1, and z_i = x_i / w_i, and in every step
+algorithm 1. Node i holds a biased model x_i, a weight w_i, which is 1 at first, and the model z_i = x_i /
+w_i. In every step it
 
     1  computes its gradient at z_i
     2  updates x_i by it (SGD, momentum, Adam: their state stays local)
@@ -9,8 +10,8 @@ algorithm 1. Node i holds a biased x_i, a weight w_i, at first 1, and z_i = x_i 
     4  x_i ← Σ_j p_ij·x_j,  w_i ← Σ_j p_ij·w_j,  z_i ← x_i / w_i
 
 The paper's node is a group here. Each of its K ranks gossips the shard that it owns: M/K elements per link.
-The model's parameters are z_i. Weight decay acts on x_i. Over the graphs of the paper every w_i stays 1. It
-travels nevertheless, because a graph that is not regular, or a late message, changes it.
+The model's parameters are z_i. Weight decay acts on x_i. Over the graphs of the paper every w_i stays 1. The
+weight is sent nevertheless, because a graph that is not regular, or a late message, changes it.
 
 τ-overlap SGP sends without waiting and adds each message τ steps after it was sent. All messages are τ steps
 late, as in the paper's 1-OSGP, so that a repeated run gives the same bits.
@@ -45,8 +46,8 @@ from hpcsgd.parts.schedules import Every
 class MessageRound:
     """The messages of one step: those received, once `work` is done, and the one sent.
 
-    `work` returns the received weights: the communication thread waits for them, so that the training thread
-    does not wait for the device.
+    `work` returns the received weights. The communication thread reads them, so that the training thread does
+    not wait for the device.
     """
 
     incoming: list[MessageBuffer]
@@ -63,10 +64,10 @@ def _numbers(parcels: Sequence[MessageBuffer]) -> list[float]:
 
 
 class PushSum:
-    """Lines 2 to 4 around the optimizer's update: x ← P_t x, w ← P_t w with a column-stochastic P_t.
+    """The averager of lines 3 and 4: x ← P_t x, w ← P_t w with a column-stochastic matrix P_t (push-sum).
 
-    A message is added `staleness` (τ) steps after it was sent, so at most τ rounds are under way between
-    steps.
+    A message is added `staleness` (τ) steps after it was sent, so the messages of at most τ steps are under
+    way between two steps.
     """
 
     def __init__(self, graph: Graph, staleness: int = 0) -> None:
@@ -80,7 +81,7 @@ class PushSum:
         self.staleness = staleness
         self.traits = Traits(InNeighbors(graph, staleness))
         self.weight = 1.0
-        """The w_i of this group."""
+        """The push-sum weight w_i of this group."""
         self._under_way: deque[MessageRound] = deque()
         self._spare: list[MessageBuffer] = []
         self._link: Communicator | None = None
@@ -88,7 +89,7 @@ class PushSum:
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         """Multiply z_i by w_i, so that the optimizer updates x_i.
 
-        If every rank updates all of w, all of w is multiplied, otherwise the shard.
+        If every rank updates the whole model, this multiplies the whole model, otherwise only the shards.
         """
         if self.weight != 1:
             for b in s.buckets:
@@ -105,15 +106,15 @@ class PushSum:
         return found
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """Line 3: x_i and w_i to each out-neighbour, averaged over a period of the graph."""
+        """Return the messages of line 3, averaged over a period of the graph."""
         nbytes = mean_peers(self.graph, m.P) * m.message_buffer()
         leaving = mean_leaving(self.graph, m.P, m.groups_per_host)
         return [CommOp("exchange", "cross", nbytes, overlap_steps=self.staleness, off_host_fraction=leaving)]
 
     def state_dict(self) -> State:
-        """Return the weight and the messages under way, which it waits for.
+        """Wait for the messages under way, and return them with the weight.
 
-        On another P × K groups start from z with weight 1.
+        If P or K changes, groups start from the model z with weight 1.
         """
         arrived = [[message.state_dict() for message, _ in sent.wait()] for sent in self._under_way]
         return State(per_rank={"weight": self.weight, "under_way": arrived})
@@ -126,9 +127,10 @@ class PushSum:
         )
 
     def _send(self, s: StepContext, like: Sequence[Tensor], x: list[Tensor]) -> MessageRound:
-        """Send shares to the out-neighbours and keep the own share.
+        """Send equal shares of x_i and w_i to the out-neighbours and keep one share.
 
-        x keeps what was not sent, so that rounding changes no total. The messages have the layout of `like`.
+        `x` keeps everything that was not sent, so that rounding does not change the sum over all groups. The
+        messages have the layout of `like`.
         """
         t, i, n = s.t - 1, s.topology.group_index, s.topology.num_groups
         peers, sources = self.graph.peers(i, t, n), senders(self.graph, i, t, n)
@@ -175,8 +177,8 @@ def sgp(
 
     Args:
         peers: Number of groups that a group sends to in a step (p), over the exponential graph of base p + 1,
-            as in the authors' code. For most numbers of groups the mean takes fewer steps there than over p
-            consecutive powers of two. Default None: 1 if no graph is given.
+            as in the authors' code. For most numbers of groups, this graph takes fewer steps to the mean than
+            p consecutive powers of two. Default None: 1 if no graph is given.
         graph: Another graph of `hpcsgd.graphs`, such as ``PowersOfTwo(2)``. In a job file: ``graph = { name =
             "powers_of_two", per_step = 2 }``. Default None: the exponential graph.
         grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,

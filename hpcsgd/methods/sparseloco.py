@@ -1,7 +1,8 @@
-"""SparseLoCo: groups send about a hundredth of what they learned since the last synchronization, in two bits.
+"""SparseLoCo: groups send 1/64 of their movement since the last synchronization, in 2 bits per value.
 
 A. Sarfi, B. Thérien, J. Lidin, E. Belilovsky: Communication Efficient LLM Pre-training with SparseLoCo, 2025
-(arXiv:2508.15706), algorithm 1. From θ every worker r takes H steps of the inner optimizer, to θ_r:
+(arXiv:2508.15706), algorithm 1. From the common model θ each of R workers takes H steps of the inner
+optimizer, to θ_r. With its error feedback e_r and the outer learning rate α:
 
     Δ_r = θ − θ_r
     e_r ← β·e_r + Δ_r
@@ -14,14 +15,16 @@ all workers gather all Δ̂_r. The error feedback e_r, with its decay β, replac
 
 Differences from the paper:
 
-- Its worker is a group here. Each rank does this for the shards it owns, with M/K elements of θ and of e.
-- Δ_r is measured from θ as rounded to the parameters, which may have 16 bits; θ and e are float32.
+- The paper's worker is a group here. Each rank runs these lines for the shards that it owns, and keeps M/K
+  elements of θ and of e.
+- Δ_r is measured from θ rounded to the parameters' dtype, which may have 16 bits; θ and e are float32.
 - Blocks and k count only parameters; padding between and after them is never sent.
 - Q keeps a sign and one of two bfloat16 sizes for every 64 consecutive values (`quantizers.levels`). If any
   of the 64 is 0, the smaller size is 0, too, so that a weight with nothing to send does not change. With 4, 8
   or 16 bits Q is `quantizers.int4`, `int8` or `bf16`; with 32 bits there is no quantization.
 - Indices are encoded by `kernels.chosen`, in 8 bits each at the density of 1/64.
-- Where elements are selected is a separate part: `PerBlock` is the paper's, `AcrossShards` is not.
+- A separate part decides how many elements of which block are sent: `PerBlock` is the paper's, `AcrossShards`
+  is not.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ VALUES: Mapping[int, Quantizer] = {2: Levels(), 4: int4(), 8: int8(), 16: bf16()
 
 @dataclass(frozen=True)
 class SparseMessage:
-    """What a group sends of one vector: which elements, and their values. The share determines its size."""
+    """The message about one vector: indices and values of the selected elements. `share` sets its size."""
 
     share: Share
     values: Quantizer
@@ -89,14 +92,14 @@ class SparseMessage:
         return self.share.starts, self.share.stops, self.share.k
 
     def _places(self) -> int:
-        """The bytes of the indices, rounded up so that values begin where a float may."""
+        """Return the bytes of the indices, rounded up to a multiple of 4, where float values may begin."""
         return -(-kernels.chosen_bytes(*self._segments()) // 4) * 4
 
 
 class SparseDelta:
-    """Groups send a part of their movement and keep the rest for the next synchronization.
+    """The averager in which groups send a part of their movement and keep the rest for the next time.
 
-    It keeps two vectors like the shards, θ and e, M/K elements each.
+    It keeps two vectors like the shards: the common model θ and the error feedback e, M/K elements each.
     """
 
     traits = Traits(All(), reads_gradients=False, vectors_only=True)
@@ -161,14 +164,14 @@ class SparseDelta:
             e.copy_(saved)
 
     def _without_padding(self, chunks: Sequence[Tensor]) -> list[Tensor]:
-        """Return views of each block of parameters; at least one, since a rank may own nothing."""
+        """Return views of the parts of `chunks` without padding; one empty view if this rank owns nothing."""
         pairs = zip(chunks, self._filled, strict=True)
         return [chunk[run] for chunk, runs in pairs for run in runs] or [chunks[0][:0]]
 
     def _gathered(
         self, s: StepContext, codes: Sequence[SparseMessage], errors: Sequence[Tensor]
     ) -> list[list[Tensor]]:
-        """Return what each group sent, per vector. Collective."""
+        """Exchange the messages over the groups; return, for each vector, those of all groups. Collective."""
         sizes = [code.nbytes for code in codes]
         mine = torch.zeros(sum(sizes), dtype=torch.uint8, device=errors[0].device)
         for code, e, part in zip(codes, errors, torch.split(mine, sizes), strict=True):
@@ -180,7 +183,7 @@ class SparseDelta:
         return [list(column) for column in torch.split(rows, sizes, dim=1)]
 
     def _mean(self, code: SparseMessage, said: Sequence[Tensor], e: Tensor, mine: int) -> Tensor:
-        """Return the mean of what the groups sent; subtract from e what this group sent."""
+        """Return the mean of the values that the groups sent; subtract from e those of this group."""
         total = torch.zeros_like(e)
         for group, part in enumerate(said if code.count else ()):
             where, what = code.read(part.contiguous())
@@ -227,8 +230,8 @@ def sparseloco(
 
     Shape:
         M parameters in total; each rank owns M/K of them. With the defaults, a rank receives 84 bytes per
-        4096 elements of its shards from every other group per synchronization. It keeps θ and the error
-        feedback, M/K elements each.
+        4096 elements of its shards from every other group per synchronization. It keeps the common model θ
+        and the error feedback, M/K elements each.
 
     Note:
         After a synchronization, `optimizer.metrics["distance"]` is the distance from the resulting model.

@@ -1,13 +1,13 @@
 """Stale synchronous parallel: groups run at their own pace, but none gets far ahead of the slowest.
 
 Q. Ho, J. Cipar, H. Cui, S. Lee, J. K. Kim, P. B. Gibbons, G. A. Gibson, G. Ganger, E. Xing: More Effective
-Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013, section 2: a worker that reads at
-clock c sees every update of clocks up to c − s − 1, maybe later ones, and its own; it waits while the slowest
-is more than s clocks behind. With s = 0 that is synchronous SGD.
+Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013, section 2: a worker that reads
+parameters at clock c sees every update of clocks up to c − s − 1, and its own. It may see later ones, too. It
+waits while the slowest worker is more than s clocks behind. With s = 0 that is synchronous SGD.
 
-The paper's worker is a group here. Its clock ticks once per step, and the table is sharded over all N ranks.
-A group pushes the change that its own optimizer made, times 1/P; momentum is local. The paper caches reads
-until they are too old; here every step reads.
+The paper's worker is a group here. Its clock counts its steps. The parameters, which the paper calls the
+table, are distributed over all N ranks. A group pushes the change that its own optimizer made, times 1/P;
+momentum is local. The paper caches reads until they are too old; here every step reads.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def ssp(max_staleness: int, grad_reduce: GradReduce = Dense()) -> Method:  # noq
         as much again for its part of the server.
 
     Note:
-        After every step, `optimizer.metrics["staleness"]` counts the updates by other groups since the read
-        that the gradient was computed at. `optimizer.metrics["ahead"]` counts the steps ahead of the
-        slowest group.
+        After every step, `optimizer.metrics["staleness"]` counts the updates by other groups since this group
+        read the parameters at which its gradient was computed. `optimizer.metrics["ahead"]` counts by how
+        many steps the group is ahead of the slowest one.
 
         A change that you write into parameters between two steps, such as a clamp, becomes part of the next
         update. It counts times 1/P for each group. Load weights before the first step: later, each group
@@ -75,6 +75,6 @@ def ssp(max_staleness: int, grad_reduce: GradReduce = Dense()) -> Method:  # noq
 
     See Also:
         `async_sgd`: the same without a limit.
-        `osgp`: gossip, whose overlap is the delay of messages.
+        `osgp`: gossip; its `overlap_steps` is the delay of messages.
     """
     return Method(grad_reduce=grad_reduce, schedule=Every(1), averager=ParameterServer(max_staleness))

@@ -2,22 +2,23 @@
 
 A. Douillard et al.: Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch, 2025
 (arXiv:2501.18512), algorithm 2. Layers are divided among F fragments in strides. Fragment p is synchronized
-every H steps at an offset of its own, so that the link is always in use:
+every H steps at an offset of its own, so that the link is always in use. w_i,p is this fragment in the model
+of group i, and θ_p is the common one:
 
     after update t     θ_p ← OuterOpt(θ_p, θ_p − (1/P) Σ_i w_i,p)    begins
     after update t+τ   w_i,p ← α·w_i,p + (1 − α)·θ_p                 arrives
 
-With α = 0 a group drops what it learned of the fragment in between; α = 1 would mean no communication. The
-paper's α is 1/2.
+With α = 0 a group drops the changes that it made to the fragment in between; with α = 1 it would ignore the
+results. The paper's α is 1/2.
 
 Differences from the paper:
 
-- Its replica is a group here, and each rank contributes what it owns of a fragment.
+- The paper's replica is a group here, and each rank contributes what it owns of a fragment.
 - Layers of different sizes are divided evenly, see `hpcsgd.parts.averagers.fragments`.
 - Any method with a fixed period I can be used; without an outer optimizer θ_p is the mean.
-- The offsets of consecutive fragments differ by I/F, rounded down.
-- Numbers travel in their own dtype, or as `quantize` of the inner method says: in blocks with a scale instead
-  of E3M0.
+- The offsets of consecutive fragments differ by about I/F steps.
+- Values are sent in their own dtype, or in the format `quantize` of the inner method. That is a format of
+  blocks with a scale, not the paper's E3M0.
 """
 
 from __future__ import annotations
@@ -53,11 +54,10 @@ log = logging.getLogger(__name__)
 
 
 class Streaming:
-    """A copy of the averager `how` for each fragment; each begins its synchronizations by `turn`.
+    """The averager with a copy of `how` for each fragment; `turn` says when each fragment begins.
 
-    If `average` is called when no result is due, the groups average the whole model at once, after they have
-    taken in the pending averages. The metric `distance` covers all fragments, each as of its last
-    synchronization.
+    If `average` is called when no result is due, the groups first apply the pending averages and then average
+    the whole model at once. The metric `distance` covers all fragments, each as of its last synchronization.
     """
 
     def __init__(self, how: Averager, turn: InTurn, delay: int, blend: float) -> None:
@@ -77,12 +77,12 @@ class Streaming:
             self._start(list(vectors), s)
 
     def is_due(self, s: StepContext, wanted: bool) -> bool:
-        """Return whether a result is due after this update; without delay, whether one is `wanted`."""
+        """Return whether a fragment's result is due after this update; without delay, return `wanted`."""
         self._asked = s.t
         return any(self._pending(s.t)) if self.delay else wanted
 
     def begin(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """Begin to average the fragments that are next, except those still under way."""
+        """Begin to average the fragments that `turn` lists for this update, except those still under way."""
         for p in self.turn.at(s.t):
             if self._streams[p].pending is None:
                 self._begin(self._streams[p], vectors, s)
@@ -117,7 +117,11 @@ class Streaming:
         return under_way + memory_bytes((part for _, part in parts_of("averager", self.how)), m)
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """About 1/F of the model each time; while all F are under way, F·τ steps are computed."""
+        """Yield the operations of a synchronization, which averages one fragment, about 1/F of the model.
+
+        One of F fragments is averaged at a time, each by operations that are counted 1/F times here. So they
+        overlap F·τ steps.
+        """
         F = self.turn.F
         for p in range(F):
             counts = [(b.used * (p + 1) // F - b.used * p // F, b.width) for b in m.buckets]
@@ -126,7 +130,7 @@ class Streaming:
                 yield overlapped(replace(x, times=x.times / F), F * self.delay)
 
     def state_dict(self) -> State:
-        """Return the state with the results of the pending averages, for which it waits."""
+        """Wait for the pending averages, and return the state with their results."""
         if not self._streams:
             return self._saved
         found, rest = zip(*(stream.saved() for stream in self._streams), strict=True)
@@ -248,8 +252,8 @@ def streaming(method: Method, num_fragments: int, sync_delay: int, update_alpha:
             about the same size.
         sync_delay: Steps τ from the beginning of a synchronization to the use of its result, 0 to I.
         update_alpha: Weight α of the group's own values when the result is blended in, 0 ≤ α < 1. With 0 the
-            result replaces the fragment, and what the group learned of it in between is dropped. Default 0.5,
-            the paper's.
+            result replaces the fragment, and the changes that the group made to it in between are dropped.
+            Default 0.5, the paper's.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.

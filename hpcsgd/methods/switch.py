@@ -1,4 +1,4 @@
-"""One method and then another: AR/1P-SGP and 2P/1P-SGP (the SGP paper, table 5), post-local SGD."""
+"""Training with one method and then another: AR/1P-SGP, 2P/1P-SGP (SGP paper, table 5), post-local SGD."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class SwitchedGradReduce:
             replace(each.traits, per_bucket=False, keeps_gradients=keeps) for each in (first, then)
         ]
         self._beside: QuantizedGather | None = None
-        """What restored the shards in this step, if anything did."""
+        """The quantized gather that restored the exact shards in this step; None if there was none."""
 
     @property
     def _exchange(self) -> GradReduce:
@@ -146,7 +146,7 @@ class SwitchedSchedule:
 
     @property
     def traits(self) -> ScheduleTraits:
-        """The traits, with the rate of the method that trains now."""
+        """The traits, with the share of synchronized steps of the method that trains now."""
         return ScheduleTraits(rate=self._turn.method.schedule.traits.rate)
 
 

@@ -45,11 +45,11 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 LIBRARIES: Mapping[str, Callable[[str, Mapping[str, Any]], nn.Module]] = {"transformers": of_transformers}
-"""Functions that make a model from the name of a class in such a library."""
+"""For each library, a function that makes a model from the name of one of its classes and arguments."""
 
 
 def is_known(name: str) -> bool:
-    """Return whether the name is of a built-in or a library's model; its errors are due to its arguments."""
+    """Return whether `name` is a built-in model or one of a library. Their errors are due to arguments."""
     return name in MODELS or name.partition(":")[0] in LIBRARIES
 
 

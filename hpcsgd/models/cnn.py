@@ -10,7 +10,7 @@ from hpcsgd.errors import UserError
 
 
 def cnn(shape: Sequence[int], classes: int = 10, widths: Sequence[int] = (32, 64)) -> nn.Sequential:
-    """Return a network with a 3 x 3 convolution, ReLU and 2 x 2 max pooling per width, then a linear layer.
+    """Return 3 x 3 convolutions of these widths, each with ReLU and 2 x 2 pooling, and a linear layer.
 
     `shape` is (C, H, W): [b, C, H, W] → [b, classes]. Raises `UserError` if the pooling leaves nothing.
     """

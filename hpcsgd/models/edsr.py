@@ -42,7 +42,7 @@ class EDSR(nn.Module):
 
 
 class Block(nn.Module):
-    """x + residual · f(x), where f has two convolutions: [b, width, H, W] → the same."""
+    """A block x + residual · f(x), with two convolutions in f: [b, width, H, W] → the same shape."""
 
     def __init__(self, width: int, residual: float) -> None:
         super().__init__()
@@ -66,10 +66,11 @@ class Doubling(nn.Module):
 
 
 def edsr(scale: int = 2, blocks: int = 32, width: int = 256, residual: float = 0.1) -> EDSR:
-    """Return an `EDSR`: 40.7 M parameters at scale 2, 43.1 M at 4. Convolutions have torch's initial values.
+    """Return an `EDSR`, with 40.7 M parameters at scale 2 and 43.1 M at scale 4.
 
-    A block's result is multiplied by `residual`. The paper's small model, "baseline", is `blocks = 16`,
-    `width = 64`, `residual = 1.0`: 1.4 M and 1.5 M. Raises `UserError` for other scales.
+    Convolutions have torch's initial values. A block's result is multiplied by `residual`. The paper's small
+    model, "baseline", is `blocks = 16`, `width = 64`, `residual = 1.0`: 1.4 M and 1.5 M parameters. Raises
+    `UserError` for other scales.
     """
     if scale not in DOUBLINGS:
         raise UserError(f"edsr: scale = {scale}: allowed are {' and '.join(map(str, DOUBLINGS))}")

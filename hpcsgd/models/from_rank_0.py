@@ -1,4 +1,4 @@
-"""Distribution of rank 0's values of an FSDP model, block by block; other ranks need not have any."""
+"""Distribution of rank 0's values of an FSDP model, block by block. Other ranks need not have values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcsgd.errors import UserError
 
 META = torch.device("meta")
 Outline = dict[str, tuple[str, bool]]
-"""What must be equal on all ranks, by name, and whether this rank has values for it."""
+"""By name: a description that must be equal on all ranks, and True if this rank has values for it."""
 NOTHING = "nothing", False
 
 
@@ -40,7 +40,7 @@ def require_alike(mine: Outline, first: Outline) -> None:
 
 
 def share_values(topology: Topology, model: nn.Module, unit: nn.Module, given: Collection[str]) -> None:
-    """Copy rank 0's values to all ranks, for parameters of `unit` that have values there."""
+    """Copy rank 0's values to all ranks, for those parameters of `unit` whose names are in `given`."""
     within = next(name for name, module in model.named_modules() if module is unit)
     for name, param in list(unit.named_parameters(within)):
         if name in given and not is_fsdp(param):
@@ -60,7 +60,7 @@ def share_buffers(topology: Topology, model: nn.Module, given: Collection[str], 
 
 @torch.no_grad()
 def _share(topology: Topology, x: Tensor) -> None:
-    """Broadcast rank 0's values through the host, because tensors of all ranks can be there."""
+    """Broadcast rank 0's values of x in host memory, because ranks may have x on different devices."""
     values = x.detach().cpu().contiguous()
     topology.world.bcast(values.view(torch.uint8) if values.dtype == torch.bool else values).wait()
     x.copy_(values)

@@ -1,10 +1,10 @@
 """A decoder-only Transformer: each token is predicted from those before it.
 
 "Language Models are Unsupervised Multitask Learners" (Radford et al., 2019), GPT-2: blocks of attention and
-perceptron, each with a normalization before it. From there are also the sizes of the presets, and initial
-weights with which the sum over all blocks does not grow with their number. Differences, as in most models
-since: positions by rotation of queries and keys (RoFormer, https://arxiv.org/abs/2104.09864, eqs. 15 and
-34), RMSNorm (https://arxiv.org/abs/1910.07467), no biases. So no length is built in.
+perceptron, each with a normalization before it. The sizes of the presets are from this paper, too. So are the
+initial weights, with which the sum over all blocks does not grow with the number of blocks. Differences, as
+in most models since: positions by rotation of queries and keys (RoFormer, https://arxiv.org/abs/2104.09864,
+eqs. 15 and 34), RMSNorm (https://arxiv.org/abs/1910.07467), no biases. So texts may have any length.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class GPT(nn.Module):
             self.scores.weight = self.embedding.weight
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize a module. Models of the library `transformers` have a method of this name."""
+        """Initialize a module. `fully_shard` calls this method, as it does for models of `transformers`."""
         if isinstance(module, nn.Linear | nn.Embedding):
             std = SPREAD / (2 * len(self.blocks)) ** 0.5 if isinstance(module, IntoTheSum) else SPREAD
             nn.init.normal_(module.weight, std=std)
@@ -55,11 +55,11 @@ class GPT(nn.Module):
 
 
 class IntoTheSum(nn.Linear):
-    """A linear layer whose result is added to x."""
+    """The last linear layer of attention or perceptron, whose result is added to the block's input."""
 
 
 class Block(nn.Module):
-    """A block: results of attention and then of a perceptron are added to x."""
+    """A block: the result of attention is added to x, and then the result of a perceptron."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 """The classical language model: an embedding, LSTM layers, and a score for every type of token.
 
 "Recurrent Neural Network Regularization" (Zaremba et al., 2014), https://arxiv.org/abs/1409.2329: dropout
-between layers, not along time. Tied weights: https://arxiv.org/abs/1608.05859. Both carry the state from one
-segment of the text to the next. Here every window of tokens starts from zeros, so that samples can come in
-any order, to any rank.
+between layers, not along time. Tied weights: https://arxiv.org/abs/1608.05859. Both papers carry the state
+from one segment of the text to the next. Here every window of tokens starts from a state of zeros, so that
+samples can come in any order, to any rank.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def lstm(
     """Return a `LanguageModel` for a vocabulary of `types`.
 
     The default sizes are those of PyTorch's old example. `dropout` is the fraction of values dropped before,
-    between and after the layers in training. With `tied`, embedding and scores share one matrix. Raises
-    `UserError` if the sizes do not allow that.
+    between and after the layers in training. With `tied`, embedding and scores share one matrix, which needs
+    `embedding` = `hidden`. Raises `UserError` for sizes that do not fit.
     """
     for name, value in (("types", types), ("embedding", embedding), ("hidden", hidden), ("layers", layers)):
         if value < 1:

@@ -1,6 +1,6 @@
 """Safe reading of the index of a torch.distributed.checkpoint, a pickle that torch would let run code.
 
-The index is checked before, and may refer only to what such an index consists of.
+Before torch reads the index, it is checked here: it may refer only to classes that such an index needs.
 """
 
 from __future__ import annotations

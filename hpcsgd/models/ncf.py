@@ -44,8 +44,8 @@ class NeuMF(nn.Module):
 def ncf(users: int, items: int, factors: int = 8, hidden: Sequence[int] = (64, 32, 16, 8)) -> NeuMF:
     """Return a `NeuMF` with `factors` in the product and layers of `hidden` units in the perceptron.
 
-    Half of the first of `hidden` is the user's embedding there, the other half the item's. Raises
-    `UserError` for impossible sizes.
+    `hidden[0]` is the size of the perceptron's input: one half is an embedding of the user, the other half
+    of the item. Raises `UserError` for impossible sizes.
     """
     if min(users, items, factors) < 1:
         raise UserError(f"ncf: users = {users}, items = {items}, factors = {factors}: must be at least 1")

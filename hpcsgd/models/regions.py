@@ -1,4 +1,4 @@
-"""Regions of a model: the parts that are compiled, recomputed or sharded by themselves."""
+"""Regions of a model: the parts that are compiled, recomputed or sharded separately."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 def regions(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the outermost modules that consist of others, except those that only contain regions.
 
-    Regions are residual blocks, or the layers of a transformer, at any depth of the list that has them. An
-    element of such a list is one region, even if it has lists of its own, as of experts.
+    Regions are, for example, residual blocks or the layers of a Transformer, at any depth. Each element of a
+    `ModuleList` of such blocks is one region, even if it has lists of its own, such as one of experts.
     """
     for child in model.children():
         listed = isinstance(model, nn.ModuleList) or not any(map(_lists_regions, child.modules()))

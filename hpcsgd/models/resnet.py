@@ -2,8 +2,8 @@
 
 https://arxiv.org/abs/1512.03385, section 4.2: a 3 x 3 stem, three stages of n blocks with 16, 32 and 64
 channels, global average pooling, one linear layer: 6n + 2 layers. Shortcuts are option A: where the size
-changes, every second pixel is taken and new channels are zero, so that they have no parameters. The wider
-networks for ImageNet are others (torchvision's resnet18 and so on).
+changes, every second pixel is taken and new channels are zero, so that they have no parameters. The networks
+of that paper for ImageNet (torchvision's resnet18 and so on) are different, and wider.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ WIDTHS = (16, 32, 64)
 
 
 class Block(nn.Module):
-    """relu(x + f(x)), where f has two convolutions with batch norm.
+    """A block relu(x + f(x)), where f has two convolutions with batch norm.
 
-    [b, inputs, H, W] → [b, outputs, H/s, W/s].
+    [b, inputs, H, W] → [b, outputs, H/stride, W/stride].
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:

@@ -17,10 +17,10 @@ WIDTHS = (64, 128, 256, 512)
 
 
 class ProjectionBlock(nn.Module):
-    """relu(s(x) + f(x)), where f has two convolutions with batch norm.
+    """A block relu(shortcut(x) + f(x)), where f has two convolutions with batch norm.
 
-    [b, inputs, H, W] → [b, outputs, H/s, W/s]. The shortcut s is x itself, or a 1 x 1 convolution with batch
-    norm if f changes the size.
+    [b, inputs, H, W] → [b, outputs, H/stride, W/stride]. The shortcut is x itself, or a 1 x 1 convolution
+    with batch norm if f changes the size.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:

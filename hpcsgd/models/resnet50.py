@@ -17,15 +17,15 @@ from hpcsgd.errors import UserError
 WIDTHS = (64, 128, 256, 512)
 """Channels of the 3 × 3 convolutions of a stage."""
 STEMS = {7: "for ImageNet", 3: "for 32 × 32 pixels"}
-"""Sizes of the first convolution. That for ImageNet has a stride, and pooling after it."""
+"""Sizes of the first convolution. The one for ImageNet has stride 2, and pooling after it."""
 EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """relu(s(x) + f(x)), where f has 1 × 1, 3 × 3 and 1 × 1 convolutions.
+    """A block relu(shortcut(x) + f(x)), where f has 1 × 1, 3 × 3 and 1 × 1 convolutions.
 
-    [b, inputs, H, W] → [b, 4·width, H/s, W/s]. The shortcut s is x itself, or a 1 × 1 convolution with batch
-    norm if f changes the size.
+    [b, inputs, H, W] → [b, 4·width, H/stride, W/stride]. The shortcut is x itself, or a 1 × 1 convolution
+    with batch norm if f changes the size.
     """
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:

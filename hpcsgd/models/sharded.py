@@ -1,7 +1,7 @@
 """FSDP models, which no rank ever holds whole.
 
-The model is built without values. torch (`fully_shard`) shards it over the group block by block, and each
-block gets its values just before.
+The model is built without values. torch (`fully_shard`) shards it over the group block by block. Each block
+gets its values just before it is sharded.
 
 A generator of the host draws the initial values of a module, from a seed that depends on the module's name.
 So the model is the same for every K and on every device.
@@ -70,7 +70,7 @@ def fully_shard(
     """Let torch shard all parameters of `model` over the group, in place; collective.
 
     A rank keeps M/K parameters, and a whole block while the block is computed. A model with values gets
-    those of rank 0; other ranks need not have any. A model on the meta device, built inside
+    those of rank 0; other ranks need not have values. A model on the meta device, built inside
     ``torch.device("meta")``, gets its values block by block: from each module's `reset_parameters()`, and
     from the model's `_init_weights(module)`, which models of the library `transformers` have.
 
@@ -147,8 +147,8 @@ def _device(given: torch.device | str) -> torch.device:
 def units(model: nn.Module, blocks: Sequence[str] | None) -> list[tuple[nn.Module, list[nn.Parameter]]]:
     """Return the FSDP units of a model, each with its parameters: inner ones first, and the model last.
 
-    Raises `UserError` for names that fit no module, and for a parameter that is in several units, since
-    torch would make several of it.
+    Raises `UserError` for names that fit no module, and for a parameter that is in several units, because
+    torch would make a separate parameter in each unit.
     """
     named = {name: module for name, module in model.named_modules() if name}
     for pattern in blocks or ():
@@ -179,7 +179,7 @@ def units(model: nn.Module, blocks: Sequence[str] | None) -> list[tuple[nn.Modul
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Compare names component by component: "blocks.*" are the blocks, not the modules inside them."""
+    """Return whether each component fits: "blocks.*" are the blocks, not the modules inside them."""
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
@@ -189,7 +189,7 @@ def _name(model: nn.Module, param: nn.Parameter) -> str:
 
 
 def give_values(model: nn.Module, unit: nn.Module, seed: int) -> None:
-    """Give initial values to parameters in `unit` without any. Raises `UserError` if that is impossible."""
+    """Initialize the parameters in `unit` that have no values. Raises `UserError` if that is impossible."""
     names = {module: name for name, module in model.named_modules()}
     for module in unit.modules():
         empty = [name for name, p in module.named_parameters(recurse=False) if p.device == META]

@@ -1,9 +1,9 @@
 """Batch norm with the mean and variance of the samples of all ranks of a group together.
 
 `torch.nn.SyncBatchNorm` does the same, but needs a process group of torch.distributed and tensors on GPUs.
-This one uses the ranks of a topology, on CPUs, too. Let rank i have n_i values with mean m_i and sum of
-squared deviations M_i. All ranks together have, by T. F. Chan et al.: Updating Formulae and a Pairwise
-Algorithm for Computing Sample Variances, 1979,
+This one uses the ranks of a topology, on CPUs, too. Let rank i have n_i values of a channel, with mean m_i
+and sum of squared deviations M_i. All ranks together have, by T. F. Chan et al.: Updating Formulae and a
+Pairwise Algorithm for Computing Sample Variances, 1979,
 
     n = Σ n_i,   m = Σ n_i m_i / n,   M = Σ M_i + n_i (m_i − m)²,   variance M / n.
 """
@@ -92,7 +92,7 @@ def _is_plain(layer: nn.Module, name: str, model: nn.Module) -> TypeGuard[BatchN
 
 
 class SyncBatchNorm(BatchNorm):
-    """A batch norm layer over the ranks of a group, with all that the replaced `layer` has."""
+    """A batch norm layer over the ranks of a group, with all attributes of the `layer` that it replaces."""
 
     def __init__(self, layer: BatchNorm, ranks: Communicator) -> None:
         super().__init__(layer.num_features)
@@ -133,7 +133,7 @@ class SyncBatchNorm(BatchNorm):
         )
 
     def _factor(self) -> float:
-        """Return the factor by which the running statistics move in this step."""
+        """Count this step, and return the weight of its statistics in the running statistics."""
         if self.num_batches_tracked is None:
             return self.momentum or 0.0
         self.num_batches_tracked.add_(1)

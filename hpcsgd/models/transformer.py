@@ -39,7 +39,7 @@ class Transformer(nn.Module):
             self.scores.weight = self.embedding.weight
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize a module. Models of the library `transformers` have a method of this name."""
+        """Initialize a module. `fully_shard` calls this method, as it does for models of `transformers`."""
         if module is self.embedding or module is self.scores:
             nn.init.uniform_(module.weight, -SPREAD, SPREAD)  # pyright: ignore[reportArgumentType]
         if module is self.scores:
@@ -110,8 +110,9 @@ def transformer(
 ) -> Transformer:
     """Return a `Transformer` for a vocabulary of `types`, with `hidden` units in the perceptrons.
 
-    `dropout` is the fraction of values dropped in training: of embeddings, of attention and of what is
-    added. With `tied`, embedding and scores share one matrix. Raises `UserError` for sizes that do not fit.
+    `dropout` is the fraction of values dropped in training: of embeddings, attention weights and hidden
+    units, and of results before they are added. With `tied`, embedding and scores share one matrix. Raises
+    `UserError` for sizes that do not fit.
     """
     sizes = {"types": types, "width": width, "layers": layers, "heads": heads, "hidden": hidden}
     for name, value in sizes.items():

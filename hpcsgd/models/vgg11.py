@@ -3,7 +3,7 @@
 Simonyan and Zisserman, 2014, https://arxiv.org/abs/1409.1556, table 1: eight convolutions of 3 × 3, 2 × 2
 max pooling after five of them, and three linear layers. Difference: the result of the last pooling is
 averaged to a square of fixed size, so that images may have any size from 32 × 32. SelSync trains it on
-CIFAR-100 (section IV-A); its 507 MB (section II-A) are those of all weights, for 1000 classes.
+CIFAR-100 (section IV-A). The 507 MB in that paper (section II-A) are all weights, for 1000 classes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ def vgg11(
     """Return VGG-11, 132.9 M parameters: [b, channels, H, W] → [b, classes], for H, W ≥ 32.
 
     `hidden` are the linear layers before the last one, each followed by `dropout`. `pooled` is the side of
-    the square of averages. The defaults are for 224 × 224. For 32 × 32 `hidden = []`, `pooled = 1` is usual,
-    which does not make 49 pixels of one: 9.2 M for 10 classes. Raises `UserError` for impossible sizes.
+    the square of averages, in pixels. The defaults are for images of 224 × 224. For 32 × 32, where the last
+    pooling leaves a single pixel, `hidden = []` and `pooled = 1` are usual: 9.2 M parameters for 10 classes.
+    Raises `UserError` for impossible sizes.
     """
     if min([pooled, classes, channels, *hidden]) < 1:
         given = f"hidden = {list(hidden)}, pooled = {pooled}, classes = {classes}, channels = {channels}"

@@ -5,8 +5,8 @@ a file of safetensors  as the library of that name reads it
 another file           a state_dict that `torch.save` wrote, such as `model.pt` of a run; nothing but tensors
                        is unpickled
 a folder               with `model.safetensors`, whole or in parts, as `save_pretrained` of the library
-                       `transformers` writes it; a checkpoint of `torch.distributed.checkpoint`; that of a
-                       run, for its `model.pt`
+                       `transformers` writes it; a checkpoint of `torch.distributed.checkpoint`; or the
+                       folder of a run, of which `model.pt` is read
 =====================  ===================================================================================
 """
 
@@ -28,14 +28,14 @@ from hpcsgd.models.pretrained import pretrained
 Weights = dict[str, Tensor]
 INDEX = "model.safetensors.index.json"
 SHOWN = 3
-"""Maximum number of names in an error line, which says how many more there are."""
+"""Maximum number of names in an error line, which also has the number of further names."""
 
 
 def load_into(model: nn.Module, path: Path) -> None:
     """Load the weights at `path`, of any dtype, into `model`.
 
-    All names and shapes have to fit. Tensors that the model shares (tied weights) may be there once. Raises
-    `UserError` if there is nothing to read, or it is of another model.
+    All names and shapes have to fit. A tensor with several names in the model (tied weights) may be stored
+    under one of them. Raises `UserError` if there is nothing to read, or the weights are of another model.
     """
     given = read(path)
     target = max(_targets(model), key=lambda each: len(each.state_dict().keys() & given.keys()))
@@ -61,7 +61,7 @@ def read(path: Path) -> Weights:
 
 
 def twins(own: Mapping[str, Tensor], there: Iterable[str]) -> dict[str, str]:
-    """Return, for names in `own` that are not `there`, another name of the same tensor that is."""
+    """Return, for names in `own` that are not in `there`, another name of the same tensor that is."""
     known = set(there)
     homes = {_home(own[name]): name for name in own if name in known}
     missing = [name for name in own if name not in known]
@@ -69,7 +69,7 @@ def twins(own: Mapping[str, Tensor], there: Iterable[str]) -> dict[str, str]:
 
 
 def distinct(weights: Mapping[str, Tensor]) -> tuple[Weights, dict[str, str]]:
-    """Return each tensor once, by its first name, and for every other name that first one."""
+    """Return each tensor once, by its first name, and a map from all other names to the first one."""
     first: dict[Any, str] = {}
     names = {name: first.setdefault(_home(x), name) for name, x in weights.items()}
     once = {name: weights[name] for name in first.values()}
@@ -77,9 +77,9 @@ def distinct(weights: Mapping[str, Tensor]) -> tuple[Weights, dict[str, str]]:
 
 
 def whole_state(model: nn.Module, *, keeps: bool) -> Weights:
-    """Return the model's state_dict on the host, on ranks that `keeps` it.
+    """Return the model's state_dict on the host if this rank `keeps` it, otherwise an empty dict.
 
-    Collective over the ranks that share the model; one tensor at a time is whole.
+    Collective over the ranks that share the model. Tensors of an FSDP model are gathered one at a time.
     """
     own = model.state_dict(keep_vars=True)
     once, ties = distinct(own)
@@ -92,7 +92,7 @@ def whole_state(model: nn.Module, *, keeps: bool) -> Weights:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the error's text, or its class."""
+    """Return the first line of the error's text, or the name of its class if it has no text."""
     return str(error).strip().split("\n", maxsplit=1)[0] or type(error).__name__
 
 
@@ -106,7 +106,7 @@ def safetensors_library() -> Any:
 
 
 def _targets(model: nn.Module) -> list[nn.Module]:
-    """Return what the file may belong to: the model, or the pretrained model inside it."""
+    """Return the modules that weights may be of: the model, and the pretrained model inside it, if any."""
     inside = pretrained(model)
     return [model] if inside is None or inside is model else [model, inside]
 
@@ -118,7 +118,7 @@ def _home(x: Tensor) -> Any:
 
 
 def _is_safetensors(path: Path) -> bool:
-    """Return whether it is a safetensors file, by its name or by its first bytes: a length, then a table."""
+    """Return whether `path` is a safetensors file, by its name or first bytes: a length, then JSON."""
     with path.open("rb") as file:
         return path.suffix == ".safetensors" or file.read(9)[8:] == b"{"
 
@@ -168,7 +168,7 @@ def _read_folder(path: Path) -> Weights:
 
 def _read_distributed(path: Path) -> Weights:
     from torch.distributed.checkpoint import state_dict_loader
-    from torch.distributed.checkpoint.api import CheckpointException  # no Exception for Python
+    from torch.distributed.checkpoint.api import CheckpointException  # not a subclass of Exception
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 

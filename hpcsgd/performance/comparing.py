@@ -39,12 +39,12 @@ OWN_TO_A_START = (
     *(("training", name) for name in ("bucket_cap_mb", "overlap_grad_reduce", "overlap_param_gather")),
     *(("training", name) for name in ("autotune_steps", "machine")),
 )
-"""Keys that may differ when a comparison is resumed."""
+"""Sections and keys of a job file that may change when a comparison is resumed."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A variant as this rank trains it, in the output folder of its `config`."""
+    """One variant of the comparison: its label, its configuration and this rank's groups."""
 
     label: str
     config: Config
@@ -56,10 +56,10 @@ class Trial:
 
 
 def run(path: Path, overrides: Sequence[str], methods: str, target: float | None, resume: bool) -> None:
-    """Train each variant of the job file and write the comparison; every rank of the launch calls this.
+    """Train each variant of the job file and write the comparison; all ranks that were started call this.
 
-    `methods`: the variants as typed, or the file that contains them. After a signal or the time limit the
-    process ends with exit code `STOPPED` and leaves a checkpoint to resume from.
+    `methods`: the variants as typed, or the name of a TOML file with them. After a signal or at the time
+    limit the process writes a checkpoint and ends with exit code `STOPPED`.
     """
     end_as(lambda: _run(world_for(path, overrides), path, overrides, methods, target, resume))
 
@@ -84,7 +84,7 @@ def _run(
 
 
 def folder_of(run: RunSection) -> Path:
-    """Return the folder of a comparison, next to the folder of a plain run."""
+    """Return the folder of a comparison, which is next to the folder of the job file's run."""
     return run.output_dir.with_name(f"{run.output_dir.name}-compare")
 
 
@@ -139,7 +139,7 @@ def _trained(
 
 
 def _prepared(world: Communicator, path: Path, label: str, config: Config) -> Trial:
-    """Return the trial of a variant. Collective; raises `JobError` if the variant cannot be built."""
+    """Return the variant `label` as a trial. Collective; raises `JobError` if it cannot be built."""
     with located(f"variant {label!r}"):
         world.timeout = config.parallel.timeout_s
         with in_file(path), in_section("parallel"):
@@ -151,7 +151,7 @@ def _prepared(world: Communicator, path: Path, label: str, config: Config) -> Tr
 
 
 def _train(trial: Trial, path: Path, reasons: Reasons, *, resume: bool) -> str | None:
-    """Train like `hpcsgd train`, free everything, and return why the training stopped early, or None."""
+    """Train one variant, free its memory, and return why the training stopped early, or None."""
     world, timeout = trial.topology.world, trial.config.parallel.timeout_s
     world.timeout = timeout
     with located(f"variant {trial.label!r}"):

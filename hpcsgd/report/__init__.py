@@ -1,1 +1,1 @@
-"""What a run leaves behind for people: its folder, metrics, summary and pictures."""
+"""The results of a run for its users: its folder, metrics, summary and pictures."""

@@ -1,4 +1,4 @@
-"""Comparison of variants of one training: how good each became, after how many steps, seconds and bytes.
+"""Comparison of variants of one training: their results, and the steps, seconds and bytes they needed.
 
 Seconds are those of training steps, without evaluations and checkpoints. Bytes are those that rank 0 sent.
 """
@@ -21,12 +21,12 @@ from hpcsgd.report.summary import byte_text, of_kind, second_text, summary
 
 Row = dict[str, Any]
 LOSS = Figure("loss", min, ".4g")
-"""What is compared if there is no figure of merit."""
+"""The figure that is compared if the records have no figure of merit."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One variant, with the records so far."""
+    """One variant of the training, in P groups of K ranks, with its records so far."""
 
     label: str
     P: int
@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Point:
-    """What was spent up to an evaluation, and its result."""
+    """An evaluation: the steps, seconds and bytes up to then, and the value of the figure of merit."""
 
     steps: int
     seconds: float
@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def metric(self) -> str:
-        """The key in records by which all are judged: the first figure of merit, or the loss."""
+        """The key in records by which variants are compared: the first figure of merit, or the loss."""
         found = found_in(record for entry in self.entries for record in of_kind(entry.records, "evaluation"))
         return found[0] if found else "loss"
 
@@ -77,14 +77,14 @@ class Comparison:
         return points
 
     def reached(self, entry: Entry) -> Point | None:
-        """Return the first evaluation that was as good as the target, or None."""
+        """Return the first evaluation whose value is as good as the target or better, or None."""
         if self.target is None:
             return None
         best, target = self.figure.best, self.target
         return next((p for p in self.course(entry) if best(p.value, target) == p.value), None)
 
     def rows(self) -> list[Row]:
-        """Return the comparison in numbers; what is not known is None."""
+        """Return a row of numbers for each variant. Unknown numbers are None."""
         rows = [self._row(entry) for entry in self.entries]
         spent = [name for name in rows[0] if name.startswith(("seconds", "bytes"))]
         return [row | {f"{name}_ratio": _ratio(row[name], rows[0][name]) for name in spent} for row in rows]
@@ -114,7 +114,7 @@ def _ratio(value: float | None, first: float | None) -> float | None:
 
 
 def read_comparison(file: Path) -> dict[str, Any]:
-    """Read a file of `write_comparison`. Raises `UserError` for anything else."""
+    """Return the content of a ``compare.json``. Raises `UserError` for any other file."""
     found = read_json(file)
     try:
         for row in found["variants"]:
@@ -138,7 +138,7 @@ def write_comparison(folder: Path, comparison: Comparison, **more: Any) -> None:
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """Return the table that a user reads."""
+    """Return the comparison as a table of text, for the user."""
     figure, key = comparison.figure, comparison.metric
     head = ["", "P × K", "steps", "samples", figure.name, "best", *_SPENT]
     if comparison.target is not None:
@@ -170,7 +170,7 @@ def _text(value: Any, text: Any) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Align the first column to the left, and numbers to the right."""
+    """Return the lines as text, with the first column aligned to the left, and numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines

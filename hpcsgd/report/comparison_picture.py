@@ -1,4 +1,4 @@
-"""A picture of a comparison: how good the variants are after so many steps, seconds and bytes."""
+"""A picture of a comparison: the variants' results against steps, seconds and bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLOURS = tuple(colour for colour in PHASE_COLOURS if colour != GREY)
 LINES = ("-", "--", ":")
 """Line styles; each is used with all colours before the next."""
 PANELS = {"steps": "steps", "seconds": "seconds of training", "bytes": "bytes sent by a rank"}
-"""Axis labels of the panels, by what is spent."""
+"""Axis labels of the panels, by the quantity on the axis."""
 
 
 def plot_comparison(comparison: Comparison, target: Path) -> None:

@@ -27,7 +27,7 @@ Draw = Callable[[Axes, Sequence[Record]], None]
 SMOOTHED_FROM = 20  # with fewer points, no smoothed curve is drawn
 LOGARITHMIC_FROM = 20  # if largest / smallest exceeds this ratio, the axis is logarithmic
 LEGEND_COLUMNS = 4
-NOTE_WIDTH = 3.0  # inches; minimum width of a panel of notes
+NOTE_WIDTH = 3.0  # inches; minimum width of a panel of a method's metrics
 AMOUNT_TEXT: dict[str, Callable[[float], str]] = {"seconds": second_text, "bytes": byte_text}
 
 
@@ -97,7 +97,7 @@ def _gradient(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _speed(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw tokens per second, and on the right the fraction of the ranks' peak."""
+    """Draw tokens per second, with the fraction of the ranks' peak on the right axis."""
     steps, speeds = _column(records, "step"), _column(records, "tokens_per_s")
     axes.plot(steps, speeds, color=BLUE, linewidth=1)
     axes.set(title=f"tokens/s: median {np.median(speeds):,.0f}", xlabel="step")
@@ -110,7 +110,7 @@ def _speed(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _merit(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw the first figure of merit, and the loss."""
+    """Draw the first figure of merit, and the loss on the right axis."""
     key = found_in(records)[0]
     figure = FIGURES[key]
     epochs, values = _column(records, "epoch"), _column(records, key)
@@ -149,7 +149,7 @@ def _distances(records: Sequence[Record]) -> list[Record]:
 
 
 def _counts(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw histograms of the numbers that methods counted."""
+    """Draw a histogram of each number that the method counts, such as the staleness."""
     totals = Totals.of(records).counts
     width = 0.8 / len(totals)
     for i, (name, counts) in enumerate(totals.items()):
@@ -210,13 +210,13 @@ CURVES: dict[Draw, Callable[[Sequence[Record]], list[Record]]] = {
     _gradient: partial(_with, "gradient_norm"),
     _speed: partial(_with, "tokens_per_s"),
 }
-"""What draws a panel, and what it draws."""
+"""For each panel, the function that draws it, and one that returns the records to draw."""
 SAID: dict[Draw, tuple[str, ...]] = {_changes: ("delta", "vote", "met"), _sparse: ("density", "error")}
-"""The notes that these panels draw."""
+"""The method's metrics that these panels draw."""
 
 
 def _together(records: Sequence[Record], said: Collection[str]) -> list[list[str]]:
-    """Return the notes that are still to be drawn, by panel; ``…_seconds`` share one."""
+    """Return the names of metrics not in `said`, by panel; all ``…_seconds`` share one panel."""
     panels: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for record in of_kind(records, "notes") for name in record):
         if name not in ("kind", "step", *said):
@@ -225,7 +225,7 @@ def _together(records: Sequence[Record], said: Collection[str]) -> list[list[str
 
 
 def _note(axes: Axes, records: Sequence[Record], names: Sequence[str]) -> None:
-    """Draw notes that no other panel draws."""
+    """Draw those metrics of the method that no other panel draws."""
     found = {name: noted(records, name) for name in names}
     values = {name: _column(those, name) for name, those in found.items()}
     for name, colour in zip(names, itertools.cycle(PHASE_COLOURS)):
@@ -243,7 +243,7 @@ def _note(axes: Axes, records: Sequence[Record], names: Sequence[str]) -> None:
 
 
 def _phases(axes: Axes, bars: dict[str, dict[str, float]]) -> None:
-    """A bar each for seconds and bytes, cut into the same phases; the legend says the amounts."""
+    """Draw one bar for seconds and one for bytes, divided into phases. The legend has the amounts."""
     phases = list(dict.fromkeys(phase for totals in bars.values() for phase in totals if totals[phase]))
     ends = dict.fromkeys(bars, 0.0)
     for phase, colour in zip(phases, itertools.cycle(PHASE_COLOURS)):
@@ -270,7 +270,7 @@ def _column(records: Sequence[Record], key: str) -> np.ndarray:
 
 
 def _smooth(values: np.ndarray, reach: int) -> np.ndarray:
-    """The mean of each value and up to ``reach`` neighbours on either side."""
+    """Return the mean of each value and up to ``reach`` neighbours on either side."""
     sums = np.cumsum(np.concatenate([[0.0], values]))
     index = np.arange(len(values))
     low, high = np.maximum(index - reach, 0), np.minimum(index + reach + 1, len(values))

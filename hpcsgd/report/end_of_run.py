@@ -1,4 +1,4 @@
-"""The files that every run leaves when it ends, and the lines that a user reads."""
+"""The report at the end of a run: files in its folder, and lines that are printed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hpcsgd.report.summary import summary, summary_text
 
 
 def report(folder: Path) -> str:
-    """Write `summary.json` and `curves.png` of the run in `folder`, and `timeline.png` if steps were traced.
+    """Write `summary.json` and `curves.png` of the run in `folder`, and `timeline.png` of traced steps.
 
-    Return the lines that a user reads. If nothing was recorded, return "" and write nothing.
+    Return the lines to print. If nothing was recorded, return "" and write nothing.
     """
     from hpcsgd.report.curves import plot_curves  # matplotlib is slow to import
     from hpcsgd.report.timeline import plot_timeline

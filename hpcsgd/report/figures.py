@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of merit. `best` chooses among values; `form` is the format of a value."""
+    """A figure of merit. `best` is `min` or `max`, and selects the best value; `form` formats a value."""
 
     name: str
     best: Callable[..., Any]
@@ -27,22 +27,22 @@ FIGURES: Mapping[str, Figure] = {
     "ndcg10": Figure("NDCG@10", max),
     "psnr": Figure("PSNR", max, ".2f"),
 }
-"""The figures by their key in records."""
+"""The figures of merit by their keys in records."""
 
 
 def found_in(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the figures that all these records have; the first one is the most important."""
+    """Return the keys of the figures that all these records have, the most important one first."""
     rows = list(records)
     return [key for key in FIGURES if rows and all(key in row for row in rows)]
 
 
 def written(values: Mapping[str, float]) -> str:
-    """Return the values of `FIGURES` as text, such as ``accuracy 0.9000``."""
+    """Return those of `values` that are figures of merit as text, such as ``accuracy 0.9000``."""
     return "  ".join(f"{FIGURES[key].name} {FIGURES[key].text(values[key])}" for key in found_in([values]))
 
 
 def speed_text(numbers: Mapping[str, Any]) -> str:
-    """Return the speed as text, such as ``1,234 samples/s``, or in tokens, with the fraction of the peak."""
+    """Return the speed as text: ``1,234 samples/s``, or in tokens; with the fraction of the peak if known."""
     quantity = "samples" if numbers.get("tokens_per_s") is None else "tokens"
     speed = f"{numbers[f'{quantity}_per_s']:,.0f} {quantity}/s"
     part = numbers.get("utilization")

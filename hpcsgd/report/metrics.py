@@ -1,23 +1,24 @@
-"""What a run measures: one JSON object per line, appended by rank 0, cut back on resume, read by reports.
+"""The records of a run: one JSON object per line, written by rank 0, cut back on resume.
 
 ==============  ==========================================================================================
 kind            fields in addition to ``kind`` and ``step``
 ==============  ==========================================================================================
 ``step``        epoch, loss, lr, samples, samples_per_s, phase_seconds and phase_bytes (dicts by phase).
-                Samples, seconds and bytes are those since the previous ``step`` record: sums are the run's.
-                If groups send each other messages: link_bytes, from rank 0 to each group.
-                If the method counts something: counts, by its name how often which number came, over all
-                ranks. If groups exchange gradients without averaging models: shared, the number of such
-                steps. At a multiple of ``log_every``: gradient_norm of that step, the root of the mean over
-                the groups of ‖g‖², where g is what the group's update used.
+                Samples, seconds and bytes are those since the previous ``step`` record, so that their sums
+                are the run's totals. If groups send each other messages: link_bytes, from rank 0 to each
+                group. If the method counts something: counts, a dict by the name of the count that says how
+                often each number occurred, over all ranks. If groups exchange gradients without averaging
+                models: shared, the number of steps in which they did. At a multiple of ``log_every``:
+                gradient_norm of that step, the root of the mean over the groups of ‖g‖², where g is the
+                gradient that the group's update used.
                 If samples are made of tokens: tokens, counted like samples, and tokens_per_s. If known:
                 flops, the model's for these samples, and utilization, the fraction of ``peak_tflops``.
                 If torch shards the model (FSDP): bytes_by_torch, the computed bytes that it sent from
                 rank 0. The record is written once all ranks have made the step, so it may follow records of
-                later ones
+                later steps
 `meeting`       a synchronization; distance: D of eq. 9, the model distance of the groups before it
-``notes``       whatever else the method noted in this step on rank 0, as numbers by its names; the method
-                says what they mean
+``notes``       other metrics of the method in this step on rank 0, as numbers by name; the method's
+                documentation says what they mean
 ``evaluation``  epoch, loss, distance (D of the groups from the tested model), seconds, and the figures of
                 the task: accuracy, or perplexity and maybe bits_per_byte, or hr10 and ndcg10
 ``epoch``       epoch, loss, seconds
@@ -42,14 +43,14 @@ STEP_TABLES = ("phase_seconds", "phase_bytes", "link_bytes")
 
 
 class Metrics:
-    """Appends records to a JSONL file; each line is written whole and is readable at once."""
+    """A writer of records to a JSONL file. Each line is written whole and can be read at once."""
 
     def __init__(
         self, path: Path, *, resumed_step: int = 0, also: Callable[[bytes], None] | None = None
     ) -> None:
-        """Open ``path`` and cut off what was recorded after ``resumed_step``, which will be repeated.
+        """Open ``path`` and remove records of steps after ``resumed_step``, which will be made again.
 
-        ``also`` is called with each line, too.
+        ``also`` is called with each new line.
         """
         path.touch()
         os.truncate(path, _size_until(path, resumed_step))
@@ -75,7 +76,7 @@ class Metrics:
         """Append a step record.
 
         Samples, seconds, bytes, counts and ``shared`` are those since the last ``step`` record; samples and
-        counts are of all ranks. What is empty, zero or unknown is left out, in ``figures``, too.
+        counts are of all ranks. Fields that are empty, zero or unknown are left out, also in ``figures``.
         """
         speed = {"samples": samples, "samples_per_s": samples_per_s}
         phases = {"phase_seconds": dict(phase_seconds), "phase_bytes": dict(phase_bytes)}
@@ -90,7 +91,7 @@ class Metrics:
         self._append("meeting", step=step, distance=distance)
 
     def notes(self, step: int, notes: Mapping[str, float]) -> None:
-        """Append what the method noted in ``step``, if anything."""
+        """Append the method's metrics of ``step``, if there are any."""
         assert not {"kind", "step"} & notes.keys(), "these say which record it is"
         if notes:
             self._append("notes", step=step, **{name: float(value) for name, value in notes.items()})
@@ -98,7 +99,7 @@ class Metrics:
     def evaluation(
         self, *, step: int, epoch: int, loss: float, distance: float, seconds: float, **figures: float
     ) -> None:
-        """Append the result of the averaged model on test data, and the groups' distance D from it."""
+        """Append the averaged model's result on test data, and the groups' distance D from that model."""
         score = {"loss": loss, **figures, "distance": distance, "seconds": seconds}
         self._append("evaluation", step=step, epoch=epoch, **score)
 
@@ -113,7 +114,7 @@ class Metrics:
             self._also(line)
 
     def close(self) -> None:
-        """Close the file; nothing is pending."""
+        """Close the file. All lines have been written already."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -167,7 +168,7 @@ _NEEDED: Mapping[str, Mapping[str, type]] = {
     "meeting": {"distance": float},
     "evaluation": {"epoch": int, "loss": float},
 }
-"""The required fields of a kind; a float may be written without a fraction."""
+"""The required fields of each kind of record. A float may be written without a fraction."""
 
 
 def _require_sound(record: Record) -> Record:
@@ -188,7 +189,7 @@ def _require_sound(record: Record) -> Record:
 
 _PLAIN = (int, float, str, type(None))
 _NUMBERED = {"link_bytes": 1, "counts": 2}
-"""Tables whose keys are numbers of groups or counts; the second one has tables of these."""
+"""Fields with whole numbers as keys: of the field itself (1), or of the dicts inside it (2)."""
 
 
 def _require_numbers(name: str, table: Mapping[str, Any], numbered: int) -> None:
@@ -200,7 +201,7 @@ def _require_numbers(name: str, table: Mapping[str, Any], numbered: int) -> None
 
 
 def _as_today(record: Any) -> Record:
-    """Return records of older runs in today's form: other kinds for notes, and counts outside a table."""
+    """Return the record in today's form. Older ones have other kinds for notes, and counts outside a dict."""
     if (
         not isinstance(record, dict)
         or not {"kind", "step"} <= record.keys()

@@ -18,10 +18,10 @@ QUANTITIES = ("exposed", "hidden")
 
 
 def overlap(window: Window, owner: int) -> dict[str, dict[str, float]]:
-    """Return seconds of this rank by phase.
+    """Return the seconds of this rank in a window, by phase.
 
-    "exposed": the training thread `owner` waited. "hidden": a communication thread was busy with a message,
-    while the training did not wait for any phase.
+    In "exposed" seconds the training thread `owner` waited. In "hidden" seconds a communication thread was
+    busy with a message, and the training thread did not wait for anything.
     """
     waits: dict[str, list[Interval]] = defaultdict(list)
     messages: dict[str, list[Interval]] = defaultdict(list)

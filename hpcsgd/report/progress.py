@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Progress:
-    """Reports steps and notes through `logging`, or draws a bar if stdout is a terminal.
+    """The display of steps and notes: lines of `logging`, or a bar if stdout is a terminal.
 
     With a bar, lines are logged as DEBUG, for the log file only. A process whose log is silenced (every rank
     but 0) draws no bar either, since some launchers give each rank a terminal.

@@ -15,8 +15,8 @@ METRICS, ISLANDS = "metrics.jsonl", "replica_groups"
 def of_run(folder: Path) -> Iterable[Record]:
     """Return all records of a run in order, one at a time; none if nothing was recorded.
 
-    In an elastic run, steps and epochs are those of the group that made the most. Evaluations are those of
-    all groups, because the first group of a round makes them.
+    In an elastic run, steps and epochs are those of the group that made the most steps. Evaluations are those
+    of all groups, because the first group of each round evaluates, and that may be a different group.
     """
     if (file := folder / METRICS).exists():
         return metrics.stream(file)

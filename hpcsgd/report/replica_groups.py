@@ -22,7 +22,7 @@ class Timeline:
     marks: dict[str, list[tuple[int, Point]]] = field(default_factory=lambda: defaultdict(list))
     """By kind of loss or `RETURNED`: the group, and where its line ends or begins."""
     units: dict[str, list[tuple[float, Mapping[int, int]]]] = field(default_factory=lambda: defaultdict(list))
-    """By resource: when it was assigned, and what each group has from then on."""
+    """By resource: each time at which it was assigned, and the units that each group has from then on."""
     end: float = 0.0
     """End of the log, in seconds."""
 
@@ -35,7 +35,7 @@ class Timeline:
 
     @property
     def progress(self) -> list[Point]:
-        """The progress of the members; all have that of the last committed round."""
+        """The progress of the members over time. All have the progress of the last committed round."""
         return sorted({point for lives in self.lines.values() for life in lives for point in life})
 
 
@@ -80,16 +80,16 @@ def tell(events: Sequence[Event]) -> Timeline:
 
 
 def _leave(timeline: Timeline, replica_groups: set[int], here: Point) -> None:
-    """End the lines of these groups here."""
+    """End the lines of these groups at the point `here`."""
     for replica_group in replica_groups:
         timeline.lines[replica_group][-1].append(here)
 
 
 def numbers(events: Sequence[Event], samples: int | None, seconds: float) -> dict[str, float | None]:
-    """Return what the records of one group cannot say about an elastic run; nothing if `samples` is None.
+    """Return the numbers of an elastic run that the records of a single group do not have.
 
-    The result has the samples of all groups, the committed rounds, and how often groups were lost, returned
-    and left.
+    They are the `samples` of all groups, the committed rounds, and how often groups were lost, returned and
+    left. For a static run `samples` is None, and the result is empty.
     """
     if samples is None:
         return {}

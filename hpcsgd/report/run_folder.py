@@ -91,7 +91,7 @@ def write_config(folder: Path, config: Config) -> None:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return as text what differs between two tables of a job file, or ""."""
+    """Return the differences between two tables of a job file as text, or "" if there are none."""
     old, new = dict(flat(before)), dict(flat(now))
     keys = [key for key in old | new if old.get(key) != new.get(key)]
     return ", ".join(f"{key} {old.get(key, 'default')} → {new.get(key, 'default')}" for key in keys)
@@ -190,7 +190,7 @@ def log_into(folder: Path) -> Iterator[None]:
 
 
 def write_summary(folder: Path, numbers: Mapping[str, Any]) -> None:
-    """Write ``summary.json``: the numbers of `hpcsgd.report.summary.summary`, and the caller's own."""
+    """Write ``summary.json``: `numbers` are those of `hpcsgd.report.summary.summary`, and others."""
     _write(folder / "summary.json", json.dumps(numbers, indent=2))
 
 

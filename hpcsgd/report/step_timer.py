@@ -1,4 +1,4 @@
-"""What happened between two records: loss, speed, and where time and bytes went."""
+"""Measure the steps between two records: loss, speed, and the time and bytes of each phase."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from hpcsgd.comm import Communicator, Work, phase
 from hpcsgd.core.topology import Topology
 
 LARGEST = 63
-"""Largest number that is counted; larger ones count as this one."""
+"""Largest number that is counted. Larger numbers count as this number."""
 _OWN = "metrics"
-"""The phase of the timer's own messages, left out of the bytes: when they are sent depends on all ranks."""
+"""The phase of the timer's own messages. Their bytes are left out: when they are sent depends on all ranks.
+"""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What a sample costs the model, as far as known."""
+    """The tokens and FLOPs of a sample, and a rank's peak speed; None if not known."""
 
     tokens: int | None = None
     """Tokens per sample."""
@@ -33,14 +34,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What happened since the last record.
+    """The measurements since the last record.
 
-    Over all ranks: `loss` is the mean per sample. `tokens` and `flops` follow from a `Sample`. `utilization`
-    is the fraction of what all ranks can do. `counts` says how often a method noted which number.
-    `gradient_norm` is the root of the mean over the groups of ‖g‖² in the last step.
+    Of all ranks: `loss` is the mean per sample. `tokens` and `flops` follow from a `Sample`. `utilization` is
+    `flops` per second as a fraction of the ranks' peak. `counts` says, for each name, how often each number
+    occurred. `gradient_norm` is the root of the mean over the groups of ‖g‖² in the last step.
 
-    Over this rank: seconds and bytes of each phase, and bytes to each rank of its inter-group communicator,
-    of hpcsgd's own messages. `bytes_by_torch` is computed: what torch sends for an FSDP model.
+    Of this rank: seconds and bytes of each phase, and bytes to each rank of its inter-group communicator, of
+    hpcsgd's own messages. `bytes_by_torch` is computed: the bytes that torch sends for an FSDP model.
     """
 
     loss: float
@@ -59,11 +60,11 @@ class StepRecord:
 
 
 class StepTimer:
-    """Adds up steps until it is read.
+    """A timer that adds up steps until it is read.
 
     Sums over all ranks are taken on `control`, a communicator with its own thread, so that independent
-    groups do not wait for each other here. `counted` names the notes that are small whole numbers; it is the
-    same on all ranks.
+    groups do not wait for each other here. `counted` has the names of the method's metrics that are small
+    whole numbers; it is the same on all ranks.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class StepTimer:
         sample: Sample | None = None,
         by_torch: float | None = None,
     ) -> None:
-        """Start. `by_torch`: bytes that torch sends for this rank in a forward and a backward pass."""
+        """Start. `by_torch` is the bytes that torch sends from this rank in a forward and backward pass."""
         self._job = topology
         self._control = control
         self._data_seconds = 0.0
@@ -89,7 +90,7 @@ class StepTimer:
         self.pause()
 
     def step(self, loss: Tensor, samples: int, data_seconds: float, notes: Mapping[str, float]) -> None:
-        """Count a step: mean loss over `samples` of this rank, waiting time, and the method's `notes`."""
+        """Count a step: this rank's mean loss over `samples`, waiting time, and the method's metrics."""
         losses = (loss.detach() * samples).double()  # without waiting for a device
         self._losses = losses if self._losses is None else self._losses + losses
         self._samples += samples
@@ -103,11 +104,11 @@ class StepTimer:
         self._passes += count
 
     def gradient(self, square: Tensor | None) -> None:
-        """Set this rank's part of ‖g‖² in the step just counted."""
+        """Set this rank's part of ‖g‖², the squared norm of the gradient, in the step just counted."""
         self._square = square
 
     def pause(self) -> None:
-        """Ignore what came since the last record, such as an evaluation or a checkpoint."""
+        """Ignore time and bytes since the last record, such as those of an evaluation or a checkpoint."""
         self._totals = self._job.world.stats.totals()
         self._links = self._job.world.stats.links()
         self._since = time.perf_counter()
@@ -115,7 +116,7 @@ class StepTimer:
     def read(self) -> Work:
         """Return the work whose result is the `StepRecord` since the last one.
 
-        It is done after all ranks have read theirs. This waits for the model's device.
+        The work is done after all ranks have called `read`. The call itself waits for the model's device.
         """
         grown = self._job.world.stats.since(self._totals)
         elapsed = time.perf_counter() - self._since

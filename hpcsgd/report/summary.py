@@ -1,4 +1,4 @@
-"""A run in numbers: what its metrics add up to, for ``summary.json`` and for the last printed lines."""
+"""The numbers of a run, from all its records, for ``summary.json`` and for the last printed lines."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def noted(records: Iterable[Record], *names: str) -> list[Record]:
 
 
 def summary(records: Iterable[Record]) -> Summary:
-    """Return the run in numbers. Seconds are those of training steps. What was never measured is None."""
+    """Return the numbers of a run; None if never measured. Seconds are those of training steps."""
     return Totals.of(records).numbers()
 
 
 def summary_text(numbers: Summary) -> str:
-    """Return the lines that a user reads at the end of a run, from the result of `summary`."""
+    """Return the lines that are printed at the end of a run, from the result of `summary`."""
     lines = [
         f"trained   {count_text(numbers['steps'], 'step')}, {count_text(numbers['epochs'], 'epoch')}, "
         f"{count_text(numbers['samples'], 'sample')}"
@@ -82,7 +82,7 @@ def summary_text(numbers: Summary) -> str:
 
 
 def _model_work(numbers: Summary) -> str:
-    """Return the FLOPs of a token, or of a sample if samples have no tokens."""
+    """Return a text with the FLOPs per token, or per sample if samples have no tokens."""
     if numbers.get("flops") is None:
         return ""
     of = "tokens" if "tokens" in numbers else "samples"
@@ -111,7 +111,7 @@ TOLD = 0.02
 
 
 def _traced(found: Summary) -> str:
-    """Return the text for what `hpcsgd.report.overlap.per_step` found."""
+    """Return a text for the result of `hpcsgd.report.overlap.per_step`."""
     exposed, hidden = (found[f"{quantity}_seconds"] for quantity in ("exposed", "hidden"))
     both = Counter(exposed) + Counter(hidden)
     phases = (

@@ -1,4 +1,4 @@
-"""A picture of a few steps of a trace: what training does and waits for, and the messages meanwhile."""
+"""A picture of a few steps of a trace: computing and waiting of the training, and messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Row = tuple[int, int]
 
 
 def plot_timeline(trace: Path, target: Path) -> None:
-    """Draw a PNG at `target`; none if no step has been traced."""
+    """Draw some steps of the trace in the file `trace` as a PNG at `target`, if any steps were traced."""
     found = [line for line in read(trace, '"ph": "X"') if line["pid"] < RANKS]
     extent = _extent(found)
     if extent is None:
@@ -46,7 +46,10 @@ def plot_timeline(trace: Path, target: Path) -> None:
 
 
 def _extent(found: Sequence[Line]) -> tuple[float, float] | None:
-    """Return the extent of a few steps, up to the last one with a synchronization, if any."""
+    """Return begin and end, in microseconds, of the steps to draw, or None if there are none.
+
+    These are `STEPS` steps, up to the last one with a synchronization, or else up to the last one.
+    """
     steps = [line for line in found if line["pid"] == 0 and line["name"].startswith("step ")]
     if not steps:
         return None
@@ -99,7 +102,7 @@ def _draw(figure: Figure, drawn: Sequence[Line], rows: Sequence[Row], extent: tu
 
 
 def _places(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
-    """Yield the height of each row, from top to bottom, with a gap between ranks."""
+    """Yield the vertical position of each row in the figure, from top to bottom, with gaps between ranks."""
     low = 0.0
     for i, row in enumerate(rows):
         low -= 1 + (GAP if i and rows[i - 1][0] != row[0] else 0)

@@ -1,4 +1,4 @@
-"""Totals of records, added one after the other: of a run of any length in little memory."""
+"""The totals of a run's records, which are added one after the other: little memory for any run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcsgd.report.metrics import Record
 
 
 class Totals:
-    """Totals of all records so far. All distances of synchronizations are kept for their median."""
+    """The totals of all records added so far. All distances are kept, because their median is needed."""
 
     def __init__(self) -> None:
         self.steps = self.epochs = self.samples = 0
@@ -28,7 +28,7 @@ class Totals:
         self.distances = array("d")
         self.phases: dict[str, Counter[str]] = {"seconds": Counter(), "bytes": Counter()}
         self.counts: dict[str, Counter[int]] = {}
-        """By what the method counted: how often which number came, over all ranks."""
+        """By the name of what the method counts: how often each number occurred, over all ranks."""
         self.links: Counter[int] = Counter()
         self.amounts: Counter[str] = Counter()
         """Tokens and FLOPs."""
@@ -125,7 +125,7 @@ class Totals:
         }
 
     def _work(self) -> dict[str, Any]:
-        """Return tokens, the model's FLOPs, if they were counted, and the last gradient norm."""
+        """Return tokens and FLOPs, their rates, and the last gradient norm, as far as they were recorded."""
         found: dict[str, Any] = {} if self._norm is None else {"gradient_norm": self._norm}
         if not self.seconds:
             return found
@@ -173,6 +173,6 @@ class Evaluated:
 
 
 def mean_of(counts: dict[int, int] | Counter[int]) -> float | None:
-    """Return the mean of numbers that came so often."""
+    """Return the mean of numbers, of which `counts` says how often each occurred, or None."""
     total = sum(counts.values())
     return sum(value * count for value, count in counts.items()) / total if total else None

@@ -1,4 +1,4 @@
-"""A trace: what every thread of every rank did in some steps, for the viewers of Perfetto and Chrome.
+"""A trace: the events of every thread of every rank in some steps, for viewers of Perfetto and Chrome.
 
 The format is JSON in the Trace Event Format, gzipped. A process is a rank. Its threads are the training
 thread and the communication threads. Times are microseconds on rank 0's clock since the trace began. Each
@@ -31,10 +31,10 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Clock:
-    """How this rank's clock is converted to the trace's, in seconds."""
+    """The conversion of this rank's clock to that of the trace, in seconds."""
 
     ahead: float = 0.0
-    """Added to `time.perf_counter` of this rank."""
+    """The number that is added to `time.perf_counter` of this rank."""
     error: float = 0.0
     """Largest error relative to rank 0: half of the fastest round trip of a message."""
 
@@ -44,7 +44,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class TraceSync:
-    """A synchronization after step `t`, at distance `D`; `told` is when that step was over."""
+    """A synchronization after step `t`, at distance `D`; `told` is the time at which that step ended."""
 
     t: int
     D: float
@@ -53,7 +53,7 @@ class TraceSync:
 
 @dataclass(frozen=True)
 class Window:
-    """What one rank has seen between two times, and the number of steps meanwhile."""
+    """The events of one rank between two times, and the number of steps in that time."""
 
     begin: float
     end: float
@@ -66,7 +66,7 @@ class Window:
 def lines(
     window: Window, rank: int, label: str, threads: dict[int, int], names: Mapping[int, str], clock: Clock
 ) -> Iterator[Line]:
-    """Yield the lines of a trace. `threads` gets numbers for new threads, in the order of `names`."""
+    """Yield the lines of a rank's window. New threads are numbered in `threads`, in the order of `names`."""
     seen = dict.fromkeys(event.thread for event in window.events)
     for thread in [*(thread for thread in names if thread in seen), *seen]:
         threads.setdefault(thread, len(threads))
@@ -115,7 +115,7 @@ def _instant(rank: int, clock: Clock, name: str, at: float, **arguments: Any) ->
 
 
 def _syncs(window: Window) -> Iterator[tuple[float, float] | None]:
-    """Yield the time from the first to the last message of each synchronization."""
+    """Yield, for each synchronization, begin and end of its messages, or None if there were none."""
     since = window.begin
     for meeting in window.syncs:
         own = [
@@ -137,9 +137,12 @@ def text_of(found: Iterable[Line]) -> bytes:
 
 
 def append(file: Path, began: float, pieces: Iterable[bytes]) -> None:
-    """Add lines, made by `text_of`, to the trace, which is always whole; `began`: see `beginning`."""
+    """Add lines, made by `text_of`, to the trace in `file`, or begin one; `began` is as in `beginning`.
+
+    The file is complete at all times.
+    """
     with replacing(file) as part, gzip.open(part, "wb", _COMPRESSION) as out:
-        # The standard library has no types for it.
+        # The standard library has no types for the result of `gzip.open`.
         whole = cast(Any, out)
         if file.exists():
             for line in _lines(file):

@@ -24,16 +24,16 @@ def form_job(world: Communicator, config: Config) -> Formed:
 
 
 def device_of(training: TrainingSection, place: int) -> torch.device:
-    """Return the device that `training` chooses for the rank with this place on its node.
+    """Return the device that `training` chooses for the rank with index `place` on its node.
 
-    Raises `UserError` if there is none.
+    Raises `UserError` if there is no such device.
     """
     with in_section("training"):
         return device_for(training.device, place)
 
 
 class Delivery:
-    """A function that copies samples to `device` on its own stream, while earlier work computes there."""
+    """A callable that copies samples to `device` on a stream of its own, while the device computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,10 +1,10 @@
 """The training loop of an elastic replica group, which may die and return (EnsembleSync, section 3).
 
-Every replica group makes equally many steps per epoch, each on its own share of the samples. A round of the
+Every replica group makes the same number of steps per epoch, on its own part of the samples. A round of the
 elastic average ends the epoch and assigns the samples of the next one to the groups that are alive. After
-each round the coordinator's register says where the training is. A group that is elsewhere, because it has
-just been started or was left behind, goes there; returning needs nothing else. Until samples are assigned
-again, a group without samples only takes part in the rounds.
+each round the coordinator's register states the step and the epoch of the training. A group at another step,
+because it has just been started or was left behind, continues at that step. A group that returns needs
+nothing else. A group without samples only takes part in the rounds, until samples are assigned again.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class Relocated(Exception):
 class ElasticLoop(TrainLoop):
     """The training loop of a replica group.
 
-    The first of the groups that counted in a round evaluates and saves for all. `train` raises `Over` if
-    another group has come to the end and saved the result, and `Relocated`.
+    The first of the groups whose models counted in a round evaluates and saves for all groups. `train`
+    raises `Over` if another group has finished the training and saved the result. It raises `Relocated` if
+    this group has to be started again with other ranks.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class ElasticLoop(TrainLoop):
         return None
 
     def _train_on(self) -> None:
-        """Train to the end of the epoch, or until a round shows that the training is elsewhere."""
+        """Train to the end of the epoch, or until a round shows that other groups are at another step."""
         elastic_average, batches = self.elastic_average, self._parts.batches
         for x, y, seconds in self._batches():
             left, before = len(batches) - 1, elastic_average.rounds
@@ -108,7 +109,7 @@ class ElasticLoop(TrainLoop):
     def _look_on(self) -> None:
         """Take part in a round without training.
 
-        If all groups that had samples have left, what they have not seen is assigned again.
+        If all groups that had samples have left, the samples that they have not used are assigned again.
         """
         self._reason = self._stopping.now() or self._reason
         self._report(
@@ -127,9 +128,9 @@ class ElasticLoop(TrainLoop):
         self._settle()
 
     def _settle(self) -> bool:
-        """Go where the register says that the training is.
+        """Bring this group to the step and the assignment of samples that the register states.
 
-        Return whether this group was already there and has more to do before samples are assigned again.
+        Return True if the group was there already and goes on with its assigned samples.
         """
         place, t = self.elastic_average.after.place, self._parts.optimizer.t
         if (place.t, place.as_assigned) == (t, self._assigned):
@@ -145,7 +146,11 @@ class ElasticLoop(TrainLoop):
         return False
 
     def _go_to(self, place: Point) -> None:
-        """Go to `place`. Raises `PeerLost` if the others restarted from before it: so must this group."""
+        """Continue at the step and epoch of `place`.
+
+        Raises `PeerLost` if `place` is before this group's step. Then the other groups have restarted from
+        an earlier step, and this group has to restart as well.
+        """
         parts = self._parts
         steps, epochs = place.t - parts.optimizer.t, place.epoch - self._epoch
         if min(steps, epochs) < 0:
@@ -161,7 +166,7 @@ class ElasticLoop(TrainLoop):
         self._epoch = place.epoch
 
     def _take_share(self) -> None:
-        """Take this group's share of the assigned samples, from where the others are."""
+        """Begin this group's part of the assigned samples, after those that the other groups' steps used."""
         elastic_average, sampler = self.elastic_average, self._parts.sampler
         place, dealt, sharing = (
             elastic_average.after.place,
@@ -188,7 +193,7 @@ class ElasticLoop(TrainLoop):
         self._meter.pause()
 
     def _use(self, units: int) -> None:
-        """Use the resources that this group was assigned, if that needs no new start."""
+        """Use the assigned `units`: threads, or samples per pass. Another number of ranks needs `_move`."""
         match self._resource:
             case "threads":
                 torch.set_num_threads(units)
@@ -196,7 +201,7 @@ class ElasticLoop(TrainLoop):
                 self._pass_size = max(1, units // self._parts.optimizer.topology.group_size)
 
     def _moving(self) -> set[int]:
-        """Return the groups that were assigned another number of ranks than they have."""
+        """Return the indices of the groups that were assigned another number of ranks than they have."""
         if self._resource != "ranks":
             return set()
         units, members = dict(self.elastic_average.after.units), self.elastic_average.after.members
@@ -207,7 +212,7 @@ class ElasticLoop(TrainLoop):
         }
 
     def _move(self) -> None:
-        """Save; then groups with a new number of ranks leave, and the others wait until they are back."""
+        """Save. Then groups with a new number of ranks leave, and the other groups wait for their return."""
         moving = self._moving()
         self._save()
         self._checkpoints.finish()
@@ -218,7 +223,7 @@ class ElasticLoop(TrainLoop):
         self._synchronize()
 
     def _stands_for_all(self) -> bool:
-        """Return whether this group is the first and its model the common one, as after a round."""
+        """Return whether this group is the first one and has the common model, as after a round."""
         return self._is_first() and self.elastic_average.after.place.t == self._parts.optimizer.t
 
     def _at_exit(self) -> str:
@@ -230,7 +235,7 @@ class ElasticLoop(TrainLoop):
     def _is_first(self) -> bool:
         """Return whether this group is the first of those that continue, or of all if none does.
 
-        A group that has to stop need not wait for files.
+        Groups that have to stop are passed over, so that they do not have to wait for files.
         """
         counted, after = set(self.elastic_average.counted), self.elastic_average.after
         going = set(after.going)
@@ -241,7 +246,7 @@ class ElasticLoop(TrainLoop):
 
 @dataclass(frozen=True)
 class ElasticRun:
-    """What differs between an elastic and a static run; see `static_run.StaticRun`."""
+    """The parts of an elastic run that a static run does differently; see `static_run.StaticRun`."""
 
     config: Config
     topology: Topology
@@ -283,7 +288,7 @@ class ElasticRun:
 
 
 def living_of(schedule: LrScheduleSection, parts: TrainingSetup) -> Living | None:
-    """Return what makes the learning rate follow the living groups, or None."""
+    """Return the object that scales the learning rate with the number of living groups, or None."""
     if schedule.scale_with == "started":
         return None
     return Living(parts.warm_up, schedule.scaling)

@@ -52,13 +52,13 @@ FAMILIES: Mapping[Any, Mapping[str, Callable[..., Any]]] = {
     Sparsifier: SPARSIFIERS,
     Quantizer: QUANTIZERS,
 }
-"""The tables of names, by the annotation of parameters; each table is next to what it names."""
+"""By the type of a parameter: the names that job files use for its values, and functions that make them."""
 
 
 def method_of(table: Mapping[str, Any], steps_per_epoch: int | None) -> Method:
     """Return the method that a section ``[method]`` names.
 
     Raises:
-        UserError: If it names none; the error names the key.
+        UserError: If the section names no method, or an argument is wrong. The error names the key.
     """
     return Parts(FAMILIES, steps_per_epoch).make(Method, table, "method")

@@ -1,8 +1,8 @@
-"""How far P may grow: until the distance D between the groups' models no longer grows in proportion to P.
+"""How far P may grow: while the distance D between the groups' models grows in proportion to P.
 
-The hierarchical local SGD paper, section III-C: raise P (2, 4, 8, …) while D grows in proportion to P. Its
-figures, read by eye, accept growth ratios of 1.15, 1.10 and 0.91 and reject 0.82 and less. The default
-threshold lies between. Ratios near it, on either side, are reported as not clear, because there is no
+The hierarchical local SGD paper, section III-C: raise P (2, 4, 8, …) while D grows in proportion to P. The
+paper's figures, read by eye, accept growth ratios of 1.15, 1.10 and 0.91 and reject 0.82 and less. The
+default threshold lies between. Ratios near the threshold are reported as not clear, because the paper has no
 evidence for them.
 """
 
@@ -22,14 +22,14 @@ MARGIN = 0.03
 WINDOW = 2
 """Number of synchronizations over which D is averaged."""
 COMPARED = 2 * WINDOW
-"""Number of last synchronizations in which D must be flat, and which are compared."""
+"""Number of last synchronizations in which D must be flat. They are compared between two values of P."""
 FLAT = 0.1
 """D is flat if its mean over a window differs from that of the window before by at most this fraction."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """The growth ratio ρ(P→P') = (D(P')/D(P)) / (P'/P), over the compared synchronizations and seeds."""
+    """The growth ratio ρ(P→P') = (D(P')/D(P)) / (P'/P) of all compared synchronizations and seeds."""
 
     P: int
     further: int
@@ -47,12 +47,12 @@ class Growth:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer `P`. If the distances leave it open, `unclear` is the next larger P, which may also do."""
+    """The result `P`. If the distances are not clear, `unclear` is the next larger P, which may also do."""
 
     P: int
     unclear: int | None
     final: bool
-    """True if probing further P could not change the answer."""
+    """True if probing further P could not change the result."""
 
 
 def is_flat(distances: Sequence[float]) -> bool:
@@ -66,9 +66,9 @@ def is_flat(distances: Sequence[float]) -> bool:
 def growth(smaller: int, D: Sequence[Sequence[float]], larger: int, E: Sequence[Sequence[float]]) -> Growth:
     """Return the growth from P = `smaller` with distances `D` to P' = `larger` with `E`.
 
-    There is one series per seed. The last `COMPARED` synchronizations that both series have are compared,
-    each with the one of the same number. Before it the groups of both had made equally many updates, at the
-    same point of their warm-ups.
+    `D` and `E` have one series of distances per seed. The n-th distance of a series is compared with the n-th
+    of the other, for the last `COMPARED` numbers n that both series have. Up to the n-th synchronization the
+    groups of both had made equally many updates, and were at the same point of their warm-ups.
     """
     ratios: list[float] = []
     for d, e in zip(D, E, strict=True):
@@ -83,7 +83,7 @@ def growth(smaller: int, D: Sequence[Sequence[float]], larger: int, E: Sequence[
 def verdict(P: int, growths: Sequence[Growth], threshold: float = THRESHOLD) -> Verdict:
     """Return the largest P before ρ falls below `threshold`.
 
-    The smallest, `P`, is assumed to be possible: D needs two groups, so it cannot judge P = 1.
+    The smallest, `P`, is assumed to be possible, because no ratio leads to it. D needs two groups.
     """
     for step in growths:
         if not step.clear(threshold):
@@ -95,7 +95,7 @@ def verdict(P: int, growths: Sequence[Growth], threshold: float = THRESHOLD) -> 
 
 
 def ideal(P: int, further: int, rule: str) -> float:
-    """Return ρ of groups that walk independently, in steps of the learning rate: D = lr(P)·√((P−1)/P)."""
+    """Return ρ(P→`further`) if groups move independently, by their learning rate: D = lr(P)·√((P−1)/P)."""
 
     def distance(groups: int) -> float:
         return lr_scale(rule, groups) * math.sqrt((groups - 1) / groups)

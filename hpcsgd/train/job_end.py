@@ -14,10 +14,10 @@ log = logging.getLogger(__name__)
 
 TIMEOUT = 20  # seconds; a busy controller must not hold up the job
 NEVER = 2**32 - 1
-"""Seconds that Flux reports without a limit: UINT_MAX."""
+"""Seconds that Flux reports for a job without a time limit: UINT_MAX."""
 
 PBS_END = "HPCSGD_PBS_END"
-"""Environment variable of `train.pbs`: seconds since 1970."""
+"""Environment variable that `train.pbs` sets: the requested end of the job, in seconds since 1970."""
 
 Environ = Mapping[str, str]
 
@@ -25,7 +25,7 @@ Environ = Mapping[str, str]
 def seconds_left(environ: Environ) -> float | None:
     """Return the seconds until a scheduler ends this job, or None if that is unknown or never happens.
 
-    A job may be in several, such as one of Flux in one of Slurm. Then the earliest end counts.
+    A job may run inside a job of another scheduler, such as Flux inside Slurm. Then the earlier end counts.
     """
     told = (_said(scheduler, environ) for scheduler in _SCHEDULERS)
     return min((left for left in told if left is not None), default=None)
@@ -37,7 +37,7 @@ class _Scheduler:
     variable: str
     """The environment variable with the job's number."""
     left: Callable[[str, Environ], float | None]
-    """Returns the seconds that are left. Raises what `subprocess.run` raises."""
+    """A function that returns the seconds that are left, or raises the exceptions of `subprocess.run`."""
 
 
 def _said(scheduler: _Scheduler, environ: Environ) -> float | None:
@@ -58,7 +58,7 @@ def _of_slurm(_: str, environ: Environ) -> float | None:
 
 
 def slurm_job(environ: Environ) -> str:
-    """Return the name of this job alone. The number of an array's last task is also the array's."""
+    """Return a name that means this job only: the last task of an array has the number of the array."""
     if "SLURM_ARRAY_TASK_ID" in environ:
         return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
     return environ["SLURM_JOB_ID"]
@@ -82,7 +82,7 @@ def _of_pbs(job: str, environ: Environ) -> float | None:
 
 
 def pbs_end(description: str) -> float | None:
-    """Return the end by `stime` and `walltime` of `qstat -f`, in seconds since 1970, or None."""
+    """Return the end of a job, in seconds since 1970, by `stime` and `walltime` of `qstat -f`, or None."""
     began = re.search(r"^ *stime = (.+)$", description, re.MULTILINE)
     limit = re.search(r"^ *Resource_List\.walltime = (\d+):(\d\d):(\d\d)$", description, re.MULTILINE)
     if began is None or limit is None:
@@ -93,7 +93,7 @@ def pbs_end(description: str) -> float | None:
 
 
 def _of_flux(_: str, environ: Environ) -> float | None:
-    """Return the seconds left of the job that `flux run` made, or of the enclosing one, if fewer."""
+    """Return the seconds left of the job that `flux run` made, or of the enclosing job if it ends first."""
     around = {name: value for name, value in environ.items() if name != "FLUX_JOB_ID"}
     left = min(int(_answer("flux", "job", "timeleft", environ=where)) for where in (environ, around))
     return None if left >= NEVER else float(left)

@@ -1,6 +1,7 @@
-"""The length of a run: epochs, or a number of steps, samples or tokens; then the last epoch may end early.
+"""The length of a run: a number of epochs, steps, samples or tokens.
 
-Steps, samples and tokens count from the beginning, even if the run continues with other numbers of ranks.
+With steps, samples or tokens the last epoch may end early. They count from the beginning of the run, even if
+it is resumed with another number of ranks.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class Length:
     """Samples of each rank in the last epoch, after which the run ends."""
 
     def over(self, epoch: int, t: int, batches: Batches | InjectedBatches, *, cut: bool) -> bool:
-        """Return whether the run is complete after `epoch` epochs and t steps; `batches` are still left.
+        """Return whether the run is complete after `epoch` whole epochs and t steps.
 
-        `cut` means that the results of the begun epoch are known.
+        `batches` are the rest of the next epoch. `cut` is True if that epoch has been ended early already.
         """
         if self.steps is None and epoch >= self.epochs:
             return True
@@ -38,7 +39,10 @@ class Length:
         return known and not self.left(epoch, t, batches)
 
     def left(self, epoch: int, t: int, batches: Batches | InjectedBatches) -> int:
-        """Return how many of the `batches` left of this epoch, counted from 0, are to be trained on."""
+        """Return the number of further steps in this epoch.
+
+        The run has made t steps. `batches` are the rest of the epoch with number `epoch`, from 0.
+        """
         if self.steps is not None:
             return min(max(self.steps - t, 0), len(batches))
         if self.samples is not None and epoch + 1 == self.epochs:
@@ -47,9 +51,10 @@ class Length:
         return len(batches)
 
     def expected_from(self, epoch: int, t: int, batches: Batches | InjectedBatches, per_epoch: int) -> int:
-        """Return the steps of the whole run, which has reached `epoch` and step t.
+        """Return the number of steps of the whole run, from its beginning to its end.
 
-        `batches` are left of the epoch, and later epochs have `per_epoch` of them.
+        The run has made t steps. `batches` are the rest of the epoch with number `epoch`, from 0. Each later
+        epoch has `per_epoch` batches.
         """
         if self.steps is not None:
             return self.steps
@@ -65,10 +70,10 @@ class Length:
 def length(
     training: TrainingSection, batches: Batches | InjectedBatches, ranks: int, tokens: int | None = None
 ) -> Length:
-    """Return the length that `training` asks for, with `batches` of a whole epoch on one of `ranks` ranks.
+    """Return the length of the run that `training` asks for.
 
-    `tokens` is the number of tokens per sample, or None. Only samples that are assigned to ranks count, not
-    those that groups share.
+    `batches` are those of a whole epoch on one of `ranks` ranks. `tokens` is the number of tokens per
+    sample, or None. Only samples that are assigned to ranks count, not those that groups share.
     """
     per_epoch = len(batches)
     if training.steps is not None:
@@ -96,7 +101,7 @@ def warn_of_few(samples: int, batch_size: int) -> None:
 
 
 def tested(training: TrainingSection, samples: int, tokens: int | None) -> int:
-    """Return how many of the test data's `samples` an evaluation uses; each has `tokens` tokens, or None."""
+    """Return the number of test `samples` that an evaluation uses. `tokens` is per sample, or None."""
     if training.eval_tokens is None:
         return samples
     return min(-(-training.eval_tokens // _made_of(tokens, "eval_tokens")), samples)

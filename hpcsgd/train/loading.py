@@ -1,4 +1,4 @@
-"""The [data] section of a job file: which rank trains on which samples, and in what batches."""
+"""The samplers and batches of each rank, as the [data] section of a job file describes them."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ log = logging.getLogger(__name__)
 
 
 def opened(data: DataSection, split: str) -> Split:
-    """Return a split of the dataset file. Raises `UserError`, which names the key."""
+    """Return a split of the dataset file. Raises `UserError`, which names the job file's key."""
     with in_section("data", "arguments" if data.arguments else "path"):
         return open_split(data.path, split, data.arguments)
 
 
 class LoaderFactory(Protocol):
-    """What makes the sampler and the batches of this rank."""
+    """An object that makes the sampler and the batches of this rank."""
 
     def sampler(self, train: Split, config: Config) -> Sampler: ...
 
     def batches(self, sampler: Sampler, data: DataSection) -> Batches | InjectedBatches:
-        """Return the batches of this rank, if a group takes batches of B."""
+        """Return the batches of this rank. The batches of its group have `data.group_batch_size` samples."""
         ...
 
 
@@ -167,6 +167,6 @@ def make_injection(data: DataSection) -> Injection | None:
 
 
 def require_divisible(config: Config, P: int, K: int) -> None:
-    """Raise `UserError` if P groups of K ranks cannot have the samples as configured."""
+    """Raise `UserError` if the samples cannot be divided among P groups of K ranks as configured."""
     first = LoadersOfRanks(AsRank(0, P * K, K))
     first.batches(first.sampler(opened(config.data, "train"), config), config.data)

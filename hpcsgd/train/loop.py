@@ -36,8 +36,8 @@ Tree = dict[str, Any]
 class TrainLoop(ABC):
     """The training loop of a rank, from the state of its `TrainingSetup` to the last epoch.
 
-    Only rank 0 sets `metrics` and `monitor`; the monitor knows the distance that a probe saw. `control` is a
-    communicator with its own thread.
+    `metrics` and `monitor` are set on rank 0 only. The monitor compares the groups' distances with those of a
+    probe. `control` is a communicator with its own thread.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class TrainLoop(ABC):
         self._lr = 0.0  # of the last update
         self._epoch_sums = _no_sums()
         self._cut = False  # the run has ended within an epoch, with known results so far
-        self._saved_at = (-1, -1, False)  # step, epoch, value of `_cut`
-        self._scaled_for = parts.optimizer.topology.total_groups  # the learning rates in the parameter groups
+        self._saved_at = (-1, -1, False)  # of the last checkpoint: step, epoch, `_cut`
+        self._scaled_for = parts.optimizer.topology.total_groups  # groups that the rates are scaled for
         self._shared = 0  # steps since the last record that shared gradients without averaging models
         self._synced_at = 0  # the last step after which groups averaged their models
         self._pass_size: int | None = None  # samples of a pass, if a batch is split into passes
@@ -72,7 +72,7 @@ class TrainLoop(ABC):
         self.monitor: DistanceMonitor | None = None
 
     def resume_from(self, shared: Tree, own: Tree | None) -> None:
-        """Continue from the content of a checkpoint; `own` is None if it is of another P × K."""
+        """Continue from a checkpoint; this rank's `own` state is None if it is of another P × K."""
         parts = self._parts
         self._epoch = shared["epoch"]
         self._epoch_sums = shared["epoch_sums"]
@@ -116,7 +116,7 @@ class TrainLoop(ABC):
 
     @abstractmethod
     def _stands_for_all(self) -> bool:
-        """Return whether the model is now the common one and these ranks evaluate and save it."""
+        """Return whether these ranks have the common model now, and evaluate and save it for all."""
 
     def _step(self, x: Tensor, y: Tensor, data_seconds: float) -> None:
         parts = self._parts
@@ -154,7 +154,7 @@ class TrainLoop(ABC):
             self._save()
 
     def _note(self, notes: Mapping[str, float]) -> None:
-        """Record what the engine, a synchronization and the method noted in this step."""
+        """Record the metrics `notes` that the engine, a synchronization and the method report of a step."""
         self._shared += "shared" in notes
         elsewhere = {"shared", "distance", *self._meter.counted}
         if self.metrics is not None:
@@ -175,7 +175,7 @@ class TrainLoop(ABC):
             self._progress.note(f"step {t}: {change}")
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """Yield what is left of this epoch: each batch with the seconds spent waiting for the loader."""
+        """Yield the remaining batches of this epoch, each with the seconds spent waiting for the loader."""
         parts = self._parts
         asked = time.perf_counter()
         for batch in parts.loader:
@@ -185,7 +185,7 @@ class TrainLoop(ABC):
             asked = time.perf_counter()
 
     def _close_epoch(self, *, cut: bool = False) -> None:
-        """End the epoch. With `cut` the run ends within it; if made longer later, it continues there."""
+        """End the epoch, or the run within it (`cut`). If made longer later, the run continues there."""
         parts, number = self._parts, self._epoch + 1
         self._read_meter()
         total, samples, seconds = self._epoch_sums.tolist()
@@ -246,7 +246,7 @@ class TrainLoop(ABC):
         self._meter.pause()
 
     def _read_meter(self) -> None:
-        """Read and report everything up to here; collective."""
+        """Report the records of all steps so far; collective."""
         self._begin_reading()
         self._tell_readings(all_of_them=True)
 

@@ -25,8 +25,8 @@ def make_warm_up(
 ) -> WarmUp:
     """Return the warm-up of `schedule` for P groups.
 
-    A scaled rate begins at the rate of one group. With a single group there is nothing to climb, and the log
-    says so.
+    If the learning rate is scaled with P, it begins at the rate of one group. With a single group it stays
+    the same, and the log says so.
     """
     steps = round(schedule.warmup_epochs * steps_per_epoch)
     start = first_factor(schedule.scaling, P, steps)

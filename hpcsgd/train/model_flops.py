@@ -2,7 +2,7 @@
 
 torch counts them operation by operation, in a forward and a backward pass on tensors without values. Nothing
 is computed, and neither the model nor any random state changes. As usual, attention counts as a whole even
-if half of it is masked. What is computed twice to save memory counts once.
+if half of it is masked. Values that training computes twice to save memory count once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def flops_of_sample(model: nn.Module, x: Tensor) -> float | None:
-    """Return the FLOPs per sample of x, or None, with a log line, if the model needs values."""
+    """Return the FLOPs per sample of x; or log that the model reads values of tensors, and return None."""
     from torch.func import functional_call  # its dependencies take a second to import
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -32,7 +32,7 @@ def flops_of_sample(model: nn.Module, x: Tensor) -> float | None:
     try:
         with fake, FlopCounterMode(display=False) as counted:
             functional_call(model, named, (samples,)).float().sum().backward()
-    except Exception as error:  # noqa: BLE001 - of a model of the user's, which trains without this
+    except Exception as error:  # noqa: BLE001 - the user's model may raise any; it trains without this
         first = str(error).strip().partition("\n")[0]
         log.info("FLOPs of the model are not known: it needs values (%s: %s)", type(error).__name__, first)
         return None

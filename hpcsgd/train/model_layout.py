@@ -1,6 +1,6 @@
 """Changes to a model before training: dtype, memory format, compiled and recomputed regions.
 
-Everything happens in place, so that names stay: a saved model is that of the plain module.
+All changes are made in place. Parameters keep their names, so that a saved model fits the plain module.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ IMAGES = 4
 
 
 def lay_out(model: nn.Module, training: TrainingSection, precision: Precision) -> None:
-    """Lay out parameters and batches as `training` and `precision` say, and what the backward pass keeps.
+    """Set dtype, memory format and activation checkpointing of `model` by `training` and `precision`.
 
-    Raises `UserError` if the model has nothing that can be laid out in this way.
+    Raises `UserError` if the model has no layers to which a setting applies.
     """
     if precision.master is not None:
         assert precision.computes is not None

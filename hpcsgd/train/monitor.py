@@ -1,4 +1,4 @@
-"""A monitor that compares the distance between a run's groups with what the probe saw."""
+"""A monitor that compares the distance between a run's groups with the distance in the probe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FACTOR = 2.0
 less.
 """
 FULL_RATE = 0.9
-"""Below this fraction of the probe's learning rate a small D is expected."""
+"""At learning rates below this fraction of the probe's, a small D is expected and not reported."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class DistanceMonitor:
     def hear(self, D: float, lr: float) -> str | None:
         """Record the distance D of a synchronization at the learning rate `lr`.
 
-        Return what to report, once for every change, or None.
+        Return a text to report if recent distances compare with the probe's otherwise than before, or None.
         """
         self._recent.append((D, lr))
         if len(self._recent) < COMPARED:

@@ -1,4 +1,4 @@
-"""The choice of the fastest gradient communication: by a few steps before the run, or by a machine file."""
+"""Choose the fastest gradient communication by a few steps before the run, or by a machine file."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def tuned(config: Config, topology: Topology, source: str, resume: bool) -> Conf
 
 
 def fastest(config: Config, choices: Open, topology: Topology, source: str, steps: int) -> ReduceSettings:
-    """Return the fastest of the open choices, by `steps` steps with each; collective.
+    """Return the fastest of the open `choices`, measured by `steps` steps of each; collective.
 
-    This tries all bucket sizes, then the other gradient reductions with the best size, then the best of
-    these without overlap.
+    This tries all bucket sizes, then the other gradient reductions with the best size, then the best
+    combination without overlap.
     """
     overlap, exchange = choices.overlaps[0], choices.exchanges[0]
     found: dict[ReduceSettings, float] = {}
@@ -93,7 +93,7 @@ def _told(found: Mapping[ReduceSettings, float]) -> ReduceSettings:
 
 
 def _seconds(config: Config, topology: Topology, source: str, steps: int) -> float:
-    """Return the seconds of a step, of the slowest rank, after a first one. Nothing of the trial is kept."""
+    """Return the median seconds of a step on the slowest rank, without the first. The model is dropped."""
     parts = assemble(config, topology, source)
     taken = torch.tensor(
         median(list(_times(parts, config.data.group_batch_size, steps + 1))[1:]),
@@ -107,7 +107,7 @@ def _seconds(config: Config, topology: Topology, source: str, steps: int) -> flo
             f"communication in flight {config.parallel.timeout_s:g} s after steps to choose buckets by"
         )
     del parts
-    gc.collect()  # models are in cycles with their optimizers
+    gc.collect()  # a model and its optimizer refer to each other
     return taken.item()
 
 

@@ -1,4 +1,4 @@
-"""What the sections of a job file name, in addition to data and models."""
+"""The optimizers, learning-rate schedulers and methods that a job file can name."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hpcsgd.train.training_setup import TrainingSetup
 
 
 def backward(parts: TrainingSetup, tracer: Tracer, x: Tensor, y: Tensor, *, size: int) -> tuple[Tensor, int]:
-    """Compute the gradients of this batch, in passes of at most `size` samples.
+    """Compute the gradients of the batch x with targets y, in passes of at most `size` samples.
 
     Return the mean loss and the number of passes.
     """

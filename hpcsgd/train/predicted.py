@@ -14,10 +14,10 @@ from hpcsgd.train.training_profile import profile_of, require_same_model
 
 
 def predicted(config: Config, P: int, K: int, file: Path, ranks_per_host: int) -> dict[ReduceSettings, float]:
-    """Return the seconds of a step for each choice that `config` leaves open, in P groups of K ranks.
+    """Return the predicted seconds of a step for each combination of settings that `config` leaves open.
 
-    Raises `UserError` if the machine file lacks such links or this model, and for methods whose cost is
-    unknown.
+    The job has P groups of K ranks. Raises `UserError` if the machine file `file` has no measurements of
+    its links or of its model, or if the cost of its method is unknown.
     """
     machine, subject = machines.load(file), profile_of(config)
     require_same_model(subject, machine, file)

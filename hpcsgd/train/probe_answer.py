@@ -1,4 +1,4 @@
-"""The answer of a probe, applied to a new training: the number of groups, and their expected distance."""
+"""Use the result of a probe for a new training: the number of groups, and their expected distance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def setting(config: Config) -> dict[str, Any]:
-    """Return the part of `config` for which a probe's answer is valid."""
+    """Return the part of `config` that decides the result of a probe."""
     table = tomllib.loads(dump(config))
     kept = {name: table[name] for name in ("data", "model", "optimizer", "lr_schedule", "method")}
     kept["data"].pop("num_workers", None)
@@ -29,7 +29,7 @@ def take_answer(config: Config, file: Path, ranks: int) -> tuple[Config, Distanc
     """Return `config` with the number of groups that the probe found, and a monitor of their distance.
 
     If that number does not divide `ranks`, the next smaller one that does is used. This warns if the probe
-    was of another training. Raises `UserError` for a file that is no probe.
+    was of another training. Raises `UserError` if `file` is not the ``probe.json`` of a probe.
     """
     try:
         found = read_json(file)

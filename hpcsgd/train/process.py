@@ -16,8 +16,7 @@ from hpcsgd.config.schema import load
 from hpcsgd.errors import UserError
 
 CUBLAS_WORKSPACES = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-"""With this setting cuBLAS gives the same bits every time. Without it torch refuses deterministic products.
-"""
+"""With this setting cuBLAS gives the same bits every time. torch needs it for deterministic operations."""
 
 # Constants of glibc's <malloc.h>.
 _TRIM_THRESHOLD = -1
@@ -28,7 +27,7 @@ _LARGEST_MMAP_THRESHOLD = 1 << 25  # bytes; some versions refuse more
 def world_for(path: Path, overrides: Sequence[str]) -> Communicator:
     """Return the world of all ranks, with the backend that the job file names.
 
-    All ranks report errors of the file later, because they have to be in one world for that.
+    Errors in the file are ignored here. They are reported later, in the world, by all ranks together.
     """
     try:
         backend = load(path, overrides).parallel.backend
@@ -52,7 +51,7 @@ def keep_freed_memory() -> None:
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the number of torch's threads: `threads`, or OMP_NUM_THREADS, which torch has read, or 1."""
+    """Set torch's number of threads to `threads`; if None, to OMP_NUM_THREADS, or 1 if that is not set."""
     if threads is not None or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads or 1)
 
@@ -60,7 +59,7 @@ def use_threads(threads: int | None) -> None:
 def compute_alike(deterministic: bool) -> None:
     """If `deterministic`, allow only operations that give the same bits every time; others raise.
 
-    Call it before anything is computed on a device, because cuBLAS then fixes its workspace.
+    Call this before anything is computed on a device, because cuBLAS fixes its workspace at its first use.
     """
     if deterministic:
         os.environ.setdefault(*CUBLAS_WORKSPACES)
@@ -69,7 +68,7 @@ def compute_alike(deterministic: bool) -> None:
 
 
 def log_to_stdout(rank: int) -> None:
-    """Print log lines of rank 0. Other ranks only raise errors."""
+    """Print the log lines of rank 0, and of other ranks only errors."""
     package = logging.getLogger("hpcsgd")
     package.setLevel(logging.DEBUG if rank == 0 else logging.ERROR)
     handler = logging.StreamHandler(sys.stdout)

@@ -1,4 +1,4 @@
-"""Step records on their way from all ranks to the training loop."""
+"""Step records that are still being gathered from all ranks."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Tree = dict[str, Any]
 
 
 class Readings:
-    """The pending records of `meter`, in the order in which they were taken. It is the same on all ranks."""
+    """The pending records of `meter`, in the order in which they were begun, the same on all ranks."""
 
     def __init__(self, meter: StepTimer) -> None:
         self._meter = meter
-        self._under_way: deque[tuple[Tree, Work]] = deque()  # when they were taken, their content
+        self._under_way: deque[tuple[Tree, Work]] = deque()  # `taken` and the pending content of each record
 
     def begin(self, **taken: Any) -> None:
-        """Begin to take a record. `taken` says when, beginning with the `step`."""
+        """Begin to gather a record. `taken` has what is known already, such as the `step`."""
         self._under_way.append((taken, self._meter.read()))
 
     def arrived(self, *, all_of_them: bool = False) -> Iterator[tuple[Tree, StepRecord]]:
         """Yield the records that have arrived, or all with `all_of_them`.
 
-        Without it, this does not wait, so that independent groups do not wait for each other. Records
-        without any step are skipped. Raises `JobError` if the loss is not finite.
+        Without `all_of_them` this does not wait, so that independent groups do not wait for each other.
+        Records without any step are skipped. Raises `JobError` if the loss is not finite.
         """
         while self._under_way and (all_of_them or self._under_way[0][1].done()):
             taken, work = self._under_way.popleft()

@@ -1,10 +1,10 @@
-"""Activation checkpointing: regions keep only their inputs, and compute the rest again in the backward pass.
+"""Activation checkpointing: regions keep only inputs and recompute the rest in the backward pass.
 
-"Training Deep Nets with Sublinear Memory Cost" (Chen et al., 2016), https://arxiv.org/abs/1604.06174. Of n
-equal layers, memory shrinks from n layers' values to n inputs and one layer's values, for one more forward
-pass. torch's `checkpoint` does the work, and restores the random state (dropout) and autocast. In addition,
-the second pass here begins with the buffers of the first one and leaves them unchanged, so that running
-statistics are updated once.
+"Training Deep Nets with Sublinear Memory Cost" (Chen et al., 2016), https://arxiv.org/abs/1604.06174. With n
+equal layers, memory shrinks from the values of n layers to n inputs and the values of one layer, for one more
+forward pass. torch's `checkpoint` does the work, and restores the random state (dropout) and autocast. In
+addition, the second pass here begins with the buffers of the first one and leaves them unchanged, so that
+running statistics are updated once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Buffers = dict[str, Tensor | None]
 
 
 def recompute(regions: Iterable[nn.Module]) -> None:
-    """Recompute each region by itself, to the same bits."""
+    """Make each region recompute its values in the backward pass, with the same bits."""
     for region in regions:
         again = functools.partial(_contexts, region)
         region.forward = functools.partial(checkpoint, region.forward, use_reentrant=False, context_fn=again)

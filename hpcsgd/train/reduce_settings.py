@@ -1,7 +1,7 @@
-"""Settings of the gradient reduction that a job file leaves open: bucket size, overlap, dense reduction.
+"""Settings of the gradient reduction that a job file leaves open: bucket size, overlap, reduction.
 
-All of them give the same mean, in sums of other orders and so with other bits. The choice is written into
-the run's own job file. A resumed run keeps it.
+All choices give the same mean. They add in different orders, so that the last bits differ. The choice is
+written into the job file in the run's folder, and a resumed run keeps it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpcsgd.report.run_folder import JOB_FILE
 
 BUCKETS_MB = (1.0, 4.0, 25.0)
 DENSE = ("alltoall", "reduce_scatter")
-"""Gradient reductions with the same mean, the usual one first."""
+"""Gradient reductions that give the same mean, the usual one first."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ReduceSettings:
     bucket_cap_mb: float
     overlap: bool
     exchange: str | None = None
-    """One of `DENSE`, or None: the method itself names a reduction, or has none of these."""
+    """One of `DENSE`, or None if the gradient reduction is not open."""
 
     def within(self, config: Config) -> Config:
         settled = {"autotune_steps": None, "machine": None}
@@ -61,7 +61,10 @@ class Open:
 
 
 def left_open(config: Config, K: int) -> Open:
-    """Return what `config` leaves open, in groups of K. Raises `UserError` for an unknown method."""
+    """Return the settings that `config` leaves open, in groups of K ranks.
+
+    Raises `UserError` for an unknown method.
+    """
     training = config.training
     return Open(
         sizes=BUCKETS_MB if training.bucket_cap_mb is None else (training.bucket_cap_mb,),
@@ -77,13 +80,13 @@ def is_to_choose(training: TrainingSection) -> bool:
 
 
 def as_it_began(config: Config) -> Config:
-    """Return `config` with what was chosen when the run in its folder began, if it leaves the choice open."""
+    """Return `config`, with open settings as they were chosen when the run in its folder began, if any."""
     before = of_the_run(config) if is_to_choose(config.training) else None
     return config if before is None else before.within(config)
 
 
 def of_the_run(config: Config) -> ReduceSettings | None:
-    """Return what was chosen when the run in that folder began, or None if it has not begun."""
+    """Return the settings with which the run in the output folder began, or None if there is none."""
     file = config.run.output_dir / JOB_FILE
     told = read_toml(file) if file.exists() else {"training": {}}
     training = told["training"]
@@ -96,7 +99,7 @@ def of_the_run(config: Config) -> ReduceSettings | None:
 
 
 def _unsaid(section: MethodSection) -> list[Sequence[str]]:
-    """Return the places in a method's table where a reduction may be named but is not."""
+    """Return the keys, as paths into a method's table, that may name a reduction but are not given."""
     return list(_unsaid_in(section.name, section.arguments))
 
 
@@ -113,7 +116,7 @@ def _unsaid_in(name: str, said: Mapping[str, Any]) -> Iterator[Sequence[str]]:
 
 
 def _table(part: Any) -> Mapping[str, Any]:
-    """Return the table of a part that a job file names, alone or with arguments; otherwise an empty one."""
+    """Return a part of a method as a table, also if the job file gives only its name; else an empty one."""
     if isinstance(part, Mapping):
         return part
     return {"name": part} if isinstance(part, str) else {}

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 def run(path: Path, overrides: Sequence[str] = (), resume: bool = False, probe: Path | None = None) -> None:
-    """Train as the job file says, with as many groups as `probe` found; every rank calls this.
+    """Train as the job file says, with the number of groups that `probe` found; every rank calls this.
 
     The process ends with exit code `STOPPED` after a signal or the time limit. Then there is a checkpoint
     from which training can continue.
@@ -53,15 +53,15 @@ def run(path: Path, overrides: Sequence[str] = (), resume: bool = False, probe: 
 
 
 def end_as(training: Callable[[], str | None]) -> None:
-    """Run `training` and leave together with all other ranks.
+    """Run `training`, and end the process together with all other ranks.
 
-    If `training` returns why it stopped early, the exit code is `STOPPED`.
+    If `training` returns a reason why it stopped early, the exit code is `STOPPED`.
     """
     try:
         reason = training()
     except Relocated:
         exit_all(MOVED)
-    except SystemExit as left:  # if the user's model exits, say, the other ranks would wait for this one
+    except SystemExit as left:  # such as by the user's model: the other ranks would wait for this one
         raise RuntimeError(f"exit with code {left.code!r} in the middle of training") from left
     if reason is not None:
         exit_all(STOPPED)
@@ -180,7 +180,7 @@ def _close_loggers(loggers: LoggerProcesses | None, topology: Topology) -> None:
 
 
 def to_begin(config: Config, goes_on: bool) -> Config:
-    """Return `config` without the weights to start from if there is a checkpoint: their file may be gone."""
+    """Return `config`, without `init_from` if a checkpoint has the weights: its file may be gone."""
     if goes_on and titles(config.run.output_dir / CHECKPOINTS):
         return replace(config, model=replace(config.model, init_from=None))
     return config

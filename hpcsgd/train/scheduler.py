@@ -1,4 +1,4 @@
-"""The state of a torch scheduler, or of none, in a checkpoint, and the length of its run."""
+"""The state of a learning-rate scheduler in a checkpoint, and its length when a run is resumed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def scheduler_state(scheduler: LRScheduler | None) -> Tree:
 def resume_schedule(
     parts: TrainingSetup, schedule: LrScheduleSection, epoch: int, shared: Tree, own: Tree | None
 ) -> int:
-    """Continue with the scheduler of a checkpoint; `own` is that of `TrainLoop.resume_from`.
+    """Continue the learning-rate schedule from a checkpoint.
 
-    Return the steps of the whole run, as far as they are known.
+    `shared` and `own` are those of `TrainLoop.resume_from`. Return the steps of the whole run, as far as
+    they are known.
     """
     expected = _expected(parts, epoch, shared.get("length"), same_ranks=own is not None)
     arguments = scheduler_arguments(schedule, replace(parts.length, expected=expected))
@@ -40,8 +41,8 @@ def resume_schedule(
 def _expected(parts: TrainingSetup, epoch: int, saved: Mapping[str, int] | None, *, same_ranks: bool) -> int:
     """Return the steps of the whole run.
 
-    They are the checkpoint's, unless the length of the run or of epochs has changed. If nothing has changed,
-    steps that overflowed must not change the schedule.
+    This is the checkpoint's number, unless the length of the run or P × K has changed. A new number would be
+    smaller after steps without an update (overflows in float16), and would change the schedule.
     """
     asked = parts.length.expected
     saved = saved or {"asked": asked, "expected": asked}
@@ -56,7 +57,7 @@ def _expected(parts: TrainingSetup, epoch: int, saved: Mapping[str, int] | None,
 def resume_scheduler(scheduler: LRScheduler | None, saved: Tree, arguments: Mapping[str, Any]) -> None:
     """Continue from `saved`, with this job's `arguments`.
 
-    If they differ from the checkpoint's, rates are from now on as if they had been these from the start.
+    If arguments differ from the checkpoint's, rates are from now on as if the new ones had always applied.
     """
     theirs, ours = saved.get("kind", "none"), scheduler_state(scheduler).get("kind", "none")
     if theirs != ours:
@@ -68,7 +69,7 @@ def resume_scheduler(scheduler: LRScheduler | None, saved: Tree, arguments: Mapp
         return
     state = saved["state"]
     scheduler.load_state_dict(state)
-    fixed = {name: value for name, value in arguments.items() if name != "last_epoch"}  # which counts
+    fixed = {name: value for name, value in arguments.items() if name != "last_epoch"}  # a counter
     numbers = {name: value for name, value in fixed.items() if isinstance(value, int | float)}
     if changed := {name: value for name, value in numbers.items() if state.get(name, value) != value}:
         _hold_to(scheduler, changed)

@@ -1,4 +1,4 @@
-"""A run with a fixed set of ranks: all of them live and die together."""
+"""A run with a fixed set of ranks: if one of them fails, all end."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def record_start(folder: Path, topology: Topology, devices: Mapping[str, int]) -
 
 @dataclass(frozen=True)
 class StaticRun:
-    """What differs between a static and an elastic run."""
+    """The parts of a static run that an elastic run does differently."""
 
     config: Config
     topology: Topology
 
     @property
     def folder(self) -> Path:
-        """The folder of its log and metrics."""
+        """The folder of the run's log and metrics."""
         return self.config.run.output_dir
 
     def open_folder(self, resume: bool, open_files: ExitStack, devices: Mapping[str, int]) -> None:
@@ -93,7 +93,7 @@ class StaticRun:
         return resume
 
     def own(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return the part of a rank's own state in a checkpoint that this run restores."""
+        """Return the part that this run restores of the `state` that a rank saved for itself."""
         return state
 
     def loop(
@@ -102,7 +102,7 @@ class StaticRun:
         return StaticLoop(self.config, parts, checkpoints, stopping, control)
 
     def conclude(self, complete: bool) -> None:
-        """Report at the end of the training. If it is complete, its model has been saved."""
+        """Log the report at the end of the training. If it is `complete`, its model has been saved."""
         by_rank_0(self.topology.world, "reporting", lambda: _report(self.folder))
 
 

@@ -1,4 +1,4 @@
-"""When a run must end early: a signal from the batch system, its time limit, or the end of its batch job."""
+"""Reasons to end a run early: a signal, the run's time limit, or the end of its batch job."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Reasons:
             signal.signal(number, self._caught)
 
     def now(self) -> int:
-        """Return the largest number of the present reasons, or 0."""
+        """Return the number of a reason to stop now, or 0. Of several, the largest number counts."""
         over = [reason for deadline, reason in self._deadlines if time.monotonic() > deadline]
         return max([self._signal, *over])
 
@@ -52,11 +52,11 @@ class Reasons:
 
 
 class Stopping:
-    """The decision of all ranks whether to stop; all get the same answer at the same step.
+    """The decision of all ranks whether to stop, the same on all ranks at the same step.
 
     A signal may reach some ranks only, and clocks of ranks differ. So from time to time a small allreduce
-    decides. The same message agrees on the number of steps until the next one. An answer is read when the
-    next question is asked, so that no rank waits for it. `control` has its own thread.
+    decides. It also fixes the number of steps until the next allreduce, and its result is read only then, so
+    that no rank waits for it. `control` is a communicator with its own thread.
     """
 
     def __init__(self, reasons: Reasons, control: Communicator) -> None:
@@ -68,7 +68,7 @@ class Stopping:
         self._last_check = time.monotonic()
 
     def now(self) -> str | None:
-        """Return why to stop, or None; all ranks call this after each step."""
+        """Return the reason to stop, as text, or None to continue; all ranks call this after each step."""
         self._steps += 1
         if self._steps < self._next:
             return None
@@ -78,7 +78,7 @@ class Stopping:
         return reason
 
     def at_once(self) -> str | None:
-        """Return why to stop, or None, after asking all ranks now. Collective."""
+        """Return the reason to stop that any rank has now, as text, or None to continue. Collective."""
         if (reason := self._answer()) is None:
             self._ask()
             reason = self._answer()
@@ -93,7 +93,7 @@ class Stopping:
         self._steps, self._last_check = 0, now
 
     def _answer(self) -> str | None:
-        """Return the answer to the last question."""
+        """Return the reason to stop that the last allreduce found, or None."""
         if self._asked is None:
             return None
         told, asked = self._asked
@@ -108,5 +108,5 @@ def _told(reason: int) -> str | None:
 
 
 def saved_at(t: int) -> str:
-    """Return the log text of a run that has saved step t and stops."""
+    """Return the log text of a run that has saved a checkpoint of step t and stops."""
     return f"saved step {t}, go on with --resume"

@@ -1,9 +1,9 @@
-"""Trace some steps of a run: open and close windows, and gather what the ranks saw in one file.
+"""Trace some steps of a run: record windows of events, and gather those of all ranks in one file.
 
-Clocks are compared for every window, by short messages with rank 0. All of that is sent by the communication
-thread of `control`, so that training does not wait. A window is in the file as soon as all ranks have
-finished it. The trace uses the backend of `control` directly, because its own messages should not be in the
-statistics of the training.
+For every window each rank's clock is compared with that of rank 0, by short messages. All messages are sent
+by the communication thread of `control`, so that training does not wait. A window is in the file as soon as
+all ranks have finished it. The trace uses the backend of `control` directly, because its own messages should
+not be in the statistics of the training.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from hpcsgd.report.trace import (
 log = logging.getLogger(__name__)
 
 ASKED = 8
-"""How often a remote clock is read; the fastest answer counts."""
+"""How often a remote clock is read. The reading with the shortest round trip counts."""
 RARE = ("evaluation", "checkpoint")
-"""Spans that are also noted between windows."""
+"""Spans that are also recorded between windows."""
 
 
 class Tracer(Protocol):
     def span(self, name: str) -> contextlib.AbstractContextManager[object]:
-        """Return a context around a part of the training."""
+        """Return a context that records a part of the training under `name`."""
         ...
 
     def waited(self, seconds: float) -> None:
-        """Note that the loop has waited for samples until now."""
+        """Record that the loop has waited for samples for these `seconds` until now."""
         ...
 
     def stepped(self, t: int, notes: Mapping[str, float]) -> None:
-        """Note that step t is done, with the method's `notes`. Collective."""
+        """Record that step t is done, with the metrics `notes` of the method. Collective."""
         ...
 
     def finish(self) -> None:
@@ -81,7 +81,7 @@ class Untraced:
 
 
 class Trace:
-    """A trace of the steps that `which` selects, after `done` steps. Collective.
+    """A trace of the steps that `which` selects, in a run that has made `done` steps already. Collective.
 
     Only rank 0 writes `file`.
     """
@@ -92,7 +92,7 @@ class Trace:
         self._next = next(self._windows, None)
         self._events = Events()
         self._threads = {self._events.owner: TRAINING}
-        self._begin: float | None = None  # of the window that is open
+        self._begin: float | None = None  # the beginning of the open window
         self._steps = 0
         self._syncs: list[TraceSync] = []
         self._under_way: list[Work] = []
@@ -136,9 +136,9 @@ class Trace:
         self._events.note(Event(SPAN, name, "", threading.get_ident(), start, end))
 
     def _follow(self, t: int, now: float) -> None:
-        """Begin the next step, and a window if it starts there.
+        """Begin the step after step t, and a window if one starts with that step.
 
-        An elastic group may come from elsewhere; it skips the windows that it was not there for.
+        An elastic group may jump to a later step. It skips the windows of the steps in between.
         """
         self._step_began = now
         while self._begin is None and self._next is not None and self._next.stop <= t + 1:
@@ -160,7 +160,7 @@ class Trace:
         self._under_way.append(brought)
 
     def _bring_together(self, seen: Window, names: Mapping[int, str]) -> None:
-        """Send this rank's window to rank 0, or write all; runs on the thread of `control`."""
+        """Send this rank's window to rank 0, which writes all; runs on the thread of `control`."""
         topology, owner = self._job, self._events.owner
         clock = self._compared()
         label = (
@@ -176,7 +176,7 @@ class Trace:
             self._write(seen, clock, text, own)
 
     def _write(self, seen: Window, clock: Clock, text: bytes, own: dict[str, Any]) -> None:
-        """Write what all ranks send. If the file cannot be written, the training continues."""
+        """Write the windows of all ranks. If the file cannot be written, the training continues."""
         pieces = self._parts(seen, clock, text, own)
         try:
             append(self._file, self._began, pieces)
@@ -213,7 +213,7 @@ class Trace:
 
 
 def _asked(far: Backend, rank: int, here: float) -> Tensor:
-    """Return what `rank` has to add to its clock, and the error of that."""
+    """Return the seconds that `rank` has to add to its clock, and the possible error of that number."""
     answer, found = _seconds(0.0), []
     for _ in range(ASKED):
         before = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the cost of a job file depends on: samples, the model's parameters, the optimizer state."""
+"""The properties of a job that decide its cost: samples, the model's parameters, the optimizer state."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from hpcsgd.train.tasks import task_of
 from hpcsgd.train.training_setup import make_optimizer
 
 Having = Mapping[str, Collection[nn.Parameter]]
-"""The parameters that have a state tensor of this name."""
+"""For each name of a state tensor: the parameters that have one."""
 
 
 @dataclass(frozen=True)
 class TrainingProfile:
-    """What the cost of one training depends on, for any number of ranks."""
+    """The properties of one training that decide its cost on any number of ranks."""
 
     config: Config
     samples: int
@@ -49,7 +49,7 @@ class TrainingProfile:
     optimizer_state: Having
     """State tensors of the optimizer with the shape of a parameter."""
     numbers: Having
-    """State tensors of the optimizer with one number."""
+    """State tensors of the optimizer that hold a single number."""
     tokens: int | None = None
     """Tokens per sample, if known."""
 
@@ -157,7 +157,7 @@ def profile_of(config: Config, samples: int | None = None) -> TrainingProfile:
 
 
 def require_same_model(subject: TrainingProfile, machine: Machine, file: Path) -> None:
-    """Raise `UserError` if the machine file's computing times are another model's."""
+    """Raise `UserError` if the computing times in the machine file were measured with another model."""
     numel = measured(machine).numel
     if numel is not None and numel != subject.M:
         raise UserError(
@@ -166,7 +166,7 @@ def require_same_model(subject: TrainingProfile, machine: Machine, file: Path) -
 
 
 def state_of(optimizer: optim.Optimizer) -> tuple[Having, Having]:
-    """Return what the optimizer will keep per parameter: tensors of its shape, and tensors of one number."""
+    """Return what the optimizer keeps per parameter: tensors of its shape, and those of one number."""
     found = defaultdict[str, set[nn.Parameter]](set), defaultdict[str, set[nn.Parameter]](set)
     for part in parts_of(optimizer):
         for group in part.param_groups:
@@ -182,7 +182,7 @@ def state_of(optimizer: optim.Optimizer) -> tuple[Having, Having]:
 def _state(like: optim.Optimizer, group: Mapping[str, Any], dim: int) -> tuple[list[str], list[str]]:
     """Return the names of the state that an optimizer keeps for a parameter with `dim` dimensions.
 
-    A step of such an optimizer finds them out.
+    They are found by a step of an optimizer of the same class, on a small parameter.
     """
     param = nn.Parameter(torch.zeros((2, 3, *[1] * dim)[:dim]))
     param.grad = torch.zeros_like(param)

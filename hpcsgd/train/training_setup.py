@@ -1,4 +1,4 @@
-"""From a job file's names to the objects of a training run."""
+"""Build the objects of a training run that a job file names."""
 
 from __future__ import annotations
 
@@ -93,16 +93,16 @@ class TrainingSetup:
     """The wrapper of `optimizer`. Its hooks do everything, so that nothing has to call its `step()`."""
 
     def vary(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what to train on for these samples: transformed, varied by the data, on the device."""
+        """Return these samples as they are trained on: transformed, varied by the dataset, on the device."""
         x, y = varied(self.train, self.transform(x, self.generator), y, self.generator)
         return self.deliver(x), self.deliver(y)
 
 
 def assemble(config: Config, topology: Topology, source: str, *, values: bool = True) -> TrainingSetup:
-    """Build on this rank of `topology` what `config`, read from the file `source`, names; collective.
+    """Return the objects that `config`, read from the file `source`, names, on this rank; collective.
 
-    Without `values` an FSDP model gets none: it may be larger than this rank's memory. Raises `JobError`,
-    which names file and key.
+    Without `values`, the parameters of an FSDP model get no values, because the model may be larger than
+    this rank's memory. Raises `JobError`, which names file and key.
     """
     section, place, K = config.training, place_on_node(topology.world), topology.group_size
     with topology.raise_on_all_ranks("preparing the run"), in_file(source):
@@ -194,15 +194,15 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
 
 
 def _flops(training: TrainingSection, rank: int, task: Task, model: nn.Module, data: Split) -> float | None:
-    """Return the FLOPs of a sample if they may be reported. Only rank 0, which writes them, counts."""
+    """Return the FLOPs of a sample on rank 0, which reports them; None on others or if not needed."""
     asked = task.tokens is not None or training.peak_tflops is not None
     return flops_of_sample(model, data.trial()) if asked and rank == 0 else None
 
 
 def number_of(topology: Topology) -> int:
-    """Return this rank's number among all that train together.
+    """Return this rank's number among all ranks that train together.
 
-    Replica groups of different sizes may share numbers.
+    Ranks of replica groups with different sizes may have the same number.
     """
     return topology.replica_groups.index * topology.world_size + topology.rank
 
@@ -214,10 +214,10 @@ def sending(training: TrainingSection) -> dict[str, Any]:
 
 
 def make_model(config: Config, *, reads: bool = True) -> nn.Module:
-    """Build the model, on a rank that `reads` with the weights to start from.
+    """Build the model. If this rank `reads`, load the weights to start from, if any.
 
-    On other ranks `DistributedOptimizer` sets the values, or `fully_shard`, since they may lack memory for
-    an FSDP model.
+    On other ranks `DistributedOptimizer` or `fully_shard` sets the values. Those ranks may not have enough
+    memory for a whole FSDP model.
     """
     section = config.model
     is_given_values_later = config.parallel.fsdp and (section.init_from is None or not reads)

@@ -1,4 +1,4 @@
-"""A test whether the model fits the data, before anything is written, so that the error is one clear line."""
+"""Test whether the model fits the data, before anything is written, for an error of one clear line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def require_model_fits(model: nn.Module, data: Split, task: Task, name: str, dev
     """Raise `UserError` unless `model`, built by `name`, gives scores for two samples that fit `task`.
 
     The model is on `device`. Exceptions of a user's own model pass through, because their traceback says
-    more. On the meta device such a model is not tested: it may look at values.
+    more. A user's own model is not tested on the meta device, because it may read the values of tensors.
     """
     if device == META and not is_known(name):
         return
@@ -38,7 +38,7 @@ def require_model_fits(model: nn.Module, data: Split, task: Task, name: str, dev
 
 
 def _numbers(x: Tensor) -> str:
-    """Return a text about integer inputs (tokens, users): a model has a limited number of entries."""
+    """Return a text with the largest integer input (token, user), for which a model may lack an entry."""
     return "" if x.is_floating_point() else f" with numbers up to {x.max().item()}"
 
 

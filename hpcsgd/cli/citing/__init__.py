@@ -1,4 +1,4 @@
-"""The papers behind a training, for `hpcsgd cite`."""
+"""Find the papers on which a training is based, for `hpcsgd cite`."""
 
 from hpcsgd.cli.citing.bibtex import cite
 

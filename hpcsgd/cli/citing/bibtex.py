@@ -35,14 +35,14 @@ def cite(path: Path, overrides: Sequence[str] = ()) -> str:
 
 
 def entries() -> Mapping[str, str]:
-    """Return all papers by key: those in ``papers.bib``, and those in the files of methods."""
+    """Return all BibTeX entries by key: those in ``papers.bib``, and those in the files of methods."""
     shared = (files("hpcsgd.cli.citing") / "papers.bib").read_text(encoding="utf-8")
     text = "\n\n".join([shared, *PAPERS.values()])
     return {match[1]: match[0] for match in ENTRY.finditer(text)}
 
 
 def _of_method(section: MethodSection) -> list[str]:
-    """Return the keys of the method's papers, in the order in which its parts are made."""
+    """Return the BibTeX keys of the method's papers, in the order in which its parts are made."""
     found: list[str] = []
     families = {kind: _Noted(table, found) for kind, table in FAMILIES.items()}
     said = {"name": section.name, **section.arguments}
@@ -51,7 +51,7 @@ def _of_method(section: MethodSection) -> list[str]:
 
 
 class _Noted(Mapping[str, Callable[..., Any]]):
-    """A table of names that notes the papers of the parts taken from it."""
+    """A mapping from names to parts that adds the papers of each part it returns to `found`."""
 
     def __init__(self, table: Mapping[str, Callable[..., Any]], found: list[str]) -> None:
         self._table, self._found = table, found

@@ -1,4 +1,4 @@
-"""The papers behind every part that a job file may name, by its table of names: keys of ``papers.bib``.
+"""The papers of every part that a job file may name, as keys of ``papers.bib``.
 
 A method's own papers are in its file. Parts without a paper are listed, too, so that none is forgotten.
 """
@@ -36,7 +36,7 @@ OF_OPTIMIZERS: Papers = {
     "AdamW": ["loshchilov2019adamw"],
     "Muon": ["jordan2024muon", "liu2025muon"],
 }
-"""Papers of optimizers; torch's documentation names those of others."""
+"""Papers of optimizers. For other optimizers, see torch's documentation."""
 RESNETS = [name for name in MODELS if "resnet" in name]
 
 
@@ -45,12 +45,12 @@ ENTRY = re.compile(r"^@\w+\{(\w+),$.*?^\}$", re.MULTILINE | re.DOTALL)
 
 
 def _keys(paper: str) -> Sequence[str]:
-    """Return the keys of BibTeX entries, or `paper` if it is a key itself."""
+    """Return the keys of the BibTeX entries in `paper`, or `paper` itself if it is a key."""
     return ENTRY.findall(paper) or [paper] if paper else []
 
 
 def _all(names: Iterable[str], *papers: str) -> Papers:
-    """Return the same papers, or none, for all of these names."""
+    """Return a mapping of each of `names` to the same `papers`, which may be none."""
     return dict.fromkeys(names, papers)
 
 

@@ -12,7 +12,7 @@ _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """A request for nodes. Raises `UserError` for what no job can have."""
+    """A request for nodes and time. Raises `UserError` for values that no job can have."""
 
     nodes: int = 1
     ranks_per_node: int = 1
@@ -40,17 +40,17 @@ class Allocation:
 
     @property
     def gpus_on_node(self) -> int | None:
-        """GPUs per node, whichever option gave them."""
+        """GPUs per node, from either option; None if neither is given."""
         each = self.gpus_per_rank
         return self.gpus_per_node if each is None else each * self.ranks_per_node
 
     @property
     def node_hours(self) -> float:
-        """The node hours of one start that lasts its whole time."""
+        """The node hours of one start of the job, if it uses all of its time."""
         return self.nodes * seconds(self.time) / 3600
 
     def options(self) -> dict[str, str]:
-        """Return the options under sbatch's names."""
+        """Return the allocation as options of sbatch."""
         options = {
             "nodes": str(self.nodes),
             "ntasks-per-node": str(self.ranks_per_node),
@@ -64,7 +64,7 @@ class Allocation:
 def seconds(time: str) -> int:
     """Return the seconds of a time in sbatch's notation.
 
-    It may be ``90`` minutes, ``90:00``, ``1:30:00``, ``2-0`` days and hours, …
+    Examples are ``90`` (minutes), ``90:00``, ``1:30:00`` and ``2-0`` (days and hours).
     """
     found = _TIME.fullmatch(time)
     if found is None or (found["days"] and found["second"] is None and found["third"]):

@@ -1,4 +1,4 @@
-"""From a job file and an allocation to a script in the queue of a scheduler."""
+"""Make a script from a job file and an allocation, and submit it to a scheduler."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ TIMEOUT = 60  # seconds for an answer of the scheduler
 
 @dataclass(frozen=True)
 class BatchJob:
-    """A script that is ready to be submitted, and what it will request."""
+    """A script that is ready to be submitted, and the nodes that it requests."""
 
     scheduler: Scheduler
     script: Path
     allocation: Allocation
     placement: str
     starts: int
-    """How often the job may start in all."""
+    """The largest number of starts of the job, which may restart itself."""
     tasks: int | None = None
-    """The number of tasks of a job array."""
+    """The number of tasks if it is a job array, otherwise None."""
 
     def __str__(self) -> str:
         a = self.allocation
@@ -62,7 +62,8 @@ def prepare(
 ) -> BatchJob:
     """Fill the template `kind` for the command line `words`, and write it next to the run folder.
 
-    `own`: values that only this template has. `tasks`: the tasks of an array, each with such an allocation.
+    `own`: values that only this template has. `tasks`: the number of tasks of a job array, each of which gets
+    `allocation`.
     """
     scheduler, run = scheduler_of(site), checked.config.run.output_dir
     text = template(scheduler.template(kind))
@@ -106,9 +107,9 @@ def _python(site: Site) -> str:
 
 
 def estimate(order: BatchJob) -> str:
-    """Return when and where the scheduler could start it, or why that is unknown.
+    """Return when and where the scheduler could start the job, or why that is unknown.
 
-    Raises `UserError` if the scheduler would reject it.
+    Raises `UserError` if the scheduler would reject the job.
     """
     scheduler = order.scheduler
     if not scheduler.is_here:
@@ -128,7 +129,7 @@ def submit(order: BatchJob) -> str:
 
 
 def by_hand(order: BatchJob) -> str:
-    """Return the command that submits it."""
+    """Return the command with which a user submits the script."""
     words = [word for word in order.scheduler.submits if not word.startswith("-")]
     return " ".join([*words, str(order.script)])
 

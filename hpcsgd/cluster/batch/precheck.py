@@ -1,4 +1,4 @@
-"""Checks of a job before it is given nodes."""
+"""Check a job before it is submitted, so that it does not wait for nodes in vain."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hpcsgd.train.training_setup import assemble
 
 @dataclass(frozen=True)
 class Checked:
-    """A job file that could run, and a description of its groups."""
+    """A job file that has passed the checks, and a text about its groups and nodes."""
 
     config: Config
     placement: str
@@ -45,10 +45,10 @@ def check_training(
     probe: Path | None = None,
     awaited: bool = False,
 ) -> Checked:
-    """Build all that the job file names, on one rank and without training.
+    """Build everything that the job file names, on one rank and without training.
 
-    With `fresh` the run folder has to be unused. `probe` is a file with the number of groups; if `awaited`,
-    it may be written later. Raises `UserError` if the job could only fail.
+    With `fresh` the run folder must be unused. `probe` is a probe.json with the number of groups; if
+    `awaited`, another job may write it later. Raises `UserError` if the job would fail.
     """
     config = load(path, overrides)
     if fresh:
@@ -64,7 +64,7 @@ def check_training(
 def check_comparison(
     path: Path, overrides: Sequence[str], methods: str, allocation: Allocation, *, fresh: bool = False
 ) -> Checked:
-    """Check each variant like `check_training`; the returned configuration is that of the first."""
+    """Check each variant like `check_training`, and return the configuration of the first variant."""
     chosen = configs(path, overrides, methods)
     first = next(iter(chosen.values()))
     if fresh:
@@ -82,7 +82,7 @@ def check_comparison(
 def check_ensemble(
     path: Path, overrides: Sequence[str], allocation: Allocation, *, fresh: bool = False
 ) -> Checked:
-    """Check a job of elastic groups like `check_training`; the configuration has their number."""
+    """Check a job of elastic groups like `check_training`. The returned configuration has their number."""
     config = load(path, overrides)
     if fresh:
         require_unused(config.run.output_dir)
@@ -96,9 +96,9 @@ def check_ensemble(
 def check_replica_groups(
     path: Path, overrides: Sequence[str], allocation: Allocation, *, fresh: bool = False
 ) -> Checked:
-    """Check one separately started group like `check_ensemble`, each with such an allocation.
+    """Check separately started groups like `check_ensemble`, if each of them gets `allocation`.
 
-    More groups may join those of a run.
+    With `fresh` the run folder may be that of a run that other such groups have started.
     """
     config = load(path, overrides)
     if fresh and not (config.run.output_dir / COORDINATORS).exists():
@@ -111,7 +111,7 @@ def check_replica_groups(
 
 
 def check_probe(path: Path, overrides: Sequence[str]) -> Checked:
-    """Build all that the job file names. Raises `UserError` if the probe could only fail."""
+    """Build everything that the job file names. Raises `UserError` if the probe would fail."""
     config = load(path, overrides)
     plan_of(config, path, None, 1)
     _assemble_alone(config, path)
@@ -119,7 +119,7 @@ def check_probe(path: Path, overrides: Sequence[str]) -> Checked:
 
 
 def check_measure(path: Path, overrides: Sequence[str]) -> Checked:
-    """Build all that the job file names. Raises `UserError` if its model could not be measured."""
+    """Build everything that the job file names. Raises `UserError` if its model cannot be measured."""
     config = load(path, overrides)
     _assemble_alone(_undivided(config), path)
     return Checked(config, "groups of every size in turn")
@@ -144,7 +144,7 @@ def _placed(config: Config, path: Path, allocation: Allocation) -> str:
 
 
 def _undivided(config: Config) -> Config:
-    """Return the configuration for one rank, which has no other rank to share samples with."""
+    """Return `config` without partition and injection, which need several ranks."""
     return dataclasses.replace(
         config, data=dataclasses.replace(config.data, partition=None, overlap_share=None, injection=None)
     )
@@ -155,7 +155,7 @@ def _assemble_alone(config: Config, path: Path, peers: ReplicaGroups = NO_REPLIC
         assemble(alone, dataclasses.replace(form(world), replica_groups=peers), str(path), values=False)
 
     alone = dataclasses.replace(config, data=dataclasses.replace(config.data, num_workers=0))
-    with contextlib.redirect_stdout(io.StringIO()):  # what a model prints while it is built
+    with contextlib.redirect_stdout(io.StringIO()):  # hides what a model prints while it is built
         threads.run(1, one_rank)
 
 

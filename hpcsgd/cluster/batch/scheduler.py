@@ -1,4 +1,4 @@
-"""The supported batch systems, and how each takes a job's options."""
+"""The supported batch systems (schedulers), and how each expects a job's options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcsgd.errors import UserError, count_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a job requests from any scheduler."""
+    """What a job requests, in a form that is the same for all schedulers."""
 
     name: str
     folder: Path
@@ -26,11 +26,11 @@ class Order:
     """The path of the log, without a suffix."""
     script: Path
     after: str | None
-    """The job that has to succeed first."""
+    """The number of the job that has to succeed before this one starts."""
     allocation: Allocation
     site: Site
     tasks: int | None = None
-    """The number of tasks of an array, each with such an allocation."""
+    """The number of tasks if it is a job array, each of which gets `allocation`; otherwise None."""
 
 
 Values = Mapping[str, str | Sequence[str]]
@@ -43,20 +43,20 @@ class Scheduler:
     name: str
     title: str
     suffix: str
-    """The suffix of its templates and scripts."""
+    """The suffix of the scheduler's templates and scripts."""
     directives: Directives
     options: Callable[[Order], Mapping[str, str]]
-    """A job's options, as the directives name them."""
+    """A function that returns the scheduler's options for a job, by name."""
     values: Callable[[Order], Values]
-    """Values that only its templates have."""
+    """A function that returns the values that only this scheduler's templates have."""
     submits: tuple[str, ...]
-    """The command that takes a script and prints the job's number."""
+    """The command to which a script is added to submit it, and which prints the job's number."""
     tries: tuple[str, ...] | None
-    """The command that reports whether the script would be accepted."""
+    """The command that reports whether a script would be accepted; None if there is none."""
     starting: str
-    """How ranks are started if no site file says more."""
+    """The command that starts ranks by default, as text for the user."""
     kinds: Mapping[str, str]
-    """The template of each kind of job."""
+    """The name of the template for each kind of job."""
 
     @property
     def is_here(self) -> bool:
@@ -172,7 +172,7 @@ def _with_flux_run(order: Order) -> Values:
 
 
 def _again(order: Order) -> Values:
-    """Return values for scripts that submit themselves again."""
+    """Return the values that scripts need to submit themselves again."""
     a = order.allocation
     return {"SCRIPT": str(order.script), "RANKS": str(a.ranks), "CORES": str(a.cpus_per_rank)}
 
@@ -218,9 +218,9 @@ SCHEDULERS = {scheduler.name: scheduler for scheduler in (_SLURM, _PBS, _FLUX)}
 
 
 def scheduler_of(site: Site) -> Scheduler:
-    """Return the scheduler that the site names, else the one that is here, else Slurm.
+    """Return the scheduler that `site` names, else the one whose commands are installed, else Slurm.
 
-    Scripts can be made anywhere, so none has to be here. Raises `UserError` if several are here.
+    Scripts can be made on any machine, even without a scheduler. Raises `UserError` if several are installed.
     """
     if site.scheduler is not None:
         return SCHEDULERS[site.scheduler]

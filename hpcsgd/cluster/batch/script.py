@@ -1,4 +1,4 @@
-"""Fill the block of values of a template in ``jobs/``, which is otherwise a script like any other."""
+"""Fill in the options and values of a template in ``jobs/``, which are in one block of the script."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from importlib.resources import files
 from hpcsgd.errors import UserError
 
 _BLOCK = re.compile(r"(?<=^# --- values -).*?(?=^# -----)", re.DOTALL | re.MULTILINE)
-_CONTROL = {"Cc", "Zl", "Zp", "Cs"}  # Unicode's control characters, line and paragraph ends, half characters
+_CONTROL = {"Cc", "Zl", "Zp", "Cs"}  # Unicode: control characters, line and paragraph separators, surrogates
 
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """How a script names scheduler options: `prefix`, then dashes, name and value."""
+    """How a script contains scheduler options: a line has the prefix, dashes, a name and a value."""
 
     prefix: str
     dashes: str
 
     def line(self, name: str, value: str) -> str:
-        """Return ``--nodes=2``, ``--requeue``, or with one dash ``-N name`` and ``-l walltime=1:00:00``."""
+        """Return a line such as ``#SBATCH --nodes=2``, ``#PBS -N name`` or ``#PBS -l walltime=1:00:00``."""
         text = quoted(value) if value else ""
         return f"{self.beginning(name)}{self._between(name)}{text}" if value else self.beginning(name)
 
@@ -32,7 +32,7 @@ class Directives:
         return f"{self.prefix} {self.dashes}{name}"
 
     def sets(self, name: str) -> re.Pattern[str]:
-        """Return a pattern for the line of a script that sets this option."""
+        """Return a pattern for the line of a script that sets the option `name`."""
         return re.compile(rf"^{re.escape(self.beginning(name))}({self._between(name)}.*)?$", re.MULTILINE)
 
     def _between(self, name: str) -> str:
@@ -40,10 +40,10 @@ class Directives:
 
 
 def quoted(word: str) -> str:
-    """Return `word` as the shell and the scheduler read it back.
+    """Return `word` with quotes, so that the shell and the scheduler read it unchanged.
 
     Raises:
-        UserError: As `require_writable`.
+        UserError: If `require_writable` raises it.
     """
     require_writable(word)
     return shlex.quote(word)
@@ -52,7 +52,8 @@ def quoted(word: str) -> str:
 def require_writable(word: str) -> None:
     """Raise `UserError` unless `word` may stand in a script.
 
-    An option of a scheduler ends with its line, quoted or not: what follows a line break would be a command.
+    An option of a scheduler ends with its line, even inside quotes, so text after a line break would be
+    executed as a command.
     """
     if any(unicodedata.category(letter) in _CONTROL for letter in word):
         raise UserError(
@@ -76,9 +77,10 @@ def fill(
     values: Mapping[str, str | Sequence[str]],
     directives: Directives = SBATCH,
 ) -> str:
-    """Return the script with these scheduler options and values in its block; sequences become arrays.
+    """Return the template `text` with these scheduler options and values in its block.
 
-    An option that the template lacks is added to it; every value has to be there.
+    Options that the template lacks are added. Every value must have a line in the template. Sequences become
+    arrays of the shell.
     """
     block = _BLOCK.search(text)
     assert block is not None

@@ -1,4 +1,4 @@
-"""What every job of a site has in common: one small file, written once."""
+"""The settings that all jobs of a site share, in a file ``site.toml`` that is written once."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ PLACES = (Path(), Path("~", ".config", "hpcsgd"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where jobs go and how they start. Missing values are left to the scheduler's defaults."""
+    """The content of ``site.toml``. For missing values the scheduler's defaults apply."""
 
     scheduler: Literal["slurm", "pbs", "flux"] | None = None
-    """Default: the one whose commands are here."""
+    """Default: the one whose commands are installed."""
     partition: str | None = None
-    """The partition of Slurm, or the queue of the others."""
+    """The partition of Slurm, or the queue of PBS or Flux."""
     account: str | None = None
     mpi: str = "pmi2"
     """`srun --mpi=`: pmi2 for MPICH, pmix for Open MPI, cray_shasta for Cray MPICH."""
     modules: tuple[str, ...] = ()
-    """Modules to load before anything else."""
+    """Environment modules to load first."""
     setup: Path | None = None
-    """A shell file to source after that."""
+    """A shell file to source after loading the modules."""
     sbatch: tuple[str, ...] = ()
     """Further options of sbatch, such as ``--constraint=gpu``."""
     srun: tuple[str, ...] = ()
     """Further options of srun."""
     cpu_bind: str = "cores"
-    """`srun --cpu-bind=`: which cores a rank has, best near the GPU of its number."""
+    """`srun --cpu-bind=`: which cores a rank has; cores near its GPU are best."""
     gpu_bind: str | None = None
     """`srun --gpu-bind=`: which GPUs a rank sees."""
     mem_bind: str | None = None
@@ -39,30 +39,32 @@ class Site:
     pack: Path | None = None
     """An environment packed by ``hpcsgd job pack``, whose Python starts the ranks."""
     local: str = "${TMPDIR:-/tmp}"
-    """Where it is unpacked on each node, in the shell's notation."""
+    """The folder in which each node unpacks `pack`; it may contain variables of the shell."""
     environment: dict[str, str] = field(default_factory=dict[str, str])
-    """Variables of all ranks, such as those that choose a network card."""
+    """Environment variables of all ranks, such as for choosing a network card."""
     qsub: tuple[str, ...] = ()
     """Further options of qsub, such as ``-l filesystems=home``."""
     mpiexec: tuple[str, ...] = ("mpiexec",)
-    """The command that starts ranks under PBS, before ``-n``; {ranks_per_node} and {cpus_per_rank} are the
-    job's."""
+    """The command that starts ranks under PBS, before ``-n``.
+
+    It may contain {ranks_per_node} and {cpus_per_rank}.
+    """
     flux_batch: tuple[str, ...] = ()
     """Further options of flux batch, such as ``--exclusive``."""
     flux_run: tuple[str, ...] = ()
     """Further options of flux run, such as ``-o`` and ``pmi=pmix``."""
 
     def bindings(self) -> list[str]:
-        """Return srun's options for binding."""
+        """Return srun's options for binding ranks to cores, GPUs and memory."""
         given = {"cpu-bind": self.cpu_bind, "gpu-bind": self.gpu_bind, "mem-bind": self.mem_bind}
         return [f"--{name}={value}" for name, value in given.items() if value is not None]
 
     def variables(self) -> list[str]:
-        """Return the variables in the shell's form."""
+        """Return the environment variables as NAME=VALUE."""
         return [f"{name}={value}" for name, value in self.environment.items()]
 
     def options(self) -> dict[str, str]:
-        """Return the options under sbatch's names."""
+        """Return the site's options of sbatch, by name."""
         given = {"partition": self.partition, "account": self.account}
         options = {name: value for name, value in given.items() if value is not None}
         for option in self.sbatch:
@@ -76,9 +78,10 @@ def _candidates() -> list[Path]:
 
 
 def load_site(path: Path | None) -> tuple[Site, Path | None]:
-    """Return the site in ``path``, else in the first ``site.toml`` of `PLACES`, else one of defaults.
+    """Return the site, and the file that it is from.
 
-    Raises `UserError` naming file and key.
+    The file is ``path``, else the first ``site.toml`` in `PLACES`. Without a file the site has defaults.
+    Raises `UserError`, which names the file and key.
     """
     if path is None:
         path = next((file for file in _candidates() if file.exists()), None)

@@ -1,4 +1,4 @@
-"""Check whether cluster, launcher and MPI are fit for training: a table of ranks, checks, and timings."""
+"""Check whether training will work with this cluster, launcher and MPI: a table, checks and timings."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ TIMEOUT = 60.0  # seconds; a rank that does not answer in this time will not ans
 
 
 def run(groups: int | None = None, group_size: int | None = None, store: Path | None = None) -> None:
-    """Print the table and the findings on rank 0; every rank of the launch calls this.
+    """Print a table of the ranks and the findings, on rank 0; all ranks that were started call this.
 
-    Ends with exit code 1 if there is an error; warnings do not count.
+    The process ends with exit code 1 if a finding is an error. Warnings do not count.
     """
-    # the findings report what the groups would warn about
+    # no warnings while groups are formed, because the findings report the same
     logging.getLogger("hpcsgd").setLevel(logging.ERROR)
     topology = form_as_launched(joining.world(TIMEOUT), groups, group_size).topology
     ranks = topology.world.gather_objects(examine(topology, topology.world.backend.thread_level))

@@ -1,4 +1,4 @@
-"""Checks of the accelerators: their driver, their links, and the speed of each backend on device tensors."""
+"""Check the accelerators: their drivers, the links between them, and the speed of each backend."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError, count_text
 
 BACKENDS: tuple[BackendName, ...] = ("mpi", "nccl", "gpu_mpi")
-SIZE = 64 << 20  # bytes in a measurement
+SIZE = 64 << 20  # bytes that a measurement copies or sends
 
 
 def look_at_accelerators(topology: Topology) -> list[Finding]:
-    """Return the same findings on every rank; collective."""
+    """Return the findings about accelerators, the same on every rank; collective."""
     own = local_device(topology.world)
     having = topology.world.gather_objects(own.device is not None)
     if own.device is None or not all(having):
@@ -44,12 +44,12 @@ def driver(world: Communicator, files: Sequence[Path]) -> Finding:
 
 
 def links(world: Communicator) -> Finding:
-    """Check which accelerators of a node read each other's memory, as rank 0 sees it."""
+    """Check which accelerators of rank 0's node can read each other's memory directly."""
     return world.gather_objects(_links(all_visible()) if world.rank == 0 else None)[0]
 
 
 def copies(world: Communicator, device: torch.device) -> Finding:
-    """Measure copies between pinned memory and the device: the cost of staging."""
+    """Measure the speed of copies between pinned host memory and the device, which staging needs."""
     there = torch.zeros(SIZE // 4, device=device)
     here = torch.zeros(SIZE // 4, device="cpu", pin_memory=on_accelerator(device))
 
@@ -66,7 +66,7 @@ def copies(world: Communicator, device: torch.device) -> Finding:
 
 
 def travel(world: Communicator, way: BackendName, own: Device) -> Finding:
-    """Measure how fast device tensors travel by this backend, or report why it cannot be used."""
+    """Measure how fast the backend `way` sends device tensors, or report why it cannot be used."""
     try:
         ranks, _ = chosen(world, way, own, inside=True)
     except UserError as error:
@@ -80,7 +80,7 @@ def _without(having: Sequence[bool]) -> Finding:
             f"GPUs: {having.count(False)} of {count_text(len(having), 'rank')} have none that torch can use"
         )
     told = f"GPUs: none that torch {torch.__version__} can use"
-    # without a driver no GPU is expected, so torch is not asked
+    # without a driver no GPU is expected, so the reason does not matter
     driver = any(path.exists() for path in DRIVERS)
     return warning(f"{told}: {why}") if driver and (why := why_none("cuda")) else ok(told)
 

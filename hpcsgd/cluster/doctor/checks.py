@@ -1,4 +1,4 @@
-"""Checks that need nothing but the ranks' answers."""
+"""Checks that only need the information about each rank, and no communication."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcsgd.launcher import launched
 
 
 def check(ranks: Sequence[RankInfo], K: int, environ: Mapping[str, str]) -> list[Finding]:
-    """Return the findings about a job of these ranks in groups of `K`, started in `environ`."""
+    """Return the findings about a job of `ranks`, in groups of `K`, with the environment `environ`."""
     return [
         launcher(len(ranks), environ),
         *cores(ranks),
@@ -27,7 +27,10 @@ def check(ranks: Sequence[RankInfo], K: int, environ: Mapping[str, str]) -> list
 
 
 def launcher(size: int, environ: Mapping[str, str]) -> Finding:
-    """Check which launcher started the ranks; too many ranks were refused when the world was made."""
+    """Report which launcher started the ranks; warn if it is none.
+
+    If launcher and MPI disagree about the number of ranks, connecting them has failed before.
+    """
     meant = launched(environ, size)
     if meant is not None:
         here = "" if meant.local_size is None else f", {meant.local_size} of them on this node"
@@ -55,7 +58,7 @@ def cores(ranks: Sequence[RankInfo]) -> list[Finding]:
 
 
 def threads(ranks: Sequence[RankInfo]) -> list[Finding]:
-    """Check for more busy threads than cores; `cores` reports too few cores for the ranks themselves."""
+    """Check that there are no more busy threads than cores, or than ranks if there are more ranks."""
     found: list[Finding] = []
     for host, here in _by_node(ranks).items():
         have, busy = len(_cpus(here)), sum(rank.threads for rank in here)
@@ -86,7 +89,7 @@ def gpus(ranks: Sequence[RankInfo]) -> list[Finding]:
 
 
 def groups(nodes: Sequence[int], K: int) -> Finding:
-    """Check that each group is on one node: otherwise its gradients cross the network at every step."""
+    """Check that each group is on one node. Otherwise its gradients cross the network in every step."""
     P = len(nodes) // K
     spread = groups_across_nodes(nodes, K)
     if spread:
@@ -110,7 +113,7 @@ def versions(ranks: Sequence[RankInfo]) -> Finding:
 
 
 def extra(module: str, package: str, name: str, use: str) -> Finding:
-    """Report whether an optional dependency is installed, which only `use` needs."""
+    """Report whether an optional package is installed; only the command `use` needs it."""
     if find_spec(module) is not None:
         return ok(f"extra: {package} is installed")
     return ok(f"extra: {package} is not installed; only `{use}` needs it (pip install 'hpcsgd[{name}]')")

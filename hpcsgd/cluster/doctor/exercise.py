@@ -1,4 +1,4 @@
-"""A few hundred milliseconds of communication, to check results and measure speed."""
+"""Communicate for a few hundred milliseconds, to check results and measure speed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def exercise(world: Communicator) -> list[Finding]:
 
 
 def ring(world: Communicator) -> bool:
-    """Return True if each rank's message arrives at the next one."""
+    """Return True if this rank receives the message of the rank before it; collective."""
     after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     received = torch.empty(LENGTH, dtype=torch.int64)
     world.sendrecv({after: _pattern(world.rank)}, {before: received}).wait()
@@ -43,7 +43,7 @@ def ring(world: Communicator) -> bool:
 
 
 def allreduce(world: Communicator, dtype: torch.dtype) -> bool:
-    """Return True if sums are exact; they are small integers, rounded once to `dtype`."""
+    """Return True if an allreduce is exact; sums are small integers, rounded once to `dtype`."""
     x = _pattern(world.rank).to(dtype)
     world.allreduce(x).wait()
     total = sum(_pattern(rank).double() for rank in range(world.size))
@@ -52,7 +52,7 @@ def allreduce(world: Communicator, dtype: torch.dtype) -> bool:
 
 
 def alltoall(world: Communicator, dtype: torch.dtype) -> bool:
-    """Return True if every rank gets its part from every other one."""
+    """Return True if this rank receives its part from every other rank; collective."""
     sent = torch.cat([_pattern(world.rank + to) for to in range(world.size)]).to(dtype)
     received = torch.empty_like(sent)
     world.alltoall(received, sent).wait()
@@ -72,7 +72,7 @@ def latency(world: Communicator) -> Finding:
 def bandwidth(
     world: Communicator, what: str = "bandwidth", device: torch.device | None = None, size: int = LARGE_BYTES
 ) -> Finding:
-    """Measure the bytes that a rank sends per second if all send `size` bytes at once, from `device`."""
+    """Measure the bytes per second that a rank sends if all ranks send `size` bytes from `device` at once."""
     sent = torch.ones(size // 4 // world.size * world.size, device=device)
     received = torch.empty_like(sent)
 
@@ -95,12 +95,12 @@ def finish(device: torch.device | None) -> None:
 
 
 def _pattern(number: int) -> Tensor:
-    """Return int64 [LENGTH] numbers that identify the sender; bfloat16 holds them exactly."""
+    """Return numbers, int64 of shape [LENGTH], that identify the sender and are exact in bfloat16."""
     return (torch.arange(LENGTH) * 3 + number) % 101
 
 
 def _judge(world: Communicator, what: str, right: dict[str, bool]) -> Finding:
-    """Return a finding; `right` tells for each type whether this rank got the right result."""
+    """Return a finding about `what`. `right`: for each type, whether this rank got the right result."""
     answers = world.gather_objects(right)
     types = [name for name in right if not all(answer[name] for answer in answers)]
     if types:
@@ -117,7 +117,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def median_seconds(operation: Callable[[], object], rounds: int) -> float:
-    """Return the median time of one `operation`, after a first one that does not count."""
+    """Return the median seconds of `operation`, after a first call that does not count."""
     operation()  # connections are made at first use
     durations: list[float] = []
     for _ in range(rounds):

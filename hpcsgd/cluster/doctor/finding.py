@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Level(Enum):
-    """How bad a finding is. With a warning training works, but slower than it could."""
+    """The severity of a finding. With a warning training works, but may be slower than necessary."""
 
     OK = "OK"
     WARNING = "WARNING"
@@ -16,7 +16,7 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found and, if that is not good, what to do."""
+    """A result of a check and, for warnings and errors, what to do."""
 
     level: Level
     text: str

@@ -1,4 +1,4 @@
-"""What the doctor asks each rank, and the table of the answers."""
+"""What `hpcsgd doctor` collects about each rank, and a table of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGES = ("hpcsgd", "torch", "h5py", "mpi4py", "numpy")
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One rank and what it runs on."""
+    """Information about one rank: its node, cores, threads, GPU and software."""
 
     rank: int
     node: int
@@ -33,7 +33,7 @@ class RankInfo:
     threads: int
     gpu: str
     gpu_id: str
-    """The same for ranks that share a GPU; empty without one."""
+    """An identifier of the GPU, the same for ranks that share the GPU; empty without a GPU."""
     mpi: str
     thread_level: str
     versions: str
@@ -66,7 +66,7 @@ def _host() -> str:
 
 
 def _gpu(local_rank: int) -> tuple[str, str]:
-    """Return the name and identity of the GPU that this rank uses, of those it sees."""
+    """Return the name and an identifier of the GPU that this rank uses."""
     device = of_place(local_rank)
     if device is None:
         return "none", ""
@@ -88,7 +88,7 @@ def _version(package: str) -> str:
 
 
 def table(ranks: Sequence[RankInfo], grouped: bool) -> str:
-    """Return a table with a line per rank; with groups and positions if `grouped`."""
+    """Return a table with a line per rank; if `grouped`, with group and shard index."""
     titles = ["rank", "node", *(["group", "position"] if grouped else [])]
     titles += ["CPUs", "threads", "GPU", "MPI", "thread level"]
     rows = [titles, *(_row(rank, grouped) for rank in ranks)]

@@ -1,4 +1,4 @@
-"""Check that every rank can read the data."""
+"""Check that every rank can read the dataset file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcsgd.errors import UserError
 
 
 def open_everywhere(world: Communicator, path: Path) -> Finding:
-    """Return whether each rank finds this file and reads its first training sample; collective."""
+    """Check that each rank finds the dataset file `path` and reads its first training sample; collective."""
     answers = world.gather_objects(_read(path))
     failed = [rank for rank, (_, problem) in enumerate(answers) if problem]
     if failed:

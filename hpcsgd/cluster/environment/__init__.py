@@ -1,6 +1,6 @@
-"""The Python environment in one file, which each node reads once.
+"""Pack the Python environment into one file, which each node of a job reads once.
 
-Otherwise each rank opens thousands of files.
+Without that, each rank opens thousands of files on a shared file system.
 """
 
 from hpcsgd.cluster.environment.contents import Environment, ask

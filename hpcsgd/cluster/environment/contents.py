@@ -1,7 +1,7 @@
-"""The contents of a packed environment, and their places in the archive.
+"""The contents of a packed environment, and their paths in the archive.
 
-    bin lib …   the virtual environment as it is, except for scripts, which find the Python next to them
-    base/       its interpreter with the standard library, which is often on a shared file system, too
+    bin lib …   the virtual environment, unchanged except for scripts, which use the Python next to them
+    base/       its interpreter and standard library, which are often on a shared file system, too
 
 Packages that are installed in place (``pip install -e``) are packed where a normal installation puts them.
 """
@@ -21,21 +21,24 @@ from hpcsgd.errors import UserError
 
 QUESTION = Path(__file__).with_name("question.py")
 WITHOUT = {"test", "tests", "idlelib", "turtledemo", "ensurepip", "site-packages", "dist-packages"}
-"""Left out of the standard library; the base's packages are packed if the environment sees them."""
+"""Folders of the standard library that are not packed.
+
+The base's packages are packed separately, if the environment uses them.
+"""
 INTERPRETERS = re.compile(r"python[\d.]*|[aA]ctivate.*|pyvenv\.cfg")
-"""Files that are written anew when the archive is unpacked."""
+"""Files that are not copied: new ones are in the archive, or are written when it is unpacked."""
 ADDED_FILES = b"""#!/bin/sh
 '''exec' "$(dirname -- "$(realpath -- "$0")")/python" "$0" "$@"
 ' '''
 """
-"""The start of a script, for both the shell and Python, which runs it with the Python next to it."""
+"""The first lines of scripts, valid for the shell and Python; they start the Python next to them."""
 SYSTEM = Path("/usr")
-"""Each node has its own libraries here."""
+"""The folder of libraries that each node has itself."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A file of the archive: one on disk, or `content`, or a link."""
+    """A file of the archive: a copy of `source`, or with `content` in its place, or a symbolic link."""
 
     name: str
     source: Path
@@ -45,7 +48,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Environment:
-    """What the environment's interpreter reports: see ``question.py``."""
+    """A Python environment, as its interpreter describes it by ``question.py``."""
 
     prefix: Path
     base: Path
@@ -54,7 +57,7 @@ class Environment:
     standard: list[Path]
     """Folders of the standard library."""
     shared: bool
-    """True if the interpreter is a shared library, found by its absolute path."""
+    """True if the interpreter is in a shared library, which is found by its absolute path."""
     sites: list[Path]
     """Folders in which packages are installed."""
     path: list[Path]
@@ -69,7 +72,7 @@ class Environment:
 
     @property
     def of_base(self) -> list[Path]:
-        """Folders of the base's packages that the environment sees, too."""
+        """Folders of packages of the base installation that the environment uses, too."""
         return [
             path
             for path in self.path
@@ -78,14 +81,14 @@ class Environment:
 
     @property
     def left(self) -> list[Path]:
-        """Folders on the path that are not packed."""
+        """Folders on the interpreter's path that are not packed."""
         typed = [Path(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         packed = {self.prefix, self.base}
         beside = {source.parent for source in self.sources} - set(typed)
         return [p for p in self.path if p not in beside and not any(p.is_relative_to(x) for x in packed)]
 
     def members(self) -> Iterator[Member]:
-        """Yield all of the archive; the interpreter's name is last, to mark a complete archive."""
+        """Yield all files of the archive; the last one, bin/python, shows that an archive is complete."""
         leads = {Path(lead) for each in self.editable for lead in each["leads"]}
         for member in below(self.prefix, ""):
             if member.source in leads or INTERPRETERS.fullmatch(member.name.removeprefix("bin/")):
@@ -109,7 +112,7 @@ class Environment:
         yield Member("bin/python", self.prefix, link=f"../base/bin/{self.executable.name}")
 
     def libraries(self) -> list[Path]:
-        """Return the libraries that the interpreter loads from its own folder."""
+        """Return the shared libraries that the interpreter loads from the base installation."""
         if self.base == SYSTEM:
             return []
         users = [self.executable, *(x for folder in self.standard for x in folder.glob("lib-dynload/*.so"))]
@@ -123,7 +126,7 @@ class Environment:
         return str("base" / path.relative_to(self.base))
 
     def _beside(self, member: Member) -> Member:
-        """Make a script that names the environment's interpreter use the Python next to it."""
+        """Return `member`; if it is a script of this environment, changed to use the Python next to it."""
         if member.link is not None:
             return member
         with member.source.open("rb") as file:
@@ -139,7 +142,10 @@ class Environment:
 
 
 def below(folder: Path, name: str, without: Set[str] = frozenset()) -> Iterator[Member]:
-    """Yield the files in a folder, called `name` in the archive. A link to one of them stays a link."""
+    """Yield the files in `folder`, which is called `name` in the archive.
+
+    Relative links inside the folder stay links.
+    """
     yield from _below(folder, name, folder.resolve(), without)
 
 

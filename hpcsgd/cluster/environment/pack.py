@@ -1,4 +1,4 @@
-"""Write an environment into one file, a script that unpacks itself: see ``unpacking.sh``."""
+"""Write an environment into one file: a script, ``unpacking.sh``, followed by the archive to unpack."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpcsgd.files.atomic import replacing
 
 SCRIPT = Path(__file__).with_name("unpacking.sh")
 HEADER = 8192
-"""Bytes of the script in front of the archive; dd reads them in one block."""
+"""Bytes of the script before the archive; the script skips them as one block of dd."""
 UNQUOTABLE = re.compile(r"[\"`\\\n]|\$\(")
 
 
@@ -28,15 +28,15 @@ class Packed:
 
     file: Path
     name: str
-    """The name of its folder on a node, which changes with anything that is packed."""
+    """The name of the folder into which nodes unpack the file. It changes with the contents."""
     files: int
     bytes: int
 
 
 def pack(environment: Environment, file: Path, local: str) -> Packed:
-    """Write `environment` to `file`, to be unpacked below `local`.
+    """Write `environment` to `file`, which nodes unpack in the folder `local`.
 
-    A shell on each node expands its variables.
+    `local` may contain variables, which the shell of each node expands.
     """
     if UNQUOTABLE.search(local) or not local:
         raise UserError(f'local = "{local}": expected a folder, in which $NAME is a variable of the node')
@@ -54,7 +54,7 @@ def pack(environment: Environment, file: Path, local: str) -> Packed:
 
 
 def fingerprint(members: Sequence[Member]) -> str:
-    """Return a hash of names, sizes, times and permissions."""
+    """Return a hash of the names, sizes, modification times and permissions of `members`."""
     digest = hashlib.sha256()
     for member in members:
         told: tuple[object, ...] = (member.link,)
@@ -66,7 +66,10 @@ def fingerprint(members: Sequence[Member]) -> str:
 
 
 def changed_since(environment: Environment, file: Path) -> bool:
-    """Return True if packages were installed or removed, or sources installed in place were edited."""
+    """Return True if the environment has changed since `file` was written.
+
+    That is, if packages were installed or removed, or sources that are installed in place were edited.
+    """
     packed = file.stat().st_mtime
     edited = (path for source in environment.sources for path in [source, *source.rglob("*.py")])
     return any(path.stat().st_mtime > packed for path in [*environment.sites, *edited])
@@ -108,7 +111,7 @@ def _header(environment: Environment, name: str, local: str) -> bytes:
 
 
 def _libraries(environment: Environment) -> str:
-    """Return a line that makes the interpreter load its own library from the unpacked folder."""
+    """Return a shell line that makes the interpreter load its libraries from the unpacked folder."""
     if not environment.shared:
         return "# (the interpreter finds its libraries)"
     folders = {os.path.relpath(path.parent, environment.base) for path in environment.libraries()}

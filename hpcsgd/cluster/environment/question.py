@@ -1,7 +1,7 @@
-"""List what a Python environment consists of: `PYTHON -P question.py` prints it as JSON.
+"""Print the folders and packages of a Python environment as JSON: `PYTHON -P question.py`.
 
-The environment's own interpreter runs it. It uses the standard library only, because hpcsgd need not be
-installed there.
+The environment's own interpreter runs this file. It only uses the standard library, because hpcsgd need not
+be installed in that environment.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def is_editable(distribution: importlib.metadata.Distribution) -> bool:
 
 
 def editable(distribution: importlib.metadata.Distribution) -> dict[str, Any]:
-    """Return the places of its packages and modules, and the files that point there."""
+    """Return the paths of a distribution's packages and modules, and of the files that refer to them."""
     names = (distribution.read_text("top_level.txt") or "").split()
     found = [importlib.util.find_spec(name) for name in names]
     leads = [

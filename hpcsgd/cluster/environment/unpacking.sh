@@ -1,22 +1,22 @@
 #!/bin/sh
-# A Python environment in one file, by `hpcsgd job pack`: ./FILE -m hpcsgd train job.toml, where that would be its Python.
-# The first one on a node unpacks the tar archive that follows these lines, by one sequential read of this file; all
-# others wait for it, or find it there.
+# A Python environment in one file, by `hpcsgd job pack`: ./FILE -m hpcsgd train job.toml, in place of its Python.
+# The first start on a node unpacks the tar archive that follows these lines, by one sequential read of this file. Other
+# starts wait for that, or use what has been unpacked.
 set -eu
-trap '' USR1 # Slurm's warning may come early; Python takes it from here
+trap '' USR1 # Slurm's warning signal may come before Python handles it
 case $0 in /*) pack=$0 ;; *) pack=$PWD/$0 ;; esac
 die() { echo "hpcsgd: $pack: $*" >&2; exit 1; }
 
-ours="@LOCAL@/hpcsgd-$(id -u)" # of nobody else, who could put there what we run
+ours="@LOCAL@/hpcsgd-$(id -u)" # of this user only: others could put programs there, which we would run
 mkdir -m 700 "$ours" 2>/dev/null || { [ ! -L "$ours" ] && [ "$(stat -c %u "$ours")" = "$(id -u)" ]; } ||
   die "$ours: cannot be made, or another's"
 there=$ours/@NAME@ part=$ours/@NAME@.part
 
 unpack() {
-  rm -rf "$part" # of one that was killed
+  rm -rf "$part" # left by a start that was killed
   mkdir "$part"
   { dd bs=@HEADER@ count=1 of=/dev/null 2>/dev/null && tar -x --no-same-owner -b 2048 -C "$part" -f -; } <"$pack" || return 1
-  [ -L "$part/bin/python" ] || return 1 # the last one in the archive
+  [ -L "$part/bin/python" ] || return 1 # the last file of the archive
   printf 'home = %s/base/bin\ninclude-system-site-packages = @SYSTEM@\nversion = @VERSION@\n' "$there" >"$part/pyvenv.cfg"
   echo "$pack" >"$part/@ORIGIN@"
   mv "$part" "$there"

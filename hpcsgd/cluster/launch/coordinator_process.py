@@ -1,4 +1,4 @@
-"""The coordinator as a process of its launcher, restarted if it dies."""
+"""Run the coordinator of elastic groups as a child process of the launcher, restarted if it dies."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hpcsgd.elastic.register import Register
 from hpcsgd.errors import UserError
 
 PAUSE = 0.5
-"""Seconds between the death of a coordinator and the next one."""
+"""Seconds between the death of a coordinator and the start of the next one."""
 
 
 class CoordinatorProcess:
-    """Starts the process, which gets `told` as its arguments: see `hpcsgd.elastic.__main__`."""
+    """The coordinator's process. `told` has its arguments; see `hpcsgd.elastic.__main__`."""
 
     def __init__(self, **told: Any) -> None:
         self.address = ""
@@ -27,7 +27,7 @@ class CoordinatorProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def keep(self) -> None:
-        """Restart the process until `end`."""
+        """Keep the process running until `end` is called."""
         while True:
             await self.start()
             assert self._process is not None
@@ -37,7 +37,7 @@ class CoordinatorProcess:
             await asyncio.sleep(PAUSE)
 
     async def start(self) -> None:
-        """Start it again at the same port, where the replica groups look for it."""
+        """Start the process, after the first time at the same port, at which replica groups reach it."""
         if self._process is not None and self._process.returncode is None:
             return
         self._process = await asyncio.create_subprocess_exec(

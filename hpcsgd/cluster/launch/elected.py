@@ -1,4 +1,4 @@
-"""The coordinator of separately started replica groups, a process of the first launcher that finds none."""
+"""The coordinator of separately started replica groups, which one of their launchers runs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from hpcsgd.report.run_folder import replica_group_folder
 
 
 class Elected:
-    """Each launcher has one of these, and checks that some launcher's coordinator answers.
+    """Makes sure, in each launcher, that a coordinator runs: if none answers, this launcher starts one.
 
-    If none has for `silence` seconds, or the last one has left, this one starts the next. If several do so,
-    `journal.claim` lets one of them continue. `told`: see `hpcsgd.elastic.__main__`.
+    If no coordinator has answered for `silence` seconds, or the last one has left, this launcher starts the
+    next one. If several launchers do so, `journal.claim` lets one coordinator continue. `told` has the
+    arguments of the coordinator's process; see `hpcsgd.elastic.__main__`.
     """
 
     def __init__(self, folder: Path, replica_group: int, *, silence: float, host: str, **told: Any) -> None:
@@ -35,7 +36,7 @@ class Elected:
         self._events = EventLog(replica_group_folder(folder, replica_group) / event_log.NAME)
         self._process: asyncio.subprocess.Process | None = None
         self._seen = 0, time.monotonic()
-        """The newest term, and when it was first seen or last answered."""
+        """The number of the newest term, and when its coordinator last answered or was first noticed."""
 
     @property
     def has_it(self) -> bool:
@@ -55,7 +56,7 @@ class Elected:
                 return
             try:
                 await self._there()
-            except UserError as error:  # another launcher may succeed
+            except UserError as error:  # a coordinator of another launcher may succeed
                 self._say(str(error))
             await asyncio.sleep(beat(self._heartbeat_timeout))
 
@@ -66,7 +67,7 @@ class Elected:
         return newest(self._terms)
 
     async def end(self) -> None:
-        """End the coordinator; after the training, wait until all groups have learned of its end."""
+        """End this launcher's coordinator; after the training, once all groups know that it is finished."""
         process = self._process
         if process is not None and self.has_it:
             assert process.stdin is not None
@@ -81,7 +82,7 @@ class Elected:
         return self.register().phase is Phase.FINISHED
 
     async def _there(self) -> bool:
-        """Return True if a coordinator answers; begin one here if necessary."""
+        """Return True if a coordinator answers; otherwise start one here if necessary."""
         if not self._terms.exists():
             raise UserError(f"{self._folder}: it has been removed")
         term, now = last_claimed(self._terms), time.monotonic()
@@ -91,7 +92,7 @@ class Elected:
         if found is not None and found.address and await found.answers(self._heartbeat_timeout):
             self._seen, self.token = (term, time.monotonic()), found.token
             return True
-        if term == 0 or (found is not None and not found.address):  # the last one has left
+        if term == 0 or (found is not None and not found.address):  # the last coordinator has left
             await self._begin(term + 1)
         elif now - self._seen[1] > self._heartbeat_timeout:
             where = f"number {term}" if found is None else f"at {found.address}"

@@ -1,7 +1,7 @@
-"""`hpcsgd launch --replica-group`: one replica group of a run whose others start elsewhere, at other times.
+"""`hpcsgd launch --replica-group`: start one replica group of a run. Others start separately.
 
-They find each other by the run's folder: the first one makes it, and one of their launchers runs the
-coordinator at any time. A group that comes later continues where the others are.
+The groups find each other by the run folder, which the first one makes. At any time one of their launchers
+runs the coordinator. A group that joins later continues where the others are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ITS_OWN = (
     "training.device",
     "training.time_limit_s",
 )
-"""Keys, or their beginnings, that may differ between the groups' job files: places and hardware."""
+"""Keys of the job file, or their beginnings, that may differ between groups: paths and hardware."""
 
 
 def launch_replica_group(
@@ -103,7 +103,7 @@ def launch_replica_group(
 
 
 def _made_or_joined(path: Path, folder: Path, config: Config, K: int, *, resume: bool) -> bool:
-    """Return True if this is the first replica group, which made the folder."""
+    """Make the run folder, or join the run in it; return True if this launcher made the folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     if not folder.exists():
         try:
@@ -116,7 +116,7 @@ def _made_or_joined(path: Path, folder: Path, config: Config, K: int, *, resume:
                 raise
         else:
             return True
-    if not (folder / FOLDER).exists():  # of groups that were started together, or of something else
+    if not (folder / FOLDER).exists():  # the folder of groups that were started together, or of another run
         run_folder.open_run_folder(folder, resume=resume)
         run_folder.write_config(folder, config)
         (folder / FOLDER).mkdir(exist_ok=True)

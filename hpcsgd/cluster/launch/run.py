@@ -56,7 +56,7 @@ def launch(
             parallel = replace(config.parallel, groups=len(K), group_size=None)
             run_folder.write_config(folder, replace(config, parallel=parallel))
             run_folder.write_versions(folder, mpi=None, groups=len(K), group_size=K[0])
-            (folder / REGISTER).unlink(missing_ok=True)  # from an earlier start, whose groups are gone
+            (folder / REGISTER).unlink(missing_ok=True)  # from an earlier start, whose groups have ended
             event_log.of_run(folder)  # raises here, not in the coordinator, if the log is damaged
         program = [of_ranks(), "-m", "hpcsgd", "train", str(path), *overrides]
         allotment = allotment_of(config)
@@ -81,9 +81,9 @@ def launch(
 def group_sizes(
     path: Path, config: Config, ranks: int, groups: int | None = None, group_size: int | None = None
 ) -> list[int]:
-    """Return the number of ranks of each group; `ranks`: of the allocation, 0 without one.
+    """Return the number of ranks of each group. `ranks`: ranks of the allocation, 0 without one.
 
-    Raises `UserError` for a job file that is not of elastic groups.
+    Raises `UserError` if the job file's method does not support elastic groups.
     """
     with in_file(path):
         if not make_method(config.method, steps_per_epoch=1).averager.traits.elastic:
@@ -121,6 +121,6 @@ def allotment_of(config: Config) -> ResourceBudget | None:
 
 
 def report(folder: Path) -> None:
-    """Write the report of the whole run, and print its lines."""
+    """Write the report of the whole run to its folder, and print it."""
     if text := end_of_run.report(folder):
         print(text, flush=True)

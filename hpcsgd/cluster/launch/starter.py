@@ -1,4 +1,4 @@
-"""How a replica group is started: by mpiexec on this machine, by srun inside a Slurm job."""
+"""Start the ranks of a replica group, by mpiexec on this machine or by srun inside a Slurm job."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from hpcsgd.train.job_end import slurm_job
 
 
 class Starter(Protocol):
-    """Starts K ranks, and knows where these ranks reach the coordinator."""
+    """A way to start the ranks of a replica group."""
 
     @property
     def host(self) -> str:
-        """The address of this node in the network of the ranks."""
+        """The address of this node at which the ranks reach the coordinator."""
         ...
 
     @property
     def ranks(self) -> int:
-        """The largest number of ranks in all groups together; 0 if only the user knows."""
+        """The largest number of ranks in all groups together; 0 if only the user can know it."""
         ...
 
     def command(self, replica_group: int, K: int, program: Sequence[str]) -> list[str]: ...
 
 
 class Mpiexec:
-    """Starts all replica groups on this machine."""
+    """The starter by mpiexec, which starts all replica groups on this machine."""
 
     host = "127.0.0.1"
     ranks = 0
@@ -52,10 +52,11 @@ class Mpiexec:
 
 
 class Srun:
-    """Starts job steps of the Slurm job of this process. `words`: further options, such as `--mpi=pmi2`.
+    """The starter by srun: each replica group is a step of the Slurm job in which this process runs.
 
-    A replica group returns to its nodes; if one is lost, to those with the fewest groups. Slurm does not free
-    cores of a job that has lost a node, so from then on steps share them, as they do once ranks have moved.
+    `words`: further options of srun, such as `--mpi=pmi2`. A replica group is restarted on its nodes or, if
+    one of them is lost, on those with the fewest groups. Slurm does not free cores of a job that has lost a
+    node. So from then on, and once ranks have moved between groups, steps share cores.
     """
 
     def __init__(self, environ: Mapping[str, str], words: Sequence[str]) -> None:
@@ -73,7 +74,10 @@ class Srun:
             self._clear_leftovers()
 
     def command(self, replica_group: int, K: int, program: Sequence[str]) -> list[str]:
-        """Return the command; a rank that dies ends its step, but a lost node does not end the job."""
+        """Return the command that starts `program` on K ranks of a replica group.
+
+        A rank that dies ends its step, but a lost node does not end the job.
+        """
         now = self._nodes()
         here = self._at[replica_group] = self._place(replica_group, K, now)
         placed = [f"--nodelist={','.join(here)}", f"--nodes={len(here)}", f"--ntasks={K}"]

@@ -1,8 +1,9 @@
-"""Keep the replica groups of one run alive: start them, watch how they end, and restart those that died.
+"""Keep the replica groups of a run alive: start them, wait until they end, restart those that died.
 
-The register tells whether the training is complete (exit code 0) or saved for a later start (75). Exit codes
-alone say little: `srun` returns 0 if a node was lost. A group that ends otherwise has died and is restarted,
-a limited number of times. If one fails before the first synchronization, the job itself is at fault.
+The coordinator's register shows whether the training is complete (exit code 0) or saved for a later start
+(75). Exit codes of groups do not: `srun` returns 0 if a node was lost. A group that ends otherwise has died
+and is restarted, a limited number of times. If a group with exit code 1 does so before the first
+synchronization, the job itself is at fault.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from hpcsgd.errors import MOVED, STOPPED, UserError, count_text
 from hpcsgd.report.run_folder import replica_group_folder
 
 PAUSE = 1.0
-"""Seconds between the death of a group and its next life; doubled after each further life without a round."""
+"""Seconds between a group's death and its restart; doubled after each further life without a round."""
 GRACE = 30.0
-"""Seconds that groups have to leave after the first one has ended, or after they were signalled."""
+"""Seconds that other groups have to end after the first group has ended."""
 LOG = "output.log"
 """The file with each group's output, in its folder."""
 QUOTED = 20
-"""Lines of it that are shown if the job is at fault."""
+"""The number of last lines of `LOG` that are shown if the job is at fault."""
 
 
 class Coordination(Protocol):
     """The coordinator, as the launcher of replica groups uses it."""
 
     address: str
-    """The address that replica groups get; see `Client`."""
+    """The coordinator's address for replica groups; see `Client`."""
     token: str
-    """The token of the run."""
+    """The secret of the run, by which replica groups identify themselves."""
 
     async def start(self) -> None:
         """Return once the coordinator can be reached."""
@@ -63,41 +64,41 @@ class Coordination(Protocol):
 
 @dataclass
 class ReplicaGroup:
-    """One replica group: its ranks, how often it was started and died, and how it ended last."""
+    """One replica group: its ranks, how often it was started and has died, and its last exit code."""
 
     number: int
     ranks: int
     lives: int = 0
     deaths: int = 0
     in_vain: int = 0
-    """The number of its last lives without a committed round."""
+    """The number of consecutive last lives without a committed round."""
     code: int | None = None
     spoke: bool = False
-    """True if its last line was shown."""
+    """True if the group's last line of output was shown."""
     process: asyncio.subprocess.Process | None = None
     doomed: bool = False
-    """True if it is to end, even if its process was still being started."""
+    """True if the group must end, even if its process is still being started."""
 
     @property
     def running(self) -> bool:
         return self.process is not None and self.process.returncode is None
 
     def signal(self, number: int) -> None:
-        """Send a signal to the launcher of its ranks, which passes it on to them."""
+        """Send a signal to mpiexec or srun, which sends it to the group's ranks."""
         if self.running:
             assert self.process is not None
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill it with everything that it has started here."""
+        """Kill the group's processes on this node."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
 
 class Supervisor:
-    """Runs the groups numbered in `ranks`, out of `count`. `moves_ranks`: a restart may change the ranks."""
+    """Runs the groups in `ranks`, {number: ranks}, of `count`. `moves_ranks`: restarts may change ranks."""
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class Supervisor:
         """True if all groups were signalled to save and leave, so that none is restarted."""
 
     async def run(self) -> int:
-        """Run to the end and return the exit code: 0 complete, 75 stopped with a checkpoint, else failed."""
+        """Run until all groups have ended; return 0 if complete, 75 if stopped and saved, else failed."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGUSR1, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
@@ -146,12 +147,12 @@ class Supervisor:
     async def _serve(self) -> None:
         await self._coordinator.keep()
         register = self._coordinator.register()
-        if register.phase is Phase.FINISHED:  # a group that still starts would wait for a coordinator
+        if register.phase is Phase.FINISHED:  # a group that is still starting would wait for a coordinator
             self._kill_others(register.replica_groups)
 
     async def _keep(self, group: ReplicaGroup) -> None:
         while not (self._ending or self._stopping):
-            if self._coordinator.register().phase is Phase.FINISHED:  # before this group was there, or back
+            if self._coordinator.register().phase is Phase.FINISHED:  # while this group was away
                 return
             group.lives += 1
             before = self._coordinator.register().rounds
@@ -215,29 +216,29 @@ class Supervisor:
                     sys.stdout.buffer.write(line)
                     sys.stdout.flush()
         code = await group.process.wait()
-        group.kill()  # what its launcher may have left running
+        group.kill()  # processes that mpiexec or srun may have left running
         return code if code >= 0 else 128 - code
 
     def _met(self, group: ReplicaGroup, rounds: int) -> bool:
-        """Return True if it was in one of the rounds after `rounds`."""
+        """Return True if the group was a member in a committed round after the first `rounds` rounds."""
         return any(
             event["event"] == "commit" and event["rounds"] > rounds and group.number in event["members"]
             for event in event_log.of_run(self._folder)
         )
 
     def _speaks(self, group: ReplicaGroup) -> bool:
-        """Return True for the first running group, whose output is shown; files have that of the others."""
+        """Return True for the first running group, whose output is shown; that of others is only in files."""
         return group is next((other for other in self.replica_groups if other.running), group)
 
     def _end(self, members: Collection[int]) -> None:
-        """End the run after one group has ended: kill absent groups now, and members after a while."""
+        """End the run after one group has ended: kill non-members now, and members after a while."""
         if not self._ending:
             self._ending = True
             self._kill_others(members)
             asyncio.get_running_loop().call_later(self._heartbeat_timeout + GRACE, self._kill_all)
 
     def _stop(self) -> None:
-        """Make all groups save and leave; the first to get the signal informs the others at a round."""
+        """Signal all groups to save and stop. A group that got the signal informs the others at a round."""
         self._stopping = True
         for group in self.replica_groups:
             group.signal(signal.SIGUSR1)
@@ -261,7 +262,7 @@ class Supervisor:
         print(f"hpcsgd: replica group {group.number} {what}", file=sys.stderr, flush=True)
 
     def _quote(self, group: ReplicaGroup) -> None:
-        """Show what a group printed last, unless it was shown before."""
+        """Show the last lines that a group printed, if its output was not shown before."""
         if not group.spoke:
             log = replica_group_folder(self._folder, group.number) / LOG
             lines = log.read_text(errors="replace").splitlines()
@@ -280,7 +281,7 @@ class Supervisor:
 
 
 def sizes(groups: int | None, group_size: int | None, ranks: int) -> list[int]:
-    """Return the ranks of each group. Raises `UserError` if they are not determined."""
+    """Return the number of ranks of each group. Raises `UserError` if the arguments do not give it."""
     if groups is None:
         raise UserError("how many groups? give --groups, or groups in the [parallel] section")
     if group_size is None:

@@ -1,4 +1,4 @@
-"""A first job file, and in a cluster ``site.toml``: what `hpcsgd init` writes."""
+"""`hpcsgd init`: write a first job file and, in a cluster, ``site.toml``."""
 
 from hpcsgd.cluster.starting.run import begin
 

@@ -1,4 +1,4 @@
-"""The data, models and methods that `hpcsgd init` offers, with first values."""
+"""The data, models and methods that `hpcsgd init` offers, with values to start from."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """What all data of one form have in common, in the terms of a job file."""
+    """What job files for data of one form, such as images or tokens, have in common."""
 
     models: Mapping[str, tuple[str, ...]]
-    """Models by name, with the sizes of the data that each takes."""
+    """The models for such data; for each, the names of the data's sizes that are its arguments."""
     optimizer: Values
     schedule: Values
     arguments: Values = field(default_factory=dict[str, Any])
-    """Arguments of the dataset file."""
+    """The values of [data.arguments]."""
     unit: str = "samples"
-    """What batches consist of."""
+    """What a batch consists of, as a plural for a comment."""
 
 
 SGD = {"name": "SGD", "lr": 0.05, "arguments": {"momentum": 0.9, "weight_decay": 1e-4}}
@@ -71,14 +71,14 @@ class Data:
 
     form: str
     sizes: Values
-    """The sizes that models need; those of the dataset file if there is one."""
+    """The sizes that models need, by name, such as classes; from the dataset file if it exists."""
     convert: str | None = None
     """The command that makes the dataset file, without the file's name."""
     batch_size: int = 64
     epochs: int = 10
     transform: str | None = None
     arguments: Values = field(default_factory=dict[str, Any])
-    """Arguments of the dataset file, in addition to those of its form."""
+    """Values of [data.arguments] in addition to those of the form."""
 
     @property
     def kind(self) -> Kind:
@@ -86,7 +86,7 @@ class Data:
 
 
 def images(channels: int, height: int, width: int, classes: int) -> dict[str, Any]:
-    """Return sizes under the names that models of images use."""
+    """Return the sizes of image data, under the names that models use."""
     inputs = channels * height * width
     return {
         "shape": [channels, height, width], "inputs": inputs, "channels": channels, "classes": classes
@@ -94,7 +94,7 @@ def images(channels: int, height: int, width: int, classes: int) -> dict[str, An
 
 
 def arrays(shape: Sequence[int], classes: int) -> dict[str, Any]:
-    """Return sizes of samples of any shape, which models get unchanged."""
+    """Return the sizes of data whose samples are arrays of this shape."""
     shaped = {"shape": list(shape)} if len(shape) > 1 else {}
     return {**shaped, "inputs": prod(shape), "classes": classes}
 
@@ -115,7 +115,7 @@ COLLECTIONS: Mapping[str, Data] = {
     "movielens": Data("ratings", {"users": 943, "items": 1682}, "movielens ml-100k", 256, 20),
 }  # fmt: skip
 AFTER_STORE = {"text": " --tokenizer bytes"}
-"""What follows the file's name in the command that makes it."""
+"""What follows the file's name in the command that makes the dataset file."""
 
 METHODS: Mapping[str, tuple[Values, str]] = {
     "bsp": ({}, "gradients are averaged over all ranks in every step"),
@@ -124,15 +124,15 @@ METHODS: Mapping[str, tuple[Values, str]] = {
     "selsync": ({"delta": 0.3}, "groups average models after steps in which a gradient changed by delta"),
     "sgp": ({}, "each group sends its model to another one after every step"),
 }
-"""Each method's arguments, and what it does."""
+"""The methods by name, with their arguments and a description."""
 
 
 OPENED_WITH: Mapping[str, Values] = {"pairs": {"patch": 1}}
-"""Arguments that any dataset file of this form takes."""
+"""Arguments with which any dataset file of a form can be opened."""
 
 
 def data_of_store(path: Path) -> Data:
-    """Return the data in a dataset file. Raises `UserError` if there is none."""
+    """Return the data in a dataset file. Raises `UserError` if it cannot be opened."""
     from hpcsgd.data.layout import form_of
     from hpcsgd.data.open_split import open_split  # imports torch
 

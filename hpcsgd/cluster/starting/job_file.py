@@ -16,7 +16,7 @@ from hpcsgd.errors import UserError, count_text, near_miss
 
 @dataclass(frozen=True)
 class Request:
-    """What the user has chosen."""
+    """The user's choices for a first job file."""
 
     data: str
     """The name of a known dataset, or the path of a dataset file."""
@@ -29,7 +29,10 @@ class Request:
 
 
 def data_named(name: str, store: Path | None = None) -> Data:
-    """Return the data of this name, with the sizes of its file if that exists. Raises `UserError`."""
+    """Return the data called `name`, with the sizes in its dataset file if that exists.
+
+    Raises `UserError` if there are no such data.
+    """
     if name.endswith(".h5"):
         return data_of_store(Path(name))
     if name not in COLLECTIONS:
@@ -39,7 +42,7 @@ def data_named(name: str, store: Path | None = None) -> Data:
 
 
 def require_sense(wanted: Request, data: Data) -> None:
-    """Raise `UserError` unless the choices fit together."""
+    """Raise `UserError` if the user's choices are not valid together."""
     if wanted.model not in data.kind.models and ":" not in wanted.model:
         raise UserError(f"--model {wanted.model}: {near_miss(wanted.model, data.kind.models)}")
     if wanted.method not in METHODS:
@@ -61,7 +64,7 @@ def job_text(wanted: Request, data: Data, file: Path) -> str:
 
 
 def commands(wanted: Request, data: Data, file: Path) -> list[str]:
-    """Return the commands to type next."""
+    """Return the commands to run next: to make the dataset file, and to train."""
     end = AFTER_STORE.get(wanted.data, "")
     make = [f"hpcsgd data convert {data.convert} {wanted.store}{end}"] if data.convert else []
     start = f"mpiexec -n {wanted.ranks} " if wanted.ranks > 1 else ""
@@ -113,7 +116,7 @@ def _lines(wanted: Request, data: Data, file: Path) -> Iterator[str]:
 
 
 def _arguments(model: str, data: Data) -> Iterator[str]:
-    """Yield a model's arguments; for the user's own model the data's sizes, as comments."""
+    """Yield the lines of a model's arguments; for the user's own model, the data's sizes as comments."""
     if model in data.kind.models:
         yield from (_pair(name, data.sizes[name]) for name in data.kind.models[model])
         return

@@ -1,4 +1,4 @@
-"""``hpcsgd init``: ask for what no flag has given, and write the files that do not exist yet."""
+"""``hpcsgd init``: ask for settings that no flag has given, and write files that do not exist yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcsgd.files.atomic import new_file
 
 Ask = Callable[[str], str]
 SITES = (Path("site.toml"), Path("~", ".config", "hpcsgd", "site.toml"))
-"""The places where `hpcsgd job` looks for it."""
+"""The paths at which `hpcsgd job` looks for the site's file."""
 
 
 def begin(
@@ -30,10 +30,10 @@ def begin(
     store: Path | None = None,
     ask: Ask | None = None,
 ) -> list[str]:
-    """Write the job file, and ``site.toml`` in a cluster without one; return lines that report it.
+    """Write the job file and, in a cluster, a missing ``site.toml``; return lines of text about them.
 
-    `ask` puts a question to the user; without it, missing values follow from the others. Raises `UserError`
-    before anything is written.
+    `ask` puts a question to the user and returns the answer; without it, missing values get defaults.
+    Mistakes raise `UserError` before anything is written.
     """
     if file.exists():
         raise UserError(f"{file}: is there already, and stays as it is: give another name")
@@ -76,7 +76,7 @@ def _write(file: Path, text: str) -> None:
 
 
 class _Asked:
-    """Asks the user until an answer is valid, or takes defaults if there is no user."""
+    """Asks the user until an answer is valid; uses defaults if nobody can be asked."""
 
     def __init__(self, ask: Ask | None) -> None:
         self._ask = ask
@@ -84,7 +84,7 @@ class _Asked:
     def word(
         self, name: str, given: str | None, allowed: Collection[str], default: str | None, others: str = ""
     ) -> str:
-        """Return the answer; `others` is a suffix that further valid answers have."""
+        """Return the answer, which must be one of `allowed` or, if `others` is set, end with `others`."""
         if given is not None:
             return given
         names = ", ".join(allowed)

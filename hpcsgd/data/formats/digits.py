@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits of 8 x 8 pixels, 17 shades, that scikit-learn includes: no download needed."""
+"""The 1,797 handwritten digits of 8 x 8 pixels in 17 shades that scikit-learn includes."""
 
 from __future__ import annotations
 

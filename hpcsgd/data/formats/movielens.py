@@ -36,8 +36,8 @@ TABLES = {
 def read(source: Path | None) -> Interactions:
     """Return the ratings in `source`, a file named as in `TABLES` or the folder with one.
 
-    Raises `UserError` if there is none, and, naming the line, if a line is malformed or a user rates an item
-    again.
+    Raises `UserError` if there is no such file. Raises `UserError` with the number of the line if a line is
+    malformed or a user rates an item a second time.
     """
     path = _find(existing(source, f"the folder with {' or '.join(TABLES)}"))
     columns = array("q"), array("q"), array("q")

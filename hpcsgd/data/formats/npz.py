@@ -13,7 +13,7 @@ from hpcsgd.data.arrays import Labelled, Part
 from hpcsgd.errors import UserError, count_text, located
 
 TEST_EVERY = 10
-"""Of each class one of this many samples is held out, if there is no file for tests."""
+"""If there is no file for tests, one of this many samples of each class is held out for tests."""
 
 
 def read(sources: Sequence[Path]) -> Labelled:

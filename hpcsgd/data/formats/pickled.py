@@ -8,7 +8,8 @@ from typing import Any
 
 from hpcsgd.data.formats.streams import InputStream
 
-# NumPy pickles an array by three of its names, one of which NumPy 2 moved; bytes need one of Python.
+# A pickled array refers to three names of NumPy, one of which NumPy 2 has moved. Pickled bytes refer to a
+# name of Python.
 ALLOWED = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),

@@ -40,7 +40,7 @@ class InputStream:
         return PurePosixPath(self.name).name
 
     def error(self, message: str, offset: int | None = None) -> UserError:
-        """Return a `UserError` at `offset`, by default at the present position."""
+        """Return a `UserError` that names the byte `offset`, by default the present position."""
         return UserError(f"{self.name}: byte {self.offset if offset is None else offset}: {message}")
 
     def read(self, count: int = -1) -> bytes:
@@ -69,7 +69,7 @@ class InputStream:
             yield begun
 
     def expect_end(self, what: str) -> None:
-        """Raise `UserError` if anything follows."""
+        """Raise `UserError` if more bytes follow."""
         end = self.offset
         if self.read(1):
             raise self.error(f"{what} should end here, but more bytes follow", end)

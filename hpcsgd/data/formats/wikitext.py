@@ -1,8 +1,8 @@
 """WikiText-2 and WikiText-103 as distributed: `wiki.{train,valid,test}.tokens`.
 
 "Pointer Sentinel Mixture Models" (Merity et al., 2016), https://arxiv.org/abs/1609.07843: lines of words
-between spaces, in which rare ones are already `<unk>`. Every line ends with the word `<eos>`, which is not
-in the files. With it the authors count 2,088,628 tokens and 33,278 types in WikiText-2.
+between spaces, in which rare words are already `<unk>`. Every line ends with the word `<eos>`, which is not
+in the files. With this word the authors count 2,088,628 tokens and 33,278 types in WikiText-2.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SPLITS = ("train", "valid", "test")
 
 
 def read(source: Path | None) -> Corpus:
-    """Return the three files in the folder `source`, with types in the order of their first use.
+    """Return the text of the three files in the folder `source`, with types in order of first use.
 
     Raises `UserError` for a file that is missing, empty, or not UTF-8 in some line.
     """
@@ -33,7 +33,7 @@ def read(source: Path | None) -> Corpus:
 
 
 def _tokens(path: Path, places: dict[str, int]) -> NDArray[np.int32]:
-    """Return the tokens of a file, and add new types to `places`."""
+    """Return the tokens of a file, and add new words with their numbers to `places`."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; the folder that WikiText unpacks to is needed")
     found = array("i")

@@ -1,4 +1,4 @@
-"""The online estimate of a Fisher matrix, and its inverse applied to a gradient: matrices only, no layers.
+"""The online estimate of a Fisher matrix, and the product of its inverse and a gradient.
 
 D. Povey, X. Zhang, S. Khudanpur, "Parallel training of DNNs with Natural Gradient and Parameter Averaging",
 https://arxiv.org/abs/1410.7455, the online version of NG-SGD. F_t follows the scatter S_t = Xᵀ X / N of
@@ -10,16 +10,16 @@ vectors that come in minibatches X [N, D]:
     (D − r) ρ_{t+1} = tr(T_t) − tr(C^½)                                      so that tr(F_{t+1}) = tr(T_t)
     G_t = F_t + α tr(F_t) / D · I,          η = 1 − exp(−N / N_S)
 
-Differences from the paper:
+r, α and N_S are the options `rank`, `alpha` and `history` of `NaturalGradient`. Differences from the paper:
 
 - R_{t+1} is made orthonormal by QR every time, not only where the condition of C demands it.
 - All floors are relative to F itself; the paper's ρ ≥ 1e-10 would be large for derivatives of a mean loss.
 - The paper multiplies the rows of X, and of the derivatives Y, by the inverses, and keeps the norm of each.
-  The finished gradient is Yᵀ X, so multiplying it from both sides is the same up to a factor; its norm is the
-  one that is kept.
+  The finished gradient is Yᵀ X, so multiplying it from both sides is the same up to a factor. Here the norm
+  of the finished gradient is kept.
 
-The host decomposes the r × r matrix Y_t Y_tᵀ. So an update of vectors on a device begins there, and finishes
-once the host has received that matrix, perhaps much later. Neither waits for the other in between.
+The host decomposes the r × r matrix Y_t Y_tᵀ. So an update of vectors on a device begins on the device, and
+finishes once the host has received that matrix, perhaps much later. Neither waits for the other in between.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ def largest(X: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Fisher:
-    """F = Rᵀ diag(eigenvalues − ρ) R + ρ I. Never changed in place."""
+    """An estimate F = Rᵀ diag(eigenvalues − ρ) R + ρ I, which is never changed in place."""
 
     R: Tensor
     """[r, D], orthonormal rows."""
     eigenvalues: Tensor
-    """[r], those of F along the rows of R, the paper's D_t + ρ_t I; float64 on the CPU."""
+    """[r], the eigenvalues of F along the rows of R, the paper's D_t + ρ_t I; float64 on the CPU."""
     rho: float
     """The eigenvalue in all other directions."""
 
     @classmethod
     def of(cls, X: Tensor, rank: int) -> Fisher | None:
-        """Return F_0 of the first minibatch [N, D], with r = min(rank, D − 1); None if X is zero or D is 1.
+        """Return F_0 from the first minibatch X [N, D], with r = min(rank, D − 1); None if X = 0 or D = 1.
 
-        D − 1 directions and ρ for the last one are a full matrix.
+        D − 1 directions, and ρ for the remaining one, describe a full matrix.
         """
         D = X.shape[1]
         r = min(rank, D - 1)
@@ -89,7 +89,7 @@ class Fisher:
         return self.begun(X, eta, Arrivals()).finished()
 
     def begun(self, X: Tensor, eta: float, pending: Arrivals) -> Update:
-        """Begin `updated`: return the part for which the host need not wait."""
+        """Begin `updated` without waiting for the device; `pending` brings the device's results."""
         N, R = len(X), self.R
         s = largest(X)
         scaled = X / s  # nothing below under- or overflows, whatever the size of derivatives
@@ -102,11 +102,17 @@ class Fisher:
         return Update(self, Y, pending.bring(torch.cat([size[None], trace[None], (Y @ Y.T).view(-1)])))
 
     def is_finite(self) -> bool:
-        """Return whether the eigenvalues are finite; if so, R is, as Y Yᵀ of another Y has no eigenvalues."""
+        """Return whether F is finite: the eigenvalues are.
+
+        R is then finite, too, because Y Yᵀ of a Y that is not finite has no eigenvalues.
+        """
         return math.isfinite(self.trace)
 
     def shrinkage(self, alpha: float) -> Shrinkage:
-        """Return the matrix β G⁻¹ = I − Rᵀ E R, β = ρ + α tr(F) / D, by the Woodbury identity."""
+        """Return β G⁻¹ = I − Rᵀ E R for G = F + α tr(F) / D · I, by the Woodbury identity.
+
+        The factor β is ρ + α tr(F) / D.
+        """
         smoothed = self.eigenvalues + alpha * self.trace / self.R.shape[1]
         E = ((self.eigenvalues - self.rho) / smoothed).to(self.R.dtype)
         return Shrinkage(self.R, on_device(E, self.R.device))
@@ -114,13 +120,13 @@ class Fisher:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A begun update: F_{t+1} from F_t and a minibatch X."""
+    """An update that has begun: F_{t+1} from F_t and a minibatch X."""
 
     F: Fisher
     Y: Tensor
     """[r, D], relative to tr(T_t)."""
     seen: Callable[[], Tensor]
-    """Returns the largest |X|, tr(T_t), and Y Yᵀ; waits for them."""
+    """Waits for the device, and returns one vector: the largest |X|, tr(T_t), and Y Yᵀ."""
 
     def is_of_numbers(self) -> bool:
         """Return whether all of X is finite."""
@@ -148,13 +154,14 @@ class Shrinkage:
     R: Tensor
     """[r, D]"""
     E: Tensor
-    """[r], the diagonal."""
+    """[r], the diagonal of E."""
 
 
 def natural(G: Tensor, left: Shrinkage | None, right: Shrinkage | None) -> Tensor | None:
-    """Return γ · (I − R_lᵀ E_l R_l) G (I − R_rᵀ E_r R_r) for a gradient [D_l, D_r].
+    """Return γ · (I − R_lᵀ E_l R_l) G (I − R_rᵀ E_r R_r) for a gradient G [D_l, D_r].
 
-    γ is such that ‖G‖_F is kept. None stands for the identity. If γ is not finite, the result is G.
+    R_l and E_l are of `left`, R_r and E_r of `right`; None stands for the identity matrix. γ is such that the
+    norm ‖G‖_F is kept. If γ is not finite, the result is G. If both matrices are None, the result is None.
     """
     U: list[Tensor] = []  # what is subtracted from G is U V
     V: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""The natural gradient of one weight: observes minibatches, and changes gradients before they reach `.grad`.
+"""The natural gradient of one weight: hooks observe minibatches, and change gradients before `.grad`.
 
 A tensor hook replaces the gradient. torch calls it before it adds to `.grad`: once per backward pass, for all
 uses of the weight together. So whatever uses gradients later (reduction, clipping, optimizer) sees the
@@ -32,7 +32,7 @@ ROWS = 512
 
 
 class Side:
-    """The estimate for the inputs, or for the derivatives of the outputs, of one layer.
+    """The Fisher estimate for the inputs of one layer, or for the derivatives of its outputs.
 
     An update begins once its rows are available. It is finished when the estimate is needed, usually one step
     later, so that the host does not wait for a device.
@@ -53,24 +53,24 @@ class Side:
 
     @property
     def shrinkage(self) -> Shrinkage | None:
-        """The shrinkage of F."""
+        """The matrix with which gradients are multiplied: `Fisher.shrinkage` of F."""
         self._finish()
         return self._shrinkage
 
     @property
     def is_known(self) -> bool:
-        """True if there is an estimate, not counting an update under way."""
+        """True if there is an estimate, not counting an update that is not finished."""
         return self._F is not None
 
     def look_at(self, X: Tensor, pending: Arrivals) -> None:
-        """Add the rows [N, D] to the estimate; if that fails, the layer has none."""
+        """Begin to add the rows X [N, D] to the estimate; if that fails, this side has no estimate."""
         if (F := self.F) is None:
             return self._set(self._first(X))
         eta = min(1 - math.exp(-len(X) / self._history), FASTEST)
         self._update = F.begun(X.to(F.R), eta, pending)
 
     def _first(self, X: Tensor) -> Fisher | None:
-        """Return the first estimate. Its steps depend on each other, so the host waits for each, once."""
+        """Return the first estimate. The host waits for each of its steps, as they depend on each other."""
         if not math.isfinite(largest(X).item()):
             return self._complain("are not finite: left out")
         return self._attempt(lambda: Fisher.of(X, self._rank))
@@ -122,7 +122,7 @@ class Side:
 
 
 class Watch:
-    """A forward hook that calls `saw`. Copies of the model, and saved ones, have a hook that does nothing."""
+    """A forward hook that calls `saw`. In copies of the model, and in saved models, it does nothing."""
 
     def __init__(self, saw: Callable[[nn.Module, tuple[Any, ...], Any], None]) -> None:
         # A compiled graph would drop hooks on outputs, so it must break here.
@@ -159,7 +159,7 @@ class Layer:
         self._before(weight, self._change_weight)
 
     def add(self, module: nn.Module, trained: Callable[[Tensor], bool]) -> None:
-        """Add a module that multiplies with the weight; its bias is preconditioned if it is trained."""
+        """Add a module that multiplies with the weight; a trained bias of it is preconditioned, too."""
         self._modules.append(module)
         self._removals.append(module.register_forward_hook(Watch(self._saw)))
         bias = module.bias
@@ -175,9 +175,9 @@ class Layer:
 
     @torch.no_grad()
     def fold(self, pending: Arrivals) -> None:
-        """Update both estimates from the rows observed since the last call.
+        """Update the estimates for inputs and for output derivatives with rows observed since last time.
 
-        `pending` collects what the host has to read of the device.
+        `pending` collects the values that the host has to read from the device.
         """
         if self._X:
             dtype = torch.promote_types(self.weight.dtype, torch.float32)
@@ -203,12 +203,12 @@ class Layer:
         return self.outputs.load_state_dict(state["outputs"], self.weight, D_out) and found
 
     def _before(self, param: nn.Parameter, change: Callable[[Tensor], Tensor | None]) -> None:
-        """Make `change` replace the gradient of `param` before torch adds to `.grad`."""
+        """Let `change` replace the gradient of `param` before torch adds it to `.grad`."""
         handle = cast(RemovableHandle, param.register_hook(change))  # pyright: ignore[reportUnknownMemberType]
         self._removals.append(handle)
 
     def _saw(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Keep the rows of a forward pass; they count once a derivative comes back for them."""
+        """Select input rows of a forward pass; they are kept once their output derivatives are computed."""
         if not self.due or self._taken >= ROWS:
             return
         if not (args and isinstance(output, Tensor) and output.requires_grad):

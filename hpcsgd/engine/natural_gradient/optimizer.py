@@ -33,8 +33,8 @@ class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
     """An optimizer that uses natural gradients of linear and convolution layers; the outermost wrapper.
 
     The gradient of each such layer is multiplied from both sides by inverses of Fisher matrices: those of its
-    inputs, and of the derivatives of its outputs. They are estimated online. The result is scaled to the norm
-    of the gradient. `fisher.py` has the equations and the differences from the paper.
+    inputs, and of the derivatives of its outputs. These matrices are estimated online. The result is scaled
+    to the norm of the gradient. `fisher.py` has the equations and the differences from the paper.
 
     Each rank preconditions its own gradient with its own estimates, before the reduction. A gradient that is
     zero or not finite stays unchanged. Minibatches that are not finite are not counted.
@@ -101,7 +101,7 @@ class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
         self._removal = optimizer.register_step_pre_hook(self._fold)
 
     def step(self, closure: Callable[[], Any] | None = None, *, loss: float | Tensor | None = None) -> Any:
-        """Make one step of the wrapped optimizer, with its `closure`; collective if that is.
+        """Make one step of the wrapped optimizer, with `closure`; collective if the wrapped step is.
 
         `loss`: loss of this rank's batch, for methods that use it, if no `closure` returns it. A plain
         optimizer ignores it.
@@ -111,7 +111,7 @@ class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
         return self.optimizer.step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Call `zero_grad` of the wrapped optimizer with `set_to_none`."""
+        """Call `zero_grad(set_to_none)` of the wrapped optimizer."""
         self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
         return {**self.optimizer.state_dict(), "natural_gradient": self.estimates()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load `state_dict`: a result of the method of that name, or the wrapped optimizer's state."""
+        """Load `state_dict`: a result of `state_dict()`, or the state of the wrapped optimizer alone."""
         rest = {key: value for key, value in state_dict.items() if key != "natural_gradient"}
         self.optimizer.load_state_dict(rest)
         self._join()
@@ -154,20 +154,20 @@ class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
         self._prepare()
 
     def remove(self) -> None:
-        """Leave gradients unchanged from now on, so that another one can be made for the model."""
+        """Leave gradients unchanged from now on, so that the model can get another `NaturalGradient`."""
         self._removal.remove()
         for layer in self.layers:
             for module in layer.remove():
                 _taken.discard(module)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse a `param_group` after the wrapping, as the layers have been chosen."""
+        """Refuse a `param_group` after the wrapping, because the layers have been chosen."""
         if self._laid_out:
             raise UserError("add_param_group after NaturalGradient was made: add it to the optimizer before")
         super().add_param_group(param_group)
 
     def _answer_scaler(self) -> bool:
-        """Answer as the wrapped optimizer does, which may refuse."""
+        """Return what the wrapped optimizer returns to torch's GradScaler, or raise its `UserError`."""
         return torch_private.scales_gradients(self.optimizer)
 
     def __getattr__(self, name: str) -> Any:
@@ -177,7 +177,7 @@ class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
         return getattr(self.optimizer, name)
 
     def _join(self) -> None:
-        """Take over the objects that a plain optimizer makes anew when it loads its state."""
+        """Refer to the wrapped optimizer's `param_groups` and `state`: loading may make new ones."""
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
 
     def _fold(self, *_: object) -> None:

@@ -1,6 +1,6 @@
-"""The matrices X and Y of a layer: its inputs to the product with the weight, and its output derivatives.
+"""The matrices X and Y of a layer, from its inputs and from the derivatives of its outputs.
 
-A row is a sample; for a convolution, one spatial position of a sample.
+A row is a sample; for a convolution, one spatial position of a sample. The layer multiplies X by its weight.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def weight_of(module: nn.Module) -> nn.Parameter | None:
 
 
 def input_rows(module: nn.Module, x: Tensor, n: int, shift: float) -> Tensor | None:
-    """Return at most n rows [n, D] of the input; for a convolution D = C · kernel, in the weight's order."""
+    """Return at most n rows [n, D] of the input `x`, or None if the layer does not accept its shape.
+
+    For a convolution D = C · kernel size, in the order of the weight's elements.
+    """
     if isinstance(module, nn.Linear):
         return _pick(x, x.dim() - 1, n, shift) if x.shape[-1] == module.in_features else None
     assert isinstance(module, Convolution)
@@ -42,7 +45,7 @@ def input_rows(module: nn.Module, x: Tensor, n: int, shift: float) -> Tensor | N
 
 
 def output_rows(module: nn.Module, g: Tensor, n: int, shift: float) -> Tensor:
-    """Return at most n rows [n, D_out] of the derivatives with respect to the output."""
+    """Return at most n rows [n, D_out] of g, the derivatives with respect to the output."""
     if isinstance(module, Convolution):
         g = g.movedim(g.dim() - len(module.kernel_size) - 1, -1)
     return _pick(g, g.dim() - 1, n, shift)
@@ -84,9 +87,10 @@ def _padding(conv: Convolution) -> list[int]:
 
 
 def _pick(x: Tensor, lead: int, n: int, shift: float) -> Tensor:
-    """Return a copy of at most n of the rows along the first `lead` axes.
+    """Return a copy of at most n rows of `x`, whose first `lead` axes count rows.
 
-    The golden ratio spreads them evenly. A fixed stride could select the same column of every image.
+    The golden ratio spreads the selected rows evenly. A fixed stride could select the same column of every
+    image. `shift`, from 0 to 1, changes the selection.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     shape = x.shape[:lead]
@@ -106,7 +110,7 @@ def _pick(x: Tensor, lead: int, n: int, shift: float) -> Tensor:
 
 
 def _offsets(shape: Sequence[int], strides: Sequence[int], device: torch.device) -> Tensor:
-    """Return the offsets of all elements of such a tensor from its first one, in order."""
+    """Return the offsets in memory of all elements of a tensor of this shape from its first, in order."""
     found = torch.zeros(1, dtype=torch.long, device=device)
     for size, stride in zip(shape, strides, strict=True):
         found = (found[:, None] + torch.arange(size, device=device) * stride).view(-1)

@@ -2,8 +2,9 @@
 
     W ← (1/M) Σ_i W_i   over the M groups of the membership in this round
 
-Float buffers are averaged with the parameters, over all ranks: a group that returns has none of its own.
-`hpcsgd.elastic.elastic_average` makes sure that either all groups take the mean or none does, whatever dies.
+Float buffers are averaged with the parameters, over all ranks, because a group that returns has no buffers of
+its own. `hpcsgd.elastic.elastic_average` makes sure that either all groups take the mean or none does, even
+if groups die meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hpcsgd.parts.averagers.flattened import average_flattened, require_same_lay
 
 @dataclass(frozen=True)
 class ElasticMean:
-    """Averages with `topology.replica_groups`; `distance` is ‖W_i − W̄‖₂ of this replica group."""
+    """The averager over `topology.replica_groups`; `distance` is ‖W_i − W̄‖₂ of this replica group."""
 
     traits = Traits(Living(), whole_model=True, elastic=True)
 
@@ -48,7 +49,7 @@ class ElasticMean:
         return found
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Each of the K ranks averages 1/K of the model in a ring of its own."""
+        """Yield the operations; each of the K ranks averages 1/K of the model in a ring with other groups."""
         yield allreduce("group", 16, "buffers")
         yield from (allreduce("group", nbytes) for nbytes in m.buffers)
         model = sum(b.used * b.width for b in m.buckets) + sum(m.buffers)

@@ -17,7 +17,7 @@ def average_flattened(
     ranks: Communicator,
     further: Callable[[Sequence[Tensor]], None] = lambda joined: None,
 ) -> None:
-    """Replace `tensors` by their mean over all `ranks`, and then by what `further` makes of it. Collective.
+    """Set `tensors` to their mean over all `ranks`, as changed by `further`. Collective.
 
     `further` gets one flat vector per dtype and changes it in place. All ranks must have the same tensors:
     see `require_same_layout`.
@@ -40,7 +40,7 @@ def require_same_layout(
 ) -> None:
     """Raise `UserError` on all `ranks` unless their tensors have the same sizes and dtypes. Collective.
 
-    It sends 16 bytes. MPI would silently mix up vectors of different lengths.
+    The check sends 16 bytes. Without it, MPI would silently mix up vectors of different lengths.
     """
     layout = {name: [f"{x.numel()} of {x.dtype}" for x in tensors] for name, tensors in named.items()}
     sum_of_it = zlib.crc32(repr(layout).encode())

@@ -1,4 +1,4 @@
-"""Fragments that are synchronized separately, each with an averager, its state and a pending average."""
+"""The synchronizations of one fragment of the model: its averager, state and pending average."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from hpcsgd.parts.averagers.fragments import Fragment
 from hpcsgd.parts.averagers.pending_average import PendingAverage
 
 LEFT = "left"
-"""The name in the state of vectors that pending averages have produced. Other names belong to parts of the
-averager.
+"""The name, in a saved state, of the vectors that pending averages have produced.
+
+Other names belong to parts of the averager.
 """
 
 
 @dataclass
 class FragmentSync:
-    """The synchronizations of one fragment."""
+    """One fragment of the model, with its averager and its pending average."""
 
     fragment: Fragment
     how: Averager
@@ -36,8 +37,8 @@ class FragmentSync:
     def synchronize(self, vectors: list[Tensor], mine: StepContext, others: Sequence[FragmentSync]) -> None:
         """Average the fragment's `vectors`.
 
-        The reported D covers all fragments, each as of its last synchronization. There is none before every
-        fragment has had one.
+        The reported distance D covers all fragments, each as of its last synchronization. It is not reported
+        before every fragment has been synchronized once.
         """
         distances = [other.distance for other in others]
         mine.squared_elsewhere = sum(x for x in distances if x is not None)
@@ -47,9 +48,10 @@ class FragmentSync:
             mine.metrics.pop("distance", None)
 
     def saved(self) -> tuple[dict[str, list[Tensor]], dict[str, Any]]:
-        """Return the state: vectors, one number per element, and the rest of the averager's state, by role.
+        """Wait for the pending average; return the vectors of the state, and the rest by the part's role.
 
-        The vectors are the result of the pending average, for which it waits, and the averager's own.
+        The vectors have one number per element of the fragment. They are the result of the pending average
+        and those in the averager's state.
         """
         vectors: dict[str, list[Tensor]] = {}
         if self.pending is not None:

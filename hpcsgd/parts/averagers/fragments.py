@@ -1,4 +1,4 @@
-"""Parts of the model that are synchronized separately: layers in strides, cut by what a rank owns.
+"""Fragments: parts of the model that are synchronized separately. Layers go to fragments in strides.
 
 The parameters alone determine which elements belong to a fragment. So fragments are the same for groups of
 any K, and for buckets of any size.
@@ -18,19 +18,20 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.slot import Slot
 
 ShardPart = tuple[int, int, int]
-"""The reals [start, stop) of a parameter, and the index of their fragment."""
+"""start, stop, fragment: the real numbers [start, stop) of a parameter, and the index of their fragment."""
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """The places of a fragment's elements in `param_shard` of every bucket."""
+    """One fragment: where its elements are in `param_shard` of every bucket, on this rank."""
 
     cuts: Sequence[Sequence[slice]]
 
     def of(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies of the fragment's part of `vectors`, which are like `param_shard`.
+        """Return copies of the fragment's parts of `vectors`, which have the shapes of `param_shard`.
 
-        Buckets without such elements are left out, but the result is never empty.
+        There is one copy per bucket. Buckets without elements of the fragment are left out, but if all are,
+        the result is one empty tensor.
         """
         pairs = zip(vectors, self.cuts, strict=True)
         return [torch.cat([x[c] for c in cuts]) for x, cuts in pairs if cuts] or [vectors[0][:0].clone()]
@@ -55,9 +56,9 @@ class Fragment:
 def fragments(buckets: Sequence[Bucket], F: int) -> list[Fragment]:
     """Return the model as F fragments of about the same size.
 
-    A layer is the parameters of one module. It goes to the fragment that has the fewest elements so far, to
-    the first of several. A layer with more than 1/F of the model is cut into equal pieces before. Layers are
-    taken in the order of the forward pass, so that layers of one size go to all fragments in turn.
+    A layer is the parameters of one module. It goes to the fragment that has the fewest elements so far, or
+    to the first such fragment. A layer with more than 1/F of the model is first cut into equal pieces. Layers
+    are taken in the order of the forward pass, so that layers of one size go to all fragments in turn.
     """
     layers: dict[str, list[Slot]] = {}
     for slot in sorted((slot for b in buckets for slot in b.slots), key=lambda slot: slot.number):
@@ -78,7 +79,7 @@ def fragments(buckets: Sequence[Bucket], F: int) -> list[Fragment]:
 def put_together(
     owned: Sequence[Tensor], pieces: Sequence[tuple[Fragment, Sequence[Tensor]]]
 ) -> list[Tensor]:
-    """Return vectors like `owned` with the elements of these fragments, and zeros elsewhere."""
+    """Return vectors like `owned`, with the values in `pieces` for each fragment, and zeros elsewhere."""
     dtypes: dict[int, torch.dtype] = {}
     for fragment, mine in pieces:
         dtypes.update(fragment.dtypes(mine))
@@ -94,7 +95,7 @@ def _size(slots: Sequence[Slot]) -> int:
 
 
 def _within(slots: Sequence[Slot], low: int, high: int) -> Iterator[tuple[Slot, int, int]]:
-    """Yield the parts of consecutive parameters that lie in the reals [low, high)."""
+    """Yield the parts of `slots`, taken as one sequence of real numbers, that lie in [low, high)."""
     start = 0
     for slot in slots:
         stop = start + _size([slot])

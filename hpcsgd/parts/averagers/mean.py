@@ -18,14 +18,13 @@ from hpcsgd.core.waits import All
 AT_ONCE = 4
 """The number of buckets averaged at the same time.
 
-It is large enough to keep the links busy. It is small because `WithDistance` keeps a copy of each such
-bucket.
+Four buckets keep the links busy. More would cost memory, because `WithDistance` keeps a copy of each.
 """
 
 
 @dataclass(frozen=True)
 class Mean:
-    """Each rank averages the shard it owns: an allreduce of M/K over the P groups, times 1/P."""
+    """The average by shards: each rank allreduces its shard, M/K elements, over the groups, times 1/P."""
 
     traits = Traits(All(), reads_gradients=False, leaves_mean=True, vectors_only=True)
 
@@ -33,17 +32,17 @@ class Mean:
         return pipelined(vectors, s, lambda w: s.topology.inter_group.allreduce(w, "mean"))
 
     def set_reference(self, common: Sequence[Tensor]) -> None:
-        """Do nothing: shards travel as they are, not as differences."""
+        """Do nothing, because shards are sent unchanged, not as differences from a reference."""
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return T1 of eq. 7."""
+        """Yield the allreduces of a synchronization, T1 of eq. 7."""
         for i, b in enumerate(m.buckets):
             yield replace(allreduce("cross", b.nbytes / m.K), bucket=i)
 
 
 @dataclass(frozen=True)
 class MeanOfAll:
-    """Each rank averages all of w: an allreduce of M over the P groups. The paper's baseline."""
+    """The paper's baseline: each rank allreduces the whole model, M elements, over the groups, times 1/P."""
 
     traits = Traits(All(), whole_model=True, reads_gradients=False, leaves_mean=True)
 
@@ -55,14 +54,14 @@ class MeanOfAll:
         return found
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return the second term of eq. 5."""
+        """Return the allreduces of a synchronization, the second term of eq. 5."""
         return (allreduce("cross", m.here(b)) for b in m.buckets)
 
 
 def pipelined(vectors: Iterable[Tensor], s: StepContext, start: Callable[[Tensor], Work]) -> Iterator[Tensor]:
     """Start an operation over the groups on each vector and yield the vector once it is done.
 
-    At most `AT_ONCE` operations are under way. Raises `UserError` before the first vector is final, unless
+    At most `AT_ONCE` operations are under way. Raises `UserError` before it yields the first vector, unless
     all groups take part in this synchronization.
     """
     under_way: deque[tuple[Tensor, Work]] = deque()
@@ -86,7 +85,7 @@ def pipelined(vectors: Iterable[Tensor], s: StepContext, start: Callable[[Tensor
 
 
 def set_to_average(vectors: Sequence[Tensor], s: StepContext, central: HoldsModel | None) -> None:
-    """Set the own shards to the averaged model: the model that `central` holds, or the groups' mean."""
+    """Set this rank's shards, `vectors`, to the model that `central` holds, or else to the groups' mean."""
     model = None if central is None else central.model()
     if model is None:
         run_averager(Mean(), vectors, s)

@@ -11,13 +11,13 @@ from torch import Tensor
 _ALIGNED = 8  # bytes of the largest element
 
 Layout = tuple[tuple[torch.dtype, int], ...]
-"""The dtype and the number of elements of each tensor."""
+"""The dtype and the number of elements of each tensor in a message."""
 
 
 class MessageBuffer:
-    """A buffer `bytes` (uint8) that can be sent: a float64, then every tensor, aligned to 8 bytes.
+    """A message in one uint8 tensor, `bytes`: a float64 number, then every tensor, each aligned to 8 bytes.
 
-    The tensors that it packs or is added to may have a wider dtype, and may be on another device.
+    The tensors given to its methods may have a wider dtype than the layout, and may be on another device.
     """
 
     def __init__(self, content: Tensor, layout: Layout) -> None:
@@ -27,7 +27,7 @@ class MessageBuffer:
 
     @classmethod
     def like(cls, tensors: Sequence[Tensor], device: torch.device | None = None) -> MessageBuffer:
-        """Return an empty buffer for such tensors, on the device of the first one or on `device`."""
+        """Return an empty buffer for `tensors`, on `device`, or else on the device of the first tensor."""
         where = tensors[0].device if device is None else device
         layout = tuple((x.dtype, x.numel()) for x in tensors)
         size = _ALIGNED + sum(_room(*each) for each in layout)
@@ -39,7 +39,7 @@ class MessageBuffer:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> MessageBuffer:
-        """Return a buffer from a `state_dict`, whose bytes it shares."""
+        """Return the buffer of a `state_dict`; the two share their bytes."""
         layout = tuple((getattr(torch, name), numel) for name, numel in state["layout"])
         return cls(state["bytes"], layout)
 
@@ -49,7 +49,7 @@ class MessageBuffer:
         return self._number.item()
 
     def pack(self, tensors: Sequence[Tensor], share: float = 1.0, number: float = 1.0) -> None:
-        """Write `share` times every tensor and times `number` into the buffer."""
+        """Write `share` times every tensor, and `share` times `number`, into the buffer."""
         for x, mine in zip(tensors, self._contents(), strict=True):
             if x.device == mine.device:
                 torch.mul(x, share, out=mine)

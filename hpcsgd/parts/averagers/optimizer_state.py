@@ -1,11 +1,12 @@
 """What happens to the optimizer state, such as momentum, at a synchronization.
 
-The paper does not say. `keep_state` does what implementations of local SGD do. `AverageState` sends another
-M/K elements for every state tensor. `ResetState` starts each round with new state.
+The hierarchical local SGD paper does not say what happens. `keep_state` does what implementations of local
+SGD do. `AverageState` sends another M/K elements for every state tensor. `ResetState` starts each round with
+new state.
 
-A group that has never had a gradient for a parameter has no state for it. `AverageState` then takes the
-optimizer's initial state. So it also averages the numbers per whole parameter, such as Adam's step count, by
-which Adam divides.
+A group that has never had a gradient for a parameter has no state for it. `AverageState` then uses the
+optimizer's initial state. So it also averages state that is one number per parameter, such as Adam's step
+count, by which Adam divides.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WithOptimizerState = Callable[[Averager], Averager]
 def keep_state(inner: Averager) -> Averager:
     """Let every group keep its own optimizer state at a synchronization.
 
-    Nothing is sent. It is the default for `optimizer_state`.
+    Nothing is sent. This is the default of a method's `optimizer_state`.
 
     Args:
         inner: Averager of the models, which is returned unchanged.
@@ -46,7 +47,7 @@ def keep_state(inner: Averager) -> Averager:
 
     See Also:
         `AverageState`: averages the state, which sends M/K elements per state tensor.
-        `ResetState`: replaces the state by a new one.
+        `ResetState`: replaces the state with a new one.
     """
     return inner
 
@@ -54,7 +55,7 @@ def keep_state(inner: Averager) -> Averager:
 def average_states(named: Mapping[str, Sequence[Tensor]], s: StepContext) -> None:
     """Average the optimizer's state tensors of these names over the groups.
 
-    Collective; raises `UserError` if groups have different ones.
+    Collective; raises `UserError` if groups have state tensors of different names or sizes.
     """
     with phase("moments"):
         require_same_layout(named, s.topology.inter_group, "the optimizers' state tensors")
@@ -63,30 +64,30 @@ def average_states(named: Mapping[str, Sequence[Tensor]], s: StepContext) -> Non
 
 
 def comparison() -> CommOp:
-    """Return the operation that compares the tensors that groups are about to average."""
+    """Return the operation that compares the sizes of the tensors that groups are about to average."""
     return allreduce("cross", 16, "moments")
 
 
 def sent_by_state(m: ModelLayout, layers: Collection[int], shards: bool) -> Iterator[CommOp]:
-    """Yield the operations for a state tensor like a parameter, which these layers have.
+    """Yield the operations that average one kind of state tensor of `layers`, as large as the parameters.
 
-    With `shards` only the own shard is averaged.
+    If `shards` is True, each rank averages only its shard.
     """
     for width, elements in m.by_width(layers).items():
         yield allreduce("cross", elements * width / (m.K if shards or m.sharded else 1), "moments")
 
 
 def sent_by_number(m: ModelLayout, layers: Collection[int], shards: bool) -> CommOp:
-    """Return the operation for one number per piece of these layers."""
+    """Return the operation that averages state which is one number for each parameter in `layers`."""
     return allreduce("cross", (m.rows_of(layers) if shards or m.sharded else len(layers)) * 4, "moments")
 
 
 @checked
 @dataclass(frozen=True)
 class AverageState:
-    """Averager that also averages the optimizer state: state tensors, and numbers that are tensors.
+    """Averager that also averages the optimizer state: all tensors, including those of one number.
 
-    For `optimizer_state`.
+    Pass it to a method as `optimizer_state`.
 
     Args:
         inner: Averager of the models, which runs first. A method passes it.
@@ -108,7 +109,7 @@ class AverageState:
 
     See Also:
         `keep_state`: every group keeps its own state.
-        `ResetState`: replaces the state by a new one.
+        `ResetState`: replaces the state with a new one.
     """
 
     inner: Averager
@@ -136,8 +137,8 @@ class AverageState:
 class ResetState:
     """Averager that also gives the optimizer a new state at a synchronization.
 
-    Nothing is sent. New state is not always zero; Rprop, for example, starts from step sizes. For
-    `optimizer_state`.
+    Pass it to a method as `optimizer_state`. Nothing is sent. New state is not always zero; Rprop, for
+    example, starts from step sizes.
 
     Args:
         inner: Averager of the models, which runs first. A method passes it.
@@ -178,4 +179,4 @@ OPTIMIZER_STATE: Mapping[str, WithOptimizerState] = {
     "keep": keep_state,
     "reset": ResetState,
 }
-"""As job files call them."""
+"""The values of `optimizer_state`, by their names in job files."""

@@ -1,9 +1,10 @@
-"""A parameter server without a separate server: every rank holds a part of the parameters for all groups.
+"""A parameter server without separate processes: every rank holds a part of the parameters.
 
-Rank j of group h holds part h of shard j, M/(P·K) elements. The part is in host memory, where a thread adds
-to it, whatever device trains. In every step a rank sends each part's holder the change that its group's
-update made there, and receives the holder's values. Groups never average directly. The evaluated and saved
-model is that of the holders, not the mean of what the groups have read.
+Rank j of group h holds part h of shard j, M/(P·K) elements. The rank is the holder of this part. The part is
+in host memory, and a thread adds updates to it, also if the group trains on a device. In every step a rank
+sends each holder the change that its group's update made to the holder's part, and receives the new values.
+Groups never average directly. The evaluated and saved model is that of the holders, not the mean of what the
+groups have read.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from hpcsgd.parts.averagers.message_buffer import MessageBuffer
 
 
 class ServerPart:
-    """One part of the server: it adds 1/P of each pushed update and answers when the group may go on.
+    """One part of the server: it adds 1/P of each update it receives, and answers when the group may go on.
 
-    `staleness` is s: a group that has pushed c updates reads after every group has pushed c − s; None: at
-    once. The part is float32 or wider, since many an update is too small to change a 16-bit number.
+    `staleness` is s. A group that has pushed c updates may read once every group has pushed c − s; if s is
+    None, it may read at once. The part is float32 or wider, since many updates are too small to change a
+    16-bit number.
     """
 
     def __init__(self, part: Sequence[Tensor], like: Sequence[Tensor], P: int, staleness: int | None) -> None:
@@ -38,17 +40,17 @@ class ServerPart:
         """How many updates each group has pushed."""
         self.staleness = staleness
         self.missed = [0] * P
-        """How many updates of other groups came between each group's last push and the read before it."""
+        """For each group, how many updates of other groups came between its last read and its last push."""
         self._read_at = [0] * P
         self._waiting: set[int] = set()
         self._answers = [MessageBuffer.like(like, HOST) for _ in range(P)]
 
     def begin(self, part: Sequence[Tensor]) -> None:
-        """Continue from these values."""
+        """Set the part to these values."""
         self.part = [x.to(HOST, accumulation_dtype(x.dtype), copy=True) for x in part]
 
     def __call__(self, group: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
-        """Add the update pushed by `group`; answer all groups that may now go on."""
+        """Add the update that `group` pushed; return the answers to all groups that may now go on."""
         self.missed[group] = sum(self.clocks) - self._read_at[group]
         MessageBuffer(question, self._answers[group].layout).add_to(self.part, 1 / len(self.clocks))
         self.clocks[group] += 1
@@ -77,7 +79,7 @@ class ServerConnection:
     def __init__(
         self, owned: Sequence[Tensor], model: Sequence[Tensor], cross: Communicator, staleness: int | None
     ) -> None:
-        """Give the holders `model`, which is like `owned`, as initial values. Collective."""
+        """Give the holders `model`, which has the layout of `owned`, as initial values. Collective."""
         parts = parts_of(owned, cross.size)
         self.pushed, self.read = ([MessageBuffer.like(part) for part in parts] for _ in range(2))
         self._rooms = [x if x.is_cpu else room_for(x) for x in (read.bytes for read in self.read)]
@@ -88,7 +90,7 @@ class ServerConnection:
             self._service = RequestServer(cross, self.keeper, self.pushed[cross.rank].bytes.numel())
 
     def exchange(self) -> None:
-        """Push the content of `pushed`; return once the holders' values are in `read`."""
+        """Send the content of `pushed` to the holders; return once their answers are in `read`."""
         # Once this copy is on the host, the last step's copies out of `_rooms` are done, too.
         leaving = on_host([message.bytes for message in self.pushed])
         self._service.ask(_by_rank(leaving), _by_rank(self._rooms)).wait()
@@ -117,13 +119,13 @@ class ServerConnection:
 
 
 class ParameterServer:
-    """Pushes 1/P of the group's update in every step, and reads the holders' values.
+    """The averager that pushes 1/P of the group's update in every step, and reads the holders' values.
 
     The update is everything that has changed since the last read, including what the user wrote into the
     parameters between two steps. With the factor 1/P a learning rate has the same effect as with averaged
-    gradients. Two metrics are reported in every step, both as this rank's own part sees them. `staleness`
-    counts the updates by other groups since the read that the gradient was computed at. `ahead` counts the
-    steps ahead of the slowest group.
+    gradients. In every step there are two metrics, both counted at the part that this rank holds. `staleness`
+    counts the updates by other groups since this group read the parameters at which its gradient was
+    computed. `ahead` counts by how many steps this group is ahead of the slowest one.
     """
 
     def __init__(self, staleness: int | None) -> None:
@@ -138,11 +140,11 @@ class ParameterServer:
         self._link: ServerConnection | None = None
         """Set in the first step, if there are several groups."""
         self._owned: Sequence[Tensor] = ()
-        """The rank's shards of the model, set at the same time."""
+        """The rank's shards of the model, set together with `_link`."""
         self._saved: list[Tensor] | None = None
         """The initial values of the holders, if they were loaded."""
         self._anew = True
-        """True if the parameters are initial or loaded ones, and were not read from the holders."""
+        """True if the group's parameters are initial or loaded values that were not read from the holders."""
 
     @property
     def keeper(self) -> ServerPart | None:
@@ -177,7 +179,7 @@ class ParameterServer:
         return found
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """Return the requests to the holders of the other P − 1 parts, and as many answers."""
+        """Return the requests to the holders of the other P − 1 parts, and the answers of the same size."""
         others = m.P - 1
         leaving = (m.P - m.groups_per_host) / others if m.groups_per_host < m.P else 0.0
         push = CommOp("exchange", "cross", others * m.message_buffer(m.P), off_host_fraction=leaving)
@@ -194,7 +196,7 @@ class ParameterServer:
     def load_state_dict(self, state: State) -> None:
         """Load the server's model, before the first step or on all ranks.
 
-        It belongs to the parameters of the next step.
+        The parameters of the next step must match it.
         """
         self._anew = True
         self._saved = state.sharded.get("model")
@@ -203,7 +205,7 @@ class ParameterServer:
 
 
 def parts_of(chunks: Sequence[Tensor], P: int) -> list[list[Tensor]]:
-    """Return views of `chunks`, by the group that holds them."""
+    """Return, for each of P groups, views of the parts of `chunks` that the group holds."""
     by_bucket = [chunk.tensor_split(P) for chunk in chunks]
     return [list(part) for part in zip(*by_bucket, strict=True)]
 

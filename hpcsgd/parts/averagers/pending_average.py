@@ -1,8 +1,8 @@
 """An average that is made while the groups train, from copies of the shards, on a separate thread.
 
 The averager gets a `StepContext` as usual, but its topology has separate communicators and a separate
-communication thread. So the gradients of later steps do not wait behind it, and its metrics are separate,
-too. The caller decides when and how the result is taken into the model.
+communication thread. So the gradients of later steps do not wait behind the average, and its metrics are
+separate, too. The caller decides when and how the result is applied to the model.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Average = Callable[[list[Tensor], StepContext], object]
 
 @dataclass
 class PendingAverage:
-    """An average under way, or finished if `work` is None."""
+    """An average in progress, or finished if `work` is None."""
 
     due: int
     """The update after which the result is used."""
     shards: list[Tensor]
-    """The vectors to average; after `wait`, the result."""
+    """The vectors to average, which hold the result after `wait`."""
     notes: dict[str, float]
     """The averager's metrics."""
     work: Work | None = None
@@ -50,7 +50,7 @@ def on_own_thread(topology: Topology) -> Topology:
 
 
 def step_on_own_thread(s: StepContext, topology: Topology) -> StepContext:
-    """Return `s` for an averager of copies or parts of vectors, with the communicators of `topology`."""
+    """Return a copy of `s` with the communicators of `topology`, and with separate metrics."""
     return replace(s, fixed=replace(s.fixed, topology=topology), metrics={}, squared_distance=None)
 
 
@@ -59,7 +59,7 @@ def begin(
 ) -> PendingAverage:
     """Start `average` on `vectors`, on the communication thread of `topology`.
 
-    `vectors` are copies of what this group has after the update.
+    `vectors` are copies of this rank's vectors after the update; `due` is the update after which to use them.
     """
     mine = step_on_own_thread(s, topology)
     with phase("average"):

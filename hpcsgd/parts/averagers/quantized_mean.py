@@ -1,15 +1,15 @@
 """The quantized mean of the groups' models: groups send how they moved since the last synchronization.
 
-θ is the groups' common model after the last synchronization, or at the beginning. e_i is what quantization
-has lost of group i's movement. For every rank and shard,
+θ is the groups' common model after the last synchronization, or at the beginning, and w_i the model of group
+i. e_i is the part of group i's movement that quantization has lost so far. For every rank and shard,
 
     x_i ← (w_i − θ) + e_i
     θ ← θ + unpacked, packed mean over the groups of unpacked, packed x_i
     w_i ← θ
 
-and e_i is what quantization loses this time (see `hpcsgd.parts.quantizers.mean`), if the quantizer keeps it.
-Quantizing the weights themselves would lose far more: the elements of a block share a scale, and movements
-are much smaller than weights.
+and e_i becomes what quantization loses this time (see `hpcsgd.parts.quantizers.mean`), if the quantizer keeps
+its errors. Packed means quantized. Quantizing the weights themselves would lose far more: the elements of a
+block share a scale, and movements are much smaller than weights.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from hpcsgd.parts.quantizers.mean import mean_on_all, padded, sent_by_mean
 
 
 class QuantizedMean:
-    """Each rank averages the shard that it owns through `wire`, in an all-to-all and an allgather.
+    """The average by shards in the format `wire`, in an all-to-all and an allgather over the P groups.
 
-    Both are over the P groups. If groups with different models begin to use it, the first synchronization is
-    a `Mean`, which gives them a common model. It keeps two vectors like the shard, M/K elements each; one if
-    the quantizer does not keep its error.
+    If groups have different models at the first synchronization, that is a plain `Mean`, which gives them a
+    common model. The averager keeps θ and e_i, M/K elements each; without e_i if the quantizer does not keep
+    its errors.
     """
 
     traits = Traits(All(), reads_gradients=False, leaves_mean=True, vectors_only=True)
@@ -65,7 +65,7 @@ class QuantizedMean:
         return found
 
     def set_reference(self, common: Sequence[Tensor]) -> None:
-        """Measure movement from `common`, to which all groups have moved from this averager's result."""
+        """Set the reference θ to `common`, the model from which all groups train on."""
         for theta, chunk in zip(self._theta, common, strict=True):
             theta.copy_(chunk)
 
@@ -73,7 +73,7 @@ class QuantizedMean:
         return (2 if self.wire.keeps else 1) * m.own_elements(wide=True)
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return the operations of a synchronization, except of a first one between different models."""
+        """Yield the operations of a synchronization, unless it is a first one with different models."""
         for b in m.buckets:
             yield from sent_by_mean(self.wire, m.shard(b), m)
 
@@ -83,7 +83,7 @@ class QuantizedMean:
         return State(replicated={"meetings": self._num_syncs}, sharded=sharded)
 
     def load_state_dict(self, state: State) -> None:
-        """Load the state; without vectors the next synchronization is a first one."""
+        """Load the state; if it has no vectors, the next synchronization is treated as the first."""
         self._num_syncs = state.replicated["meetings"]
         self._theta, self._kept = (state.sharded.get(name, []) for name in ("theta", "kept"))
 
@@ -105,5 +105,5 @@ class QuantizedMean:
 
 
 def mean_by(wire: Quantizer | None) -> Mean | QuantizedMean:
-    """Return the mean of the groups' shards in the format `wire`; None: in their own dtype."""
+    """Return the averager that sends shards in the format `wire`, or in their own dtype if it is None."""
     return Mean() if wire is None else QuantizedMean(wire)

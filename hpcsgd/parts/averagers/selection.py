@@ -1,6 +1,7 @@
-"""How many elements of its shards a rank sends at a synchronization: k of each block, alike in all groups.
+"""How many elements of each block of its shards a rank sends at a synchronization of `sparseloco`.
 
-The ranks agree on blocks and their k before sending. So the groups know the length of each other's messages.
+Of each block, a rank sends k elements. Ranks with one shard index have the same blocks and k in all groups,
+and agree on them before they send. So they know the length of each other's messages.
 """
 
 from __future__ import annotations
@@ -24,35 +25,36 @@ from hpcsgd.parts.sparsifiers.base import Share, wanted
 from hpcsgd.parts.sparsifiers.deft import assign
 
 ALLOCATION = "allocation"
-"""The phase under which messages to agree on k are counted."""
+"""The phase of the messages by which ranks agree on k."""
 
 
 @runtime_checkable
 class Selection(Protocol):
-    """How many elements a rank sends of which blocks."""
+    """How many elements of each block a rank sends."""
 
     def shares(self, e: Sequence[Tensor], density: float, topology: Topology) -> list[Share]:
-        """Return the share of each of these vectors, the same in all groups.
+        """Return, for each vector in `e`, its blocks and how many elements of each are sent.
 
-        Collective over the group and over the groups.
+        The result is the same in all groups. Collective in the group and across groups.
         """
         ...
 
     def expected(self, n: int, density: float) -> Share:
-        """Return the mean share of a vector of n elements."""
+        """Return the expected blocks of a vector of n elements, and how many elements of each are sent."""
         ...
 
     def comm_ops(self, m: ModelLayout) -> Iterable[CommOp]:
-        """Return the operations that are needed to agree."""
+        """Return the operations by which the ranks agree on the numbers of elements."""
         ...
 
 
 @checked
 @dataclass(frozen=True)
 class PerBlock:
-    """The same number of elements from every block of `size` consecutive elements of a rank's shards.
+    """Selection of the same number of elements from every block of `size` elements of a rank's shards.
 
-    k = density · size, rounded, at least 1. It needs no agreement. For `selection`, and the default.
+    A block is `size` consecutive elements. From each, k = density · size elements are sent, rounded, at least
+    1. The ranks need not agree on k. Use it as `selection` of `sparseloco`; it is the default.
 
     Args:
         size: Elements of a block, of which k are sent. The last block of a shard may be shorter. Default
@@ -91,10 +93,10 @@ class PerBlock:
 @checked
 @dataclass(frozen=True)
 class AcrossShards:
-    """As many elements in total, with more from the blocks whose error feedback is larger.
+    """Selection of the same total as with `PerBlock`, with more from blocks of larger error feedback.
 
-    The blocks of all K ranks of a group share the k elements, in proportion to their norms over all groups.
-    This is how DEFT divides k over layers. For `selection`.
+    The blocks of all K ranks of a group share the total k in proportion to their norms over all groups, as
+    DEFT divides k over layers. Use it as `selection` of `sparseloco`.
 
     Args:
         block: Consecutive elements of a rank's shards that share a k. The last block of a shard may be
@@ -104,7 +106,7 @@ class AcrossShards:
         UserError: If `block` is below 1.
 
     Shape:
-        A synchronization sends 8 bytes per block across the groups, and 16 inside a group.
+        At a synchronization, 8 bytes per block are sent across groups, and 16 bytes per block inside a group.
 
     Example:
         >>> method = hpcsgd.sparseloco(sync_every=2, density=0.1, selection=hpcsgd.AcrossShards(block=16))
@@ -115,7 +117,7 @@ class AcrossShards:
 
     References:
         D. Yoon, S. Oh: DEFT: Exploiting Gradient Norm Difference between Model Layers for Scalable Gradient
-        Sparsification, ICPP 2023, algorithm 3, over positions in place of workers.
+        Sparsification, ICPP 2023, algorithm 3, for blocks in place of layers.
 
     See Also:
         `PerBlock`: the paper's selection.
@@ -141,7 +143,7 @@ class AcrossShards:
         return shares
 
     def expected(self, n: int, density: float) -> Share:
-        """Return an approximate share: the real k depend on norms."""
+        """Return an approximation, because the real numbers depend on norms."""
         k = wanted(density, n) if n else 0
         spans = itertools.pairwise([*range(0, n, self.block), n])
         return _share([(low, high, k * high // n - k * low // n) for low, high in spans])
@@ -156,7 +158,7 @@ class AcrossShards:
 def _of_all(
     runs: Sequence[Tensor], device: torch.device, topology: Topology
 ) -> tuple[list[float], list[int], slice]:
-    """Return norms over all groups and sizes of the blocks of all ranks, and which blocks are this rank's."""
+    """Return the norms and sizes of all blocks of the group, and which blocks are this rank's."""
     norms = as_vector([squared_norm(run) for run in runs]) if runs else torch.zeros(0, dtype=torch.float64)
     norms = norms.to(device)
     if runs:
@@ -193,4 +195,4 @@ def _require_run(name: str, size: int) -> None:
 
 
 SELECTIONS: Mapping[str, Callable[..., Selection]] = {"across_shards": AcrossShards, "per_block": PerBlock}
-"""As job files call them."""
+"""The selections, by their names in job files."""

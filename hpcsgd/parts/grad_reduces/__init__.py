@@ -24,7 +24,7 @@ EXCHANGES: Mapping[str, Callable[..., GradReduce]] = {
     "reduce_scatter": ReduceScatter,
     "sparse": Sparse,
 }
-"""As job files call them."""
+"""The gradient reductions, by their names in job files."""
 
 __all__ = [
     "EXCHANGES",

@@ -14,9 +14,9 @@ from hpcsgd.errors import UserError
 
 @dataclass(frozen=True)
 class ByTorch:
-    """A gradient reduction with nothing left to do.
+    """A gradient reduction that does nothing, because torch has reduced the gradients of the group.
 
-    The backward pass ends with the mean of the K gradients, in the rank's own rows.
+    After torch's backward pass, each rank has the mean of the K gradients in its own rows.
     """
 
     traits = GradReduceTraits(shards=True, per_bucket=True, keeps_gradients=False)
@@ -30,10 +30,10 @@ class ByTorch:
 
 @runtime_checkable
 class Separable(Protocol):
-    """A gradient reduction whose part inside the group torch may do."""
+    """A gradient reduction that lets torch do the part inside the group."""
 
     def left_to_torch(self) -> GradReduce:
-        """Return the reduction that remains to be done after torch's."""
+        """Return the reduction that remains after torch has reduced the gradients inside the group."""
         ...
 
 

@@ -15,22 +15,22 @@ from hpcsgd.errors import UserError
 
 @runtime_checkable
 class Codec(Protocol):
-    """Encodes and decodes indices below M."""
+    """The format in which strictly ascending indices below M are sent."""
 
     def encode(self, indices: Tensor, M: int) -> Tensor:
-        """Return the code, uint8, on the device of the indices."""
+        """Return the code, a uint8 vector, on the device of the indices."""
         ...
 
     def decode(self, code: Tensor, count: int) -> Tensor: ...
 
     def bytes_per_index(self, density: float) -> float:
-        """Return the mean number of bytes for indices that are spread evenly."""
+        """Return the mean number of bytes per index for random indices of this density."""
         ...
 
 
 @dataclass(frozen=True)
 class Gaps:
-    """Differences of indices as integers of variable length.
+    """The format of gaps: differences of consecutive indices, as integers of variable length.
 
     A gap below 2⁷ takes one byte, one below 2¹⁴ two. At a density of 1 % that is about 1.3 bytes per index.
     """
@@ -52,7 +52,7 @@ class Gaps:
 
 @dataclass(frozen=True)
 class Plain:
-    """Four bytes for each index."""
+    """The format with four bytes for each index."""
 
     def encode(self, indices: Tensor, M: int) -> Tensor:
         if M > 1 << 31:
@@ -67,4 +67,4 @@ class Plain:
 
 
 CODECS: Mapping[str, Callable[..., Codec]] = {"gaps": Gaps, "plain": Plain}
-"""As job files call them."""
+"""The formats of indices, by their names in job files."""

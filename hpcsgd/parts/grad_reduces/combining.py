@@ -16,15 +16,15 @@ from hpcsgd.parts.grad_reduces.codecs import Codec
 
 @dataclass(frozen=True)
 class Selected:
-    """The selection of one worker from its acc (M elements)."""
+    """The selection of one worker from its accumulated gradient acc, a vector of M elements."""
 
     acc: Tensor
     mine: Tensor
-    """Indices, int64, ascending."""
+    """The indices that this worker selected, int64, ascending."""
     code: Tensor
     """The encoded indices, uint8."""
     leader: int | None
-    """The worker whose selection counts for all; None: each worker's own counts."""
+    """The worker whose selection counts for all; None if each worker's own selection counts."""
     squared_norm: Tensor
     """The squared norm of acc, float64, one element."""
     disjoint: bool = False
@@ -38,11 +38,11 @@ class Combined:
     joint: Tensor
     """The union of the indices, int64, ascending."""
     mean: Tensor
-    """The mean over the workers, at the joint indices."""
+    """The mean of the values over the workers, at the joint indices."""
     errors: Tensor
-    """Values whose mean is the mean over the workers of ‖e‖₂, the norm of what remains (eq. 2)."""
+    """One or more values, whose mean is the mean of ‖e‖₂, the norm of the rest, over the workers (eq. 2)."""
     sent: Tensor
-    """The indices of the values that this worker sent, which are to be removed from its acc."""
+    """The indices of the values that this worker sent and has to remove from its acc."""
     growth: float
     """The number of joint indices, divided by the mean number that a worker selected."""
 
@@ -51,7 +51,7 @@ Combine = Callable[[Selected, Codec, Communicator], Combined]
 
 
 def union(x: Selected, codec: Codec, workers: Communicator) -> Combined:
-    """Combine such that every worker gives its values at all joint indices (DEFT, algorithm 1, lines 7 to 9).
+    """Combine so that every worker's values count at all joint indices (DEFT, algorithm 1, lines 7 to 9).
 
     A worker sends its own indices to n−1 others, and 2·(n−1)/n values for each joint index.
     """
@@ -63,11 +63,11 @@ def union(x: Selected, codec: Codec, workers: Communicator) -> Combined:
 
 
 def per_worker(x: Selected, codec: Codec, workers: Communicator) -> Combined:
-    """Combine such that every worker gives its values at its own indices only.
+    """Combine so that every worker's values count only at the indices that it selected itself.
 
-    At the other joint indices it counts as zero and keeps its values. This is usual for Top-k (A. Aji, K.
-    Heafield: Sparse Communication for Distributed Gradient Descent, EMNLP 2017). A worker sends its own
-    indices and values to n−1 others: half of what `union` sends if selections have little in common.
+    At the other joint indices a worker counts as zero and keeps its values for later. This is usual for Top-k
+    (A. Aji, K. Heafield: Sparse Communication for Distributed Gradient Descent, EMNLP 2017). A worker sends
+    its own indices and values to n−1 others: half of what `union` sends if selections have little in common.
     """
     n, runs = workers.size, _of_all(x, codec, workers)
     values = x.acc[x.mine]
@@ -84,13 +84,13 @@ def per_worker(x: Selected, codec: Codec, workers: Communicator) -> Combined:
 
 
 COMBINING: Mapping[str, Combine] = {"union": union, "per_worker": per_worker}
-"""As job files call them."""
+"""The values of `combine`, by their names in job files."""
 
 
 def joint_indices(runs: Sequence[Tensor], disjoint: bool = False) -> Tensor:
     """Return the union of ascending index vectors, ascending.
 
-    `disjoint` vectors are only sorted: the size of the result is known, so nothing has to be counted.
+    If they are `disjoint`, they are only joined and sorted, because no index occurs twice.
     """
     if len(runs) == 1:
         return runs[0]
@@ -104,7 +104,7 @@ def _growth(joint: Tensor, runs: Sequence[Tensor]) -> float:
 
 
 def mean_over(values: Tensor, workers: Communicator) -> Tensor:
-    """Return the mean over the workers, in rank order: every rank and every run gets the same bits."""
+    """Return the mean of `values` over the workers, summed in rank order: the same bits on all ranks."""
     n = workers.size
     padded = torch.nn.functional.pad(values, (0, -values.numel() % n))
     received, means = torch.empty_like(padded), torch.empty_like(padded)
@@ -115,11 +115,12 @@ def mean_over(values: Tensor, workers: Communicator) -> Tensor:
 
 
 def _left(x: Selected, given: Tensor) -> Tensor:
-    """Return ‖e‖₂ after these values are removed from acc, as one element.
+    """Return, as a tensor of one element, the norm ‖e‖₂ of acc after the values `given` are removed from it.
 
     The result is 0 below about 10⁻⁶ of ‖acc‖ (2.4·10⁻⁶ at M = 10⁷). There the difference of the two sums is
-    not distinguishable from rounding, and a second pass over acc is not worth its time. n random roundings
-    add up to √n of one; the kernels' sums are more exact, for any M.
+    not distinguishable from rounding, and a second pass over acc is not worth its time. The bound assumes
+    that n random rounding errors add up to √n times one of them. The kernels' sums are more exact than that,
+    for any M.
     """
     squared = x.squared_norm - given.double().square().sum()
     rounding = 8 * math.sqrt(x.acc.numel()) * sys.float_info.epsilon * x.squared_norm

@@ -1,8 +1,8 @@
 """Predict what a sparse gradient reduction sends, before there are gradients.
 
-If each worker's own selection counts, the union depends on the gradients. The prediction takes selections as
-independent: M·(1 − (1 − d)ⁿ) elements. Workers with similar gradients select similar elements, so that the
-real union is smaller.
+If n workers each select a fraction d of M elements, the size of the union depends on the gradients. The
+prediction is that of independent selections: M·(1 − (1 − d)ⁿ) elements. Workers with similar gradients select
+similar elements, so that the real union is smaller.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpcsgd.parts.sparsifiers.base import Expected, Foreseeing, Sparsifier
 
 
 def expected(sparsifier: Sparsifier, n: int, m: ModelLayout) -> Expected:
-    """Return what `sparsifier` selects; raise `UserError` if that depends on the gradients."""
+    """Return how much `sparsifier` selects; raise `UserError` if that depends on the gradients."""
     if not isinstance(sparsifier, Foreseeing):
         raise UserError(
             f"{type(sparsifier).__name__}: how many elements it selects depends on the gradients, so "
@@ -29,7 +29,7 @@ def expected(sparsifier: Sparsifier, n: int, m: ModelLayout) -> Expected:
 def messages(
     sparsifier: Sparsifier, combine: Combine, codec: Codec, over: Over, m: ModelLayout
 ) -> Iterator[CommOp]:
-    """Yield the operations of one reduction, after the last gradient of a step.
+    """Yield the operations of one sparse reduction, which run after the last gradient of a step.
 
     Raises `UserError` as `expected` does.
     """

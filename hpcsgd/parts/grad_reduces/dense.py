@@ -27,7 +27,7 @@ from hpcsgd.parts.grad_reduces.by_torch import ByTorch, left_to_torch
 
 
 class InGroup(ABC):
-    """The common part of dense gradient reductions inside a group."""
+    """The base class of dense gradient reductions inside a group."""
 
     traits = GradReduceTraits(shards=True, per_bucket=True, keeps_gradients=False)
 
@@ -52,7 +52,7 @@ class AllToAll(InGroup):
     The sum has a fixed order, so the bits do not depend on the MPI library.
 
     Shape:
-        M parameters in total. A rank sends (K−1)/K·M elements per step. It keeps the K versions of its
+        M parameters in total. A rank sends (K−1)/K·M elements per step. It keeps the K ranks' versions of its
         gradient shard, M elements.
 
     Example:
@@ -66,7 +66,7 @@ class AllToAll(InGroup):
         S. Lee et al., IEEE Big Data 2020, section III-B, steps one and two.
 
     See Also:
-        `ReduceScatter`: leaves the sum to the library and needs room for one shard.
+        `ReduceScatter`: leaves the sum to the library, and keeps one shard.
         `Dense`: chooses between the two.
     """
 
@@ -81,7 +81,7 @@ class AllToAll(InGroup):
         return m.K * m.own_elements() if m.K > 1 else 0
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return T0 of eq. 6."""
+        """Yield the operations of a step, T0 of eq. 6."""
         for x, b in zip(_of_buckets("alltoall", m), m.buckets, strict=True):
             yield replace(x, reduced=b.padded)
 
@@ -91,12 +91,12 @@ class AllToAll(InGroup):
 class ReduceScatter(InGroup):
     """Gradient reduction with the library's reduce-scatter.
 
-    The order of the sum depends on the library.
+    The order of the sum, and so its last bits, depend on the library.
 
     Shape:
         M parameters in total. A rank sends (K−1)/K·M elements per step. It keeps one gradient shard, M/K
-        elements. If the group's ranks are on several nodes, a node first adds up the gradients of its ranks,
-        in room for the bucket under way.
+        elements. If the group's ranks are on several nodes, each node first adds up the gradients of its
+        ranks. That needs memory for another bucket.
 
     Example:
         >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.ReduceScatter())
@@ -109,7 +109,7 @@ class ReduceScatter(InGroup):
         S. Lee et al., IEEE Big Data 2020, section III-B, steps one and two, with other messages.
 
     See Also:
-        `AllToAll`: the same bytes in other messages, with room for K shards.
+        `AllToAll`: sends the same bytes in other messages, and keeps K shards.
         `Dense`: chooses between the two.
     """
 
@@ -124,7 +124,7 @@ class ReduceScatter(InGroup):
         return m.own_elements() if m.K > 1 else 0
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return as much as T0 of eq. 6."""
+        """Return the operations of a step, which send as much as T0 of eq. 6."""
         return _of_buckets("reduce_scatter", m)
 
 
@@ -133,10 +133,10 @@ class ReduceScatter(InGroup):
 class Dense(InGroup):
     """Gradient reduction by `AllToAll` or `ReduceScatter`, chosen by where the ranks run.
 
-    It is `ReduceScatter` if a group has several nodes with several ranks on each, otherwise `AllToAll`. On
+    It uses `ReduceScatter` if a group has several nodes with several ranks on each, otherwise `AllToAll`. On
     such nodes an all-to-all would send the gradients of all ranks of a node over its link, and a
     reduce-scatter sends only their sum. 16-bit gradients always use `AllToAll`, since their sum would be
-    rounded twice. The two add in different orders, so the bits depend on the choice.
+    rounded twice. The two add in different orders, so the last bits depend on the choice.
 
     Shape:
         M parameters in total. A rank sends (K−1)/K·M elements per step.
@@ -164,7 +164,7 @@ class Dense(InGroup):
         return sum(room) if m.K > 1 else 0
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return T0 of eq. 6."""
+        """Yield the operations of a step, T0 of eq. 6."""
         for to_all, scattered, b in zip(
             AllToAll().comm_ops(m), ReduceScatter().comm_ops(m), m.buckets, strict=True
         ):
@@ -177,7 +177,7 @@ def _goes_by_node(b: BucketLayout, m: ModelLayout) -> bool:
 
 @dataclass(frozen=True)
 class AllReduce(InGroup):
-    """Gradient reduction with an allreduce: every rank gets the mean of the K gradients and updates all of w.
+    """Gradient reduction with an allreduce: every rank gets the whole mean gradient of the group.
 
     A rank sends 2·(K−1)/K·M elements per step.
     """
@@ -190,7 +190,7 @@ class AllReduce(InGroup):
         d.topology.intra_group.allreduce(b.g, "mean").wait()
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return the first term of eq. 5."""
+        """Return the operations of a step, the first term of eq. 5."""
         return _of_buckets("allreduce", m)
 
 
@@ -200,8 +200,8 @@ class AcrossGroups:
     """The reduction `inner`, then the mean of the gradient shard over the groups.
 
     A rank sends 2·(P−1)/P·M/K elements more. With one group per host, each rank sends M/K elements over the
-    slow links, instead of the M of a flat all-to-all. A bucket crosses groups while the next one is reduced
-    in its group.
+    slow links, instead of the M of a flat all-to-all. While a bucket is averaged over the groups, the next
+    one is reduced in its group.
     """
 
     inner: GradReduce
@@ -234,10 +234,10 @@ class AcrossGroups:
 @checked
 @dataclass(frozen=True)
 class WithAllgather:
-    """The reduction `inner`, then an allgather of the averaged gradient: every rank gets all of it.
+    """The reduction `inner`, then an allgather of the averaged gradient shards, so that every rank has all.
 
-    A rank sends (K−1)/K·M elements more. It is for optimizers that look at more than one tensor: every rank
-    does the whole update.
+    A rank sends (K−1)/K·M elements more. It is for optimizers whose update of a tensor depends on other
+    tensors. Every rank does the whole update.
     """
 
     inner: GradReduce
@@ -260,14 +260,14 @@ class WithAllgather:
 
 
 def complete(exchange: GradReduce, d: ReduceContext, b: Bucket) -> None:
-    """Run a reduction to its end, for a caller that needs its result at once."""
+    """Run the reduction `exchange` and wait for its result, also if it returns `Work`."""
     under_way = exchange(d, b)
     if under_way is not None:
         under_way.wait()
 
 
 def _room(b: Bucket, like: Tensor) -> Tensor:
-    """Return the bucket's receive buffer; a new one if another gradient reduction left a different size."""
+    """Return the bucket's receive buffer, or a new one if its buffer does not have the shape of `like`."""
     if b.received is None or b.received.shape != like.shape:
         b.received = torch.empty_like(like)
     return b.received

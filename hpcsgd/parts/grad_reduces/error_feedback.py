@@ -1,7 +1,7 @@
 """Error feedback: what was not sent is kept and added to the next gradient, so that nothing is lost.
 
-Every worker has one vector acc over the whole model. Each gradient is moved into it (acc = e + g), what is
-sent is taken out of it, and the rest is the e of the next step.
+Every worker has one vector acc, as long as the whole model. Each gradient g is added to the rest e of the
+step before (acc = e + g). What is sent is removed from acc, and what remains is the e of the next step.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from hpcsgd.errors import UserError
 
 @runtime_checkable
 class Feedback(Protocol):
-    """How gradients enter acc, and how the mean of what was sent reaches the optimizer."""
+    """How gradients are added to acc, and how the mean of what was sent reaches the optimizer."""
 
     def require_optimizer(self, optimizer: optim.Optimizer) -> None:
         """Raise `UserError` for an optimizer with which the update would be wrong."""
         ...
 
     def before(self, d: ReduceContext, g: Tensor, velocity: Tensor | None) -> None:
-        """Change a gradient in place before it is added to acc."""
+        """Change the gradient `g` in place before it is added to acc."""
         ...
 
     def after(self, d: ReduceContext, mean: Tensor) -> None:
-        """Change the mean of what was sent in place before the optimizer gets it."""
+        """Change `mean`, that of what was sent, in place before the optimizer gets it."""
         ...
 
     @property
     def velocity(self) -> bool:
-        """True if it needs another vector like acc, which is set to zero where acc is."""
+        """True if it needs `velocity`, another vector like acc, which is set to zero wherever acc is."""
         ...
 
 
@@ -47,8 +47,8 @@ class Feedback(Protocol):
 class ErrorFeedback:
     """acc = e + g; learning rate, momentum and weight decay act on the mean that was sent.
 
-    This is what the code of DEFT's authors does. For plain SGD at a constant rate it equals their algorithm
-    1.
+    This is what the code of DEFT's authors does. For plain SGD at a constant learning rate it equals
+    algorithm 1 of their paper.
     """
 
     velocity = False
@@ -68,9 +68,10 @@ class ErrorFeedback:
 class LrInErrorFeedback:
     """Error feedback in which the learning rate acts before the selection, for plain SGD only.
 
-    acc = e + η·g, and w −= mean of what was sent. η is the learning rate of the step, including warm-up, at
-    the time when the gradients are sent. A learning rate that is set between `backward()` and `step()` also
-    scales what is sent. At a constant learning rate this equals the default, `ErrorFeedback()`.
+    acc = e + η·g, where g is the gradient and e the rest of the step before; then w −= mean of what was sent.
+    η is the learning rate, including warm-up, at the time when the gradients are sent. A learning rate that
+    is set between `backward()` and `step()` also scales what is sent. At a constant learning rate this equals
+    the default, `ErrorFeedback()`.
 
     Raises:
         UserError: At the first reduction, if the optimizer is not SGD, or has momentum, weight decay or
@@ -87,7 +88,7 @@ class LrInErrorFeedback:
         D. Yoon, S. Oh: DEFT, ICPP 2023, algorithm 1, to the letter.
 
     See Also:
-        `MomentumCorrection`: momentum before the selection.
+        `MomentumCorrection`: has momentum before the selection.
     """
 
     velocity = False
@@ -118,8 +119,9 @@ class LrInErrorFeedback:
 class MomentumCorrection:
     """Error feedback with momentum of each worker before the selection: u = m·u + g; acc = e + u.
 
-    u is set to zero where acc is. Elements that wait to be sent gather momentum meanwhile. The optimizer's
-    own momentum must be 0: it would act on what was sent, a second time.
+    g is the gradient, u the momentum, and e the rest of the step before. u is set to zero where acc is.
+    Elements that wait to be sent gather momentum meanwhile. The optimizer's own momentum must be 0, because
+    it would be a second one, on what was sent.
 
     Args:
         momentum: The factor m, ≥ 0 and < 1. The momentum of dense training is a good start.
@@ -129,7 +131,7 @@ class MomentumCorrection:
             or has momentum.
 
     Shape:
-        M parameters in total. A worker keeps M elements more, u.
+        M parameters in total. A worker keeps another M elements, the momentum u.
 
     Example:
         >>> feedback = hpcsgd.MomentumCorrection(momentum=0.9)
@@ -174,11 +176,11 @@ FEEDBACKS: Mapping[str, Callable[..., Feedback]] = {
     "momentum_correction": MomentumCorrection,
     "lr_in_error_feedback": LrInErrorFeedback,
 }
-"""As job files call them."""
+"""The kinds of error feedback, by their names in job files."""
 
 
 class Residual:
-    """The acc of one worker: float32, or float64 if any parameter is."""
+    """The vector acc of one worker: float32, or float64 if any parameter is float64."""
 
     def __init__(self, buckets: Sequence[Bucket], velocity: bool) -> None:
         devices = {b.w.device for b in buckets}
@@ -191,14 +193,14 @@ class Residual:
         self._names = [slot.name for b in buckets for slot in b.slots]
         starts = [0, *itertools.accumulate(b.slots[-1].stop for b in buckets)]
         self.spans = [slice(*ends) for ends in itertools.pairwise(starts)]
-        """Where each bucket lies in acc."""
+        """The elements of acc that belong to each bucket."""
         dtype = torch.float64 if any(b.w.dtype == torch.float64 for b in buckets) else torch.float32
         self.acc = torch.zeros(starts[-1], dtype=dtype, device=buckets[0].w.device)
         self.velocity = torch.zeros_like(self.acc) if velocity else None
         self._stops = torch.tensor(starts[1:], device=self.acc.device)
 
     def take_in(self, g: Tensor, i: int, bounds: Tensor) -> Tensor:
-        """Move the gradient of bucket i into acc, leaving zeros.
+        """Add the gradient `g` of bucket i to acc, and set `g` to zero.
 
         Return the squared norms (float64) of the layers between `bounds`, which are positions in acc.
         """
@@ -211,9 +213,9 @@ class Residual:
         return kernels.accumulate(self.acc[span], g, inside)
 
     def put_into(self, buckets: Sequence[Bucket], indices: Tensor, values: Tensor) -> None:
-        """Write values into the gradients, which are zero, at `indices` (ascending) of acc.
+        """Write `values` into the gradients, which are zero, where the ascending `indices` of acc point.
 
-        Waits for their device.
+        Waits for the gradients' device.
         """
         before = torch.searchsorted(indices, self._stops).tolist()
         counts = [stop - start for start, stop in itertools.pairwise([0, *before])]
@@ -228,7 +230,7 @@ class Residual:
             self.velocity.index_fill_(0, indices, 0)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Return the vectors, by parameter."""
+        """Return the vectors by name, each as one tensor per parameter."""
         vectors = {"acc": self.acc} if self.velocity is None else {"acc": self.acc, "velocity": self.velocity}
         return {name: dict(zip(self._names, self._by_layer(x), strict=True)) for name, x in vectors.items()}
 

@@ -24,7 +24,7 @@ from hpcsgd.parts.quantizers.base import Quantizer, noise_for
 from hpcsgd.parts.quantizers.mean import mean_of_own, mean_on_all, padded, sent_by_mean
 
 IN_GROUP, ACROSS = "group", "across"
-"""The place of an error: in the group or across groups. The latter is also a name in the state."""
+"""Where a quantization error arises: in the group or across groups. `ACROSS` is also a name in the state."""
 
 
 @checked
@@ -38,13 +38,14 @@ class Quantized:
       quantization leaves out is part of the next difference. The optimizer updates the exact shard, so small
       updates are never lost.
 
-    All of this is part of a checkpoint.
+    A checkpoint includes these errors and differences.
 
     Args:
-        gradients: Format of gradients, such as `quantizers.bf16()`, `quantizers.fp16()` or
+        gradients: Format in which gradients are sent, such as `quantizers.bf16()`, `quantizers.fp16()` or
             `quantizers.int8()`. In a job file: ``gradients = "int8"`` or ``{ name = "int8", block = 128 }``.
             Default None: their own dtype.
-        parameters: Format of updated shards in the group, likewise. Default None: their own dtype.
+        parameters: Format in which updated shards are sent in the group, as for `gradients`. Default None:
+            their own dtype.
 
     Shape:
         M parameters in total; each rank owns M/K of them. Error feedback of gradients keeps M elements per
@@ -62,8 +63,9 @@ class Quantized:
         (136, 80)
 
     References:
-        G. Wang et al.: ZeRO++, 2023 (arXiv:2306.10209), whose weights and gradients travel in blocks of few
-        bits; with error feedback (S. P. Karimireddy et al., ICML 2019) and, of parameters, differences.
+        G. Wang et al.: ZeRO++, 2023 (arXiv:2306.10209), which sends weights and gradients in blocks of few
+        bits. Here with error feedback (S. P. Karimireddy et al., ICML 2019), and with differences of
+        parameters.
 
     See Also:
         `Sparse`: leaves elements out.
@@ -178,7 +180,7 @@ class Quantized:
 
 
 class ErrorFeedback:
-    """The errors of quantized gradients, per bucket: of g in the group, of grad_shard between groups."""
+    """The errors of quantized gradients, per bucket: of `g` in a group, of `grad_shard` across groups."""
 
     def __init__(self, d: ReduceContext, across: bool, saved: State) -> None:
         self._slots = [b.slots for b in d.buckets]

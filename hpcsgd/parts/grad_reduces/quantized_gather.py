@@ -1,6 +1,7 @@
 """A quantized gather of the updated shards, in which no update is lost.
 
-All ranks of a group have the value p of a shard; its owner has the exact value x. In a step
+All ranks of a group have the value p of a shard, and only its owner has the exact value x. e is the
+difference. Packed means quantized. In a step
 
     x ← p + e            before the update
     x ← the optimizer's update of x, and the result of a synchronization
@@ -8,9 +9,10 @@ All ranks of a group have the value p of a shard; its owner has the exact value 
     p ← p + unpacked q   on all, the owner, too: the same bits
     e ← x − p            what was left out, part of the next difference
 
-The difference of one step is small, so that a few bits describe it better than as many bits describe the
-shard. What they leave out is sent later, so that updates of any size take effect. Code that changes p on all
-ranks between two steps (a checkpoint, a mean) thereby changes x by the same amount.
+The difference of one step is small, so that a few bits describe it better than the same number of bits would
+describe the shard. The rounding error is sent later, so that updates of any size take effect. Code that
+changes p on all ranks between two steps (loading a checkpoint, taking a mean) thereby changes x by the same
+amount.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from hpcsgd.parts.quantizers.base import Quantizer, noise_for
 from hpcsgd.parts.quantizers.mean import gathered
 
 PARAMETERS = "parameters"
-"""The name of e in the state of a method."""
+"""The name of the differences e in the state of a method."""
 
 
 class QuantizedShards:
-    """One vector like the own shard per bucket: e between two steps, p within one."""
+    """What makes the exact shards x: one vector per bucket, e between two steps and p within a step."""
 
     def __init__(self, wire: Quantizer) -> None:
         self.wire = wire
@@ -39,7 +41,7 @@ class QuantizedShards:
         self._saved: Sequence[Tensor] = []
 
     def restore(self, s: StepContext) -> None:
-        """Change `param_shard` of every bucket from p to x."""
+        """Change `param_shard` of every bucket from p, the value on all ranks, to x, the exact value."""
         if s.topology.group_size == 1:  # no other rank has p: add the e of a loaded state
             for b, e in zip(s.buckets, self._saved, strict=False):
                 b.param_shard.add_(e)
@@ -59,7 +61,7 @@ class QuantizedShards:
             beside.copy_(p)
 
     def gather(self, s: StepContext) -> None:
-        """Set `w` of every bucket to the p of all ranks. Collective over the group."""
+        """Send the quantized change of this rank's shards, and add all ranks' changes to `w`. Collective."""
         if s.topology.group_size == 1:
             return
         for i, (b, p) in enumerate(zip(s.buckets, self._beside, strict=True)):
@@ -73,7 +75,7 @@ class QuantizedShards:
             p.copy_(x.sub_(b.param_shard.to(p.dtype)))
 
     def clear(self) -> None:
-        """Drop e: the shards have been gathered unquantized."""
+        """Discard the differences e, because the shards have been gathered unquantized."""
         self._beside, self._saved = [], []
 
     def gather_ops(self, m: ModelLayout) -> Iterator[CommOp]:
@@ -82,10 +84,10 @@ class QuantizedShards:
                 yield CommOp("allgather", "group", m.K * self.wire.nbytes(m.shard(b)), "parameters")
 
     def shards(self) -> dict[str, list[Tensor]]:
-        """Return e of every bucket, between two steps."""
+        """Return the difference e of every bucket by its name in the state; called between two steps."""
         kept = self._beside or self._saved
         return {PARAMETERS: list(kept)} if kept else {}
 
     def resume_from(self, kept: Sequence[Tensor]) -> None:
-        """Continue with the result of `shards`."""
+        """Continue with `kept`, the differences e that `shards` returned."""
         self._beside, self._saved = [], kept

@@ -11,10 +11,10 @@ D. Yoon, S. Oh: DEFT, ICPP 2023, algorithm 1, "distributed SGD with sparsificati
     12  e = acc
 
 Line 5 runs bucket by bucket during the backward pass. The other lines run after the last gradient, since the
-selection in a layer depends on all of them. Every worker updates all of w, because sending updated shards
-would be dense again.
+selection in a layer depends on all of them. Every worker updates the whole model w, because sending updated
+shards would be dense again.
 
-A group of one rank has no other rank to send to, and its gradients stay as they are.
+A group of one rank has no other rank to send to, and its gradients stay unchanged.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ from hpcsgd.parts.sparsifiers import Accumulated, Sparsifier
 class Sparse:
     """Gradient reduction that sends only the selected elements and adds the rest to the next gradient.
 
-    Every rank updates all of w, so the optimizer state is not sharded. A group of one rank sends nothing, and
-    its gradients are left alone. `GradScaler` refuses it: a changing loss scale would not match the rest,
-    which comes from a loss scaled earlier. Sparse tensors as gradients are refused.
+    Every rank updates the whole model, so the optimizer state is not sharded. A group of one rank sends
+    nothing, and its gradients stay unchanged. torch's `GradScaler` cannot be used with it, because the rest
+    comes from earlier losses and would not match a changed loss scale. Gradients that are sparse tensors are
+    refused.
 
     Args:
         sparsifier: Selects the elements, such as `Deft(density=0.01)`.
@@ -60,7 +61,7 @@ class Sparse:
         feedback: How the rest is kept: `ErrorFeedback()` of `hpcsgd.parts.grad_reduces`,
             `MomentumCorrection(m)` or `LrInErrorFeedback()`. Default ErrorFeedback(): learning rate, momentum
             and weight decay act on what was sent.
-        indices: Encoding of indices: `Gaps()` in one or two bytes, `Plain()` in four, of
+        indices: How indices are encoded: `Gaps()` in one or two bytes each, `Plain()` in four. Both are in
             `hpcsgd.parts.grad_reduces`. Default Gaps().
 
     Raises:
@@ -69,16 +70,17 @@ class Sparse:
 
     Shape:
         M parameters in total. Each worker keeps a vector of M elements, float32, or float64 if a parameter
-        is. It is part of a checkpoint.
+        is. A checkpoint includes it.
 
     Note:
         After every step, `optimizer.metrics` has:
 
-        - `density`: |idx|/M.
-        - `error`: ‖e‖₂, mean over the workers (eq. 2).
-        - `growth`: |idx| over the mean number that a worker selected, if selections can overlap.
-        - `share_seconds` (who searches what), `select_seconds`, `encode_seconds`, `exchange_seconds` and
-          `apply_seconds`.
+        - `density`: |idx|/M, the fraction of elements that were sent.
+        - `error`: ‖e‖₂, the norm of the rest, mean over the workers (eq. 2).
+        - `growth`: |idx| divided by the mean number of elements that a worker selected, if selections can
+          overlap.
+        - seconds of each part of the reduction: `share_seconds` (which worker searches which elements),
+          `select_seconds`, `encode_seconds`, `exchange_seconds` and `apply_seconds`.
 
     Example:
         >>> grad_reduce = hpcsgd.Sparse(hpcsgd.Deft(density=0.1), feedback=hpcsgd.MomentumCorrection(0.9))
@@ -112,7 +114,7 @@ class Sparse:
         self.sparsifier = sparsifier
         self.combine, self.feedback, self.indices = combine, feedback, indices
         self.t = 0
-        """The number of reductions so far: fewer than steps if `switch` used another reduction, too."""
+        """The number of reductions so far; fewer than steps if `switch` used another reduction before."""
         self.traits = GradReduceTraits(shards=False)
         self._residual: Residual | None = None
         self._saved: dict[str, dict[str, Tensor]] = {}
@@ -139,7 +141,7 @@ class Sparse:
             self._send(d)
 
     def comm_ops(self, m: ModelLayout) -> Iterable[CommOp]:
-        """Return the operations of lines 6 to 9.
+        """Return the operations of lines 6 to 9 of a step.
 
         Raises `UserError` if the sparsifier cannot predict its selection.
         """
@@ -180,7 +182,7 @@ class Sparse:
         return residual
 
     def _take_in(self, d: ReduceContext, b: Bucket, i: int) -> None:
-        """Run line 5 for one bucket."""
+        """Run line 5 for bucket i: add its gradient to acc."""
         residual = self._residual
         assert residual is not None
         g, velocity = b.g[: b.slots[-1].stop], residual.velocity
@@ -188,7 +190,7 @@ class Sparse:
         self._norms.append(residual.take_in(g, i, self._bounds))
 
     def _send(self, d: ReduceContext) -> None:
-        """Run lines 6 to 12."""
+        """Run lines 6 to 12: select, send, and put the mean into the gradients."""
         residual, workers = self._residual, self._workers(d.topology)
         assert residual is not None
         squared_norms = torch.cat(self._norms)
@@ -218,7 +220,7 @@ class Sparse:
 
 
 class Seconds:
-    """Measures how long parts of a step took on this worker."""
+    """Measures the seconds that each part of a reduction takes on this worker, as metrics."""
 
     def __init__(self, notes: dict[str, float]) -> None:
         self._notes = notes

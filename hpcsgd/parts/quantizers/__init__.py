@@ -14,6 +14,6 @@ QUANTIZERS: Mapping[str, Callable[..., Quantizer]] = {
     "int4": int4,
     "int8": int8,
 }
-"""As job files call them."""
+"""The functions that make quantizers, by their names in job files."""
 
 __all__ = ["QUANTIZERS", "ROUNDINGS", "Nearest", "Stochastic", "bf16", "fp16", "int2", "int4", "int8"]

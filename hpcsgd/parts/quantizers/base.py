@@ -11,22 +11,22 @@ from torch import Tensor
 
 @runtime_checkable
 class Quantizer(Protocol):
-    """The format in which a float32 vector is sent.
+    """The format in which a float32 vector is sent: its code is a uint8 vector.
 
     The same vector and noise give the same bytes on any device.
     """
 
     @property
     def keeps(self) -> bool:
-        """True if rounding errors must be kept and sent later, since they would add up."""
+        """True if rounding errors would add up, so that the sender must keep them and send them later."""
         ...
 
     def nbytes(self, n: int) -> int:
-        """Return the bytes of n elements; a multiple of 4, so that codes can follow one another."""
+        """Return the bytes that encode n elements; a multiple of 4, so that codes can follow one another."""
         ...
 
     def encode(self, x: Tensor, code: Tensor, dice: int) -> None:
-        """Write `x`, float32, into `code`, uint8 of `nbytes` zeros. `dice` is a number of 32 bits."""
+        """Write float32 `x` into `code`, `nbytes` zeros (uint8). `dice` is 32 bits of noise for rounding."""
         ...
 
     def decode(self, code: Tensor, out: Tensor) -> None:
@@ -44,13 +44,13 @@ class Rounding(Protocol):
         ...
 
     def draw(self, dice: int) -> int | None:
-        """Return the number from which the kernels derive the noise; None: round to the nearest."""
+        """Return the number from which the kernels derive the noise, or None to round to the nearest."""
         ...
 
 
 def noise_for(*numbers: int) -> int:
-    """Return noise that belongs to these numbers, such as a rank, a step and a bucket.
+    """Return 32 bits of noise that these numbers determine, such as a rank, a step and a bucket.
 
-    Other numbers give other noise, except with probability 2⁻³².
+    Different numbers give different noise, except with probability 2⁻³².
     """
     return int.from_bytes(hashlib.blake2b(struct.pack(f"{len(numbers)}q", *numbers), digest_size=4).digest())

@@ -15,7 +15,7 @@ from hpcsgd.parts.quantizers.rounding import Nearest
 
 @dataclass(frozen=True)
 class Blocks:
-    """Numbers of `bits` bits, and a float32 scale for every `block` of them: see `kernels.pack`."""
+    """The format of `bits`-bit numbers with a float32 scale for every `block` of them: see `kernels.pack`."""
 
     bits: int
     block: int
@@ -80,7 +80,7 @@ def int4(block: int = 64, rounding: Rounding = Nearest()) -> Quantizer:  # noqa:
     """Return a quantizer to half a byte per element: whole numbers from −7 to 7 times a scale per block.
 
     The scale is the block's largest magnitude, divided by 7. A block with a NaN or an infinity is decoded as
-    NaNs. The 4-bit floats of Streaming DiLoCo (E3M0) have as many bits, but no scale.
+    NaNs. The 4-bit floats of Streaming DiLoCo (E3M0) have the same number of bits, but no scale.
 
     Args:
         block: Elements that share a scale of 4 bytes; a multiple of 8. Default 64: 12.5 % more bytes.
@@ -111,13 +111,13 @@ def int4(block: int = 64, rounding: Rounding = Nearest()) -> Quantizer:  # noqa:
 def int2(block: int = 128) -> Quantizer:
     """Return a quantizer to a quarter of a byte per element: −2, −1, 0 or 1 times a scale per block.
 
-    The scale is 1.4 times the block's mean magnitude, with a sign. Four levels describe the larger numbers on
-    one side of zero better than three; −2 is for the side with the largest one. The error, 14 % of the energy
-    of normally distributed numbers, is sent later. Zeros stay zeros, such as rows of an embedding that no
-    sample used. A block with a NaN or an infinity is decoded as NaNs.
+    The scale is 1.4 times the block's mean magnitude. Its sign is such that the level −2, which has no
+    positive counterpart, is on the same side of zero as the largest magnitude. The error is 14 % of the
+    energy of normally distributed numbers; it is kept and sent later. Zeros stay zeros, such as rows of an
+    embedding that no sample used. A block with a NaN or an infinity is decoded as NaNs.
 
-    A scale by the largest magnitude, as in `int4`, would lose 18 % with 2 bits. Stochastic rounding is not
-    possible, since values beyond the last level would be lost for good.
+    With a scale by the largest magnitude, as in `int4`, the error of 2 bits would be 18 %. Stochastic
+    rounding is not possible, since it keeps no error and values beyond the last level would be cut off.
 
     Args:
         block: Elements that share a scale of 4 bytes; a multiple of 8. Default 128: 12.5 % more bytes.

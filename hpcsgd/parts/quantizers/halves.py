@@ -13,7 +13,7 @@ from hpcsgd.parts.quantizers.base import Quantizer
 
 @dataclass(frozen=True)
 class Halves:
-    """Elements as 16-bit floats of `dtype`. The rounding error, half an ulp, is not kept."""
+    """The format of 16-bit floats of `dtype`. The rounding error, up to half an ulp, is not kept."""
 
     dtype: torch.dtype
     keeps = False
@@ -32,8 +32,8 @@ class Halves:
 def bf16() -> Quantizer:
     """Return a quantizer to two bytes per element: bfloat16.
 
-    It keeps 8 significant bits at any magnitude. NaN and infinity are kept. Parameters stay as they are,
-    unlike with ``precision = "bf16_master"``.
+    It keeps 8 significant bits at any magnitude. NaN and infinity are kept. The parameters themselves keep
+    their dtype, unlike with ``precision = "bf16_master"``.
 
     Returns:
         A `Quantizer` for arguments such as `quantize`.

@@ -1,4 +1,4 @@
-"""A quantizer to two bits per element: the sign, and which of its block's two sizes it has."""
+"""A quantizer to two bits per element: its sign, and which of the two sizes of its block it has."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _FOUR = (0, 2, 4, 6)
 
 @dataclass(frozen=True)
 class Levels:
-    """Two sizes per block, in bfloat16: the mean magnitude of the smaller and of the larger elements.
+    """The format with two sizes per block: the mean magnitudes of its smaller and its larger elements.
 
-    An element is larger if its magnitude is above the mean of its block. Both sizes are NaN if the block has
-    a NaN or an infinity. If the block has a zero, the smaller size is 0: then zeros stay zeros, and small
-    elements become zero, which error feedback keeps. The format is made for selected elements, few of which
-    are nearly zero.
+    The sizes are bfloat16. An element counts as larger if its magnitude is above the mean magnitude of its
+    block. Both sizes are NaN if the block has a NaN or an infinity. If the block has a zero, the smaller size
+    is 0. Then zeros stay zeros, and small elements become zero; error feedback keeps what they lose. The
+    format is meant for selected elements, few of which are nearly zero.
     """
 
     block: int = 64
@@ -58,5 +58,5 @@ class Levels:
 
 
 def _mean(x: Tensor, of: Tensor) -> Tensor:
-    """Return the mean of the elements `of` in each row; 0 if there are none."""
+    """Return, for each row of `x`, the mean of the elements where `of` is True; 0 if there are none."""
     return torch.where(of, x, 0).sum(1) / of.sum(1).clamp_(min=1)

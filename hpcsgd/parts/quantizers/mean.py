@@ -3,11 +3,11 @@
     rank i sends piece p of its vector to rank p, packed; rank p makes the mean of its piece, in rank order;
     if all ranks need it, rank p packs the mean and sends it to all; all unpack the same bytes, rank p, too
 
-A rank does not send to itself: it uses its own elements of its own piece unquantized. So the vector itself
-has room for all errors. In the pieces of other ranks it gets the error of what this rank sent them. In its
-own piece it gets the error of the mean, times the number of ranks. Piece by piece, the mean over the ranks of
-these errors is what the result lacks: the mean of what was sent plus the mean of the errors is the mean of
-the inputs.
+Packed means quantized. A rank does not send to itself, but uses its own elements of its own piece
+unquantized. After use, the input vector holds the quantization errors. Its pieces for other ranks hold the
+errors of what this rank sent them. Its own piece holds the error of the packed mean, times the number of
+ranks. So in every piece, the result plus the mean of the errors over the ranks is the exact mean of the
+inputs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.parts.quantizers.base import Quantizer
 
 NoiseFor = Callable[[int], int]
-"""Returns a different noise for each number from 0 on."""
+"""A function that returns different noise for each number from 0 on."""
 
 
 def mean_of_own(x: Tensor, ranks: Communicator, wire: Quantizer, dice: NoiseFor) -> Tensor:
-    """Return the mean over `ranks` of this rank's piece of `x`; leave the errors in `x`. Collective.
+    """Return the mean over `ranks` of this rank's piece of `x`; replace `x` with the errors. Collective.
 
     `x` is float32 or float64 and has `ranks.size` equal pieces.
     """
@@ -49,7 +49,7 @@ def mean_of_own(x: Tensor, ranks: Communicator, wire: Quantizer, dice: NoiseFor)
 
 
 def mean_on_all(x: Tensor, ranks: Communicator, wire: Quantizer, dice: NoiseFor) -> Tensor:
-    """Return the mean of `x` over `ranks`, with the same bits on all; leave the errors in `x`. Collective."""
+    """Return the mean of `x` over `ranks`, the same bits on all; replace `x` with the errors. Collective."""
     mean = mean_of_own(x, ranks, wire, dice)
     arrived = gathered(mean, ranks, wire, dice(ranks.size))
     mine = slice(ranks.rank * mean.numel(), (ranks.rank + 1) * mean.numel())
@@ -58,7 +58,7 @@ def mean_on_all(x: Tensor, ranks: Communicator, wire: Quantizer, dice: NoiseFor)
 
 
 def gathered(x: Tensor, ranks: Communicator, wire: Quantizer, dice: int) -> Tensor:
-    """Return the quantized vectors of all `ranks`, of equal length, including the own one. Collective."""
+    """Gather the quantized `x` of all `ranks` and return them, decoded, as one vector. Collective."""
     code = x.new_zeros(wire.nbytes(x.numel()), dtype=torch.uint8)
     wire.encode(x.float(), code, dice)
     codes = code.new_empty((ranks.size, code.numel()))
@@ -70,14 +70,14 @@ def gathered(x: Tensor, ranks: Communicator, wire: Quantizer, dice: int) -> Tens
 
 
 def padded(x: Tensor, n: int) -> Tensor:
-    """Return a copy in float32 or wider, with zeros up to a multiple of `n`."""
+    """Return a copy of `x` in float32 or wider, padded with zeros to a multiple of `n` elements."""
     room = x.new_zeros(-(-x.numel() // n) * n, dtype=accumulation_dtype(x.dtype))
     room[: x.numel()] = x
     return room
 
 
 def sent_by_mean(wire: Quantizer, size: int, m: ModelLayout) -> list[CommOp]:
-    """Return the operations of `mean_on_all` for `size` elements over the groups."""
+    """Return the operations of `mean_on_all` over the groups, for vectors of `size` elements."""
     codes = m.P * wire.nbytes(-(-size // m.P))
     return [CommOp("alltoall", "cross", codes), CommOp("allgather", "cross", codes)]
 

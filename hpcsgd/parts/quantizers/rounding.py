@@ -21,10 +21,10 @@ class Nearest:
 
     References:
         S. P. Karimireddy et al.: Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML
-        2019, algorithm 2: what is lost of one vector is added to the next.
+        2019, algorithm 2: the error of one vector is added to the next.
 
     See Also:
-        `Stochastic`: keeps nothing and is right only on average.
+        `Stochastic`: keeps no error and is exact only on average.
     """
 
     unbiased = False
@@ -36,10 +36,10 @@ class Nearest:
 @checked
 @dataclass(frozen=True)
 class Stochastic:
-    """Stochastic rounding: to either neighbour, with probabilities that make the mean right.
+    """Stochastic rounding to either neighbour, with probabilities that make the expected value exact.
 
-    Errors are not kept. The noise is new for every rank, step and vector. It is the same in repeated runs and
-    after a restart.
+    Errors are not kept. The noise differs between ranks, steps and vectors. It is the same in repeated runs
+    and after a restart.
 
     Args:
         seed: Seed of the noise. Default 0.
@@ -57,7 +57,7 @@ class Stochastic:
         2017, section 3.1, with the largest magnitude of a block as its norm.
 
     See Also:
-        `Nearest`: less noise, but keeps a vector for error feedback.
+        `Nearest`: has less noise, but keeps a vector for error feedback.
     """
 
     seed: int = 0
@@ -74,4 +74,4 @@ class Stochastic:
 
 
 ROUNDINGS: Mapping[str, Callable[..., Rounding]] = {"nearest": Nearest, "stochastic": Stochastic}
-"""As job files call them."""
+"""The kinds of rounding, by their names in job files."""

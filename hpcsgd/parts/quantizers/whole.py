@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Whole:
-    """Sends float32 elements unchanged."""
+    """The format of unchanged float32 elements."""
 
     keeps = False
 

@@ -11,7 +11,7 @@ from hpcsgd.errors import UserError
 
 @dataclass(frozen=True)
 class Every:
-    """Synchronizes after every I-th update (hierarchical local SGD paper, eq. 2).
+    """The schedule that synchronizes after every I-th update (hierarchical local SGD paper, eq. 2).
 
     The paper says "after every I iterations".
     """

@@ -11,9 +11,10 @@ from hpcsgd.core.traits import ScheduleTraits
 
 @dataclass(frozen=True)
 class InTurn:
-    """Says which fragment begins its synchronization after which update.
+    """The schedule that says which fragment begins its synchronization after which update.
 
-    Fragment p of F begins after update t if t + ⌊p·I/F⌋ is a multiple of I.
+    Each of F fragments synchronizes every I updates. Fragment p begins after update t if t + ⌊p·I/F⌋ is a
+    multiple of I.
     """
 
     I: int  # noqa: E741 - the papers' letter

@@ -1,4 +1,4 @@
-"""Which elements of a gradient are sent: one file per paper."""
+"""Sparsifiers select the elements of a gradient that are sent. One file per paper."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,7 +16,7 @@ SPARSIFIERS: Mapping[str, Callable[..., Sparsifier]] = {
     "sidco": SIDCo,
     "topk": TopK,
 }
-"""As job files call them."""
+"""The sparsifiers, by their names in job files."""
 
 __all__ = [
     "SPARSIFIERS",

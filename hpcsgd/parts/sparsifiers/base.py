@@ -16,25 +16,25 @@ from hpcsgd.errors import UserError
 
 @dataclass(frozen=True)
 class Accumulated:
-    """What a worker has gathered and not sent yet: acc = e + g in DEFT's algorithm 1."""
+    """The gradients that a worker has not sent yet: acc, the error feedback e plus the gradient g (DEFT)."""
 
     acc: Tensor
-    """(M,), of any float dtype."""
+    """The accumulated gradient: M elements of any float dtype."""
     bounds: Tensor
-    """(L + 1,), int64 on the CPU: layer i is [bounds[i], bounds[i+1]), as the sparsifier's `cut` returned."""
+    """L + 1 int64 on the CPU: layer i is acc[bounds[i]:bounds[i+1]], as cut by the sparsifier's `cut`."""
     squared_norms: Tensor
-    """(L,), float64: one for each layer of acc."""
+    """L float64: the squared norm of each layer of acc."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Ascending segments of acc, and how many elements to select in each; int64 on the CPU."""
+    """Ascending segments of acc, [start, stop), and how many elements to select in each; int64 on the CPU."""
 
     starts: Tensor
     stops: Tensor
     k: Tensor
     leader: int | None = None
-    """The worker whose selection counts for all in this step; None if each worker's own does."""
+    """The worker whose selection counts for all in this step; None if each worker's own selection counts."""
 
     @classmethod
     def whole(cls, M: int, k: int, leader: int | None = None) -> Share:
@@ -49,15 +49,15 @@ class Share:
 
 @dataclass(frozen=True)
 class Expected:
-    """What n workers are expected to select of M elements, on average."""
+    """The numbers of elements that n workers are expected to select from M elements, on average."""
 
     M: int
     each: float
-    """The number of elements that a worker selects."""
+    """The number of elements that one worker selects."""
     joint: float
     """The number of elements that all workers select together."""
     searched: float
-    """The number of elements that the busiest worker looks through."""
+    """The number of elements that the worker with the most work searches."""
     allocation: float = 0.0
     """The bytes of the broadcast that assigns layers to workers."""
     by_one: bool = False
@@ -74,18 +74,18 @@ class Foreseeing(Protocol):
     """A sparsifier that can predict how much it selects."""
 
     def expected(self, M: int, layers: Sequence[int], n: int) -> Expected:
-        """Return what n workers select of M elements, in `layers` of these sizes."""
+        """Return what n workers are expected to select from M elements, in layers of the sizes `layers`."""
         ...
 
 
 def everybodys(density: float, M: int, n: int) -> Expected:
-    """Return the expectation if each of n workers selects independently from all M elements."""
+    """Return the expected numbers if each of n workers selects independently from all M elements."""
     return Expected(M, each=density * M, joint=M * (1 - (1 - density) ** n), searched=M)
 
 
 @runtime_checkable
 class Sparsifier(Protocol):
-    """Selects elements on each of n workers. `t` counts the steps from 0."""
+    """Selects elements of the accumulated gradient on each of n workers. `t` counts the steps from 0."""
 
     @property
     def disjoint(self) -> bool:
@@ -93,7 +93,7 @@ class Sparsifier(Protocol):
         ...
 
     def cut(self, layers: Tensor, n: int) -> Tensor:
-        """Return the bounds of the parts whose norms are needed, from the bounds of the parameters."""
+        """Return the bounds of the layers for `Accumulated`, given `layers`, the bounds of the parameters."""
         ...
 
     def share(self, x: Accumulated, t: int, workers: Communicator) -> Share:

@@ -1,4 +1,4 @@
-"""Cyclic local top-k: the workers take turns at selecting for all of them.
+"""Cyclic local top-k: in each step, one worker selects the elements for all; the workers take turns.
 
 C. Chen et al.: ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient Distributed
 Training, NeurIPS 2020. In step t worker t mod n takes the top k of its own accumulated gradient and
@@ -20,10 +20,10 @@ from hpcsgd.parts.sparsifiers.base import Accumulated, Expected, Share, require_
 @checked
 @dataclass(frozen=True)
 class CLTk:
-    """Cyclic top-k: in each step one worker, in turn, selects the k elements for all workers.
+    """Selection by one worker for all: in step t, worker t mod n selects the k elements.
 
-    It takes the k elements of largest magnitude of its own accumulated gradient. Exactly k elements are sent.
-    The other workers wait while one searches all M elements.
+    These are the k elements of largest magnitude in its own accumulated gradient. Exactly k elements are
+    sent. The other workers wait while one searches all M elements.
 
     Args:
         density: Fraction d of the elements that is sent, > 0 and ≤ 1: k = d·M, rounded, at least 1.

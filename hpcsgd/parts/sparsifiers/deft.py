@@ -9,8 +9,8 @@ Sparsification, ICPP 2023 ("algorithm …" below refers to it):
                 the bins rotate over the workers, so that what a worker has kept of any layer is sent
     select      algorithm 5: each worker takes the top k_layer of each layer in its bin, and no others
 
-The index sets of the workers are disjoint, so their union does not grow with n. Each worker searches M/n
-elements: selection time falls faster than 1/n (eq. 9).
+The index sets of the workers are disjoint, so their union does not grow with n, the number of workers. Each
+worker searches M/n of the M elements, and selection time falls faster than 1/n (eq. 9).
 
 Differences from the paper, and from its authors' code:
 
@@ -18,14 +18,14 @@ Differences from the paper, and from its authors' code:
   These are the fewest pieces of at most M/n elements; the authors cut into n. Each piece adds work in every
   step: to assign its k, to search it and to broadcast its bin. ResNet-18 has 72 pieces for 16 workers and 117
   for 64, not 122 and 566.
-- What a layer cannot take of its share goes to the layers after it, so that always Σ k_layer = k. In eq. 3,
-  log k of a layer with k = 1 counts as 1, and a layer with k = 0 costs nothing.
-- Worker r takes bin (t + ⌊t/n⌋ + r) mod n; with the authors it is (t + r) mod n. The latter repeats in step
-  with the worker that decides. If the workers' norms differ, and so their bins, one worker may get a layer
-  for ever, and what the others keep of it grows without bound.
-- The norms that decide are one worker's. With `exact` False each worker uses its own k, so that about k
-  elements are sent (as in the paper). With True worker t mod n also broadcasts its k, 4 bytes per layer, and
-  exactly k elements are sent.
+- If a layer has fewer elements than its share of k, the rest goes to the layers after it, so that always Σ
+  k_layer = k. In eq. 3, log k of a layer with k = 1 counts as 1, and a layer with k = 0 costs nothing.
+- Worker r takes bin (t + ⌊t/n⌋ + r) mod n; with the authors it is (t + r) mod n. The latter repeats with the
+  same period as the worker that decides. If the workers have different norms, and so different bins, one
+  worker may always get the same layer. Then what the others keep of this layer grows without bound.
+- Worker t mod n assigns layers to bins by its own norms. With `exact` False, each worker computes k_layer
+  from its own norms, so that about k elements are sent, as in the paper. With True, worker t mod n also
+  broadcasts its k_layer, 4 bytes per layer, and exactly k elements are sent.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Deft:
 
     Args:
         density: Fraction d of the elements that is sent, > 0 and ≤ 1: k = d·M, rounded, at least 1.
-        exact: If True, worker t mod n decides the k of all layers, for 4 more bytes per layer, and exactly k
-            elements are sent. If False, each worker uses its own norms, and about k are sent. Default False,
-            as in the paper.
+        exact: If True, worker t mod n decides in step t how many elements of each layer are sent, for 4 more
+            bytes per layer, and exactly k elements are sent. If False, each worker uses its own norms, and
+            about k are sent. Default False, as in the paper.
         floor: Least number of elements sent of each layer, even if the sum exceeds k. The authors' code has
             1. Default 0.
 
@@ -121,7 +121,7 @@ class Deft:
 
 
 def share_out(x: Accumulated, k: int, floor: int, n: int) -> tuple[Tensor, Tensor]:
-    """Return k (int64) and bin (int32) of every layer as this worker sees them, on the CPU."""
+    """Return k_layer (int64) and bin (int32) of every layer by this worker's norms, on the CPU."""
     library, squared_norms = kernels.native(), x.squared_norms.cpu()
     if library is not None:
         return library.share_out(squared_norms, x.bounds, k, floor, n)
@@ -134,13 +134,13 @@ def share_out(x: Accumulated, k: int, floor: int, n: int) -> tuple[Tensor, Tenso
 def bin_of(rank: int, t: int, n: int) -> int:
     """Return the bin of a worker in step t.
 
-    A worker gets each bin once in n steps, and once in n² steps each bin that one given worker made.
+    A worker gets each bin once in n steps. In n² steps it gets once each bin that one given worker assigned.
     """
     return (rank + t + t // n) % n
 
 
 def partition(layers: Tensor, n: int) -> Tensor:
-    """Return the bounds of pieces of at most M/n elements (int64), from those of the layers; algorithm 2."""
+    """Cut the layers into pieces of at most M/n elements, and return their bounds (int64); algorithm 2."""
     bounds = layers.tolist()
     M, cut = bounds[-1], [0]
     for start, stop in itertools.pairwise(bounds):
@@ -168,7 +168,7 @@ def assign(norms: list[float], sizes: list[int], k: int, floor: int = 0) -> list
 
 
 def _finite(norms: list[float]) -> list[float]:
-    """Put layers with a non-finite norm first, so that the bad values reach all workers at once."""
+    """Return norms that put layers with a non-finite norm first: all workers get the bad values at once."""
     if all(map(math.isfinite, norms)):
         return norms
     return [0.0 if math.isfinite(norm) else 1.0 for norm in norms]
@@ -177,7 +177,7 @@ def _finite(norms: list[float]) -> list[float]:
 def allocate(sizes: list[int], k: list[int], n: int) -> list[int]:
     """Return the bin, 0 … n−1, of every layer; algorithm 4.
 
-    The costliest layer comes first; each goes into the least filled bin.
+    The layers are placed in order of falling cost, each in the bin with the least cost so far.
     """
     costs = [size * max(1.0, math.log2(each)) if each else 0.0 for size, each in zip(sizes, k, strict=True)]
     return largest_first(costs, n)

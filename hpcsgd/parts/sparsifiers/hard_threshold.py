@@ -1,7 +1,7 @@
-"""Hard threshold: every worker sends the elements of its accumulated gradient that are at least λ.
+"""Hard threshold: every worker sends the accumulated elements whose magnitude is at least λ.
 
-A. Sahu et al.: Rethinking Gradient Sparsification as Total Error Minimization, NeurIPS 2021. It needs one
-comparison per element. The number of sent elements is not controlled, and λ must be found for each model.
+A. Sahu et al.: Rethinking Gradient Sparsification as Total Error Minimization, NeurIPS 2021. The method needs
+one comparison per element. The number of sent elements is not controlled, and λ must be found for each model.
 """
 
 from __future__ import annotations

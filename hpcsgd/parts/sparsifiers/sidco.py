@@ -3,16 +3,16 @@
 A. M. Abdelmoniem et al.: An Efficient Statistical-based Gradient Compression Technique for Distributed
 Training Systems, MLSys 2021, with the exponential fit (SIDCo-E):
 
-    of magnitudes that are exponential with mean μ, the share r lies above −μ·ln r
+    of magnitudes that are exponential with mean μ, the fraction r lies above −μ·ln r
     a first stage keeps 0.25 of all that way; each later one fits what the one before kept, above its
     threshold; the last one's share makes the product of all of them the density
 
 Every fifth step the number of stages changes by one if the achieved density, averaged over the five steps,
-was outside 1 ± 0.2 times the requested one. Too many elements mean fewer stages, too few mean more.
+was outside 1 ± 0.2 times the requested one: fewer stages after too many elements, more after too few.
 
-Differences from the paper: the direction reverses if the last change made the result worse, since for tails
-heavier than exponential the effect is the opposite. Later stages start from the threshold of the stage
-before, not from the smallest element that it kept.
+Differences from the paper: this direction reverses if the last change made the density worse, since another
+number of stages has the opposite effect if tails are heavier than exponential. Later stages start from the
+threshold of the stage before, not from the smallest element that it kept.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ TOLERANCE = 0.2
 
 @checked
 class SIDCo:
-    """Selection above a threshold that fits of exponential distributions put near k elements.
+    """Selection above a threshold for about k elements, from fits of exponential distributions.
 
-    The number of fits changes by at most one every five steps, if the achieved density is outside 1 ± 0.2
-    times the requested one. As with `TopK`, the selections of n workers add up.
+    Several fits follow one another, each to the elements above the threshold so far. Their number changes by
+    at most one every five steps, if the achieved density is outside 1 ± 0.2 times the requested one. As with
+    `TopK`, the selections of n workers overlap little, so that up to n·k elements are sent.
 
     Args:
         density: Approximate fraction d of the elements that a worker selects, > 0 and < 1.
@@ -95,7 +96,8 @@ class SIDCo:
     def threshold(self, acc: Tensor) -> float:
         """Return η > 0, from `stages` fits of an exponential distribution to |`acc`|.
 
-        If `acc` is all zeros, η selects nothing. If a fit is not finite, η selects only what is not finite.
+        If `acc` is all zeros, η is above all magnitudes. If a fit is not finite, η is such that only values
+        which are not finite are selected.
         """
         magnitudes, eta = acc.abs(), 0.0
         last = self.density / FIRST_RATIO ** (self.stages - 1)
@@ -108,7 +110,7 @@ class SIDCo:
         return max(eta, limits.tiny) if math.isfinite(eta) else limits.max
 
     def state_dict(self) -> State:
-        """Return the state of this worker only."""
+        """Return the state of this worker; that of other workers differs."""
         found = {
             "stages": self.stages,
             "direction": self._direction,

@@ -22,9 +22,9 @@ from hpcsgd.parts.sparsifiers.base import Accumulated, Expected, Share, everybod
 class TopK:
     """Selection of the k elements of largest magnitude in each worker's own accumulated gradient.
 
-    The selections of n workers overlap little, so that up to n·k elements are sent (build-up); the metric
-    `growth` measures it. Among equal magnitudes the lowest index is first. NaN and infinity come first. What
-    is not selected is kept for later steps.
+    The selections of n workers overlap little, so that up to n·k elements are sent. The metric `growth`
+    measures this build-up. Among equal magnitudes, lower indices are selected first. NaN and infinity count
+    as the largest magnitudes. Elements that are not selected are kept for later steps.
 
     Args:
         density: Fraction d of the elements that a worker selects, > 0 and ≤ 1: k = d·M, rounded, at least 1.

@@ -11,7 +11,7 @@ import torch
 from hpcsgd.comm import Communicator
 
 BYTES = 4_000_000
-"""The size of the all-to-all that the ranks repeat."""
+"""Bytes of each all-to-all that the ranks repeat."""
 
 
 @contextlib.contextmanager
@@ -28,7 +28,10 @@ def busy(world: Communicator) -> Generator[None, None, None]:
 
 
 def _send(comm: Communicator, over: threading.Event) -> None:
-    """Send until all ranks are `over`: a rank that stopped earlier would leave the others waiting."""
+    """Repeat all-to-alls until `over` is set on all ranks.
+
+    A rank that stopped earlier would leave the others waiting.
+    """
     sent = torch.ones(-(-BYTES // (4 * comm.size)) * comm.size)
     received = torch.ones_like(sent)
     working = torch.ones(1)

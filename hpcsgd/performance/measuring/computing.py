@@ -1,4 +1,4 @@
-"""Measure a rank's computation while all ranks compute, with communication threads idle and busy."""
+"""Measure how fast a rank computes while all ranks compute, with communication threads idle and busy."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from hpcsgd.performance.measuring.timing import Together, clock
 from hpcsgd.performance.measuring.workload import Workload
 
 ELEMENTS = 4_000_000
-"""The least number of elements to search, and the number to update if there is no model."""
+"""The least number of elements for timing selections; updates without a model have this number."""
 LAYERS = 32
 DENSITY = 0.01
 SELECTORS: Mapping[str, Callable[[], Sparsifier]] = {
     "clt_k": lambda: CLTk(DENSITY),
     "deft": lambda: Deft(DENSITY),
-    "hard_threshold": lambda: HardThreshold(2.576),  # one in a hundred normal numbers is beyond it
+    "hard_threshold": lambda: HardThreshold(2.576),  # 1 % of normally distributed numbers are beyond it
     "sidco": lambda: SIDCo(DENSITY),
     "topk": lambda: TopK(DENSITY),
 }
 LEAST_ROUNDS = 3
 ROUNDS = 30
 Times = dict[str, list[float]]
-"""Median seconds: one entry per batch size for `forward` and `backward`, one for everything else."""
+"""Median seconds by part of a step: `forward` and `backward` have a value for each batch size."""
 
 
 def measure(world: Communicator, workload: Workload | None, seconds: float) -> Compute:
-    """Measure in about `seconds`. Collective; returns the same on every rank."""
+    """Measure the parts of a step in about `seconds`. Collective; all ranks return the same result."""
     alone, place = world.split(world.rank, 0), place_on_node(world)
     device = device_for("auto", place) if workload is None else workload.device
     parts = {"mean": _mean(device), **dict(_selections(alone, workload, device))}
@@ -84,7 +84,7 @@ def _times(
 
 
 def _steps(together: Together, step: Callable[[], Sequence[float]], budget: float) -> list[float]:
-    """Return the median over the rounds of the slowest rank's seconds, for each part of a step."""
+    """Return the seconds of each part of a step: the slowest rank's, as a median over the rounds."""
     step()
     rounds: list[list[float]] = []
     spent = 0.0
@@ -105,14 +105,14 @@ def _seconds(call: Callable[[], Any], device: torch.device) -> list[float]:
 
 
 def _update(device: torch.device) -> Callable[[], Any]:
-    """Return an update by SGD with momentum."""
+    """Return a function that updates `ELEMENTS` parameters by SGD with momentum."""
     w = torch.ones(ELEMENTS, requires_grad=True, device=device)
     w.grad = torch.full_like(w, 1e-6)
     return optim.SGD([w], lr=0.1, momentum=0.9).step
 
 
 def _mean(device: torch.device) -> Callable[[], Any]:
-    """Return the mean of four shards, as after an all-to-all."""
+    """Return a function that computes the mean of four shards, as ranks do after an all-to-all."""
     received = torch.ones(4, ELEMENTS // 4, device=device)
     own = torch.empty(ELEMENTS // 4, device=device)
     return lambda: torch.mean(received, 0, out=own)
@@ -121,14 +121,14 @@ def _mean(device: torch.device) -> Callable[[], Any]:
 def _selections(
     alone: Communicator, workload: Workload | None, device: torch.device
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield each sparsifier's selection by a single worker that searches everything."""
+    """Yield each sparsifier's name and a function in which one rank selects from all elements."""
     x = torch.randn(_searched(workload), device=device)
     for name, make in SELECTORS.items():
         yield name, _selection(make(), x, alone)
 
 
 def _searched(workload: Workload | None) -> int:
-    """Return the number of elements to search, large enough that the call's overhead does not count."""
+    """Return the number of elements to select from, so large that the overhead of a call is small."""
     return max(workload.numel if workload else 0, ELEMENTS)
 
 

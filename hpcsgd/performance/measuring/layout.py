@@ -1,4 +1,4 @@
-"""List the communicators that a job on these hosts could have, each class once."""
+"""List the communicators that a job on these hosts could have, one of each `LinkClass`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hpcsgd.cost.link_classes import LinkClass
 
 Part = Literal["group", "cross", "pair"]
 PAIR = ("exchange",)
-"""The operations measured on a single pair of ranks: a message that nothing else disturbs."""
+"""The operations measured on a single pair of ranks: one message, while no other rank sends."""
 
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """A class of communicators to measure, and how to form one."""
+    """A class of communicators to measure, and how to form a communicator of this class."""
 
     link_class: LinkClass
     part: Part
@@ -33,7 +33,7 @@ class MeasuredLink:
         return PAIR if self.part == "pair" else tuple(SHAPES)
 
     def open(self, world: Communicator) -> Communicator:
-        """Return this rank's communicator. Collective; the ranks outside a pair form one of their own."""
+        """Return this rank's communicator. Collective; ranks outside a pair form another communicator."""
         if self.part == "pair":
             return world.split(int(world.rank in self.members), world.rank)
         topology = form(world, group_size=self.K)
@@ -41,10 +41,10 @@ class MeasuredLink:
 
 
 def courses(nodes: Sequence[int]) -> list[MeasuredLink]:
-    """Return every class of communicator once, for the groups and shard indices of all P × K.
+    """Return every class of communicator once, for all divisions of the ranks into P groups of K.
 
-    `nodes[r]` is the node of rank r, in ascending order. Communicators that would be spread unevenly over
-    hosts are left out.
+    `nodes[r]` is the node of rank r, in ascending order. Groups and inter-group communicators that are spread
+    unevenly over hosts are left out.
     """
     N = len(nodes)
     found: dict[LinkClass, MeasuredLink] = {}
@@ -62,7 +62,7 @@ def courses(nodes: Sequence[int]) -> list[MeasuredLink]:
 
 
 def link_class_of(hosts: Sequence[Sequence[int]]) -> LinkClass | None:
-    """Return the class of communicators that work at the same time, or None if they are unlike.
+    """Return the class of communicators that are used at the same time, or None if they differ.
 
     `hosts` has one list per communicator: the hosts of its ranks.
     """
@@ -76,7 +76,7 @@ def link_class_of(hosts: Sequence[Sequence[int]]) -> LinkClass | None:
 
 
 def _pairs(nodes: Sequence[int]) -> Iterator[MeasuredLink]:
-    """Yield a pair inside a host, and a pair across two hosts, as far as they exist."""
+    """Yield a pair of ranks inside a host, and a pair on two hosts, if there are any."""
     first, second = nodes[0], next((node for node in nodes if node != nodes[0]), None)
     if nodes.count(first) > 1:
         yield MeasuredLink(LinkClass(2, 1), "pair", members=(0, 1))

@@ -16,7 +16,7 @@ from hpcsgd.performance.measuring.timing import Contest, Together, feasible, tak
 SMALLEST = 8
 STEP = 4
 LEAST_SHARE = 0.5
-"""Every operation gets at least this part of its fair share of the time, whatever earlier ones took."""
+"""Each operation gets at least this part of (all seconds / number of operations)."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Series:
 
     points: Points
     scatter: tuple[float, ...]
-    """The interquartile range of each point's rounds, as a share of the median."""
+    """For each point, the interquartile range of its repeated times, as a share of their median."""
     alone: bool
     """True if all other ranks were idle."""
 
@@ -39,9 +39,9 @@ def sizes(max_bytes: int) -> list[int]:
 
 
 def measure(world: Communicator, found: list[MeasuredLink], max_bytes: int, seconds: float) -> list[Series]:
-    """Measure all communicators in about `seconds`. Collective; returns the same on every rank.
+    """Measure all communicators in about `seconds`. Collective; all ranks return the same result.
 
-    While a pair is measured, the other ranks wait and poll now and then, as all waiting ranks do here.
+    While a pair is measured, the other ranks wait, polling now and then as all waiting ranks do.
     """
     together = Together(world)
     room = Room(elements_of(max_bytes, world.size))
@@ -60,7 +60,7 @@ def measure(world: Communicator, found: list[MeasuredLink], max_bytes: int, seco
 def _timed(
     world: Communicator, course: MeasuredLink, max_bytes: int, budget: float, together: Together, room: Room
 ) -> dict[str, list[Contest]]:
-    """Return the times of every operation, measured for about `budget` seconds each."""
+    """Return the timed sizes of each operation on one communicator, about `budget` seconds per operation."""
     comm = course.open(world)
     timed: dict[str, list[Contest]] = {}
     for operation in course.operations:
@@ -103,10 +103,10 @@ def _series(operation: str, course: MeasuredLink, timed: list[Contest]) -> Serie
 
 
 def links(measured: list[Series]) -> Iterator[Link]:
-    """Yield a link per operation, kind of communicator and number of ranks.
+    """Yield a `Link` for each operation, kind of communicator and number of ranks.
 
-    Numbers of ranks are fitted separately, because more ranks do not just send more of the same messages. A
-    pair measured alone counts only if nothing else was measured, because in a job all ranks are busy.
+    Each number of ranks is fitted separately, because more ranks do not just send more of the same messages.
+    A pair measured alone counts only if nothing else was measured, because in a job all ranks are busy.
     """
 
     def kind(series: Series) -> tuple[str, str]:

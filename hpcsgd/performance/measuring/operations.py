@@ -1,4 +1,4 @@
-"""The operations of a communicator at a given size, as functions that can be called repeatedly."""
+"""The operations of a communicator, for tensors of a given size, as functions to call repeatedly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from hpcsgd.comm import Backend, Communicator
 
 Via = Communicator | Backend
-"""Where to call an operation: on a communicator, whose operations must be waited for, or its backend."""
+"""What an operation is called on: a communicator, or its backend, which needs no `wait()`."""
 BYTES = 4  # of a float32
 
 
@@ -52,13 +52,13 @@ def _allreduce(via: Via, x: Tensor, out: Tensor) -> Callable[[], Any]:
 
 
 def _bcast(via: Via, x: Tensor, out: Tensor) -> Callable[[], Any]:
-    """Broadcast from every rank in turn: a fixed root would finish long before the last rank."""
+    """Broadcast from every rank in turn, because a fixed root would finish long before the last rank."""
     roots = itertools.cycle(range(via.size))
     return lambda: via.bcast(x, next(roots))
 
 
 def _exchange(via: Via, x: Tensor, out: Tensor) -> Callable[[], Any]:
-    """Exchange with the rank half way round, all at once: between hosts all data leaves the host."""
+    """Send to the rank size / 2 further, all ranks at once, so that with two hosts all data leave a host."""
     hop = max(via.size // 2, 1)
     after, before = (via.rank + hop) % via.size, (via.rank - hop) % via.size
     return lambda: via.sendrecv({after: x}, {before: out})
@@ -76,11 +76,14 @@ OPERATIONS: Mapping[str, Callable[[Via, Tensor, Tensor], Callable[[], Any]]] = {
 
 
 def on_comm_thread(operation: str, comm: Communicator, elements: int, room: Room) -> Callable[[], Any]:
-    """Return the operation as training calls it, on the communication thread."""
+    """Return a function that performs `operation` as training does, on the communication thread."""
     call = OPERATIONS[operation](comm, room.sent[:elements], room.received[:elements])
     return lambda: call().wait()
 
 
 def bare(operation: str, comm: Communicator, elements: int, room: Room) -> Callable[[], Any]:
-    """Return the library's operation on the caller's thread; no other thread may use the library then."""
+    """Return a function that performs `operation` by the library, on the thread that calls it.
+
+    No other thread may use the library meanwhile.
+    """
     return OPERATIONS[operation](comm.backend, room.sent[:elements], room.received[:elements])

@@ -1,4 +1,4 @@
-"""Draw points, lines and their ratio, one column per operation."""
+"""Draw the measured points of a machine file, its fitted lines and their ratio, by operation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcsgd.performance.measuring.summary_text import link_text
 
 
 def draw(machine: Machine, target: Path) -> None:
-    """Draw seconds against bytes with the fitted lines, and below them the ratio of line and point."""
+    """Draw `machine` into `target`: seconds against bytes, and below them fitted / measured seconds."""
     from matplotlib.figure import Figure
 
     operations = [name for name in SHAPES if any(p.operation == name for p in machine.points)]

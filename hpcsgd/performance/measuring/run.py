@@ -25,7 +25,7 @@ from hpcsgd.performance.measuring.workload import Workload
 from hpcsgd.train.process import keep_freed_memory, use_threads
 
 LEAST_BYTES = 4096
-"""Smaller messages would say nothing about bandwidth."""
+"""The least allowed maximum: with smaller messages the bandwidth remains unknown."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Extent:
 FULL = Extent(max_bytes=64_000_000, seconds=220)
 QUICK = Extent(max_bytes=16_000_000, seconds=33)
 FOR_MESSAGES = 0.8
-"""The share of the seconds for messages; the rest is for computation."""
+"""The share of the time for measuring messages; the rest is for measuring computation."""
 
 
 def run(
@@ -72,7 +72,7 @@ def run(
 def measure(
     world: Communicator, extent: Extent, config: Config | None = None, source: str = ""
 ) -> tuple[Machine, list[Series]]:
-    """Return the machine of these ranks and the raw points, the same on every rank. Collective.
+    """Return the content of a machine file and the measured times, the same on every rank. Collective.
 
     `config` is the content of the job file `source`, whose model is measured, too.
     """

@@ -1,4 +1,4 @@
-"""Show measurements as a table, and say what they mean for a training."""
+"""Show measurements as a table, and derive advice for a training."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LARGE = 25_000_000
 """The number of parameters to assume if the model is not known."""
 CLEAR = 1.1
 WIDE = 0.5
-"""Larger interquartile ranges or errors are reported."""
+"""Interquartile ranges and errors above this share are reported."""
 HEAD = ("operation", "way", "ranks", "smallest", "bare", "alpha", "GB/s", "bare", "knees", "error")
 
 
 def table(machine: Machine) -> str:
-    """Return a line per link: µs of its smallest messages, GB/s of its largest.
+    """Return a table with a row per link: µs of its smallest messages, GB/s of its largest.
 
     Columns named "bare" are without the communication thread.
     """
@@ -48,7 +48,7 @@ def answers(machine: Machine, measured: Sequence[Series]) -> Iterator[str]:
 
 
 def link_text(way: LinkClass) -> str:
-    """Return a communicator's class in a few words."""
+    """Return a class of communicators as text, such as "4 ranks inside a host"."""
     where = "inside a host" if way.kind == "inside" else f"on {count_text(way.hosts, 'host')}"
     return f"{count_text(way.ranks, 'rank')} {where}" + (
         f", {way.at_once} at once" if way.at_once > 1 else ""
@@ -90,7 +90,7 @@ def _groups(machine: Machine) -> list[LinkClass]:
 
 
 def _exchange(machine: Machine, way: LinkClass) -> Iterator[str]:
-    """Yield which of AllToAll and ReduceScatter is faster for a bucket of this model.
+    """Yield a line on whether AllToAll or ReduceScatter is faster for a bucket of the model.
 
     After an all-to-all the ranks must also compute the mean.
     """
@@ -110,7 +110,10 @@ def _exchange(machine: Machine, way: LinkClass) -> Iterator[str]:
 
 
 def _bucket(machine: Machine, way: LinkClass) -> float:
-    """Return the smallest size, of halvings of the largest, that reaches `ASYMPTOTIC` of the best speed."""
+    """Return the bytes of the smallest message that reaches `ASYMPTOTIC` of the best speed.
+
+    Only the largest measured size and its repeated halvings are tried.
+    """
     sizes = [_largest(machine, way) / 2**i for i in range(20, -1, -1)]
     speeds = [n / machine.seconds("alltoall", n, way) for n in sizes]
     return next(n for n, speed in zip(sizes, speeds, strict=True) if speed >= ASYMPTOTIC * max(speeds))

@@ -1,4 +1,4 @@
-"""Time calls that all ranks make together: they begin at the same moment, and the slowest one counts."""
+"""Time calls that all ranks make together: they begin at the same moment, and the slowest rank counts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hpcsgd.cost.fit import SIZES
 ROUNDS = 40
 LEAST_ROUNDS = 3
 BLOCK_SECONDS = 2e-3
-"""Quick calls are timed in blocks of this length, because ranks do not leave a barrier all at once."""
+"""Short calls are timed in blocks of this length, because ranks leave a barrier at different times."""
 LARGEST_BLOCK = 20
 SHARE = 0.25
-"""The largest size is the first whose `LEAST_ROUNDS` rounds would take more than this share of the time."""
+"""Sizes end with the first for which `LEAST_ROUNDS` rounds take more than this share of the time."""
 
 
 def clock(device: torch.device) -> float:
@@ -31,14 +31,14 @@ def clock(device: torch.device) -> float:
 
 
 class Together:
-    """Barriers of all ranks of `world` that bypass its communication thread, which must be idle then."""
+    """Barriers of all ranks of `world` that do not use its communication thread, which must be idle."""
 
     def __init__(self, world: Communicator) -> None:
         self._backend = world.backend
         self._nothing = torch.zeros(1, device="cpu")
 
     def barrier(self) -> None:
-        """Wait for all ranks, twice: a rank that has waited long polls rarely and would leave late."""
+        """Wait for all ranks, twice, because a rank that has waited long polls rarely and continues late."""
         self._backend.allreduce(self._nothing, "max")
         self._backend.allreduce(self._nothing, "max")
 
@@ -61,7 +61,7 @@ class Timed:
 
     @property
     def scatter(self) -> float:
-        """The interquartile range of the rounds, as a share of the median."""
+        """The interquartile range of the seconds, as a share of their median."""
         if len(self.seconds) < 2:
             return 0.0
         low, _, high = quantiles(self.seconds, n=4, method="inclusive")
@@ -70,13 +70,13 @@ class Timed:
 
 @dataclass
 class Contest:
-    """Calls with one message size that are timed in turn."""
+    """Several calls with the same message size, which are timed in turn."""
 
     nbytes: int
     calls: Sequence[Callable[[], Any]]
     timed: list[Timed] = field(init=False)
     quickest: float = 0.0
-    """Seconds of an undisturbed round of one call each."""
+    """The sum of the shortest seconds of each call."""
     block: int = 1
     spent: float = 0.0
 
@@ -84,7 +84,7 @@ class Contest:
         self.timed = [Timed() for _ in self.calls]
 
     def round(self, together: Together) -> None:
-        """Time a block of each call."""
+        """Time each call `block` times; all ranks record the slowest rank's seconds."""
         for call, timed in zip(self.calls, self.timed, strict=True):
             begun = perf_counter()
             together.barrier()
@@ -108,7 +108,7 @@ class Contest:
 
 
 def feasible(together: Together, contests: Sequence[Contest], seconds: float) -> list[Contest]:
-    """Warm up `contests` in ascending size, and return those quick enough for some rounds in `seconds`."""
+    """Warm up `contests`, by ascending size, and return those with time for some rounds in `seconds`."""
     kept: list[Contest] = []
     for contest in contests:
         contest.warm_up(together)
@@ -119,9 +119,9 @@ def feasible(together: Together, contests: Sequence[Contest], seconds: float) ->
 
 
 def take_turns(together: Together, contests: Sequence[Contest], seconds: float) -> None:
-    """Time rounds of all contests back and forth for about `seconds`, so that a disturbance affects all.
+    """Time rounds of all contests for about `seconds`, in turn, so that a disturbance affects all of them.
 
-    All ranks decide alike, because they use the slowest rank's seconds.
+    Every second turn is in reverse order. All ranks stop alike, because they use the slowest rank's seconds.
     """
     for turn in range(ROUNDS):
         for contest in contests[:: 1 if turn % 2 == 0 else -1]:

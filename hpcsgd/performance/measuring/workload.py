@@ -1,4 +1,4 @@
-"""The model of a job file, which each rank trains alone, step by step."""
+"""Train the model of a job file on each rank alone, step by step, to time it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hpcsgd.performance.measuring.timing import clock
 from hpcsgd.train.training_setup import TrainingSetup, assemble
 
 BATCHES = 4
-"""The largest number of batch sizes; the smallest sizes are kept."""
+"""The largest number of batch sizes to time; the smallest sizes are used."""
 
 
 class Workload:
     """The steps of a job file's training, without communication.
 
-    `source` is the job file's name. Raises what `assemble` raises.
+    `source` is the job file's name. Raises the errors of `assemble`.
     """
 
     def __init__(self, config: Config, source: str, world: Communicator) -> None:
@@ -35,7 +35,7 @@ class Workload:
         self._parts.model.train()
 
     def step(self, batch: int) -> Sequence[float]:
-        """Make a step, and return the seconds of forward, backward and update."""
+        """Make a step with `batch` samples, and return the seconds of forward, backward and update."""
         parts = self._parts
         x, y = parts.vary(*self._samples[batch])
         parts.optimizer.zero_grad()
@@ -56,7 +56,7 @@ class Workload:
 
 
 def _batch_sizes(B: int, N: int) -> list[int]:
-    """Return the batch sizes per rank, B / K, for the groups that `N` ranks can form."""
+    """Return the batch sizes of a rank, B / K, for all group sizes K that `N` ranks allow."""
     return sorted(B // K for K in range(1, N + 1) if N % K == 0 and B % K == 0)[:BATCHES]
 
 

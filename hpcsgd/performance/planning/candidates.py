@@ -1,4 +1,4 @@
-"""Candidates of a plan: methods with their intervals, and ranks divided into groups."""
+"""What a plan compares: methods with their intervals, and numbers of groups and ranks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hpcsgd.methods import METHODS
 USUAL = ("bsp", "hierarchical", "allreduce_local_sgd", "sgp", "osgp", "d_psgd", "ad_psgd")
 """Methods to try in addition to the job file's own."""
 EVERY, STALENESS = 8, 1
-"""Defaults for arguments that a method needs and the job file does not set."""
+"""Values of `sync_every` and `overlap_steps` if a method needs them and the job file has none."""
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 @dataclass(frozen=True)
 class Option:
-    """A method with its arguments, as in a job file."""
+    """A method with its arguments, as a [method] table of a job file."""
 
     table: Mapping[str, Any]
 
@@ -34,7 +34,7 @@ class Option:
 
 
 def options(own: Mapping[str, Any], names: Sequence[str] | None, every: Sequence[int]) -> list[Option]:
-    """Return the job file's own method and others, each with every interval to try.
+    """Return the job file's method and others (or those in `names`), each with every interval to try.
 
     Raises `UserError` if a method does not exist.
     """
@@ -50,7 +50,7 @@ def options(own: Mapping[str, Any], names: Sequence[str] | None, every: Sequence
 
 
 def _arguments(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the required arguments of method `name`."""
+    """Return the required arguments of method `name`, from the job file's method or by default."""
     known = {"sync_every": own.get("sync_every", EVERY), "overlap_steps": STALENESS}
     parameters = inspect.signature(METHODS[name]).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty]

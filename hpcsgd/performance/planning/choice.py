@@ -1,4 +1,4 @@
-"""Choose one of all estimates, and give the reason in words."""
+"""Choose the estimate to recommend, and give the reason in words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GAIN = 0.05
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of what a run may cost."""
+    """The user's limits on the cost and duration of a run; None if there is no limit."""
 
     budget: float | None = None
     """Node hours."""
@@ -35,16 +35,16 @@ class Limits:
 
 
 def ranked(estimates: Sequence[Estimate], limits: Limits, own: str = "") -> tuple[list[Estimate], str]:
-    """Return all estimates, the best first, and why it is the best.
+    """Return all estimates, the best one first, and the reason for choosing the best one.
 
     The best one is, in this order of preference:
 
-    - with a deadline: the cheapest in time;
+    - with a deadline: the cheapest within it;
     - with a budget: the fastest within it;
     - otherwise: the fastest whose efficiency is at least `WORTH`.
 
-    The job file's own method replaces the best one if it is nearly as fast. Raises `UserError` if no estimate
-    is within the limits.
+    The job file's own method (`own`) replaces the best one if it is nearly as fast. Raises `UserError` if no
+    estimate is within the limits.
     """
     fit = [e for e in estimates if limits.satisfied_by(e)]
     if not fit:
@@ -79,7 +79,7 @@ def _without_need_to_change(best: Estimate, fit: Sequence[Estimate], own: str) -
 
 
 def _too_close(best: Estimate, rest: Sequence[Estimate]) -> str:
-    """Return a remark on others with equally many ranks which may be as fast, within the errors."""
+    """Return a remark on other methods, with the same ranks and groups, that may be as fast as `best`."""
     _, high = best.step.low, best.step.high
     near = [
         str(e.option)

@@ -1,4 +1,4 @@
-"""Predict the time, node hours and memory of one way to run a training."""
+"""Predict the time, node hours and memory of a training by one method with P groups of K ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcsgd.train.training_profile import TrainingProfile
 
 @dataclass(frozen=True)
 class PricedPlan:
-    """The steps of a run that one method makes, with their cost."""
+    """One stage of a run: its plan, the number of its steps, and the cost of one step."""
 
     plan: StepPlan
     steps: int
@@ -34,7 +34,7 @@ class Estimate:
     plan: StepPlan
     sizes: ModelLayout
     step: StepCost
-    """The mean step of the run."""
+    """The cost of a step, as a mean over the run."""
     sequence: tuple[PricedPlan, ...]
     """The stages of the run: one, unless the method changes to another one."""
     steps_per_epoch: int
@@ -87,7 +87,7 @@ def estimate(
     meets: float | None,
     alone: float,
 ) -> Estimate:
-    """Return the estimate of `option` with P groups of K.
+    """Return the estimate of `option` with P groups of K ranks.
 
     Raises `UserError` if the method's cost cannot be predicted, or if the machine lacks a measurement.
     """
@@ -129,9 +129,9 @@ def estimate(
 
 
 def one_node(subject: TrainingProfile, machine: Machine, most_groups: int | None = None) -> float:
-    """Return the samples/s per rank of one node with `bsp`, in the groups that make it fastest.
+    """Return the samples/s per rank of a job on one node with `bsp`, with the fastest P and K.
 
-    Raises `UserError` if no such groups can share a batch.
+    Raises `UserError` if no groups of a node's ranks can share a batch.
     """
     R, option = machine.ranks_per_host, Option({"name": "bsp"})
     found = [

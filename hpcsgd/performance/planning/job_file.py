@@ -1,4 +1,4 @@
-"""Write the choice into the job file: replace [parallel] and [method], and keep everything else."""
+"""Write the recommended groups and method into the job file, and keep the rest of it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _HEADER = re.compile(r"^\s*\[\[?\s*([^\]\s.]+)[^\]]*\]\]?\s*(#.*)?$")
 
 
 def write_choice(path: Path, groups: int, method: Mapping[str, Any]) -> None:
-    """Set the number of groups and the method in the job file `path`, or leave it unchanged.
+    """Set the number of groups and the method in the job file `path`.
 
-    Raises `UserError` if the sections cannot be separated, as in a file that writes them inline.
+    Raises `UserError`, and leaves the file unchanged, if [parallel] and [method] are not separate sections,
+    such as inline tables.
     """
     before = read_text(path)
     wanted = tomllib.loads(before)
@@ -47,7 +48,7 @@ def write_choice(path: Path, groups: int, method: Mapping[str, Any]) -> None:
 def nodes_of(plan: Path, path: Path, overrides: Sequence[str]) -> tuple[int, int]:
     """Return the number of nodes, and of ranks per node, that a plan recommends for the job file `path`.
 
-    Raises `UserError` if `plan` is not a plan, or if the job differs from the recommended one.
+    Raises `UserError` if `plan` is not a plan.json, or if the job file has other groups or another method.
     """
     try:
         choice = read_json(plan)["choice"]
@@ -66,7 +67,7 @@ def nodes_of(plan: Path, path: Path, overrides: Sequence[str]) -> tuple[int, int
 
 
 def _with_section(text: str, name: str, table: Mapping[str, Any]) -> str:
-    """Return `text` with section `name` and its subsections replaced by `table`, at the first one's place."""
+    """Return `text` with section `name` and its subsections replaced with `table`, in the same place."""
     kept: list[str] = []
     place: int | None = None
     inside = False

@@ -15,9 +15,10 @@ from hpcsgd.performance.planning.estimate import Estimate
 
 
 def draw(estimates: Sequence[Estimate], runs: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Draw each method with the groups that make it fastest.
+    """Draw the seconds of an epoch and the speed per rank of each method, with its fastest groups.
 
-    The first of `estimates` is marked as recommended. `runs` are measured runs.
+    The first of `estimates` is marked as recommended. `runs` are measured runs: each has `ranks` and
+    `epoch_seconds`.
     """
     figure = Figure(figsize=(12, 4.8), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)

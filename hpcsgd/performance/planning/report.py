@@ -16,11 +16,11 @@ HEAD = (
 )
 
 LEAST = 0.005
-"""Phases with a smaller share of a step are not shown."""
+"""The least share of a step at which a phase is shown."""
 
 
 def row(e: Estimate) -> str:
-    """Return the table's line of an estimate, followed by a line per stage if the method changes."""
+    """Return the row of an estimate, followed by a row per stage if the method changes to another one."""
     first = (
         f"{str(e.option)[:34]:<34} {e.N:>6} {f'{e.P} × {e.K}':>11} {e.nodes:>5}  {_step(e.step)} "
         f"{e.samples_per_s:>10,.0f} {_time(e.epoch_seconds):>9} "
@@ -39,7 +39,7 @@ def _step(step: StepCost) -> str:
 
 
 def in_words(best: Estimate, why: str) -> str:
-    """Return the recommendation as a sentence."""
+    """Return the recommendation, and the shares of a step, as text."""
     phases = sorted(best.step.phases.items(), key=lambda phase: -phase[1])
     parts = {name: seconds / best.step.seconds for name, seconds in phases}
     shares = ", ".join(f"{name} {share:.0%}" for name, share in parts.items() if share >= LEAST)

@@ -25,7 +25,7 @@ from hpcsgd.train.training_profile import TrainingProfile, profile_of, require_s
 log = logging.getLogger(__name__)
 
 SHOWN = 20
-"""Rows of the table; ``plan.json`` has them all."""
+"""The number of estimates in the printed table; ``plan.json`` has all of them."""
 
 
 def run(
@@ -88,7 +88,7 @@ def estimates(
     *,
     meets: float | None = None,
 ) -> tuple[list[Estimate], dict[str, str]]:
-    """Return the estimates of every option on every shape, and why options were left out.
+    """Return the estimates of every option for every P × K, and why options were left out.
 
     Raises `UserError` if no option is left.
     """
@@ -116,7 +116,7 @@ def estimates(
 
 
 def groups_of(probe: Path) -> int:
-    """Return the number of groups that a probe found."""
+    """Return the number of groups that a probe found, from its ``probe.json``."""
     try:
         return int(read_json(probe)["P"])
     except (ValueError, KeyError, TypeError, OverflowError) as error:
@@ -135,7 +135,10 @@ def measured_run(folder: Path, subject: TrainingProfile) -> dict[str, Any]:
 
 
 def _ranks(text: str | None, machine: Machine) -> list[int]:
-    """Return the numbers of ranks that fill nodes. Raises `UserError` if there are none."""
+    """Return the numbers in `text` (default: up to the whole machine) that fill whole nodes.
+
+    Numbers below one node are allowed. Raises `UserError` if none fits.
+    """
     R = machine.ranks_per_host
     given = ranks_from(text or f"{R}..{R * machine.hosts}")
     fitting = [N for N in given if N % R == 0 or N < R]

@@ -1,6 +1,6 @@
 """Turn an estimate into a scenario of ``hpcsgd simulate``.
 
-A simulation covers stragglers, failures and other effects that a sum of seconds misses.
+A simulation covers stragglers, failures and other effects that an estimate, which adds seconds, misses.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ AT_THE_END = "parameters"
 
 
 def scenario_of(e: Estimate) -> str:
-    """Return the scenario as TOML. Gradient reduction counts only as far as the backward pass exposes it.
+    """Return the scenario as TOML. Only the exposed part of a gradient reduction counts.
 
-    Raises `UserError` if it cannot be predicted how the method's groups wait for each other.
+    Raises `UserError` if no simulation rule describes how the method's groups wait for each other.
     """
     waits = e.plan.waits
     with located(f"--scenario: {e.option}"):
@@ -60,8 +60,9 @@ def scenario_of(e: Estimate) -> str:
 def _model_average(e: Estimate, waited: float, waits: All | Living) -> float:
     """Return the seconds of a model average.
 
-    The simulation does not model links, but a delayed average shares links with its group's own messages. It
-    gets the duration with which groups wait as long as was estimated.
+    `waited`: seconds per step that groups wait. The simulation does not model that a delayed average shares
+    links with its group's own messages. So a delayed average gets the duration for which the simulated groups
+    wait as long as was estimated.
     """
     period = float(waits.period or 1)
     if not e.step.behind:

@@ -1,1 +1,1 @@
-"""Probes to run before a long job, such as of the number of groups that it can use."""
+"""Probes: short trainings before a long job, such as to find the number of groups that it can use."""

@@ -1,9 +1,10 @@
 """Measure how much the groups' gradients change per step, to choose SelSync's δ.
 
-SelSync synchronizes a step if the largest Δ(g) of any group is at least δ (algorithm 1, lines 11 to 15). The
-other steps stay local, and LSSR(δ) is their share (eq. 4). This is exact for the steps of the probe, all of
-which synchronize (δ = 0, as in the paper's figure 5). With fewer synchronizations the models drift, and
-gradients change differently.
+Δ(g) is the relative change of a group's smoothed squared gradient norm. SelSync synchronizes after a step if
+the largest Δ(g) of any group is at least δ (algorithm 1, lines 11 to 15). The other steps stay local, and
+LSSR(δ) is their share (eq. 4). In the probe all steps synchronize (δ = 0, as in the paper's figure 5), and
+for these steps LSSR(δ) is exact. With fewer synchronizations the models drift, and gradients change
+differently.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class Changes:
         return self.deltas.max(axis=1)
 
     def lssr(self, delta: float) -> float:
-        """Return the share of these steps that `delta` would have left local."""
+        """Return the LSSR of `delta`: the share of the measured steps that would have stayed local."""
         return float((self.largest < delta).mean())
 
     def delta(self, lssr: float) -> float:
-        """Return the smallest δ that leaves at least the share `lssr` of these steps local."""
+        """Return the smallest δ with which at least the share `lssr` of the measured steps stays local."""
         ordered = np.sort(self.largest)
         return float(np.nextafter(ordered[max(int(np.ceil(lssr * len(ordered))) - 1, 0)], np.inf))
 
@@ -57,7 +58,7 @@ def table(changes: Changes) -> list[str]:
 
 
 def to_json(changes: Changes, setting: dict[str, Any]) -> dict[str, Any]:
-    """Return all numbers. `setting` describes the training that they belong to."""
+    """Return all numbers as a JSON object. `setting` describes the training that was measured."""
     rows = [{"delta": (d := changes.delta(wanted)), "lssr": changes.lssr(d)} for wanted in LSSRS]
     return {"setting": setting, "rows": rows, "deltas": changes.deltas.tolist()}
 
@@ -97,5 +98,5 @@ def _mark(axes: Any, changes: Changes) -> None:
 
 
 def changes_of(rows: Sequence[Sequence[float]]) -> Changes:
-    """Return the changes of `rows`, one per step. The first is dropped: it has no Δ."""
+    """Return the changes from `rows`, one per step, without the first, because step 1 has no Δ."""
     return Changes(np.array(rows[1:], dtype=np.float64))

@@ -1,4 +1,4 @@
-"""``hpcsgd probe --delta``: how often SelSync would synchronize with which δ, for a job file."""
+"""``hpcsgd probe --delta``: how often SelSync would synchronize with each δ, for a job file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def run(path: Path, overrides: Sequence[str], steps: int) -> None:
 
 
 def synchronizing_always(config: Config, path: Path) -> Config:
-    """Return `config` with δ = 0, as in the paper's figure 5. Raises `UserError` if the method has no δ."""
+    """Return `config` with δ = 0, so that all steps synchronize (the paper's figure 5).
+
+    Raises `UserError` if the method has no δ.
+    """
     name = config.method.name
     method = dataclasses.replace(config.method, arguments={**config.method.arguments, "delta": 0})
     always = dataclasses.replace(config, method=method)
@@ -67,7 +70,7 @@ def synchronizing_always(config: Config, path: Path) -> Config:
 
 
 def measure(config: Config, topology: Topology, path: Path, steps: int) -> Changes:
-    """Train `steps` steps and return their changes, the same on every rank. Collective."""
+    """Train for `steps` steps and return their Δ(g), the same on every rank. Collective."""
     with topology.raise_on_all_ranks("forming groups"):
         if topology.num_groups == 1:
             raise UserError(

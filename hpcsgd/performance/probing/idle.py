@@ -1,4 +1,4 @@
-"""Places for idle models of virtual groups while others train: memory, pinned host memory or disk."""
+"""Where the models of virtual groups are kept while other groups train: memory, pinned memory or disk."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Tensors = Callable[[], Iterable[Tensor]]
 
 @runtime_checkable
 class Offload(Protocol):
-    """A place that keeps the tensors of model `i` while it is idle."""
+    """A place that keeps the tensors of models while they are idle; `i` is the number of a model."""
 
     def put(self, i: int, tensors: Iterable[Tensor]) -> None:
-        """Take the tensors of model `i`, which nobody needs until it is `awake`."""
+        """Store the tensors of model `i`, which are not used again before `awake` restores them."""
         ...
 
     @contextmanager
     def awake(self, i: int, tensors: Tensors, *, changed: bool) -> Iterator[None]:
-        """Restore model `i` for a while. If it `changed`, `tensors` returns what to keep afterwards."""
+        """Restore model `i` inside the block. If it `changed`, the result of `tensors` is stored then."""
         ...
 
     def free_bytes(self, device: torch.device) -> int:
@@ -41,7 +41,7 @@ class Offload(Protocol):
 
 
 class InMemory:
-    """Idle models stay where they are."""
+    """An `Offload` that leaves idle models where they are."""
 
     def put(self, i: int, tensors: Iterable[Tensor]) -> None:
         pass
@@ -58,7 +58,10 @@ IN_MEMORY = InMemory()
 
 
 class _Elsewhere(ABC):
-    """Idle models give up their memory. The tensor objects remain, because others refer to them."""
+    """An `Offload` that frees the memory of idle models.
+
+    The tensor objects remain, because modules and optimizers refer to them.
+    """
 
     def __init__(self) -> None:
         self._asleep: dict[int, list[tuple[UntypedStorage, int]]] = {}

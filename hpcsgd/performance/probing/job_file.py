@@ -1,4 +1,4 @@
-"""`hpcsgd probe`: probe a job file for the number of groups."""
+"""`hpcsgd probe`: find the number of groups that the training of a job file can use."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def run(
     ranks: int | None,
     idle: Path | None,
 ) -> None:
-    """Probe the job file, print the answer, and write ``probe.json`` and ``probe.png``.
+    """Probe the job file, print the number of groups, and write ``probe.json`` and ``probe.png``.
 
-    Every rank calls this. `groups` is as typed: ``2,4,8``. `idle` is a folder for the models of groups that
-    are not training.
+    Every rank calls this. `groups` are the numbers to try as text, such as ``2,4,8``. `idle` is a folder for
+    the models of groups that are not training.
     """
     world = world_for(path, overrides)
     with raise_on_all_ranks(world, "reading the job file"):
@@ -77,12 +77,12 @@ def _numbers(groups: str | None) -> list[int] | None:
 
 
 def plan_of(config: Config, path: Path, groups: Sequence[int] | None, repeats: int) -> Plan:
-    """Return the plan of a probe. Raises `UserError` if the distance says nothing about the job's method."""
+    """Return the plan of a probe. Raises `UserError` if distances cannot judge the job's method."""
     if repeats < 1:
         raise UserError(f"--repeats {repeats}: at least 1 is needed")
     with in_file(path):
         _require_plain(config.data)
-        method = make_method(config.method, steps_per_epoch=10**9)  # schedules by epochs are refused below
+        method = make_method(config.method, steps_per_epoch=10**9)  # schedules by epochs are rejected below
         every = method.schedule.traits.period
         if every is None or not method.averager.traits.leaves_mean:
             raise UserError(
@@ -140,7 +140,7 @@ def probe_config(
 
 
 def _without_masters(config: Config) -> Config:
-    """Return `config` without master weights: they save bytes and memory, which a probe does not measure."""
+    """Return `config` with bf16 in place of bf16_master, whose saved bytes a probe does not measure."""
     if config.training.precision != "bf16_master":
         return config
     log.warning("[training] precision: the probe's groups train with bf16, whose parameters have 32 bits")

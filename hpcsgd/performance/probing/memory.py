@@ -15,9 +15,10 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def require_room(each: int, Ps: Sequence[int], free: int, world: Communicator) -> None:
-    """Raise `UserError` unless all P models fit, and name the number that fits. Collective.
+    """Raise `UserError`, with the number that fits, if P models do not fit for a P in `Ps`. Collective.
 
-    `each`: bytes of a model. `free`: free bytes on this rank's node.
+    `each`: bytes of a model. `Ps`: the numbers of groups, and thus of models. `free`: free bytes on this
+    rank's node.
     """
     nodes = world.gather_objects(world.backend.node)
     room = free / nodes.count(world.backend.node)
@@ -33,12 +34,12 @@ def require_room(each: int, Ps: Sequence[int], free: int, world: Communicator) -
 
 
 def model_bytes(tensors: Sequence[Tensor]) -> int:
-    """Return the bytes of `tensors`. Gradients do not count: only the model in training has them."""
+    """Return the bytes of `tensors`, without gradients, which only the model in training has."""
     return sum(x.numel() * x.element_size() for x in tensors)
 
 
 def free_host_bytes() -> int:
-    """Return the bytes that this process may still take, by the kernel's estimate and its cgroups' limits."""
+    """Return the bytes that this process may still allocate, by the kernel and the limits of cgroups."""
     return min([_available(), *_allowed()])
 
 
@@ -50,7 +51,7 @@ def _available() -> int:
 
 
 def _allowed() -> Iterator[int]:
-    """Yield the free bytes of each cgroup, version 1 or 2, that limits this process (as Slurm does)."""
+    """Yield the free bytes of each cgroup (version 1 or 2) that limits this process, as under Slurm."""
     for line in (PROC / "self" / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":

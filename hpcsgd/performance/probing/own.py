@@ -65,9 +65,10 @@ def probe(
         loss: Function of the model's output and y. Default cross_entropy.
         groups: Numbers of groups to try: at least two, ascending, from 2 on. Default (2, 4, 8, 16, 32).
         seeds: Seeds, one training each. More of them can settle an unclear answer. Default (1,).
-        threshold: Growth ratio ρ below which D no longer keeps up with P. Default 0.87, between what the
-            paper's figures accept and reject.
-        idle: Place of the models that are not training: `IN_MEMORY`, or, if they do not fit, `PinnedMemory()`
+        threshold: Growth ratio ρ below which D no longer grows as fast as P. Default 0.87, between the ratios
+            that the paper's figures accept and reject.
+        idle: Where models that are not training are kept: `IN_MEMORY`, or, if they do not fit,
+        `PinnedMemory()`
             or `OnDisk(folder)` of `hpcsgd.performance.probing.idle`. Default IN_MEMORY.
         world: Ranks that share the work. Default None: those that the launcher started.
 

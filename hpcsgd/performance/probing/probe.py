@@ -1,16 +1,17 @@
-"""Find how many groups P a training can use: measure distances for P = 2, 4, 8, … until they stop growing.
+"""Find how many groups P a training can use: measure distances D for P = 2, 4, 8, and so on.
 
+D is the mean distance of the groups' models from their average. More groups are tried until D stops growing.
 The procedure is from the hierarchical local SGD paper, section III-C. Differences from it:
 
 - Virtual groups on few ranks stand for P × K real ranks.
 - The warm-up is shorter. One model, from which all groups start, trains alone for `Plan.settle` steps at the
-  learning rate of a single group. A ramp of `Plan.ramp` synchronizations follows. Distances mean something
-  only at the real run's rate: at a fixed rate they saturate at P ≈ 4 for any model. The paper's figure 4 also
-  shows the time after the warm-up. A ramp from the first step would see the large gradients of the start,
-  which lead to different distances (benchmarks/probe_distances.py).
-- Every P trains until its D is flat, and neighbouring P make equally many synchronizations. D drifts slowly
-  for all P, and growth compares synchronizations of the same number. If the larger P needs more of them, the
-  smaller P is trained again for as many: keeping its models would take half as much memory again.
+  learning rate of a single group. A ramp of `Plan.ramp` synchronizations to the real run's rate follows,
+  because only at that rate are distances meaningful: at a fixed rate they saturate at P ≈ 4 for any model.
+  The paper's figure 4 also shows the time after the warm-up. A ramp from the first step on would see the
+  large gradients of the start, which lead to other distances (benchmarks/probe_distances.py).
+- Every P trains until its distance D is flat, and the last two P make equally many synchronizations. D drifts
+  slowly, so growth compares D after equal numbers of synchronizations. If the larger P needs more of them,
+  the smaller P is trained again, because keeping its models would need half as much memory in addition.
 - The loss of the averaged model is a second criterion.
 """
 
@@ -38,12 +39,12 @@ from hpcsgd.train.growth import COMPARED, THRESHOLD, Growth, Verdict, growths_of
 
 GROUPS = (2, 4, 8, 16, 32)
 BEHIND = 1.1
-"""The verdict gets an objection if its loss is more than this factor above the smallest P's loss."""
+"""The report objects to the P that was found if its loss is more than this times the smallest P's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The settings of a probe. Raises `UserError` for settings that give no answer."""
+    """The settings of a probe. Raises `UserError` for settings with which a probe finds no P."""
 
     groups: Sequence[int] = GROUPS
     every: int
@@ -53,14 +54,14 @@ class Plan:
     lr: float
     """Learning rate of a single group (μ0)."""
     rule: str = "linear"
-    """How the learning rate grows with P."""
+    """How the learning rate grows with P, as in `lr_scale`: "linear", "root" or "none"."""
     seeds: Sequence[int] = (1,)
     settle: int = 100
-    """Steps of the model from which all groups start."""
+    """Steps for which one model trains alone, before all groups start from it."""
     ramp: int = 2
     """Synchronizations over which the rate climbs from that of one group to that of P groups."""
     cap: int = 20
-    """Synchronizations after which D counts, flat or not."""
+    """The largest number of synchronizations; after them the distance D counts even if it is not flat."""
     threshold: float = THRESHOLD
 
     def __post_init__(self) -> None:
@@ -77,7 +78,7 @@ class Plan:
 
 @dataclass
 class Row:
-    """The distances and losses of one P: one series per seed, with a value per synchronization."""
+    """The distances and losses with P groups: a series for each seed, with a value per synchronization."""
 
     P: int
     lr: float
@@ -87,11 +88,11 @@ class Row:
     seconds: float = 0.0
     samples: int = 0
     diverged: str | None = None
-    """The message about a value that is not finite; the series end there."""
+    """If a loss or distance was not finite: the message about it. The series end before it."""
 
     @property
     def D(self) -> float:
-        """The median over the last synchronizations of all seeds; NaN if P diverged before the first."""
+        """The median distance at the last synchronizations of all seeds; NaN if there were none."""
         return median([d for series in self.distances for d in series[-COMPARED:]] or [math.nan])
 
 
@@ -102,7 +103,7 @@ class Probe:
     plan: Plan
     rows: list[Row] = field(default_factory=list)
     settled: float = 0.0
-    """Seconds of the training that precedes the groups' start."""
+    """Seconds for which one model trained alone, before the groups started."""
 
     @property
     def samples(self) -> int:
@@ -142,7 +143,7 @@ class Probe:
         return _loss_after(row, smallest.P * min(map(len, smallest.losses)) // row.P)
 
     def objection(self) -> str | None:
-        """Return an objection if after equally many updates more groups, with more samples, do worse."""
+        """Return an objection if, at equal updates, the P found has a higher loss than the smallest P."""
         first = self.rows[0]
         row = next(row for row in self.rows if row.P == self.verdict.P)
         syncs = min(map(len, first.losses + row.losses))
@@ -163,10 +164,10 @@ def probe(
     told: Callable[[Probe], None] = lambda _: None,
     idle: Offload = IN_MEMORY,
 ) -> Probe:
-    """Measure one P after another until the answer is final. Collective.
+    """Measure one P after another until it is clear how many groups to use. Collective.
 
     `start(P, seed, world)` builds the virtual groups with a ramped learning rate. `told` is called with the
-    probe after every row. `idle` knows how much room there is for models.
+    probe after every P. `idle` reports how much memory is free for models.
     """
     result = Probe(plan)
     _require_room(start, plan, world, idle)
@@ -197,7 +198,7 @@ def probe(
 
 
 Enough = Callable[[Sequence[float]], bool]
-"""Returns whether a training has synchronized often enough, given its distances so far."""
+"""A function that returns True if, from its distances so far, a training has synchronized enough."""
 
 
 def _flat_after(meetings: int, plan: Plan, distances: Sequence[float]) -> bool:
@@ -209,7 +210,7 @@ def settle(
 ) -> dict[str, Tensor]:
     """Return the state from which all groups start: parameters and buffers of a model trained on rank 0.
 
-    The other ranks synchronize with rank 0 every `plan.every` steps: one long wait might hit the timeout.
+    The other ranks wait for rank 0 every `plan.every` steps, because one long wait might reach the timeout.
     """
     hosts = world.split(int(world.rank == 0), world.rank)
     alone: VirtualGroups | None = None
@@ -241,7 +242,7 @@ def _from(
 def _require_room(
     start: Callable[[int, int, Communicator], VirtualGroups], plan: Plan, world: Communicator, idle: Offload
 ) -> None:
-    """Raise `UserError` if the models do not fit, by the size of one model and its state after a step."""
+    """Raise `UserError` if the models of all P, measured by one model after a step, do not fit."""
     P = plan.groups[0]
     hosts = world.split(int(world.rank < P), world.rank)
     each, device = 0, HOST
@@ -263,9 +264,9 @@ def _measure(
     world: Communicator,
     enough: Enough,
 ) -> None:
-    """Measure the `i`-th seed of one P until its distances are `enough`, and replace the row's series.
+    """Train one P with the `i`-th seed until `enough` returns True, and replace this series of `row`.
 
-    Ranks beyond the P-th host no group and only receive the result.
+    The ranks from P on have no group and only receive the result.
     """
     began = time.perf_counter()
     hosts = world.split(int(world.rank < row.P), world.rank)
@@ -283,7 +284,7 @@ def _measure(
 
 
 def _meet(groups: VirtualGroups, plan: Plan, enough: Enough, series: list[tuple[float, float]]) -> None:
-    """Append the distance and loss of one synchronization after the other to `series`."""
+    """Train and synchronize until `enough` returns True, and append each distance and loss to `series`."""
     while len(series) < plan.cap and not enough([D for D, _ in series]):
         groups.train(plan.every)
         D = groups.synchronize()

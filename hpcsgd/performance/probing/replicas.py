@@ -1,4 +1,4 @@
-"""P virtual groups of K ranks each, hosted by any number of real ranks.
+"""P virtual groups of K ranks each, which any number of real ranks train by turns.
 
 A group is one local model with batches of B samples: its K members give it K gradients of B/K samples each.
 So P models on n ranks, trained in turn, do the same training as P·K real ranks.
@@ -42,7 +42,7 @@ class VirtualRank:
 
 @dataclass
 class Trainee:
-    """The local model of one virtual group, what trains it, and its K members by shard index."""
+    """One virtual group: its model, its optimizer, and its K members by shard index."""
 
     model: nn.Module
     optimizer: optim.Optimizer
@@ -50,7 +50,7 @@ class Trainee:
     after_update: Callable[[], None] = field(default=lambda: None)
     """Called after each update, for a learning-rate scheduler."""
     precision: Precision = field(default_factory=Precision)
-    """The group's own: if its gradients overflow, the other virtual groups still update."""
+    """This group's own, so that the other groups still update if its gradients overflow."""
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the parameters, the buffers and the optimizer state."""
@@ -73,7 +73,7 @@ class Chance:
 
 
 class VirtualGroups:
-    """The virtual groups of all ranks. All methods are collective.
+    """All virtual groups; each rank trains some of them. All methods are collective.
 
     `trainees`: those of the P groups that this rank hosts, at least one. The models may be on any device, but
     sums over ranks are made on the host.
@@ -100,7 +100,7 @@ class VirtualGroups:
             idle.put(i, trainee.tensors())
 
     def start_from(self, state: Mapping[str, Tensor]) -> None:
-        """Load these parameters and buffers into all models."""
+        """Load the parameters and buffers in `state` into all models."""
         for trainee in self._each(changed=True):
             trainee.model.load_state_dict(state)
 
@@ -119,7 +119,7 @@ class VirtualGroups:
     def synchronize(self) -> float:
         """Average the models of all groups, and return D = (1/P) Σ_i ‖w_i − w̄‖₂ before that (eq. 9).
 
-        Allreduces sum the models, then the norms. Raises `DivergedError` if D is not finite.
+        One allreduce sums the models, another one the norms. Raises `DivergedError` if D is not finite.
         """
         mean = self._mean(lambda model: _flat(model.parameters()))
 
@@ -132,14 +132,14 @@ class VirtualGroups:
         return self._require_finite(D, "distance")
 
     def loss(self) -> float:
-        """Return the averaged model's loss on the held-out samples. Raises `DivergedError`."""
+        """Return the averaged model's loss on held-out samples. Raises `DivergedError` if not finite."""
         with self.averaged() as model, self.trainees[0].precision.computing():
             x, y = self._held_out
             return self._require_finite(self._loss(model(x), y).item(), "loss of the averaged model")
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
-        """Yield the mean of the models, with mean batch-norm statistics, in evaluation mode."""
+        """Yield the average of all models and their buffers, in evaluation mode, inside the block."""
         first = self.trainees[0]
         with torch.no_grad():
             mean = self._mean(lambda model: _flat(_floats(model)))

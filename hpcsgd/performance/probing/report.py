@@ -19,7 +19,7 @@ HEAD = (
 
 
 def table_row(probe: Probe) -> str:
-    """Return the table's line for the last P."""
+    """Return the row of the table for the last P."""
     row = probe.rows[-1]
     if row.diverged is not None:
         syncs = count_text(len(row.distances[-1]), "synchronization")
@@ -39,7 +39,7 @@ def _rho(probe: Probe) -> str:
 
 
 def answer(probe: Probe) -> str:
-    """Return the verdict in words, with an objection if there is one."""
+    """Return the number of groups and the reason as text, with an objection if there is one."""
     found = probe.verdict
     lines = [_verdict(probe, found)]
     if (objection := probe.objection()) is not None:
@@ -66,7 +66,7 @@ def _verdict(probe: Probe, found: Verdict) -> str:
 
 
 def to_json(probe: Probe, setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all numbers. `setting` describes the training that they belong to."""
+    """Return all numbers as a JSON object. `setting` describes the training that was probed."""
     found = probe.verdict
     return {
         "P": found.P,
@@ -105,10 +105,11 @@ def _growth(g: Growth, rule: str) -> dict[str, Any]:
 
 
 def plot(probe: Probe, path: Path) -> None:
-    """Draw D against the number of synchronizations, one line per P, and against P with a proportional line.
+    """Draw the distance D against the number of synchronizations, and against P.
 
-    Against P, D grows from one P to the next by ρ. The raw values would not do, because the last
-    synchronizations of two P may have different numbers.
+    On the left there is a line for each P. On the right, next to a line in proportion to P, D grows from one
+    P to the next by the growth ratio ρ. Measured D of two P would not be comparable there, because their last
+    synchronizations may have different numbers.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

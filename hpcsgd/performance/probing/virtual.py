@@ -45,7 +45,7 @@ def virtual_groups(
     idle: Offload = IN_MEMORY,
     device: torch.device = HOST,
 ) -> VirtualGroups:
-    """Return P groups of K as `config` would train them, spread over the ranks of `world`. Collective.
+    """Return P virtual groups of K ranks that train as `config` says, on the ranks of `world`. Collective.
 
     `warm_up_steps` replaces the configured warm-up. Raises `UserError` if the configuration does not fit.
     """
@@ -69,7 +69,7 @@ def _trainee(
     config: Config, train: Split, model: nn.Module, g: int, P: int, K: int, warm_up_steps: int | None
 ) -> Trainee:
     optimizer = make_optimizer(config, model, P)
-    make_natural_gradient(config, optimizer, model)  # its estimates belong to the group, not to each member
+    make_natural_gradient(config, optimizer, model)  # its estimates belong to the group, not to a member
     batch = batch_of_rank(config.data.group_batch_size, K)
     batches = Batches(Sampler(train, AsRank(g * K, P * K)), batch)
     steps_per_epoch = len(batches)

@@ -1,4 +1,4 @@
-"""Batches and random states of virtual ranks, assigned as the sampler assigns them to real ranks."""
+"""Batches and random states of virtual ranks, the same as those of real ranks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hpcsgd.performance.probing import replicas
 from hpcsgd.performance.probing.replicas import VirtualRank
 
 Load = Callable[[Sequence[int]], tuple[Tensor, Tensor]]
-"""Load the samples with these indices as one batch."""
+"""A function that returns the samples with the given indices as one batch."""
 
 
 def virtual_rank(
     data: Sized, load: Load, batch: int, rank: int, size: int, seed: int, device: torch.device = HOST
 ) -> VirtualRank:
-    """Return virtual rank `rank` of `size`, which takes `batch` samples per step, epoch after epoch."""
+    """Return virtual rank `rank` of `size`, with endless batches of `batch` samples, epoch after epoch."""
     seed_generators(seed + 1 + rank)
     sampler = Sampler(data, AsRank(rank, size), seed=seed)
     batches = Batches(sampler, batch)

@@ -1,4 +1,4 @@
-"""Draw how long ranks compute in a step: distributions of seconds, and stragglers."""
+"""Draw the random seconds for which ranks compute in a step: distributions and stragglers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Stragglers(Protocol):
     """Ranks that take longer than the others."""
 
     def factors(self, steady: Generator, anew: Generator, n: int) -> Seconds:
-        """Return the factors on the seconds of `n` ranks.
+        """Return a factor for each of `n` ranks, by which its seconds are multiplied.
 
         `steady` draws the same numbers in every step, `anew` draws new ones.
         """
@@ -40,7 +40,7 @@ class Stragglers(Protocol):
 
 @dataclass(frozen=True)
 class Constant:
-    """Every rank takes equally long in every step."""
+    """The distribution with `mean_seconds` for every rank and step."""
 
     mean_seconds: float
 
@@ -53,7 +53,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Log-normal seconds. `sigma` is the standard deviation as a share of the mean."""
+    """The log-normal distribution. `sigma` is the standard deviation as a share of the mean."""
 
     mean_seconds: float
     sigma: float
@@ -77,7 +77,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds drawn from measured ones, all equally likely."""
+    """The distribution of measured seconds, all of which are equally likely."""
 
     seconds: Sequence[float]
 
@@ -96,7 +96,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Lasting:
-    """The same stragglers in every step: the given ranks, or a fraction of all, drawn once."""
+    """The same stragglers in every step: the given ranks, or a random fraction of all ranks."""
 
     factor: float
     ranks: Sequence[int] = ()
@@ -147,7 +147,7 @@ DISTRIBUTIONS: Mapping[str, Callable[..., Distribution]] = {
     "lognormal": LogNormal,
     "measured": Measured,
 }
-"""Keys are the names in scenario files."""
+"""Distributions by their names in scenario files."""
 STRAGGLERS: Mapping[str, Callable[..., Stragglers]] = {"lasting": Lasting, "wandering": Wandering}
 
 
@@ -161,7 +161,7 @@ class Compute:
     seed: int = 1
 
     def seconds(self, t: int) -> Seconds:
-        """Return the seconds of step `t`, counted from 0: (P, K)."""
+        """Return the seconds of all ranks in step `t`, counted from 0, as (P, K)."""
         N = self.layout.N
         anew = _generator(self.seed, 1, t)
         seconds = self.distribution.sample(anew, N)

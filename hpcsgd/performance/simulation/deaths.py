@@ -1,4 +1,4 @@
-"""Draw when independent groups die: with a node, or because one of their ranks fails."""
+"""Draw the random times at which elastic groups die, because a node or one of their ranks fails."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Deaths:
         nodes = math.ceil(layout.K / layout.ranks_per_host)
         self._shared = self._failures is not None and layout.groups_on_a_host > 1
         self._life = math.inf
-        """Mean seconds between failures of the nodes and ranks that a group does not share."""
+        """Mean seconds between failures of a group's own nodes and ranks, without nodes that it shares."""
         if self._failures is not None:
             self._life = self._failures.mtbf(0 if self._shared else nodes, layout.K)
         self._of_nodes: dict[int, _Node] = {}
 
     def after(self, now: Seconds, groups: Indices) -> Seconds:
-        """Return when each of `groups` dies if it starts at its time in `now`."""
+        """Return when each of `groups` dies; `now` has the time at which it starts."""
         dies = np.full(len(groups), np.inf)
         if math.isfinite(self._life):
             dies = now + self._chance.exponential(self._life, len(groups))
@@ -46,7 +46,7 @@ class Deaths:
 
 
 class _Node:
-    """A node's failures, drawn one after another."""
+    """The failures of one shared node, drawn one after another."""
 
     def __init__(self, course: SimulatedRun, number: int, mtbf: float) -> None:
         self._chance, self._mtbf = course.generator(f"node {number}"), mtbf

@@ -13,7 +13,7 @@ from hpcsgd.errors import UserError
 
 @dataclass(frozen=True)
 class Layout:
-    """P groups of K ranks, rank g·K + j, placed host by host.
+    """P groups of K ranks. Rank g·K + j, with shard index j in group g, is on the hosts in this order.
 
     Raises `UserError` if any number is below 1.
     """
@@ -41,7 +41,7 @@ class Layout:
 
     @property
     def groups_on_a_host(self) -> int:
-        """The number of groups that share a host's link; 1 also if a group spans several hosts."""
+        """The number of groups that share a host's link. It is 1, too, if a group spans several hosts."""
         return max(self.ranks_per_host // self.K, 1)
 
 
@@ -53,11 +53,11 @@ def _require_seconds(**parts: float) -> None:
 
 @dataclass(frozen=True)
 class Message:
-    """All that a group sends in a step, with methods whose groups send to single other groups.
+    """The seconds of a message to other groups, for methods whose groups send to single other groups.
 
-    A message occupies the link of its host for `link` seconds, first come, first served. It arrives `latency`
-    seconds after it has left the link. If the n groups of a host send at once, the last message arrives after
-    latency + n·link, which is s·α + w·β of n messages.
+    A message is all that a group sends in a step. It occupies the link of its host for `link` seconds, first
+    come, first served. It arrives `latency` seconds after it has left the link. If the n groups of a host
+    send at once, the last message arrives after latency + n·link seconds.
     """
 
     latency: float = 0.0
@@ -75,7 +75,7 @@ class Durations:
     """Gradient reduction in a group."""
     update: float = 0.0
     model_average: float = 0.0
-    """Average over all groups, while all ranks share the links."""
+    """Average over all groups, in which all ranks communicate at once."""
     gather: float = 0.0
     """Allgather of the shards in a group."""
     message: Message = Message()
@@ -87,5 +87,5 @@ class Durations:
 
     @property
     def before_sync(self) -> float:
-        """Seconds from a group's last gradient until it averages or sends."""
+        """Seconds from the end of a group's backward pass until it averages models or sends them."""
         return self.exchange + self.update

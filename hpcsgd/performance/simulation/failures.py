@@ -1,4 +1,4 @@
-"""Simulate failing nodes: what checkpoints cost, what they save, and how often to write them.
+"""Simulate failing nodes: the cost of checkpoints, the time that they save, and the best interval.
 
 A job that dies with a node restarts `restart_seconds` later from its last checkpoint. C is the cost of a
 checkpoint, M the mean time between failures of the job.
@@ -20,14 +20,14 @@ from hpcsgd.errors import UserError
 from hpcsgd.performance.simulation.compute import Seconds
 
 TRIED = 2.0 ** np.linspace(-2.5, 2.5, 81)
-"""Intervals to try, as multiples of Young's."""
+"""Intervals to try, as multiples of Young's interval."""
 LONGEST = 5.0
-"""The longest piece of work or restart, in units of M: beyond it fewer than one in 150 attempts succeed."""
+"""The longest work or restart to simulate, in units of M. Above it, under 1 in 150 attempts succeed."""
 FAILURES_SEEN = 40_000
-"""Failures in all repetitions together, so that the mean is known to half a percent of the lost time."""
+"""Failures to simulate in all repetitions, so that the mean lost time is exact to half a percent."""
 REPETITIONS = (64, 4096)
 MOST = 100_000
-"""The largest number of failures of a job, which takes a minute to simulate."""
+"""The largest number of failures of a job; to simulate them takes a minute."""
 HOUR = 3600.0
 
 
@@ -46,9 +46,9 @@ class Failures:
     rank_mtbf_seconds: float | None = None
     """Mean time between failures of a rank's process; None: it fails only with its node."""
     heartbeat_timeout_seconds: float = 10.0
-    """If groups die one by one: how long the others wait for a silent group."""
+    """Seconds that the others wait for a silent group, if groups die one by one."""
     syncs_per_epoch: int = 1
-    """If groups die one by one: they may come back at every such synchronization."""
+    """Synchronizations of an epoch, at whose start dead groups may return, if groups die one by one."""
 
     def __post_init__(self) -> None:
         positive = (
@@ -77,7 +77,7 @@ class Failures:
 
 @dataclass(frozen=True)
 class Overhead:
-    """The parts of a job's time in seconds: means over repetitions, one entry per interval."""
+    """Where a job's time goes: seconds by cause, one entry per interval, as means over repetitions."""
 
     work: Seconds
     checkpoints: Seconds
@@ -93,7 +93,11 @@ class Overhead:
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """How a job survives its failures. Goodput is the share of its time spent on work that counts."""
+    """A job's goodput with a checkpoint interval, and the best one.
+
+    The goodput is the share of its time spent on work that is not lost to failures. `tried_goodput` has the
+    goodput of each interval in `tried_seconds`.
+    """
 
     mtbf_seconds: float
     """Mean time between failures of the job."""
@@ -110,9 +114,9 @@ class Checkpointing:
 
 
 def checkpointing(failures: Failures, hosts: int, seed: int, ranks: int = 0) -> Checkpointing:
-    """Simulate a job on `hosts` nodes with each checkpoint interval, all with the same failures.
+    """Simulate a job on `hosts` nodes, with several checkpoint intervals and the same failures for each.
 
-    The processes of its `ranks` may fail, too.
+    The processes of its `ranks` ranks may fail, too.
     """
     M, C = failures.mtbf(hosts, ranks), failures.checkpoint_seconds
     tried = young(C, M) * TRIED
@@ -172,7 +176,7 @@ def require_few(failures: Failures, hosts: int, ranks: int) -> None:
 
 
 def young(C: float, M: float) -> float:
-    """Return Young's interval √(2·C·M), in seconds of work between checkpoints."""
+    """Return Young's interval √(2·C·M), in seconds of work; C and M are as in this file's docstring."""
     return math.sqrt(2 * C * M)
 
 
@@ -185,9 +189,10 @@ def daly(C: float, M: float) -> float:
 
 
 def mean_goodput(failures: Failures, M: float, interval: float) -> float:
-    """Return a long job's goodput by Daly's eq. 20.
+    """Return a long job's goodput by Daly's eq. 20, if its mean time between failures is M seconds.
 
-    On average, a piece of work takes M·e^(R/M)·(e^((interval + C)/M) − 1).
+    On average, the work of an interval takes M·e^(R/M)·(e^((interval + C)/M) − 1) seconds, where C is the
+    cost of a checkpoint and R that of a restart.
     """
     C, R = failures.checkpoint_seconds, failures.restart_seconds
     with np.errstate(over="ignore"):
@@ -195,10 +200,10 @@ def mean_goodput(failures: Failures, M: float, interval: float) -> float:
 
 
 def jobs(failures: Failures, M: float, intervals: Seconds, repetitions: int, rng: Generator) -> Overhead:
-    """Simulate many jobs of each interval at once, from one failure to the next.
+    """Simulate `repetitions` jobs for each interval at once, from one failure to the next.
 
-    A repetition has the same failures for every interval. There is no checkpoint after the last piece of
-    work. A failure during a restart makes the job restart again.
+    A repetition has the same failures for every interval. There is no checkpoint at the end of the job. After
+    a failure during a restart the job restarts again.
     """
     W, C, R = failures.work_seconds, failures.checkpoint_seconds, failures.restart_seconds
     pieces = np.ceil(W / intervals)[:, None]
@@ -235,9 +240,9 @@ def _repetitions(failures: Failures, M: float) -> int:
 
 
 def _peak(intervals: NDArray[np.float64], goodput: NDArray[np.float64]) -> float:
-    """Return the peak of a parabola through the goodput near the best interval, over its logarithm.
+    """Return the interval at which a parabola, fitted to the goodput near the best interval, has its peak.
 
-    The fit averages out the randomness of single values.
+    The parabola is over the logarithm of the interval. The fit averages out the randomness of single values.
     """
     x = np.log(intervals)
     near = np.abs(x - x[goodput.argmax()]) <= math.log(2.0)

@@ -14,7 +14,7 @@ Indices = NDArray[np.intp]
 
 
 class Links:
-    """One link per host. Calls must come in the order of time: no message may precede an earlier call's."""
+    """One link per host. No message may be earlier than the messages of an earlier call."""
 
     def __init__(self, hosts: int, busy: float) -> None:
         """Create idle links. `busy`: seconds for which a message occupies a link."""

@@ -23,9 +23,9 @@ COLOURS = dict(zip([c for c in CAUSES if c not in WAITING], WORK, strict=True)) 
     zip(WAITING, WAITS, strict=True)
 )
 POINTS = 40
-"""The approximate number of points along the time."""
+"""The approximate number of points along the time axis."""
 PIECE = 48
-"""A point is the mean of a multiple of this many steps, mostly with equally many synchronizations each."""
+"""A point is the mean over a multiple of 48 steps, so that most points have equal synchronizations."""
 
 
 def draw(simulated: Simulated, target: Path) -> None:
@@ -43,7 +43,7 @@ def draw(simulated: Simulated, target: Path) -> None:
 
 
 def _seconds(axes: Axes, stats: RankTimes, P: int) -> None:
-    """Draw the seconds of a step, with waiting on top of work."""
+    """Draw the seconds of a step by cause, over time, with waiting on top of work."""
     order = [cause for cause in sorted(COLOURS, key=WAITING.__contains__) if stats.seconds[cause].any()]
     time = _averaged(stats.mean)
     layers = [_averaged(stats.seconds[cause]) / P for cause in order]
@@ -54,7 +54,7 @@ def _seconds(axes: Axes, stats: RankTimes, P: int) -> None:
 
 
 def _apart(axes: Axes, stats: RankTimes) -> None:
-    """Draw how many steps the first and the last group are ahead of the mean, over the mean's time."""
+    """Draw how many steps the first and the last group are ahead of the mean, over time."""
     steps = np.arange(1, len(stats.mean) + 1)
     time = stats.mean
     for name, ends, colour in (
@@ -91,7 +91,7 @@ def _saving(axes: Axes, saving: Checkpointing) -> None:
 
 
 def _averaged(values: Seconds) -> Seconds:
-    """Return the means of pieces of `values`, so that there are no more points than one can see."""
+    """Return means over consecutive `values`, about `POINTS` of them, so that the picture stays readable."""
     length = PIECE * math.ceil(len(values) / POINTS / PIECE) if len(values) >= POINTS * PIECE // 4 else 1
     pieces = np.array_split(values, max(len(values) // length, 1))
     return np.array([piece.mean() for piece in pieces])

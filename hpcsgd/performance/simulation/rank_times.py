@@ -1,4 +1,4 @@
-"""The parts of a simulated run's time, step by step."""
+"""The time of a simulated run by cause, step by step."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ CAUSES = (
     "compute", "in the group", "exchange", "update", "for the link", "messages", "for other groups",
     "meetings", "gather", "failures",
 )  # fmt: skip
-"""The causes of a group's time. "in the group" is waiting for the group's slowest rank."""
+"""What a group spends its time on. "in the group" is waiting for the group's slowest rank."""
 WAITING = ("in the group", "for the link", "for other groups", "failures")
 Steps = NDArray[np.intp] | int
 
 
 class RankTimes:
-    """Sums over all groups, one value per step: (T,) each."""
+    """Seconds by cause, and times of steps, as sums over all groups: one value for each of T steps."""
 
     def __init__(self, T: int) -> None:
         self.seconds = {cause: np.zeros(T) for cause in CAUSES}
         self.count = np.zeros(T)
         """The number of groups that have made the step."""
         self.lost = np.zeros(T)
-        """The number of those whose step was lost to a failure."""
+        """The number of groups whose step was lost to a failure."""
         self.first, self.last, self.sum = np.full(T, np.inf), np.zeros(T), np.zeros(T)
         """The first and the last time at which a group ended the step, and the sum over groups."""
 
     def add(self, cause: str, steps: Steps, seconds: Seconds | float) -> None:
-        """Add `seconds` to a cause. `steps`: one step for all, or one per entry of `seconds`."""
+        """Add `seconds` to those of `cause`. `steps`: one step for all, or one per entry of `seconds`."""
         entry = self.seconds[cause]
         if isinstance(steps, int):
             entry[steps] += np.sum(seconds)
@@ -49,7 +49,7 @@ class RankTimes:
             np.maximum.at(self.last, steps, times)
 
     def forget(self, t: int) -> None:
-        """Reset the steps from `t` on, which must be made again. Their time stays spent."""
+        """Reset the counts and times of the steps from `t` on, which must be made again; keep the seconds."""
         for those, at_first in (
             (self.count, 0),
             (self.lost, 0),
@@ -61,7 +61,7 @@ class RankTimes:
 
     @property
     def useful(self) -> float:
-        """The number of groups' steps that were not lost."""
+        """The number of steps that were not lost, of all groups together."""
         return float((self.count - self.lost).sum())
 
     @property

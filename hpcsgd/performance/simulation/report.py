@@ -1,4 +1,4 @@
-"""Show a simulation as lines for people and as a record for programs."""
+"""Show a simulation as text lines and as a JSON object."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcsgd.performance.simulation.simulate import Simulated
 
 
 def lines(simulated: Simulated) -> list[str]:
-    """Return one line per subject, like those at the end of a training."""
+    """Return lines about speed, waiting and failures, like those at the end of a training."""
     of, layout = simulated.of, simulated.of.layout
     told = [
         f"job       {count_text(layout.P, 'group')} of {count_text(layout.K, 'rank')} on "

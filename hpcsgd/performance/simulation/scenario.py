@@ -1,4 +1,4 @@
-"""Read a simulation from a TOML file whose keys name their units."""
+"""Read a simulation from a TOML file, a scenario. The names of its keys end with their units."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JobSection:
     ranks_per_host: Count = 1
     batch_size: Count = 1  # samples of one GROUP per step
     steps: Count = 1000
-    steps_per_epoch: Count | None = None  # for methods that count epochs
+    steps_per_epoch: Count | None = None  # needed by methods that count epochs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ class MessagesSection:
     update_seconds: Seconds = 0.0
     model_average_seconds: Seconds = 0.0
     gather_seconds: Seconds = 0.0
-    latency_seconds: Seconds = 0.0  # of a message from one group to another
-    link_seconds: Seconds = 0.0  # for which a message occupies the link of its host
+    latency_seconds: Seconds = 0.0  # from the end of sending to the arrival
+    link_seconds: Seconds = 0.0  # a message occupies its host's link so long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +60,8 @@ class FailuresSection:
     mtbf_hours_per_rank: Time | None = None  # none: it fails only with its node
     checkpoint_seconds: Time
     restart_seconds: Seconds = 0.0
-    work_hours: Time = 24.0  # of the whole training without failures
-    checkpoint_every_seconds: Time | None = None  # none: at the best interval
+    work_hours: Time = 24.0  # duration of the training without failures
+    checkpoint_every_seconds: Time | None = None  # none: the best interval
     heartbeat_timeout_seconds: Seconds = (
         10.0  # for `ensemble_sync`: how long the others wait for a group that has died
     )
@@ -70,7 +70,7 @@ class FailuresSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """The content of a scenario file. A section with a `name` also has its arguments."""
+    """The content of a scenario file. Sections with a `name` also have the arguments of what it names."""
 
     seed: Annotated[int, Minimum(0)] = 1
     job: JobSection
@@ -84,7 +84,8 @@ class Scenario:
 def load(path: Path, overrides: Sequence[str] = ()) -> Simulation:
     """Read a TOML file, apply ``--section.key value`` overrides and check everything.
 
-    Raises `UserError`, one line: the value given, the values allowed, the file and key or the flag.
+    Raises a one-line `UserError` that has the value given, the values allowed, and the flag or the file and
+    key.
     """
     table = read_toml(path)
     overlay(table, overrides)

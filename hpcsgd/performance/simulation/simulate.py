@@ -1,4 +1,4 @@
-"""Simulate a job from its durations: how fast it is, and for what its groups wait."""
+"""Simulate a job from the durations of its parts: how fast it is, and what its groups wait for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcsgd.performance.simulation.rules import rule_of
 from hpcsgd.performance.simulation.simulated_run import Rule, SimulatedRun
 
 MOST = 10**10
-"""The largest number of steps of all ranks together, which takes hours to simulate."""
+"""The largest number of steps of all ranks together; to simulate them takes hours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Simulation:
     compute: Distribution
     durations: Durations
     waits: Waits
-    """`StepPlan.waits` of a method."""
+    """How the method's groups wait for each other: its `StepPlan.waits`."""
     steps: int
     stragglers: Stragglers | None = None
     failures: Failures | None = None
@@ -35,7 +35,7 @@ class Simulation:
 
     @property
     def rule(self) -> Rule:
-        """The rule that simulates these waits."""
+        """The rule that simulates `waits`."""
         return rule_of(self.waits)
 
     def __post_init__(self) -> None:
@@ -59,18 +59,18 @@ class Simulated:
 
     of: Simulation
     seconds: float
-    """Time until the last group ended."""
+    """Simulated seconds until the last group ended."""
     steps_per_second: float
-    """Speed of a group while all are at work, averaged over groups."""
+    """Steps per second of a group, as a mean over groups; only useful steps count."""
     samples_per_second: float
-    """Speed of all groups while all are at work, without samples lost to failures."""
+    """Samples per second of all groups together, without samples lost to failures."""
     goodput: float
     """The share of the groups' time that was not lost to failures, including checkpoints."""
     shares: dict[str, float]
-    """Shares of the groups' time by cause, until each group ended."""
+    """Shares of the groups' time by cause, as in `rank_times.CAUSES`, until each group ended."""
     stats: RankTimes
     checkpointing: Checkpointing | None
-    """Set if the whole job dies with one of its nodes."""
+    """The cost of failures, if they are simulated and the whole job dies with a node; otherwise None."""
 
 
 def simulate(simulation: Simulation) -> Simulated:

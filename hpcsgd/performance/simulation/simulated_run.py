@@ -1,4 +1,4 @@
-"""One simulated run as rules see it: its inputs and its results."""
+"""One simulated run: the inputs for a rule, and the results that the rule records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcsgd.performance.simulation.rank_times import RankTimes
 
 
 class SimulatedRun:
-    """T steps of every group. A rule calls `made` to say when each step ends."""
+    """T steps of every group. A rule calls `made` to record when each step ends."""
 
     def __init__(
         self, compute: Compute, durations: Durations, T: int, failures: Failures | None = None
@@ -29,26 +29,26 @@ class SimulatedRun:
         self.failures = failures
         self.stats = RankTimes(T)
         self.ended = np.zeros(self.layout.P)
-        """When each group made its last step so far."""
+        """The time at which each group ended its last step so far."""
         self.first, self.start = 0, 0.0
-        """The step with which the run begins, counted from 0, and its time."""
+        """The first step of the run, counted from 0, and the time at which it begins."""
         self.under_way = 0.0
-        """When all results have arrived that no step has used yet."""
+        """The time at which all pending averages, which no step has used yet, are done."""
 
     def part(self, first: int, T: int, start: float) -> SimulatedRun:
-        """Return the steps from `first` up to T of the same run, which all groups begin at `start`."""
+        """Return this run's steps from `first` to before T, which all groups begin at time `start`."""
         part = copy.copy(self)
         part.first, part.T, part.start, part.under_way = first, T, start, 0.0
         return part
 
     def work(self, t: int) -> Seconds:
-        """Return each group's seconds from the start of step `t` until it averages or sends: (P,)."""
+        """Return each group's seconds from the start of step `t` until it averages or sends, as (P,)."""
         mean, longest = self.drawn(t)
         self.computed(t, mean, longest)
         return longest + self.durations.before_sync
 
     def drawn(self, t: int) -> tuple[Seconds, Seconds]:
-        """Return the mean and the longest compute seconds of each group's ranks in step `t`: (P,) each."""
+        """Return the mean and the longest compute seconds of each group's ranks in step `t`, as (P,) each."""
         seconds = self.compute.seconds(t)
         longest = seconds.max(axis=1)
         return (seconds.mean(axis=1) if self.layout.K > 1 else longest), longest
@@ -79,10 +79,10 @@ class SimulatedRun:
 
 
 class Table:
-    """`SimulatedRun.work` of any group and step.
+    """A table of `SimulatedRun.work`, from which groups read at different steps.
 
-    A step is drawn when the first group reaches it and kept until the last group has used it. The table is a
-    ring of rows that grows with the number of steps between the first and the last group.
+    A step is drawn when the first group reaches it and kept until the last group has used it. Rows are reused
+    in a circle, which grows with the number of steps between the first and the last group.
     """
 
     def __init__(self, course: SimulatedRun) -> None:
@@ -92,7 +92,10 @@ class Table:
         self._told = np.zeros(course.T, int)
 
     def __call__(self, groups: Indices, steps: Indices) -> Seconds:
-        """Return the seconds, infinite after the last step. Each group must ask once for each step."""
+        """Return the seconds of each of `groups` in its step of `steps`; infinite after the last step.
+
+        Each group must read each step once.
+        """
         T, P = self._run.T, self._run.layout.P
         for t in range(self._drawn, min(int(steps.max(initial=-1)) + 1, T)):
             self._draw(t)
@@ -117,7 +120,7 @@ class Table:
 
 @runtime_checkable
 class Rule(Protocol):
-    """A rule says when groups wait for each other."""
+    """A rule that determines when groups wait for each other."""
 
     @property
     def dies_as_one(self) -> bool:

@@ -1,6 +1,6 @@
 """Simulate groups that send messages, many events at a time.
 
-Messages queue, so events must be processed in the order of time. Processing them one by one is slow. But a
+Messages wait in queues, so events must be processed in the order of time. One by one, that is slow. But a
 group that ends a step now cannot send again before it has made another step. So no unknown message can appear
 before a horizon: the earliest known message plus the shortest following step. All events before the horizon
 are processed at once, as a vector.
@@ -18,11 +18,11 @@ from hpcsgd.performance.simulation.simulated_run import SimulatedRun, Table
 
 
 class Inbox(Protocol):
-    """The messages that have arrived, and which groups may continue because of them."""
+    """The messages that have arrived, from which follows which groups may continue."""
 
     @property
     def staleness(self) -> int:
-        """A step needs the messages sent τ steps before, including the group's own; this is τ."""
+        """τ: to end a step, a group needs the messages that it and others sent τ steps before."""
         ...
 
     @property
@@ -31,15 +31,15 @@ class Inbox(Protocol):
         ...
 
     def sending(self, groups: Indices, steps: Indices) -> Indices:
-        """Return the indices into `groups` of those that send at the end of their `steps`."""
+        """Return the indices into `groups` of the groups that send at the end of their step in `steps`."""
         ...
 
     def deliver(self, groups: Indices, steps: Indices, times: Seconds) -> None:
-        """Record that what `groups` sent at the end of `steps` arrives at `times`."""
+        """Record that the messages that `groups` sent at the end of `steps` arrive at `times`."""
         ...
 
     def there(self, groups: Indices, steps: Indices) -> Seconds:
-        """Return when all messages arrived that each of `groups` needs to end its step.
+        """Return when the last message arrived that each of `groups` needs to end its step.
 
         The time is infinite if it is not known yet, and −infinite if the group needs nothing.
         """
@@ -53,7 +53,7 @@ def in_windows(course: SimulatedRun, inbox: Inbox) -> None:
     work, links, sent = Table(course), course.links(), _Sent(tau, P)
     step = np.full(P, course.first, np.intp)
     ready = course.start + work(everyone, step)
-    """When groups that have not sent yet are ready; infinite for groups that wait or have ended."""
+    """When each group is ready to send; infinite for groups that wait for messages or have ended."""
     came = np.zeros(P)
     waiting = np.zeros(P, bool)
     next_work = work(everyone, step + 1)
@@ -103,6 +103,6 @@ class _Sent:
         self._queued[steps % self._kept, groups] = queued
 
     def needed(self, groups: Indices, steps: Indices) -> tuple[Seconds, Seconds]:
-        """Return the arrival and queueing times of the messages of τ steps before."""
+        """Return when each group's message of τ steps before arrived, and how long it had queued."""
         place = (steps + 1) % self._kept
         return self._arrived[place, groups], self._queued[place, groups]

@@ -1,4 +1,4 @@
-"""Loggers: other places for a run's metrics, such as TensorBoard. The key ``[run] loggers`` chooses them."""
+"""Loggers send a run's metrics to other programs, such as TensorBoard; ``[run] loggers`` names them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LOGGERS: Mapping[str, MakeLogger] = {"mlflow": mlflow, "tensorboard": tensorboar
 def make_logger_of(said: str | Mapping[str, Any]) -> MakeLogger:
     """Return a function that starts the logger which a job file describes; nothing is started here.
 
-    Raises `UserError` if there is none of that name, it does not take the arguments, or its library is
-    missing.
+    Raises `UserError` if there is no logger of that name, it does not accept the arguments, or its library
+    is missing.
     """
     make = Parts({MakeLogger: LOGGERS}, steps_per_epoch=1).make(MakeLogger, said, *PLACE)
     name = name_of(said)
@@ -41,13 +41,13 @@ def require_loggers(said: Sequence[str | Mapping[str, Any]]) -> None:
 
 
 def name_of(said: str | Mapping[str, Any]) -> str:
-    """Return the name in the job file, once `make_logger_of` has found nothing wrong."""
+    """Return the logger's name in the job file, which `make_logger_of` has checked."""
     return said if isinstance(said, str) else str(said["name"])
 
 
 def _is_installed(library: str) -> bool:
     found = find_spec(library)
-    return found is not None and found.origin is not None  # None for a mere folder, as wandb makes
+    return found is not None and found.origin is not None  # None for a mere folder, such as wandb's
 
 
 __all__ = ["LOGGERS", "Logger", "LoggerRun", "MakeLogger", "make_logger_of", "name_of", "require_loggers"]

@@ -1,4 +1,4 @@
-"""One logger in its own process, which ends when the pipe from the run ends; see `processes`."""
+"""The program of a logger's process, which ends when the run closes the pipe to it; see `processes`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEFT_ALONE = 20.0
 
 
 def main() -> None:
-    """Read stdin: first a line with the logger and its run, then records, then whether the run has died."""
+    """Read stdin: a line with the logger and its run, then records, then true if the run has died."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _not_for_us)
     threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
@@ -39,11 +39,14 @@ def main() -> None:
 
 
 def _not_for_us(number: int, frame: object) -> None:
-    """Do nothing. If signals were ignored instead, processes that a logger starts would ignore them, too."""
+    """Handle a signal by doing nothing.
+
+    If signals were ignored instead, processes that a logger starts would ignore them, too.
+    """
 
 
 def _batches(lines: BinaryIO) -> Iterator[list[Any]]:
-    """Yield the records that have arrived, as soon as there are any; an incomplete last line is left out."""
+    """Yield the lines that have arrived, decoded from JSON. An incomplete last line is left out."""
     begun = b""
     while some := lines.read1(AT_ONCE):  # pyright: ignore[reportAttributeAccessIssue]
         *whole, begun = (begun + some).split(b"\n")

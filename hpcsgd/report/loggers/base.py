@@ -1,4 +1,4 @@
-"""The interface of a logger, which gets in its own process what is written to ``metrics.jsonl``."""
+"""The interface of a logger, which runs in its own process and gets all records of ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcsgd.report.metrics import Record
 
 @dataclass(frozen=True, slots=True)
 class LoggerRun:
-    """The run that a logger records."""
+    """A description of the run whose records a logger gets."""
 
     id: str
     """The run's id, the same when it is resumed."""
@@ -22,7 +22,7 @@ class LoggerRun:
     folder: str
     """Absolute path of the folder for files of this run's loggers."""
     resumed_step: int
-    """The step after which the run continues. Records of later steps come again."""
+    """The step after which the run continues. Records of later steps may have been written before."""
     config: Mapping[str, Any]
     """The tables of the job file."""
 
@@ -31,16 +31,16 @@ class LoggerRun:
 class Logger(Protocol):
     """A logger. It is made with a `LoggerRun` and the arguments in the job file.
 
-    Exceptions end the logger and nothing else. If it is slow, records wait, and in the end some are left
-    out. Its output is in ``sinks/`` of the run folder.
+    Exceptions end the logger and nothing else. If it is slow, records wait in a queue. If the queue is full,
+    further records are left out. What the logger prints is in ``sinks/`` of the run folder.
     """
 
     def write(self, records: Sequence[Record]) -> None:
-        """Record what has come since the last call: one or more records of `hpcsgd.report.metrics`."""
+        """Write one or more records, as described in `hpcsgd.report.metrics`."""
         ...
 
     def close(self, failed: bool) -> None:
-        """Finish: the run is over, or has stopped and may be resumed. `failed`: it has died."""
+        """Finish, since the run is over or has stopped. `failed` is True if it has died."""
         ...
 
 

@@ -18,7 +18,7 @@ AT_ONCE, PARAMS_AT_ONCE, LONGEST = 1000, 100, 500
 
 
 def mlflow(run: LoggerRun, *, experiment: str = "hpcsgd", uri: str | None = None) -> Logger:
-    """Return the logger. `uri`: the tracking server or folder; by default that of ``MLFLOW_TRACKING_URI``."""
+    """Return the logger. `uri` is the tracking server or folder, by default ``MLFLOW_TRACKING_URI``."""
     return _MLflow(run, experiment, uri)
 
 

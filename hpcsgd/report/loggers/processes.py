@@ -1,8 +1,8 @@
-"""The loggers of a run, each in its own process. Training never waits for one, and none can end the run.
+"""The loggers of a run, each in its own process. Training does not wait for them or end with them.
 
 A process runs ``__main__.py``, and a thread of rank 0 writes lines into its pipe. If lines come faster than
-the logger takes them, some are left out. If it dies, the run continues. If it does not end in time, it is
-killed.
+the logger reads them, some are left out. If the logger dies, the run continues. If it does not end in time,
+it is killed.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ log = logging.getLogger(__name__)
 FOLDER = "sinks"
 """Folder in the run's folder: the run's id, files of the loggers, and their output."""
 WAITING = 10_000
-"""Maximum number of waiting lines per logger; more are left out."""
+"""Maximum number of waiting lines per logger. Further lines are left out."""
 CLOSING, HURRY = 20.0, 2.0
-"""Seconds that all loggers have to finish, and the same after the run has died."""
+"""Seconds that all loggers together have to finish: usually, and after the run has died."""
 LAST = {False: b"false\n", True: b"true\n"}
-"""The line after the last record: whether the run has died. Forked processes may keep the pipe open."""
+"""The line after the last record, by whether the run has died. It is needed to end a logger, because forked
+processes may keep the pipe open.
+"""
 
 
 class LoggerProcesses:
-    """All loggers of a run; only rank 0 has them."""
+    """The processes of all loggers of a run. Only rank 0 starts them."""
 
     def __init__(self, said: Sequence[str | Mapping[str, Any]], run: LoggerRun) -> None:
-        """Start what a job file describes, after `require_loggers` has checked it."""
+        """Start the loggers that a job file describes (`said`), after `require_loggers` has checked them."""
         self._outlets = [
             _LoggerProcess(each, run, label) for each, label in zip(said, _labels(said), strict=True)
         ]
@@ -53,7 +55,7 @@ class LoggerProcesses:
             outlet.put(line)
 
     def close(self, seconds: float = CLOSING, *, failed: bool = False) -> None:
-        """Wait at most `seconds` until all loggers have written what they were given. Call it once."""
+        """Wait at most `seconds` until all loggers have written the lines that were put. Call this once."""
         outlets, self._outlets = self._outlets, []
         deadline = time.monotonic() + seconds
         for outlet in outlets:
@@ -72,7 +74,7 @@ class LoggerProcesses:
 
 
 def logger_run(folder: Path, config: Config, resumed_step: int) -> LoggerRun:
-    """Return the run or replica group with metrics in `folder`, with the id of its first start."""
+    """Describe the run or replica group with metrics in `folder`. Its id is made at the first start."""
     place = folder.absolute() / FOLDER
     place.mkdir(exist_ok=True)
     whole, file = config.run.output_dir, place / "id"
@@ -91,7 +93,7 @@ def logger_run(folder: Path, config: Config, resumed_step: int) -> LoggerRun:
 
 
 def _labels(said: Sequence[str | Mapping[str, Any]]) -> list[str]:
-    """Return the names for messages and files; the second logger of a name gets a number."""
+    """Return a name of each logger for messages and files. The second logger of a name gets a number."""
     names = [name_of(each).rpartition(":")[2] for each in said]
     before = [names[:place].count(name) for place, name in enumerate(names)]
     return [f"{name}-{n + 1}" if n else name for name, n in zip(names, before, strict=True)]
@@ -148,7 +150,7 @@ class _LoggerProcess:
             log.warning("logger %s: ended, and gets no more of this run: %s", self._label, fault)
 
     def _deliver(self) -> str:
-        """Return why the logger ended too early, or ""."""
+        """Send the lines until the end. Return the reason why the logger ended too early, or ""."""
         process = self._begin()
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin as pipe:

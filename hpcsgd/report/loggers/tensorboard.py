@@ -11,7 +11,7 @@ from hpcsgd.report.metrics import Record
 
 
 def tensorboard(run: LoggerRun) -> Logger:
-    """Return the logger. Look at it with ``tensorboard --logdir RUN``; ``RUN`` may contain many runs."""
+    """Return the logger. ``tensorboard --logdir RUN`` shows its files; ``RUN`` may contain many runs."""
     return _TensorBoard(run)
 
 

@@ -11,13 +11,13 @@ from hpcsgd.report.metrics import Record
 
 Mode = Literal["online", "offline"] | None
 AXIS = "at_step"
-"""The horizontal axis of all plots; W&B's own steps would not allow the order of the records."""
+"""The horizontal axis of all plots. W&B's own steps may not decrease, but the steps of records may."""
 
 
 def wandb(run: LoggerRun, *, project: str = "hpcsgd", entity: str | None = None, mode: Mode = None) -> Logger:
     """Return the logger. `mode` is "online" or "offline", by default that of ``WANDB_MODE``.
 
-    After an offline run, ``wandb sync`` sends what is in ``sinks/wandb`` of the run folder.
+    After an offline run, ``wandb sync`` sends the files in ``sinks/wandb`` of the run folder.
     """
     return _WandB(run, project, entity, mode)
 

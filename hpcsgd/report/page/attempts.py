@@ -1,7 +1,7 @@
 """The starts of a run as one timeline: when each was, its steps, and how it ended.
 
-``versions.json`` has the times of starts in UTC. ``run.log`` has what followed, in the local time of its
-host. Both begin at the same time, which gives the offset between the two clocks.
+``versions.json`` has the times of starts in UTC. ``run.log`` has later events, in the local time of its host.
+Both begin at the same time, from which follows the offset between the two clocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpcsgd.report.page.thinning import Thinned
 LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ([A-Z]+) +(.*)")
 BEGINNING = re.compile(r"\d+ groups? of \d+ ranks?, ")
 BEFORE = "resuming with another configuration"
-"""A line that may precede the first line which all starts have in the log."""
+"""The beginning of a log line that may precede the line `BEGINNING`, which every start writes."""
 RESUMED = re.compile(r"resuming at step (\d+) ")
 STEP = re.compile(r"\bstep (\d+)/\d+")
 SAVED = re.compile("go on with --resume|the other replica groups go on")
@@ -37,9 +37,9 @@ class Attempt:
 
     started: datetime
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Its entry in ``versions.json``."""
+    """The entry of this start in ``versions.json``."""
     last: datetime | None = None
-    """Time of the last line of its log."""
+    """Time of the last log line of this start."""
     first_step: int = 0
     last_step: int = 0
     end: str = OPEN
@@ -53,7 +53,7 @@ class Attempt:
 
 @dataclass
 class AttemptTimeline:
-    """What the log says about all starts."""
+    """All starts of a run, and the last lines (`tail`) and first warnings of its log."""
 
     attempts: list[Attempt]
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL))
@@ -65,7 +65,7 @@ class AttemptTimeline:
         return self.attempts[-1].end if self.attempts else OPEN
 
     def redone(self) -> list[int]:
-        """Return for each start how many steps of the one before it repeated, for lack of a checkpoint."""
+        """Return, for each start, the number of steps after the last checkpoint that it made again."""
         pairs = pairwise(self.attempts)
         again = [max(before.last_step - now.first_step, 0) for before, now in pairs]
         return [0, *again] if self.attempts else []
@@ -114,7 +114,7 @@ def _hours(local: datetime, utc: datetime) -> timedelta:
 
 
 def _lines(log: Path, tail: deque[str]) -> Iterator[tuple[datetime, str, str]]:
-    """Yield time, level and text of lines. Further lines of one message are in the tail only."""
+    """Yield time, level and text of each message, and add all lines of the log to `tail`."""
     if not log.exists():
         return
     with log.open(encoding="utf-8", errors="replace") as file:

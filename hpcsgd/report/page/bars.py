@@ -36,7 +36,7 @@ class Plot:
 
 
 def plain(text: str) -> str:
-    """Escape text, which Plotly would otherwise take for HTML."""
+    """Return the text with special characters escaped, because Plotly interprets text as HTML."""
     return html.escape(text, quote=False)
 
 
@@ -93,7 +93,7 @@ def _links(runs: Sequence[Run]) -> Iterator[Plot]:
 
 
 def phase_course(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot]:
-    """Yield, for a single run, the seconds of a step by phase, stacked."""
+    """Yield, for a single run, a plot of the seconds of a step over the run, stacked by phase."""
     if len(runs) > 1 or len(stretches := runs[0].reading.phases.stretches()) < 2:
         return
     steps = [end for end, _, _ in stretches]
@@ -106,7 +106,7 @@ def phase_course(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Pl
 
 
 def rank_bars(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot]:
-    """Yield plots by rank for every run with a trace."""
+    """Yield plots of the seconds of a traced step by rank, for every run with a trace."""
     for run in runs:
         for quantity, title in PER_RANK.items():
             found = {rank: told.per_step(quantity) for rank, told in run.ranks.items()}
@@ -130,7 +130,7 @@ def rank_bars(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot]
 
 
 def count_bars(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Yield histograms of each quantity that methods counted."""
+    """Yield a histogram of each number that methods count, such as the staleness."""
     for name in dict.fromkeys(name for run in runs for name in run.reading.totals.counts):
         traces = []
         for i, run in enumerate(runs):

@@ -1,6 +1,7 @@
 """The plots of the page as plain values: content and titles. `page.js` draws them.
 
-A course is given by steps. The page draws it against steps, samples, seconds or bytes, by the run's ruler.
+A course is a series of values by step. The page can draw it against steps, samples, seconds or bytes: the
+run's `Ruler` says how many of each a step corresponds to.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ KNOWN: Mapping[Key, tuple[str, str]] = {
     ("step", "tokens_per_s"): (WORK, "tokens/s"),
     ("step", "utilization"): (WORK, "part of the peak"),
 }
-"""Section and title of known courses; others get their own names, in `REST`."""
+"""Section and title of known courses. Other courses are in `REST`, with their own names as titles."""
 SMOOTH = 60
 """Number of points of the line of means."""
 FEW = 20
-"""Up to this number of points, each is drawn."""
+"""Up to this number of points, each point is marked."""
 LOGARITHMIC_FROM = 20
 """If largest / smallest exceeds this ratio, the axis is logarithmic."""
 POINTS = 100_000
@@ -94,7 +95,7 @@ def share(runs: Sequence[Run], points: int = POINTS) -> int:
 
 
 def data(runs: Sequence[Run], found: Sequence[Panel], buckets: int) -> dict[str, Any]:
-    """Return the data of the page's script."""
+    """Return the data from which the page's script draws the plots."""
     columns = [list(zip(*run.reading.ruler.rows(buckets), strict=True)) for run in runs]
     return {
         "spent": SPENT,
@@ -111,7 +112,7 @@ def data(runs: Sequence[Run], found: Sequence[Panel], buckets: int) -> dict[str,
 
 
 def crowded_out(runs: Sequence[Run]) -> list[str]:
-    """Return the titles of courses for which there is no room."""
+    """Return the titles of courses that are not drawn, because there are more than `PANELS` panels."""
     return [_title(key) for names in _grouped(runs)[PANELS:] for key in names]
 
 
@@ -136,7 +137,7 @@ def _drawn(run: Run, key: Key) -> Thinned | None:
 
 
 def _together(keys: Sequence[Key], *, apart: bool) -> list[list[Key]]:
-    """Group the keys by panel. Notes of seconds share one, unless runs are distinguished by colour."""
+    """Group the keys by panel. Metrics in seconds share a panel, unless colours distinguish runs."""
     found: dict[object, list[Key]] = {}
     for key in keys:
         shared = not apart and key[0] == "notes" and key[1].endswith("_seconds")
@@ -188,5 +189,5 @@ def _xy(points: Points) -> dict[str, list[float]]:
 
 
 def _short(values: Sequence[float]) -> list[float]:
-    """Round to six digits, and whole numbers to int: plots show no more, and the page should be small."""
+    """Return the values with six digits, or as int if whole, since plots show no more: for a small page."""
     return [int(v) if v == int(v) and abs(v) < 1e15 else float(f"{v:.6g}") for v in values]

@@ -1,6 +1,7 @@
 """What every rank did in the traced steps: computing, waiting for messages, and hidden messages.
 
-The trace has the events of one rank after the other, window by window, so only those are in memory.
+For each window, the trace has the events of one rank after the other. So only the events of one rank in one
+window are in memory at a time.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def ranks(trace: Path) -> dict[int, Rank]:
 def _windows(trace: Path) -> Iterator[tuple[int, Window]]:
     """Yield each window with its rank.
 
-    Events are noted when they are over, so the end of a window cuts none of them.
+    Events are recorded when they have ended, so the end of a window cuts none of them.
     """
     rank, begin = -1, 0.0
     events: list[Event] = []

@@ -13,21 +13,24 @@ from hpcsgd.report.page.thinning import Thinned
 from hpcsgd.report.totals import Totals, mean_of
 
 Key = tuple[str, str]
-"""Kind of record, and field."""
+"""The kind of a record, and the name of a field."""
 Row = tuple[float, float, float, float]
 SPENT = ("step", "samples", "seconds", "bytes")
-"""What a course may be drawn against, as a `Row`."""
+"""The quantities against which a course may be drawn, in the order of a `Row`."""
 PLACE = frozenset({"kind", "step", "epoch"})
 TOLD_OTHERWISE = PLACE | {"samples", *STEP_TABLES, "counts"}
 """Fields of step records that are not courses by themselves."""
 COMPUTED = "computed"
-"""The kind of values that are in no record."""
+"""The kind in the `Key` of values that are computed, and are in no record."""
 COURSES = 1000
 """Maximum number of courses of a run. Records may have new fields in every line."""
 
 
 class Ruler:
-    """The progress of the run at its records; at every other one if they are too many."""
+    """The progress of a run at its records: steps, samples, seconds and bytes so far.
+
+    If there are many records, only every second, fourth, … one is kept.
+    """
 
     most = 1000
 
@@ -53,7 +56,7 @@ class Ruler:
 
 
 class PhaseCourse:
-    """Seconds of each phase in stretches of steps; neighbours are joined if there are too many."""
+    """Seconds of each phase in stretches of steps. Neighbouring stretches are joined if there are many."""
 
     most = 400
 
@@ -82,7 +85,7 @@ class PhaseCourse:
 
 
 class Reading:
-    """What all records so far add up to."""
+    """The totals and courses of all records added so far."""
 
     def __init__(self) -> None:
         self.totals = Totals()
@@ -92,9 +95,9 @@ class Reading:
         self.records: Counter[str] = Counter()
         """Number of records by kind."""
         self.words: dict[Key, Counter[str]] = {}
-        """Values that are not numbers: how often each of the first ones came."""
+        """Values that are not numbers: how often each of the first five of a field occurred."""
         self.left_out = 0
-        """Number of values without room for their course."""
+        """Number of values that are left out because there are too many courses."""
 
     def add(self, record: Record) -> None:
         kind, step = record["kind"], record["step"]
@@ -148,7 +151,10 @@ class Reading:
 
 
 def read(path: Path, records: Iterable[Record]) -> Reading:
-    """Read all records of the file `path`; a `UserError` for a damaged record names it."""
+    """Return the totals and courses of all `records` of the file `path`.
+
+    Raises `UserError`, which names the line, for a damaged record.
+    """
     reading = Reading()
     for number, record in enumerate(records, start=1):
         try:

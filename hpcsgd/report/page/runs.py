@@ -38,7 +38,7 @@ class Run:
     timeline: AttemptTimeline
     reading: Reading
     ranks: Mapping[int, Rank] = field(default_factory=dict)
-    """The ranks of the traced steps, if there are any."""
+    """The seconds of each rank in traced steps, if there are any."""
     events: Sequence[event_log.Event] = ()
     """The events of its replica groups, if it is elastic."""
     touched: datetime | None = None
@@ -48,7 +48,7 @@ class Run:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Return facts about the last start."""
+        """The entry of the last start in ``versions.json``, with full keys."""
         attempts = self.timeline.attempts
         return dict(flat(attempts[-1].about)) if attempts else {}
 
@@ -66,7 +66,7 @@ class Run:
 
 
 def find(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return by label the run folders among `paths` and in them, such as those of a comparison or a sweep."""
+    """Return, by label, the run folders among `paths`, and those in them, such as of a comparison."""
     found: dict[Path, str] = {}
     for path in paths:
         found |= _runs_in(path)

@@ -14,7 +14,7 @@ from hpcsgd.report.summary import byte_text, flop_text, second_text
 Text = Callable[[Any], str]
 NOTHING = "–"
 ALWAYS_OTHER = ("started", "command", "working_directory")
-"""What differs between any two starts and is therefore not marked."""
+"""Facts that differ between any two starts, and are therefore not marked."""
 FIGURE_TEXTS: Mapping[str, tuple[str, Text]] = {
     "steps": ("steps", "{:,}".format),
     "epochs": ("epochs", "{:,}".format),
@@ -85,7 +85,7 @@ def _numbers(run: Run) -> dict[str, Any]:
 
 
 def differences(tables: Sequence[Mapping[str, Any]], *, but: Sequence[str] = ()) -> list[Row]:
-    """Return all keys of all tables; those with different values are marked, except `but`."""
+    """Return a row for each key of the tables. Rows with different values are marked, except keys `but`."""
     rows = []
     for key in dict.fromkeys(key for table in tables for key in table):
         values = [_text(table[key]) if key in table else NOTHING for table in tables]

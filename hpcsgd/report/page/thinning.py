@@ -1,8 +1,8 @@
-"""A course of any length in few points, made in one pass; spikes stay visible.
+"""A course, a series of any length, reduced to few points in one pass. Spikes stay visible.
 
-Values go into buckets of equal size. Each bucket keeps the least, the largest and the mean. If there are too
-many buckets, neighbours are joined, and later buckets hold twice as many values. So memory is that of the
-buckets, and the number of values need not be known.
+Values go into buckets of equal size. Each bucket keeps the smallest value, the largest and the mean. If there
+are too many buckets, neighbours are joined, and later buckets hold twice the number of values. So memory does
+not grow with the number of values, which need not be known in advance.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Bucket:
 
     values: int
     low: tuple[float, float]
-    """Position and value."""
+    """Position and value of the smallest value."""
     high: tuple[float, float]
     places: float
-    """Sums for the means."""
+    """The sum of the positions. `total` is the sum of the values."""
     total: float
 
     def join(self, later: Bucket) -> None:
@@ -39,14 +39,14 @@ class Bucket:
 
 @dataclass
 class Thinned:
-    """A course of values, added in order."""
+    """A course, to which values are added in order."""
 
     most: int = BUCKETS
     values: int = 0
     strange: int = 0
     """Number of values that are not finite; they are in no bucket."""
     strange_at: float | None = None
-    """Position of the first of them."""
+    """Position of the first value that is not finite."""
     last: tuple[float, float] | None = None
     _buckets: list[Bucket] = field(default_factory=list)
     _width: int = 1
@@ -68,13 +68,13 @@ class Thinned:
             self._buckets.append(new)
 
     def extremes(self) -> tuple[float, float] | None:
-        """Return the least and the largest of all values."""
+        """Return the smallest and the largest value, or None if there are none."""
         if not self._buckets:
             return None
         return min(b.low[1] for b in self._buckets), max(b.high[1] for b in self._buckets)
 
     def points(self, most: int = BUCKETS) -> Points:
-        """Return the least and largest values of at most `most` buckets, in order, and the last value."""
+        """Return the smallest and largest value of each of `most` buckets or fewer, and the last value."""
         found: Points = []
         for bucket in self._few(most):
             found += sorted({bucket.low, bucket.high})
@@ -94,7 +94,7 @@ class Thinned:
 
 
 def _joined(buckets: list[Bucket]) -> list[Bucket]:
-    """Return half as many buckets; the given ones stay unchanged."""
+    """Return the buckets, joined in pairs. The given ones stay unchanged."""
     found = []
     for i in range(0, len(buckets), 2):
         first = buckets[i]

@@ -1,4 +1,4 @@
-"""Plots over time: the starts of a requeued job, and members, progress and resources of replica groups."""
+"""Plots over time: starts of a requeued job; members, progress and resources of replica groups."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _progress(timeline: Timeline, of: str) -> Plot:
 
 
 def _units(timeline: Timeline, unit: str, of: str) -> Plot:
-    """Return a plot with a line for each group; pointing at equal lines shows all of them."""
+    """Return a plot of a resource with a line for each group. Pointing at a time shows all groups."""
     given = [*timeline.units[unit], (timeline.end, timeline.units[unit][-1][1])]
     x = [at for at, _ in given]
     look = {"type": "scatter", "mode": "lines", "shape": "hv"}

@@ -1,6 +1,7 @@
 """The writer of the page: tables by a template, plots by Plotly, with script and data in the page.
 
-The page may load nothing, and runs no scripts except its own two: their hashes are in its policy.
+The page's content security policy allows it to load nothing, and to run only the two scripts whose hashes are
+in the policy.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ PAUSE = 4
 
 
 def write(paths: Sequence[Path], target: Path | None = None) -> Path:
-    """Write the page of these runs; that of a single run into its folder. Raises `UserError`."""
+    """Write the page of these runs to `target`, and return its path.
+
+    The default is ``report.html``: in the folder in `paths` if there is only one, otherwise in the working
+    directory. Raises `UserError` if a folder cannot be read or the page cannot be written.
+    """
     _library()  # fail before all is read
     found = find(paths)
     target = _target(paths, target)
@@ -44,7 +49,10 @@ def write(paths: Sequence[Path], target: Path | None = None) -> Path:
 
 
 def follow(paths: Sequence[Path], target: Path | None = None, every: int = 10) -> Path:
-    """Write the page repeatedly, from files alone, until all runs are complete. The page reloads itself."""
+    """Write the page again and again, from the runs' files, until all runs are complete.
+
+    The page reloads itself.
+    """
     _library()
     if every < 1:
         raise UserError(f"--every {every}: at least a second")
@@ -120,7 +128,7 @@ def render(runs: Sequence[Run], every: int = 0, points: int = panels.POINTS) -> 
 
 
 def _json(data: Any) -> str:
-    """Return JSON that may stand in a script element."""
+    """Return `data` as JSON without ``<``, ``>`` and ``&``, so that it can stand in a script element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")

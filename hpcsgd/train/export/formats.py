@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Format:
-    """A format. `name` is the default file or folder inside the run's folder."""
+    """An export format. `name` is the default name of the file or folder, inside the run's folder."""
 
     name: str
     write: Callable[[Left, Path], None]
@@ -38,8 +38,8 @@ class Format:
 def write_safetensors(left: Left, target: Path) -> None:
     """Write one file. A tensor with two names is written once.
 
-    The metadata map the other name to that name, as in `save_model` of the library, whose `load_model` reads
-    it.
+    The metadata map its second name to the first, as `save_model` of the library `safetensors` does. The
+    library's `load_model` reads such files.
     """
     library = safetensors_library()
     weights, ties = distinct(left.weights)
@@ -77,7 +77,7 @@ def write_hf(left: Left, target: Path) -> None:
 def write_dcp(left: Left, target: Path) -> None:
     """Write a folder for `torch.distributed.checkpoint.load`, with the names of the model's `state_dict`."""
     from torch.distributed.checkpoint import state_dict_saver
-    from torch.distributed.checkpoint.api import CheckpointException  # no Exception for Python
+    from torch.distributed.checkpoint.api import CheckpointException  # not a subclass of Exception
 
     try:
         with new_folder(target) as part:
@@ -96,7 +96,7 @@ FORMATS: Mapping[str, Format] = {
 
 
 def _readable(left: Left, *files: Path) -> None:
-    """Give `files` the permissions of the run, because the library writes files for their owner only."""
+    """Give `files` the permissions of the run's job file: the library lets only their owner read them."""
     for file in files:
         shutil.copymode(left.run / JOB_FILE, file)
 
@@ -111,7 +111,7 @@ def _tokenizer(left: Left) -> Tokenizer | None:
 
 
 def _for_writing_on(model: Any, tokenizer: Tokenizer | None) -> None:
-    """Configure the model to generate text, with a cache, which training does not need, and an end."""
+    """Configure the model to generate text: with a cache, and with the token that ends a text."""
     model.config.use_cache = True
     if tokenizer is not None and model.config.eos_token_id is None:
         model.config.eos_token_id = tokenizer.end

@@ -27,7 +27,7 @@ MODEL = "model.pt"
 
 @dataclass(frozen=True)
 class Left:
-    """The model that the run of `config` has left, after `step` steps, read from `source`."""
+    """The averaged model of the run of `config` after `step` steps (if known), read from `source`."""
 
     config: Config
     run: Path
@@ -61,9 +61,9 @@ class Left:
 
 
 def left_by(run: Path) -> Left:
-    """Return the model of the run in the folder `run`.
+    """Return the averaged model of the run in the folder `run`.
 
-    Raises `UserError` if `run` is not the folder of a run, or has no model yet.
+    Raises `UserError` if `run` is not the folder of a run, or if the run has saved no model yet.
     """
     if not (run / JOB_FILE).is_file():
         raise UserError(f"{run}: not the folder of a run: there is no {JOB_FILE}")

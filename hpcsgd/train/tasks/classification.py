@@ -11,7 +11,7 @@ from hpcsgd.train.tasks.task import Result, tally_of, unfit
 
 
 class Classification:
-    """The task for scores [b, classes] or more columns, and y int64 [b]."""
+    """The task for scores [b, c] of b samples, with at least one column per class, and y int64 [b]."""
 
     at_once = 512
     tokens = None

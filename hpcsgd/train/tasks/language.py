@@ -1,6 +1,6 @@
 """Language modelling: cross-entropy over tokens, and the perplexity, its exponential.
 
-If the dataset file says how many bytes of text its tokens are, also bits per byte, which are comparable
+If the dataset file records the number of bytes of its text, there are also bits per byte. They are comparable
 between models with different tokens.
 """
 
@@ -16,14 +16,15 @@ from hpcsgd.data.windows import IGNORED
 from hpcsgd.train.tasks.task import Result, tally_of, unfit
 
 SCORES_AT_ONCE = 1 << 25
-"""A limit of 128 MB."""
+"""Maximum number of scores in memory together: 128 MB of float32."""
 
 
 class Language:
-    """The task for scores [b, bptt, types] or more, and y int64 [b, bptt], where `IGNORED` does not count.
+    """The task for scores [b, bptt, types] of b windows and y int64 [b, bptt].
 
-    No state is carried from window to window, so the first tokens of each window are predicted from little
-    context. Perplexities are higher than those of models that carry it.
+    `types` is at least the number of token types. Positions where y is `IGNORED` do not count. No state is
+    carried from window to window, so the first tokens of each window are predicted from little context.
+    Perplexities are higher than those of models that carry state.
     """
 
     tallied = 2

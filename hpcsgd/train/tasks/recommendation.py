@@ -1,8 +1,8 @@
 """Recommendation: binary cross-entropy, and how often the right item is among the first ten.
 
 "Neural Collaborative Filtering" (https://arxiv.org/abs/1708.05031, sections 3.1.1 and 4.1): an item that the
-user has rated should score higher than others. HR@10 is the fraction of users for whom it is among the
-highest ten of its row. NDCG@10 counts it 1/log2(place + 1) there, with places from 1.
+user has rated should score higher than others. HR@10 is the fraction of users for whom this item has one of
+the ten highest scores. In NDCG@10 it then counts 1/log2(place + 1), where the highest score has place 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ FIRST = 10
 
 
 class Recommendation:
-    """The task for scores [b, m] before the sigmoid, and y float32 [b, m]: 1 in column 0, 0 in all others."""
+    """The task for scores [b, m] of m items for each of b users, before the sigmoid, and y float32 [b, m].
+
+    Column 0 is the item that the user has rated: there y is 1, and 0 in all other columns.
+    """
 
     at_once = 512
     tokens = None
@@ -33,8 +36,8 @@ class Recommendation:
     def tally(self, scores: Tensor, y: Tensor) -> Tensor:
         """Return the sums of loss (the mean of each sample), hits, gains and samples.
 
-        Items with equal scores rank before the right one: a model that scores all items alike has found
-        nothing.
+        Items with the same score as the right one rank before it. So a model that gives all items the same
+        score has no hits.
         """
         loss = binary_cross_entropy_with_logits(scores, y, reduction="sum") / y.shape[1]
         place = 1 + (scores[:, 1:] >= scores[:, :1]).sum(1)

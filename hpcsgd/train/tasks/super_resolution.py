@@ -1,10 +1,10 @@
 """Super-resolution: the mean absolute difference to the original image, and the PSNR.
 
 "Enhanced Deep Residual Networks for Single Image Super-Resolution" (https://arxiv.org/abs/1707.02921,
-section 4.2) trains by L1. The PSNR is that of most papers: of the luminance Y of BT.601 from 16 to 235, with
-values rounded to 8 bits, without a border as wide as the scale. It is 10 · log10(255² / mean square) per
-image, averaged over images. That paper's figures on DIV2K are of RGB, and lower. Hierarchical local SGD
-(Table II) does not say what its figures refer to.
+section 4.2) trains by L1. The PSNR is computed as in most papers: from the luminance Y of BT.601 (16 to 235),
+with values rounded to 8 bits, without a border as wide as the scale. It is 10 · log10(255² / mean square
+difference) per image, averaged over images. That paper's figures on DIV2K are computed from RGB, and lower.
+The paper on hierarchical local SGD (Table II) does not say what its figures are computed from.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from hpcsgd.data import Pairs
 from hpcsgd.train.tasks.task import Result, tally_of, unfit
 
 LUMINANCE = (65.481, 128.553, 24.966)
-"""Weights of red, green and blue from 0 to 1; black is 16."""
+"""Weights of red, green and blue (0 to 1) in the luminance, to which `BLACK` is added."""
 BLACK = 16.0
 PEAK = 255.0
 HIGHEST = 100.0
-"""Decibels of identical images."""
+"""Decibels that identical images get, and the maximum for others."""
 
 
 class SuperResolution:
-    """The task for images [b, 3, s·h, s·w], from 0 to 1, and y of the same shape."""
+    """The task for images [b, 3, s·h, s·w], from 0 to 1, and y of the same shape; s is the scale."""
 
     at_once = 1  # test images have different sizes
     tokens = None

@@ -20,10 +20,10 @@ class Result:
 
 
 class Task(Protocol):
-    """A loss and figures of merit, from a model's outputs for samples (its scores) and their y.
+    """A loss and figures of merit, from a model's outputs for samples (scores) and the samples' targets y.
 
-    An evaluation adds up the tallies of all batches of all ranks. So the result does not depend on how
-    samples were divided among ranks.
+    An evaluation adds up the sums (a tally) of all batches of all ranks. So the result does not depend on
+    how samples were divided among ranks.
     """
 
     @property
@@ -46,7 +46,7 @@ class Task(Protocol):
         ...
 
     def tally(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Return sums over these samples, float64 [tallied]."""
+        """Return the tally of these samples: sums, float64 [tallied]."""
         ...
 
     def result(self, tally: Tensor) -> Result:
@@ -59,7 +59,7 @@ class Task(Protocol):
 
 
 def tally_of(loss: Tensor, *others: Tensor | int) -> Tensor:
-    """Return a tally of these sums, on the device of `loss`."""
+    """Return the sums `loss` and `others` as a tally, on the device of `loss`."""
     numbers = (x if isinstance(x, Tensor) else loss.new_full((), x, dtype=torch.float64) for x in others)
     return torch.stack([x.double() for x in (loss, *numbers)])
 

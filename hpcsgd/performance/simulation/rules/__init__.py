@@ -1,4 +1,4 @@
-"""Rules of when groups wait for each other, one file per family, and the choice of a method's rule."""
+"""Rules of when groups wait for each other, and the choice of the rule for a method."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """Asynchronous decentralized parallel SGD: in every step an even group averages with a random odd one.
 
 X. Lian, W. Zhang, C. Zhang, J. Liu: Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML
-2018. As in `hpcsgd.ad_psgd`, an average that begins at the end of a step is used at the end of the next one:
+2018. As in `hpcsgd.ad_psgd`, an average that begins at the end of a step is used at the end of the next step.
+F is the time at which a group's last step ended:
 
     ready = F + compute + exchange + update
     asked = max(ready, answered)      the request is sent, after earlier ones on the link of its host
-    answered ← when the answer has arrived, after earlier ones on the link of the host that answers
+    answered ← when the partner's answer has arrived, after earlier ones on the link of the partner's host
     F ← asked + gather
 
 Odd groups answer while they compute, and never wait. Requests queue at a host's link, and answers queue
@@ -39,13 +40,13 @@ class AdPsgd:
         odd.go_on(course.T)
 
     def partners(self, t: int, P: int) -> Indices:
-        """Return the partners that the even groups 0, 2, … ask at the end of step `t`."""
+        """Return the partner of each even group 0, 2, … at the end of step `t`."""
         drawn = np.random.Generator(np.random.SFC64([self.seed, t]))
         return 2 * drawn.integers(P // 2, size=(P + 1) // 2) + 1
 
 
 class _Passive:
-    """The odd groups, or the only group."""
+    """The odd groups, which never wait, or the only group."""
 
     def __init__(self, course: SimulatedRun, work: Table, groups: Indices) -> None:
         self._course, self._work, self._groups = course, work, groups
@@ -64,8 +65,8 @@ class _Passive:
 class _Active:
     """The even groups, simulated in windows as by `in_windows`.
 
-    A group's next request also waits for the answer to its last one. So the horizon is at most the earliest
-    time at which this answer can arrive.
+    A group's next request also waits for the answer to its last request. So the horizon is at most the
+    earliest time at which this answer can arrive.
     """
 
     def __init__(self, course: SimulatedRun, work: Table, rule: AdPsgd) -> None:
@@ -78,7 +79,7 @@ class _Active:
         self.there = np.full(n, -np.inf)
         """When each group's last request reached its partner."""
         self.answered = np.full(n, -np.inf)
-        """When the answer to it arrived; infinite while unknown."""
+        """When the answer to each group's last request arrived; infinite while unknown."""
         self.queued = np.zeros(n)
         self._questions, self._answers = course.links(), course.links()
         self._partner = np.zeros(n, np.intp)
@@ -89,7 +90,7 @@ class _Active:
         """Simulate all steps, and advance `others` alongside so that their seconds need not be stored."""
         message, gather = self._course.durations.message, self._course.durations.gather
         while np.isfinite(self.ready).any():
-            asks = np.maximum(self.ready, self.answered)  # infinite also for those that have ended
+            asks = np.maximum(self.ready, self.answered)  # infinite, too, for groups that have ended
             earliest = np.maximum(self.ready, self.there + message.link + message.latency)
             unknown = np.where(self.answered == np.inf, earliest, np.inf)
             horizon = min((asks + gather + self.next_work).min(), unknown.min())
@@ -117,7 +118,7 @@ class _Active:
         self.next_work[now] = self._work(groups, self.step[now] + 1)
 
     def _answer(self, until: float) -> None:
-        """Answer all requests that arrive before `until`. All of them are known by now."""
+        """Send the answers to all requests that arrive before `until`, which are known by now."""
         message = self._course.durations.message
         now = np.flatnonzero((self.answered == np.inf) & (self.there < until))
         begin = self._answers.begin(self._course.host(self._partner[now]), self.there[now])

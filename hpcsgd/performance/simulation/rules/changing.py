@@ -1,4 +1,4 @@
-"""One rule up to a step at whose end all groups average, and another rule after it."""
+"""Change from one rule to another one at a given step, at whose end all groups average."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcsgd.performance.simulation.simulated_run import Rule, SimulatedRun
 
 @dataclass(frozen=True)
 class Changing:
-    """`first` up to and including step `at`, counted from 1, then an average of all groups, then `then`."""
+    """The rule `first` for steps 1 to `at`, then an average of all groups, then the rule `then`."""
 
     first: Rule
     then: Rule
@@ -31,7 +31,7 @@ class Changing:
         course.under_way = part.under_way
 
     def _synchronize(self, course: SimulatedRun) -> float:
-        """Average all groups once pending results have arrived, and return when that is done."""
+        """Average all groups once pending averages are done, and return the time at which this is done."""
         t, F = course.T - 1, course.ended.copy()
         if len(F) == 1:
             return float(F[0])

@@ -1,4 +1,6 @@
-"""The groups average their models while they make the next d steps.
+"""All groups average their models while they make the next d steps.
+
+F is the time at which a group's last step ended, and ready = F + compute + exchange + update:
 
 synced = max over groups of ready + average  after a synchronization's update t; groups go on at once
 F ← max(ready, synced) + gather              after update t + d, else ready + gather
@@ -19,7 +21,7 @@ from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 
 @dataclass(frozen=True)
 class Delayed:
-    """Averages of all groups begin after every `period` steps and arrive `steps` ≥ 1 steps later."""
+    """Averages of all groups begin after every `period` steps; groups use them `steps` ≥ 1 steps later."""
 
     period: Period
     steps: int
@@ -29,7 +31,7 @@ class Delayed:
         d = course.durations
         F = np.full(course.layout.P, course.start)
         under_way: deque[tuple[int, float, float]] = deque()
-        """The step in which each arrives, when all groups had begun it, and when it is done."""
+        """Pending averages: the step that uses each, when all groups had begun it, and when it is done."""
         last = course.start
         for t in range(course.first, course.T):
             here = ready = F + course.work(t)

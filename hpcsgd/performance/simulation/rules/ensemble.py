@@ -1,11 +1,12 @@
 """Groups that may die and come back: EnsembleSync, as `hpcsgd launch` runs it.
 
 Every T steps the living groups synchronize. They wait for a dead group until it has been silent for
-`Failures.heartbeat_timeout_seconds`. It is restarted, and joins the living at the synchronization that begins
-an epoch. If no group is left, all begin again where the last epoch began, as soon as one is back.
+`Failures.heartbeat_timeout_seconds`. The dead group is restarted, and joins the living groups at the
+synchronization that begins an epoch. If no group is alive, all begin the epoch again as soon as one group is
+back.
 
-A group's work since its last synchronization is lost with it. A group has its own nodes, or shares one node
-with other groups that die with it.
+When a group dies, its work since the last synchronization is lost. A group has its own nodes, or shares one
+node with other groups, all of which die with this node.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PATIENCE = 1000
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Synchronizations every `every` (T) steps; an epoch is `Failures.syncs_per_epoch` of them."""
+    """Synchronizations every `every` (T) steps. An epoch has `Failures.syncs_per_epoch` synchronizations."""
 
     every: int
     dies_as_one = False
@@ -49,7 +50,7 @@ class Ensemble:
 
 
 class _ReplicaGroups:
-    """Which groups are alive, and the time that each has reached."""
+    """The state of the simulation: which groups are alive, and the time that each has reached."""
 
     def __init__(self, course: SimulatedRun) -> None:
         P, failures = course.layout.P, course.failures
@@ -61,14 +62,17 @@ class _ReplicaGroups:
         """The time that each group has reached; for a dead group, the end of its last step."""
         self.alive = np.ones(P, bool)
         self._unheard = -np.inf
-        """Until then the living groups wait for those that died since the last synchronization."""
+        """The time until which living groups wait for those that died since the last synchronization."""
         self._dies = np.full(P, np.inf)
         self._begin_life(self.alive, self.F)
         self._in_vain = np.zeros(course.T, int)
-        """How often all groups have begun again at each step."""
+        """For each step, how often all groups have begun again at it."""
 
     def step(self, t: int, round_began: int) -> None:
-        """Compute step `t` up to the synchronization, and let groups die."""
+        """Simulate step `t` up to its synchronization, and mark the groups that die before that.
+
+        `round_began` is the first step since the last synchronization.
+        """
         mean, longest = self._course.drawn(t)
         ready = self.F + longest + self._course.durations.before_sync
         died = self.alive & (self._dies <= ready)

@@ -1,4 +1,4 @@
-"""Messages to some other groups: a step ends when the messages to a group have arrived.
+"""Groups send messages to some other groups, and end a step when the messages to them have arrived.
 
 M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic Gradient Push for Distributed Deep Learning, ICML 2019,
 algorithm 1 and τ-overlap: messages sent at the end of step t are needed at the end of step t + τ. A graph or
@@ -26,7 +26,7 @@ from hpcsgd.performance.simulation.windows import in_windows
 class Push:
     """Messages over `graph` after every `period` steps, used `staleness` (τ) steps later.
 
-    A message is all that a group sends in a step.
+    One message stands for all that a group sends in a step.
     """
 
     graph: Graph
@@ -47,7 +47,7 @@ class Push:
 
 @dataclass(frozen=True)
 class Paired:
-    """Messages between the two groups of random pairs."""
+    """Messages between the two groups of each random pair, after every `period` steps."""
 
     pairs: Pairs
     period: Period
@@ -73,7 +73,7 @@ class _Edges:
         """The number of senders to each group."""
 
     def begin_at(self, groups: Indices) -> NDArray[np.bool_]:
-        """Return for each of `groups` whether it sends to any group."""
+        """Return, for each of `groups`, whether it sends to any group."""
         return self._start[groups + 1] > self._start[groups]
 
     def of(self, groups: Indices) -> tuple[Indices, Indices]:
@@ -85,7 +85,7 @@ class _Edges:
 
 
 class _Round:
-    """The messages of one step: how many each group still lacks, and when its last one arrived."""
+    """The messages of one step: how many each group still waits for, and when its last one arrived."""
 
     def __init__(self, edges: _Edges) -> None:
         self.edges = edges
@@ -133,7 +133,7 @@ class _Arrivals:
             round_ = self._round(t)
             known = round_.missing[groups[here]] == 0
             there[here] = np.where(known, round_.last[groups[here]], np.inf)
-            round_.used += int(np.count_nonzero(known))  # these groups go on and do not ask again
+            round_.used += int(np.count_nonzero(known))  # these groups go on and never need the round again
             if round_.used == self._course.layout.P:
                 del self._rounds[t]
         return there

@@ -1,10 +1,11 @@
-"""A parameter server on all ranks: in every step a group pushes its change and reads the parameters.
+"""A parameter server on all ranks: in every step a group sends its change and reads the parameters.
 
 Q. Ho et al.: More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013: a
-group that has pushed c changes reads once every other group has pushed c − s.
+group that has sent c changes reads once every other group has sent c − s; s is the staleness.
 
-Here a message is a whole request: the push and the answer. A request occupies only the link of the group that
-asks. Links that serve requests are not counted, because all hosts do the same for each other.
+Here a message is a whole request: the change and the answer. A request occupies only the link of the group
+that sends it. The links of the hosts that answer are not counted, because all hosts do the same for each
+other.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class AsyncSgd:
 
 
 class _Clocks:
-    """The `Inbox` of SSP: how many groups have pushed each step, and when the last one did."""
+    """The `Inbox` of SSP: how many groups have sent the change of each step, and when the last one did."""
 
-    staleness = 0  # of messages: a group waits for its own answer
+    staleness = 0  # τ of `Inbox`, not s: a group waits for its own answer
     always = True
 
     def __init__(self, s: int, course: SimulatedRun) -> None:

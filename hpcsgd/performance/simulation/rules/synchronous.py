@@ -1,4 +1,6 @@
-"""All groups average their models: after every step, or after every I-th.
+"""All groups average their models after every I-th step, and wait for the result.
+
+F is the time at which a group's last step ended:
 
 ready = F + compute + exchange + update
 F ← max over groups of ready + average + gather    if t is a multiple of I, else ready + gather
