@@ -168,7 +168,7 @@ def test_what_a_sparse_exchange_has_kept_is_dropped_aloud(caplog: pytest.LogCapt
     for first in (sparse(), switch(sparse(), sparse(), 0)):
         caplog.clear()
         switch(first, sparse(), 3)
-        assert "the exchange of the first method has kept is dropped" in caplog.text
+        assert "the error feedback of the first method is discarded" in caplog.text
     caplog.clear()
     switch(bsp(), bsp(), 3)
     assert not caplog.text
@@ -197,5 +197,5 @@ def test_refusals() -> None:
             switch(bsp(), sgp(), at)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="updates shards and the other one whole vectors"):
         switch(allreduce_local_sgd(3), async_sgd(), 3)
-    with pytest.raises(UserError, match="as allreduce_local_sgd and sparse exchanges do"):
+    with pytest.raises(UserError, match="as allreduce_local_sgd and sparse gradient reductions do"):
         switch(bsp(Sparse(Deft(0.1))), bsp(), 3)

@@ -32,10 +32,10 @@ def sent():
 world = hpcsgd.init().world
 x = torch.full(({N},), world.rank + 1.0)
 world.barrier()
-wire, counted = sent(), sum(total.bytes for total in world.ledger.totals().values())
+wire, counted = sent(), sum(total.bytes for total in world.stats.totals().values())
 world.allreduce(x).wait()
 world.barrier()
-wire, counted = sent() - wire, sum(total.bytes for total in world.ledger.totals().values()) - counted
+wire, counted = sent() - wire, sum(total.bytes for total in world.stats.totals().values()) - counted
 right = bool((x == world.size * (world.size + 1) / 2).all())
 results = world.gather_objects([right, wire, counted])
 if world.rank == 0:

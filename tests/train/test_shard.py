@@ -187,7 +187,7 @@ ON_NODES = ("job", "train", "job.toml", *SHARDED, "--ranks-per-node", "4")
         (["--optimizer.name", "Muon"], "is not known to update every element by itself"),
         (
             ["--method.grad_reduce", '{ name = "sparse", sparsifier = { name = "topk", density = 0.1 } }'],
-            "sharded by torch, which exchanges",
+            "torch shards the parameters and reduces the gradients",
         ),
     ],
 )
