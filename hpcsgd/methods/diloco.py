@@ -175,7 +175,7 @@ def diloco(
         sync_every: Steps between two synchronizations (the paper's H), at least 1. The paper uses 500.
         outer: Function that makes the outer optimizer from a list of tensors, one per bucket. The optimizer
             must be element-wise. In a job file: ``outer = { name = "SGD", lr = 0.7, momentum = 0.9, nesterov
-            = true }``. Default: this one, the paper's.
+            = true }``. Default the same, which is the paper's.
         grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
             `ReduceScatter()` or `Sparse(...)`. Default Dense().
         optimizer_state: What happens to the inner optimizer's state at a synchronization: `keep_state`,

@@ -111,7 +111,7 @@ class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
         return self.optimizer.step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Call `zero_grad(set_to_none)` of the wrapped optimizer."""
+        """Call `zero_grad` of the wrapped optimizer with this `set_to_none`."""
         self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:

@@ -68,8 +68,7 @@ def probe(
         threshold: Growth ratio ρ below which D no longer grows as fast as P. Default 0.87, between the ratios
             that the paper's figures accept and reject.
         idle: Where models that are not training are kept: `IN_MEMORY`, or, if they do not fit,
-        `PinnedMemory()`
-            or `OnDisk(folder)` of `hpcsgd.performance.probing.idle`. Default IN_MEMORY.
+            `PinnedMemory()` or `OnDisk(folder)` of `hpcsgd.performance.probing.idle`. Default IN_MEMORY.
         world: Ranks that share the work. Default None: those that the launcher started.
 
     Returns:
