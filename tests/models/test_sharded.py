@@ -243,7 +243,7 @@ OTHERS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], list[str]], 
     "no values on rank 0": (
         lambda rank: nn.Linear(2, 3, device="cpu" if rank else META),
         lambda rank: [],
-        "rank 1 of 4, sharding the model: weight has values here and none on rank 0",
+        "rank 1 of 4, sharding the model: weight has values here but none on rank 0",
     ),
     "other blocks": (
         lambda rank: nn.Sequential(nn.Linear(2, 3)),
