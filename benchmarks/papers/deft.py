@@ -105,7 +105,7 @@ ARTIFACTS: Artifacts = {
         "actual density, 16 workers",
         Small(DENSITIES_MEASURED, beside.figure_4, DENSE_RESULT, beside.of_steps("densities")),
         original.rival_jobs,
-        f"{SMALL_TASKS}; LSTM with fixed bins",
+        f"{SMALL_TASKS}; an earlier DEFT for the LSTM",
     ),
     "Figure 5": Artifact(
         "error, 16 workers",
