@@ -87,18 +87,15 @@ Artifacts = Mapping[str, Artifact]
 """By name, as "Table 1"."""
 
 
-def page(paper: str, artifacts: Artifacts) -> list[str]:
-    """The lines of docs/papers.md."""
-    return [_line(paper, name, artifact) for name, artifact in artifacts.items()]
+def page(artifacts: Artifacts) -> list[str]:
+    """The lines of docs/papers.md, for what is measured."""
+    return [_line(name, artifact, artifact.small) for name, artifact in artifacts.items() if artifact.small]
 
 
-def _line(paper: str, name: str, artifact: Artifact) -> str:
-    if artifact.small is None:
-        return f"| {name} | {artifact.what} | | | | {DRAWN} | {artifact.why} |"
-    kept = artifact.small.kept()
-    command = f"`{paper}.py {' '.join(words(name))}`"
+def _line(name: str, artifact: Artifact, small: Small) -> str:
+    kept = small.kept()
     ours, papers, direction = (kept.ours, kept.papers, kept.direction) if kept else ("", "", NOT_YET)
-    return f"| {name} | {artifact.what} | {command} | {ours} | {papers} | {direction} | {artifact.why} |"
+    return f"| {name} | {artifact.what} | {ours} | {papers} | {direction} | {artifact.why} |"
 
 
 def words(name: str) -> tuple[str, str]:
@@ -114,7 +111,7 @@ def main(title: str, artifacts: Artifacts, arguments: Sequence[str] | None = Non
         print_table(_listed(artifacts), ["", "what", "two cores", "original"])
         return
     if given.page:
-        print("\n".join(page(given.page, artifacts)))
+        print("\n".join(page(artifacts)))
         return
     name = f"Table {given.table}" if given.table else f"Figure {given.figure}"
     if given.scale == "paper":
@@ -134,7 +131,7 @@ def _parser(title: str, artifacts: Artifacts) -> argparse.ArgumentParser:
         numbers = [name.split(" ")[1] for name in artifacts if name.startswith(kind)]
         which.add_argument(f"--{kind.lower()}", choices=numbers)
     which.add_argument("--list", action="store_true", help="all of them, and what there is of each")
-    which.add_argument("--page", metavar="PAPER", help="all of them, as lines of docs/papers.md")
+    which.add_argument("--page", action="store_true", help="the lines of docs/papers.md")
     scales = "small: measured here; paper: job files and scripts for Slurm of the original setting"
     parser.add_argument("--scale", choices=["small", "paper"], default="small", help=scales)
     parser.add_argument("--data", type=Path, default=Path(), help="the folder with the stores")

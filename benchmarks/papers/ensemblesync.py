@@ -23,7 +23,7 @@ from papers.original import ensemblesync as original
 from papers.sources import benchmark
 
 SPEED = benchmark("ensemble.py", "--speed", "--seeds", "1", "--epochs", "4", "--rounds", "6")
-LINK = "ResNet-8, two hosts with a link as slow beside computing as the paper's"
+LINK = "ResNet-8, two hosts"
 
 ARTIFACTS: Artifacts = {
     "Figure 1": Artifact("sync SGD, async SGD and EnsembleSync"),
@@ -31,20 +31,19 @@ ARTIFACTS: Artifacts = {
         "time and accuracy in normal execution",
         Small(SPEED, beside.figure_2, "ensemble_speed.json"),
         original.normal_jobs,
-        f"{LINK}; 4 epochs on halves of the data instead of 100 on three quarters; "
-        "with natural gradient it is 4.7 points ahead ([more](ensemble.md#measured))",
+        f"{LINK}; 4 epochs, not 100; with natural gradient 4.7 points ahead ([more](ensemble.md#measured))",
     ),
     "Figure 3": Artifact(
         "time by epoch",
         Small(SPEED, beside.figure_3, "ensemble_speed.json", beside.epoch_panels),
         original.normal_jobs,
-        f"{LINK}; async SGD, whose server takes turns here, is no faster than sync SGD",
+        f"{LINK}; async SGD's server takes turns",
     ),
     "Figure 4": Artifact(
         "a worker that fails and comes back",
         Small(benchmark("ensemble.py", "--faults", data=False), beside.figure_4, "ensemble_faults.json"),
         original.faulty_jobs,
-        "EnsembleSync alone, of four islands: an MPI job of sync or async SGD ends with its rank",
+        "only EnsembleSync, four groups",
     ),
     "Figure 5": Artifact(
         "progress, and what a slow worker is given",
@@ -55,7 +54,7 @@ ARTIFACTS: Artifacts = {
             beside.unit_panels,
         ),
         original.faulty_jobs,
-        "workers sleep as long as a GPU would compute; 16 units instead of 256",
+        "sleeping workers; 16 units, not 256",
     ),
 }
 

@@ -28,8 +28,8 @@ from papers.sources import benchmark
 
 LEARNED, SHARPENED = "papers/hierarchical_learning.json", "papers/hierarchical_edsr.json"
 SMALL_MODEL = "ResNet-8 on 5000 images, batches of 16"
-TINY = "a small EDSR on images of CIFAR-10 made half as large; DIV2K is not at hand"
-SLEEP = "ranks sleep instead of computing, on 8 hosts with links of 30 Mbit/s"
+TINY = "small EDSR"
+SLEEP = "sleeping ranks"
 
 
 def strong(compared: Callable[..., Beside], figure: str, *, drawn: bool = False) -> Small:
@@ -60,20 +60,20 @@ ARTIFACTS: Artifacts = {
             "probe_vs_accuracy.json",
         ),
         original.cifar_jobs,
-        "5000 images, batches of 32 and 15 epochs: so few updates that P = 4 loses already",
+        "5000 images, 15 epochs: too few updates for P = 4",
     ),
     "Table 2": Artifact(
         "PSNR by P, DIV2K, EDSR, I = 4",
         Small(sharpen, beside.resized, SHARPENED),
         original.edsr_jobs,
-        f"{TINY}; the median of the last 5 epochs",
+        TINY,
     ),
     "Figure 1": Artifact("model averaging of 2 groups of 2"),
     "Figure 2": Artifact(
         "distance D at one rate for all P; I = 2, 4, 8, 16",
         Small(fixed, beside.fixed_rate, "papers/hierarchical_figure_2.json", beside.fixed_panels),
         original.fixed_jobs,
-        "ResNet-8, batches of 16; independent walkers would do the same: it tells little of a model",
+        "ResNet-8, batches of 16; random walks show the same",
     ),
     "Figure 3": Artifact(
         "loss and accuracy by epoch and P",
@@ -90,7 +90,7 @@ ARTIFACTS: Artifacts = {
             beside.distance_panels,
         ),
         original.cifar_jobs,
-        "the paper's setting, but for a warm-up of two epochs instead of five",
+        "warm-up of two epochs, not five",
     ),
     "Figure 5": Artifact(
         "epoch time and speed-up, CIFAR-10, P = 4, I = 8",
@@ -102,13 +102,13 @@ ARTIFACTS: Artifacts = {
         "communication of a step, ResNet-20",
         strong(beside.communication, "figure 5"),
         original.figure_5_jobs,
-        "what is not hidden, of gradients and models together; as figure 5",
+        f"{SLEEP}; exposed communication",
     ),
     "Figure 7": Artifact(
         "loss and PSNR by epoch and P, EDSR",
         Small(sharpen, beside.resized_curves, SHARPENED, beside.resized_panels),
         original.edsr_jobs,
-        f"{TINY}; PSNR: the median of the last 5 epochs",
+        TINY,
     ),
     "Figure 8": Artifact(
         "distance D by P, EDSR",
@@ -126,13 +126,13 @@ ARTIFACTS: Artifacts = {
         "communication of a step, EDSR",
         strong(beside.communication, "figure 9"),
         original.figure_9_jobs,
-        "as figure 6, with the same small model",
+        f"{SLEEP}; exposed communication",
     ),
     "Figure 11": Artifact(
-        "synchronous SGD beside TensorFlow + Horovod",
+        "synchronous SGD and TensorFlow + Horovod",
         Small(benchmark("strong_scaling.py", data=False), beside.against_ddp, "strong_scaling.json"),
         original.figure_5_jobs,
-        "beside torch's DistributedDataParallel over gloo, which hides its messages, too; as figure 5",
+        f"{SLEEP}; torch's DDP over gloo instead",
     ),
 }
 

@@ -33,8 +33,8 @@ def artifacts(paper: str) -> Artifacts:
 
 
 def missing(paper: str, text: str) -> list[str]:
-    """Lines that the page should have and has not."""
-    return [line for line in page(paper, artifacts(paper)) if line not in text.splitlines()]
+    """Lines that the page should have and does not have."""
+    return [line for line in page(artifacts(paper)) if line not in text.splitlines()]
 
 
 @pytest.mark.parametrize("paper", NUMBERED)
@@ -141,6 +141,6 @@ def test_what_was_not_measured_is_told() -> None:
     each = artifacts("hierarchical")["Figure 5"]
     assert each.small is not None
     lost = {"Figure 5": replace(each, small=replace(each.small, result="papers/gone.json"))}
-    assert NOT_YET in page("hierarchical", lost)[0]
+    assert NOT_YET in page(lost)[0]
     with pytest.raises(SystemExit, match=NOT_YET):
         main("hierarchical", lost, ["--figure", "5", "--kept"])

@@ -48,9 +48,9 @@ def table_1(rows: list[Row]) -> Beside:
     vgg = TABLE_1["VGG11"]
     return Beside(
         table.HEAD.split(","), [table.cells(row, bsp) for row in rows],
-        f"SelSync {100 * best['accuracy']:.2f} % beside {100 * bsp['accuracy']:.2f} of BSP, up to "
+        f"SelSync {100 * best['accuracy']:.2f} %, BSP {100 * bsp['accuracy']:.2f}, up to "
         f"{fastest['speed']:.2f} times as fast",
-        f"VGG11: {vgg['SelSync']} beside {vgg['BSP']} %, up to {vgg['speed-up']} times; "
+        f"VGG11: {vgg['SelSync']} and {vgg['BSP']} %, up to {vgg['speed-up']} times; "
         "ResNet101 2.03, AlexNet 4.63, Transformer 2.42", goals,
     )  # fmt: skip
 
@@ -248,7 +248,7 @@ def figure_11(rows: list[Row]) -> Beside:
         ["quantiles of the first layer's weights, from BSP's", f"step {middle}", f"step {last}"],
         [[who, *(f"{off[who, t]:.4f}" for t in (middle, last))] for who in ("PA", "GA")],
         f"PA {off['PA', last]:.4f} from BSP, GA {off['GA', last]:.4f} at the end",
-        "PA as BSP, GA apart from both",
+        "PA as BSP, GA unlike both",
         [Goal(f"PA's distance from BSP over GA's, step {t}", off["PA", t] / off["GA", t], 1)
          for t in (middle, last)],
     )  # fmt: skip
