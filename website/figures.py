@@ -15,7 +15,7 @@ HEAD = """
 ## Where all figures come from
 
 Every figure of these pages is in a file of the repository, with the machine, the versions and the command
-that made it. Goals were set before measuring; the page that shows a figure says which goals it missed.
+that made it. Goals were set before measuring; `benchmarks/README.md` says which were missed.
 
 | result | made by | begun | goals met |
 |---|---|---|---|
