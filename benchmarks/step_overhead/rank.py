@@ -20,6 +20,7 @@ from harness import Contestant, Spread, WallClock, interleaved, ratios
 from harness.mpi import Together
 from harness.workloads import WORKLOADS, Step, Workload, ddp_tuned, ours, plain
 from hpcsgd.train.process import keep_freed_memory
+from step_overhead.devices import device_of
 from step_overhead.rivals import ddp, ddp_local_sgd
 
 EVERY = 8
@@ -142,15 +143,6 @@ def join(comm: MPI.Comm, folder: str, device: torch.device) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend, meeting = dist.get_default_backend_for_device(device), f"file://{folder}/store"
     dist.init_process_group(backend, init_method=meeting, rank=comm.Get_rank(), world_size=comm.Get_size())
-
-
-def device_of(kind: str, rank: int) -> torch.device:
-    """This rank's, of as many as its node has."""
-    if kind == "cpu":
-        return torch.device(kind)
-    device = torch.device(kind, rank % torch.accelerator.device_count())
-    torch.accelerator.set_device_index(device.index)
-    return device
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from gpu import staging
 from harness import WallClock
 from hpcsgd.comm.streams import accelerator
 from pythons import python
-from step_overhead.rank import device_of
+from step_overhead.devices import device_of
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 CPU = torch.device("cpu")
