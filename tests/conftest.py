@@ -15,6 +15,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of a rank: here, where it is read below, 
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -174,10 +175,21 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     return True
 
 
+def refuse_mpi(event: str, given: tuple[Any, ...]) -> None:
+    """Refuse to start MPI in the process of pytest itself.
+
+    A worker that takes long to end is killed. It would leave a file of MPI in shared memory.
+    """
+    if event == "import" and given[0] == "mpi4py.MPI":
+        raise AssertionError("a test starts MPI in the process of pytest: let a program or `run` do it")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--with-mpi") != (LAUNCHED and not BY_TORCHRUN):
         raise pytest.UsageError(f"{RANKS} processes: --with-mpi goes with mpiexec -n 2 and more")
+    if not LAUNCHED:
+        sys.addaudithook(refuse_mpi)
     if RANK > 0:
         manager = config.pluginmanager
         manager.unregister(name="terminalreporter")

@@ -184,6 +184,7 @@ def without_mpi(world: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     """`init` takes these ranks, and a probe that may begin does nothing."""
     mpi = SimpleNamespace(world=lambda timeout=600.0: world)
     monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi", mpi)
+    monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi_library", mpi)  # or its import starts MPI
     monkeypatch.setattr(hpcsgd.comm, "mpi", mpi, raising=False)
     monkeypatch.setattr(own, "probe_groups", lambda *_, **__: None)
 

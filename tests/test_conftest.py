@@ -186,3 +186,9 @@ def test_no_launch_hangs(ending, tmp_path):
     done = pytest_on(2, "--with-mpi", f"--timeout={patience}", folder=tmp_path)
     assert done.returncode != 0
     assert message in done.stdout + done.stderr
+
+
+def test_no_test_starts_mpi_in_the_process_of_pytest(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it():\n    import mpi4py.MPI\n")
+    done = pytest_on(1, folder=tmp_path)
+    assert "AssertionError: a test starts MPI in the process of pytest" in done.stdout

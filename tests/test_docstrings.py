@@ -179,6 +179,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """`hpcsgd.init()` finds the ranks of the example, and does not start MPI."""
     mpi = types.SimpleNamespace(world=lambda timeout=0.0: here.world)
     monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi", mpi)
+    monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi_library", mpi)  # or its import starts MPI
     monkeypatch.setattr(hpcsgd.comm, "mpi", mpi, raising=False)
 
 

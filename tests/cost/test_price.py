@@ -200,7 +200,7 @@ def test_what_a_rank_computes() -> None:
 def test_what_nobody_knows_is_said() -> None:
     with pytest.raises(UserError, match="how often the groups average"):
         price(StepPlan.of(selsync(0.3)), sizes(2, 2), machine(2), NOTHING)
-    known = price(StepPlan.of(selsync(0.3)), sizes(2, 2), machine(2), NOTHING, meets=0.5)
+    known = price(StepPlan.of(selsync(0.3)), sizes(2, 2), machine(2), NOTHING, sync_rate=0.5)
     assert known.phases["vote"] > 0
 
 

@@ -87,7 +87,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "streaming": lambda: streaming(diloco(EVERY), 3, 1),
 }
 ALWAYS = 1.0
-"""The share of steps in which selsync meets, with a threshold of 0."""
+"""The share of steps in which selsync sync_rate, with a threshold of 0."""
 
 
 def sizes(net: nn.Module, P: int, K: int, inner: optim.Optimizer | None = None) -> ModelLayout:
@@ -182,7 +182,7 @@ def test_bytes_are_those_of_the_ledger_and_of_torch(run, method: str, P: int, K:
     m = sizes(net, P, K, optim.AdamW([p for p in net.parameters() if p.requires_grad]))
     expected, torchs = defaultdict[str, float](float), Counter[tuple[str, int]]()
     names = {"allgather": "all_gather_single", "reduce_scatter": "reduce_scatter_single"}
-    for x in of_step(StepPlan.of(METHODS[method](), by_torch=True), m, meets=ALWAYS):
+    for x in of_step(StepPlan.of(METHODS[method](), by_torch=True), m, sync_rate=ALWAYS):
         if x.phase == BY_TORCH:
             torchs[names[x.operation], int(x.nbytes)] += 1
         else:

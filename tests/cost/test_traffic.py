@@ -119,7 +119,7 @@ def foretold(
     P: int,
     K: int,
     method: Method,
-    meets: float,
+    sync_rate: float,
     model: Callable[[], nn.Module] = model,
     make: Make = at_rest,
 ) -> dict[str, float]:
@@ -127,12 +127,12 @@ def foretold(
     inner = make(list(net.parameters()))
     whole = seen_whole(inner) if K > 1 and is_tensorwise(inner) else frozenset[nn.Parameter]()
     m = ModelLayout.of(net.named_parameters(), P, K, BUCKET_BYTES, *state_of(inner), whole=whole)
-    return by_phase(StepPlan.of(method), m, meets)
+    return by_phase(StepPlan.of(method), m, sync_rate)
 
 
-def by_phase(plan: StepPlan, m: ModelLayout, meets: float | None = None) -> dict[str, float]:
+def by_phase(plan: StepPlan, m: ModelLayout, sync_rate: float | None = None) -> dict[str, float]:
     total = defaultdict[str, float](float)
-    for x in of_step(plan, m, meets=meets):
+    for x in of_step(plan, m, sync_rate=sync_rate):
         if x.over != "peers":
             total[x.phase] += (
                 x.times * x.sender_fraction * float(sent(x.operation, x.nbytes, m.ranks(x.over)))

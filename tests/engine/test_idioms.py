@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, UserError, bsp
-from hpcsgd.comm import Communicator
+from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from methods.table import OF_INTERVALS
@@ -259,6 +259,10 @@ class Tied(nn.Module):
         tie(self.a, self.b)
 
 
+def on_one_rank(optimizer: optim.Optimizer, net: nn.Module) -> None:
+    threads.run(1, lambda world: DistributedOptimizer(optimizer, net, form(world), bsp()))
+
+
 def by_data(a: nn.Linear, b: nn.Linear) -> None:
     b.weight.data = a.weight.data
 
@@ -288,7 +292,7 @@ def test_memory_shared_with_a_trained_parameter_is_refused(
     with pytest.raises(
         JobError, match=r"a.weight and b.\w+ share memory, .*: to tie two parameters assign one"
     ):
-        DistributedOptimizer(sgd(net), net, hpcsgd.init(), bsp())
+        on_one_rank(sgd(net), net)
 
 
 def same_parameter(a: nn.Linear, b: nn.Linear) -> None:
@@ -308,7 +312,7 @@ def side_by_side(a: nn.Linear, b: nn.Linear) -> None:
 @pytest.mark.parametrize("tie", [same_parameter, both_frozen, side_by_side])
 def test_other_memory_may_be_shared(tie: Callable[[nn.Linear, nn.Linear], None]) -> None:
     net = Tied(tie)
-    DistributedOptimizer(sgd(net), net, hpcsgd.init(), bsp())
+    on_one_rank(sgd(net), net)
 
 
 @pytest.mark.ranks(2)
@@ -604,4 +608,4 @@ def test_what_only_looks_like_an_optimizer_goes_outside() -> None:
     with pytest.raises(
         JobError, match=r"Look does not call .*__init__: put it around one, Look\(Distributed"
     ):
-        DistributedOptimizer(Look(sgd(net)), net, hpcsgd.init(), bsp())
+        on_one_rank(Look(sgd(net)), net)

@@ -58,7 +58,7 @@ def made(
     subject: TrainingProfile, machine: Machine, P: int = 4, K: int = 4, name: str = "hierarchical"
 ) -> Estimate:
     table = {"name": name, **({"sync_every": 4} if name == "hierarchical" else {})}
-    return estimate(subject, machine, Option(table), P, K, meets=None, alone=1.0)
+    return estimate(subject, machine, Option(table), P, K, sync_rate=None, alone=1.0)
 
 
 def test_the_model_is_not_built(subject: TrainingProfile) -> None:
@@ -130,7 +130,7 @@ def test_what_cannot_be_is_left_out(subject: TrainingProfile) -> None:
             "sync_every": 4,
             "grad_reduce": {"name": "sparse", "sparsifier": sparsifier},
         }
-        estimate(subject, machine_of(), Option(method), 4, 4, meets=None, alone=1.0)
+        estimate(subject, machine_of(), Option(method), 4, 4, sync_rate=None, alone=1.0)
     muon = replace(subject.config.optimizer, name="Adafactor", arguments={})
     with pytest.raises(UserError, match="not known to update every element by itself"):
         made(profile_of(replace(subject.config, optimizer=muon), samples=64_000), machine_of())
