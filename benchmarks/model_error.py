@@ -82,7 +82,7 @@ def rows_of(rate: str, machine: Machine, found: dict[str, Any]) -> list[dict[str
         method = METHODS[cell["method"]]()
         updated = own["update"] / (K if method.grad_reduce.traits.shards else 1)
         computed = Computed(own["forward"], own["backward"], update=updated)
-        cost = price(StepPlan.of(method), m, machine, computed, ranks_per_host=RANKS_PER_HOST, meets=1.0)
+        cost = price(StepPlan.of(method), m, machine, computed, ranks_per_host=RANKS_PER_HOST, sync_rate=1.0)
         spread = Spread.of(cell["seconds"])
         rows.append(
             {

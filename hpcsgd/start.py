@@ -44,7 +44,7 @@ def init(
     """Return the topology of the ranks that the launcher started: `groups` groups, by default one.
 
     Without a launcher there is one rank and one group, whatever was requested; a warning says so. Collective.
-    It does not use torch.distributed's default process group.
+    It makes communicators of its own, also if the script has initialized torch.distributed.
 
     Args:
         groups: Number of groups (P). It must divide the number of ranks. `hpcsgd.probe` finds a good number

@@ -128,7 +128,7 @@ def sends(name: str, factory: Callable[..., Method]) -> str:
 def table(plan: StepPlan) -> str:
     """What a rank sends in a step of one method."""
     found = defaultdict[tuple[str, str, str], float](float)
-    for x in of_step(plan, sizes(), meets=MEETS):
+    for x in of_step(plan, sizes(), sync_rate=MEETS):
         of_rank = sent(x.operation, x.nbytes, sizes().ranks(x.over))
         found[x.phase, x.operation, AMONG[x.over]] += (
             float(of_rank) * x.times * x.sender_fraction / (M * WIDTH)

@@ -53,7 +53,7 @@ def job(name: str, store: Path) -> dict[str, Any]:
     table["method"] = {"name": name, **arguments, **OWN.get(name, {})}
     table["parallel"]["groups"] = GROUPS
     table["data"] |= {"path": str(store), "group_batch_size": BATCH}
-    table["lr_schedule"] |= {"scaling": "none", "warmup_epochs": 1, "arguments": {"T_max": EPOCHS}}
+    table["lr_schedule"] |= {"scaling": "none", "warmup_epochs": 0, "arguments": {"T_max": EPOCHS}}
     table["training"] = {"epochs": EPOCHS, "log_every": 4}
     if name in PLAIN:
         del table["optimizer"]["arguments"]

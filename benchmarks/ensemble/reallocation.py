@@ -44,6 +44,8 @@ name = "ensemble.reallocation:build"
 arguments = {{{{ folder = "{{folder}}" }}}}
 [optimizer]
 lr = 0.05
+[lr_schedule]
+scaling = "linear"
 [method]
 name = "ensemble_sync"
 sync_every = 100

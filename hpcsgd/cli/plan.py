@@ -54,6 +54,6 @@ def plan(
 
         run(
             job, overrides, machine, probe=probe, ranks=ranks, methods=methods, every=sync_every,
-            meets=sync_rate, samples=samples, wishes=Limits(budget, deadline),
+            sync_rate=sync_rate, samples=samples, limits=Limits(budget, deadline),
             runs=runs, scenario=scenario, write=write,
         )  # fmt: skip

@@ -26,7 +26,8 @@ Reduced = TypeVar("Reduced", int, float, Tensor)
 def allreduce(x: Reduced, topology: Topology, op: Reduction = "mean") -> Reduced:
     """Return the mean, sum or maximum of `x` over all ranks.
 
-    Use it for the metrics of a script, such as a loss or a count of hits. Every rank must call it.
+    Use it for the metrics of a script, such as a loss or a count of hits. Every rank must call it. Elastic
+    groups are jobs of their own: the ranks of other jobs do not count.
 
     Args:
         x: A number, or a tensor of one shape and dtype on all ranks. It is not changed.

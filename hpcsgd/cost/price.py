@@ -93,20 +93,20 @@ def price(
     computed: Computed,
     *,
     ranks_per_host: int | None = None,
-    meets: float | None = None,
+    sync_rate: float | None = None,
     overlap: bool = True,
     prefetch: bool = False,
     broadcast: float = 0.0,
 ) -> StepCost:
     """Return the predicted cost of a step of `plan` on `machine`.
 
-    `meets`, `broadcast`: see `hpcsgd.cost.traffic.of_step`.
+    `sync_rate`, `broadcast`: see `hpcsgd.cost.traffic.of_step`.
     `overlap`: gradients are reduced during the backward pass.
     `prefetch`: parameters are gathered during the next forward pass.
 
     Raises `UserError` if the method's traffic cannot be predicted, or if the machine file lacks links for it.
     """
-    sent_in_step = of_step(plan, m, meets=meets, broadcast=broadcast)
+    sent_in_step = of_step(plan, m, sync_rate=sync_rate, broadcast=broadcast)
     over = link_classes(m.P, m.K, ranks_per_host or machine.ranks_per_host)
     over["peers"] = over["cross"]
     apart = over["group"].kind == "inside" != over["cross"].kind

@@ -28,14 +28,14 @@ def of_step(
     plan: StepPlan,
     m: ModelLayout,
     *,
-    meets: float | None = None,
+    sync_rate: float | None = None,
     broadcast: float = 0.0,
 ) -> list[CommOp]:
     """Return the operations of a mean step, in the order in which they are issued.
 
-    `meets`: the share of steps with a synchronization, for methods whose schedule depends on the training.
+    `sync_rate`: the share of steps with a synchronization, for schedules that depend on the training.
     `broadcast`: bytes of the buffers that the first rank of a group sends to the others after each step.
-    Raises `UserError` if `meets` is needed and missing, or if a sparsifier cannot predict its selection.
+    Raises `UserError` if `sync_rate` is needed and missing, or if a sparsifier cannot predict its selection.
     """
     assert not plan.sequence, "a step is one of a stage"
     exchange = plan.grad_reduce
@@ -44,7 +44,7 @@ def of_step(
     if m.P > 1 or plan.averager.traits.elastic:
         found += [x.within("other") for x in comm_ops(plan.schedule, m)]
         found += [
-            replace(x.within("average", plan.sync_rate(meets)), stage="model_average")
+            replace(x.within("average", plan.sync_rate(sync_rate)), stage="model_average")
             for x in ops_of_sync(plan, m)
         ]
     if exchange.traits.shards:

@@ -20,7 +20,12 @@ def cifar(P: int, every: int = 8, epochs: int = 200, **changed: dict[str, Any]) 
         "data": {"path": "cifar10.h5", "group_batch_size": 128, "transform": "crop_and_flip"},
         "model": {"name": "resnet20"},
         "optimizer": {"lr": 0.1, "arguments": {"momentum": 0.9, "weight_decay": 1e-4}},
-        "lr_schedule": {"warmup_epochs": 5 if P > 1 else 0, "name": "MultiStepLR", "arguments": milestones},
+        "lr_schedule": {
+            "scaling": "linear",
+            "warmup_epochs": 5 if P > 1 else 0,
+            "name": "MultiStepLR",
+            "arguments": milestones,
+        },
         "method": {"name": "hierarchical", "sync_every": every},
         "training": {"epochs": epochs},
     }

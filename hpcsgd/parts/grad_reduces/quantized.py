@@ -76,7 +76,7 @@ class Quantized:
         self._t = 0
         self._plain: GradReduce = AllToAll()
         self.traits = replace(AllToAll.traits, keeps_gradients=gradients is not None and gradients.keeps)
-        self._kept: ErrorFeedback | None = None
+        self._kept: RoundingErrors | None = None
         self._saved = State()
         self._gather = None if parameters is None else QuantizedShards(parameters)
 
@@ -95,7 +95,7 @@ class Quantized:
         if self.gradients is None:
             return self._plain(d, b)
         if self._kept is None and self.gradients.keeps:
-            self._kept = ErrorFeedback(d, self.traits.across, self._saved)
+            self._kept = RoundingErrors(d, self.traits.across, self._saved)
             self._saved = State()
         i = next(i for i, each in enumerate(d.buckets) if each is b)
         mean = b.grad_shard
@@ -179,7 +179,7 @@ class Quantized:
         self._kept, self._saved = None, State(sharded=sharded, per_rank_params=state.per_rank_params)
 
 
-class ErrorFeedback:
+class RoundingErrors:
     """The errors of quantized gradients, per bucket: of `g` in a group, of `grad_shard` across groups."""
 
     def __init__(self, d: ReduceContext, across: bool, saved: State) -> None:

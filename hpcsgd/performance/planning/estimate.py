@@ -84,7 +84,7 @@ def estimate(
     P: int,
     K: int,
     *,
-    meets: float | None,
+    sync_rate: float | None,
     alone: float,
 ) -> Estimate:
     """Return the estimate of `option` with P groups of K ranks.
@@ -104,7 +104,7 @@ def estimate(
 
     def cost(stage: StepPlan) -> StepCost:
         return price(
-            stage, m, machine, computed(stage, m, compute, subject.B / K), meets=meets,
+            stage, m, machine, computed(stage, m, compute, subject.B / K), sync_rate=sync_rate,
             overlap=training.overlap_grad_reduce is not False, prefetch=training.overlap_param_gather,
             broadcast=subject.broadcast,
         )  # fmt: skip
@@ -135,7 +135,7 @@ def one_node(subject: TrainingProfile, machine: Machine, most_groups: int | None
     """
     R, option = machine.ranks_per_host, Option({"name": "bsp"})
     found = [
-        estimate(subject, machine, option, P, K, meets=None, alone=1.0).samples_per_s / R
+        estimate(subject, machine, option, P, K, sync_rate=None, alone=1.0).samples_per_s / R
         for P, K in shapes(R, subject.B, most_groups)
     ]
     if not found:

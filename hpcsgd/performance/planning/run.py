@@ -37,9 +37,9 @@ def run(
     ranks: str | None,
     methods: str | None,
     every: str | None,
-    meets: float | None,
+    sync_rate: float | None,
     samples: int | None,
-    wishes: Limits,
+    limits: Limits,
     runs: Sequence[Path],
     scenario: Path | None,
     write: bool,
@@ -48,8 +48,10 @@ def run(
 
     Raises `UserError`, one line, if there is nothing to recommend.
     """
-    if (rate := meets) is not None and not 0 <= rate <= 1:
-        raise UserError(f"--sync-rate {rate:g}: expected the share of steps with a synchronization, 0 to 1")
+    if sync_rate is not None and not 0 <= sync_rate <= 1:
+        raise UserError(
+            f"--sync-rate {sync_rate:g}: expected the share of steps with a synchronization, 0 to 1"
+        )
     config, machine = load(path, overrides), machines.load(machine_file)
     with in_file(path):
         subject = profile_of(config, samples)
@@ -59,9 +61,9 @@ def run(
     asked = None if methods is None else [name.strip() for name in methods.split(",")]
     own = {"name": config.method.name, **config.method.arguments}
     found, left_out = estimates(
-        subject, machine, options(own, asked, _numbers(every)), wanted, limit, meets=meets
+        subject, machine, options(own, asked, _numbers(every)), wanted, limit, sync_rate=sync_rate
     )
-    ordered, why = ranked(found, wishes, config.method.name)
+    ordered, why = ranked(found, limits, config.method.name)
     done = [measured_run(folder, subject) for folder in runs]
     _tell(ordered, why, left_out)
     if limit is None:
@@ -86,7 +88,7 @@ def estimates(
     ranks: Sequence[int],
     limit: int | None,
     *,
-    meets: float | None = None,
+    sync_rate: float | None = None,
 ) -> tuple[list[Estimate], dict[str, str]]:
     """Return the estimates of every option for every P × K, and why options were left out.
 
@@ -99,7 +101,7 @@ def estimates(
         for N in ranks:
             for P, K in shapes(N, subject.B, limit):
                 try:
-                    made = estimate(subject, machine, option, P, K, meets=meets, alone=per_rank)
+                    made = estimate(subject, machine, option, P, K, sync_rate=sync_rate, alone=per_rank)
                 except UserError as error:
                     left_out.setdefault(str(option), str(error))
                     continue

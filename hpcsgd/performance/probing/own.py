@@ -60,8 +60,8 @@ def probe(
         batch_size: Samples per step of one group (the paper's B), as in the real run.
         lr: Learning rate of a single group (μ0). P groups train at `lr_scale(rule, P)` times this rate.
         every: Steps between two synchronizations (the paper's I), as in the real run.
-        rule: Rule of `lr_scale`, as in the real run. Default 'linear'. With "none" D depends little on the
-            model.
+        rule: Rule of `lr_scale`, as in the real run. Default 'linear'. With "none" D says little about
+            how many groups the training stands.
         loss: Function of the model's output and y. Default cross_entropy.
         groups: Numbers of groups to try: at least two, ascending, from 2 on. Default (2, 4, 8, 16, 32).
         seeds: Seeds, one training each. More of them can settle an unclear answer. Default (1,).
