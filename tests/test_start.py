@@ -121,6 +121,7 @@ def test_a_script_asks_for_a_transport(monkeypatch: pytest.MonkeyPatch) -> None:
         mpi = SimpleNamespace(world=lambda timeout: world)
         monkeypatch.setattr(hpcsgd.comm, "mpi", mpi, raising=False)
         monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi", mpi)
+        monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi_library", mpi)  # or its import starts MPI
         init(device_backend={"inter_group": "gpu-mpi"})
 
     with pytest.raises(JobError, match=r"^device_backend inter_group = 'gpu-mpi': did you mean 'gpu_mpi'\?"):
