@@ -228,3 +228,22 @@ def test_who_trains_on_the_host_has_no_ways() -> None:
         threads.run(
             4, lambda world: form_as_launched(world, 2, None, DeviceBackends(intra_group="nccl"), "cpu")
         )
+
+
+def of_topology(world: Communicator, device: str = "auto") -> tuple[int, torch.device]:
+    topology = form_as_launched(world, None, None, device=device).topology
+    return topology.local_rank, topology.device
+
+
+def test_a_topology_has_the_local_rank_of_each_node() -> None:
+    cpu = torch.device("cpu")
+    assert threads.run(4, of_topology, nodes=NODES) == [(0, cpu), (1, cpu), (0, cpu), (1, cpu)]
+
+
+@pytest.mark.parametrize(("wanted", "found"), [("auto", "meta:3"), ("cpu", "cpu")])
+def test_a_topology_has_the_device_of_its_local_rank(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, found: str
+) -> None:
+    monkeypatch.setattr(backend_choice, "of_place", lambda number: torch.device("meta", number + 3))
+    monkeypatch.setattr(backend_choice, "identity", str)
+    assert threads.run(1, of_topology, wanted) == [(0, torch.device(found))]

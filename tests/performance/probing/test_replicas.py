@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.topology import form
+from hpcsgd.engine.lr import rates_in_force
 from hpcsgd.performance.measuring.workload import Workload
 from hpcsgd.performance.probing.idle import InMemory, Offload, OnDisk, PinnedMemory
 from hpcsgd.performance.probing.replicas import DivergedError
@@ -318,3 +319,17 @@ def test_on_a_device(elsewhere: type, config: Config, tmp_path: Path) -> None:
     expected = threads.run(1, trained, InMemory(), torch.device("cpu"))[0]
     found = threads.run(1, trained, idle, torch.device("far", 0))[0]
     assert found == [pytest.approx(row, rel=1e-6) for row in expected]
+
+
+@pytest.mark.parametrize(("scaling", "first"), [("linear", 1 / 3), ("none", 1 / 9), ("none without", 1.0)])
+def test_the_ramp_of_a_probe_replaces_the_warm_up_of_scaled_rates_alone(
+    config: Config, scaling: str, first: float
+) -> None:
+    """`first`: the factor of the first update of 3 groups with a ramp of 2 steps; 1.5 epochs are 9 steps."""
+    epochs = 0.0 if scaling == "none without" else 1.5
+    schedule = replace(config.lr_schedule, scaling=scaling.split(maxsplit=1)[0], warmup_epochs=epochs)
+    config = replace(config, lr_schedule=schedule)
+    groups = threads.run(1, lambda world: virtual_groups(config, 3, 1, world, warm_up_steps=2))[0]
+    optimizer = groups.trainees[0].optimizer
+    full = optimizer.param_groups[0]["lr"]
+    assert rates_in_force(optimizer)[0] / full == pytest.approx(first)
