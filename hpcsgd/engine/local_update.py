@@ -170,9 +170,22 @@ class LocalUpdate:
             self._unreduced.expect(passes)
 
     @property
-    def accumulated(self) -> tuple[int, int]:
-        """Number of backward passes of this step so far, and the number expected."""
-        return self._passes.accumulated, self._passes.expected
+    def unfinished(self) -> str:
+        """The backward passes of a step without its last one, in words; "" if there are none."""
+        return self._passes.unfinished
+
+    @property
+    def in_no_sync(self) -> bool:
+        """True inside `no_sync()`."""
+        return self._passes.in_no_sync
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context whose backward passes leave gradients on this rank."""
+        if self._reducer is not None:
+            return self._reducer.no_sync()
+        assert self._unreduced is not None
+        self._unreduced.count()
+        return self._passes.no_sync(lambda _: None)
 
     @property
     def _passes(self) -> PassCounts[Any]:

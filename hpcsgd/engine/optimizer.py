@@ -245,6 +245,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
     def _update(self, call: Call, loss: float | Tensor | None, passed: Closure | None) -> None:
         s, traits = self._in_place, self._exchange.traits
         self._as_wrapped.require(call, self._everyone)
+        self._require_sync(call)
         unmoved = Unmoved(self._now_frozen())
         self.updating.ready(call)
         s.t, s.rates = s.t + 1, self.rates

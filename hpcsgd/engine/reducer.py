@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from weakref import WeakMethod
 
 from hpcsgd import torch_private
@@ -163,12 +164,7 @@ class GradientReducer:
         """Discard the gradients of this step in the call `name`; collective if some have been sent."""
         if self._sending.sent:
             if self.remembers:
-                raise UserError(
-                    f"{name} after gradients were sent, of which this method's gradient reduction keeps "
-                    "a part: make DistributedOptimizer with overlap_grad_reduce=False, or set "
-                    "requires_grad_(False) for "
-                    "parameters whose gradients are not used"
-                )
+                presence.refuse_discard(name)
             agreement = self._begin_agreement(self._calling(name), Gradients({}))
             self._sending.send_until(len(self._buckets))
             wait_for(self._sending.sent)
@@ -177,6 +173,18 @@ class GradientReducer:
         self._reset()
         self._stale.clear()
         self._averaged = self._had_graph = False
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context whose backward passes add up gradients on this rank, as plain tensors."""
+        return self.passes.no_sync(self._end_no_sync)
+
+    def _end_no_sync(self, slots: Collection[Slot]) -> None:
+        """Let the first use of the gradients of these `slots`, of passes inside `no_sync()`, average them."""
+        for slot in slots:
+            slot.attach()
+            slot.pend()
+        if slots:
+            self._unused.look(self.passes.counts)
 
     def settle(self, call: Call) -> None:
         """Call `finish` if gradients have begun to be sent, perhaps only on some ranks.
@@ -213,13 +221,14 @@ class GradientReducer:
         self._stale.discard(slot)
         if self._unused.found:
             self._unused.found.discard(slot)
-        if not self._unused.looks:
+        if not self._unused.looks and not self.passes.in_no_sync:
             self._unused.look_after_pass(self.passes.counts)
         self._averaged = False
         self._had_graph |= slot.has_graph()
         slot.attach()
         self._sending.gradient_ready(index)
-        slot.pend()
+        if not self.passes.in_no_sync:
+            slot.pend()
         if self.passes.add(slot):
             self._missing[index] -= 1
             if self._overlap and self._missing[index] == 0:
