@@ -158,7 +158,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         self.state = optimizer.state
         self._pass_methods()
         self._as_wrapped = AsWrapped(self, self.local, model, buckets, topology.world)
-        take(method, self)
+        take(method, self, model)
 
     @property
     def t(self) -> int:
