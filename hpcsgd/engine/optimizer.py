@@ -296,4 +296,4 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
 
     def _take_metrics(self) -> None:
         """Publish this step's metrics; from now on a reduction may add metrics of the next step."""
-        self._notes, self._step.metrics = self._step.metrics, {}
+        self._notes, self._step.metrics, self._complete = self._step.metrics, {}, None

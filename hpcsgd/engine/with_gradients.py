@@ -23,6 +23,9 @@ from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.wrapping import require_passes
 from hpcsgd.errors import UserError
 
+NOTES = {"state_dict()": " (which needs all ranks, or consolidate_state_dict() on all ranks before)"}
+"""What messages about waiting ranks add to the name of a call."""
+
 
 class WithGradients(optim.Optimizer):
     """The methods of a distributed optimizer that are called between two steps."""
@@ -153,7 +156,7 @@ class WithGradients(optim.Optimizer):
     @contextlib.contextmanager
     def _during(self, name: str) -> Generator[Call, None, None]:
         """Return the call `name`, and label all messages of the block with it."""
-        with doing(f"{name} of step {self._step.t + 1}"):
+        with doing(f"{name} of step {self._step.t + 1}{NOTES.get(name, '')}"):
             yield self._call(name)
 
     def _now_frozen(self) -> list[Slot]:

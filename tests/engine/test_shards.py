@@ -146,6 +146,42 @@ def test_no_sync_is_as_gradient_accumulation_steps(run, method: str) -> None:
         assert equal
 
 
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("method", ["hierarchical", "bsp", "diloco"])
+def test_one_rank_saves_the_state_of_all(run, tmp_path: Path, method: str) -> None:
+    def body(world: Communicator) -> bool:
+        topology = form(world, 2)
+
+        def new() -> tuple[nn.Module, hpcsgd.DistributedOptimizer]:
+            net = shard(make_model(), topology)
+            inner = OPTIMIZERS["AdamW"](list(net.parameters()))
+            return net, hpcsgd.DistributedOptimizer(inner, net, topology, REFERENCES[method].new())
+
+        def train(net: nn.Module, optimizer: hpcsgd.DistributedOptimizer, steps: range) -> None:
+            for t in steps:
+                optimizer.zero_grad()
+                loss(net, *batch(t, topology.rank)).backward()
+                optimizer.step()
+
+        net, optimizer = new()
+        train(net, optimizer, range(3))
+        weights = [local(p).clone() for p in net.parameters()]
+        optimizer.consolidate_state_dict(to=3)
+        if world.rank == 3:
+            torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+        train(net, optimizer, range(3, 6))
+        again, resumed = new()
+        with torch.no_grad():
+            for param, x in zip(again.parameters(), weights, strict=True):
+                local(param).copy_(x)
+        world.barrier()
+        resumed.load_state_dict(torch.load(tmp_path / "state.pt"))
+        train(again, resumed, range(3, 6))
+        return torch.equal(vector(net), vector(again))
+
+    assert all(run(4, body))
+
+
 def twice(world: Communicator, method: Method, make: Any) -> list[Tensor]:
     """Two backward passes before each step, torch exchanging after each, or after the second alone."""
     found = []
