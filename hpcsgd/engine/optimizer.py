@@ -197,7 +197,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         Returns:
             The loss of this rank's batch, or what an unknown optimizer returns for a `closure`.
         """
-        self._block.require_left("step()")
+        self._require_step_allowed()
         passed, loss = self._passed(closure, loss)
         with self._during("step()") as call:
             self._update(call, loss, passed)

@@ -20,6 +20,7 @@ from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.engine.lr import rates_in_force
 from hpcsgd.engine.options import Options
 from hpcsgd.engine.sharding import ShardedOptimizer
+from hpcsgd.engine.torch_checkpoint import refuse_torch_checkpoint
 from hpcsgd.engine.wrapping import require_passes
 from hpcsgd.errors import UserError
 
@@ -138,6 +139,15 @@ class WithGradients(optim.Optimizer):
                 f"{call} after {passes}, whose gradients would be lost: call it after step(), or after "
                 "zero_grad() where they are not to be used"
             )
+
+    def _require_step_allowed(self) -> None:
+        """Raise `UserError` for a `step()` inside `averaged_model()`, or one by torch.distributed.checkpoint.
+
+        The latter would make an update with zeros as gradients and learning rates.
+        """
+        self._block.require_left("step()")
+        if not any(self.rates):
+            refuse_torch_checkpoint("step()")
 
     def _require_sync(self, call: Call) -> None:
         """Raise `UserError` inside `no_sync()`. Collective: ranks outside of it get the error, too."""

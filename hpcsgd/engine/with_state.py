@@ -15,6 +15,7 @@ from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.engine import own_state
 from hpcsgd.engine.complete_state import CompleteState, gathered, of_rank
 from hpcsgd.engine.sharding import ShardedOptimizer
+from hpcsgd.engine.torch_checkpoint import refuse_torch_checkpoint
 from hpcsgd.errors import UserError
 
 NAME = "state_dict()"
@@ -43,6 +44,7 @@ class WithState(optim.Optimizer):
         Collective. The exception: after `consolidate_state_dict(to)`, until the next step, rank `to` alone
         returns the state of all ranks.
         """
+        refuse_torch_checkpoint(NAME)
         if self._complete is not None:
             return self._complete.state_dict(self.local.options())
         topology = self.ready_for(NAME, across=False).topology
@@ -76,6 +78,7 @@ class WithState(optim.Optimizer):
         A result of `state_dict()` must be this rank's own, or that of all ranks (`consolidate_state_dict`),
         or from a job with other numbers of ranks.
         """
+        refuse_torch_checkpoint("load_state_dict()")
         self._complete = None
         if "hpcsgd" not in state_dict:
             self.local.load_state_dict(state_dict)
