@@ -192,6 +192,31 @@ def test_gradients_are_the_ranks_own_inside_and_averaged_outside(run, overlap: b
     run(2, body)
 
 
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_gradients_that_only_another_rank_has(run, overlap: bool) -> None:
+    """None inside the block, as with DDP; after it, what clips in a script's own way finds them."""
+
+    def body(world: Communicator) -> None:
+        net = TwoLayers()
+        optimizer = wrapped(net, form(world), hpcsgd.bsp(), overlap_grad_reduce=overlap)
+        with optimizer.no_sync():
+            net.used = world.rank
+            backward(net, 0, world.rank)
+            assert all(p.grad is None for p in net.layers[1 - world.rank].parameters())
+        expected = TwoLayers()
+        for rank in range(2):
+            expected.used = rank
+            (loss(expected, *batch(0, rank)) / 2).backward()
+        norms = [nn.utils.clip_grad_norm_(each.parameters(), 0.1) for each in (net, expected)]
+        torch.testing.assert_close(norms[0], norms[1], rtol=1e-12, atol=0)
+        optimizer.step()
+        optim.SGD(expected.parameters(), lr=0.1).step()
+        torch.testing.assert_close(vector(net), vector(expected), rtol=0, atol=1e-12)
+
+    run(2, body)
+
+
 CALLS: dict[str, Callable[[DistributedOptimizer], Any]] = {
     "step()": lambda optimizer: optimizer.step(),
     "step(closure)": lambda optimizer: optimizer.step(lambda: 1.0),
