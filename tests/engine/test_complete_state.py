@@ -30,19 +30,21 @@ def momentum(net: nn.Module) -> optim.Optimizer:
 
 
 class Counting(optim.Optimizer):
-    """Has a number of its own in its groups, as Prodigy; its update needs whole parameters."""
+    """Has numbers in its groups, as Prodigy, and one in its state, as MADGRAD; it needs whole parameters."""
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float) -> None:
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
+        numbers: dict[Any, Any] = self.state
         for group in self.param_groups:
             grads = [p.grad for p in group["params"] if p.grad is not None]
             group["seen"] = group.get("seen", 0.0) + sum(float(g.abs().sum()) for g in grads)
+            numbers["seen"] = numbers.get("seen", 0.0) + group["seen"]
             for p in group["params"]:
                 if p.grad is not None:
-                    p.sub_(p.grad, alpha=group["lr"] / (1 + group["seen"]))
+                    p.sub_(p.grad, alpha=group["lr"] / (1 + numbers["seen"]))
 
 
 def train(net: nn.Module, optimizer: DistributedOptimizer, steps: range) -> None:
@@ -120,7 +122,7 @@ def test_states_of_optimizers(run, tmp_path: Path, P: int, K: int, method: str, 
 
 
 @pytest.mark.ranks(2)
-def test_options_that_an_optimizer_sets_for_each_group(run, tmp_path: Path) -> None:
+def test_numbers_that_an_optimizer_has_for_each_group(run, tmp_path: Path) -> None:
     """Those that all groups share are those of the file, where a script may change them."""
 
     def body(world: Communicator) -> None:
@@ -142,6 +144,8 @@ def test_options_that_an_optimizer_sets_for_each_group(run, tmp_path: Path) -> N
         train(again, resumed, range(2, 4))
         assert torch.equal(vector(net), vector(again))
         assert resumed.param_groups[0]["seen"] == optimizer.param_groups[0]["seen"]
+        mine, theirs = ({k: v for k, v in each.state.items() if k == "seen"} for each in (resumed, optimizer))
+        assert mine == theirs != {}
 
     run(2, body)
 

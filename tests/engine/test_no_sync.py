@@ -31,7 +31,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 def wrapped(net: nn.Module, topology: Topology, method: Method, **options: Any) -> DistributedOptimizer:
     inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    return DistributedOptimizer(inner, net, topology, method, **{"bucket_cap_mb": SMALL} | options)
+    return DistributedOptimizer(inner, net, topology, method, bucket_cap_mb=SMALL, **options)
 
 
 def backward(net: nn.Module, t: int, rank: int) -> None:
@@ -175,7 +175,7 @@ def test_gradients_are_the_ranks_own_inside_and_averaged_outside(run, overlap: b
         plain = [make_model() for _ in range(2)]
         for rank, net in enumerate(plain):
             backward(net, 0, rank)
-        own, mean = gradients(plain[world.rank]), sum(map(gradients, plain)) / 2
+        own, mean = gradients(plain[world.rank]), torch.stack([*map(gradients, plain)]).mean(0)
         net = make_model()
         optimizer = wrapped(net, form(world), hpcsgd.bsp(), overlap_grad_reduce=overlap)
         with optimizer.no_sync():

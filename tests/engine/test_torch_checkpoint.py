@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn, optim
-from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import state_dict as of_torch
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, UserError
@@ -52,8 +52,8 @@ CALLS: dict[str, Callable[[nn.Module, DistributedOptimizer, Path], Any]] = {
     "set": lambda net, optimizer, _: of_torch.set_optimizer_state_dict(
         net, optimizer, of_torch.get_optimizer_state_dict(net, optim.SGD(net.parameters(), lr=0.1))
     ),
-    "save": lambda _, optimizer, folder: dcp.save({"o": optimizer}, checkpoint_id=folder, no_dist=True),
-    "save an application": lambda net, optimizer, folder: dcp.save(
+    "save": lambda _, optimizer, folder: save({"o": optimizer}, checkpoint_id=folder, no_dist=True),
+    "save an application": lambda net, optimizer, folder: save(
         {"a": Application(net, optimizer)}, checkpoint_id=folder, no_dist=True
     ),
 }
