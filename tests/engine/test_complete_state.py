@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ class Counting(optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        numbers: dict[Any, Any] = self.state
+        numbers = cast("dict[Any, Any]", self.state)
         for group in self.param_groups:
             grads = [p.grad for p in group["params"] if p.grad is not None]
             group["seen"] = group.get("seen", 0.0) + sum(float(g.abs().sum()) for g in grads)
