@@ -82,8 +82,8 @@ def draw(name: str, records: Sequence[Record], reference: Sequence[Record], targ
         loss, distance, accuracy = figure.subplots(1, 3)
         for some, colour in ((reference, GREY), (records, None)):
             _line(loss, _of(some, "step", "loss"), colour or BLUE, "training loss")
-            _line(accuracy, _of(some, "evaluation", "accuracy"), colour or GREEN, "test accuracy", ".")
-        found = _of(records, "meeting", "distance") or _of(records, "evaluation", "distance")
+            _line(accuracy, _of(some, "eval", "accuracy"), colour or GREEN, "test accuracy", ".")
+        found = _of(records, "meeting", "distance") or _of(records, "eval", "distance")
         _line(distance, found, ORANGE, "distance of the groups", ".")
         loss.set_yscale("log")
         target.parent.mkdir(exist_ok=True)

@@ -143,7 +143,7 @@ def train(
     command = [*launcher, sys.executable, "-m", "hpcsgd", verb, str(job), *overrides]
     programs.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=3600)
     records = list(of_run(run))
-    accuracy = [r["accuracy"] for r in records if r["kind"] == "evaluation"]
+    accuracy = [r["accuracy"] for r in records if r["kind"] == "eval"]
     distances = [(r["step"], r["distance"]) for r in records if r["kind"] == "meeting"]
     print(f"{who}, seed {seed}: accuracy {accuracy[-1]:.4f}", flush=True)
     return {"who": who, "seed": seed, "epochs": epochs, "accuracy": accuracy, "distances": distances}

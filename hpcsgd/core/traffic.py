@@ -239,7 +239,7 @@ def param_gathers(m: ModelLayout) -> list[CommOp]:
     """Return the allgathers of shards after a step: T2 of eq. 8 of the hierarchical local SGD paper."""
     if m.K == 1 or m.sharded:
         return []
-    return [CommOp("allgather", "group", b.nbytes, "parameters") for b in m.buckets]
+    return [CommOp("allgather", "group", b.nbytes, "param_gather") for b in m.buckets]
 
 
 def allreduce(over: Over, nbytes: float, phase: str = "") -> CommOp:

@@ -269,8 +269,8 @@ def _standing_still(
     if flow.prefetch:
         gathering = awaited([b.used for b in m.buckets], buckets.gather, c.forward)
     hidden = max(exchange - rest.exchange, 0.0) + gather - gathering
-    phases["gradients"] += rest.exchange
-    phases["parameters"] += gathering
+    phases["grad_reduce"] += rest.exchange
+    phases["param_gather"] += gathering
     phases["compute"] = c.forward + backward + c.selection + c.update
     late = sum(behind.values())
     over = max(late - busy * (phases["compute"] + inside), 0.0)

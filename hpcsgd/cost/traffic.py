@@ -40,11 +40,11 @@ def of_step(
     assert not plan.sequence, "a step is one of a stage"
     exchange = plan.grad_reduce
     found = by_torch(m)
-    found += [x.within("gradients") for x in comm_ops(exchange, m)]
+    found += [x.within("grad_reduce") for x in comm_ops(exchange, m)]
     if m.P > 1 or plan.averager.traits.elastic:
         found += [x.within("other") for x in comm_ops(plan.schedule, m)]
         found += [
-            replace(x.within("average", plan.sync_rate(sync_rate)), stage="model_average")
+            replace(x.within("model_average", plan.sync_rate(sync_rate)), stage="model_average")
             for x in ops_of_sync(plan, m)
         ]
     if exchange.traits.shards:

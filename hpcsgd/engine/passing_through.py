@@ -72,7 +72,7 @@ class PassingThrough:
         with self.updating.interrupted():
             s = self._in_place
             if self._exchange.traits.shards:
-                with phase("parameters"):
+                with phase("param_gather"):
                     gather_shards(s)
             with torch.enable_grad():
                 loss = closure()

@@ -148,7 +148,7 @@ class GradientReducer:
         self.finish(call)
         if not self._whole:
             group = self._make_context().topology.intra_group
-            with phase("gradients"):
+            with phase("grad_reduce"):
                 works = [group.allgather(b.g, b.grad_shard) for b in self._buckets if b.cut_by_elements]
                 for work in works:
                     work.wait()

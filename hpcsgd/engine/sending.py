@@ -50,7 +50,7 @@ class SendsGradients:
         """Send all buckets before number `stop` that have not been sent."""
         if self._context is None:
             self._context, self._doing = self._departing(), self._activity()
-        with phase("gradients"), doing(self._doing):
+        with phase("grad_reduce"), doing(self._doing):
             for index in range(len(self.sent), stop):
                 bucket = self._buckets[index]
                 self._arrived_on[index].precede()
@@ -70,7 +70,7 @@ class SendsGradients:
 
 def wait_for(works: Sequence[Work]) -> None:
     """Return once all `works` are done."""
-    with phase("gradients"):
+    with phase("grad_reduce"):
         for work in works:
             work.wait()
 
@@ -78,7 +78,7 @@ def wait_for(works: Sequence[Work]) -> None:
 def arrived(waiting: Sequence[Work]) -> int:
     """Wait for the first of the `waiting` reductions; return how many in a row, from it on, are done."""
     count = 0
-    with phase("gradients"):
+    with phase("grad_reduce"):
         for work in waiting:
             if count and not work.done():
                 break

@@ -62,7 +62,7 @@ class PairShard:
         self._lock = threading.Lock()
         self._sent, self._answer, self._average = (MessageBuffer.like(owned, HOST) for _ in range(3))
         self._asked: PendingRequest | None = None
-        with phase("average"):
+        with phase("model_average"):
             self._service = RequestServer(cross, self._reply, self._sent.bytes.numel())
 
     def update(self, updates: Sequence[Tensor], chunks: Sequence[Tensor]) -> int:

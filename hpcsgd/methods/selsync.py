@@ -120,14 +120,14 @@ class Significance:
                 parts, part.cpu()
             ).wait()  # the communication thread waits for the device, so that the update need not
 
-        with phase("vote"):
-            self._gathering = s.topology.world.run(gather, "vote", part)
+        with phase("sync_decision"):
+            self._gathering = s.topology.world.run(gather, "sync_decision", part)
 
     def __call__(self, s: StepContext) -> bool:
         """Return whether the step is significant, once the allgather of `begin` is done."""
         if self._gathering is not None:
             assert self._change is not None
-            with phase("vote"):
+            with phase("sync_decision"):
                 self._gathering.wait()
             self._gathering = None
             changes = self._change(self._parts.view(s.topology.num_groups, s.topology.group_size).sum(1))
@@ -142,7 +142,7 @@ class Significance:
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         """Return the operation of line 14: one number from each rank in every step."""
-        return [CommOp("allgather", "world", FLOAT64 * m.N, "vote")] if m.P > 1 else []
+        return [CommOp("allgather", "world", FLOAT64 * m.N, "sync_decision")] if m.P > 1 else []
 
     def state_dict(self) -> State:
         return State(per_rank={"norms": self._saved if self._change is None else list(self._change.norms)})
@@ -183,7 +183,7 @@ class MeanGradient:
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         self.significance.begin(s)
         if s.topology.num_groups > 1 and self.significance(s):
-            with phase("average"):
+            with phase("model_average"):
                 s.agreement().wait()
                 for g in s.gradients():
                     s.topology.inter_group.allreduce(g, "mean").wait()

@@ -145,7 +145,7 @@ def _distances(records: Sequence[Record]) -> list[Record]:
 
     Methods whose groups never average all together have distances at evaluations only.
     """
-    return of_kind(records, "meeting") or [r for r in of_kind(records, "evaluation") if r.get("distance")]
+    return of_kind(records, "meeting") or [r for r in of_kind(records, "eval") if r.get("distance")]
 
 
 def _counts(axes: Axes, records: Sequence[Record]) -> None:
@@ -202,7 +202,7 @@ def _with(key: str, records: Sequence[Record]) -> list[Record]:
 COUNTED = {"staleness": "staleness: updates by others", "ahead": "steps ahead of the slowest"}
 CURVES: dict[Draw, Callable[[Sequence[Record]], list[Record]]] = {
     _loss: partial(of_kind, kind="step"),
-    _merit: partial(of_kind, kind="evaluation"),
+    _merit: partial(of_kind, kind="eval"),
     _distance: _distances,
     _changes: _chosen,
     _sparse: lambda records: noted(records, "density", "error"),

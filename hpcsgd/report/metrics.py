@@ -19,7 +19,7 @@ kind            fields in addition to ``kind`` and ``step``
 `meeting`       a synchronization; distance: D of eq. 9, the model distance of the groups before it
 ``notes``       other metrics of the method in this step on rank 0, as numbers by name; the method's
                 documentation says what they mean
-``evaluation``  epoch, loss, distance (D of the groups from the tested model), seconds, and the figures of
+``eval``        epoch, loss, distance (D of the groups from the tested model), seconds, and the figures of
                 the task: accuracy, or perplexity and maybe bits_per_byte, or hr10 and ndcg10
 ``epoch``       epoch, loss, seconds
 ==============  ==========================================================================================
@@ -101,7 +101,7 @@ class Metrics:
     ) -> None:
         """Append the averaged model's result on test data, and the groups' distance D from that model."""
         score = {"loss": loss, **figures, "distance": distance, "seconds": seconds}
-        self._append("evaluation", step=step, epoch=epoch, **score)
+        self._append("eval", step=step, epoch=epoch, **score)
 
     def epoch(self, *, step: int, epoch: int, loss: float, seconds: float) -> None:
         """Append the end of an epoch after ``step``, with its mean training loss and duration."""
@@ -166,7 +166,7 @@ _NEEDED: Mapping[str, Mapping[str, type]] = {
         **{"phase_seconds": dict, "phase_bytes": dict},
     },
     "meeting": {"distance": float},
-    "evaluation": {"epoch": int, "loss": float},
+    "eval": {"epoch": int, "loss": float},
 }
 """The required fields of each kind of record. A float may be written without a fraction."""
 

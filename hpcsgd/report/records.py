@@ -39,4 +39,4 @@ def _of_replica_groups(folder: Path) -> list[Path]:
 
 
 def _evaluations(file: Path) -> Iterator[Record]:
-    return (record for record in metrics.stream(file) if record["kind"] == "evaluation")
+    return (record for record in metrics.stream(file) if record["kind"] == "eval")

@@ -22,7 +22,7 @@ COMPUTING: Mapping[str, str] = {
     "forward": "#d9d9d9",
     "backward": "#bdbdbd",
     "update": "#969696",
-    "evaluation": "#e8e1d4",
+    "eval": "#e8e1d4",
     "checkpoint": "#d8c8a8",
 }
 WAITING = "#b2182b"

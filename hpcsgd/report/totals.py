@@ -63,7 +63,7 @@ class Totals:
                         mean = self._means[name]
                         mean[0] += 1
                         mean[1] += record[name]
-            case "evaluation":
+            case "eval":
                 self.evaluated.add(record)
 
     def _read(self, record: Record) -> None:

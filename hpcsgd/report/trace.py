@@ -76,7 +76,7 @@ def lines(
         yield _complete(rank, threads[event.thread], clock, event)
     for place, told in zip(_syncs(window), window.syncs, strict=True):
         if place is not None:
-            event = Event(SPAN, "meeting", "average", 0, *place)
+            event = Event(SPAN, "meeting", "model_average", 0, *place)
             yield _complete(rank, MEETINGS, clock, event) | {"args": {"step": told.t, "distance": told.D}}
 
 
@@ -121,7 +121,9 @@ def _syncs(window: Window) -> Iterator[tuple[float, float] | None]:
         own = [
             event
             for event in window.events
-            if event.kind == MESSAGE and event.phase == "average" and since <= event.start < meeting.told
+            if event.kind == MESSAGE
+            and event.phase == "model_average"
+            and since <= event.start < meeting.told
         ]
         yield (min(e.start for e in own), max(e.end for e in own)) if own else None
         since = meeting.told

@@ -226,7 +226,7 @@ class TrainLoop(ABC):
     def _evaluate(self, epoch: int) -> None:
         if not self._stands_for_all():
             return
-        with self.tracer.span("evaluation"):
+        with self.tracer.span("eval"):
             score = evaluate(self._parts)
         if not math.isfinite(score.loss):  # the same on all ranks
             raise JobError(diverged("test loss", score.loss, self._parts.optimizer.t))

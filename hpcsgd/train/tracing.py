@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 ASKED = 8
 """How often a remote clock is read. The reading with the shortest round trip counts."""
-RARE = ("evaluation", "checkpoint")
+RARE = ("eval", "checkpoint")
 """Spans that are also recorded between windows."""
 
 

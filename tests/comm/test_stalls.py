@@ -84,7 +84,7 @@ def in_two_orders(world: Communicator) -> None:
             first.allreduce(one()).wait()
         second.allreduce(one()).wait()
     else:
-        with doing("step 4"), phase("gradients"):
+        with doing("step 4"), phase("grad_reduce"):
             second.allgather(torch.ones(2), one()).wait()
         first.allreduce(one()).wait()
 
@@ -94,7 +94,7 @@ def test_a_cycle_over_two_communicators() -> None:
     assert all(isinstance(error, Deadlock) and error.ranks == (0, 1) for error in errors)
     assert {str(error) for error in errors} == {
         "ranks wait for each other: rank 0 is in clip_grad_norm_() of step 4 (allreduce over 2 ranks), "
-        f"rank 1 in step 4 (allgather over 2 ranks, gradients): {SAME}"
+        f"rank 1 in step 4 (allgather over 2 ranks, grad_reduce): {SAME}"
     }
 
 

@@ -92,16 +92,16 @@ def priced(method: Method) -> StepCost:
 def test_gradients_and_parameters_of_a_synchronous_step() -> None:
     cost = priced(bsp())
     exchange, across = B * INSIDE, 2 * 3 / 4 * B * ACROSS
-    assert cost.phases["gradients"] == near(exchange + 4 * across)
-    assert cost.phases["parameters"] == near(exchange)
+    assert cost.phases["grad_reduce"] == near(exchange + 4 * across)
+    assert cost.phases["param_gather"] == near(exchange)
     assert cost.hidden == near(3 * exchange + 3 * exchange)
 
 
 def test_parameters_of_a_meeting() -> None:
     """In every second step; in the others nothing crosses groups."""
     exchange = B * INSIDE
-    assert priced(hierarchical(2)).phases["parameters"] == near((exchange + 4 * exchange) / 2)
-    assert priced(diloco(2)).phases["parameters"] == near(4 * exchange)  # it moves w afterwards
+    assert priced(hierarchical(2)).phases["param_gather"] == near((exchange + 4 * exchange) / 2)
+    assert priced(diloco(2)).phases["param_gather"] == near(4 * exchange)  # it moves w afterwards
 
 
 def test_parameters_of_which_a_forward_pass_hides_all_but_the_first() -> None:
@@ -109,6 +109,6 @@ def test_parameters_of_which_a_forward_pass_hides_all_but_the_first() -> None:
     exchange = B * INSIDE
     computing = Computed(forward=4 * exchange, backward=0.0)
     cost = price(StepPlan.of(bsp()), M, MACHINE, computing, prefetch=True)
-    assert cost.phases["parameters"] == near(exchange)
-    assert cost.phases["gradients"] == near(exchange + 4 * 2 * 3 / 4 * B * ACROSS)
+    assert cost.phases["param_gather"] == near(exchange)
+    assert cost.phases["grad_reduce"] == near(exchange + 4 * 2 * 3 / 4 * B * ACROSS)
     assert cost.hidden == near(3 * exchange + 3 * exchange)

@@ -192,7 +192,7 @@ def test_bytes_are_those_of_the_ledger_and_of_torch(run, method: str, P: int, K:
     phases = {name for rank in ranks for name in rank.ledger}
     on_the_mean = {name: sum(rank.ledger.get(name, 0.0) for rank in ranks) / len(ranks) for name in phases}
     assert on_the_mean == pytest.approx({k: v for k, v in expected.items() if v}, rel=1e-12)
-    assert "gradients" not in on_the_mean or method == "bsp"
+    assert "grad_reduce" not in on_the_mean or method == "bsp"
     assert [rank.torch for rank in ranks] == [torchs] * len(ranks)
 
 

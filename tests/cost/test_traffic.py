@@ -153,7 +153,7 @@ def test_bytes_of_every_method_are_those_that_the_ledger_counts(run, label: str,
     found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form))
     expected = foretold(P, K, made(label), found.pop("met"))
     if made(label).averager.traits.elastic:
-        found.pop("average", None)  # what goes between islands is counted by nobody
+        found.pop("model_average", None)  # what goes between islands is counted by nobody
     assert found == pytest.approx(expected, rel=0.35 if label in BY_NORMS else 1e-12)
 
 
@@ -166,7 +166,7 @@ def test_bytes_with_awkward_models(run, label: str, kind: str, P: int, K: int) -
     found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form, MODELS[kind]))
     expected = foretold(P, K, made(label), found.pop("met"), MODELS[kind])
     if made(label).averager.traits.elastic:
-        found.pop("average", None)
+        found.pop("model_average", None)
     assert found == pytest.approx(expected, rel=1e-12)
 
 
@@ -213,7 +213,7 @@ def test_bytes_of_averaged_moments(run, optimizer: str, new: Callable[[], Method
     found = on_the_mean(run(P * K, counted, P, new, make))
     del found["met"]
     assert found == pytest.approx(foretold(P, K, new(), 0.0, make=make), rel=1e-12)
-    assert found["moments"] > 0
+    assert found["state_average"] > 0
 
 
 def test_what_each_parameter_has() -> None:
@@ -302,9 +302,10 @@ def test_who_exchanges_whole_vectors_and_averages_chunks_gathers_once_more() -> 
     """As the engine's meetings do: of chunks where each position has all of w, an allgather follows."""
     m = ModelLayout.of(model().named_parameters(), 2, 2, BUCKET_BYTES)
     found = of_step(StepPlan.of(hierarchical(3, WithAllgather(ReduceScatter()))), m)
-    after = [x for x in found if x.phase == "parameters"]
+    after = [x for x in found if x.phase == "param_gather"]
     assert after == [
-        CommOp("allgather", "group", b.nbytes, "parameters", 1 / 3, stage="model_average") for b in m.buckets
+        CommOp("allgather", "group", b.nbytes, "param_gather", 1 / 3, stage="model_average")
+        for b in m.buckets
     ]
 
 

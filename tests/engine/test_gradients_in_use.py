@@ -388,7 +388,7 @@ def test_gradients_are_made_whole_once(run) -> None:
         sent = []
         for _ in range(2):
             optimizer.synchronize()
-            sent.append(world.stats.totals()["gradients"].bytes)
+            sent.append(world.stats.totals()["grad_reduce"].bytes)
         return sent
 
     for once, twice in run(2, train):

@@ -165,8 +165,8 @@ def test_what_it_costs(run) -> None:
         return (
             sum(x.numel() for x in state + held),
             {x.dtype for x in state + held},
-            sent["gradients"].bytes,
-            sent["parameters"].bytes,
+            sent["grad_reduce"].bytes,
+            sent["param_gather"].bytes,
         )
 
     M, K = 256, 4

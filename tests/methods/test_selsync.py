@@ -194,7 +194,7 @@ def test_numbers_travel_while_the_update_is_made(run) -> None:
 def test_a_rank_gathers_8_bytes_from_every_other(run) -> None:
     def sent(world: Communicator) -> float:
         distributed(world, 2, selsync(INFINITY), OPTIMIZERS["SGD"], STEPS)
-        return world.stats.totals()["vote"].bytes
+        return world.stats.totals()["sync_decision"].bytes
 
     assert run(4, sent) == [STEPS * 3 * 8] * 4
 

@@ -122,7 +122,7 @@ def trained(world: Communicator, method: Method, rates: list[float], again: Meth
         optimizer.param_groups[0]["lr"] = lr
         before = world.stats.totals()
         one_step(net, optimizer, topology, t)
-        met.append("average" in world.stats.since(before))
+        met.append("model_average" in world.stats.since(before))
     return met
 
 

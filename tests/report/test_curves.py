@@ -26,7 +26,7 @@ STEPS: list[Record] = [
 ALONE: list[Record] = [{**record, "phase_bytes": {}, "phase_seconds": {}} for record in STEPS]
 EVALUATIONS: list[Record] = [
     {
-        "kind": "evaluation",
+        "kind": "eval",
         "step": n,
         "epoch": n,
         "loss": 1 / n,

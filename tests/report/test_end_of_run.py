@@ -53,8 +53,8 @@ def run_folder(tmp_path: Path) -> Path:
 
 def test_records_are_those_of_the_longest_with_all_evaluations(run_folder: Path) -> None:
     found = [(record["kind"], record["step"], record.get("samples")) for record in of_run(run_folder)]
-    steps = [("step", 1, 20), ("step", 2, 20), ("evaluation", 2, None), ("step", 3, 20)]
-    assert found == [*steps, ("evaluation", 3, None)]
+    steps = [("step", 1, 20), ("step", 2, 20), ("eval", 2, None), ("step", 3, 20)]
+    assert found == [*steps, ("eval", 3, None)]
 
 
 def test_samples_are_those_of_all(run_folder: Path) -> None:

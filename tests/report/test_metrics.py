@@ -54,7 +54,7 @@ def test_records_read_back_as_written_and_at_once(tmp_path: Path) -> None:
             "counts": {"ahead": {"0": 2, "4": 1}},
         },
         {
-            "kind": "evaluation",
+            "kind": "eval",
             "step": 1,
             "epoch": 1,
             "loss": 0.3,

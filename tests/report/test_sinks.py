@@ -237,8 +237,8 @@ def _is_pipe(file: int) -> bool:
 
 
 def test_numbers_have_places() -> None:
-    record = {"kind": "step", "step": 3, "loss": 2, "phase_bytes": {"average": 8}, "name": "x"}
-    assert dict(scalars(record)) == {"step/loss": 2.0, "step/phase_bytes/average": 8.0}
+    record = {"kind": "step", "step": 3, "loss": 2, "phase_bytes": {"model_average": 8}, "name": "x"}
+    assert dict(scalars(record)) == {"step/loss": 2.0, "step/phase_bytes/model_average": 8.0}
 
 
 @pytest.mark.parametrize(

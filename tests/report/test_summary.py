@@ -16,7 +16,7 @@ def step(number: int, samples: int, samples_per_s: float, **phases: float) -> Re
 
 
 def evaluation(number: int, accuracy: float, loss: float) -> Record:
-    place = {"kind": "evaluation", "step": number, "epoch": number // 10}
+    place = {"kind": "eval", "step": number, "epoch": number // 10}
     return {**place, "loss": loss, "accuracy": accuracy, "seconds": 1.0}
 
 

@@ -86,7 +86,7 @@ def test_a_method_without_notes_leaves_no_record(tmp_path: Path) -> None:
         (tmp_path / "job.toml").write_text(job.replace("sync_every = 2\n", "") if name == "bsp" else job)
         words = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 1"
         records = train(tmp_path / "job.toml", tmp_path / name.rpartition(":")[2], words, n=2)
-        assert {record["kind"] for record in records} <= {"meeting", "step", "epoch", "evaluation"}
+        assert {record["kind"] for record in records} <= {"meeting", "step", "epoch", "eval"}
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def assert_same_models(folder: Path, mine: str, theirs: str) -> None:
 def told(run: Path) -> list[float]:
     """Losses and distances."""
     records = read(run / "metrics.jsonl")
-    return [r["loss"] for r in records if r["kind"] == "evaluation"] + [
+    return [r["loss"] for r in records if r["kind"] == "eval"] + [
         r["distance"] for r in records if r["kind"] == "meeting"
     ]
 

@@ -86,7 +86,7 @@ class ServerConnection:
         self._cross = cross
         self._counts = [[x.numel() for x in chunk.tensor_split(cross.size)] for chunk in owned]
         self.keeper = ServerPart(self._kept(model), parts[cross.rank], cross.size, staleness)
-        with phase("average"):
+        with phase("model_average"):
             self._service = RequestServer(cross, self.keeper, self.pushed[cross.rank].bytes.numel())
 
     def exchange(self) -> None:

@@ -62,6 +62,6 @@ def begin(
     `vectors` are copies of this rank's vectors after the update; `due` is the update after which to use them.
     """
     mine = step_on_own_thread(s, topology)
-    with phase("average"):
+    with phase("model_average"):
         work = topology.inter_group.run(lambda: average(vectors, mine), "a pending average", *vectors)
     return PendingAverage(due, vectors, mine.metrics, work)

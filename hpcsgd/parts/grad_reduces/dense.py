@@ -59,7 +59,7 @@ class AllToAll(InGroup):
         >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.AllToAll())
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> round(topology.world.stats.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
+        >>> round(topology.world.stats.totals()["grad_reduce"].bytes)     # 68 / 2 elements of 4 bytes, twice
         272
 
     References:
@@ -102,7 +102,7 @@ class ReduceScatter(InGroup):
         >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.ReduceScatter())
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> round(topology.world.stats.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
+        >>> round(topology.world.stats.totals()["grad_reduce"].bytes)     # 68 / 2 elements of 4 bytes, twice
         272
 
     References:
@@ -145,7 +145,7 @@ class Dense(InGroup):
         >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.Dense())     # the default
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> round(topology.world.stats.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
+        >>> round(topology.world.stats.totals()["grad_reduce"].bytes)     # 68 / 2 elements of 4 bytes, twice
         272
 
     References:

@@ -59,7 +59,7 @@ class Quantized:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
         >>> sent = topology.world.stats.totals()
-        >>> round(sent["gradients"].bytes), round(sent["parameters"].bytes)     # of AllToAll: 272 each
+        >>> round(sent["grad_reduce"].bytes), round(sent["param_gather"].bytes)     # of AllToAll: 272 each
         (136, 80)
 
     References:

@@ -14,8 +14,8 @@ from hpcsgd.performance.planning.estimate import Estimate
 from hpcsgd.performance.simulation.rules import rule_of
 
 STEPS = 1000
-IN_THE_GROUP = ("gradients", "allocation", "indices", "values", BY_TORCH)
-AT_THE_END = "parameters"
+IN_THE_GROUP = ("grad_reduce", "allocation", "indices", "values", BY_TORCH)
+AT_THE_END = "param_gather"
 """Phases inside a group. All other phases are between groups."""
 
 

@@ -24,10 +24,10 @@ WORK, REST, WHEN = "Optimizer and speed", "Whatever else was recorded", "Starts"
 SECTIONS = (LOSS, GROUPS, TIME, WORK, REST, WHEN)
 KNOWN: Mapping[Key, tuple[str, str]] = {
     ("step", "loss"): (LOSS, "training loss"),
-    **{("evaluation", key): (LOSS, f"test {figure.name}") for key, figure in FIGURES.items()},
-    ("evaluation", "loss"): (LOSS, "test loss"),
+    **{("eval", key): (LOSS, f"test {figure.name}") for key, figure in FIGURES.items()},
+    ("eval", "loss"): (LOSS, "test loss"),
     ("meeting", "distance"): (GROUPS, "distance D between groups, at synchronizations"),
-    ("evaluation", "distance"): (GROUPS, "distance D of the groups from their mean, at tests"),
+    ("eval", "distance"): (GROUPS, "distance D of the groups from their mean, at tests"),
     (COMPUTED, "lssr"): (GROUPS, "LSSR: the fraction of local steps so far"),
     ("notes", "density"): (GROUPS, "density: the part of a gradient that is sent"),
     ("notes", "error"): (GROUPS, "error ‖e‖: what was not sent yet"),
@@ -132,7 +132,7 @@ def _courses(runs: Sequence[Run], buckets: int) -> Iterator[Panel]:
 
 def _drawn(run: Run, key: Key) -> Thinned | None:
     found = run.reading.courses.get(key)
-    nothing = key == ("evaluation", "distance") and found is not None and found.extremes() == (0, 0)
+    nothing = key == ("eval", "distance") and found is not None and found.extremes() == (0, 0)
     return None if nothing else found
 
 

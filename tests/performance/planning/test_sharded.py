@@ -87,7 +87,7 @@ def test_torchs_messages_are_paid_for_and_kept_apart(subject: TrainingProfile) -
     on_cpu, beside = (made(subject, machine).step for machine in (machine_of(), on_device(machine_of())))
     ours = made(whole(subject), machine_of()).step
     assert on_cpu.phases[BY_TORCH] > 0
-    assert on_cpu.phases.get("gradients", 0.0) + on_cpu.phases.get("parameters", 0.0) < 1e-12
+    assert on_cpu.phases.get("grad_reduce", 0.0) + on_cpu.phases.get("param_gather", 0.0) < 1e-12
     assert on_cpu.by_torch > ours.nbytes - on_cpu.nbytes > 0, "weights travel twice, gradients once"
     assert on_cpu.nbytes == pytest.approx(made(subject, machine_of(), name="bsp").step.nbytes / 4, rel=0.02)
     assert on_cpu.phases["compute"] == pytest.approx(beside.phases["compute"])

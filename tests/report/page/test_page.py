@@ -32,7 +32,7 @@ def test_figures_of_one_run(tmp_path: Path) -> None:
     page = written(run(tmp_path / "one", found))
     assert (tmp_path / "one/report.html").exists()
     readings = [r for r in found if r["kind"] == "step"]
-    tests = [r for r in found if r["kind"] == "evaluation"]
+    tests = [r for r in found if r["kind"] == "eval"]
     distances = [r["distance"] for r in found if r["kind"] == "meeting"]
     seconds = sum(r["samples"] / r["samples_per_s"] for r in readings)
     sent = sum(sum(r["phase_bytes"].values()) for r in readings)
@@ -111,12 +111,12 @@ def test_what_is_new_in_the_metrics_is_shown(tmp_path: Path) -> None:
     strange = [
         {"kind": "weather", "step": 3, "rain": 0.5, "sky": "grey", "wind": {"north": 1.0}},
         {"kind": "weather", "step": 5, "rain": 0.25, "sky": "grey", "wind": {"north": 2.0}},
-        {"kind": "evaluation", "step": 60, "epoch": 3, "loss": 1.0, "accuracy": 0.5, "f1": 0.75},
+        {"kind": "eval", "step": 60, "epoch": 3, "loss": 1.0, "accuracy": 0.5, "f1": 0.75},
     ]
     page = written(run(tmp_path / "new", [*records(), *strange]))
     assert page.panel("rain (weather)")["traces"][0]["y"] == [0.5, 0.25]
     assert page.panel("wind.north (weather)")["traces"][0]["y"] == [1, 2]
-    assert page.panel("f1 (evaluation)")["traces"][0]["y"] == [0.75]
+    assert page.panel("f1 (eval)")["traces"][0]["y"] == [0.75]
     assert "sky (weather): grey (2 ×)" in page.text
 
 
