@@ -68,5 +68,5 @@ def _cells(row: dict[str, Any]) -> list[object]:
         return f"{1e3 * at['median']:.1f} ({1e3 * at['low']:.1f}–{1e3 * at['high']:.1f})"
 
     cells: list[object] = [row["P"], row["K"], row["mpi_by"], f"{row['bytes'] / 1e6:.0f}"]
-    cells += [milliseconds(name) for name in ("meeting", "mpi", "ours", "commit")]
+    cells += [milliseconds(name) for name in ("sync", "mpi", "ours", "commit")]
     return [*cells, Spread(**row["ratio"]), f"{1e3 * limit(row):.1f}"]

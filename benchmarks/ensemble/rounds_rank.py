@@ -40,7 +40,7 @@ def contestants(
 ) -> dict[str, Contestant]:
     """Neighbours run next to each other in time."""
     return {
-        "meeting": Contestant(lambda: elastic_average.mean([x])),
+        "sync": Contestant(lambda: elastic_average.mean([x])),
         "mpi": Contestant(lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x.numpy())),
         "ours": Contestant(lambda: world.allreduce(x).wait()),
     }
@@ -60,7 +60,7 @@ def measure(
         against = [a + commit.median for a in blocks["mpi"].wall]
         row: dict[str, Any] = {"P": elastic_average.count, "K": world.size // elastic_average.count}
         row |= {"bytes": 4 * numbers, "rounds": rounds, "seconds": {**seconds, "commit": asdict(commit)}}
-        row |= {"ratio": asdict(ratios(blocks["meeting"].wall, against)), "flow_bytes_per_s": rate}
+        row |= {"ratio": asdict(ratios(blocks["sync"].wall, against)), "flow_bytes_per_s": rate}
         rows.append(row)
     return rows
 

@@ -22,7 +22,7 @@ Row = dict[str, Any]
 SEEDS = 4
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 NODES = 1000
-STEP, EVERY, MEETINGS = 5.0, 5, 10
+STEP, EVERY, SYNCS = 5.0, 5, 10
 """Seconds of a step, steps of a round, rounds of an epoch."""
 SAVING = 30.0
 """Seconds of a checkpoint of the one job."""
@@ -90,7 +90,7 @@ def _both(nodes: int, node_mtbf: float, restart: float) -> dict[str, float]:
     M = node_mtbf / nodes
     failures = Failures(
         node_mtbf, checkpoint_seconds=SAVING, restart_seconds=restart, work_seconds=100 * M,
-        heartbeat_timeout_seconds=SILENCE, syncs_per_epoch=MEETINGS,
+        heartbeat_timeout_seconds=SILENCE, syncs_per_epoch=SYNCS,
     )  # fmt: skip
     layout = Layout(nodes, 1)
     seeds = 1 if nodes >= NODES / 10 else SEEDS

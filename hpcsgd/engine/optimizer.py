@@ -265,7 +265,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
             if not s.topology.has_one_group:
                 begin(averager, self._vectors, s)
         if (meets or traits.across) and s.topology.num_groups > 1 and "distance" not in s.metrics:
-            s.metrics["shared"] = 1.0
+            s.metrics["grads_shared"] = 1.0
         param_gather.finish()
         if unmoved:
             self._pending_params.finish()

@@ -92,8 +92,8 @@ class RelativeChange:
 class Significance:
     """The schedule of lines 8, 11 and 14: decides whether the groups share this step, alike on all ranks.
 
-    Its metrics are `delta` (Δ of the group), `vote` (1.0 if Δ reached δ), and `met` (1.0 if all groups share
-    the step).
+    Its metrics are `delta` (Δ of the group), `wants_sync` (1.0 if Δ reached δ), and `synced` (1.0 if all
+    groups share the step).
     """
 
     def __init__(self, delta: float, window: int, smoothing: float | None) -> None:
@@ -135,9 +135,9 @@ class Significance:
             self._significant = bool(votes.any())
             mine = {
                 "delta": changes[s.topology.group_index].item(),
-                "vote": float(votes[s.topology.group_index].item()),
+                "wants_sync": float(votes[s.topology.group_index].item()),
             }
-            s.metrics.update(mine, met=float(self._significant))
+            s.metrics.update(mine, synced=float(self._significant))
         return self._significant
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
@@ -259,13 +259,14 @@ def selsync(
         other rank. In a shared step it sends 2·(P−1)/P·M/K elements more.
 
     Note:
-        After every step, `optimizer.metrics` has `delta` (Δ of this group), `vote` (1.0 if it reached δ) and
-        `met` (1.0 if the step was shared). After a synchronization with `parameters` it also has `distance`.
+        After every step, `optimizer.metrics` has `delta` (Δ of this group), `wants_sync` (1.0 if it reached
+        δ) and `synced` (1.0 if the step was shared). After a synchronization with `parameters` it also has
+        `distance`.
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.selsync(delta=0.3))
         >>> train(optimizer, steps=1)
-        >>> optimizer.metrics["vote"]     # the first step has no Δ yet: it is shared
+        >>> optimizer.metrics["wants_sync"]     # the first step has no Δ yet: it is shared
         1.0
 
     References:

@@ -142,7 +142,7 @@ class Streaming:
         meetings = [stream.pending for stream in self._streams]
         replicated = {
             "due": [None if meeting is None else meeting.due for meeting in meetings],
-            "notes": [{} if meeting is None else dict(meeting.notes) for meeting in meetings],
+            "metrics": [{} if meeting is None else dict(meeting.metrics) for meeting in meetings],
             "names": [list(vectors) for vectors in found],
             "rest": list(rest),
         }
@@ -186,7 +186,7 @@ class Streaming:
             mine = _of(stream, same["names"][p], chunks)
             stream.apply(mine, same["rest"][p])
             if LEFT in mine:
-                stream.pending = PendingAverage(same["due"][p], mine[LEFT], dict(same["notes"][p]))
+                stream.pending = PendingAverage(same["due"][p], mine[LEFT], dict(same["metrics"][p]))
             stream.distance = distances[p]
 
     def _tell_dropped(self, s: StepContext, unknown: Collection[str]) -> None:
@@ -216,7 +216,7 @@ class Streaming:
         for own, theta in stream.fragment.parts(owned, meeting.shards):
             x = theta.to(accumulation_dtype(theta.dtype))
             own.copy_(torch.lerp(x, own.to(x.dtype), self.blend))
-        s.metrics.update(meeting.notes)
+        s.metrics.update(meeting.metrics)
 
     def _average(self, owned: Sequence[Tensor], s: StepContext) -> None:
         for stream in self._streams:

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from hpcsgd.comm.events import MESSAGE, SPAN, WAIT
 from hpcsgd.files.pictures import STYLE, save
 from hpcsgd.report.curves import PHASE_COLOURS
-from hpcsgd.report.trace import MEETINGS, TRAINING, Line, read
+from hpcsgd.report.trace import SYNCS, TRAINING, Line, read
 
 RANKS, STEPS = 4, 3
 """Maximum numbers of ranks and steps that are drawn."""
@@ -37,7 +37,7 @@ def plot_timeline(trace: Path, target: Path) -> None:
     if extent is None:
         return
     drawn = [line for line in found if line["ts"] < extent[1] - 1 and line["ts"] + line["dur"] > extent[0]]
-    rows = sorted({(line["pid"], line["tid"]) for line in drawn if line["tid"] != MEETINGS})
+    rows = sorted({(line["pid"], line["tid"]) for line in drawn if line["tid"] != SYNCS})
     with rc_context(STYLE):
         height = 1.6 + 0.42 * len(rows)
         figure = Figure(figsize=(12, height), dpi=120, layout="constrained")
@@ -53,7 +53,7 @@ def _extent(found: Sequence[Line]) -> tuple[float, float] | None:
     steps = [line for line in found if line["pid"] == 0 and line["name"].startswith("step ")]
     if not steps:
         return None
-    met = {line["args"]["step"] for line in found if line["name"] == "meeting"}
+    met = {line["args"]["step"] for line in found if line["name"] == "sync"}
     last = max((i for i, line in enumerate(steps) if _number(line) in met), default=len(steps) - 1)
     few = [
         line

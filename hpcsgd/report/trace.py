@@ -22,7 +22,7 @@ from hpcsgd.files.atomic import replacing
 from hpcsgd.files.reading import parsed
 
 NAME = "trace.json.gz"
-TRAINING, MEETINGS = 0, 999
+TRAINING, SYNCS = 0, 999
 """Thread numbers, in addition to those of communication threads: 1, 2, …"""
 _END = "]}"
 _COMPRESSION = 5
@@ -76,8 +76,8 @@ def lines(
         yield _complete(rank, threads[event.thread], clock, event)
     for place, told in zip(_syncs(window), window.syncs, strict=True):
         if place is not None:
-            event = Event(SPAN, "meeting", "model_average", 0, *place)
-            yield _complete(rank, MEETINGS, clock, event) | {"args": {"step": told.t, "distance": told.D}}
+            event = Event(SPAN, "sync", "model_average", 0, *place)
+            yield _complete(rank, SYNCS, clock, event) | {"args": {"step": told.t, "distance": told.D}}
 
 
 def _named(rank: int, label: str, threads: Mapping[int, int], names: Mapping[int, str]) -> Iterator[Line]:
@@ -91,7 +91,7 @@ def _named(rank: int, label: str, threads: Mapping[int, int], names: Mapping[int
         name = "training" if tid == TRAINING else names.get(thread, "thread that has ended")
         yield told("thread_name", tid, name=name)
         yield told("thread_sort_index", tid, sort_index=tid)
-    yield told("thread_name", MEETINGS, name="synchronizations")
+    yield told("thread_name", SYNCS, name="synchronizations")
 
 
 def _complete(rank: int, tid: int, clock: Clock, event: Event) -> Line:

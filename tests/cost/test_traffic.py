@@ -108,11 +108,11 @@ def counted(
     world.barrier()  # or somebody's question is answered before this rank has begun to count
     for t in range(1, STEPS + 1):
         one_step(net, optimizer, topology, t)
-        met += optimizer.metrics.get("met", 0.0)
+        met += optimizer.metrics.get("synced", 0.0)
     optimizer.method.state_dict()  # waits for what is under way
     grown = world.stats.since(before)
     by_phase = {name: total.bytes / STEPS for name, total in grown.items() if name != "other"}
-    return {name: nbytes for name, nbytes in by_phase.items() if nbytes} | {"met": met / STEPS}
+    return {name: nbytes for name, nbytes in by_phase.items() if nbytes} | {"synced": met / STEPS}
 
 
 def foretold(
@@ -151,7 +151,7 @@ def on_the_mean(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def test_bytes_of_every_method_are_those_that_the_ledger_counts(run, label: str, P: int, K: int) -> None:
     entry = ENTRIES[label]
     found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form))
-    expected = foretold(P, K, made(label), found.pop("met"))
+    expected = foretold(P, K, made(label), found.pop("synced"))
     if made(label).averager.traits.elastic:
         found.pop("model_average", None)  # what goes between islands is counted by nobody
     assert found == pytest.approx(expected, rel=0.35 if label in BY_NORMS else 1e-12)
@@ -164,7 +164,7 @@ def test_bytes_of_every_method_are_those_that_the_ledger_counts(run, label: str,
 def test_bytes_with_awkward_models(run, label: str, kind: str, P: int, K: int) -> None:
     entry = ENTRIES[label]
     found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form, MODELS[kind]))
-    expected = foretold(P, K, made(label), found.pop("met"), MODELS[kind])
+    expected = foretold(P, K, made(label), found.pop("synced"), MODELS[kind])
     if made(label).averager.traits.elastic:
         found.pop("model_average", None)
     assert found == pytest.approx(expected, rel=1e-12)
@@ -183,7 +183,7 @@ def test_bytes_with_awkward_models(run, label: str, kind: str, P: int, K: int) -
 )
 def test_bytes_of_sparse_exchanges(run, exchange: Callable[[], Sparse], P: int, K: int) -> None:
     found = on_the_mean(run(P * K, counted, P, lambda: bsp(exchange())))
-    del found["met"]
+    del found["synced"]
     expected = foretold(P, K, bsp(exchange()), 0.0)
     k = round(0.2 * ModelLayout.of(model().named_parameters(), P, K, BUCKET_BYTES).M)
     assert found.keys() == expected.keys()
@@ -211,7 +211,7 @@ def test_bytes_of_averaged_moments(run, optimizer: str, new: Callable[[], Method
     """Of those that are joined each moment counts for the parameters that have it."""
     make = WITH_MOMENTS[optimizer]
     found = on_the_mean(run(P * K, counted, P, new, make))
-    del found["met"]
+    del found["synced"]
     assert found == pytest.approx(foretold(P, K, new(), 0.0, make=make), rel=1e-12)
     assert found["state_average"] > 0
 
@@ -246,7 +246,7 @@ def test_optimizers_cost_what_they_look_at(
         return counted(world, P, new, lambda params: kind(params, lr=0.0))
 
     found = on_the_mean(run(P * K, bytes_of))
-    del found["met"]
+    del found["synced"]
     net, divided = model(), kind is not Unknown
     whole = set(net.parameters()) if divided else set[nn.Parameter]()
     m = ModelLayout.of(net.named_parameters(), P, K, BUCKET_BYTES, whole=whole)
@@ -275,7 +275,7 @@ def test_bytes_of_a_switch_are_those_of_the_stage(run, pair: str, turn: int, P: 
     at = (100, 1)[turn]
     new = lambda: switch(*(method() for method in PAIRS[pair]), at=at)  # noqa: E731
     found = on_the_mean(run(P * K, counted, P, new))
-    del found["met"]
+    del found["synced"]
     m = ModelLayout.of(model().named_parameters(), P, K, BUCKET_BYTES)
     assert found == pytest.approx(by_phase(StepPlan.of(new()).sequence[turn][1], m), rel=1e-12)
 

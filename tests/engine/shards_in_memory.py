@@ -122,7 +122,7 @@ def peak(topology: hpcsgd.Topology, who: str) -> dict[str, int]:
     go_on = steps(net, optimizer, topology.rank)
     for _ in range(EVERY):
         next(go_on)
-    for what, count in {"steps": EVERY - 1, "meeting": 1}.items():
+    for what, count in {"steps": EVERY - 1, "sync": 1}.items():
         start_counting()
         for _ in range(count):
             next(go_on)

@@ -436,7 +436,7 @@ def test_selsync_goes_by_the_norm_of_the_group(run) -> None:
             optimizer.zero_grad()
             loss(net, *batch(t, topology.rank)).backward()
             optimizer.step()
-            found += [optimizer.metrics["delta"], optimizer.metrics["met"]]
+            found += [optimizer.metrics["delta"], optimizer.metrics["synced"]]
         assert 0 < sum(found[1::2]) < 5, "it always meets, or never"
         return found
 

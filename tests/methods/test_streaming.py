@@ -140,7 +140,7 @@ def test_the_distance_is_that_of_all_fragments(run, P: int, K: int) -> None:
     D = (groups - groups.mean(0)).norm(dim=1).mean().item()
     for notes, _ in found:
         assert [t for t, each in enumerate(notes, 1) if each] == [3, 5, 7, 9]
-        assert notes[2] == {"shared": 1.0}
+        assert notes[2] == {"grads_shared": 1.0}
         assert notes[4] == {"distance": pytest.approx(D, rel=1e-12)}
         assert notes[8]["distance"] < 1e-12 * D
 

@@ -102,7 +102,7 @@ def tell(
     ):
         for t in steps:
             written.sync(step=t, distance=t / 4)
-            written.notes(t, {"delta": 0.5})
+            written.method(t, {"delta": 0.5})
             if metrics is not None:
                 metrics(t)
     return run
@@ -288,7 +288,7 @@ def test_tensorboard_draws_one_run(folder: Path) -> None:
     run = tell(None, ["tensorboard"], range(3, 7), resumed=2)
     distances = [(t, t / 4) for t in range(1, 7)]
     assert drawn_by_tensorboard(run)["meeting/distance"] == distances
-    assert drawn_by_tensorboard(run)["notes/delta"] == [(t, 0.5) for t, _ in distances]
+    assert drawn_by_tensorboard(run)["method/delta"] == [(t, 0.5) for t, _ in distances]
 
 
 @pytest.mark.long

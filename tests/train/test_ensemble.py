@@ -266,12 +266,12 @@ def test_meetings_at_the_ends_of_epochs_are_recorded(job_file: Path, tmp_path: P
     for life in (one, other):
         assert met_after(life) == [8, 12, 16, 24, 32, 36]
         numbers = summary(life.records)
-        assert (numbers["meetings"], numbers["lssr"]) == (6, 1 - 6 / 36)
+        assert (numbers["model_averages"], numbers["lssr"]) == (6, 1 - 6 / 36)
 
 
 def met_after(life: Life) -> list[int]:
     """Steps."""
-    return [record["step"] for record in of_kind(life.records, "meeting")]
+    return [record["step"] for record in of_kind(life.records, "sync")]
 
 
 def test_islands_meet_by_ensemble_alone() -> None:

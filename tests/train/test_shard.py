@@ -67,7 +67,7 @@ def told(run: Path) -> list[float]:
     """Losses and distances."""
     records = read(run / "metrics.jsonl")
     return [r["loss"] for r in records if r["kind"] == "eval"] + [
-        r["distance"] for r in records if r["kind"] == "meeting"
+        r["distance"] for r in records if r["kind"] == "sync"
     ]
 
 

@@ -134,10 +134,10 @@ def test_what_is_recorded(job_file: Path, tmp_path: Path) -> None:
     options = [*exchange(sparsifier=DEFT), *words.split()]
     train(job_file, tmp_path / "run", *options, n=2)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    sparse = [record for record in map(json.loads, lines) if record["kind"] == "notes"]
+    sparse = [record for record in map(json.loads, lines) if record["kind"] == "method"]
     assert [record["step"] for record in sparse] == list(range(1, len(sparse) + 1))
     assert all(0.03 < record["density"] < 0.07 and record["error"] > 0 for record in sparse)
-    assert {"select_seconds", "encode_seconds", "exchange_seconds", "apply_seconds"} < set(sparse[0])
+    assert {"select_seconds", "encode_seconds", "combine_seconds", "apply_seconds"} < set(sparse[0])
     phases = {phase for record in map(json.loads, lines) for phase in record.get("phase_bytes", ())}
     assert {"allocation", "indices", "values"} <= phases
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -28,7 +28,7 @@ class PendingAverage:
     """The update after which the result is used."""
     shards: list[Tensor]
     """The vectors to average, which hold the result after `wait`."""
-    notes: dict[str, float]
+    metrics: dict[str, float]
     """The averager's metrics."""
     work: Work | None = None
 

@@ -27,7 +27,7 @@ FIGURE_TEXTS: Mapping[str, tuple[str, Text]] = {
         for name, word in ((key, ""), (f"best_{key}", "best "))
     },
     "best_epoch": ("best after epoch", "{:,}".format),
-    "meetings": ("synchronizations", "{:,}".format),
+    "model_averages": ("synchronizations", "{:,}".format),
     "median_distance": ("median D", "{:.3g}".format),
     "distance": ("D at the last test", "{:.3g}".format),
     "lssr": ("LSSR", "{:.1%}".format),
@@ -47,7 +47,7 @@ FIGURE_TEXTS: Mapping[str, tuple[str, Text]] = {
     "utilization": ("of the peak", "{:.1%}".format),
 }
 """By the key in a summary: the name of the figure, and its format."""
-NOT_IF_ZERO = ("distance", "bytes", "meetings")
+NOT_IF_ZERO = ("distance", "bytes", "model_averages")
 RATIOS = ("seconds", "bytes")
 """Figures with a ratio to the first run."""
 

@@ -331,7 +331,7 @@ def test_what_is_noted_of_a_step(run) -> None:
             assert note["error"] == pytest.approx(error, rel=1e-9)
             assert k <= round(note["density"] * M) <= 2 * k
             assert note["growth"] == pytest.approx(note["density"] * M / k)
-            parts = ("share", "select", "encode", "exchange", "apply")
+            parts = ("share", "select", "encode", "combine", "apply")
             assert {f"{part}_seconds" for part in parts} < set(note)
     assert max(note["growth"] for note in ranks[0]) > 1
 

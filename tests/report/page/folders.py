@@ -25,8 +25,8 @@ def records(steps: int = STEPS, seed: int = 0, first: int = 0) -> list[Record]:
     found: list[Record] = []
     for step in range(first + 1, steps + 1):
         if step % 6 == 0:
-            found.append({"kind": "meeting", "step": step, "distance": float(draw.random())})
-        found.append({"kind": "notes", "step": step, "wobble": float(draw.normal()), "density": 0.01})
+            found.append({"kind": "sync", "step": step, "distance": float(draw.random())})
+        found.append({"kind": "method", "step": step, "wobble": float(draw.normal()), "density": 0.01})
         if step % EVERY == 0:
             seconds = {phase: float(draw.random()) for phase in PHASES}
             sizes = {"grad_reduce": float(draw.integers(1000)), "model_average": float(draw.integers(1000))}
