@@ -118,7 +118,7 @@ class Communicator:
         sent = self._posted(send)
         operation = lambda: self.backend.sendrecv(send, recv)  # noqa: E731
         tensors = (*send.values(), *recv.values())
-        return self._start("exchange", sent, operation, *tensors, messages=(tuple(send), recv))
+        return self._start("sendrecv", sent, operation, *tensors, messages=(tuple(send), recv))
 
     def send(self, x: Tensor, to: int) -> Work:
         """Send one message to rank `to`."""

@@ -106,7 +106,7 @@ class GlooBackend(Backend):
             self._letters.put(self.rank, send[self.rank].clone())
         sent = {to: x for to, x in send.items() if to != self.rank}
         posted = {} if self._collector else {i: out for i, out in recv.items() if i != self.rank}
-        self._messages(sent, posted, _ASKED, "exchange")
+        self._messages(sent, posted, _ASKED, "sendrecv")
         for source in recv.keys() - posted.keys():
             self._open(recv[source], source)
 

@@ -115,9 +115,9 @@ class Topology:
         return self.intra_group.rank
 
     def mesh(self, kind: str = "cpu") -> DeviceMesh:
-        """Return torch's `DeviceMesh` of all ranks, P × K, with the dimensions "cross" and "group".
+        """Return torch's `DeviceMesh` of all ranks, P × K, with the dimensions "replicate" and "shard".
 
-        FSDP takes `topology.mesh()["group"]`. The first call is collective. It makes torch.distributed's
+        FSDP takes `topology.mesh()["shard"]`. The first call is collective. It makes torch.distributed's
         default group, unless torch has one of the same ranks. `CommStats` does not count what torch sends.
 
         Args:
@@ -152,11 +152,9 @@ def form(world: Communicator, groups: int | None = None, group_size: int | None 
             "%d of %d groups span more than one node (%d ranks a group, %d nodes): their gradients cross the "
             "network at every step", len(spread), P, K, len(set(nodes)),
         )  # fmt: skip
-    group, cross = world.split(g, j), world.split(j, g).with_own_thread()
+    intra_group, inter_group = world.split(g, j), world.split(j, g).with_own_thread()
     shares_nodes = levels(of_ranks[g * K : (g + 1) * K]) is not None
-    return Topology(
-        world, intra_group=group, inter_group=cross, num_groups=P, group_size=K, shares_nodes=shares_nodes
-    )  # fmt: skip
+    return Topology(world, intra_group, inter_group, num_groups=P, group_size=K, shares_nodes=shares_nodes)
 
 
 def require_counts(groups: int | None, group_size: int | None) -> None:

@@ -108,8 +108,8 @@ def price(
     """
     sent_in_step = of_step(plan, m, sync_rate=sync_rate, broadcast=broadcast)
     over = link_classes(m.P, m.K, ranks_per_host or machine.ranks_per_host)
-    over["peers"] = over["cross"]
-    apart = over["group"].kind == "inside" != over["cross"].kind
+    over["replica_groups"] = over["inter_group"]
+    apart = over["intra_group"].kind == "inside" != over["inter_group"].kind
     flow = _Flow(plan, overlap=overlap, prefetch=prefetch, own_links=apart)
     beyond = LARGER * max(math.log2(m.N / (machine.hosts * machine.ranks_per_host)), 0.0)
 
@@ -127,7 +127,7 @@ def price(
         theirs = [(x, s) for x, s in timed if x.phase == BY_TORCH]
         waiting = _waiting(theirs, m, passes, machine.machine.device != "cpu")
         waited = waiting.forward + waiting.backward
-        inside -= waited if over["group"].kind != "inside" else 0.0
+        inside -= waited if over["intra_group"].kind != "inside" else 0.0
         longer = replace(
             passes, forward=passes.forward + waiting.forward, backward=passes.backward + waiting.backward
         )
@@ -256,7 +256,7 @@ def _standing_still(
         if x.bucket is None or x.stage == "model_average":
             phases[x.phase] += seconds
         if x.bucket is not None:
-            stage = x.stage if x.stage != "exchange" else "across" if x.over == "cross" else "inside"
+            stage = x.stage if x.stage != "grad_reduce" else "across" if x.over == "inter_group" else "inside"
             stages[stage][x.bucket] += seconds / (x.times or 1.0)
             share = x.times if x.stage == "model_average" else share
     buckets, plan = Buckets(**stages, own_links=flow.own_links), flow.plan

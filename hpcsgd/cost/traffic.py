@@ -50,8 +50,8 @@ def of_step(
     if exchange.traits.shards:
         found += gathered(plan, m)
     if broadcast and m.K > 1:
-        found.append(CommOp("allreduce", "group", LAYOUT, "buffers"))
-        found.append(CommOp("bcast", "group", broadcast, "buffers"))
+        found.append(CommOp("allreduce", "intra_group", LAYOUT, "buffers"))
+        found.append(CommOp("bcast", "intra_group", broadcast, "buffers"))
     return found
 
 
@@ -90,4 +90,4 @@ def by_torch(m: ModelLayout) -> list[CommOp]:
 
 
 def _unit_op(operation: str, stage: Stage, i: int, nbytes: int) -> CommOp:
-    return CommOp(operation, "group", nbytes, BY_TORCH, bucket=i, stage=stage)
+    return CommOp(operation, "intra_group", nbytes, BY_TORCH, bucket=i, stage=stage)

@@ -193,7 +193,7 @@ class MeanGradient:
         return vectors
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        return [allreduce("cross", m.shard(b) * b.width) for b in m.buckets]
+        return [allreduce("inter_group", m.shard(b) * b.width) for b in m.buckets]
 
 
 Aggregate = Callable[[Significance, WithOptimizerState], Averager]

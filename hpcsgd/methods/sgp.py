@@ -109,7 +109,9 @@ class PushSum:
         """Return the messages of line 3, averaged over a period of the graph."""
         nbytes = mean_peers(self.graph, m.P) * m.message_buffer()
         leaving = mean_leaving(self.graph, m.P, m.groups_per_host)
-        return [CommOp("exchange", "cross", nbytes, overlap_steps=self.staleness, off_host_fraction=leaving)]
+        return [
+            CommOp("sendrecv", "inter_group", nbytes, overlap_steps=self.staleness, off_host_fraction=leaving)
+        ]
 
     def state_dict(self) -> State:
         """Wait for the messages under way, and return them with the weight.

@@ -121,7 +121,7 @@ def fully_shard(
     with topology.raise_on_all_ranks("sharding the model"):
         require_alike(mine, first)
     given = {name for name, (_, has_values) in first.items() if has_values}
-    mesh = topology.mesh("cpu" if target == META else target.type)["group"]
+    mesh = topology.mesh("cpu" if target == META else target.type)["shard"]
     for unit in parts:
         share_values(topology, model, unit, given)
         with topology.raise_on_all_ranks("sharding the model"):

@@ -170,7 +170,7 @@ def test_messages_on_a_device_are_begun_together_and_watched(monkeypatch: pytest
         *exchange, *send, ("wait",)
     ]  # fmt: skip
     assert [(what.split()[0], done) for what, done in watched] == [
-        ("exchange", True), ("exchange", True), ("alltoall", True)
+        ("sendrecv", True), ("sendrecv", True), ("alltoall", True)
     ]  # fmt: skip
     close_libraries()
 

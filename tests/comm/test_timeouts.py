@@ -19,7 +19,7 @@ COLLECTIVES: dict[str, Callable[[Communicator], object]] = {
     "bcast": lambda t: t.bcast(torch.zeros(3)).wait(),
     "gather_objects": lambda t: t.gather_objects(None),
     "split": lambda t: t.split(0, 0),
-    "composite": lambda t: t.run(lambda: t.allreduce(torch.zeros(3)).wait(), "exchange").wait(),
+    "composite": lambda t: t.run(lambda: t.allreduce(torch.zeros(3)).wait(), "sendrecv").wait(),
 }
 
 

@@ -207,11 +207,11 @@ def test_what_nobody_knows_is_said() -> None:
 @pytest.mark.parametrize(
     ("P", "K", "R", "expected"),
     [
-        (4, 2, 2, {"group": (2, 1, 1), "cross": (4, 4, 2), "world": (8, 4, 1)}),
-        (8, 1, 2, {"group": (1, 1, 2), "cross": (8, 4, 1), "world": (8, 4, 1)}),
-        (2, 4, 2, {"group": (4, 2, 1), "cross": (2, 2, 2), "world": (8, 4, 1)}),
-        (1, 8, 2, {"group": (8, 4, 1), "cross": (1, 1, 2), "world": (8, 4, 1)}),
-        (2, 2, 8, {"group": (2, 1, 2), "cross": (2, 1, 2), "world": (4, 1, 1)}),
+        (4, 2, 2, {"intra_group": (2, 1, 1), "inter_group": (4, 4, 2), "world": (8, 4, 1)}),
+        (8, 1, 2, {"intra_group": (1, 1, 2), "inter_group": (8, 4, 1), "world": (8, 4, 1)}),
+        (2, 4, 2, {"intra_group": (4, 2, 1), "inter_group": (2, 2, 2), "world": (8, 4, 1)}),
+        (1, 8, 2, {"intra_group": (8, 4, 1), "inter_group": (1, 1, 2), "world": (8, 4, 1)}),
+        (2, 2, 8, {"intra_group": (2, 1, 2), "inter_group": (2, 1, 2), "world": (4, 1, 1)}),
     ],
 )
 def test_ways(P: int, K: int, R: int, expected: dict[str, tuple[int, int, int]]) -> None:

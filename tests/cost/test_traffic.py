@@ -133,7 +133,7 @@ def foretold(
 def by_phase(plan: StepPlan, m: ModelLayout, sync_rate: float | None = None) -> dict[str, float]:
     total = defaultdict[str, float](float)
     for x in of_step(plan, m, sync_rate=sync_rate):
-        if x.over != "peers":
+        if x.over != "replica_groups":
             total[x.phase] += (
                 x.times * x.sender_fraction * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
             )
@@ -173,7 +173,7 @@ def test_bytes_with_awkward_models(run, label: str, kind: str, P: int, K: int) -
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (1, 3), (2, 2)])
 @pytest.mark.parametrize(
-    "exchange",
+    "sendrecv",
     [
         lambda: Sparse(Deft(0.2, exact=True), indices=Plain()),
         lambda: Sparse(CLTk(0.2), indices=Plain()),
@@ -304,7 +304,7 @@ def test_who_exchanges_whole_vectors_and_averages_chunks_gathers_once_more() -> 
     found = of_step(StepPlan.of(hierarchical(3, WithAllgather(ReduceScatter()))), m)
     after = [x for x in found if x.phase == "param_gather"]
     assert after == [
-        CommOp("allgather", "group", b.nbytes, "param_gather", 1 / 3, stage="model_average")
+        CommOp("allgather", "intra_group", b.nbytes, "param_gather", 1 / 3, stage="model_average")
         for b in m.buckets
     ]
 

@@ -55,8 +55,8 @@ def model(topology: hpcsgd.Topology | None, layers: int = LAYERS) -> nn.Module:
         net = nn.Sequential(*(nn.Linear(n, n, bias=False) for _ in range(layers)))
     if topology is not None:
         for layer in net:
-            fully_shard(layer, mesh=topology.mesh()["group"])
-        fully_shard(net, mesh=topology.mesh()["group"])
+            fully_shard(layer, mesh=topology.mesh()["shard"])
+        fully_shard(net, mesh=topology.mesh()["shard"])
     net.to_empty(device="cpu")
     for number, p in enumerate(net.parameters()):
         values = torch.randn(p.shape, generator=torch.Generator().manual_seed(number)) / n**0.5

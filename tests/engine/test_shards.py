@@ -43,7 +43,7 @@ SHAPES = [(1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4)]
 
 def shard(net: nn.Module, topology: Topology, **options: Any) -> nn.Module:
     """Every module with parameters of its own, and the rest with the net."""
-    mesh = topology.mesh()["group"]
+    mesh = topology.mesh()["shard"]
     for module in net.modules():
         if module is not net and next(module.parameters(recurse=False), None) is not None:
             fully_shard(module, mesh=mesh, **options)
@@ -158,7 +158,7 @@ REFUSALS: dict[str, tuple[Callable[[nn.Module, Topology], Any], str]] = {
     ),
     "a mesh of other ranks": (
         lambda net, topology: wrapped(over_all(net, topology), topology, bsp()),
-        'this group is ranks [0, 1]: fully_shard(module, mesh=topology.mesh()["group"])',
+        'this group is ranks [0, 1]: fully_shard(module, mesh=topology.mesh()["shard"])',
     ),
     "optimizers of whole tensors": (
         lambda net, topology: hpcsgd.DistributedOptimizer(
@@ -206,18 +206,18 @@ def wrapped(net: nn.Module, topology: Topology, method: Method) -> hpcsgd.Distri
 
 
 def sharded_in_part(net: nn.Module, topology: Topology) -> nn.Module:
-    fully_shard(net[0], mesh=topology.mesh()["group"])  # pyright: ignore[reportIndexIssue, reportCallIssue, reportArgumentType]
+    fully_shard(net[0], mesh=topology.mesh()["shard"])  # pyright: ignore[reportIndexIssue, reportCallIssue, reportArgumentType]
     return net
 
 
 def gathered_for_a_forward_pass(net: nn.Module, topology: Topology) -> nn.Module:
-    fully_shard(net, mesh=topology.mesh()["group"])
+    fully_shard(net, mesh=topology.mesh()["shard"])
     loss(net, *batch(0, 0))
     return net
 
 
 def over_all(net: nn.Module, topology: Topology) -> nn.Module:
-    fully_shard(net, mesh=form(topology.world, 1).mesh()["group"])
+    fully_shard(net, mesh=form(topology.world, 1).mesh()["shard"])
     return net
 
 
@@ -255,7 +255,7 @@ class Net(nn.Module):
 
 
 def of_two_dtypes(net: nn.Module, topology: Topology) -> None:
-    mesh = topology.mesh()["group"]
+    mesh = topology.mesh()["shard"]
     for name in ("conv", "head"):
         fully_shard(net.get_submodule(name), mesh=mesh)
     fully_shard(net, mesh=mesh)
@@ -456,7 +456,7 @@ def test_inside_the_mean_outside_as_before(run) -> None:
         for sharded in (True, False):
             net = make_model()
             if sharded:
-                fully_shard(net, mesh=topology.mesh()["group"])
+                fully_shard(net, mesh=topology.mesh()["shard"])
             optimizer = wrapped(net, topology, hierarchical(100))
             values: list[Tensor] = []
             for t in range(4):

@@ -65,7 +65,7 @@ def average_states(named: Mapping[str, Sequence[Tensor]], s: StepContext) -> Non
 
 def comparison() -> CommOp:
     """Return the operation that compares the sizes of the tensors that groups are about to average."""
-    return allreduce("cross", 16, "state_average")
+    return allreduce("inter_group", 16, "state_average")
 
 
 def sent_by_state(m: ModelLayout, layers: Collection[int], shards: bool) -> Iterator[CommOp]:
@@ -74,13 +74,15 @@ def sent_by_state(m: ModelLayout, layers: Collection[int], shards: bool) -> Iter
     If `shards` is True, each rank averages only its shard.
     """
     for width, elements in m.by_width(layers).items():
-        yield allreduce("cross", elements * width / (m.K if shards or m.sharded else 1), "state_average")
+        yield allreduce(
+            "inter_group", elements * width / (m.K if shards or m.sharded else 1), "state_average"
+        )
 
 
 def sent_by_number(m: ModelLayout, layers: Collection[int], shards: bool) -> CommOp:
     """Return the operation that averages state which is one number for each parameter in `layers`."""
     return allreduce(
-        "cross", (m.rows_of(layers) if shards or m.sharded else len(layers)) * 4, "state_average"
+        "inter_group", (m.rows_of(layers) if shards or m.sharded else len(layers)) * 4, "state_average"
     )
 
 

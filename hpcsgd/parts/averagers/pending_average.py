@@ -42,11 +42,11 @@ class PendingAverage:
 def on_own_thread(topology: Topology) -> Topology:
     """Return the same ranks with separate communicators, which share one communication thread. Collective."""
     world = topology.world.dup_with_thread()
-    group, cross = (
+    intra_group, inter_group = (
         ranks.split(0, ranks.rank).with_thread(world.comm_thread)
         for ranks in (topology.intra_group, topology.inter_group)
     )
-    return replace(topology, world=world, intra_group=group, inter_group=cross)
+    return replace(topology, world=world, intra_group=intra_group, inter_group=inter_group)
 
 
 def step_on_own_thread(s: StepContext, topology: Topology) -> StepContext:

@@ -228,7 +228,7 @@ class AcrossGroups:
         yield from comm_ops(self.inner, m)
         parts = m.K if self.traits.shards else 1
         for i, b in enumerate(m.buckets):
-            yield CommOp("allreduce", "cross", b.nbytes / parts, bucket=i)
+            yield CommOp("allreduce", "inter_group", b.nbytes / parts, bucket=i)
 
 
 @checked
@@ -276,4 +276,4 @@ def _room(b: Bucket, like: Tensor) -> Tensor:
 def _of_buckets(operation: str, m: ModelLayout) -> Iterator[CommOp]:
     """Yield one operation over the group per bucket."""
     for i, b in enumerate(m.buckets):
-        yield CommOp(operation, "group", b.nbytes, bucket=i)
+        yield CommOp(operation, "intra_group", b.nbytes, bucket=i)

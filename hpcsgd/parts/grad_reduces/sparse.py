@@ -145,7 +145,7 @@ class Sparse:
 
         Raises `UserError` if the sparsifier cannot predict its selection.
         """
-        over = "world" if self.traits.across else "group"
+        over = "world" if self.traits.across else "intra_group"
         return expected_ops.messages(self.sparsifier, self.combine, self.indices, over, m)
 
     def memory_bytes(self, m: ModelLayout) -> float:

@@ -57,7 +57,7 @@ class SimulatedRun:
         """Record the compute seconds of the groups that made step `t`."""
         self.stats.add("compute", t, mean)
         self.stats.add("in the group", t, longest - mean)
-        for cause in ("exchange", "update"):
+        for cause in ("grad_reduce", "update"):
             self.stats.add(cause, t, getattr(self.durations, cause) * len(mean))
 
     def generator(self, what: str) -> Generator:

@@ -85,8 +85,8 @@ def test_a_line_a_link() -> None:
 
 
 def test_a_pair_alone_counts_where_there_is_nothing_else() -> None:
-    pair = series("exchange", LinkClass(2), alone=True)
-    ring = series("exchange", LinkClass(4))
+    pair = series("sendrecv", LinkClass(2), alone=True)
+    ring = series("sendrecv", LinkClass(4))
     (link,) = links([pair, ring])
     assert link.ranks == (4,)
     (link,) = links([pair])

@@ -72,7 +72,7 @@ class Job:
 
     def compute(self, g: int, t: int) -> Process:
         """All K ranks, until the last one is done with exchange and update."""
-        rest = self.d.exchange + self.d.update
+        rest = self.d.grad_reduce + self.d.update
         yield self.env.all_of([self.env.timeout(seconds + rest) for seconds in self.seconds[t][g]])
 
     def gather(self, g: int, t: int) -> Process:

@@ -28,7 +28,7 @@ from performance.simulation.processes import Process
 
 T = 48
 LIVING = Living(4)
-D = Durations(exchange=0.011, update=0.003, model_average=0.04, gather=0.007)
+D = Durations(grad_reduce=0.011, update=0.003, model_average=0.04, gather=0.007)
 
 
 class Islands:

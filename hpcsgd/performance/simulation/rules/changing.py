@@ -38,7 +38,7 @@ class Changing:
         begin = max(F.max(), course.under_way)
         met = np.full_like(F, begin + course.durations.model_average)
         course.stats.add("for other groups", t, F.max() - F)
-        course.stats.add("meetings", t, met - F.max())
+        course.stats.add("model_average", t, met - F.max())
         course.stats.forget(t)
         course.stats.finished(t, met)
         course.ended[:] = met

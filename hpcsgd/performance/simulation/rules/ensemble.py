@@ -90,7 +90,7 @@ class _ReplicaGroups:
         met = begin + (self._course.durations.model_average if len(here) > 1 else 0.0)
         stats.add("for other groups", t, here.max() - here)
         stats.add("failures", t, np.full_like(here, begin - here.max()))
-        stats.add("meetings", t, np.full_like(here, met - begin))
+        stats.add("model_average", t, np.full_like(here, met - begin))
         self.F[self.alive] = met
         self._unheard = -np.inf
         if epoch_begins:
