@@ -57,7 +57,7 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
     "when": ("schedule",),
     # sections and keys of job files, their values, and flags
     "batch_size": ("group_batch_size",),
-    "blocks": ("fsdp_units",),
+    "blocks": ("fsdp_units", "units"),
     "build": ("name",),
     "checkpoint_every": ("checkpoint_every_steps",),
     "cost": ("cost_s",),

@@ -173,7 +173,7 @@ def test_blocks_that_are_not_there(folder: Path) -> None:
     done = launch(folder, "train", "job.toml", *SHARDED, "--model.fsdp_units", '["block.*"]', n=2)
     assert done.code == 1
     (line,) = done.messages
-    assert line.startswith("hpcsgd: job.toml: blocks: no module 'block.*'"), line
+    assert line.startswith("hpcsgd: job.toml: units: no module 'block.*'"), line
     assert not (folder / "runs").exists()
 
 

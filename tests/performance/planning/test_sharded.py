@@ -135,7 +135,7 @@ def test_what_cannot_be_is_left_out(subject: TrainingProfile) -> None:
     with pytest.raises(UserError, match="not known to update every element by itself"):
         made(profile_of(replace(subject.config, optimizer=muon), samples=64_000), machine_of())
     blocks = replace(subject.config.model, fsdp_units=("block.*",))
-    with pytest.raises(UserError, match=r"\[model\]: blocks: no module 'block\.\*'"):
+    with pytest.raises(UserError, match=r"\[model\]: units: no module 'block\.\*'"):
         made(profile_of(replace(subject.config, model=blocks), samples=64_000), machine_of())
 
 
