@@ -1,7 +1,7 @@
 """One rank of `rounds.py`: seconds of a meeting, of a commit and of an allreduce, in turn.
 
-All ranks are one MPI job, so that contestants can take turns; each island is a communicator in it, and all
-that islands say to each other goes through rings and the coordinator, as between jobs of their own.
+All ranks are one MPI job, so that contestants can take turns; each group is a communicator in it, and all
+that groups say to each other goes through rings and the coordinator, as between jobs of their own.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--islands", type=int, required=True)
+    parser.add_argument("--groups", type=int, required=True)
     parser.add_argument("--coordinator", required=True)
     parser.add_argument("--token", required=True)
     parser.add_argument("--rounds", type=int, required=True)

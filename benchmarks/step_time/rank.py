@@ -28,7 +28,7 @@ STORE = "tcp://10.77.0.1:29400"
 """On rank 0's host."""
 RANKS = Together()
 BARE = "bare "
-SILENCE, FEW = 0.3, 10_000
+HEARTBEAT_TIMEOUT, FEW = 0.3, 10_000
 """Seconds in which a host sends less than so many bytes."""
 Row = dict[str, Any]
 
@@ -66,7 +66,7 @@ def silent() -> None:
     RANKS.meet()
     before, now = -FEW, sent()
     while now - before >= FEW:
-        sleep(SILENCE)
+        sleep(HEARTBEAT_TIMEOUT)
         before, now = now, sent()
     RANKS.meet()
 

@@ -149,9 +149,9 @@ def ensemble(
         checked = check(path, overrides, w.allocation(), fresh=not resume)
         P = checked.config.parallel.groups
         if independent:
-            _write("island", words, checked, w, tasks=P, ISLANDS=str(P))
+            _write("replica_group", words, checked, w, tasks=P, NUM_GROUPS=str(P))
         else:
-            _write("ensemble", words, checked, w, ISLANDS=str(P))
+            _write("ensemble", words, checked, w, NUM_GROUPS=str(P))
 
 
 @job.command(usage=f"Usage: hpcsgd job probe {USAGE}")

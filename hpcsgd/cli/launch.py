@@ -58,6 +58,6 @@ def launch(
         )
         code = start(
             job, overrides=overrides, groups=groups, group_size=group_size, restarts=max_restarts,
-            silence=heartbeat_timeout, timeout=timeout, resume=resume, srun=srun.split(),
+            heartbeat_timeout=heartbeat_timeout, timeout=timeout, resume=resume, srun=srun.split(),
         )  # fmt: skip
     sys.exit(code)

@@ -191,7 +191,7 @@ class RunSection:
 
     output_dir: Path  # relative to the working directory; default: runs/ and the name of the job file
     trace_steps: str | None = None  # steps that are traced: "10-17, 500", or "auto"; docs/trace.md
-    loggers: tuple[str | dict[str, Any], ...] | None = None  # which also get the metrics; docs/sinks.md
+    loggers: tuple[str | dict[str, Any], ...] | None = None  # which also get the metrics; docs/loggers.md
 
     def __post_init__(self) -> None:
         if self.trace_steps is not None:

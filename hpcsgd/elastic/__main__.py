@@ -79,8 +79,8 @@ def _main() -> None:
         signal.signal(number, signal.SIG_IGN)
     told = json.loads(sys.stdin.readline())
     told["folder"] = Path(told["folder"])
-    allotment = told.pop("allotment", None)
-    told["allotment"] = None if allotment is None else ResourceBudget(**allotment)
+    budget = told.pop("budget", None)
+    told["budget"] = None if budget is None else ResourceBudget(**budget)
     try:
         asyncio.run(_apart(**told) if "term" in told else _together(**told))
     except (UserError, OSError) as error:

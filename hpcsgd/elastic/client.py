@@ -44,7 +44,7 @@ class Client:
         token: str,
         hello: Mapping[str, Any],
         *,
-        silence: float,
+        heartbeat_timeout: float,
         patience: float,
         on_change: Callable[[Register | None], None],
     ) -> None:
@@ -54,8 +54,8 @@ class Client:
         """
         self._coordinator = coordinator
         self._token, self._hello = token, dict(hello)
-        self._heartbeat_timeout, self._patience = silence, patience
-        self._beat = beat(silence)
+        self._heartbeat_timeout, self._patience = heartbeat_timeout, patience
+        self._beat = beat(heartbeat_timeout)
         self._on_change = on_change
         self._standing: Mapping[str, Any] | None = None
         self._register = NOTHING

@@ -100,10 +100,10 @@ def _tested(numbers: Summary) -> str:
 def _replica_groups(numbers: Summary) -> str:
     rounds = count_text(numbers["rounds"], "round")
     lost, returned, left = (
-        count_text(numbers[f"islands_{what}"], "time") for what in ("lost", "returned", "left")
+        count_text(numbers[f"groups_{what}"], "time") for what in ("lost", "returned", "left")
     )
     text = f"{rounds}, lost {lost}, returned {returned}"
-    return f"{text}, left {left}" if numbers["islands_left"] else text
+    return f"{text}, left {left}" if numbers["groups_left"] else text
 
 
 TOLD = 0.02

@@ -532,7 +532,7 @@ def test_another_division_into_param_groups_is_refused(run, tmp_path: Path, monk
 
 
 class Overtaken:
-    """Checkpoints of islands: as soon as one has been found, another writes the next and removes it."""
+    """Checkpoints of groups: as soon as one has been found, another writes the next and removes it."""
 
     def __init__(self, inner: Checkpoints, overtake: Callable[[Path], None]) -> None:
         self._inner, self._overtake = inner, overtake

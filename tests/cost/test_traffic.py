@@ -153,7 +153,7 @@ def test_bytes_of_every_method_are_those_that_the_ledger_counts(run, label: str,
     found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form))
     expected = foretold(P, K, made(label), found.pop("synced"))
     if made(label).averager.traits.elastic:
-        found.pop("model_average", None)  # what goes between islands is counted by nobody
+        found.pop("model_average", None)  # what goes between groups is counted by nobody
     assert found == pytest.approx(expected, rel=0.35 if label in BY_NORMS else 1e-12)
 
 

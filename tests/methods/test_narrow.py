@@ -208,7 +208,7 @@ def test_a_partner_keeps_halves_of_an_ulp() -> None:
     assert threads.run(2, kept) == [torch.float32] * 2
 
 
-def test_islands_sum_in_float32() -> None:
+def test_groups_sum_in_float32() -> None:
     """What goes around a ring is wider than the model: its sums would overflow."""
     rings = Rings(0, "127.0.0.1", "token", 10.0)
     try:

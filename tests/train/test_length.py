@@ -140,7 +140,7 @@ def test_not_both(job_file: Path) -> None:
         load(job_file, ["--training.steps", "2", "--training.samples", "3"])
 
 
-def test_not_of_islands(job_file: Path) -> None:
+def test_not_of_groups(job_file: Path) -> None:
     def one(world: Communicator) -> None:
         config = load(job_file, ["--training.steps", "2", "--method.name", "ensemble_sync"])
         assemble(config, replace(form(world), replica_groups=Absent(count=2)), job_file.name)

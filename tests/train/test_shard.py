@@ -94,7 +94,7 @@ def bytes_of_a_pass() -> float:
 
 
 @pytest.mark.long
-def test_islands(folder: Path) -> None:
+def test_groups(folder: Path) -> None:
     """Two of two ranks each, which average the rows of each position; as if they shared nothing."""
     words = ("--model.init_from", "start.pt", "--method.sync_every", "3", "--method.name", "ensemble_sync")
     for run, shares in (("whole", ()), ("sharded", SHARDED)):

@@ -110,7 +110,7 @@ class Supervisor:
         coordinator: Coordination,
         *,
         restarts: int,
-        silence: float,
+        heartbeat_timeout: float,
         timeout: float,
         moves_ranks: bool = False,
     ) -> None:
@@ -118,7 +118,7 @@ class Supervisor:
         self._count = count
         self._program, self._folder, self._starter = list(program), folder, starter
         self._coordinator, self._restarts = coordinator, restarts
-        self._heartbeat_timeout, self._timeout = silence, timeout
+        self._heartbeat_timeout, self._timeout = heartbeat_timeout, timeout
         self._moves_ranks = moves_ranks
         self.fault = False
         """True if groups failed before the first synchronization, so that the job itself is at fault."""

@@ -81,7 +81,7 @@ def test_the_page_has_a_bar_for_each_rank(tmp_path: Path) -> None:
     assert "known where steps were traced" not in page.text
 
 
-def test_a_run_of_islands_shows_who_was_there_how_far_and_with_what(tmp_path: Path) -> None:
+def test_a_run_of_groups_shows_who_was_there_how_far_and_with_what(tmp_path: Path) -> None:
     pytest.importorskip("plotly", reason="the extra [report] is not installed")
     folder = run(tmp_path / "ensemble", [])
     (folder / "metrics.jsonl").unlink()
