@@ -1,4 +1,4 @@
-"""Sparse exchange on hosts with slow links: seconds a step by part, dense, Top-k, CLT-k and DEFT.
+"""Sparse gradient reduction on hosts with slow links: seconds a step by part, dense, Top-k, CLT-k and DEFT.
 
     python benchmarks/sparse_exchange.py [--hosts 4] [--rate 100] [--density 0.01] [--json FILE] [--plot FILE]
 
@@ -108,7 +108,7 @@ def draw(rows: Sequence[dict[str, Any]], title: str, target: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Sparse exchanges on slow links.")
+    parser = argparse.ArgumentParser(description="Sparse gradient reductions on slow links.")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rate", type=int, default=100, help="Mbit/s of each host's link")
     parser.add_argument("--density", type=float, default=0.01)

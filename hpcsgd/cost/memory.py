@@ -26,7 +26,7 @@ def kept(plan: StepPlan, m: ModelLayout, moments: float, *later: StepPlan) -> fl
     of all stages adds up. The vectors of other parts are in the buckets, where the next stage reuses them.
     """
     model = sum(m.here(b) for b in m.buckets)
-    state = moments * (m.own_elements() if plan.grad_reduce.traits.shards else model)
+    state = moments * (m.own_elements() if plan.grad_reduce.traits.leaves_shards else model)
     stages = [list(_parts(stage, m)) for stage in (plan, *later)]
     lasting = memory_bytes((part for parts in stages for part in parts if isinstance(part, Stateful)), m)
     passing = (

@@ -176,7 +176,7 @@ def computed(plan: StepPlan, m: ModelLayout, compute: Compute, batch: float) -> 
     """
     elements = elements_searched(plan.grad_reduce, m)
     selection = compute.selection_seconds(_sparsifier(plan), elements) if elements else 0.0
-    updated = m.M / m.K if plan.grad_reduce.traits.shards else m.M
+    updated = m.M / m.K if plan.grad_reduce.traits.leaves_shards else m.M
     busy = compute.busy
     return Computed(
         forward=compute.forward_seconds(batch),
@@ -260,16 +260,16 @@ def _standing_still(
             stages[stage][x.bucket] += seconds / (x.times or 1.0)
             share = x.times if x.stage == "model_average" else share
     buckets, plan = Buckets(**stages, own_links=flow.own_links), flow.plan
-    exchange, gather = sum(buckets.inside) + sum(buckets.across), sum(buckets.gather)
-    beside = min(c.backward, exchange) if flow.overlap else 0.0
+    grad_reduce, gather = sum(buckets.inside) + sum(buckets.across), sum(buckets.gather)
+    beside = min(c.backward, grad_reduce) if flow.overlap else 0.0
     backward = c.backward + (c.slowed - 1) * beside
     update = Update(c.update, plan.update_per_bucket, plan.gather_per_bucket)
     rest = exposed(_ready(m, backward, flow.overlap), backward, buckets, update)
     gathering = (1 - share) * rest.gather + share * rest.gather_after_sync
     if flow.prefetch:
         gathering = awaited([b.used for b in m.buckets], buckets.gather, c.forward)
-    hidden = max(exchange - rest.exchange, 0.0) + gather - gathering
-    phases["grad_reduce"] += rest.exchange
+    hidden = max(grad_reduce - rest.grad_reduce, 0.0) + gather - gathering
+    phases["grad_reduce"] += rest.grad_reduce
     phases["param_gather"] += gathering
     phases["compute"] = c.forward + backward + c.selection + c.update
     late = sum(behind.values())

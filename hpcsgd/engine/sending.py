@@ -16,7 +16,7 @@ from hpcsgd.errors import UserError
 
 
 class SendsGradients:
-    """Sends `buckets` through `exchange`, the gradient reduction.
+    """Sends `buckets` through `grad_reduce`, the gradient reduction.
 
     `departing` is called when the first bucket of a step is sent. Errors name what `activity` returns then,
     such as "backward() of step 3".
@@ -24,12 +24,12 @@ class SendsGradients:
 
     def __init__(
         self,
-        exchange: GradReduce,
+        grad_reduce: GradReduce,
         buckets: Sequence[Bucket],
         departing: Callable[[], ReduceContext],
         activity: Callable[[], str],
     ) -> None:
-        self._exchange, self._buckets = exchange, buckets
+        self._grad_reduce, self._buckets = grad_reduce, buckets
         self._departing, self._activity = departing, activity
         self._arrived_on = [Confluence(bucket.w.device) for bucket in buckets]
         self.start_over()
@@ -54,7 +54,7 @@ class SendsGradients:
             for index in range(len(self.sent), stop):
                 bucket = self._buckets[index]
                 self._arrived_on[index].precede()
-                call = functools.partial(self._exchange, self._context, bucket)
+                call = functools.partial(self._grad_reduce, self._context, bucket)
                 work = self._context.topology.world.run(call, "gradient reduction", bucket.gradients)
                 self.sent.append(work)
                 self._versions.append(bucket.version())

@@ -148,11 +148,13 @@ class PushSum:
         link, outgoing = self._link, dict.fromkeys(peers, sent.bytes)
         incoming = {j: message.bytes for j, message in zip(sources, arriving, strict=True)}
 
-        def exchanged() -> list[float]:
+        def sent_and_received() -> list[float]:
             link.sendrecv(outgoing, incoming).wait()
             return _numbers(arriving)
 
-        return MessageRound(arriving, [sent], link.run(exchanged, "gossip", sent.bytes, *incoming.values()))
+        return MessageRound(
+            arriving, [sent], link.run(sent_and_received, "gossip", sent.bytes, *incoming.values())
+        )
 
     def _take_in(self, x: list[Tensor], sent: MessageRound) -> None:
         for theirs, weight in sent.wait():

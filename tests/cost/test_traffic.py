@@ -181,10 +181,10 @@ def test_bytes_with_awkward_models(run, label: str, kind: str, P: int, K: int) -
     ],
     ids=["DEFT", "CLT-k", "own Top-k"],
 )
-def test_bytes_of_sparse_exchanges(run, exchange: Callable[[], Sparse], P: int, K: int) -> None:
-    found = on_the_mean(run(P * K, counted, P, lambda: bsp(exchange())))
+def test_bytes_of_sparse_gradient_reductions(run, grad_reduce: Callable[[], Sparse], P: int, K: int) -> None:
+    found = on_the_mean(run(P * K, counted, P, lambda: bsp(grad_reduce())))
     del found["synced"]
-    expected = foretold(P, K, bsp(exchange()), 0.0)
+    expected = foretold(P, K, bsp(grad_reduce()), 0.0)
     k = round(0.2 * ModelLayout.of(model().named_parameters(), P, K, BUCKET_BYTES).M)
     assert found.keys() == expected.keys()
     for phase, nbytes in expected.items():
@@ -298,7 +298,7 @@ def test_what_cannot_be_foretold_is_said() -> None:
         of_step(StepPlan.of(bsp(Sparse(HardThreshold(0.1)))), m)
 
 
-def test_who_exchanges_whole_vectors_and_averages_chunks_gathers_once_more() -> None:
+def test_who_gradient_reductions_whole_vectors_and_averages_chunks_gathers_once_more() -> None:
     """As the engine's meetings do: of chunks where each position has all of w, an allgather follows."""
     m = ModelLayout.of(model().named_parameters(), 2, 2, BUCKET_BYTES)
     found = of_step(StepPlan.of(hierarchical(3, WithAllgather(ReduceScatter()))), m)

@@ -1,7 +1,7 @@
 """What other people's training loops do with gradients: the numbers of one process on the batch of all ranks.
 
 Each loop is written once and runs in plain torch, and on ranks by methods that average gradients: of the
-group, of all groups, by every kind of result that an exchange leaves.
+group, of all groups, by every kind of result that a gradient reduction leaves.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def test_however_gradients_travel(run, method: str, options: dict[str, Any]) -> 
 
 
 def twice(world: Communicator, method: Method, make: Any) -> list[Tensor]:
-    """Two backward passes before each step, torch exchanging after each, or after the second alone."""
+    """Two backward passes before each step, torch reducing after each, or after the second alone."""
     found = []
     for synced in (True, False):
         topology = form(world, 2)
@@ -142,7 +142,7 @@ def twice(world: Communicator, method: Method, make: Any) -> list[Tensor]:
 
 
 REFUSALS: dict[str, tuple[Callable[[nn.Module, Topology], Any], str]] = {
-    "exchanges that change gradients": (
+    "gradient reductions that change gradients": (
         lambda net, topology: wrapped(
             shard(net, topology), topology, hierarchical(2, grad_reduce=Sparse(TopK(0.1)))
         ),

@@ -64,9 +64,9 @@ def of_distance(P: int, K: int) -> Fraction:
 
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), SHAPES)
-@pytest.mark.parametrize("exchange", [None, ReduceScatter()])
-def test_hierarchical(run, P: int, K: int, exchange: ReduceScatter | None) -> None:
-    method = hierarchical(EVERY, exchange) if exchange else hierarchical(EVERY)
+@pytest.mark.parametrize("grad_reduce", [None, ReduceScatter()])
+def test_hierarchical(run, P: int, K: int, grad_reduce: ReduceScatter | None) -> None:
+    method = hierarchical(EVERY, grad_reduce) if grad_reduce else hierarchical(EVERY)
     meetings = STEPS // EVERY if P > 1 else 0
     expected = without_zeros(
         gradients=STEPS * T0(K),

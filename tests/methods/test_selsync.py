@@ -272,14 +272,14 @@ def test_mistakes(make: Callable[[], Method], message: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("exchanged", [True, False])
-def test_the_norm_is_summed_in_more_than_the_gradients_type(dtype: torch.dtype, exchanged: bool) -> None:
+@pytest.mark.parametrize("reduced", [True, False])
+def test_the_norm_is_summed_in_more_than_the_gradients_type(dtype: torch.dtype, reduced: bool) -> None:
     """Squares of float16 overflow from 256 on, bfloat16 has 8 bits, a float32 sum over millions drifts."""
     g = (torch.rand(1 << 20, generator=torch.Generator().manual_seed(1)) * 300).to(dtype)
     param = nn.Parameter(torch.zeros_like(g))
     param.grad = g
     bucket = SimpleNamespace(grad_shard=g, found=lambda: [param.grad])
-    fixed: Any = {"topology": None, "buckets": [bucket], "optimizer_state": None, "grads_reduced": exchanged}
+    fixed: Any = {"topology": None, "buckets": [bucket], "optimizer_state": None, "grads_reduced": reduced}
     s = StepContext(TrainingContext(**fixed))
     expected = float(np.square(g.double().numpy()).sum())
     assert s.squared_norm().item() == pytest.approx(expected, rel=2e-5)

@@ -108,7 +108,7 @@ def test_steps_that_were_chosen() -> None:
     assert line in summary_text(numbers).splitlines()
 
 
-def test_sparse_exchanges() -> None:
+def test_sparse_gradient_reductions() -> None:
     sent = [
         {"kind": "method", "step": n, "density": 0.01 * n, "error": 1.0, "select_seconds": 0.002}
         for n in (1, 2)

@@ -78,7 +78,7 @@ def test_notes_that_nobody_has_heard_of(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_method_without_notes_leaves_no_record(tmp_path: Path) -> None:
-    """Neither a meeting's distance nor an exchange without one is a note of the method."""
+    """Neither a meeting's distance nor a gradient reduction without one is a note of the method."""
     make_store(tmp_path / "small.h5", TRAIN, TEST)
     for name in (f"{__name__}:plain", "bsp"):
         (tmp_path / "job.toml").write_text(JOB.replace('"hierarchical"', f'"{name}"'))

@@ -95,7 +95,7 @@ class ServerConnection:
                 inter_group, self.keeper, self.pushed[inter_group.rank].bytes.numel()
             )
 
-    def exchange(self) -> None:
+    def sendrecv(self) -> None:
         """Send the content of `pushed` to the holders; return once their answers are in `read`."""
         # Once this copy is on the host, the last step's copies out of `_rooms` are done, too.
         leaving = on_host([message.bytes for message in self.pushed])
@@ -177,7 +177,7 @@ class ParameterServer:
         for part, pushed, read in zip(parts, link.pushed, link.read, strict=True):
             read.add_to(part, -1.0)
             pushed.pack(part)
-        link.exchange()
+        link.sendrecv()
         for part, read in zip(parts, link.read, strict=True):
             read.unpack(part)
         s.metrics["staleness"] = link.keeper.missed[s.topology.group_index]

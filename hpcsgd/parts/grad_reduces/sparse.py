@@ -115,7 +115,7 @@ class Sparse:
         self.combine, self.feedback, self.indices = combine, feedback, indices
         self.t = 0
         """The number of reductions so far; fewer than steps if `switch` used another reduction before."""
-        self.traits = GradReduceTraits(shards=False)
+        self.traits = GradReduceTraits(leaves_shards=False)
         self._residual: Residual | None = None
         self._saved: dict[str, dict[str, Tensor]] = {}
         self._norms: list[Tensor] = []

@@ -118,8 +118,8 @@ def test_what_is_not_hidden_behind_neighbours(subject: TrainingProfile) -> None:
 def test_nothing_is_chosen_that_torch_does(subject: TrainingProfile, job: Path) -> None:
     job.write_text(SHARDED.replace('[method.grad_reduce]\nname = "reduce_scatter"\n', ""))
     config = load(job)
-    assert left_open(config, 4).exchanges == (None,)
-    assert left_open(unsharded(config), 4).exchanges == DENSE
+    assert left_open(config, 4).grad_reduces == (None,)
+    assert left_open(unsharded(config), 4).grad_reduces == DENSE
 
 
 def test_what_cannot_be_is_left_out(subject: TrainingProfile) -> None:
@@ -155,4 +155,4 @@ def test_typed(job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 def test_foretold(job: Path) -> None:
     make_store(job.parent / "nowhere.h5", train=400)
     found = predicted(load(job), 4, 4, job.parent / "machine.toml", 4)
-    assert {sending.exchange for sending in found} == {None}
+    assert {sending.grad_reduce for sending in found} == {None}
