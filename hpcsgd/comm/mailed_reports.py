@@ -29,7 +29,7 @@ class Mail(Protocol):
         """Send `told` to rank `to` and return at once."""
         ...
 
-    def letter(self) -> tuple[int, int, bytes] | None:
+    def receive(self) -> tuple[int, int, bytes] | None:
         """Return the next message with its sender and its tag, or None."""
         ...
 
@@ -78,7 +78,7 @@ class MailedReports:
             return self._table.missing(needs)
         self._mail.send(0, _QUESTION, json.dumps([_of_need(need) for need in needs]).encode())
         end = time.monotonic() + ANSWERED
-        while (answer := self._mail.letter()) is None:
+        while (answer := self._mail.receive()) is None:
             if time.monotonic() > end:
                 return [0]
             time.sleep(_PAUSE)
@@ -107,8 +107,8 @@ class MailedReports:
                 time.sleep(_PAUSE)
 
     def _receive(self) -> None:
-        while (letter := self._mail.letter()) is not None:
-            source, tag, told = letter
+        while (found := self._mail.receive()) is not None:
+            source, tag, told = found
             if tag == _REPORT:
                 self._table.add(source, decoded(told))
             else:

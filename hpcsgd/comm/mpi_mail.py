@@ -22,7 +22,7 @@ class MpiMail:
         with self._sending:
             self._sent.append((self._comm.Isend([told, MPI.BYTE], to, tag), told))
 
-    def letter(self) -> tuple[int, int, bytes] | None:
+    def receive(self) -> tuple[int, int, bytes] | None:
         """Return the next message with its sender and its tag, or None."""
         status = MPI.Status()
         if not self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):

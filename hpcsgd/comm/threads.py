@@ -36,7 +36,7 @@ class Rendezvous:
         self.posted = [0] * size
         self.records: dict[int, dict[int, bytes]] = {}
         """The records of operations that some ranks have not posted yet, by the operation's number."""
-        self.letters: list[list[tuple[int, Tensor]]] = [[] for _ in range(size)]
+        self.inboxes: list[list[tuple[int, Tensor]]] = [[] for _ in range(size)]
         self.broken = False
         all_meetings.append(self)
 
@@ -75,15 +75,15 @@ class Rendezvous:
 
     def wait_for_letter(self, rank: int, source: int) -> tuple[int, Tensor]:
         def waiting() -> int | None:
-            letters = self.letters[rank]
-            return next((i for i, (sender, _) in enumerate(letters) if source in (ANY, sender)), None)
+            inboxes = self.inboxes[rank]
+            return next((i for i, (sender, _) in enumerate(inboxes) if source in (ANY, sender)), None)
 
         with self.post:
             arrived = self.post.wait_for(lambda: self.broken or waiting() is not None, self.timeout)
             place = waiting()
             if not arrived or place is None:
                 raise PeerLost(f"recv: no message from {source} within {self.timeout:g} s", (source,))
-            return self.letters[rank].pop(place)
+            return self.inboxes[rank].pop(place)
 
     def abort(self) -> None:
         self.barrier.abort()
@@ -163,7 +163,7 @@ class ThreadBackend(Backend):
 
     def send(self, x: Tensor, to: int) -> None:
         with self._meeting.post:
-            self._meeting.letters[to].append((self.rank, x.clone()))
+            self._meeting.inboxes[to].append((self.rank, x.clone()))
             self._meeting.post.notify_all()
 
     def recv(self, out: Tensor, source: int) -> int:

@@ -173,7 +173,7 @@ def test_bytes_with_awkward_models(run, label: str, kind: str, P: int, K: int) -
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (1, 3), (2, 2)])
 @pytest.mark.parametrize(
-    "sendrecv",
+    "grad_reduce",
     [
         lambda: Sparse(Deft(0.2, exact=True), indices=Plain()),
         lambda: Sparse(CLTk(0.2), indices=Plain()),
