@@ -152,11 +152,11 @@ def _travelling(topology: Topology, backends: GivenBackends, device: str) -> Top
     if own.device is not None and topology.rank == 0:
         log.info(
             "device tensors: in groups by %s, across groups by %s",
-            _told(intra_group, why_intra), _told(inter_group, why_inter),
+            _reported(intra_group, why_intra), _reported(inter_group, why_inter),
         )  # fmt: skip
     of_rank = {"local_rank": own.local_rank, "device": own.device or HOST}
     return replace(topology, intra_group=intra_group, inter_group=inter_group, **of_rank)
 
 
-def _told(ranks: Communicator, passed_over: str) -> str:
+def _reported(ranks: Communicator, passed_over: str) -> str:
     return f"{ranks.device_backend} (not by {passed_over})" if passed_over else ranks.device_backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.cli.user_errors import errors_in_one_line
 from hpcsgd.errors import UserError
 
 
@@ -34,7 +34,7 @@ def init(
     :param epochs: How many epochs.
     :param store: The dataset file, which may not exist yet; default: next to the job file.
     """
-    with told_in_one_line():
+    with errors_in_one_line():
         from hpcsgd.cluster.starting import begin
 
         try:

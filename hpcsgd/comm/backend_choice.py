@@ -71,8 +71,8 @@ def place_on_node(world: Communicator) -> int:
     """Return this rank's number on its node, from the launcher if it gives one, or counted. Collective."""
     nodes = world.gather_objects(world.backend.node)
     counted = nodes[: world.rank].count(world.backend.node)
-    told = launched(os.environ, world.size)
-    return counted if told is None or told.local_rank is None else told.local_rank
+    reported = launched(os.environ, world.size)
+    return counted if reported is None or reported.local_rank is None else reported.local_rank
 
 
 def local_device(world: Communicator, wanted: str = "auto") -> Device:

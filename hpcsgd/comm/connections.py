@@ -91,10 +91,10 @@ class Connections:
         if self._to_relays:
             self._ended.wait(_ECHO)
 
-    def send(self, to: int, tag: int, told: bytes) -> None:
-        """Send the message `told`, encoded text, to rank `to` through the relay of rank 0."""
+    def send(self, to: int, tag: int, message: bytes) -> None:
+        """Send the message `message`, encoded text, to rank `to` through the relay of rank 0."""
         if self._to_relays:
-            self._to_relays[0].say(RelayMessage(to, self.rank, tag, told.decode()))
+            self._to_relays[0].say(RelayMessage(to, self.rank, tag, message.decode()))
 
     def receive(self) -> tuple[int, int, bytes] | None:
         """Return the next message with its sender and its tag, or None."""

@@ -49,9 +49,9 @@ class _Parting:
         self._connections, self._ranks = connections, ranks
 
     def close(self) -> None:
-        meeting = threading.Thread(target=self._ranks.gather_objects, args=(None,), daemon=True)
-        meeting.start()
-        meeting.join(GRACE)
+        gathering = threading.Thread(target=self._ranks.gather_objects, args=(None,), daemon=True)
+        gathering.start()
+        gathering.join(GRACE)
         self._connections.close(GRACE)
 
 

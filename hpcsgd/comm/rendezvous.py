@@ -38,19 +38,19 @@ def connect(place: Place, timeout: float, environ: Mapping[str, str]) -> Connect
     store.set(f"{prefix}/{place.rank}", json.dumps(_oneself(listening)))
     made = Published.of(store, prefix, place.size, patience) if place.rank == 0 else None
     if made is not None:
-        store.set(f"{prefix}/world", json.dumps(made.told))
-    told = _told(store, f"{prefix}/world", patience + _MORE, place)
-    if why := told.get("fault"):
+        store.set(f"{prefix}/world", json.dumps(made.published))
+    published = _published(store, f"{prefix}/world", patience + _MORE, place)
+    if why := published.get("fault"):
         raise NoWorld(why)
     own_relay = None
-    if place.rank in told["relay_ranks"]:
-        own_relay = Relay(listening, told["token"])
+    if place.rank in published["relay_ranks"]:
+        own_relay = Relay(listening, published["token"])
     else:
         listening.close()
-    own = made.store if made is not None else _reached(told["address"], told["port"], patience)
+    own = made.store if made is not None else _reached(published["address"], published["port"], patience)
     _kept.append(store)
-    relays = [RelayAddress(*address) for address in told["relays"]]
-    return Connections(place.rank, told["nodes"], own, patience, own_relay, relays, told["token"])
+    relays = [RelayAddress(*address) for address in published["relays"]]
+    return Connections(place.rank, published["nodes"], own, patience, own_relay, relays, published["token"])
 
 
 _kept: list[Any] = []
@@ -59,10 +59,11 @@ _kept: list[Any] = []
 
 @dataclass(frozen=True)
 class Published:
-    """What rank 0 publishes, `told`, once all ranks have registered, and the new store that it serves."""
+    """What rank 0 publishes, `published`, once all ranks have registered, and the new store that it
+    serves."""
 
     store: Any
-    told: dict[str, Any]
+    published: dict[str, Any]
 
     @classmethod
     def of(cls, store: Any, prefix: str, size: int, patience: float) -> Published:
@@ -136,7 +137,7 @@ def _everybody(store: Any, prefix: str, size: int, patience: float) -> list[dict
     return [json.loads(store.get(key)) for key in keys]
 
 
-def _told(store: Any, key: str, patience: float, place: Place) -> dict[str, Any]:
+def _published(store: Any, key: str, patience: float, place: Place) -> dict[str, Any]:
     try:
         store.wait([key], timedelta(seconds=patience))
         return json.loads(store.get(key))

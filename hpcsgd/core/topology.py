@@ -182,14 +182,14 @@ def shape(size: int, groups: int | None, group_size: int | None) -> tuple[int, i
     if value is None:
         return 1, size
     if value > size:
-        told = f"{given} = {value} is more than the {count_text(size, 'rank')} of the job"
-        raise UserError(told, key=given, value=value)
+        message = f"{given} = {value} is more than the {count_text(size, 'rank')} of the job"
+        raise UserError(message, key=given, value=value)
     if size % value:
         fitting = ", ".join(str(d) for d in range(1, size + 1) if size % d == 0)
-        told = (
+        message = (
             f"{given} = {value} does not divide the {count_text(size, 'rank')} of the job; allowed: {fitting}"
         )
-        raise UserError(told, key=given, value=value)
+        raise UserError(message, key=given, value=value)
     return (value, size // value) if given == "groups" else (size // value, value)
 
 
@@ -228,9 +228,9 @@ def gather_or_raise(world: Communicator, what: str, ask: Callable[[], Answer]) -
         raise
     except Exception as caught:  # noqa: BLE001 - raised on every rank below
         error = caught
-    told = world.gather_objects((_failure(error), answer))
-    _require_success(world, what, error, [failure for failure, _ in told])
-    return [each for _, each in told]
+    reported = world.gather_objects((_failure(error), answer))
+    _require_success(world, what, error, [failure for failure, _ in reported])
+    return [each for _, each in reported]
 
 
 def _require_success(

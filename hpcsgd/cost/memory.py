@@ -39,8 +39,8 @@ def _parts(plan: StepPlan, m: ModelLayout) -> Iterator[object]:
     """Yield the parts of the method; the averager's parts only if there are several groups."""
     assert not plan.sequence, "each stage has parts of its own"
     of_step = [*parts_of("grad_reduce", plan.grad_reduce), *parts_of("schedule", plan.schedule)]
-    of_meeting = parts_of("averager", plan.averager) if m.P > 1 else ()
-    return (part for _, part in [*of_step, *of_meeting])
+    of_sync = parts_of("averager", plan.averager) if m.P > 1 else ()
+    return (part for _, part in [*of_step, *of_sync])
 
 
 def one_block(m: ModelLayout) -> float:

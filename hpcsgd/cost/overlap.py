@@ -62,12 +62,12 @@ def exposed(ready: Seconds, backward: float, b: Buckets, update: Update) -> Expo
     end = updated[-1]
     at = updated if update.gathered and b.own_links else [end] * len(updated)
     gathered = pipelined([max(inside, x) for x in at], b.gather)
-    met = _running(b.model_average)
-    at = met if b.own_links else [met[-1]] * len(met)
+    averaged = _running(b.model_average)
+    at = averaged if b.own_links else [averaged[-1]] * len(averaged)
     return Exposed(
         grad_reduce=max(end - backward - update.seconds, 0.0),
         gather=gathered - end,
-        gather_after_sync=pipelined(at, b.gather) - met[-1],
+        gather_after_sync=pipelined(at, b.gather) - averaged[-1],
     )
 
 

@@ -69,7 +69,7 @@ class Coordinator:
         self._journal, self._chronicle = journal, MembershipLog(events)
         self._clients: set[Connection] = set()
         self._strangers = PendingConnections()
-        self._told = saved
+        self._reported = saved
         self._watch = Watch(beat(heartbeat_timeout))
         self._since = self._watch.look()
         """When waiting began: at the start of this phase, or when the first counting member arrived."""
@@ -218,7 +218,7 @@ class Coordinator:
 
     def _allot(self) -> None:
         """Move resources between the groups if samples have just been assigned."""
-        before, now = self._told, self.register
+        before, now = self._reported, self.register
         if self._budget is None or now.assigned_at == before.assigned_at:
             return
         units = self._budget.units(now, self._paces.seconds(now.place.t - before.assigned_at.t))
@@ -241,12 +241,12 @@ class Coordinator:
         self._publish()
 
     def _publish(self) -> None:
-        now, before = self.register, self._told
+        now, before = self.register, self._reported
         if now == before:
             return
         if not self._still(lambda journal: journal.write(now)):
             return
-        self._told = now
+        self._reported = now
         self._since = self._watch.look()
         self._arrived.clear()
         self._tell_all({"register": now.to_json()})

@@ -254,17 +254,19 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         updated: Iterable[Bucket] = self.updating(s.buckets, passed)  # yields each once it is updated
         if not self._plan.decided_before_update:
             updated = list(updated)
-        meets = self._meets()
-        if meets and traits.across:  # both use inter_group: all ranks must issue gradients' collectives first
+        syncs_now = self._syncs_now()
+        if (
+            syncs_now and traits.across
+        ):  # both use inter_group: all ranks must issue gradients' collectives first
             updated = list(updated)
-        if meets:
+        if syncs_now:
             synchronize_models(s, averager, param_gather, updated)
         else:
             for bucket in updated:
                 param_gather.shards_are_final([bucket])
             if not s.topology.has_one_group:
                 begin(averager, self._vectors, s)
-        if (meets or traits.across) and s.topology.num_groups > 1 and "distance" not in s.metrics:
+        if (syncs_now or traits.across) and s.topology.num_groups > 1 and "distance" not in s.metrics:
             s.metrics["grads_shared"] = 1.0
         param_gather.finish()
         if unmoved:
@@ -288,7 +290,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         """The vectors that the averager averages."""
         return list(vectors_of(self.method.averager, self._step.buckets))
 
-    def _meets(self) -> bool:
+    def _syncs_now(self) -> bool:
         """Return whether groups average after this update; the same on all ranks."""
         s = self._step
         return not s.topology.has_one_group and is_due(self.method.averager, s, self.method.schedule(s))

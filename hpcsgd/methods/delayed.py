@@ -116,13 +116,13 @@ class Delayed:
 
     def state_dict(self) -> State:
         """Wait for the pending average, and return the state with its w_t and w̄_t."""
-        meeting = self._pending
-        if meeting is None:
+        pending = self._pending
+        if pending is None:
             return State(replicated={"due": None, "metrics": {}})
-        meeting.wait()
-        vectors = {"brought": self._brought, "left": meeting.shards}
+        pending.wait()
+        vectors = {"brought": self._brought, "left": pending.shards}
         sharded = {name: named for name, named in vectors.items() if named}
-        return State(replicated={"due": meeting.due, "metrics": meeting.metrics}, sharded=sharded)
+        return State(replicated={"due": pending.due, "metrics": pending.metrics}, sharded=sharded)
 
     def load_state_dict(self, state: State) -> None:
         if self._pending is not None:

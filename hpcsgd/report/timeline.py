@@ -53,8 +53,8 @@ def _extent(found: Sequence[Line]) -> tuple[float, float] | None:
     steps = [line for line in found if line["pid"] == 0 and line["name"].startswith("step ")]
     if not steps:
         return None
-    met = {line["args"]["step"] for line in found if line["name"] == "sync"}
-    last = max((i for i, line in enumerate(steps) if _number(line) in met), default=len(steps) - 1)
+    synced = {line["args"]["step"] for line in found if line["name"] == "sync"}
+    last = max((i for i, line in enumerate(steps) if _number(line) in synced), default=len(steps) - 1)
     few = [
         line
         for line in steps[max(last - STEPS + 1, 0) : last + 1]

@@ -49,7 +49,7 @@ def tuned(config: Config, topology: Topology, source: str, resume: bool) -> Conf
             kept = of_the_run(config) if resume else None
             if kept is None and section.machine is not None:
                 with located("machine", "machine"):
-                    kept = _told(
+                    kept = _reported(
                         predicted(config, topology.num_groups, topology.group_size, section.machine, most)
                     )
     kept = topology.world.gather_objects(kept)[0]
@@ -77,10 +77,10 @@ def fastest(config: Config, choices: Open, topology: Topology, source: str, step
     best = best_of(ReduceSettings(size, overlap, grad_reduce) for size in choices.sizes)
     best = best_of([replace(best, grad_reduce=grad_reduce) for grad_reduce in choices.grad_reduces])
     best_of([replace(best, overlap=overlap) for overlap in choices.overlaps])
-    return _told(found)
+    return _reported(found)
 
 
-def _told(found: Mapping[ReduceSettings, float]) -> ReduceSettings:
+def _reported(found: Mapping[ReduceSettings, float]) -> ReduceSettings:
     """Log all choices and return the best."""
     best = min(found, key=lambda sending: found[sending])
     for sending, seconds in found.items():

@@ -88,11 +88,11 @@ def as_it_began(config: Config) -> Config:
 def of_the_run(config: Config) -> ReduceSettings | None:
     """Return the settings with which the run in the output folder began, or None if there is none."""
     file = config.run.output_dir / JOB_FILE
-    told = read_toml(file) if file.exists() else {"training": {}}
-    training = told["training"]
+    reported = read_toml(file) if file.exists() else {"training": {}}
+    training = reported["training"]
     if not {"bucket_cap_mb", "overlap_grad_reduce"} <= training.keys():
         return None
-    grad_reduce = next((_at(told["method"], path) for path in _unsaid(config.method)), None)
+    grad_reduce = next((_at(reported["method"], path) for path in _unsaid(config.method)), None)
     return ReduceSettings(
         training["bucket_cap_mb"],
         training["overlap_grad_reduce"],

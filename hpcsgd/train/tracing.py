@@ -203,11 +203,11 @@ class Trace:
             for rank in range(1, self._control.size):
                 far.send(_asked(far, rank, here), rank)
             return Clock(here, 0.0)
-        told, ahead = _seconds(0.0), _seconds(0.0, 0.0)
+        reported, ahead = _seconds(0.0), _seconds(0.0, 0.0)
         for _ in range(ASKED):
-            far.recv(told, 0)
-            told[0] = time.perf_counter()
-            far.send(told, 0)
+            far.recv(reported, 0)
+            reported[0] = time.perf_counter()
+            far.send(reported, 0)
         far.recv(ahead, 0)
         return Clock(*ahead.tolist())
 

@@ -82,7 +82,7 @@ def test_the_others_of_a_rank_that_raises_need_not_wait_for_the_timeout() -> Non
 
 def test_a_rank_that_came_and_then_failed_is_not_missing():
     """It ended the job before the others had noticed that all were there."""
-    meeting = threads.Rendezvous(2, timeout=5, all_meetings=[])
+    meeting = threads.Rendezvous(2, timeout=5, all_rendezvous=[])
     meeting.arrivals[1] = 1
     meeting.abort()
     with pytest.raises(PeerLost, match=r"^allgather: a rank ended by an error$") as raised:

@@ -52,8 +52,8 @@ def begin(
     text = job_text(wanted, kind, file)
     checked(tomllib.loads(text), file)
     _write(file, text)
-    told = [f"written   {file}", *_write_site()]
-    return [*told, *(f"next      {command}" for command in commands(wanted, kind, file))]
+    lines = [f"written   {file}", *_write_site()]
+    return [*lines, *(f"next      {command}" for command in commands(wanted, kind, file))]
 
 
 def _write_site() -> list[str]:

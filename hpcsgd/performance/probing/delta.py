@@ -102,8 +102,8 @@ def measure(config: Config, topology: Topology, path: Path, steps: int) -> Chang
 def _noted(metrics: Mapping[str, float]) -> float:
     """Return the Δ of this rank's group in the last step."""
     if "delta" not in metrics:
-        told = '[method] name: its schedule has a threshold, and so has to note s.metrics["delta"]'
-        raise UserError(told, key=("method", "name"))
+        message = '[method] name: its schedule has a threshold, and so has to note s.metrics["delta"]'
+        raise UserError(message, key=("method", "name"))
     return metrics["delta"]
 
 

@@ -75,10 +75,10 @@ def _window(begin: float, events: list[Event]) -> Window:
 
 
 def _event(line: Line) -> Event:
-    kind, told = line["cat"], line["args"]
-    name = {MESSAGE: told.get("operation"), WAIT: told.get("for")}.get(kind) or line["name"]
+    kind, reported = line["cat"], line["args"]
+    name = {MESSAGE: reported.get("operation"), WAIT: reported.get("for")}.get(kind) or line["name"]
     start = line["ts"] / 1e6
-    return Event(kind, name, told.get("phase", ""), line["tid"], start, start + line["dur"] / 1e6)
+    return Event(kind, name, reported.get("phase", ""), line["tid"], start, start + line["dur"] / 1e6)
 
 
 def _computing(window: Window) -> dict[str, float]:
