@@ -89,30 +89,30 @@ def text(
 
 
 @convert.command(usage=f"Usage: {OF_IMAGES}")
-def images(folder: Path, store: Path, /, *, size: int = 224) -> None:
+def images(folder: Path, dst: Path, /, *, size: int = 224) -> None:
     """Convert a folder of JPEG or PNG images to a dataset file; continue an interrupted conversion.
 
     :param folder: With train/ and val/ (or valid/, or test/); in each a folder per class, as in ImageNet.
-    :param store: The dataset file to write; the folder of its parts is next to it.
+    :param dst: The dataset file to write; the folder of its parts is next to it.
     :param size: Side of a sample, in pixels; a job file may use another.
     """
     with errors_in_one_line():
         from hpcsgd.data import convert_images
 
-        print(convert_images(folder, store, size, progress_of()))
+        print(convert_images(folder, dst, size, progress_of()))
 
 
 @convert.command(usage=f"Usage: {OF_PAIRS}")
-def pairs(folder: Path, store: Path, /, *, scale: int) -> None:
+def pairs(folder: Path, dst: Path, /, *, scale: int) -> None:
     """Convert a folder of PNG images to pairs for super-resolution: each image, and the same reduced.
 
     The images are reduced by bicubic interpolation.
 
     :param folder: With train/ and val/ (or valid/, or test/), and the images in each.
-    :param store: The dataset file to write.
+    :param dst: The dataset file to write.
     :param scale: The factor of the reduction: 2 or 4.
     """
     with errors_in_one_line():
         from hpcsgd.data import convert_pairs
 
-        print(convert_pairs(folder, store, scale, progress_of()))
+        print(convert_pairs(folder, dst, scale, progress_of()))

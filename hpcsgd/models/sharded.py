@@ -9,8 +9,9 @@ So the model is the same for every K and on every device.
 
 from __future__ import annotations
 
+import inspect
 import random
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -110,6 +111,7 @@ def fully_shard(
         Parallel, VLDB 2023, whose successor in torch does the work.
     """
     with topology.raise_on_all_ranks("sharding the model"):
+        _require_known(policies)
         for name, param in model.named_parameters():
             require_real(name, param)
         parts = [unit for unit, _ in fsdp_units(model, units)]
@@ -234,6 +236,17 @@ def _nothing(dtype: torch.dtype) -> float | int:
     if dtype.is_floating_point:
         return float("nan")
     return True if dtype == torch.bool else torch.iinfo(dtype).min
+
+
+def _require_known(policies: Iterable[str]) -> None:
+    """Raise `UserError` for a name that neither torch's `fully_shard` nor ours has as an argument."""
+    from torch.distributed.fsdp import fully_shard as of_torch
+
+    allowed = [name for name in inspect.signature(of_torch).parameters if "mesh" not in name]
+    for name in policies:
+        if name not in allowed:
+            known = [*allowed, "units", "device", "seed"]
+            raise UserError(f"fully_shard has no argument {name!r}; {near_miss(name, known)}", key=name)
 
 
 def _shard(unit: nn.Module, mesh: Any, policies: dict[str, Any]) -> None:

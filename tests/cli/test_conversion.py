@@ -35,7 +35,7 @@ def test_images_and_pairs_are_converted(tmp_path: Path, capsys: pytest.CaptureFi
         ("images . s.h5 --size 0", "size = 0: a sample has 1 to 16384 pixels a side"),
         ("pairs . s.h5 --scale 3", "scale = 3: images are reduced 2 or 4 times"),
         ("pairs . s.h5", 'Command "data convert pairs" parameter --scale requires an argument.'),
-        ("images .", 'Command "data convert images" parameter STORE requires an argument.'),
+        ("images .", 'Command "data convert images" parameter DST requires an argument.'),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -25,7 +25,7 @@ from hpcsgd.train.training_profile import state_of
 from local_methods import desynced
 from methods.test_battery import OPTIMIZERS
 from methods.test_unused_parts import Branches
-from parts.averagers.test_moments import ADAPTIVE, Two
+from parts.averagers.test_optimizer_state import ADAPTIVE, Two
 from references import MakeOptimizer, distributed, model, one_step, same
 from trainings import Rows
 

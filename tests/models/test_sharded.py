@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
@@ -194,6 +195,26 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], list[str] | None, str]] = {
         "torch cannot shard",
     ),
 }
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("blocks", "fully_shard has no argument 'blocks'; did you mean 'units'?"),
+        ("offload", "fully_shard has no argument 'offload'; did you mean 'offload_policy'?"),
+        ("mesh", "fully_shard has no argument 'mesh'; "),
+    ],
+)
+def test_an_argument_that_neither_torch_nor_hpcsgd_knows(run, name: str, message: str) -> None:
+    policy: dict[str, Any] = {name: None}
+
+    def refused(world: Communicator) -> bool:
+        with pytest.raises(JobError, match=re.escape(message)):
+            fully_shard(nn.Linear(2, 2), form(world, 1), **policy)
+        return True
+
+    assert run(2, refused) == [True, True]
 
 
 @pytest.mark.ranks(2)

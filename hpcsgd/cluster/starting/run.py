@@ -90,7 +90,7 @@ class _Asked:
         names = ", ".join(allowed)
         if self._ask is None:
             if default is None:
-                raise UserError(f"--{name} is missing. Allowed: {names}, or the {others} file of a store")
+                raise UserError(f"--{name} is missing. Allowed: {names}, or an {others} dataset file")
             return default
         while True:
             answer = self._ask(_question(name, names, default)).strip() or default or ""

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import programs
-from engine.shards_in_memory import BLOCK, TORCH, TRAINED, WHOLE
+from engine.fsdp_in_memory import BLOCK, TORCH, TRAINED, WHOLE
 from pythons import python
 
-SCRIPT = Path(__file__).with_name("shards_in_memory.py")
+SCRIPT = Path(__file__).with_name("fsdp_in_memory.py")
 PATIENCE = 400.0  # seconds; the machine may be busy
 GATHERED = 4 * BLOCK
 """What torch has of the blocks in use, late in a backward pass: the weights of one and of the next; the

@@ -1,7 +1,7 @@
 """A job of ranks that train a model which torch shards, and say what memory that took them.
 
-    mpiexec -n N python shards_in_memory.py peaks P WHO...
-    mpiexec -n N python shards_in_memory.py limited P [DTYPE]   # or: whole P
+    mpiexec -n N python fsdp_in_memory.py peaks P WHO...
+    mpiexec -n N python fsdp_in_memory.py limited P [DTYPE]   # or: whole P
 
 The kernel counts: of the resident pages the most that there were at once (VmHWM), from which those before the
 model are taken away. That is all of a rank's memory, that of gloo and MPI included. Large blocks are mapped
