@@ -226,7 +226,7 @@ UNTOLD: dict[str, Any] = {
             lambda: ScheduleTraits(period=cast(int, "14")),
             "ScheduleTraits: period = '14': expected a whole number or None: did you mean 14?",
         ),
-        (GradReduceTraits, "GradReduceTraits: missing a required argument: 'shards'"),
+        (GradReduceTraits, "GradReduceTraits: missing a required argument: 'leaves_shards'"),
     ],
 )
 def test_a_part_that_does_not_say_what_it_is_is_refused_when_a_method_is_made(
