@@ -160,16 +160,16 @@ def launched(environ: Mapping[str, str], size: int | None = None) -> Launched | 
     first launcher does not give come from others with the same size and rank. For example,
     `srun --mpi=pmi2` sets size and rank in PMI's variables, and the number on the node in Slurm's.
     """
-    told = all_said(environ)
-    if not told:
+    reported = all_said(environ)
+    if not reported:
         return None
     if size is not None:
-        told.sort(key=lambda said: not said.fits(size))
-    same = [said for said in told if (said.size, said.rank) == (told[0].size, told[0].rank)]
+        reported.sort(key=lambda said: not said.fits(size))
+    same = [said for said in reported if (said.size, said.rank) == (reported[0].size, reported[0].rank)]
     return Launched(
-        launcher=told[0].launcher,
-        size=told[0].size,
-        rank=told[0].rank,
+        launcher=reported[0].launcher,
+        size=reported[0].size,
+        rank=reported[0].rank,
         local_rank=next((said.local_rank for said in same if said.local_rank is not None), None),
         local_size=next((said.local_size for said in same if said.local_size is not None), None),
     )
@@ -182,16 +182,16 @@ def misfit(size: int, environ: Mapping[str, str]) -> Launched | None:
     joins several processes, one of the launchers has started them, and the others do not count. If each
     process is alone, no launcher may have started more than one.
     """
-    told = all_said(environ)
-    if size > 1 and any(said.fits(size) for said in told):
+    reported = all_said(environ)
+    if size > 1 and any(said.fits(size) for said in reported):
         return None
-    return next((said for said in told if not said.fits(size)), None)
+    return next((said for said in reported if not said.fits(size)), None)
 
 
 def all_said(environ: Mapping[str, str]) -> list[Launched]:
     """Return the numbers of all launchers that set their variables; those with a known size come first."""
-    told = [said for launcher in LAUNCHERS if (said := _said(launcher, environ)) is not None]
-    return sorted(told, key=lambda said: said.size is None)
+    reported = [said for launcher in LAUNCHERS if (said := _said(launcher, environ)) is not None]
+    return sorted(reported, key=lambda said: said.size is None)
 
 
 def _said(launcher: Launcher, environ: Mapping[str, str]) -> Launched | None:

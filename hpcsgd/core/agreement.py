@@ -116,13 +116,13 @@ class Agreement:
     def _all_same(self, parts: bytes) -> bool:
         if parts == parts[:SIZE] * self._ranks.size:
             return True
-        told = [_FORM.unpack_from(parts, SIZE * rank) for rank in range(self._ranks.size)]
-        self._require_same(told)
+        reported = [_FORM.unpack_from(parts, SIZE * rank) for rank in range(self._ranks.size)]
+        self._require_same(reported)
         return False
 
-    def _require_same(self, told: Sequence[Reported]) -> None:
-        first = told[0]
-        for rank, other in enumerate(told):
+    def _require_same(self, reported: Sequence[Reported]) -> None:
+        first = reported[0]
+        for rank, other in enumerate(reported):
             if other[:3] != first[:3]:
                 raise UserError(
                     f"{_where(self._number(0), first)}, but {_where(self._number(rank), other)}: all "
@@ -142,7 +142,7 @@ class Agreement:
                 )
 
 
-def _where(rank: int, told: Reported) -> str:
-    name, optimizer, t = told[:3]
+def _where(rank: int, reported: Reported) -> str:
+    name, optimizer, t = reported[:3]
     which = f" of optimizer {optimizer}" if optimizer else ""
     return f"rank {rank} is in {name.rstrip(bytes(1)).decode()}{which} after {count_text(t, 'update')}"

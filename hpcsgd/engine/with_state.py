@@ -20,7 +20,7 @@ class WithState(optim.Optimizer):
 
     local: ShardedOptimizer
     method: Method
-    _exchange: GradReduce
+    _grad_reduce: GradReduce
     _step: StepContext
 
     @abstractmethod
@@ -51,7 +51,7 @@ class WithState(optim.Optimizer):
             return
         s = self._step
         states = own_state.loadable(
-            state_dict, s.topology, s.buckets, groups_are_alike=self._exchange.traits.across
+            state_dict, s.topology, s.buckets, groups_are_alike=self._grad_reduce.traits.across
         )
         self.local.load_state_dict(state_dict)
         self.method.load_state_dict(states)

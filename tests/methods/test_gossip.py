@@ -177,7 +177,7 @@ def test_bytes_of_a_step(run, P: int, K: int, peers: int) -> None:
         before = world.stats.totals()
         net(torch.ones(2, 24)).sum().backward()
         optimizer.step()
-        return world.stats.since(before)["average"].bytes, min(peers, P - 1) * (24 * 16 // K * 4 + 8)
+        return world.stats.since(before)["model_average"].bytes, min(peers, P - 1) * (24 * 16 // K * 4 + 8)
 
     for sent, expected in run(P * K, recorded):
         assert sent == expected

@@ -28,7 +28,7 @@ SENT: dict[str, tuple[Operation, Callable[[int], float]]] = {
     "allreduce": (lambda t, x: t.allreduce(x(NUMEL)), lambda p: 2 * (p - 1) / p * NUMEL),
     "max": (lambda t, x: t.allreduce(x(NUMEL), "max"), lambda p: 2 * (p - 1) / p * NUMEL),
     "bcast": (lambda t, x: t.bcast(x(NUMEL)), lambda p: (p - 1) / p * NUMEL),
-    "exchange": (
+    "sendrecv": (
         lambda t, x: t.sendrecv(
             {(t.rank + 1) % t.size: x(NUMEL)}, {(t.rank - 1) % t.size: x(NUMEL)}
         ),

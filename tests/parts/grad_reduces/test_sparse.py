@@ -1,4 +1,5 @@
-"""Sparse exchange against algorithm 1 in plain numpy, and what has to be kept, counted and refused."""
+"""Sparse gradient reduction against algorithm 1 in plain numpy, and what has to be kept, counted and
+refused."""
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ def test_of_groups_together_all_ranks_are_workers(run, name: str) -> None:
     "sparsifier", [TopK(1), CLTk(1), Deft(1), Deft(1, exact=True), HardThreshold(1e-300)]
 )
 @pytest.mark.parametrize("K", [2, 4])
-def test_everything_is_the_dense_exchange(run, sparsifier: Sparsifier, K: int) -> None:
+def test_everything_is_the_dense_gradient_reduction(run, sparsifier: Sparsifier, K: int) -> None:
     make = OPTIMIZERS["AdamW"]
     dense = run(K, lambda world: distributed(world, 1, bsp(), make, STEPS))
     sparse = run(K, lambda world: distributed(world, 1, bsp(Sparse(sparsifier)), make, STEPS))
@@ -122,9 +123,9 @@ def test_nothing_is_lost(run, name: str) -> None:
 
     def training(world: Communicator) -> tuple[Tensor, Tensor]:
         net, another = model(), model()
-        exchange = Sparse(SPARSIFIERS[name][0]())
+        grad_reduce = Sparse(SPARSIFIERS[name][0]())
         inner = optim.SGD(net.parameters(), lr=1.0)
-        optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world), bsp(exchange))
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world), bsp(grad_reduce))
         given, start = torch.zeros(0), vector(net)
         for t in range(STEPS):
             set_vector(another, vector(net))
@@ -260,11 +261,11 @@ WRONG: dict[str, tuple[Callable[[], Sparse], MakeOptimizer, str]] = {
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", WRONG)
 def test_what_would_be_wrong_is_refused(run, name: str) -> None:
-    exchange, make, message = WRONG[name]
+    grad_reduce, make, message = WRONG[name]
 
     def training(world: Communicator) -> str:
         with pytest.raises(UserError) as raised:
-            distributed(world, 1, bsp(exchange()), make, 1)
+            distributed(world, 1, bsp(grad_reduce()), make, 1)
         return str(raised.value)
 
     assert run(2, training) == [message] * 2
@@ -311,9 +312,9 @@ def test_back_at_the_start_nothing_is_kept(run, feedback: Feedback) -> None:
 def test_what_is_noted_of_a_step(run) -> None:
     def training(world: Communicator) -> list[dict[str, float]]:
         net = model(seed=world.rank)
-        exchange = Sparse(TopK(DENSITY))
+        grad_reduce = Sparse(TopK(DENSITY))
         topology = form(world)
-        optimizer = hpcsgd.DistributedOptimizer(sgd(list(net.parameters())), net, topology, bsp(exchange))
+        optimizer = hpcsgd.DistributedOptimizer(sgd(list(net.parameters())), net, topology, bsp(grad_reduce))
         noted = []
         for t in range(STEPS):
             one_step(net, optimizer, topology, t)
@@ -331,7 +332,7 @@ def test_what_is_noted_of_a_step(run) -> None:
             assert note["error"] == pytest.approx(error, rel=1e-9)
             assert k <= round(note["density"] * M) <= 2 * k
             assert note["growth"] == pytest.approx(note["density"] * M / k)
-            parts = ("share", "select", "encode", "exchange", "apply")
+            parts = ("share", "select", "encode", "combine", "apply")
             assert {f"{part}_seconds" for part in parts} < set(note)
     assert max(note["growth"] for note in ranks[0]) > 1
 

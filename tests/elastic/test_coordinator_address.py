@@ -1,4 +1,4 @@
-"""How islands find a coordinator that moves: by a file that only their owner may read."""
+"""How groups find a coordinator that moves: by a file that only their owner may read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_nfs_remembers_is_not_believed(tmp_path: Path) -> None:
     assert coordinator_address.address(str(tmp_path)) == "10.0.0.1:5000"
 
 
-def test_an_island_that_starts_while_the_coordinator_moves(tmp_path: Path) -> None:
+def test_an_group_that_starts_while_the_coordinator_moves(tmp_path: Path) -> None:
     claim(tmp_path, 1)
     with pytest.raises(PeerLost, match="has no address of a running coordinator, for 0 s"):
         coordinator_address.awaited(str(tmp_path), 0)

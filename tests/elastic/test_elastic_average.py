@@ -1,4 +1,4 @@
-"""Islands of threads that meet over real connections, and what they do when some are lost."""
+"""Groups of threads that meet over real connections, and what they do when some are lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from elastic.conftest import SILENCE, TOKEN, Desk, wait_for
+from elastic.conftest import HEARTBEAT_TIMEOUT, TOKEN, Desk, wait_for
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.elastic_average import ElasticAverage, Over
@@ -31,12 +31,18 @@ def replica_groups(
     body: Callable[[int, Communicator, ElasticAverage], Any],
     timeout: float = 60,
 ) -> list[list[Any]]:
-    """`body(replica_group, group, meetings)` on every rank of every island; results by island and rank."""
+    """`body(replica_group, group, meetings)` on every rank of every group; results by group and rank."""
 
     def of(replica_group: int) -> list[Any]:
         def rank(group: Communicator) -> Any:
             elastic_average = ElasticAverage(
-                replica_group, group, at.address, TOKEN, "127.0.0.1", silence=SILENCE, timeout=timeout
+                replica_group,
+                group,
+                at.address,
+                TOKEN,
+                "127.0.0.1",
+                heartbeat_timeout=HEARTBEAT_TIMEOUT,
+                timeout=timeout,
             )
             try:
                 return body(replica_group, group, elastic_average)
@@ -53,7 +59,7 @@ def replica_groups(
 
 
 def test_sixteen_bits_are_summed_in_more(desk: Desk) -> None:
-    """Three islands of two ranks: the sum of what goes around would overflow, and round at each island."""
+    """Three groups of two ranks: the sum of what goes around would overflow, and round at each group."""
 
     def body(replica_group: int, group: Communicator, elastic_average: ElasticAverage) -> list[Tensor]:
         w = [torch.full((7,), 30000.0 + 16 * replica_group, dtype=torch.float16)]
@@ -123,7 +129,9 @@ def test_one_that_returns_takes_the_mean_and_adds_nothing(desk: Desk) -> None:
             elastic_average.close()
             died.set()
             seen.wait(20)
-            again = ElasticAverage(1, group, at.address, TOKEN, "127.0.0.1", silence=SILENCE)
+            again = ElasticAverage(
+                1, group, at.address, TOKEN, "127.0.0.1", heartbeat_timeout=HEARTBEAT_TIMEOUT
+            )
             w = [x * 1000 for x in w]
             again.mean(w)
             again.close()
@@ -156,7 +164,7 @@ def test_one_that_comes_after_the_end(desk: Desk) -> None:
             return
         elastic_average.close()
         finished.wait(20)
-        late = ElasticAverage(1, group, at.address, TOKEN, "127.0.0.1", silence=SILENCE)
+        late = ElasticAverage(1, group, at.address, TOKEN, "127.0.0.1", heartbeat_timeout=HEARTBEAT_TIMEOUT)
         with pytest.raises(Over):
             late.mean(w)
         late.close()

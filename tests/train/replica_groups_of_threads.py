@@ -1,4 +1,4 @@
-"""Islands of threads that train together, watched: what each life of one went through."""
+"""Groups of threads that train together, watched: what each life of one went through."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elastic.conftest import SILENCE, TOKEN
+from elastic.conftest import HEARTBEAT_TIMEOUT, TOKEN
 from hpcsgd.checkpoint import Checkpoints, Writer, restore
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
@@ -95,7 +95,7 @@ class Clock:
 
 @dataclass
 class Life:
-    """What a rank of an island went through: samples by epoch, its model at the end, how it ended."""
+    """What a rank of a group went through: samples by epoch, its model at the end, how it ended."""
 
     seen: dict[int, list[int]] = field(default_factory=dict)
     steps: int = 0
@@ -127,12 +127,16 @@ class World:
         work: float | None = None,
         went: list[Life] | None = None,
     ) -> list[Life]:
-        """One life of an island, on threads; `before_step` may raise `Died`. `work`: seconds that a step is
+        """One life of a group, on threads; `before_step` may raise `Died`. `work`: seconds that a step is
         said to take on one rank, as measured by default. `went`: takes lives that ended with an exception."""
 
         def rank(group: Communicator) -> Life:
             where = replica_group, group, self.at.address, TOKEN, "127.0.0.1"
-            limits = {"replica_groups": replica_groups, "silence": SILENCE, "timeout": 600}
+            limits = {
+                "replica_groups": replica_groups,
+                "heartbeat_timeout": HEARTBEAT_TIMEOUT,
+                "timeout": 600,
+            }
             elastic_average = (
                 ElasticAverage(*where, **limits) if work is None else Paced(work, *where, **limits)
             )

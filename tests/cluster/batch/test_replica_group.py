@@ -45,7 +45,7 @@ def run(folder: Path, *words: str, code: int, met: tuple[int, ...] = (), **envir
         log.commit(rounds=1, members=[0, 1], counted=[0, 1], **before)
     with EventLog(folder / "round") as log:
         log.commit(rounds=2, members=met, counted=met, **before)
-    (folder / "script").write_text(template("island.sbatch"))
+    (folder / "script").write_text(template("replica_group.sbatch"))
     array = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     path = f"{folder}{os.pathsep}{clean['PATH']}"

@@ -50,7 +50,7 @@ def lemma_1(alpha: Mapping[int, float], X: int) -> dict[int, float]:
 
 
 @given(alphas, st.integers(0, 300))
-def test_every_unit_is_given_once_and_every_island_has_one(alpha: dict[int, float], free: int) -> None:
+def test_every_unit_is_given_once_and_every_group_has_one(alpha: dict[int, float], free: int) -> None:
     X = len(alpha) + free
     x = shares(alpha, X)
     assert x.keys() == alpha.keys()
@@ -81,11 +81,11 @@ def test_the_largest_remainder_is_rounded_up() -> None:
     assert shares({0: 2.4, 1: 2.1, 2: 1.5}, 6) == {0: 2, 1: 2, 2: 2}
 
 
-def test_ties_go_to_the_lowest_island() -> None:
+def test_ties_go_to_the_lowest_group() -> None:
     assert shares({7: 0.1, 3: 0.1, 5: 0.1}, 8) == {3: 3, 5: 3, 7: 2}
 
 
-def test_no_island_is_left_without_a_unit() -> None:
+def test_no_group_is_left_without_a_unit() -> None:
     assert shares({0: 1e-300, 1: 1e-9, 2: 1.0, 3: 3.0}, 10) == {0: 1, 1: 1, 2: 2, 3: 6}
     assert shares({0: 1.0, 1: 1e308, 2: 1e308}, 3) == {0: 1, 1: 1, 2: 1}
 
@@ -156,7 +156,7 @@ def test_what_the_dead_leave_goes_to_the_living_at_any_cost() -> None:
     assert policy.propose(seconds, {2: 12}) is None
 
 
-def test_who_returns_counts_as_an_average_island() -> None:
+def test_who_returns_counts_as_an_average_group() -> None:
     policy = Rebalancing(12)
     assert policy.propose({0: 1.0, 1: 3.0}, {0: 6, 1: 6, 2: 0}, cost=inf) == {0: 2, 1: 6, 2: 4}
     assert policy.propose({0: 1.0, 1: 3.0}, {0: 6, 1: 6, 2: 6}, cost=inf) == {0: 2, 1: 6, 2: 4}
@@ -198,7 +198,7 @@ def test_noise_moves_nothing_where_all_are_as_fast(alpha: dict[int, float]) -> N
 
 
 def split(data: st.DataObject, replica_groups: int, X: int) -> dict[int, int]:
-    """Some way to give each island a unit or more."""
+    """Some way to give each group a unit or more."""
     cuts = sorted(
         data.draw(
             st.lists(
@@ -225,7 +225,7 @@ EPOCHS, X, SLOW, DEAD = 50, 256, range(5, 15), range(26, 34)
 
 
 def figure_5(number: int) -> dict[int, float]:
-    """α of the living in an epoch: island 1 is slow for a while, and has all data while island 0 is dead."""
+    """α of the living in an epoch: group 1 is slow for a while, and has all data while group 0 is dead."""
     if number in DEAD:
         return {1: 2560.0}
     return {0: 1280.0, 1: 3840.0 if number in SLOW else 1280.0}

@@ -22,20 +22,20 @@ PER_CORE = 64
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
-def require_workers(given: Any, name: str = "workers") -> int:
-    """Return the number of loader processes, which is called `name` where the user gave it.
+def require_num_workers(given: Any) -> int:
+    """Return the number of loader processes that the user gave as `num_workers`.
 
     Raises `UserError` for more than `PER_CORE` per core, because they would fill the memory of the node.
     """
-    workers, cores = whole_number(name, given), os.cpu_count() or 1
-    if workers > PER_CORE * cores:
+    num_workers, cores = whole_number("num_workers", given), os.cpu_count() or 1
+    if num_workers > PER_CORE * cores:
         raise UserError(
-            f"{name} = {workers}: expected at most {PER_CORE * cores}, {PER_CORE} for each of the "
+            f"num_workers = {num_workers}: expected at most {PER_CORE * cores}, {PER_CORE} for each of the "
             f"{count_text(cores, 'core')} of this node",
-            key=name,
-            value=workers,
+            key="num_workers",
+            value=num_workers,
         )
-    return workers
+    return num_workers
 
 
 def start_fork_server() -> None:

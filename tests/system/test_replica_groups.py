@@ -1,4 +1,4 @@
-"""jobs/island.sbatch under a real Slurm: groups that are jobs of their own come and go as nodes do."""
+"""jobs/replica_group.sbatch under a real Slurm: groups that are jobs of their own come and go as nodes do."""
 
 from __future__ import annotations
 

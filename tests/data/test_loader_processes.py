@@ -19,7 +19,7 @@ from hpcsgd.data.loader import reading
 
 if __name__ == "__main__":
     data = Store("small.h5", "train")
-    batches = iter(reading(data, Batches(Sampler(data, AsRank(0, 1)), 2), workers=2))
+    batches = iter(reading(data, Batches(Sampler(data, AsRank(0, 1)), 2), num_workers=2))
     next(batches)
     workers = [worker.pid for worker in multiprocessing.active_children()]
     behind = [forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid]

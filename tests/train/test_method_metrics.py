@@ -58,8 +58,8 @@ def test_notes_that_nobody_has_heard_of(tmp_path: Path, monkeypatch: pytest.Monk
     words = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 1 --training.log_every 4"
     records = train(tmp_path / "job.toml", tmp_path / "run", words, n=2)
     expected = [{"flavour": 1 / t, **({"salt": 2.0} if t % 2 else {})} for t in range(1, 7)]
-    assert of_kind(records, "notes") == [
-        {"kind": "notes", "step": t, **notes} for t, notes in enumerate(expected, start=1)
+    assert of_kind(records, "method") == [
+        {"kind": "method", "step": t, **metrics} for t, metrics in enumerate(expected, start=1)
     ]
     assert Totals.of(records).counts == {"spoons": {0: 4, 1: 4, 2: 4}}, "6 steps of 2 ranks"
 
@@ -78,7 +78,7 @@ def test_notes_that_nobody_has_heard_of(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_method_without_notes_leaves_no_record(tmp_path: Path) -> None:
-    """Neither a meeting's distance nor an exchange without one is a note of the method."""
+    """Neither a meeting's distance nor a gradient reduction without one is a note of the method."""
     make_store(tmp_path / "small.h5", TRAIN, TEST)
     for name in (f"{__name__}:plain", "bsp"):
         (tmp_path / "job.toml").write_text(JOB.replace('"hierarchical"', f'"{name}"'))
@@ -86,7 +86,7 @@ def test_a_method_without_notes_leaves_no_record(tmp_path: Path) -> None:
         (tmp_path / "job.toml").write_text(job.replace("sync_every = 2\n", "") if name == "bsp" else job)
         words = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 1"
         records = train(tmp_path / "job.toml", tmp_path / name.rpartition(":")[2], words, n=2)
-        assert {record["kind"] for record in records} <= {"meeting", "step", "epoch", "evaluation"}
+        assert {record["kind"] for record in records} <= {"sync", "step", "epoch", "eval"}
 
 
 @pytest.mark.parametrize(
@@ -100,4 +100,4 @@ def test_what_is_counted(tmp_path: Path, method: str, names: set[str]) -> None:
     assert {
         name: sum(counts.values()) for name, counts in Totals.of(records).counts.items()
     } == dict.fromkeys(names, 6 * 2)
-    assert not of_kind(records, "notes")
+    assert not of_kind(records, "method")

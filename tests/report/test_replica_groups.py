@@ -53,7 +53,7 @@ STORY = happened(
 )
 
 
-def test_a_line_is_there_while_its_island_is_a_member() -> None:
+def test_a_line_is_there_while_its_group_is_a_member() -> None:
     timeline = tell(STORY)
     assert dict(timeline.lines) == {
         0: [[(2, 0), (5, 0.5), (7, 0.5)], [(10, 1), (12, 1.5), (12, 1.5)]],
@@ -74,7 +74,7 @@ def test_who_is_no_longer_a_member_ends_without_a_mark_where_nothing_says_why() 
     assert not timeline.marks
 
 
-def test_an_island_is_lost_once() -> None:
+def test_an_group_is_lost_once() -> None:
     timeline = tell(happened(members(0, 0, 1), lost(1, 0, Loss.CUT), lost(2, 0), lost(2, 7), members(3, 1)))
     assert dict(timeline.marks) == {"cut": [(0, (1, 0))]}
 
@@ -106,7 +106,7 @@ def test_where_nobody_averaged_there_is_nothing_to_tell(events: list[Event]) -> 
     assert timeline.progress == []
 
 
-def test_islands_are_those_that_averaged_or_were_given_something() -> None:
+def test_groups_are_those_that_averaged_or_were_given_something() -> None:
     assert tell(happened(members(0, 2), given(1, i0=4))).replica_groups == [0, 2]
 
 
@@ -118,7 +118,7 @@ def test_what_happened_is_counted(tmp_path: Path) -> None:
             events.lost(replica_group=1, why="", kind=kind)
             events.generation(generation=2, members=[0, 1], newcomers=[1], rounds=1)
         events.finished()
-    counts = {"rounds": 1, "islands_lost": 4, "islands_returned": 5, "islands_left": 1}
+    counts = {"rounds": 1, "groups_lost": 4, "groups_returned": 5, "groups_left": 1}
     found = read(tmp_path / "events.jsonl")
     assert numbers(found, 60, 2.0) == {"samples": 60, "samples_per_s": 30.0, **counts}
     assert numbers(found, 60, 0.0)["samples_per_s"] is None

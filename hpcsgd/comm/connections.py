@@ -15,8 +15,8 @@ from datetime import timedelta
 from typing import Any, NoReturn, Protocol
 
 from hpcsgd.comm.backend import PeerLost
-from hpcsgd.comm.lines import ALL, Line, Switch, Word
 from hpcsgd.comm.process_group import distributed
+from hpcsgd.comm.relay import ALL, Relay, RelayConnection, RelayMessage
 from hpcsgd.comm.shutdown import end_by
 from hpcsgd.launcher import AGENT
 
@@ -30,20 +30,20 @@ _ECHO = 1.0  # seconds
 
 
 class Group(Protocol):
-    """A process group that a company closes."""
+    """A process group that `Connections` closes."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
-class Door:
-    """The address of a message relay (`hpcsgd.comm.lines.Switch`)."""
+class RelayAddress:
+    """The address of a message relay (`hpcsgd.comm.relay.Relay`)."""
 
     address: str
     port: int
 
 
-class Company:
+class Connections:
     """One rank's connections to all ranks of the job, through message relays."""
 
     def __init__(
@@ -52,25 +52,25 @@ class Company:
         nodes: Sequence[int],
         store: Any,
         patience: float,
-        switch: Switch | None,
-        doors: Sequence[Door],
+        own_relay: Relay | None,
+        relays: Sequence[RelayAddress],
         token: str,
     ) -> None:
         self.rank, self.size = rank, len(nodes)
         self.nodes, self.patience = nodes, patience
-        self._store, self._switch = store, switch
+        self._store, self._relay = store, own_relay
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self._ended = threading.Event()
         self._ends_all = False
         self.is_attended = False
         """True if other code calls `close` when this rank leaves."""
-        self._lines: list[Line] = []
-        for i, door in enumerate(doors):
+        self._to_relays: list[RelayConnection] = []
+        for i, address in enumerate(relays):
             with contextlib.suppress(OSError):  # the second one is needed only if the first has gone
-                there = socket.create_connection((door.address, door.port), timeout=patience)
+                there = socket.create_connection((address.address, address.port), timeout=patience)
                 there.settimeout(None)
                 lost = self._lose_first if i == 0 else lambda: None
-                self._lines.append(Line(there, rank, token, self._hear, lost))
+                self._to_relays.append(RelayConnection(there, rank, token, self._hear, lost))
 
     def client(self) -> Any:
         """Return a new store client, because waiting for a key blocks every thread that shares the client."""
@@ -86,20 +86,20 @@ class Company:
     def end(self, code: int) -> None:
         """End all other ranks with this exit code."""
         self._ends_all = True
-        for line in self._lines:
-            line.say(Word(ALL, self.rank, _END, str(code)))
-        if self._lines:
+        for relay in self._to_relays:
+            relay.say(RelayMessage(ALL, self.rank, _END, str(code)))
+        if self._to_relays:
             self._ended.wait(_ECHO)
 
-    def send(self, to: int, tag: int, told: bytes) -> None:
-        """Send the message `told`, encoded text, to rank `to` through the relay of rank 0."""
-        if self._lines:
-            self._lines[0].say(Word(to, self.rank, tag, told.decode()))
+    def send(self, to: int, tag: int, message: bytes) -> None:
+        """Send the message `message`, encoded text, to rank `to` through the relay of rank 0."""
+        if self._to_relays:
+            self._to_relays[0].say(RelayMessage(to, self.rank, tag, message.decode()))
 
-    def letter(self) -> tuple[int, int, bytes] | None:
+    def receive(self) -> tuple[int, int, bytes] | None:
         """Return the next message with its sender and its tag, or None."""
-        word = self._lines[0].word() if self._lines else None
-        return None if word is None else (word.source, word.tag, word.text.encode())
+        message = self._to_relays[0].message() if self._to_relays else None
+        return None if message is None else (message.source, message.tag, message.text.encode())
 
     def is_sending(self) -> bool:
         """Return False, because `send` returns only after the message has been sent."""
@@ -113,19 +113,19 @@ class Company:
         Rank 0 calls this when all others have left.
         """
         if self.rank != 0:
-            self._lines[0].await_end(timeout)
-        for line in self._lines:
-            line.close()
-        if self._switch is not None:
-            self._switch.close()
+            self._to_relays[0].await_end(timeout)
+        for relay in self._to_relays:
+            relay.close()
+        if self._relay is not None:
+            self._relay.close()
         for group in list(self._groups):
             group.close()
 
-    def _hear(self, word: Word) -> None:
+    def _hear(self, message: RelayMessage) -> None:
         if self._ends_all:
             self._ended.set()
         else:
-            _end(int(word.text))
+            _end(int(message.text))
 
     def _lose_first(self) -> None:
         end_by(PeerLost("rank 0 has gone"))

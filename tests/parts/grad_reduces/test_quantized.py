@@ -117,13 +117,13 @@ def test_updates_too_small_for_the_wire_arrive(run, wire: Quantizer, dtype: torc
 def test_what_is_known_alone_comes_home_where_a_group_is_of_one(run) -> None:
     def one(world: Communicator) -> tuple[Tensor, Tensor]:
         net, topology = model(dtype=torch.float32), form(world, 1)
-        exchange = Quantized(parameters=quantizers.int8())
+        grad_reduce = Quantized(parameters=quantizers.int8())
         optimizer = hpcsgd.DistributedOptimizer(
-            optim.SGD(net.parameters(), lr=0.0), net, topology, hierarchical(2, exchange)
+            optim.SGD(net.parameters(), lr=0.0), net, topology, hierarchical(2, grad_reduce)
         )
         (bucket,) = optimizer.buckets
         before = bucket.param_shard.clone()
-        exchange.load_state_dict(
+        grad_reduce.load_state_dict(
             State(replicated={"t": 0}, sharded={"parameters": [torch.ones_like(before)]})
         )
         optimizer.step()
@@ -138,10 +138,14 @@ def test_what_is_known_alone_comes_home_where_a_group_is_of_one(run) -> None:
 def test_optimizers_of_whole_tensors_train_and_say_that_parameters_do_not_travel(run, caplog) -> None:
     def one(world: Communicator) -> tuple[list[Tensor], list[Tensor]]:
         found = []
-        for exchange in (Quantized(None, quantizers.int4()), AllToAll()):
+        for grad_reduce in (Quantized(None, quantizers.int4()), AllToAll()):
             net, topology = model(dtype=torch.float32), form(world, 1)
             optimizer = hpcsgd.DistributedOptimizer(
-                momentum(list(net.parameters())), net, topology, hierarchical(2, exchange), elementwise=False
+                momentum(list(net.parameters())),
+                net,
+                topology,
+                hierarchical(2, grad_reduce),
+                elementwise=False,
             )
             loss(net, *batch(0, world.rank, torch.float32)).backward()
             optimizer.step()
@@ -214,7 +218,7 @@ class Mute(Whole):
 
 
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
-def test_the_last_step_of_an_exchange_tells_all_that_was_kept(run, P: int, K: int) -> None:
+def test_the_last_step_of_a_gradient_reduction_tells_all_that_was_kept(run, P: int, K: int) -> None:
     method = lambda: switch(bsp(Quantized(None, Mute())), bsp(Quantized(None, Mute())), at=3)  # noqa: E731
     for found in run(P * K, trained, P, method):
         start = vector(model(dtype=torch.float32))
@@ -224,11 +228,11 @@ def test_the_last_step_of_an_exchange_tells_all_that_was_kept(run, P: int, K: in
 
 
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
-def test_exchanges_that_take_turns(run, P: int, K: int) -> None:
+def test_gradient_reductions_that_take_turns(run, P: int, K: int) -> None:
     """Nothing that one kept is missing to the other: by a wire that tells nearly all, little changes."""
 
-    def new(exchange: Callable[[], Any]) -> Method:
-        return switch(bsp(exchange()), hierarchical(2, exchange()), at=3)
+    def new(grad_reduce: Callable[[], Any]) -> Method:
+        return switch(bsp(grad_reduce()), hierarchical(2, grad_reduce()), at=3)
 
     plain = run(P * K, trained, P, lambda: new(AllToAll))
     packed = run(P * K, trained, P, lambda: new(lambda: Quantized(parameters=quantizers.bf16())))
@@ -237,12 +241,12 @@ def test_exchanges_that_take_turns(run, P: int, K: int) -> None:
 
 
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
-def test_one_exchange_in_both_turns(run, P: int, K: int) -> None:
+def test_one_gradient_reduction_in_both_turns(run, P: int, K: int) -> None:
     """As two of a kind: at the change it begins anew."""
 
     def shared() -> Method:
-        exchange = Quantized(parameters=quantizers.int8(block=8))
-        return switch(hierarchical(2, exchange), hierarchical(2, exchange), at=2)
+        grad_reduce = Quantized(parameters=quantizers.int8(block=8))
+        return switch(hierarchical(2, grad_reduce), hierarchical(2, grad_reduce), at=2)
 
     def apart() -> Method:
         one, other = (Quantized(parameters=quantizers.int8(block=8)) for _ in range(2))

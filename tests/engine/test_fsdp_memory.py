@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 import programs
-from engine.shards_in_memory import BLOCK, TORCH, TRAINED, WHOLE
+from engine.fsdp_in_memory import BLOCK, TORCH, TRAINED, WHOLE
 from pythons import python
 
-SCRIPT = Path(__file__).with_name("shards_in_memory.py")
+SCRIPT = Path(__file__).with_name("fsdp_in_memory.py")
 PATIENCE = 400.0  # seconds; the machine may be busy
 GATHERED = 4 * BLOCK
 """What torch has of the blocks in use, late in a backward pass: the weights of one and of the next; the
 gradients of one, whole, and once more in the order in which they leave."""
 EXACT = 0.05
-FOR_MEETINGS = 4 * 2 * BLOCK
+FOR_SYNCS = 4 * 2 * BLOCK
 """Copies of the buckets on their way; a bucket ends with the layer that makes it as long as it should be."""
 
 
@@ -49,7 +49,7 @@ def test_peaks(P: int) -> None:
         expected = (TRAINED + holds.get(who, 0) * WHOLE) / K
         assert (1 - EXACT) * expected < peaks["steps"] < (1 + EXACT) * expected + GATHERED, (who, found)
         outer_gradient = WHOLE / K if who == "diloco" else 0
-        assert peaks["meeting"] < peaks["steps"] + FOR_MEETINGS / K + outer_gradient, (who, found)
+        assert peaks["sync"] < peaks["steps"] + FOR_SYNCS / K + outer_gradient, (who, found)
         if who == TORCH:
             continue
         beside = peaks["steps"] - found[TORCH]["steps"] - holds.get(who, 0) * WHOLE / K

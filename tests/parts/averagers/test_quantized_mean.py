@@ -76,8 +76,8 @@ def test_groups_that_have_trained_apart_first_meet_as_they_are(run, late: bool) 
         if late:
             method = hpcsgd.switch(hierarchical(99), method, at=1)
         end = trained(world, 3, method, torch.float32, EVERY)[-1]
-        assert "average" not in before
-        return end, world.stats.totals()["average"].bytes
+        assert "model_average" not in before
+        return end, world.stats.totals()["model_average"].bytes
 
     found, plain = (run(3, one, wire) for wire in (quantizers.int4(), None))
     for (mine, few), (theirs, many) in zip(found, plain, strict=True):

@@ -1,7 +1,7 @@
 """Connections between the ranks of a world without MPI, for short messages at any time.
 
-A relay (`Switch`) on one rank forwards messages. Every rank has a connection (`Line`) to it. A message
-(`Word`) is one line of JSON. The relay closes connections that do not begin with the world's token.
+A `Relay` on one rank forwards messages. Every rank has a `RelayConnection` to it. A `RelayMessage` is one
+line of JSON. The relay closes connections that do not begin with the world's token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SEND = 5.0  # seconds in which a message has to be received
 _LONGEST = 1 << 24  # bytes of a line
 
 
-class Word(NamedTuple):
+class RelayMessage(NamedTuple):
     """A message from one rank to another one, or to all."""
 
     to: int
@@ -29,7 +29,7 @@ class Word(NamedTuple):
     text: str
 
 
-class Switch:
+class Relay:
     """The message relay. It sends a message for all to the other ranks first, and then back to its sender."""
 
     def __init__(self, listening: socket.socket, token: str) -> None:
@@ -37,7 +37,7 @@ class Switch:
         self._lines: dict[int, socket.socket] = {}
         self._read: dict[socket.socket, bytearray] = {}
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="switch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -76,16 +76,16 @@ class Switch:
 
     def _takes(self, there: socket.socket, line: bytes) -> bool:
         try:
-            word = Word(*json.loads(line))
+            message = RelayMessage(*json.loads(line))
         except (ValueError, TypeError):
             return False
         if there not in self._lines.values():
-            if word.text != self._token:
+            if message.text != self._token:
                 return False
-            self._lines[word.source] = there
+            self._lines[message.source] = there
             return True
-        others = [rank for rank in self._lines if rank != word.source]
-        for rank in [*others, word.source] if word.to == ALL else [word.to]:
+        others = [rank for rank in self._lines if rank != message.source]
+        for rank in [*others, message.source] if message.to == ALL else [message.to]:
             if rank in self._lines:
                 _send(self._lines[rank], line + b"\n")
         return True
@@ -97,7 +97,7 @@ class Switch:
         there.close()
 
 
-class Line:
+class RelayConnection:
     """The connection of one rank to a message relay.
 
     A thread receives messages. It calls `heard` with those sent to all ranks, and `lost` if the relay is
@@ -109,24 +109,24 @@ class Line:
         there: socket.socket,
         rank: int,
         token: str,
-        heard: Callable[[Word], None],
+        heard: Callable[[RelayMessage], None],
         lost: Callable[[], None],
     ) -> None:
         self._there, self.rank = there, rank
         self._heard, self._lost = heard, lost
-        self._come: deque[Word] = deque()
+        self._come: deque[RelayMessage] = deque()
         self._saying = threading.Lock()
         self._closed = False
-        self.say(Word(rank, rank, 0, token))
-        self._thread = threading.Thread(target=self._listen, name="line", daemon=True)
+        self.say(RelayMessage(rank, rank, 0, token))
+        self._thread = threading.Thread(target=self._listen, name="relay connection", daemon=True)
         self._thread.start()
 
-    def say(self, word: Word) -> None:
-        """Send the message `word`; do nothing if the relay is gone."""
+    def say(self, message: RelayMessage) -> None:
+        """Send the `message`; do nothing if the relay is gone."""
         with self._saying:
-            _send(self._there, json.dumps(word).encode() + b"\n")
+            _send(self._there, json.dumps(message).encode() + b"\n")
 
-    def word(self) -> Word | None:
+    def message(self) -> RelayMessage | None:
         """Return the next message that was sent to this rank alone, or None if there is none."""
         return self._come.popleft() if self._come else None
 
@@ -147,11 +147,11 @@ class Line:
     def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError), self._there.makefile("rb") as words:
             for line in words:
-                word = Word(*json.loads(line))
-                if word.to == ALL:
-                    self._heard(word)
+                message = RelayMessage(*json.loads(line))
+                if message.to == ALL:
+                    self._heard(message)
                 else:
-                    self._come.append(word)
+                    self._come.append(message)
         if not self._closed:
             self._lost()
 

@@ -1,4 +1,4 @@
-"""Sinks are told what metrics.jsonl is told, under one id; what they do to themselves nobody else feels."""
+"""Loggers are told what metrics.jsonl is told, under one id; what they do to themselves nobody else feels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from train.launches import JOB
 USER = '''
 import json, os, sys, threading, time
 
-class MySink:
+class MyLogger:
     """Writes down what it is told."""
 
     def __init__(self, run, file="told"):
@@ -46,7 +46,7 @@ class MySink:
     def close(self, failed):
         self.say({"failed": failed})
 
-class Stubborn(MySink):
+class Stubborn(MyLogger):
     """Does not come to its end: neither in `close`, nor when its process ends."""
 
     def close(self, failed):
@@ -56,23 +56,23 @@ class Refuses:
     def __init__(self, run):
         raise OSError("no route to the server")
 
-class Tires(MySink):
+class Tires(MyLogger):
     def write(self, records):
         raise ValueError("records are too heavy")
 
-class Leaves(MySink):
+class Leaves(MyLogger):
     def write(self, records):
         sys.exit(3)
 
-class Crashes(MySink):
+class Crashes(MyLogger):
     def write(self, records):
         os.abort()
 
-class Sleeps(MySink):
+class Sleeps(MyLogger):
     def __init__(self, run):
         time.sleep(1000)
 '''
-WORKING = "user:MySink"
+WORKING = "user:MyLogger"
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def config() -> Config:
 def tell(
     metrics: Callable[..., None] | None, said: Sequence[Any], steps: range, *, resumed: int = 0, of: str = ""
 ) -> Path:
-    """A run's metrics of these steps, and its sinks; the folder."""
+    """A run's metrics of these steps, and its loggers; the folder."""
     run = Path("runs/job", of)
     run.mkdir(parents=True, exist_ok=True)
     with (
@@ -102,14 +102,14 @@ def tell(
     ):
         for t in steps:
             written.sync(step=t, distance=t / 4)
-            written.notes(t, {"delta": 0.5})
+            written.method(t, {"delta": 0.5})
             if metrics is not None:
                 metrics(t)
     return run
 
 
 def told(run: Path, file: str = "told") -> list[Record]:
-    return [json.loads(line) for line in (run / "sinks" / file).read_text().splitlines()]
+    return [json.loads(line) for line in (run / "loggers" / file).read_text().splitlines()]
 
 
 def test_a_users_own_is_told_what_is_written_under_one_id(folder: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_users_own_is_told_what_is_written_under_one_id(folder: Path) -> None:
     assert again[1:-1] == read(Path("runs/job/metrics.jsonl"))[4:]
 
 
-def test_each_island_has_an_id_of_its_own_and_all_a_name(folder: Path) -> None:
+def test_each_group_has_an_id_of_its_own_and_all_a_name(folder: Path) -> None:
     began = [told(tell(None, [WORKING], range(1), of=f"replica_groups/{n}"))[0] for n in range(2)]
     assert [(b["name"], b["group"]) for b in began] == [
         ("job/replica_groups/0", "job"),
@@ -135,7 +135,7 @@ def test_each_island_has_an_id_of_its_own_and_all_a_name(folder: Path) -> None:
 def test_arguments_and_two_of_one_kind(folder: Path) -> None:
     run = tell(None, [{"name": WORKING, "file": "a"}, {"name": WORKING, "file": "b"}], range(1, 3))
     assert told(run, "a") == told(run, "b")
-    assert {path.name for path in (run / "sinks").glob("*.log")} == {"MySink.log", "MySink-2.log"}
+    assert {path.name for path in (run / "loggers").glob("*.log")} == {"MyLogger.log", "MyLogger-2.log"}
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_arguments_and_two_of_one_kind(folder: Path) -> None:
 def test_one_that_fails_is_told_of_once_and_others_go_on(
     folder: Path, caplog: pytest.LogCaptureFixture, logger: str, fault: str
 ) -> None:
-    log = Path("runs/job/sinks", f"{logger}.log")
+    log = Path("runs/job/loggers", f"{logger}.log")
 
     def until_it_is_gone(t: int) -> None:
         time.sleep(0.02 if log.exists() else 0.2)
@@ -199,7 +199,7 @@ def test_one_that_is_slow_delays_nobody_and_is_told_how_much_it_missed(
 def test_a_run_that_dies_says_so(folder: Path) -> None:
     def dies(t: int) -> None:
         deadline = time.monotonic() + 60
-        while not Path("runs/job/sinks/told").exists():
+        while not Path("runs/job/loggers/told").exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
         raise KeyError("a mistake")
@@ -209,11 +209,11 @@ def test_a_run_that_dies_says_so(folder: Path) -> None:
     assert told(Path("runs/job"))[-1] == {"failed": True}
 
 
-def test_a_process_that_has_been_forked_keeps_no_sink_waiting(folder: Path) -> None:
+def test_a_process_that_has_been_forked_keeps_no_logger_waiting(folder: Path) -> None:
     """As those that load data: they have the pipe, too."""
     with LoggerProcesses([WORKING], logger_run(Path("runs/job"), config(), 0)) as loggers:
         deadline = time.monotonic() + 60
-        while not Path("runs/job/sinks/told").exists():
+        while not Path("runs/job/loggers/told").exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
         copies = [os.dup(file) for file in _pipes()]
@@ -237,8 +237,8 @@ def _is_pipe(file: int) -> bool:
 
 
 def test_numbers_have_places() -> None:
-    record = {"kind": "step", "step": 3, "loss": 2, "phase_bytes": {"average": 8}, "name": "x"}
-    assert dict(scalars(record)) == {"step/loss": 2.0, "step/phase_bytes/average": 8.0}
+    record = {"kind": "step", "step": 3, "loss": 2, "phase_bytes": {"model_average": 8}, "name": "x"}
+    assert dict(scalars(record)) == {"step/loss": 2.0, "step/phase_bytes/model_average": 8.0}
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_numbers_have_places() -> None:
         ),
         ({"name": "mlflow", "experiment": 3}, r"\[run\] loggers: mlflow: experiment = 3: expected str"),
         ({"project": "x"}, r"\[run\] loggers = .*: expected a name, or a table with it"),
-        ("user:Sink", r"no 'Sink' in user; did you mean 'MySink'\?"),
+        ("user:Logger", r"no 'Logger' in user; did you mean 'MyLogger'\?"),
     ],
 )
 def test_what_could_not_begin_is_told_before(folder: Path, said: Any, message: str) -> None:
@@ -276,7 +276,7 @@ def test_a_missing_library_is_told_before(folder: Path, monkeypatch: pytest.Monk
 def drawn_by_tensorboard(run: Path) -> dict[str, list[tuple[int, float]]]:
     """As it reads its own files."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    seen = accumulator.EventAccumulator(str(run / "sinks" / "tensorboard"))
+    seen = accumulator.EventAccumulator(str(run / "loggers" / "tensorboard"))
     seen.Reload()
     return {tag: [(e.step, e.value) for e in seen.Scalars(tag)] for tag in seen.Tags()["scalars"]}
 
@@ -287,8 +287,8 @@ def test_tensorboard_draws_one_run(folder: Path) -> None:
     tell(None, ["tensorboard"], range(1, 5))
     run = tell(None, ["tensorboard"], range(3, 7), resumed=2)
     distances = [(t, t / 4) for t in range(1, 7)]
-    assert drawn_by_tensorboard(run)["meeting/distance"] == distances
-    assert drawn_by_tensorboard(run)["notes/delta"] == [(t, 0.5) for t, _ in distances]
+    assert drawn_by_tensorboard(run)["sync/distance"] == distances
+    assert drawn_by_tensorboard(run)["method/delta"] == [(t, 0.5) for t, _ in distances]
 
 
 @pytest.mark.long
@@ -297,8 +297,8 @@ def test_wandb_offline_keeps_one_id(folder: Path) -> None:
     said = [{"name": "wandb", "mode": "offline", "project": "p"}]
     tell(None, said, range(1, 3))
     run = tell(None, said, range(3, 5), resumed=2)
-    own = (run / "sinks" / "id").read_text().strip()
-    files = sorted((run / "sinks" / "wandb").glob(f"offline-run-*-{own}/run-{own}.wandb"))
+    own = (run / "loggers" / "id").read_text().strip()
+    files = sorted((run / "loggers" / "wandb").glob(f"offline-run-*-{own}/run-{own}.wandb"))
     assert len(files) == 2
     assert [_logged_by_wandb(file) for file in files] == [[(1, 0.25), (2, 0.5)], [(3, 0.75), (4, 1.0)]]
 
@@ -313,7 +313,7 @@ def _logged_by_wandb(file: Path) -> list[tuple[int, float]]:
             for item in kinds.Record.FromString(data).history.item
         }
         if "meeting/distance" in items:
-            found.append((items["at_step"], items["meeting/distance"]))
+            found.append((items["at_step"], items["sync/distance"]))
     return found
 
 
@@ -344,7 +344,7 @@ def test_mlflow_keeps_one_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     client = library.MlflowClient(tracking_uri=place)
     (found,) = client.search_runs([client.get_experiment_by_name("hpcsgd").experiment_id])
     assert (found.info.status, found.info.run_name) == ("FINISHED", "job")
-    assert found.data.tags["hpcsgd.run"] == (run / "sinks" / "id").read_text().strip()
+    assert found.data.tags["hpcsgd.run"] == (run / "loggers" / "id").read_text().strip()
     assert (found.data.params["optimizer.lr"], found.data.params["method.name"]) == ("0.1", "hierarchical")
     history = client.get_metric_history(found.info.run_id, "meeting/distance")
     assert [(m.step, m.value) for m in history] == [(t, t / 4) for t in range(1, 5)]

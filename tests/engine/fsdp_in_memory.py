@@ -1,7 +1,7 @@
 """A job of ranks that train a model which torch shards, and say what memory that took them.
 
-    mpiexec -n N python shards_in_memory.py peaks P WHO...
-    mpiexec -n N python shards_in_memory.py limited P [DTYPE]   # or: whole P
+    mpiexec -n N python fsdp_in_memory.py peaks P WHO...
+    mpiexec -n N python fsdp_in_memory.py limited P [DTYPE]   # or: whole P
 
 The kernel counts: of the resident pages the most that there were at once (VmHWM), from which those before the
 model are taken away. That is all of a rank's memory, that of gloo and MPI included. Large blocks are mapped
@@ -55,8 +55,8 @@ def model(topology: hpcsgd.Topology | None, layers: int = LAYERS) -> nn.Module:
         net = nn.Sequential(*(nn.Linear(n, n, bias=False) for _ in range(layers)))
     if topology is not None:
         for layer in net:
-            fully_shard(layer, mesh=topology.mesh()["group"])
-        fully_shard(net, mesh=topology.mesh()["group"])
+            fully_shard(layer, mesh=topology.mesh()["shard"])
+        fully_shard(net, mesh=topology.mesh()["shard"])
     net.to_empty(device="cpu")
     for number, p in enumerate(net.parameters()):
         values = torch.randn(p.shape, generator=torch.Generator().manual_seed(number)) / n**0.5
@@ -122,7 +122,7 @@ def peak(topology: hpcsgd.Topology, who: str) -> dict[str, int]:
     go_on = steps(net, optimizer, topology.rank)
     for _ in range(EVERY):
         next(go_on)
-    for what, count in {"steps": EVERY - 1, "meeting": 1}.items():
+    for what, count in {"steps": EVERY - 1, "sync": 1}.items():
         start_counting()
         for _ in range(count):
             next(go_on)

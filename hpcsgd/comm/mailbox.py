@@ -15,7 +15,7 @@ from hpcsgd.comm.backend import ANY
 FOR_EVER = timedelta(days=365)
 
 
-class Letters:
+class Inbox:
     """The messages received on one communicator, from any rank, in order of arrival."""
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ SHAPES = [(1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4)]
 
 def shard(net: nn.Module, topology: Topology, **options: Any) -> nn.Module:
     """Every module with parameters of its own, and the rest with the net."""
-    mesh = topology.mesh()["group"]
+    mesh = topology.mesh()["shard"]
     for module in net.modules():
         if module is not net and next(module.parameters(recurse=False), None) is not None:
             fully_shard(module, mesh=mesh, **options)
@@ -122,7 +122,7 @@ def test_however_gradients_travel(run, method: str, options: dict[str, Any]) -> 
 
 
 def twice(world: Communicator, method: Method, make: Any) -> list[Tensor]:
-    """Two backward passes before each step, torch exchanging after each, or after the second alone."""
+    """Two backward passes before each step, torch reducing after each, or after the second alone."""
     found = []
     for synced in (True, False):
         topology = form(world, 2)
@@ -142,7 +142,7 @@ def twice(world: Communicator, method: Method, make: Any) -> list[Tensor]:
 
 
 REFUSALS: dict[str, tuple[Callable[[nn.Module, Topology], Any], str]] = {
-    "exchanges that change gradients": (
+    "gradient reductions that change gradients": (
         lambda net, topology: wrapped(
             shard(net, topology), topology, hierarchical(2, grad_reduce=Sparse(TopK(0.1)))
         ),
@@ -158,7 +158,7 @@ REFUSALS: dict[str, tuple[Callable[[nn.Module, Topology], Any], str]] = {
     ),
     "a mesh of other ranks": (
         lambda net, topology: wrapped(over_all(net, topology), topology, bsp()),
-        'this group is ranks [0, 1]: fully_shard(module, mesh=topology.mesh()["group"])',
+        'this group is ranks [0, 1]: fully_shard(module, mesh=topology.mesh()["shard"])',
     ),
     "optimizers of whole tensors": (
         lambda net, topology: hpcsgd.DistributedOptimizer(
@@ -206,18 +206,18 @@ def wrapped(net: nn.Module, topology: Topology, method: Method) -> hpcsgd.Distri
 
 
 def sharded_in_part(net: nn.Module, topology: Topology) -> nn.Module:
-    fully_shard(net[0], mesh=topology.mesh()["group"])  # pyright: ignore[reportIndexIssue, reportCallIssue, reportArgumentType]
+    fully_shard(net[0], mesh=topology.mesh()["shard"])  # pyright: ignore[reportIndexIssue, reportCallIssue, reportArgumentType]
     return net
 
 
 def gathered_for_a_forward_pass(net: nn.Module, topology: Topology) -> nn.Module:
-    fully_shard(net, mesh=topology.mesh()["group"])
+    fully_shard(net, mesh=topology.mesh()["shard"])
     loss(net, *batch(0, 0))
     return net
 
 
 def over_all(net: nn.Module, topology: Topology) -> nn.Module:
-    fully_shard(net, mesh=form(topology.world, 1).mesh()["group"])
+    fully_shard(net, mesh=form(topology.world, 1).mesh()["shard"])
     return net
 
 
@@ -255,7 +255,7 @@ class Net(nn.Module):
 
 
 def of_two_dtypes(net: nn.Module, topology: Topology) -> None:
-    mesh = topology.mesh()["group"]
+    mesh = topology.mesh()["shard"]
     for name in ("conv", "head"):
         fully_shard(net.get_submodule(name), mesh=mesh)
     fully_shard(net, mesh=mesh)
@@ -436,7 +436,7 @@ def test_selsync_goes_by_the_norm_of_the_group(run) -> None:
             optimizer.zero_grad()
             loss(net, *batch(t, topology.rank)).backward()
             optimizer.step()
-            found += [optimizer.metrics["delta"], optimizer.metrics["met"]]
+            found += [optimizer.metrics["delta"], optimizer.metrics["synced"]]
         assert 0 < sum(found[1::2]) < 5, "it always meets, or never"
         return found
 
@@ -456,7 +456,7 @@ def test_inside_the_mean_outside_as_before(run) -> None:
         for sharded in (True, False):
             net = make_model()
             if sharded:
-                fully_shard(net, mesh=topology.mesh()["group"])
+                fully_shard(net, mesh=topology.mesh()["shard"])
             optimizer = wrapped(net, topology, hierarchical(100))
             values: list[Tensor] = []
             for t in range(4):

@@ -1,4 +1,4 @@
-"""Dense exchanges alone: what is in `g` and `grad_shard` afterwards, and how often it was rounded."""
+"""Dense reductions of gradients: what is in `g` and `grad_shard` afterwards, and how often it was rounded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.parts.grad_reduces import AcrossGroups, AllReduce, AllToAll, Dense, ReduceScatter, WithAllgather
 from hpcsgd.parts.grad_reduces.dense import complete
 
-EXCHANGES: dict[str, GradReduce] = {
+GRAD_REDUCES: dict[str, GradReduce] = {
     "all-to-all": AllToAll(),
     "reduce-scatter": ReduceScatter(),
     "dense": Dense(),
@@ -40,7 +40,7 @@ def gradient(rank: int, round_: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(SIZE, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def exchanged(world: Communicator, P: int, exchange: GradReduce, dtype: torch.dtype) -> list[Tensor]:
+def reduced(world: Communicator, P: int, grad_reduce: GradReduce, dtype: torch.dtype) -> list[Tensor]:
     """Of two rounds, what each rank may use: its own chunk, or all."""
     topology = form(world, groups=P)
     param = nn.Parameter(torch.zeros(SIZE, dtype=dtype))
@@ -49,30 +49,30 @@ def exchanged(world: Communicator, P: int, exchange: GradReduce, dtype: torch.dt
     for round_ in range(2):
         param.grad = gradient(topology.rank, round_, dtype)
         bucket.gather()
-        complete(exchange, context(topology, bucket), bucket)
-        found.append((bucket.grad_shard if exchange.traits.shards else bucket.g).clone())
+        complete(grad_reduce, context(topology, bucket), bucket)
+        found.append((bucket.grad_shard if grad_reduce.traits.leaves_shards else bucket.g).clone())
     return found
 
 
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 2), (1, 4), (4, 1), (2, 4)])
-@pytest.mark.parametrize("name", EXCHANGES)
+@pytest.mark.parametrize("name", GRAD_REDUCES)
 def test_the_mean_arrives(run, name: str, P: int, K: int) -> None:
-    exchange = EXCHANGES[name]
-    ranks = run(P * K, exchanged, P, exchange, torch.float64)
+    grad_reduce = GRAD_REDUCES[name]
+    ranks = run(P * K, reduced, P, grad_reduce, torch.float64)
     for rank, found in enumerate(ranks):
         group = range(rank - rank % K, rank - rank % K + K)
-        sources = range(P * K) if isinstance(exchange, AcrossGroups) else group
+        sources = range(P * K) if isinstance(grad_reduce, AcrossGroups) else group
         for round_, got in enumerate(found):
             mean = torch.stack([gradient(i, round_, torch.float64) for i in sources]).mean(0)
             padded = torch.cat([mean, mean.new_zeros(-SIZE % K)])
-            expected = padded.view(K, -1)[rank % K] if exchange.traits.shards else padded
+            expected = padded.view(K, -1)[rank % K] if grad_reduce.traits.leaves_shards else padded
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("K", [4, 8])
 def test_the_all_to_all_mean_of_narrow_gradients_is_rounded_once(run, K: int, dtype: torch.dtype) -> None:
-    ranks = run(K, exchanged, 1, AllToAll(), dtype)
+    ranks = run(K, reduced, 1, AllToAll(), dtype)
     for round_ in range(2):
         mean = torch.stack([gradient(i, round_, dtype).float() for i in range(K)]).mean(0).to(dtype)
         got = torch.cat([found[round_] for found in ranks])
@@ -92,11 +92,11 @@ def test_the_all_to_all_mean_of_narrow_gradients_is_rounded_once(run, K: int, dt
     ],
 )
 def test_what_fits_where_the_ranks_are(nodes: list[int], dtype: torch.dtype, fitting: GradReduce) -> None:
-    def room(world: Communicator, exchange: GradReduce) -> int:
+    def room(world: Communicator, grad_reduce: GradReduce) -> int:
         topology, param = form(world, groups=1), nn.Parameter(torch.zeros(8, dtype=dtype))
         (bucket,) = flatten([("p", param)], topology.group_size, topology.shard_index, 1e9)
         bucket.gather()
-        exchange(context(topology, bucket), bucket)
+        grad_reduce(context(topology, bucket), bucket)
         assert bucket.received is not None
         return bucket.received.numel()
 
@@ -118,11 +118,11 @@ def test_what_fits_is_foretold(ranks_per_host: int | None, dtype: torch.dtype, f
     assert Dense().memory_bytes(m) == fitting.memory_bytes(m)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("P", "K", "busy"), [(1, 1, set()), (1, 2, set(EXCHANGES)), (2, 1, {"across"})])
+@pytest.mark.parametrize(("P", "K", "busy"), [(1, 1, set()), (1, 2, set(GRAD_REDUCES)), (2, 1, {"across"})])
 def test_idle_where_there_is_nobody_to_talk_to(run, P: int, K: int, busy: set[str]) -> None:
     def idle(world: Communicator) -> dict[str, bool]:
         topology = form(world, groups=P)
-        return {name: exchange.idle(topology) for name, exchange in EXCHANGES.items()}
+        return {name: grad_reduce.idle(topology) for name, grad_reduce in GRAD_REDUCES.items()}
 
     for found in run(P * K, idle):
-        assert found == {name: not any(word in name for word in busy) for name in EXCHANGES}
+        assert found == {name: not any(word in name for word in busy) for name in GRAD_REDUCES}

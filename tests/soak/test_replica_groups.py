@@ -1,4 +1,4 @@
-"""Islands, their rings and their coordinator in orders of events drawn by a number, on a network of the stage
+"""Groups, their rings and their coordinator in orders of events drawn by a number, on a network of the stage
 (see `network`): some die, freeze, are cut off from each other or come back, and the coordinator is started
 again. All that runs is hpcsgd's own but for sockets, threads and clocks."""
 
@@ -34,14 +34,14 @@ from soak.stage import Actor, Stage, Stuck, staged, threading_of
 LAST = 4
 """Rounds, after which the training is over."""
 SIZE = 5
-SILENCE, TIMEOUT = 10.0, 300.0
+HEARTBEAT_TIMEOUT, TIMEOUT = 10.0, 300.0
 PORT = 77
 SIZES = [(1, 1), (1, 1), (1, 2), (1, 1, 1), (2, 1), (1, 1, 2)]
-"""Ranks of each island."""
+"""Ranks of each group."""
 
 
 class Given(NamedTuple):
-    """What an island brought to a meeting, and of how many rounds it held the mean then."""
+    """What a group brought to a meeting, and of how many rounds it held the mean then."""
 
     rounds: int
     w: Tensor
@@ -57,12 +57,12 @@ class World:
     folder: Path
     chance: random.Random
     lives: dict[int, int] = field(default_factory=dict)
-    """Of each island up to now."""
+    """Of each group up to now."""
     terms: int = 0
     done: set[int] = field(default_factory=set)
-    """Islands that have come to their end."""
+    """Groups that have come to their end."""
     given: dict[int, list[Given]] = field(default_factory=dict)
-    """What each island brought to its meetings, in all of its lives."""
+    """What each group brought to its meetings, in all of its lives."""
     rounds: dict[int, tuple[tuple[int, ...], Tensor]] = field(default_factory=dict)
     """Who counted in each, and what came of it."""
     failed: list[BaseException] = field(default_factory=list)
@@ -80,7 +80,7 @@ class World:
 
         def serve() -> None:
             at = Coordinator(
-                len(self.ranks), TOKEN, silence=SILENCE, timeout=TIMEOUT, events=events,
+                len(self.ranks), TOKEN, heartbeat_timeout=HEARTBEAT_TIMEOUT, timeout=TIMEOUT, events=events,
                 journal=Alone(self.folder / "register.json"),
             )  # fmt: skip
             driven(at.serve("10.0.0.1", PORT))
@@ -88,7 +88,7 @@ class World:
         self._start(("coordinator", self.terms), serve)
 
     def live(self, replica_group: int) -> None:
-        """Start an island, perhaps again."""
+        """Start a group, perhaps again."""
         life = self.lives[replica_group] = self.lives.get(replica_group, 0) + 1
 
         def play() -> None:
@@ -119,7 +119,11 @@ class World:
 
     def _rank(self, replica_group: int, life: int, group: Communicator) -> None:
         host = f"10.1.{replica_group}.{group.rank}"
-        limits = {"replica_groups": len(self.ranks), "silence": SILENCE, "timeout": TIMEOUT}
+        limits = {
+            "replica_groups": len(self.ranks),
+            "heartbeat_timeout": HEARTBEAT_TIMEOUT,
+            "timeout": TIMEOUT,
+        }
         try:
             elastic_average = ElasticAverage(replica_group, group, self.address, TOKEN, host, **limits)
         except PeerLost:
@@ -226,12 +230,12 @@ def on_network(seed: int) -> Iterator[tuple[Stage, Network]]:
         ("hpcsgd.elastic.ring.select", select_of),
         ("hpcsgd.elastic.coordinator.asyncio", lambda s: asyncio_of(network(s))),
     ]
-    with staged(f"islands {seed}", *replaced, often=0.0) as stage:
+    with staged(f"groups {seed}", *replaced, often=0.0) as stage:
         yield stage, made[0]
 
 
 def play(seed: int, folder: Path) -> World:
-    """Islands that train up to the last round, whatever happens to them on the way."""
+    """Groups that train up to the last round, whatever happens to them on the way."""
     chance = random.Random(f"events {seed}")
     with ExitStack() as left, on_network(seed) as (stage, network):
         world = World(stage, network, chance.choice(SIZES), folder, chance)
@@ -252,7 +256,7 @@ def play(seed: int, folder: Path) -> World:
 
 @pytest.mark.slow
 @cases(some=20, every=1000)
-def test_islands_in_any_order(seeds: Seeds, cases: int, tmp_path: Path) -> None:
+def test_groups_in_any_order(seeds: Seeds, cases: int, tmp_path: Path) -> None:
     def case(seed: int) -> None:
         folder = tmp_path / str(seed)
         folder.mkdir()

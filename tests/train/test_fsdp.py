@@ -66,8 +66,8 @@ def assert_same_models(folder: Path, mine: str, theirs: str) -> None:
 def told(run: Path) -> list[float]:
     """Losses and distances."""
     records = read(run / "metrics.jsonl")
-    return [r["loss"] for r in records if r["kind"] == "evaluation"] + [
-        r["distance"] for r in records if r["kind"] == "meeting"
+    return [r["loss"] for r in records if r["kind"] == "eval"] + [
+        r["distance"] for r in records if r["kind"] == "sync"
     ]
 
 
@@ -94,7 +94,7 @@ def bytes_of_a_pass() -> float:
 
 
 @pytest.mark.long
-def test_islands(folder: Path) -> None:
+def test_groups(folder: Path) -> None:
     """Two of two ranks each, which average the rows of each position; as if they shared nothing."""
     words = ("--model.init_from", "start.pt", "--method.sync_every", "3", "--method.name", "ensemble_sync")
     for run, shares in (("whole", ()), ("sharded", SHARDED)):
@@ -173,7 +173,7 @@ def test_blocks_that_are_not_there(folder: Path) -> None:
     done = launch(folder, "train", "job.toml", *SHARDED, "--model.fsdp_units", '["block.*"]', n=2)
     assert done.code == 1
     (line,) = done.messages
-    assert line.startswith("hpcsgd: job.toml: blocks: no module 'block.*'"), line
+    assert line.startswith("hpcsgd: job.toml: units: no module 'block.*'"), line
     assert not (folder / "runs").exists()
 
 
