@@ -198,6 +198,7 @@ def test_mkl_knows_the_processor_before_there_are_other_threads() -> None:
     assert found == right >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "module"), [("mpi", "mpi"), ("gloo", "gloo_world")])
 def test_init_knows_the_processor_before_it_joins_the_other_ranks(backend: str, module: str) -> None:
     script = (

@@ -102,6 +102,7 @@ def unequal_start(
     return x / w, vector(net), w_after.item(), moved
 
 
+@pytest.mark.slow
 @pytest.mark.threads(unless={"P": 4, "K": 1})
 @pytest.mark.parametrize("graph", [Exponential(), Exponential(2), PowersOfTwo(2), Ring()], ids=repr)
 @pytest.mark.parametrize(

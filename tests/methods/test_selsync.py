@@ -94,6 +94,7 @@ def test_equals_algorithm_1(run, P: int, K: int, by: str, optimizer: str) -> Non
             assert ("distance" in notes) == (met[t] and by == "parameters")
 
 
+@pytest.mark.slow
 @pytest.mark.threads(unless={"P": 2, "K": 2, "optimizer": "AdamW"})
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -47,6 +47,7 @@ def test_sizes() -> None:
     assert sizes(1000) == [8, 32, 128, 512, 1000]
 
 
+@pytest.mark.slow
 def test_what_a_calm_machine_wants() -> None:
     measured = [series("alltoall"), series("reduce_scatter")]
     sendrecv, bucket, comm_thread = answers(machine_of(measured), measured)

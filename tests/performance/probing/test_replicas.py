@@ -307,6 +307,7 @@ def test_complex_numbers_are_two_reals(config: Config) -> None:
         torch.testing.assert_close(trainee.model.weight.detach(), weights.mean(0))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("far_device")
 @pytest.mark.parametrize("elsewhere", [InMemory, PinnedMemory, OnDisk])
 def test_on_a_device(elsewhere: type, config: Config, tmp_path: Path) -> None:
