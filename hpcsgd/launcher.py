@@ -37,6 +37,15 @@ AGENT = "TORCHELASTIC_RUN_ID"
 """Set by torchrun's agents, which supervise the ranks that they have started."""
 TORCH_RANK, TORCH_SIZE, ADDRESS, PORT = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 """torch.distributed's own variables, whatever sets them: rank, world size, and the address to connect to."""
+LOCAL_RANK, LOCAL_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+"""torchrun's variables for the rank's number on its node, and the number of ranks there."""
+
+
+def as_torchrun_sets(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
+    """Return the variables of this rank that torchrun would set, for libraries that read no others."""
+    numbers = {TORCH_RANK: rank, TORCH_SIZE: size, LOCAL_RANK: local_rank, LOCAL_SIZE: local_size}
+    return {name: str(number) for name, number in numbers.items()}
+
 
 # In order of precedence: a launcher may start another one, whose ranks then have the variables of both. A
 # launcher that may run inside another one comes before it.
@@ -45,8 +54,8 @@ LAUNCHERS = (
         name="torchrun",  # and accelerate, which starts it
         size=TORCH_SIZE,
         rank=TORCH_RANK,
-        local_rank="LOCAL_RANK",
-        local_size="LOCAL_WORLD_SIZE",
+        local_rank=LOCAL_RANK,
+        local_size=LOCAL_SIZE,
         mark=AGENT,
         of_mpi=False,
         source="https://docs.pytorch.org/docs/stable/elastic/run.html",
