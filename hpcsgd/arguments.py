@@ -79,12 +79,8 @@ def shown(value: object) -> str:
         return value.__name__
     if value is None or isinstance(value, str | int | float):
         return shortened(repr(value))
-    if (
-        isinstance(value, list | tuple | dict | set)
-        and len(message := repr(value)) <= 60
-        and "\n" not in message
-    ):
-        return message
+    if isinstance(value, list | tuple | dict | set) and len(text := repr(value)) <= 60 and "\n" not in text:
+        return text
     return f"an object of type {type(value).__name__}"
 
 

@@ -59,8 +59,7 @@ _kept: list[Any] = []
 
 @dataclass(frozen=True)
 class Published:
-    """What rank 0 publishes, `published`, once all ranks have registered, and the new store that it
-    serves."""
+    """What rank 0 publishes once all ranks have registered, and the new store that it serves."""
 
     store: Any
     published: dict[str, Any]

@@ -202,10 +202,8 @@ class Streaming:
     def _begin(self, stream: FragmentSync, owned: Sequence[Tensor], s: StepContext) -> None:
         if self._on_own_thread is None:
             self._on_own_thread = on_own_thread(s.topology)
-        synchronize = partial(stream.synchronize, others=self._beside(stream))
-        stream.pending = begin(
-            synchronize, s, self._on_own_thread, stream.fragment.of(owned), s.t + self.delay
-        )
+        sync = partial(stream.synchronize, others=self._beside(stream))
+        stream.pending = begin(sync, s, self._on_own_thread, stream.fragment.of(owned), s.t + self.delay)
 
     def _beside(self, stream: FragmentSync) -> list[FragmentSync]:
         return [other for other in self._streams if other is not stream]
@@ -293,10 +291,8 @@ def streaming(method: Method, num_fragments: int, sync_delay: int, update_alpha:
             message = f"{name} = {value!r}: expected {low} to {every}, the steps between synchronizations"
             raise UserError(message, key=name, value=value)
     if not 0 <= update_alpha < 1:
-        message = (
-            f"update_alpha = {update_alpha}: expected a number ≥ 0 and < 1; with 1 no result would be used"
-        )
-        raise UserError(message, key="update_alpha", value=update_alpha)
+        why = f"update_alpha = {update_alpha}: expected a number ≥ 0 and < 1; with 1 no result would be used"
+        raise UserError(why, key="update_alpha", value=update_alpha)
     turn = InTurn(every, num_fragments)
     return replace(
         method, schedule=turn, averager=Streaming(method.averager, turn, sync_delay, float(update_alpha))

@@ -273,7 +273,7 @@ def _measure(
     series: list[tuple[float, float]] = []
     if world.rank < row.P:
         try:
-            _synchronize(start(hosts), plan, enough, series)
+            _sync(start(hosts), plan, enough, series)
         except DivergedError as error:
             row.diverged = str(error)
     series, row.diverged = world.gather_objects((series, row.diverged))[0]
@@ -283,9 +283,7 @@ def _measure(
     row.seconds += time.perf_counter() - began
 
 
-def _synchronize(
-    groups: VirtualGroups, plan: Plan, enough: Enough, series: list[tuple[float, float]]
-) -> None:
+def _sync(groups: VirtualGroups, plan: Plan, enough: Enough, series: list[tuple[float, float]]) -> None:
     """Train and synchronize until `enough` returns True, and append each distance and loss to `series`."""
     while len(series) < plan.cap and not enough([D for D, _ in series]):
         groups.train(plan.every)
