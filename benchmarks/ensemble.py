@@ -6,7 +6,7 @@
     python benchmarks/ensemble.py --speed --data DATA [--quick] [--json FILE] [--plot FILE]
     python benchmarks/ensemble.py --shares --data DATA --epochs 12 --seeds 3 [--quick] [--json FILE]
 
-`--faults`: random runs of four islands on hosts of their own that are killed, frozen, cut off; checked bit
+`--faults`: random runs of four groups on hosts of their own that are killed, frozen, cut off; checked bit
 for bit. Needs root and iproute2.
 `--round`: see ensemble/rounds.py. `--reallocation`: see there; with digits.h5 in DATA.
 `--speed`: see ensemble/speed.py; as root, with cifar10.h5 in DATA. `--shares`: see there; with cifar10.h5.
@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from ensemble.faults import KINDS, SILENCE, soak
+from ensemble.faults import HEARTBEAT_TIMEOUT, KINDS, soak
 from ensemble.reallocation import reallocation
 from ensemble.rounds import rounds
 from ensemble.shares import shares
@@ -44,10 +44,10 @@ def faults(runs: int, seed: int, keep: Path | None) -> tuple[list[dict[str, obje
         rows.append(
             {"fault": kind, "times": len(seconds), "median_s": median(seconds), "max_s": max(seconds)}
         )
-        limit = 2.0 if kind in ("kill", "all but one") else SILENCE + 2
+        limit = 2.0 if kind in ("kill", "all but one") else HEARTBEAT_TIMEOUT + 2
         goals.append(Goal(f"seconds from {kind} to progress, at most", max(seconds), limit))
     rounds = sum(outcome.rounds for outcome in outcomes)
-    print(f"{len(outcomes)} runs, {rounds} rounds, silence {SILENCE:g} s")
+    print(f"{len(outcomes)} runs, {rounds} rounds, heartbeat timeout {HEARTBEAT_TIMEOUT:g} s")
     table = [(row["fault"], row["times"], f"{row['median_s']:.2f}", f"{row['max_s']:.2f}") for row in rows]
     print_table(table, ["fault", "times", "median s", "max s"])
     return [{"runs": len(outcomes), "rounds": rounds}, *rows], goals

@@ -7,7 +7,7 @@ what is useful, goodput/settings.py for what is measured, goodput/simulated.py f
 
 Measured, in small and in scaled time: groups of one rank, two on a node, whose computing is a pause. Ranks,
 groups and nodes are killed at random moments. Start-up, restarts and checkpoints are real; checkpoints are
-small. Contestants: islands by `hpcsgd launch`; one synchronous job by `mpiexec hpcsgd train`, started again
+small. Contestants: groups by `hpcsgd launch`; one synchronous job by `mpiexec hpcsgd train`, started again
 with --resume; torch's DistributedDataParallel, started again by torch.distributed.run; torchft's LocalSGD and
 its lighthouse, where this Python has them. What is possible is told by an undisturbed run of each.
 
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from goodput import simulated
-from goodput.contestants import CONTESTANTS, ISLANDS, SYNC, NotHere
+from goodput.contestants import CONTESTANTS, GROUPS, SYNC, NotHere
 from goodput.measured import measured
 from goodput.picture import draw
 from goodput.random_runs import played
@@ -36,9 +36,9 @@ from harness import Goal, Run, print_table
 
 Row = dict[str, Any]
 LOST, BELOW = 0.15, 0.30
-"""Goals: islands lose at most so much where the goodput of the one job is below that."""
+"""Goals: groups lose at most so much where the goodput of the one job is below that."""
 ERROR = 0.10
-"""Goal: of the simulated goodput, in the mean over the runs of islands and of one job."""
+"""Goal: of the simulated goodput, in the mean over the runs of groups and of one job."""
 QUICK_RUNS = 2
 
 
@@ -60,11 +60,11 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
     for name in simulated.RESTARTS:
         curve = [row for row in parts(rows, "at scale") if row["restart"] == name]
         if low := [row for row in curve if row[SYNC] < BELOW]:
-            lost = max(1 - row[ISLANDS] for row in low[-1:])
+            lost = max(1 - row[GROUPS] for row in low[-1:])
             every = f"{low[-1]['mtbf_s'] / 60:.3g} min"
             found.append(
                 Goal(
-                    f"lost by islands, one job below {BELOW:.0%}: {name}, a failure every {every}", lost, LOST
+                    f"lost by groups, one job below {BELOW:.0%}: {name}, a failure every {every}", lost, LOST
                 )
             )
     errors = [
@@ -88,21 +88,21 @@ def tell(rows: Sequence[Row]) -> None:
             for r in parts(rows, "measured")
         ), head,
     )  # fmt: skip
-    head = ["a failure every", *(f"{who}, {name}" for name in simulated.RESTARTS for who in (ISLANDS, SYNC))]
+    head = ["a failure every", *(f"{who}, {name}" for name in simulated.RESTARTS for who in (GROUPS, SYNC))]
     curves = parts(rows, "at scale")
     times = sorted({row["mtbf_s"] for row in curves})
     cells = (
         [
             f"{t / 60:.4g} min",
-            *(f"{row[who]:.1%}" for row in curves if row["mtbf_s"] == t for who in (ISLANDS, SYNC)),
+            *(f"{row[who]:.1%}" for row in curves if row["mtbf_s"] == t for who in (GROUPS, SYNC)),
         ]
         for t in times
     )
     print_table(cells, head)
-    head = ["a node fails every", "nodes", ISLANDS, SYNC]
+    head = ["a node fails every", "nodes", GROUPS, SYNC]
     print_table(
         (
-            [r["node_mtbf"], r["nodes"], f"{r[ISLANDS]:.1%}", f"{r[SYNC]:.1%}"]
+            [r["node_mtbf"], r["nodes"], f"{r[GROUPS]:.1%}", f"{r[SYNC]:.1%}"]
             for r in parts(rows, "by nodes")
         ),
         head,
@@ -145,7 +145,7 @@ def main() -> None:
                 run.write(given.json, rows)
 
     absent = []
-    for who in [ISLANDS] if given.quick else given.who:
+    for who in [GROUPS] if given.quick else given.who:
         if all(row["who"] != who for row in parts(rows, "measured")):
             try:
                 keep(measured(setting, who, given.seed, say))

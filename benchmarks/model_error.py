@@ -80,7 +80,7 @@ def rows_of(rate: str, machine: Machine, found: dict[str, Any]) -> list[dict[str
         m = ModelLayout.of(net.named_parameters(), P, K, bucket, ranks_per_host=RANKS_PER_HOST)
         own = alone[model, B // K]
         method = METHODS[cell["method"]]()
-        updated = own["update"] / (K if method.grad_reduce.traits.shards else 1)
+        updated = own["update"] / (K if method.grad_reduce.traits.leaves_shards else 1)
         computed = Computed(own["forward"], own["backward"], update=updated)
         cost = price(StepPlan.of(method), m, machine, computed, ranks_per_host=RANKS_PER_HOST, sync_rate=1.0)
         spread = Spread.of(cell["seconds"])

@@ -138,7 +138,7 @@ def draw(path: Path, rows: list[dict[str, Any]], name: str) -> None:
             label = f"P = {row['P']}" if row["seed"] == ordered[0]["seed"] else None
             meetings = range(1, len(row["distances"]) + 1)
             axes.plot(meetings, row["distances"], ".-", color=f"C{GROUPS.index(row['P'])}", label=label)
-        axes.set(xlabel="meeting", title=f"{name}: {way}", yscale="log")
+        axes.set(xlabel="synchronization", title=f"{name}: {way}", yscale="log")
         axes.legend()
     figure.axes[0].set_ylabel("distance D")
     figure.savefig(path, dpi=120)

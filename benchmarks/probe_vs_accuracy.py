@@ -81,7 +81,7 @@ def train(name: str, config: Config, P: int, seed: int, device: torch.device) ->
     seconds = clock.stop()
     print(f"{name}, P = {P}, seed {seed}: {row['accuracy']} in {seconds:.0f} s", flush=True)
     thinned = [round(D, 4) for D in distances[:: -(-len(distances) // KEPT)]]
-    return row | {"seconds": seconds, "meetings": len(distances), "distances": thinned}
+    return row | {"seconds": seconds, "syncs": len(distances), "distances": thinned}
 
 
 def probe(name: str, config: Config, seeds: int, device: torch.device) -> dict[str, Any]:

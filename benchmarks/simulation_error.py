@@ -7,7 +7,7 @@ rank that takes twice as long all the time, and with one in five ranks, others i
 times as long. The simulation is told what a rank computes, who is late in which step and, from the first run,
 how long messages take; it has to tell the speed of the two others.
 
-Four islands, which meet every 0.5 s, run once with nobody dying, which tells how long a meeting takes, and
+Four groups, which meet every 0.5 s, run once with nobody dying, which tells how long a meeting takes, and
 once with hosts that go down every 20 s each, on average, and come back 2.5 s later.
 """
 

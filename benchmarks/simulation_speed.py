@@ -68,7 +68,7 @@ def measured(method: str, N: int, K: int, T: int) -> dict[str, Any]:
         layout=Layout(N // K, K, RANKS_PER_HOST),
         compute=LogNormal(0.1, 0.2),
         durations=Durations(
-            exchange=0.01,
+            grad_reduce=0.01,
             update=0.002,
             model_average=0.05,
             gather=0.01,

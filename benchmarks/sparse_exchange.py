@@ -1,4 +1,4 @@
-"""Sparse exchange on hosts with slow links: seconds a step by part, dense, Top-k, CLT-k and DEFT.
+"""Sparse gradient reduction on hosts with slow links: seconds a step by part, dense, Top-k, CLT-k and DEFT.
 
     python benchmarks/sparse_exchange.py [--hosts 4] [--rate 100] [--density 0.01] [--json FILE] [--plot FILE]
 
@@ -6,9 +6,9 @@ One rank a host, all in one group; ResNet-18 with a batch of 2 a rank, plain SGD
 network namespaces (as root) that share this machine's cores. Contestants take turns, a block of steps each;
 ratios are of blocks next to each other, of the slowest rank. Parts of a step: "select", "encode" and "apply"
 as the exchange notes them (the slowest rank's), "share" (DEFT's planning and broadcast; rank 0's, with its
-waiting), "indices", "values", "gradients" and "parameters" as their messages take, with the waiting for late
-ranks; "compute" is a step without any of it. "link": bytes sent over the link's rate, below which no exchange
-can be.
+waiting), "indices", "values", "grad_reduce" and "param_gather" as their messages take, with the waiting for
+late ranks; "compute" is a step without any of it. "link": bytes sent over the link's rate, below which no
+exchange can be.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ PARTS = {
     "encode": "#E69F00",
     "indices": "#56B4E9",
     "values": "#0072B2",
-    "gradients": "#0072B2",
-    "parameters": "#332288",
+    "grad_reduce": "#0072B2",
+    "param_gather": "#332288",
     "apply": "#009E73",
 }
 DENSE, DEFT = "dense", "DEFT"
@@ -65,7 +65,7 @@ def goals(rows: Iterable[dict[str, Any]]) -> list[Goal]:
 
 
 HEAD = ["who", "ms/step", "DEFT over it", "density", "sent MB", "link ms", "share", "select", "encode"]
-HEAD += ["indices", "values", "gradients", "parameters", "apply"]
+HEAD += ["indices", "values", "grad_reduce", "param_gather", "apply"]
 
 
 def cells(row: dict[str, Any]) -> list[object]:
@@ -108,7 +108,7 @@ def draw(rows: Sequence[dict[str, Any]], title: str, target: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Sparse exchanges on slow links.")
+    parser = argparse.ArgumentParser(description="Sparse gradient reductions on slow links.")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rate", type=int, default=100, help="Mbit/s of each host's link")
     parser.add_argument("--density", type=float, default=0.01)

@@ -35,7 +35,7 @@ from step_time.contestants import ALONE, DDP, ENTRIES
 from step_time.networks import KINDS, LAYERS, WIDTH
 from step_time.settings import HOSTS, QUICK, RANKS_PER_HOST, RATES, SETTINGS, Setting
 
-MEETING, STEP, EXPOSED = 1.10, 0.95, 0.15
+SYNC, STEP, EXPOSED = 1.10, 0.95, 0.15
 """Goals: over the link's bound, over DDP's step, of the lesser of communication and computing."""
 SEVERAL_STEPS = 1.05
 """Goal of what meets beside the training: over computing alone."""
@@ -57,7 +57,7 @@ def measured(rate: str, settings: Sequence[Setting], who: Sequence[str]) -> tupl
         words += ["--groups", str(HOSTS), "--who", *who]
         on_hosts(name, HOSTS, SCRIPT, words, 1800, RANKS_PER_HOST)
         found = json.loads(out.read_text())
-    steps, meetings = ([{"rate": rate, **row} for row in found[key]] for key in ("steps", "meetings"))
+    steps, meetings = ([{"rate": rate, **row} for row in found[key]] for key in ("steps", "syncs"))
     return steps, [{**row, "bound": bound(row)} for row in meetings]
 
 
@@ -98,9 +98,9 @@ def judged(row: Row, same: Sequence[Row], rows: Iterable[Row]) -> Row:
 def goals(steps: Sequence[Row], meetings: Sequence[Row]) -> list[Goal]:
     found = []
     for row in meetings:
-        if row["what"] == "meeting":
+        if row["what"] == "sync":
             name = f"{row['rate']}, {row['model']}: a meeting over the link's bound"
-            found.append(Goal(name, median(row["seconds"]) / row["bound"], MEETING))
+            found.append(Goal(name, median(row["seconds"]) / row["bound"], SYNC))
     for row in steps:
         name = f"{row['rate']}, {row['model']}, {row['kind']}: {row['who']}"
         if row["who"] == "bsp" and "ratio" in row:

@@ -69,8 +69,8 @@ def of_kind(call: str, key: str, kind: Any, value: Any) -> Any:
     try:
         return fit(kind, value)
     except ValueError:
-        told = f"{call}: {key} = {shown(value)}: expected {_expected(kind)}{_hint(kind, value)}"
-        raise UserError(told, key=key, value=value) from None
+        message = f"{call}: {key} = {shown(value)}: expected {_expected(kind)}{_hint(kind, value)}"
+        raise UserError(message, key=key, value=value) from None
 
 
 def shown(value: object) -> str:
@@ -79,8 +79,8 @@ def shown(value: object) -> str:
         return value.__name__
     if value is None or isinstance(value, str | int | float):
         return shortened(repr(value))
-    if isinstance(value, list | tuple | dict | set) and len(told := repr(value)) <= 60 and "\n" not in told:
-        return told
+    if isinstance(value, list | tuple | dict | set) and len(text := repr(value)) <= 60 and "\n" not in text:
+        return text
     return f"an object of type {type(value).__name__}"
 
 
@@ -113,8 +113,8 @@ def _bound(
         unknown = [key for key in by_name if key not in names]
         if unknown:
             hint = near_miss(unknown[0], names) if names else "it takes none"
-            told = f"{name} has no argument {shortened(unknown[0])!r}; {hint}"
-            raise UserError(told, key=unknown[0]) from None
+            message = f"{name} has no argument {shortened(unknown[0])!r}; {hint}"
+            raise UserError(message, key=unknown[0]) from None
         raise UserError(f"{name}: {error}; expected {name}{_in_order(signature)}") from None
 
 
@@ -140,8 +140,8 @@ def _fitting(parameter: inspect.Parameter, value: Any, bound: inspect.BoundArgum
                 raise UserError(
                     f"{parameter.name} and {other} are swapped: expected {name}{_in_order(bound.signature)}"
                 ) from None
-        told = f"{name}: {parameter.name} = {shown(value)}: expected {_expected(kind)}{_hint(kind, value)}"
-        raise UserError(told, key=parameter.name, value=value) from None
+        message = f"{name}: {parameter.name} = {shown(value)}: expected {_expected(kind)}{_hint(kind, value)}"
+        raise UserError(message, key=parameter.name, value=value) from None
 
 
 def fit(kind: Any, value: Any) -> Any:

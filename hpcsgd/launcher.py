@@ -37,6 +37,15 @@ AGENT = "TORCHELASTIC_RUN_ID"
 """Set by torchrun's agents, which supervise the ranks that they have started."""
 TORCH_RANK, TORCH_SIZE, ADDRESS, PORT = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 """torch.distributed's own variables, whatever sets them: rank, world size, and the address to connect to."""
+LOCAL_RANK, LOCAL_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+"""torchrun's variables for the rank's number on its node, and the number of ranks there."""
+
+
+def as_torchrun_sets(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
+    """Return the variables of this rank that torchrun would set, for libraries that read no others."""
+    numbers = {TORCH_RANK: rank, TORCH_SIZE: size, LOCAL_RANK: local_rank, LOCAL_SIZE: local_size}
+    return {name: str(number) for name, number in numbers.items()}
+
 
 # In order of precedence: a launcher may start another one, whose ranks then have the variables of both. A
 # launcher that may run inside another one comes before it.
@@ -45,8 +54,8 @@ LAUNCHERS = (
         name="torchrun",  # and accelerate, which starts it
         size=TORCH_SIZE,
         rank=TORCH_RANK,
-        local_rank="LOCAL_RANK",
-        local_size="LOCAL_WORLD_SIZE",
+        local_rank=LOCAL_RANK,
+        local_size=LOCAL_SIZE,
         mark=AGENT,
         of_mpi=False,
         source="https://docs.pytorch.org/docs/stable/elastic/run.html",
@@ -160,16 +169,16 @@ def launched(environ: Mapping[str, str], size: int | None = None) -> Launched | 
     first launcher does not give come from others with the same size and rank. For example,
     `srun --mpi=pmi2` sets size and rank in PMI's variables, and the number on the node in Slurm's.
     """
-    told = all_said(environ)
-    if not told:
+    reported = all_said(environ)
+    if not reported:
         return None
     if size is not None:
-        told.sort(key=lambda said: not said.fits(size))
-    same = [said for said in told if (said.size, said.rank) == (told[0].size, told[0].rank)]
+        reported.sort(key=lambda said: not said.fits(size))
+    same = [said for said in reported if (said.size, said.rank) == (reported[0].size, reported[0].rank)]
     return Launched(
-        launcher=told[0].launcher,
-        size=told[0].size,
-        rank=told[0].rank,
+        launcher=reported[0].launcher,
+        size=reported[0].size,
+        rank=reported[0].rank,
         local_rank=next((said.local_rank for said in same if said.local_rank is not None), None),
         local_size=next((said.local_size for said in same if said.local_size is not None), None),
     )
@@ -182,16 +191,16 @@ def misfit(size: int, environ: Mapping[str, str]) -> Launched | None:
     joins several processes, one of the launchers has started them, and the others do not count. If each
     process is alone, no launcher may have started more than one.
     """
-    told = all_said(environ)
-    if size > 1 and any(said.fits(size) for said in told):
+    reported = all_said(environ)
+    if size > 1 and any(said.fits(size) for said in reported):
         return None
-    return next((said for said in told if not said.fits(size)), None)
+    return next((said for said in reported if not said.fits(size)), None)
 
 
 def all_said(environ: Mapping[str, str]) -> list[Launched]:
     """Return the numbers of all launchers that set their variables; those with a known size come first."""
-    told = [said for launcher in LAUNCHERS if (said := _said(launcher, environ)) is not None]
-    return sorted(told, key=lambda said: said.size is None)
+    reported = [said for launcher in LAUNCHERS if (said := _said(launcher, environ)) is not None]
+    return sorted(reported, key=lambda said: said.size is None)
 
 
 def _said(launcher: Launcher, environ: Mapping[str, str]) -> Launched | None:

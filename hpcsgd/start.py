@@ -142,21 +142,21 @@ def _travelling(topology: Topology, backends: GivenBackends, device: str) -> Top
         raise_on_all_ranks(topology.world, "choosing a backend"),
         located(f"device_backend intra_group = {backends.intra_group!r}", "device_backend", "intra_group"),
     ):
-        group, why_group = chosen(topology.intra_group, backends.intra_group, own, inside=True)
+        intra_group, why_intra = chosen(topology.intra_group, backends.intra_group, own, inside=True)
     with (
         raise_on_all_ranks(topology.world, "choosing a backend"),
         located(f"device_backend inter_group = {backends.inter_group!r}", "device_backend", "inter_group"),
     ):
-        cross, why_cross = chosen(topology.inter_group, backends.inter_group, own, inside=False)
-    cross = share_thread(group, cross)
+        inter_group, why_inter = chosen(topology.inter_group, backends.inter_group, own, inside=False)
+    inter_group = share_thread(intra_group, inter_group)
     if own.device is not None and topology.rank == 0:
         log.info(
             "device tensors: in groups by %s, across groups by %s",
-            _told(group, why_group), _told(cross, why_cross),
+            _reported(intra_group, why_intra), _reported(inter_group, why_inter),
         )  # fmt: skip
     of_rank = {"local_rank": own.local_rank, "device": own.device or HOST}
-    return replace(topology, intra_group=group, inter_group=cross, **of_rank)
+    return replace(topology, intra_group=intra_group, inter_group=inter_group, **of_rank)
 
 
-def _told(ranks: Communicator, passed_over: str) -> str:
+def _reported(ranks: Communicator, passed_over: str) -> str:
     return f"{ranks.device_backend} (not by {passed_over})" if passed_over else ranks.device_backend

@@ -173,7 +173,7 @@ class Meeting:
 def packed(
     P: int, K: int, quantizers: Wires, make: MakeOptimizer, steps: int, every: int | None
 ) -> list[list[Tensor]]:
-    """P groups of K that meet, or exchange gradients in every step where `every` is None. [step][group]."""
+    """P groups of K that average models, or gradients in every step where `every` is None. [step][group]."""
     groups = [Group(K, make) for _ in range(P)]
     meeting, history = Meeting(P, K), []
     meeting.theta = groups[0].w()  # all begin with the same

@@ -238,7 +238,7 @@ SIZES: list[tuple[str, str, tuple[Any, ...]]] = [
     ("GradScaler", "init_scale", (0, math.inf)),
     ("GradScaler", "growth_interval", (0,)),
     ("InjectedBatches", "b", (0, -1)),
-    ("Loader", "workers", (-1,)),
+    ("Loader", "num_workers", (-1,)),
     ("fedavg", "steps_per_epoch", (0, -1)),
     ("hierarchical", "sync_every", (0, -1)),
     ("lr_scale", "P", (0, -1)),

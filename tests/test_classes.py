@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 HANDED_OVER = "what a user has handed over is one of ours, or of torch's or the user's own"
@@ -174,6 +176,7 @@ def asking(root: Path) -> set[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_class_overrides_a_method_of_another() -> None:
     assert overriding(ROOT) == []
 

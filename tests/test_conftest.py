@@ -188,6 +188,7 @@ def test_no_launch_hangs(ending, tmp_path):
     assert message in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_no_test_starts_mpi_in_the_process_of_pytest(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_it():\n    import mpi4py.MPI\n")
     done = pytest_on(1, folder=tmp_path)

@@ -14,6 +14,7 @@ from hpcsgd import UserError
 from hpcsgd.cli import app
 from hpcsgd.config.keys import keys, meant
 from hpcsgd.config.schema import Config, load
+from hpcsgd.core.traits import GradReduceTraits
 from hpcsgd.errors import near_miss
 from hpcsgd.performance.simulation.scenario import FailuresSection, MessagesSection
 from hpcsgd.renamed import RENAMED, new_name
@@ -68,6 +69,10 @@ def test_an_old_public_name() -> None:
 def test_an_old_argument() -> None:
     with pytest.raises(UserError, match="no argument 'every'; did you mean 'sync_every'"):
         hpcsgd.hierarchical(every=4)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(UserError, match="no argument 'workers'; did you mean 'num_workers'"):
+        hpcsgd.Loader(range(4), 2, workers=2)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    with pytest.raises(UserError, match="no argument 'shards'; did you mean 'leaves_shards'"):
+        GradReduceTraits(shards=True)  # pyright: ignore[reportCallIssue]
 
 
 def test_values_of_keys_exist() -> None:
@@ -92,7 +97,8 @@ def test_new_names_exist() -> None:
     of_files = {part for path in keys(Config) for part in path.split(".")}
     values = {name for table in FAMILIES.values() for name in table} | {"keep", "average", "alive"}
     scenarios = {field.name for section in (MessagesSection, FailuresSection) for field in fields(section)}
-    known = {*scenarios, *hpcsgd.__all__, *arguments, *of_files, *values, *options()}
+    traits = {field.name for field in fields(GradReduceTraits)}
+    known = {*scenarios, *traits, *hpcsgd.__all__, *arguments, *of_files, *values, *options()}
     assert {name for names in RENAMED.values() for name in names} - known == set()
 
 
@@ -120,6 +126,7 @@ def test_an_old_key_of_a_job_file(tmp_path: Path, text: str, message: str) -> No
         ("job.groups", "--parallel.groups"),
         ("data.batch_size", "--data.group_batch_size"),
         ("island", "--replica-group"),
+        ("store", "--data-file"),
     ],
 )
 def test_an_old_flag(given: str, meant_by_it: str) -> None:

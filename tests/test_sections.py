@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 FREE = "config/"
 
@@ -43,6 +45,7 @@ def _only_section(function: ast.FunctionDef, name: str) -> str | None:
     return read[0] if len(read) == uses and len(set(read)) == 1 else None
 
 
+@pytest.mark.slow
 def test_who_reads_one_section_is_given_that() -> None:
     assert takers(ROOT) == []
 

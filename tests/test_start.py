@@ -88,7 +88,7 @@ print(*[len(batch) for batch in loader])
 
 
 @pytest.mark.slow
-def test_a_method_loads_no_islands() -> None:
+def test_a_method_loads_no_groups() -> None:
     """Nor what only they need: torch itself may have loaded some of that."""
     code = (
         "import sys, torch; before = set(sys.modules); import hpcsgd; hpcsgd.hierarchical, "

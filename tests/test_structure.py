@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import programs
 from hpcsgd.launcher import LAUNCHERS
 from program_starts import program_starts
@@ -177,6 +179,7 @@ def test_a_variable_of_a_launcher_is_found_elsewhere(tmp_path):
     assert told_by_launchers(tmp_path) == ["hpcsgd/a.py:1: PMI_RANK"]
 
 
+@pytest.mark.slow
 def test_tests_start_programs_in_one_place():
     assert starting(ROOT) == []
 
@@ -332,6 +335,7 @@ def inheriting_stdin(root: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_programs_do_not_have_our_stdin():
     assert inheriting_stdin(ROOT) == []
 

@@ -6,6 +6,7 @@ import mmap
 import os
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -63,6 +64,27 @@ def test_a_brief_run_has_one_of_each_test_that_is_not_slow():
     items = [Item("t.py::f"), Item("t.py::g", mark="slow")]
     items += [Item(f"t.py::h[{n}]", {"n": n}) for n in (1, 2, 3, 4)]
     assert [item.nodeid for item in chosen(items)] == ["t.py::f", "t.py::h[3]"]
+
+
+def test_a_brief_run_has_a_third_of_many_methods_in_each_test_and_another_third_in_the_next():
+    methods = [str(i) for i in range(12)]
+    items = [
+        Item(f"{test}[{method}]", {"method": method})
+        for test in ("t::f", "t::g", "u::f")
+        for method in methods
+    ]
+    items += [Item(f"u::all[{method}]", {"method": method}, mark="every_method") for method in methods]
+    items += [Item(f"u::few[{method}]", {"method": method}) for method in methods[:11]]
+    found: dict[str, list[int]] = defaultdict(list)
+    for item in chosen(items):
+        found[item.nodeid.split("[")[0]].append(int(item.params["method"]))
+    assert found == {
+        "t::f": [0, 3, 6, 9],
+        "t::g": [1, 4, 7, 10],
+        "u::f": [0, 3, 6, 9],
+        "u::all": list(range(12)),
+        "u::few": list(range(11)),
+    }
 
 
 def test_a_brief_run_has_each_number_that_is_not_one_of_ranks():

@@ -299,6 +299,7 @@ IN_A_GROUP = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IN_A_GROUP)
 def test_what_needs_a_default_process_group(tmp_path: Path, name: str) -> None:
     """In a process of its own: a process has one such group, which other tests would find."""
@@ -419,6 +420,7 @@ def private_elsewhere(root: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_other_file_uses_a_private_name() -> None:
     assert private_elsewhere(ROOT) == []
 

@@ -84,7 +84,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
 }
 
 IN_ONE_JOB = {label: case for label, case in REFERENCES.items() if case.form is form}
-"""All but islands, which are of one group each and remember nothing."""
+"""All but groups, which are of one group each and remember nothing."""
 METHODS: dict[str, Callable[[], Method]] = {
     label: case.new for label, case in IN_ONE_JOB.items() if case.same_bits and not case.plain_sgd
 }

@@ -79,7 +79,7 @@ UNPUBLISHED = """
 No paper had to say it. `hpcsgd cite job.toml` has all that a training uses, and hpcsgd itself.
 
 """
-AMONG = {"group": "a group", "cross": "the groups", "world": "all ranks", "peers": "islands"}
+AMONG = {"intra_group": "a group", "inter_group": "the groups", "world": "all ranks", "replica_groups": "replica groups"}
 
 
 def pages() -> dict[str, str]:

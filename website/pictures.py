@@ -30,12 +30,12 @@ FOLDER = ROOT / "docs/training"
 Points = Sequence[tuple[float, float]]
 GROUPS, BATCH, EPOCHS = 4, 16, 6
 REFERENCE = "bsp"
-MEETING = {"name": "hierarchical", "sync_every": 8}
+SYNC = {"name": "hierarchical", "sync_every": 8}
 GIVEN: Mapping[str, Any] = {
     "adapt_every": 22, "at": 66, "delta": 0.1, "first": {"name": "bsp"}, "fraction": 0.5,
     "initial_sync_every": 8, "max_staleness": 4, "num_fragments": 4, "per_epoch": 3,
-    "sync_delay": 2, "sync_every": 8, "then": MEETING,
-    "method": MEETING,
+    "sync_delay": 2, "sync_every": 8, "then": SYNC,
+    "method": SYNC,
 }  # fmt: skip
 """Arguments without a default, as a job file has them; steps of an epoch are the run's."""
 OWN: Mapping[str, Mapping[str, Any]] = {"osgp": {"overlap_steps": 1}}
@@ -82,8 +82,8 @@ def draw(name: str, records: Sequence[Record], reference: Sequence[Record], targ
         loss, distance, accuracy = figure.subplots(1, 3)
         for some, colour in ((reference, GREY), (records, None)):
             _line(loss, _of(some, "step", "loss"), colour or BLUE, "training loss")
-            _line(accuracy, _of(some, "evaluation", "accuracy"), colour or GREEN, "test accuracy", ".")
-        found = _of(records, "meeting", "distance") or _of(records, "evaluation", "distance")
+            _line(accuracy, _of(some, "eval", "accuracy"), colour or GREEN, "test accuracy", ".")
+        found = _of(records, "sync", "distance") or _of(records, "eval", "distance")
         _line(distance, found, ORANGE, "distance of the groups", ".")
         loss.set_yscale("log")
         target.parent.mkdir(exist_ok=True)

@@ -55,7 +55,7 @@ def _bcast(comm: MPI.Comm, x: Vector, out: Vector) -> Call:
     return lambda: comm.Bcast(x, next(roots))
 
 
-def _exchange(comm: MPI.Comm, x: Vector, out: Vector) -> Call:
+def _sendrecv(comm: MPI.Comm, x: Vector, out: Vector) -> Call:
     hop = max(comm.size // 2, 1)
     after, before = (comm.rank + hop) % comm.size, (comm.rank - hop) % comm.size
     return partial(comm.Sendrecv, x, after, recvbuf=out, source=before)
@@ -67,7 +67,7 @@ THEIRS: Mapping[str, Callable[[MPI.Comm, Vector, Vector], Call]] = {
     "allreduce": _allreduce,
     "alltoall": _alltoall,
     "bcast": _bcast,
-    "exchange": _exchange,
+    "sendrecv": _sendrecv,
     "reduce_scatter": _reduce_scatter,
 }
 

@@ -1,8 +1,8 @@
 """One training of `density.py`: 16 virtual workers of one group, which take turns in one process.
 
 What each selects is the library's to say, and who comes first is who decides for all (worker t mod n). What
-else a sparse exchange does, algorithm 1 of the DEFT paper, is five lines here; `difference` compares them
-with `hpcsgd.Sparse` on 16 real ranks.
+else a sparse gradient reduction does, algorithm 1 of the DEFT paper, is five lines here; `difference`
+compares them with `hpcsgd.Sparse` on 16 real ranks.
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ def train(
         if isinstance(module, nn.BatchNorm2d) and module.momentum is not None:
             module.momentum /= WORKERS  # one model sees what 16 would see, and average
     g = flat_gradient(model)
-    exchange = None if make is None else Exchange(model, g, [make(task.density) for _ in range(WORKERS)])
+    grad_reduce = None if make is None else Exchange(model, g, [make(task.density) for _ in range(WORKERS)])
     densities, errors = [], []
     for step in zip(*workers, strict=True):
         for rank, rows in enumerate(step):
             loss_of(model(samples.x[rows]), samples.y[rows]).backward()
-            if exchange is not None:
-                exchange.take_in(rank)
-        density, error = (1.0, 0.0) if exchange is None else exchange.combine()
-        if exchange is None:
+            if grad_reduce is not None:
+                grad_reduce.take_in(rank)
+        density, error = (1.0, 0.0) if grad_reduce is None else grad_reduce.combine()
+        if grad_reduce is None:
             g /= WORKERS
         sgd.step()
         schedule.step()
@@ -235,8 +235,8 @@ def _on_ranks(
     """What `train` does, by the library's own exchange."""
     model = copy.deepcopy(start)
     sgd = optim.SGD(model.parameters(), lr=task.lr, momentum=task.momentum)
-    exchange = hpcsgd.Sparse(SPARSIFIERS[DEFT](task.density))
-    optimizer = hpcsgd.DistributedOptimizer(sgd, model, form(world, groups=1), hpcsgd.bsp(exchange))
+    grad_reduce = hpcsgd.Sparse(SPARSIFIERS[DEFT](task.density))
+    optimizer = hpcsgd.DistributedOptimizer(sgd, model, form(world, groups=1), hpcsgd.bsp(grad_reduce))
     steps = workers[world.rank]
     schedule = MultiStepLR(optimizer, [int(part * len(steps)) for part in MILESTONES])
     densities, errors = [], []

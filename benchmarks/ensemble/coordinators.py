@@ -1,4 +1,4 @@
-"""A coordinator in a process of its own, for islands that a benchmark starts, as `hpcsgd launch` does it."""
+"""A coordinator in a process of its own, for groups that a benchmark starts, as `hpcsgd launch` does it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from harness import programs
 def coordinator(
     replica_groups: int, folder: Path, *, host: str = "127.0.0.1", launcher: Sequence[str] = ()
 ) -> Iterator[list[str]]:
-    """While this lasts it listens at `host`; the arguments that its islands are to get."""
+    """While this lasts it listens at `host`; the arguments that its groups are to get."""
     folder.mkdir(parents=True, exist_ok=True)
     told = {
         "replica_groups": replica_groups,
         "token": secrets.token_hex(16),
-        "silence": 10.0,
+        "heartbeat_timeout": 10.0,
         "timeout": 300.0,
     }
     told |= {"folder": str(folder), "host": host, "port": 0}

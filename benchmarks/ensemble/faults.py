@@ -1,7 +1,7 @@
-"""Islands that are killed, frozen and cut off at random moments, and what the survivors make of it.
+"""Groups that are killed, frozen and cut off at random moments, and what the survivors make of it.
 
-Every island is a process in a network namespace of its own, its ranks are threads; the coordinator is a
-process on the switch between them. A run is checked from what the islands wrote down: a frame before each
+Every group is a process in a network namespace of its own, its ranks are threads; the coordinator is a
+process on the switch between them. A run is checked from what the groups wrote down: a frame before each
 meeting with what they brought, one after it with what they took.
 """
 
@@ -32,12 +32,12 @@ from hpcsgd.elastic.elastic_average import ElasticAverage, Over
 from hpcsgd.elastic.journal import Alone
 from hpcsgd.elastic.register import Phase, Register
 
-ISLANDS = 4
+GROUPS = 4
 ROUNDS = 40
 SIZES = (1021, 7)
 TRAINING = 0.02
 """Seconds between meetings, on average."""
-SILENCE, TIMEOUT = 1.0, 4.0
+HEARTBEAT_TIMEOUT, TIMEOUT = 1.0, 4.0
 PORT = 7000
 LIMIT = 60.0
 """Seconds after which a run counts as hanging."""
@@ -69,14 +69,14 @@ def soak(runs: int, seed: int, hosts: str, folder: Path, tell: Callable[[str], N
 
 
 class Run:
-    """Four islands, some faults."""
+    """Four groups, some faults."""
 
     def __init__(self, chance: random.Random, hosts: str, folder: Path) -> None:
         self._chance, self._hosts, self._folder = chance, hosts, folder
         self._token = secrets.token_hex(16)
-        self._ranks = [chance.choice([1, 2]) for _ in range(ISLANDS)]
+        self._ranks = [chance.choice([1, 2]) for _ in range(GROUPS)]
         self._pids: dict[int, int] = {}
-        self._lives = [0] * ISLANDS
+        self._lives = [0] * GROUPS
         self._faults = self._choose()
         self._happened: list[tuple[str, float]] = []
 
@@ -87,7 +87,7 @@ class Run:
 
     def play(self) -> Outcome:
         self._coordinator = self._fork(0, self._coordinate)
-        for replica_group in range(ISLANDS):
+        for replica_group in range(GROUPS):
             self._start(replica_group)
         try:
             in_time = self._go_on()
@@ -99,13 +99,14 @@ class Run:
         faults = []
         for _ in range(self._chance.randint(1, 3)):
             kind = self._chance.choice(KINDS)
-            lasts = {"pause": 0.3 * SILENCE, "kill": 0.5}.get(kind, SILENCE + self._chance.uniform(0.5, 1.5))
+            lasts = {"pause": 0.3 * HEARTBEAT_TIMEOUT, "kill": 0.5}.get(kind,
+            HEARTBEAT_TIMEOUT + self._chance.uniform(0.5, 1.5))
             at = self._chance.uniform(0, 1.5 * ROUNDS * TRAINING)
-            faults.append(Fault(kind, self._chance.randrange(ISLANDS), at, lasts))
+            faults.append(Fault(kind, self._chance.randrange(GROUPS), at, lasts))
         return faults
 
     def _go_on(self) -> bool:
-        """Let the faults happen; whether all islands came to the end."""
+        """Let the faults happen; whether all groups came to the end."""
         deadline = time.monotonic() + LIMIT
         while not (self._folder / "register.json").exists():
             time.sleep(0.01)
@@ -125,7 +126,7 @@ class Run:
 
     def _all_are_back(self) -> bool:
         now = Register.from_json(json.loads((self._folder / "register.json").read_text()))
-        return now.phase is Phase.RUN and len(now.replica_groups) == ISLANDS
+        return now.phase is Phase.RUN and len(now.replica_groups) == GROUPS
 
     def _happen(self, fault: Fault) -> None:
         self._happened.append((fault.kind, time.time()))
@@ -139,7 +140,7 @@ class Run:
             case "pair":
                 self._routes("add", fault.replica_group)
             case "all but one":
-                for replica_group in range(ISLANDS):
+                for replica_group in range(GROUPS):
                     if replica_group != fault.replica_group:
                         self._signal(replica_group, signal.SIGKILL)
 
@@ -152,15 +153,15 @@ class Run:
             case "pair":
                 self._routes("del", fault.replica_group)
             case "kill" | "all but one":
-                for replica_group in range(ISLANDS):
+                for replica_group in range(GROUPS):
                     if replica_group not in self._pids and (fault.kind == "kill") == (
                         replica_group == fault.replica_group
                     ):
                         self._start(replica_group)
 
     def _routes(self, what: str, replica_group: int) -> None:
-        """This island and its right neighbour do not reach each other, but all others and the coordinator."""
-        one, other = replica_group + 1, (replica_group + 1) % ISLANDS + 1
+        """This group and its right neighbour do not reach each other, but all others and the coordinator."""
+        one, other = replica_group + 1, (replica_group + 1) % GROUPS + 1
         for here, there in ((one, other), (other, one)):
             words = ["ip", "-n", f"{self._hosts}-{here}", "route", what, "blackhole", f"10.77.0.{there}/32"]
             programs.run(words, timeout=LIMIT, check=False)
@@ -213,9 +214,9 @@ class Run:
         while not os.waitpid(self._coordinator, os.WNOHANG)[0]:
             if time.monotonic() > until:
                 os.kill(self._coordinator, signal.SIGKILL)
-                (self._folder / "left").write_text("the coordinator did not end with the islands\n")
+                (self._folder / "left").write_text("the coordinator did not end with the groups\n")
             time.sleep(0.01)
-        for host in range(ISLANDS + 1):
+        for host in range(GROUPS + 1):
             words = ["ip", "netns", "exec", f"{self._hosts}-{host}", "cat", "/proc/net/tcp"]
             listening = programs.run(words, timeout=LIMIT).stdout
             if any(line.split()[3] == "0A" for line in listening.splitlines()[1:]):
@@ -224,7 +225,7 @@ class Run:
     def _coordinate(self) -> None:
         with event_log.EventLog(self._folder / "events.jsonl") as told:
             at = Coordinator(
-                ISLANDS, self._token, silence=SILENCE, timeout=TIMEOUT,
+                GROUPS, self._token, heartbeat_timeout=HEARTBEAT_TIMEOUT, timeout=TIMEOUT,
                 journal=Alone(self._folder / "register.json"), events=told,
             )  # fmt: skip
             asyncio.run(at.serve("10.77.0.254", PORT))
@@ -236,7 +237,7 @@ class Run:
         chance = random.Random(f"{replica_group} {life}")
         elastic_average = ElasticAverage(
             replica_group, group, f"10.77.0.254:{PORT}", self._token, f"10.77.0.{replica_group + 1}",
-            replica_groups=ISLANDS, silence=SILENCE, timeout=TIMEOUT,
+            replica_groups=GROUPS, heartbeat_timeout=HEARTBEAT_TIMEOUT, timeout=TIMEOUT,
         )  # fmt: skip
         steps = torch.Generator().manual_seed(1000 * replica_group + life)
         w = [torch.zeros(size) for size in SIZES]

@@ -1,4 +1,4 @@
-"""Was a run of islands right? From what they wrote down, and from the coordinator's event log."""
+"""Was a run of groups right? From what they wrote down, and from the coordinator's event log."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def judge(folder: Path, happened: list[tuple[str, float]], wrong: list[str]) -> 
 
 
 def _gather(folder: Path) -> tuple[dict[int, list[tuple[tuple[int, ...], Any]]], dict[int, list[Any]]]:
-    """By round, who counted and what was taken; by island, (the round that took it or 0, when, what was
+    """By round, who counted and what was taken; by group, (the round that took it or 0, when, what was
     brought)."""
     took: dict[int, list[tuple[tuple[int, ...], Any]]] = {}
     brought: defaultdict[int, list[Any]] = defaultdict(list)
@@ -101,9 +101,9 @@ def _frames(path: Path) -> list[Any]:
                 return frames
 
 
-def _brought(by_island: list[Any], rounds: int, committed: float) -> Any:
+def _brought(by_group: list[Any], rounds: int, committed: float) -> Any:
     """To this round. Who was killed or evicted in the middle of it has not written down that it took it:
     then it is what it brought last."""
-    exact = [vector for known, _, vector in by_island if known == rounds]
-    before = [(at, vector) for _, at, vector in by_island if at < committed]
+    exact = [vector for known, _, vector in by_group if known == rounds]
+    before = [(at, vector) for _, at, vector in by_group if at < committed]
     return exact[0] if exact else max(before, key=lambda entry: entry[0])[1]

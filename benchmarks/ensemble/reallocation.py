@@ -1,7 +1,7 @@
-"""The paper's figure 5, scaled down: one of two islands is slow for ten epochs, the other dies for a while.
+"""The paper's figure 5, scaled down: one of two groups is slow for ten epochs, the other dies for a while.
 
-What is given to the islands are samples of a pass, as in the paper: a pass takes as long however many samples
-it has, as on an accelerator that is not full. Here it sleeps. A batch is B samples, so an island with x of
+What is given to the groups are samples of a pass, as in the paper: a pass takes as long however many samples
+it has, as on an accelerator that is not full. Here it sleeps. A batch is B samples, so a group with x of
 them needs B/x passes for a step, and t_i = α_i/x_i.
 """
 
@@ -33,7 +33,7 @@ SLOW_FROM, SLOW_TO, DEAD_AT = 5, 15, 26
 PASS = 0.004
 """Seconds of a pass."""
 SLOWER = 0.008
-"""Seconds that a pass takes longer on the slow island."""
+"""Seconds that a pass takes longer on the slow group."""
 
 JOB = f"""
 [data]
@@ -62,21 +62,21 @@ output_dir = "{{folder}}"
 
 
 class Passes(nn.Module):
-    """Sleeps as an island of the story would compute; dies when its time has come, once."""
+    """Sleeps as a group of the story would compute; dies when its time has come, once."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         invited = join_info()
         assert invited is not None
-        self._island, self._folder = invited.replica_group, folder
+        self._group, self._folder = invited.replica_group, folder
         self._looked, self._epoch = 0.0, 0
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            slow = self._island == 1 and SLOW_FROM <= self._now() < SLOW_TO
+            slow = self._group == 1 and SLOW_FROM <= self._now() < SLOW_TO
             time.sleep(PASS + (SLOWER if slow else 0))
             died = self._folder / "died"
-            if self._island == 0 and self._now() >= DEAD_AT and not died.exists():
+            if self._group == 0 and self._now() >= DEAD_AT and not died.exists():
                 died.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
         return x
@@ -96,7 +96,7 @@ def build(folder: str) -> nn.Module:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What each island had, how long the epoch took, and what Lemma 1 says to both."""
+    """What each group had, how long the epoch took, and what Lemma 1 says to both."""
 
     number: int
     units: dict[int, int]
@@ -118,7 +118,7 @@ def run(folder: Path, store: Path, epochs: int) -> list[Epoch]:
 
 
 def settled(events: list[event_log.Event]) -> list[Epoch]:
-    """Those that began and ended with the same islands."""
+    """Those that began and ended with the same groups."""
     ends = [event for event in events if event["event"] == "commit" and not event["fraction"]]
     given = [event for event in events if event["event"] == "units"]
     seconds = {end["epoch"]: (begin, end) for begin, end in pairwise(ends)}
@@ -140,8 +140,8 @@ def settled(events: list[event_log.Event]) -> list[Epoch]:
 
 
 def _alpha(epoch: int, usual: float, replica_groups: int) -> dict[int, float]:
-    """α_i in seconds · samples: of an undisturbed epoch of two islands, with X/2 samples each, and what the
-    slow one adds to every pass. An island that is alone makes twice as many steps."""
+    """α_i in seconds · samples: of an undisturbed epoch of two groups, with X/2 samples each, and what the
+    slow one adds to every pass. A group that is alone makes twice as many steps."""
     alone = 2 / replica_groups
     plain = usual * X / 2 * alone
     passes = usual / (PASS + _overhead(usual))

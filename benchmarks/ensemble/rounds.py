@@ -1,6 +1,6 @@
-"""`ensemble.py --round`: what one meeting of islands costs, beside a plain MPI allreduce of as many bytes.
+"""`ensemble.py --round`: what one meeting of groups costs, beside a plain MPI allreduce of as many bytes.
 
-The goal is for MPI over TCP, which islands use, too: they are on nodes of their own. Rows "shared" are with
+The goal is for MPI over TCP, which groups use, too: they are on nodes of their own. Rows "shared" are with
 MPI in shared memory, as it is within a node. A contestant's seconds are those of the slowest rank.
 "limit": the bytes that all ranks together pass on, over what one connection between two processes carries.
 """
@@ -16,7 +16,7 @@ from ensemble.coordinators import coordinator
 from harness import Goal, Spread, mpiexec, print_table, start
 
 SHAPES = ((2, 1), (4, 1), (2, 2), (4, 2))
-"""Islands, and ranks of each."""
+"""Groups, and ranks of each."""
 SMALL, RESNET18 = 4_000_000, 45_000_000
 OVER = {
     "TCP": {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"},
@@ -37,7 +37,7 @@ def rounds(quick: bool) -> tuple[list[dict[str, Any]], list[Goal]]:
 
 
 def limit(row: dict[str, Any]) -> float:
-    """Seconds: the ring, and what the ranks of an island tell each other."""
+    """Seconds: the ring, and what the ranks of a group tell each other."""
     P, K = row["P"], row["K"]
     return (2 * (P - 1) + P * (K - 1)) * row["bytes"] / row["flow_bytes_per_s"]
 
@@ -45,7 +45,7 @@ def limit(row: dict[str, Any]) -> float:
 def _measure(P: int, K: int, by: str, sizes: list[int], times: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder, coordinator(P, Path(folder) / "run") as invited:
         out = Path(folder) / "rows.json"
-        arguments = ["--out", str(out), "--islands", str(P), "--rounds", str(times), *invited]
+        arguments = ["--out", str(out), "--groups", str(P), "--rounds", str(times), *invited]
         arguments += ["--bytes", *map(str, sizes)]
         script = Path(__file__).with_name("rounds_rank.py")
         start([mpiexec(), "-n", str(P * K)], script, arguments, timeout=900, **OVER[by])
@@ -56,10 +56,10 @@ def _goals(rows: list[dict[str, Any]]) -> list[Goal]:
     found = []
     for row in rows:
         if row["mpi_by"] == "TCP":
-            what = f"{row['P']} islands of {row['K']}, {row['bytes'] / 1e6:.0f} MB"
+            what = f"{row['P']} groups of {row['K']}, {row['bytes'] / 1e6:.0f} MB"
             found.append(Goal(f"{what}: meeting over allreduce + commit", row["ratio"]["median"], 1.5))
     commit = next(row for row in rows if (row["P"], row["K"]) == (4, 1))["seconds"]["commit"]["median"]
-    return [*found, Goal("ms of a commit of 4 islands", 1e3 * commit, 5.0)]
+    return [*found, Goal("ms of a commit of 4 groups", 1e3 * commit, 5.0)]
 
 
 def _cells(row: dict[str, Any]) -> list[object]:
@@ -68,5 +68,5 @@ def _cells(row: dict[str, Any]) -> list[object]:
         return f"{1e3 * at['median']:.1f} ({1e3 * at['low']:.1f}–{1e3 * at['high']:.1f})"
 
     cells: list[object] = [row["P"], row["K"], row["mpi_by"], f"{row['bytes'] / 1e6:.0f}"]
-    cells += [milliseconds(name) for name in ("meeting", "mpi", "ours", "commit")]
+    cells += [milliseconds(name) for name in ("sync", "mpi", "ours", "commit")]
     return [*cells, Spread(**row["ratio"]), f"{1e3 * limit(row):.1f}"]

@@ -1,7 +1,7 @@
 """One rank of `rounds.py`: seconds of a meeting, of a commit and of an allreduce, in turn.
 
-All ranks are one MPI job, so that contestants can take turns; each island is a communicator in it, and all
-that islands say to each other goes through rings and the coordinator, as between jobs of their own.
+All ranks are one MPI job, so that contestants can take turns; each group is a communicator in it, and all
+that groups say to each other goes through rings and the coordinator, as between jobs of their own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def contestants(
 ) -> dict[str, Contestant]:
     """Neighbours run next to each other in time."""
     return {
-        "meeting": Contestant(lambda: elastic_average.mean([x])),
+        "sync": Contestant(lambda: elastic_average.mean([x])),
         "mpi": Contestant(lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x.numpy())),
         "ours": Contestant(lambda: world.allreduce(x).wait()),
     }
@@ -60,7 +60,7 @@ def measure(
         against = [a + commit.median for a in blocks["mpi"].wall]
         row: dict[str, Any] = {"P": elastic_average.count, "K": world.size // elastic_average.count}
         row |= {"bytes": 4 * numbers, "rounds": rounds, "seconds": {**seconds, "commit": asdict(commit)}}
-        row |= {"ratio": asdict(ratios(blocks["meeting"].wall, against)), "flow_bytes_per_s": rate}
+        row |= {"ratio": asdict(ratios(blocks["sync"].wall, against)), "flow_bytes_per_s": rate}
         rows.append(row)
     return rows
 
@@ -68,7 +68,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--islands", type=int, required=True)
+    parser.add_argument("--groups", type=int, required=True)
     parser.add_argument("--coordinator", required=True)
     parser.add_argument("--token", required=True)
     parser.add_argument("--rounds", type=int, required=True)

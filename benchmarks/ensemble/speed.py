@@ -32,11 +32,11 @@ from hpcsgd.report.records import of_run
 
 MINUTES = {"sync SGD": 412.2, "async SGD": 397.9, "EnsembleSync": 60.95}
 """Of the paper."""
-MEETINGS = 10
+SYNCS = 10
 """An epoch."""
 WON = MINUTES["sync SGD"] / MINUTES["EnsembleSync"]
 PER_EPOCH = 37500 / 128
-RATIO = (WON - 1) / (1 - WON * MEETINGS / PER_EPOCH)
+RATIO = (WON - 1) / (1 - WON * SYNCS / PER_EPOCH)
 GOAL = 6.6
 NOISE = 0.75
 """Points of accuracy."""
@@ -119,7 +119,7 @@ def train(
 
     `per_epoch`: steps; `share`: of the samples, that a group has in an epoch; None: they are dealt."""
     together = who == "sync SGD"
-    every = max(1, per_epoch // MEETINGS)
+    every = max(1, per_epoch // SYNCS)
     run = folder / f"{who} {share} {seed}"
     job = folder / "job.toml"
     head, rest = JOB.read_text().split("[method]\n")
@@ -143,8 +143,8 @@ def train(
     command = [*launcher, sys.executable, "-m", "hpcsgd", verb, str(job), *overrides]
     programs.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=3600)
     records = list(of_run(run))
-    accuracy = [r["accuracy"] for r in records if r["kind"] == "evaluation"]
-    distances = [(r["step"], r["distance"]) for r in records if r["kind"] == "meeting"]
+    accuracy = [r["accuracy"] for r in records if r["kind"] == "eval"]
+    distances = [(r["step"], r["distance"]) for r in records if r["kind"] == "sync"]
     print(f"{who}, seed {seed}: accuracy {accuracy[-1]:.4f}", flush=True)
     return {"who": who, "seed": seed, "epochs": epochs, "accuracy": accuracy, "distances": distances}
 

@@ -1,6 +1,6 @@
 """One rank of `speed.py`: seconds a step of every contestant, in turn; rank 0 writes the rows.
 
-All are in one MPI job. An island is a communicator of one rank in it; what islands say to each other goes
+All are in one MPI job. A group is a communicator of one rank in it; what groups say to each other goes
 through their ring and the coordinator, over the same links as MPI.
 """
 

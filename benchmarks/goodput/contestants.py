@@ -14,7 +14,7 @@ import numpy as np
 from goodput.network import CLASSES, INPUTS, PASSES
 from goodput.processes import RANK, at_work, rank_of
 from goodput.settings import Setting
-from goodput.useful import of_islands, of_one_job, of_replicas
+from goodput.useful import of_groups, of_one_job, of_replicas
 from harness import mpiexec, programs
 from harness.launching import python_path
 from hpcsgd.checkpoint.folder import titles
@@ -24,7 +24,7 @@ from hpcsgd.report.metrics import read
 
 HERE = Path(__file__).parent
 FOREVER = "1000000"
-ISLANDS, SYNC, DDP, TORCHFT = "islands", "one job", "DDP", "torchft LocalSGD"
+GROUPS, SYNC, DDP, TORCHFT = "elastic groups", "one job", "DDP", "torchft LocalSGD"
 
 
 class Contestant(Protocol):
@@ -45,8 +45,8 @@ class Contestant(Protocol):
         ...
 
 
-class Islands:
-    """`hpcsgd launch`, which starts dead islands again itself."""
+class Groups:
+    """`hpcsgd launch`, which starts dead groups again itself."""
 
     def __init__(self, folder: Path, setting: Setting, checkpoint_steps: int) -> None:
         self._folder, self._setting = folder, setting
@@ -62,7 +62,7 @@ class Islands:
         pass
 
     def useful(self) -> int:
-        return of_islands(self._events(), self._setting.batch)
+        return of_groups(self._events(), self._setting.batch)
 
     def back(self) -> list[float]:
         return [e["unix"] for e in self._events() if e["event"] == "generation" and e["newcomers"]]
@@ -192,7 +192,7 @@ class NotHere(Exception):
     """A contestant cannot take part, and why."""
 
 
-CONTESTANTS = {ISLANDS: Islands, SYNC: OneJob, DDP: TorchElastic, TORCHFT: FaultTolerant}
+CONTESTANTS = {GROUPS: Groups, SYNC: OneJob, DDP: TorchElastic, TORCHFT: FaultTolerant}
 
 
 def write_job(folder: Path, setting: Setting, method: str, checkpoint_steps: int) -> None:

@@ -17,7 +17,7 @@ CHECKPOINT = 0.03
 CALM_STEPS = 10
 """Between checkpoints where nobody dies: as often as when somebody does."""
 WITH_INTERVAL = (SYNC, DDP)
-"""For whom Young's interval matters: islands go on from each other."""
+"""For whom Young's interval matters: groups go on from each other."""
 
 
 def measured(setting: Setting, who: str, seed: int, tell: Callable[[str], object]) -> list[Row]:

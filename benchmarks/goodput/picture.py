@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
 
-from goodput.contestants import ISLANDS, SYNC
+from goodput.contestants import GROUPS, SYNC
 from goodput.simulated import DAY, HOUR, MINUTE
 
 Row = dict[str, Any]
@@ -60,7 +60,7 @@ def _in_small(axes: Axes, rows: Sequence[Row]) -> None:
 def _at_scale(axes: Axes, rows: Sequence[Row]) -> None:
     for style, restart in zip(STYLES, dict.fromkeys(row["restart"] for row in rows), strict=False):
         mine = [row for row in rows if row["restart"] == restart]
-        for color, who in (("C0", ISLANDS), ("C1", SYNC)):
+        for color, who in (("C0", GROUPS), ("C1", SYNC)):
             times = [row["mtbf_s"] for row in mine]
             axes.plot(times, [row[who] for row in mine], style, color=color, label=f"{who}, {restart}")
     axes.set_xticks(list(TICKS.values()), list(TICKS))

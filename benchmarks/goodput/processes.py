@@ -36,13 +36,13 @@ def ranks_in(folder: Path, K: int) -> dict[int, int]:
 
 
 def rank_of(env: dict[str, str], K: int) -> int | None:
-    """As launchers tell it: of an island, of MPICH, of torch's elastic agent, of us."""
+    """As launchers tell it: of a group, of MPICH, of torch's elastic agent, of us."""
     place = next(
         (env[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", RANK, "RANK") if name in env), None
     )
     if place is None:
         return None
-    invited = env.get("HPCSGD_ISLAND")
+    invited = env.get("HPCSGD_REPLICA_GROUP")
     return int(place) + (K * json.loads(invited)["replica_group"] if invited else 0)
 
 

@@ -1,11 +1,11 @@
 """Was a random run right? By what its ranks wrote down (witness.py) and the coordinator's event log.
 
-- All that took a round hold the same bits, the mean of the islands that the log says counted (faults_judge).
-- Plain SGD, from what an island took, through the samples that it says it saw, gives what it brought next.
+- All that took a round hold the same bits, the mean of the groups that the log says counted (faults_judge).
+- Plain SGD, from what a group took, through the samples that it says it saw, gives what it brought next.
 - Who went on from a checkpoint brought a mean that had been committed at that step.
 - No sample is counted twice in an epoch, of the rounds that stand (`useful.standing`).
 - Last lives ended with exit code 0, others by SIGKILL; or with 1, where the others had gone back meanwhile to
-  before this life began, as its log then says. The last life of an island that was late for the end is one of
+  before this life began, as its log then says. The last life of a group that was late for the end is one of
   these others.
 - The model that was saved is finite, and the last mean.
 """
@@ -28,14 +28,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ensemble import faults_judge
-from goodput.useful import of_islands, standing
+from goodput.useful import of_groups, standing
 from goodput.witness import CLASSES, features, read
 from hpcsgd.elastic import event_log
 
 EXACT = 1e-5
 """Sums in other orders differ by less."""
-GONE_BACK = "the other islands have gone back"
-"""What an island says that has to be started again."""
+GONE_BACK = "the other groups have gone back"
+"""What a group says that has to be started again."""
 LAST_WORDS = 3000
 """Characters."""
 
@@ -84,7 +84,7 @@ def judge(
         "wrong": wrong,
         "rounds": outcome.rounds,
         "samples": sum(map(len, counted.values())),
-        "by_formula": of_islands(events, batch),
+        "by_formula": of_groups(events, batch),
     }
 
 
@@ -112,12 +112,12 @@ def bad_codes(folder: Path, codes: Mapping[int, Sequence[int]], late: Collection
             said = log.read_text() if log.exists() else ""  # it may be killed before it has one
             went_back = code == 1 and goes_on and GONE_BACK in said
             if not (killed or went_back or (last and code == 0)):
-                wrong.append(f"life {life} of island {replica_group} ended with {code}: {said[-LAST_WORDS:]}")
+                wrong.append(f"life {life} of group {replica_group} ended with {code}: {said[-LAST_WORDS:]}")
     return wrong
 
 
 def not_replayed(lives: Mapping[str, list[Visit]], store: Path, rate: float) -> list[str]:
-    """Of each life of an island, by all its ranks together."""
+    """Of each life of a group, by all its ranks together."""
     with h5py.File(store) as file:
         x, y = (torch.from_numpy(np.asarray(file[f"train/{name}"])) for name in "xy")
     wrong = []

@@ -1,8 +1,8 @@
-"""Islands that are killed at random moments, each run judged right or wrong.
+"""Groups that are killed at random moments, each run judged right or wrong.
 
-Two to four islands of one or two ranks, threads of a process, train by the training loop of `hpcsgd train`;
+Two to four groups of one or two ranks, threads of a process, train by the training loop of `hpcsgd train`;
 one, several or all of them are killed, up to five times, and started again. A run is drawn from the seed and
-its number; at which of its steps an island is hit is the machine's. See random_judge.py for what is right.
+its number; at which of its steps a group is hit is the machine's. See random_judge.py for what is right.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ SECONDS = 0.01
 """Of a step."""
 BACK = 0.1
 """Seconds from a death to the next life."""
-SILENCE, LIMIT = 30.0, 300.0
+HEARTBEAT_TIMEOUT, LIMIT = 30.0, 300.0
 LIVES = 12
-"""Of an island, at most: more than it is killed."""
+"""Of a group, at most: more than it is killed."""
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Kill:
-    """`at` seconds after the islands began to train."""
+    """`at` seconds after the groups began to train."""
 
     at: float
     replica_groups: tuple[int, ...]
@@ -74,7 +74,7 @@ def played(number: int, seed: int, tell: Callable[[str], object]) -> Row:
 
 
 def in_a_fork(judged: Callable[[], Row]) -> Row:
-    """Islands are forked from this process: once it had computed with torch, theirs might refuse to."""
+    """Groups are forked from this process: once it had computed with torch, theirs might refuse to."""
     context = get_context("fork")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=lambda: there.send(judged()))
@@ -86,7 +86,7 @@ def in_a_fork(judged: Callable[[], Row]) -> Row:
 
 
 class Run:
-    """Some islands, some kills."""
+    """Some groups, some kills."""
 
     def __init__(self, chance: random.Random, folder: Path, store: Path) -> None:
         self._folder, self._token = folder, secrets.token_hex(16)
@@ -108,7 +108,7 @@ class Run:
         self.codes: dict[int, list[int]] = {replica_group: [] for replica_group in everybody}
         """Of all lives, in order."""
         self.late: set[int] = set()
-        """Islands that were not there when the others had finished."""
+        """Groups that were not there when the others had finished."""
         self.killed = 0
         self.in_time = True
         (folder / "job.toml").write_text(f"""
@@ -127,7 +127,7 @@ checkpoint_every_steps = {2 * EVERY}
 
     def story(self) -> str:
         shape = "+".join(map(str, self._ranks))
-        return f"islands of {shape}, " + ", ".join(
+        return f"groups of {shape}, " + ", ".join(
             f"{kill.replica_groups} at {kill.at:.2f} s" for kill in self._plan
         )
 
@@ -147,7 +147,7 @@ checkpoint_every_steps = {2 * EVERY}
         os.waitpid(coordinator, 0)
 
     def _go_on(self) -> None:
-        """Until all islands have ended by themselves."""
+        """Until all groups have ended by themselves."""
         deadline, began, plan = time.monotonic() + LIMIT, None, list(self._plan)
         while self._pids or self._back:
             now = time.monotonic()
@@ -214,7 +214,7 @@ checkpoint_every_steps = {2 * EVERY}
     def _coordinate(self) -> int:
         async def serve() -> None:
             at = Coordinator(
-                len(self._ranks), self._token, silence=SILENCE, timeout=LIMIT,
+                len(self._ranks), self._token, heartbeat_timeout=HEARTBEAT_TIMEOUT, timeout=LIMIT,
                 journal=Alone(Path(REGISTER)), events=told,
             )  # fmt: skip
             serving = asyncio.create_task(at.serve(HERE))
@@ -240,7 +240,7 @@ checkpoint_every_steps = {2 * EVERY}
     def _rank(self, replica_group: int, group: Communicator, reasons: Reasons) -> str | None:
         elastic_average = ElasticAverage(
             replica_group, group, self._address, self._token, HERE,
-            replica_groups=len(self._ranks), silence=SILENCE, timeout=LIMIT,
+            replica_groups=len(self._ranks), heartbeat_timeout=HEARTBEAT_TIMEOUT, timeout=LIMIT,
         )  # fmt: skip
         topology = replace(form(group), replica_groups=elastic_average)
         return train(

@@ -1,6 +1,6 @@
 """What the simulator says: of each measured run, and of up to 1,000 nodes.
 
-At scale an island is a node. A restart takes as long for an island as for the whole job: the time in the
+At scale a group is a node. A restart takes as long for a group as for the whole job: the time in the
 queue, and until it trains. What neither has to do with failures is in none of the figures.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from goodput.contestants import DDP, ISLANDS, SYNC
+from goodput.contestants import DDP, GROUPS, SYNC
 from goodput.measured import CHECKPOINT
 from goodput.settings import Hazard, Setting
 from hpcsgd.core.waits import All, Living, Waits
@@ -22,11 +22,11 @@ Row = dict[str, Any]
 SEEDS = 4
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 NODES = 1000
-STEP, EVERY, MEETINGS = 5.0, 5, 10
+STEP, EVERY, SYNCS = 5.0, 5, 10
 """Seconds of a step, steps of a round, rounds of an epoch."""
 SAVING = 30.0
 """Seconds of a checkpoint of the one job."""
-SILENCE = 10.0
+HEARTBEAT_TIMEOUT = 10.0
 """As `hpcsgd launch` has it by default: a node that is gone says nothing more."""
 RESTARTS = {"no queue": 2 * MINUTE, "5 min in the queue": 7 * MINUTE, "30 min in the queue": 32 * MINUTE}
 """Seconds until one trains again: 2 minutes after the queue."""
@@ -44,7 +44,7 @@ told by Daly's mean, with which the simulation agrees."""
 
 def in_small(setting: Setting, row: Mapping[str, Any]) -> float | None:
     """Goodput of the contestant of a measured row, by its failures and its restarts; None: not simulated."""
-    if row["who"] not in (ISLANDS, SYNC, DDP) or not row["failures"] or row["restart_s"] is None:
+    if row["who"] not in (GROUPS, SYNC, DDP) or not row["failures"] or row["restart_s"] is None:
         return None
     hazard = Hazard(setting, row["seen_mtbf_s"])
     step = setting.P * setting.batch / row["undisturbed_samples_per_s"]
@@ -59,8 +59,8 @@ def in_small(setting: Setting, row: Mapping[str, Any]) -> float | None:
         syncs_per_epoch=setting.epoch // setting.every,
     )
     layout = Layout(setting.P, setting.K, setting.per_node)
-    if row["who"] == ISLANDS:
-        return _of_islands(layout, step, Living(setting.every), failures, round(row["seconds"] / step))
+    if row["who"] == GROUPS:
+        return _of_groups(layout, step, Living(setting.every), failures, round(row["seconds"] / step))
     return _of_one_job(layout, failures)
 
 
@@ -86,21 +86,21 @@ def by_nodes() -> list[Row]:
 
 
 def _both(nodes: int, node_mtbf: float, restart: float) -> dict[str, float]:
-    """Goodput of islands and of one job."""
+    """Goodput of groups and of one job."""
     M = node_mtbf / nodes
     failures = Failures(
         node_mtbf, checkpoint_seconds=SAVING, restart_seconds=restart, work_seconds=100 * M,
-        heartbeat_timeout_seconds=SILENCE, syncs_per_epoch=MEETINGS,
+        heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT, syncs_per_epoch=SYNCS,
     )  # fmt: skip
     layout = Layout(nodes, 1)
     seeds = 1 if nodes >= NODES / 10 else SEEDS
-    replica_groups = _of_islands(layout, STEP, Living(EVERY), failures, HORIZON, seeds)
+    replica_groups = _of_groups(layout, STEP, Living(EVERY), failures, HORIZON, seeds)
     if restart > SLOW * M or SAVING > M:
-        return {ISLANDS: replica_groups, SYNC: mean_goodput(failures, M, daly(SAVING, M))}
-    return {ISLANDS: replica_groups, SYNC: _of_one_job(layout, failures)}
+        return {GROUPS: replica_groups, SYNC: mean_goodput(failures, M, daly(SAVING, M))}
+    return {GROUPS: replica_groups, SYNC: _of_one_job(layout, failures)}
 
 
-def _of_islands(
+def _of_groups(
     layout: Layout, step: float, waits: Waits, failures: Failures, steps: int, seeds: int = SEEDS
 ) -> float:
     """Useful steps over those that fit into the time; none where nobody lives through an epoch."""

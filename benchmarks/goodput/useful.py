@@ -4,8 +4,8 @@
 
 - of one job, or of DDP, those of the steps that it stands at. What was computed after the checkpoint to which
   a restart went back does not count; steps since the last checkpoint do, while the ranks that made them live.
-- of islands, those of every committed round, of the islands whose models made its mean (`counted`). What an
-  island did since its last meeting is lost where it dies; what it did while it was cut off, or looked on,
+- of groups, those of every committed round, of the groups whose models made its mean (`counted`). What an
+  group did since its last meeting is lost where it dies; what it did while it was cut off, or looked on,
   does not count. Where all died, rounds after the checkpoint from which they went on do not.
 - of torchft's replicas, those of every committed sync, of the replicas that took part and had not just been
   given the state of another.
@@ -24,7 +24,7 @@ Event = dict[str, Any]
 
 
 def standing(events: Iterable[Event]) -> list[tuple[Event, int]]:
-    """The commits whose work the model still holds, each with the steps that its islands had made since the
+    """The commits whose work the model still holds, each with the steps that its groups had made since the
     one before."""
     kept: list[tuple[Event, int]] = []
     for event in events:
@@ -37,7 +37,7 @@ def standing(events: Iterable[Event]) -> list[tuple[Event, int]]:
     return kept
 
 
-def of_islands(events: Iterable[Event], batch: int) -> int:
+def of_groups(events: Iterable[Event], batch: int) -> int:
     """Samples, by the event log of a run from its beginning."""
     return batch * sum(steps * len(commit["counted"]) for commit, steps in standing(events))
 

@@ -74,10 +74,10 @@ def trained(training: Training, samples: Samples) -> Row:
     start = cnn(tuple(samples.x.shape[1:]), widths=(8, 16))
     found = threads.run(training.workers, partial(_rank, training, samples, start), timeout=3600)
     losses = [mean(of_step) for of_step in zip(*(each["losses"] for each in found), strict=True)]
-    notes = {name: thinned(values) for name, values in found[0]["notes"].items()}
+    metrics = {name: thinned(values) for name, values in found[0]["metrics"].items()}
     row = {"who": training.who, "workers": training.workers, "partition": training.partition,
            "steps": training.steps, "losses": thinned(losses), "tested": found[0]["tested"],
-           "accuracy": found[0]["tested"][-1][1], "notes": notes, "weights": found[0]["weights"],
+           "accuracy": found[0]["tested"][-1][1], "metrics": metrics, "weights": found[0]["weights"],
            "seconds": round(clock.stop(), 1)}  # fmt: skip
     print(f"{training.who}: {row['accuracy']:.4f} in {row['seconds']:.0f} s", flush=True)
     return row
@@ -90,7 +90,7 @@ def _rank(training: Training, samples: Samples, start: nn.Module, world: Communi
     optimizer = hpcsgd.DistributedOptimizer(sgd, model, topology, method=training.method())
     schedule = MultiStepLR(optimizer, [int(part * training.steps) for part in MILESTONES])
     rows, losses, tested = _rows(training, samples, world.rank), [], []
-    notes: dict[str, list[float]] = {}
+    metrics: dict[str, list[float]] = {}
     weights: dict[str, list[float]] = {}
     for step, mine in enumerate(rows.split(training.batch)[: training.steps], 1):
         optimizer.zero_grad()
@@ -100,11 +100,11 @@ def _rank(training: Training, samples: Samples, start: nn.Module, world: Communi
         schedule.step()
         losses.append(loss.item())
         for name, value in optimizer.metrics.items():
-            notes.setdefault(name, []).append(value)
+            metrics.setdefault(name, []).append(value)
         if step % (training.steps // training.evaluations) == 0:
             tested.append((step, _accuracy(optimizer, model, samples)))
             weights[str(step)] = _quantiles(model)
-    return {"losses": losses, "notes": notes, "tested": tested, "weights": weights}
+    return {"losses": losses, "metrics": metrics, "tested": tested, "weights": weights}
 
 
 def _rows(training: Training, samples: Samples, rank: int) -> torch.Tensor:

@@ -45,7 +45,7 @@ def main() -> None:
     parts, part = torch.empty(world.size, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     alone = {
         "norm": Contestant(optimizer._step.squared_norm),
-        "exchange": Contestant(lambda: world.allgather(parts, part).wait()),
+        "allgather": Contestant(lambda: world.allgather(parts, part).wait()),
     }
     blocks = whole | interleaved(alone, rounds=TIMES, ranks=Together())
     spread = {name: asdict(Spread.of(times.wall)) for name, times in blocks.items()}
@@ -55,7 +55,7 @@ def main() -> None:
             {"what": "step, ResNet-20, batch 32", "seconds": spread["plain"]},
             {"what": "the same with SelSync", "seconds": spread["chosen"], "ratio": over},
             {"what": "Δ: squared norm", "seconds": spread["norm"]},
-            {"what": "exchange of 8 bytes", "seconds": spread["exchange"]},
+            {"what": "exchange of 8 bytes", "seconds": spread["allgather"]},
         ]
         given.out.write_text(json.dumps(rows))
 

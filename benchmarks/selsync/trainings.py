@@ -69,6 +69,6 @@ def curve(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, float, float]
     for record in sorted(records, key=lambda record: (record["step"], record["kind"] != "step")):
         if record["kind"] == "step" and record["samples_per_s"]:
             seconds += record["samples"] / record["samples_per_s"]
-        elif record["kind"] == "evaluation":
+        elif record["kind"] == "eval":
             points.append((record["step"], seconds, record["accuracy"]))
     return points

@@ -31,7 +31,7 @@ def adamw(model: nn.Module) -> optim.Optimizer:
 
 def torch_alone(workload: Workload, topology: hpcsgd.Topology) -> Step:
     """Every group for itself: what all others do, too."""
-    model = sharded(workload, topology.mesh()["group"])
+    model = sharded(workload, topology.mesh()["shard"])
     return workload.training(model, adamw(model))
 
 
@@ -45,7 +45,7 @@ def method(make: Callable[[], hpcsgd.Method], period: int = 1, **options: Any) -
     """One of ours, with all else but `options` by default."""
 
     def step(workload: Workload, topology: hpcsgd.Topology) -> Step:
-        model = sharded(workload, topology.mesh()["group"])
+        model = sharded(workload, topology.mesh()["shard"])
         optimizer = hpcsgd.DistributedOptimizer(adamw(model), model, topology, make(), **options)
         return workload.training(model, optimizer)
 

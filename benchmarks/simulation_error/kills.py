@@ -1,6 +1,6 @@
-"""Islands whose hosts go down and come back: what real ones get done, and what the simulation says.
+"""Groups whose hosts go down and come back: what real ones get done, and what the simulation says.
 
-Each island is a process in a network namespace of its own. Its host goes down as a machine does: the link is
+Each group is a process in a network namespace of its own. Its host goes down as a machine does: the link is
 cut and the process killed, so that the others hear nothing. It is started again a while later.
 """
 
@@ -36,22 +36,22 @@ from hpcsgd.performance.simulation.durations import Durations, Layout
 from hpcsgd.performance.simulation.failures import Failures
 from hpcsgd.performance.simulation.simulate import Simulation
 
-ISLANDS = 4
+GROUPS = 4
 EVERY = 5
 SECONDS = 0.1
 """Of a step: a pause."""
 ELEMENTS = 250_000
-SILENCE, TIMEOUT = 1.0, 10.0
+HEARTBEAT_TIMEOUT, TIMEOUT = 1.0, 10.0
 RESTART = 2.5
 PORT = 7000
 SEEDS = 40
 
 
 def real(rate: str, rounds: int, mtbf: float, seed: int = 1) -> tuple[float, float, int]:
-    """Steps per second and island over so many rounds, seconds of a round while all lived, and how many
+    """Steps per second and group over so many rounds, seconds of a round while all lived, and how many
     times a host went down."""
-    with tempfile.TemporaryDirectory() as folder, shaped_hosts(ISLANDS, rate, "32kb") as hosts:
-        replica_groups = _Islands(hosts, Path(folder), random.Random(seed), mtbf)
+    with tempfile.TemporaryDirectory() as folder, shaped_hosts(GROUPS, rate, "32kb") as hosts:
+        replica_groups = _Groups(hosts, Path(folder), random.Random(seed), mtbf)
         try:
             replica_groups.live(rounds)
         finally:
@@ -60,21 +60,22 @@ def real(rate: str, rounds: int, mtbf: float, seed: int = 1) -> tuple[float, flo
     gaps = sorted(b["unix"] - a["unix"] for a, b in itertools.pairwise(commits))
     seconds = commits[rounds]["unix"] - commits[0]["unix"]
     made = EVERY * sum(len(commit["counted"]) for commit in commits[1 : rounds + 1])
-    return made / ISLANDS / seconds, gaps[len(gaps) // 2], replica_groups.downs
+    return made / GROUPS / seconds, gaps[len(gaps) // 2], replica_groups.downs
 
 
 def simulated(rounds: int, mtbf: float, meeting: float) -> float:
-    """Steps per second and island, the mean over seeds."""
+    """Steps per second and group, the mean over seeds."""
     rates = [
         simulate(
             Simulation(
-                layout=Layout(ISLANDS, 1, 1),
+                layout=Layout(GROUPS, 1, 1),
                 compute=Constant(SECONDS),
                 durations=Durations(model_average=meeting),
                 waits=Living(EVERY),
                 steps=rounds * EVERY,
                 failures=Failures(
-                    mtbf, checkpoint_seconds=1.0, restart_seconds=RESTART, heartbeat_timeout_seconds=SILENCE
+                    mtbf, checkpoint_seconds=1.0, restart_seconds=RESTART,
+                    heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
                 ),
                 seed=seed,
             )
@@ -84,7 +85,7 @@ def simulated(rounds: int, mtbf: float, meeting: float) -> float:
     return sum(rates) / len(rates)
 
 
-class _Islands:
+class _Groups:
     """The processes, and what befalls their hosts."""
 
     def __init__(self, hosts: str, folder: Path, chance: random.Random, mtbf: float) -> None:
@@ -97,7 +98,7 @@ class _Islands:
 
     def live(self, rounds: int) -> None:
         """Until so many rounds have been committed after the first."""
-        for replica_group in range(ISLANDS):
+        for replica_group in range(GROUPS):
             self._up(replica_group)
         register = self._folder / "register.json"
         while not register.exists() or json.loads(register.read_text())["rounds"] <= rounds:
@@ -150,7 +151,7 @@ class _Islands:
     def _coordinate(self) -> None:
         with event_log.EventLog(self._folder / "events.jsonl") as told:
             at = Coordinator(
-                ISLANDS, self._token, silence=SILENCE, timeout=TIMEOUT,
+                GROUPS, self._token, heartbeat_timeout=HEARTBEAT_TIMEOUT, timeout=TIMEOUT,
                 journal=Alone(self._folder / "register.json"), events=told,
             )  # fmt: skip
             asyncio.run(at.serve("10.77.0.254", PORT))
@@ -161,7 +162,7 @@ class _Islands:
     def _train(self, replica_group: int, group: Communicator) -> None:
         elastic_average = ElasticAverage(
             replica_group, group, f"10.77.0.254:{PORT}", self._token, f"10.77.0.{replica_group + 1}",
-            replica_groups=ISLANDS, silence=SILENCE, timeout=TIMEOUT,
+            replica_groups=GROUPS, heartbeat_timeout=HEARTBEAT_TIMEOUT, timeout=TIMEOUT,
         )  # fmt: skip
         w = [torch.zeros(ELEMENTS)]
         try:

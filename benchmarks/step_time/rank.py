@@ -28,7 +28,7 @@ STORE = "tcp://10.77.0.1:29400"
 """On rank 0's host."""
 RANKS = Together()
 BARE = "bare "
-SILENCE, FEW = 0.3, 10_000
+HEARTBEAT_TIMEOUT, FEW = 0.3, 10_000
 """Seconds in which a host sends less than so many bytes."""
 Row = dict[str, Any]
 
@@ -66,7 +66,7 @@ def silent() -> None:
     RANKS.meet()
     before, now = -FEW, sent()
     while now - before >= FEW:
-        sleep(SILENCE)
+        sleep(HEARTBEAT_TIMEOUT)
         before, now = now, sent()
     RANKS.meet()
 
@@ -128,7 +128,7 @@ def meetings(setting: Setting, topology: hpcsgd.Topology) -> Iterator[Row]:
     model = workload(setting.model, "emulated", Compute(0.0)).model()
     optimizer = hpcsgd.DistributedOptimizer(sgd(model), model, topology, hpcsgd.hierarchical(1))
     flat = torch.zeros(sum(p.numel() for p in model.parameters()))
-    calls = {"meeting": optimizer.average_models, "gloo allreduce": lambda: dist.all_reduce(flat)}
+    calls = {"sync": optimizer.average_models, "gloo allreduce": lambda: dist.all_reduce(flat)}
     wires = {name: Wire() for name in calls}
     taking_part = {
         name: Contestant(wires[name].counted(call), 1, wires[name].settle, warm=wires[name].reset, warm_up=1)
@@ -162,7 +162,7 @@ def main() -> None:
     world.Barrier()
     dist.destroy_process_group()
     if world.rank == 0:
-        given.out.write_text(json.dumps({"steps": steps, "meetings": meets}))
+        given.out.write_text(json.dumps({"steps": steps, "syncs": meets}))
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ def wanted(saved: Saved, given: Given, state: Mapping[str, Any]) -> Mapping[str,
             raise UserError(
                 f"{saved.path} was saved by `hpcsgd train`: continue with `hpcsgd train --resume`"
             )
-        told = tree.read_item(found[ITEMS])
-        there = told["kinds"]
+        reported = tree.read_item(found[ITEMS])
+        there = reported["kinds"]
         if given.optimizers != (saved_ones := 1 + len(tree.items(found[FURTHER]))):
             count = count_text(saved_ones, "optimizer")
             raise UserError(f"{saved.path}: {count}, and load() was given {given.optimizers}")
@@ -53,8 +53,8 @@ def wanted(saved: Saved, given: Given, state: Mapping[str, Any]) -> Mapping[str,
             raise UserError(f"{saved.path}: nothing was saved as {name}: {near_miss(name, there)}")
         if state[name] is not None and there[name] != kind:
             raise UserError(f"{saved.path}: {name} was {there[name]}, and load() was given {kind}")
-        if state[name] is not None and name in told["classes"]:
-            before, now = told["classes"][name][0], given.classes[name]
+        if state[name] is not None and name in reported["classes"]:
+            before, now = reported["classes"][name][0], given.classes[name]
             if before not in now:
                 raise UserError(
                     f"{saved.path}: {name} was a {before}, and load() was given another class, {now[0]}"

@@ -99,8 +99,8 @@ def save(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
     differing = [name for name in mine if len({theirs[name] for theirs in digests}) > 1]
     first, further = loop.captured(0), {n: loop.captured(n) for n in range(1, len(optimizers))}
     kept = {name: mine[name] for name in mine if loop.topology.rank == 0 or name in differing}
-    told = {"kinds": loop.given.kinds, "classes": loop.given.classes, "differing": differing}
-    loop.checkpoints.write(loop.optimizers[0].t, {**first, FURTHER: further, ITEMS: told, GIVEN: kept})
+    reported = {"kinds": loop.given.kinds, "classes": loop.given.classes, "differing": differing}
+    loop.checkpoints.write(loop.optimizers[0].t, {**first, FURTHER: further, ITEMS: reported, GIVEN: kept})
     training.has_saved(loop.optimizers[0].t)
     trainings.remember(loop.folder, loop.optimizers, training)
 
@@ -262,6 +262,6 @@ def _path(call: str, folder: object) -> Path:
     return Path(given).absolute()
 
 
-def _written(told: tuple[str, Sequence[tuple[str, str]]]) -> str:
-    folder, kinds = told
+def _written(reported: tuple[str, Sequence[tuple[str, str]]]) -> str:
+    folder, kinds = reported
     return f"{folder!r} with {', '.join(f'{name} ({kind})' for name, kind in kinds) or 'nothing by name'}"

@@ -63,7 +63,9 @@ def _elsewhere(source: SavedGroups, optimizer: DistributedOptimizer) -> dict[str
         states[role] = State(
             replicated=tree.read_item(saved[0].replicated),
             mean={name: fmean(each[name] for each in numbers) for name in numbers[0]},
-            per_rank_params=_mean_of_ranks([x.per_rank_params for x in saved]) if optimizer.exchanges else {},
+            per_rank_params=_mean_of_ranks([x.per_rank_params for x in saved])
+            if optimizer.reduces_grads
+            else {},
         )
     return states
 

@@ -174,9 +174,9 @@ class _Encoder:
         return {"tensor": [str(x.dtype).removeprefix("torch."), list(x.shape), kept]}
 
     def _array(self, x: np.ndarray[Any, Any]) -> list[Any]:
-        told = described(x.dtype)
+        reported = described(x.dtype)
         flat = np.ndarray(x.nbytes, np.uint8, bytearray(x.tobytes()))  # any stride, byte order and width
-        return [self.of(told), list(x.shape), self._tensor(torch.from_numpy(flat))]
+        return [self.of(reported), list(x.shape), self._tensor(torch.from_numpy(flat))]
 
 
 def _integer(value: int) -> Any:
@@ -211,8 +211,8 @@ _PLAIN: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def _decoded(data: Callable[[int], Any], told: dict[str, Any]) -> Any:
-    (what, value), = told.items()  # fmt: skip
+def _decoded(data: Callable[[int], Any], described: dict[str, Any]) -> Any:
+    (what, value), = described.items()  # fmt: skip
     match what:
         case "int":
             return int(value, 16)

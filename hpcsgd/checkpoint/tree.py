@@ -69,15 +69,15 @@ def digest(tree: Any) -> str:
 
     Raises `UserError` as `write` does.
     """
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     numbers = count()
 
     def store(vector: Tensor) -> int:
-        told.update(np.ascontiguousarray(vector.numpy()).view(np.uint8).data)
+        digest.update(np.ascontiguousarray(vector.numpy()).view(np.uint8).data)
         return next(numbers)
 
-    told.update(structure.encoded(tree, store).encode())
-    return told.hexdigest()
+    digest.update(structure.encoded(tree, store).encode())
+    return digest.hexdigest()
 
 
 def _add(file: h5py.Group, name: str, vector: np.ndarray[Any, Any]) -> None:

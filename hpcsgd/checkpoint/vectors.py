@@ -27,15 +27,15 @@ def require_kept(x: Tensor) -> None:
 def described(dtype: np.dtype[Any]) -> Any:
     """Return a NumPy dtype as plain values. Raises `UserError` for one that holds more than numbers."""
     if not dtype.hasobject and dtype.isbuiltin != 2:
-        told = np.lib.format.dtype_to_descr(dtype)
-        if np.lib.format.descr_to_dtype(told) == dtype:
-            return told
+        descr = np.lib.format.dtype_to_descr(dtype)
+        if np.lib.format.descr_to_dtype(descr) == dtype:
+            return descr
     raise UserError(f"an array of {dtype} cannot be saved in a checkpoint: convert it to numbers")
 
 
-def made_array(told: Any, shape: list[int], data: Tensor) -> np.ndarray[Any, Any]:
+def made_array(descr: Any, shape: list[int], data: Tensor) -> np.ndarray[Any, Any]:
     """Return the array with a dtype described by `described`, a shape, and the bytes in `data`."""
-    return np.ndarray(shape, np.lib.format.descr_to_dtype(told), data.numpy())
+    return np.ndarray(shape, np.lib.format.descr_to_dtype(descr), data.numpy())
 
 
 def parts_of_sparse(x: Tensor) -> list[Any]:

@@ -67,7 +67,7 @@ app.command(job)
 app.command(cite, usage="Usage: hpcsgd cite JOB [--SECTION.KEY VALUE]...")
 app.command(export, usage="Usage: hpcsgd export RUN [--format safetensors|hf|dcp] [--to PATH]")
 app.command(report, usage="Usage: hpcsgd report RUN... [--to FILE] [--live [--every SECONDS]]")
-app.command(doctor, usage="Usage: hpcsgd doctor [--groups P | --group-size K] [--store FILE]")
+app.command(doctor, usage="Usage: hpcsgd doctor [--groups P | --group-size K] [--data-file FILE]")
 
 
 def main(words: Sequence[str] | None = None) -> None:

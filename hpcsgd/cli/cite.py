@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.cli.user_errors import errors_in_one_line
 from hpcsgd.cli.words import JobKeys
 
 
@@ -14,7 +14,7 @@ def cite(job: Path, /, *overrides: JobKeys) -> None:
     :param job: The job file, or a run folder.
     :param overrides: Keys of the file to change, such as --method.name sgp.
     """
-    with told_in_one_line(job, overrides):
+    with errors_in_one_line(job, overrides):
         from hpcsgd.cli.citing import cite as bibtex
 
         print(bibtex(job, overrides))

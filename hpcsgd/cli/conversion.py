@@ -13,14 +13,14 @@ WATCHED, UNWATCHED = 0.5, 10.0
 """Seconds between two lines, in a terminal and otherwise."""
 
 
-def told_of() -> Callable[[int, int], None]:
+def progress_of() -> Callable[[int, int], None]:
     """Return a function that reports progress; its arguments are the images done and their total."""
     watched = sys.stderr.isatty()
     every = WATCHED if watched else UNWATCHED
     begun = last = time.monotonic()
     first: int | None = None
 
-    def told(done: int, everything: int) -> None:
+    def progress(done: int, everything: int) -> None:
         nonlocal last, first
         now = time.monotonic()
         first = done if first is None else first
@@ -33,4 +33,4 @@ def told_of() -> Callable[[int, int], None]:
         line = f"{done:,} of {count_text(everything, 'image')}{left}"
         print(f"\r{line:<60}" if watched else line, end="\n" if ended or not watched else "", file=sys.stderr)
 
-    return told
+    return progress

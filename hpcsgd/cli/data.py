@@ -7,8 +7,8 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from hpcsgd.cli.conversion import told_of
-from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.cli.conversion import progress_of
+from hpcsgd.cli.user_errors import errors_in_one_line
 from hpcsgd.errors import UserError, count_text
 
 data = App(name="data", help="Make dataset files to train on.")
@@ -33,7 +33,7 @@ def collection(kind: str, /, *paths: Path) -> None:
     :param paths: SRC, the files as downloaded (digits need none; a zip has to be unpacked), and DST, the
         dataset file to write.
     """
-    with told_in_one_line():
+    with errors_in_one_line():
         if len(paths) not in (1, 2):
             raise UserError(f"data convert: {count_text(len(paths), 'path')} given, expected [SRC] DST")
         from hpcsgd.data import convert
@@ -49,7 +49,7 @@ def npz(*paths: Path) -> None:
     :param paths: The file to train on; the file to test on, without which every tenth sample of each class is
         held out; and DST, the dataset file to write.
     """
-    with told_in_one_line():
+    with errors_in_one_line():
         if len(paths) < 2:
             raise UserError(
                 f"data convert npz: {count_text(len(paths), 'path')} given, expected TRAIN.npz [TEST.npz] DST"
@@ -79,7 +79,7 @@ def text(
         lines.
     :param end: The token that ends a document in FILE, if it has none of its usual names.
     """
-    with told_in_one_line():
+    with errors_in_one_line():
         if len(paths) < 2:
             raise UserError(f"data convert text: {count_text(len(paths), 'path')} given, expected FILES… DST")
         from hpcsgd.data import convert_text
@@ -89,30 +89,30 @@ def text(
 
 
 @convert.command(usage=f"Usage: {OF_IMAGES}")
-def images(folder: Path, store: Path, /, *, size: int = 224) -> None:
+def images(folder: Path, dst: Path, /, *, size: int = 224) -> None:
     """Convert a folder of JPEG or PNG images to a dataset file; continue an interrupted conversion.
 
     :param folder: With train/ and val/ (or valid/, or test/); in each a folder per class, as in ImageNet.
-    :param store: The dataset file to write; the folder of its parts is next to it.
+    :param dst: The dataset file to write; the folder of its parts is next to it.
     :param size: Side of a sample, in pixels; a job file may use another.
     """
-    with told_in_one_line():
+    with errors_in_one_line():
         from hpcsgd.data import convert_images
 
-        print(convert_images(folder, store, size, told_of()))
+        print(convert_images(folder, dst, size, progress_of()))
 
 
 @convert.command(usage=f"Usage: {OF_PAIRS}")
-def pairs(folder: Path, store: Path, /, *, scale: int) -> None:
+def pairs(folder: Path, dst: Path, /, *, scale: int) -> None:
     """Convert a folder of PNG images to pairs for super-resolution: each image, and the same reduced.
 
     The images are reduced by bicubic interpolation.
 
     :param folder: With train/ and val/ (or valid/, or test/), and the images in each.
-    :param store: The dataset file to write.
+    :param dst: The dataset file to write.
     :param scale: The factor of the reduction: 2 or 4.
     """
-    with told_in_one_line():
+    with errors_in_one_line():
         from hpcsgd.data import convert_pairs
 
-        print(convert_pairs(folder, store, scale, told_of()))
+        print(convert_pairs(folder, dst, scale, progress_of()))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.cli.user_errors import errors_in_one_line
 
 
 def export(
@@ -24,7 +24,7 @@ def export(
         torch.distributed.checkpoint).
     :param to: The file or folder to write; default: model.safetensors, model-hf or model-dcp in RUN.
     """
-    with told_in_one_line():
+    with errors_in_one_line():
         from hpcsgd.train.export import export
 
         print(export(run, kind, to))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.cli.user_errors import errors_in_one_line
 from hpcsgd.errors import UserError
 
 
@@ -19,7 +19,7 @@ def init(
     groups: int | None = None,
     method: str | None = None,
     epochs: int | None = None,
-    store: Path | None = None,
+    data_file: Path | None = None,
 ) -> None:
     """Write a first job file, and site.toml in a cluster; existing files are not changed.
 
@@ -32,15 +32,15 @@ def init(
     :param groups: In how many groups.
     :param method: bsp, hierarchical, diloco, selsync or sgp.
     :param epochs: How many epochs.
-    :param store: The dataset file, which may not exist yet; default: next to the job file.
+    :param data_file: The dataset file, which may not exist yet; default: next to the job file.
     """
-    with told_in_one_line():
+    with errors_in_one_line():
         from hpcsgd.cluster.starting import begin
 
         try:
             done = begin(
                 file, data=data, model=model, ranks=ranks, groups=groups, method=method, epochs=epochs,
-                store=store, ask=input if sys.stdin.isatty() else None,
+                store=data_file, ask=input if sys.stdin.isatty() else None,
             )  # fmt: skip
         except EOFError:
             raise UserError("no more answers: nothing is written") from None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from hpcsgd.cli.compare import Compared
-from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.cli.user_errors import errors_in_one_line
 from hpcsgd.cli.words import JobKeys
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def train(
     :param probe: A probe.json, which gives the number of groups; with --after, it may not exist yet.
     :param plan: A plan.json, which gives the number of nodes; use hpcsgd plan --write for the job file.
     """
-    with told_in_one_line(path, overrides):
+    with errors_in_one_line(path, overrides):
         from hpcsgd.cluster.batch import check_training
 
         w = wanted or TopologyRequest()
@@ -113,7 +113,7 @@ def compare(
     :param overrides: Keys of the file to change, such as --training.epochs 3.
     :param resume: Continue where the comparison stopped.
     """
-    with told_in_one_line():
+    with errors_in_one_line():
         from hpcsgd.cluster.batch import check_comparison
 
         w = wanted or TopologyRequest()
@@ -140,7 +140,7 @@ def ensemble(
     :param independent: Make each group a job of its own, with these nodes, which starts when there is room.
     :param resume: Continue from the last checkpoint in the run folder.
     """
-    with told_in_one_line(path, overrides):
+    with errors_in_one_line(path, overrides):
         from hpcsgd.cluster.batch import check_ensemble, check_replica_groups
 
         w = wanted or TopologyRequest()
@@ -149,9 +149,9 @@ def ensemble(
         checked = check(path, overrides, w.allocation(), fresh=not resume)
         P = checked.config.parallel.groups
         if independent:
-            _write("island", words, checked, w, tasks=P, ISLANDS=str(P))
+            _write("replica_group", words, checked, w, tasks=P, NUM_GROUPS=str(P))
         else:
-            _write("ensemble", words, checked, w, ISLANDS=str(P))
+            _write("ensemble", words, checked, w, NUM_GROUPS=str(P))
 
 
 @job.command(usage=f"Usage: hpcsgd job probe {USAGE}")
@@ -161,7 +161,7 @@ def probe(path: Path, /, *overrides: JobKeys, wanted: TopologyRequest | None = N
     :param path: The job file, as for hpcsgd probe.
     :param overrides: Keys of the file to change, such as --method.sync_every 4.
     """
-    with told_in_one_line(path, overrides):
+    with errors_in_one_line(path, overrides):
         from hpcsgd.cluster.batch import check_probe
 
         _write("probe", [str(path), *overrides], check_probe(path, overrides), wanted or TopologyRequest())
@@ -174,7 +174,7 @@ def bench(path: Path, /, *overrides: JobKeys, wanted: TopologyRequest | None = N
     :param path: The job file, as for hpcsgd train.
     :param overrides: Keys of the file to change, such as --parallel.groups 8.
     """
-    with told_in_one_line(path, overrides):
+    with errors_in_one_line(path, overrides):
         from hpcsgd.cluster.batch import check_training
 
         w = wanted or TopologyRequest()
@@ -191,7 +191,7 @@ def measure(
     :param overrides: Keys of the file to change, such as --data.group_batch_size 64.
     :param quick: Measure for under a minute, with smaller messages and fewer repeats.
     """
-    with told_in_one_line(path, overrides):
+    with errors_in_one_line(path, overrides):
         from hpcsgd.cluster.batch import check_measure
 
         words = [str(path), *overrides, *(["--quick"] if quick else [])]
@@ -208,7 +208,7 @@ def pack(
     :param to: The file; default: the pack of site.toml, or env.pack.
     :param site: Settings of all jobs here; default: ./site.toml or ~/.config/hpcsgd/site.toml.
     """
-    with told_in_one_line():
+    with errors_in_one_line():
         from hpcsgd.cluster.batch import load_site
         from hpcsgd.cluster.environment import ask
         from hpcsgd.cluster.environment import pack as write
@@ -243,7 +243,7 @@ def _write(
     scheduler = order.scheduler
     print(f"site      {source or f'no site.toml: the defaults of {scheduler.title}, {scheduler.starting}'}")
     if site.pack is not None:
-        print(f"python    {_told(site.pack)}")
+        print(f"python    {_reported(site.pack)}")
     print(f"{scheduler.name:8}  {estimate(order)}")
     if wanted.submit:
         print(f"submitted as job {submit(order)}")
@@ -251,7 +251,7 @@ def _write(
         print(f"submit    {by_hand(order)}")
 
 
-def _told(pack: Path) -> str:
+def _reported(pack: Path) -> str:
     """Return the pack's path, and a hint if it is older than the environment."""
     from hpcsgd.cluster.environment import ask, changed_since
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.cli.user_errors import errors_in_one_line
 from hpcsgd.cli.words import JobKeys
 from hpcsgd.errors import UserError
 
@@ -45,7 +45,7 @@ def launch(
     :param resume: Continue from the last checkpoint in the run folder.
     :param srun: Options of srun, such as "--mpi=pmi2".
     """
-    with told_in_one_line(job, overrides):
+    with errors_in_one_line(job, overrides):
         from hpcsgd.cluster.launch import launch as start_all
         from hpcsgd.cluster.launch import launch_replica_group
 
@@ -58,6 +58,6 @@ def launch(
         )
         code = start(
             job, overrides=overrides, groups=groups, group_size=group_size, restarts=max_restarts,
-            silence=heartbeat_timeout, timeout=timeout, resume=resume, srun=srun.split(),
+            heartbeat_timeout=heartbeat_timeout, timeout=timeout, resume=resume, srun=srun.split(),
         )  # fmt: skip
     sys.exit(code)

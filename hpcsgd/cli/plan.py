@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.cli.user_errors import errors_in_one_line
 from hpcsgd.cli.words import JobKeys
 
 
@@ -48,7 +48,7 @@ def plan(
     :param scenario: A file to write the recommended job to, for hpcsgd simulate.
     :param write: Put the recommended groups and method into the job file.
     """
-    with told_in_one_line():
+    with errors_in_one_line():
         from hpcsgd.performance.planning.choice import Limits
         from hpcsgd.performance.planning.run import run
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.cli.user_errors import errors_in_one_line
 
 
 def report(
@@ -25,7 +25,7 @@ def report(
     :param live: Write the page again while jobs run, until all are complete; the page reloads itself.
     :param every: With --live, the seconds between two versions.
     """
-    with told_in_one_line():
+    with errors_in_one_line():
         from hpcsgd.report import page
 
         if live:

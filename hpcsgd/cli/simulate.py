@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as as_json
 from pathlib import Path
 
-from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.cli.user_errors import errors_in_one_line
 from hpcsgd.cli.words import ScenarioKeys
 from hpcsgd.errors import UserError, in_file
 from hpcsgd.files.pictures import require_format
@@ -25,7 +25,7 @@ def simulate(
     :param picture: A PNG to draw: the seconds of a step over time, groups ahead, checkpoint intervals.
     :param json: A file to write all figures to.
     """
-    with told_in_one_line(scenario, overrides):
+    with errors_in_one_line(scenario, overrides):
         if picture is not None:
             require_format("--picture", picture)
         from hpcsgd.performance.simulation import report

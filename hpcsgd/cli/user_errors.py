@@ -1,7 +1,7 @@
 """How a command reports the user's mistakes.
 
-`told_in_one_line` is for commands of a single process. `end_all_ranks` and `read_at_once` are for ranks that
-MPI has not connected yet.
+`errors_in_one_line` is for commands of a single process. `end_all_ranks` and `read_at_once` are for ranks
+that MPI has not connected yet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from hpcsgd.launcher import launched
 
 
 @contextmanager
-def told_in_one_line(file: Path | None = None, overrides: Sequence[str] = ()) -> Generator[None, None, None]:
+def errors_in_one_line(
+    file: Path | None = None, overrides: Sequence[str] = ()
+) -> Generator[None, None, None]:
     """End the process with the error's one line on stderr and exit code 1, without a traceback.
 
     If the error is about a key of `file`, a job file or a scenario, it also names the line of that key.
@@ -30,8 +32,8 @@ def told_in_one_line(file: Path | None = None, overrides: Sequence[str] = ()) ->
             yield
     except UserError as error:
         # a JobError may have a traceback, in several lines
-        told = error if isinstance(error, JobError) else in_one_line(error)
-        print(f"hpcsgd: {told}", file=sys.stderr)
+        message = error if isinstance(error, JobError) else in_one_line(error)
+        print(f"hpcsgd: {message}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("hpcsgd: interrupted", file=sys.stderr)

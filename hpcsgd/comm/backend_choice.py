@@ -71,8 +71,8 @@ def place_on_node(world: Communicator) -> int:
     """Return this rank's number on its node, from the launcher if it gives one, or counted. Collective."""
     nodes = world.gather_objects(world.backend.node)
     counted = nodes[: world.rank].count(world.backend.node)
-    told = launched(os.environ, world.size)
-    return counted if told is None or told.local_rank is None else told.local_rank
+    reported = launched(os.environ, world.size)
+    return counted if reported is None or reported.local_rank is None else reported.local_rank
 
 
 def local_device(world: Communicator, wanted: str = "auto") -> Device:
@@ -109,15 +109,15 @@ def chosen(ranks: Communicator, wish: BackendName, own: Device, inside: bool) ->
     return ranks, "; ".join(passed_over)
 
 
-def share_thread(group: Communicator, cross: Communicator) -> Communicator:
-    """Return `cross`, on the thread of `group` if neither of them stages device tensors in host memory.
+def share_thread(intra_group: Communicator, inter_group: Communicator) -> Communicator:
+    """Return `inter_group`, on the thread of `intra_group` if neither stages device tensors in host memory.
 
     Two device libraries can deadlock if their operations do not begin in the same order on all ranks.
     """
     return (
-        cross
-        if "mpi" in (group.device_backend, cross.device_backend)
-        else cross.with_thread(group.comm_thread)
+        inter_group
+        if "mpi" in (intra_group.device_backend, inter_group.device_backend)
+        else inter_group.with_thread(intra_group.comm_thread)
     )
 
 

@@ -118,7 +118,7 @@ class Communicator:
         sent = self._posted(send)
         operation = lambda: self.backend.sendrecv(send, recv)  # noqa: E731
         tensors = (*send.values(), *recv.values())
-        return self._start("exchange", sent, operation, *tensors, messages=(tuple(send), recv))
+        return self._start("sendrecv", sent, operation, *tensors, messages=(tuple(send), recv))
 
     def send(self, x: Tensor, to: int) -> Work:
         """Send one message to rank `to`."""
@@ -148,16 +148,16 @@ class Communicator:
         this communicator until then. `stats` does not count their bytes, because they are metadata like
         pickles.
         """
-        told = f"allgather over {self.size} ranks"
+        label = f"allgather over {self.size} ranks"
         if self._place is None:
             self._place = CommThread("what a thread has posted")
             if self.member is not None:
                 self.member.watch.adopt(self._place)
         self.stats.add(calls=1)
         received = bytearray(self.size * len(record))
-        operation = self.member.collective(told) if self.member is not None and self.size > 1 else None
+        operation = self.member.collective(label) if self.member is not None and self.size > 1 else None
         posted = Posted(self.backend.post_record(record, received), received, self._place, operation)
-        return Work(posted, told, self.timeout, self.stats, comm_thread=self._place)
+        return Work(posted, label, self.timeout, self.stats, comm_thread=self._place)
 
     def barrier(self) -> None:
         """Return once every rank has called this."""
@@ -223,13 +223,13 @@ class Communicator:
         messages: Messages | None = None,
     ) -> Work:
         """Execute `operation`, which waits for all ranks, for `needed`, or for senders of `messages`."""
-        told, member = f"{what} over {self.size} ranks", self.member
+        label, member = f"{what} over {self.size} ranks", self.member
         self.stats.add(calls=1, sent=sent)  # counted in the step that submits, not in that which executes
 
         def timed() -> Any:
             start = time.perf_counter()
             if member is not None and self.size > 1:
-                self.comm_thread.executing = self._begun(told, member, tensors, needed, messages)
+                self.comm_thread.executing = self._begun(label, member, tensors, needed, messages)
             try:
                 return operation()
             finally:
@@ -241,13 +241,13 @@ class Communicator:
                     self.stats.note(MESSAGE, what, start, end, sent, self.size)
 
         if self.size == 1:  # no rank to wait for
-            return finished(timed, told, self.stats)
+            return finished(timed, label, self.stats)
         device = device_of(tensors)
-        return self.comm_thread.submit(timed, told, self.timeout, self.stats, device, tensors, single=True)
+        return self.comm_thread.submit(timed, label, self.timeout, self.stats, device, tensors, single=True)
 
     def _begun(
         self,
-        told: str,
+        label: str,
         member: Member,
         tensors: Sequence[Tensor],
         needed: Callable[[], Iterable[int]] | None,
@@ -255,14 +255,14 @@ class Communicator:
     ) -> Operation:
         if messages is not None:
             to, received = messages
-            operation = member.messages(told, to, {i: x.numel() > 0 for i, x in received.items()})
+            operation = member.messages(label, to, {i: x.numel() > 0 for i, x in received.items()})
         else:
 
             def awaited() -> Iterable[int] | None:
                 empty = bool(tensors) and not any(x.numel() for x in tensors)  # then nothing is sent
                 return [] if empty else needed and needed()
 
-            operation = member.collective(told, awaited)
+            operation = member.collective(label, awaited)
         if self.backend.returns_early and device_of(tensors) is not None:
             operation.needs = None
         return operation

@@ -21,8 +21,8 @@ from torch import Tensor
 from hpcsgd import torch_private
 from hpcsgd.comm import by_node, sums
 from hpcsgd.comm.backend import ANY, Backend, Ending, PeerLost, Reduction, first_line, polled
-from hpcsgd.comm.company import Company
-from hpcsgd.comm.letters import FOR_EVER, Letters, Outbox
+from hpcsgd.comm.connections import Connections
+from hpcsgd.comm.mailbox import FOR_EVER, Inbox, Outbox
 from hpcsgd.comm.process_group import as_bytes, distributed, starting_at
 
 EAGER = 1 << 16
@@ -38,16 +38,16 @@ PARTING = 5.0
 class GlooBackend(Backend):
     """The backend of one communicator, with its own gloo process group."""
 
-    def __init__(self, company: Company | None, name: str, rank: int, size: int, node: int) -> None:
+    def __init__(self, connections: Connections | None, name: str, rank: int, size: int, node: int) -> None:
         self.rank, self.size, self.node = rank, size, node
         self.name = f"gloo of torch {torch.__version__}"
-        self._company, self._prefix, self._splits = company, name, 0
-        self._letters, self._outbox = Letters(), Outbox()
+        self._connections, self._prefix, self._splits = connections, name, 0
+        self._inbox, self._outbox = Inbox(), Outbox()
         self._collector: threading.Thread | None = None
         self._group: Any = None
-        if size > 1 and company is not None:
-            self._group = _guarded(lambda: self._connected(company), "connecting", self)
-            company.add(self)
+        if size > 1 and connections is not None:
+            self._group = _guarded(lambda: self._connected(connections), "connecting", self)
+            connections.add(self)
         self._levels = by_node.Levels([node])  # until the other ranks have reported their nodes
         # After this all ranks are connected. One that left earlier would block the others.
         self._levels = by_node.Levels(self.gather_objects(node))
@@ -103,10 +103,10 @@ class GlooBackend(Backend):
 
     def sendrecv(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
         if self.rank in send:
-            self._letters.put(self.rank, send[self.rank].clone())
+            self._inbox.put(self.rank, send[self.rank].clone())
         sent = {to: x for to, x in send.items() if to != self.rank}
         posted = {} if self._collector else {i: out for i, out in recv.items() if i != self.rank}
-        self._messages(sent, posted, _ASKED, "exchange")
+        self._messages(sent, posted, _ASKED, "sendrecv")
         for source in recv.keys() - posted.keys():
             self._open(recv[source], source)
 
@@ -157,25 +157,25 @@ class GlooBackend(Backend):
         name = f"{self._prefix}/{self._splits}.{color}"
         self._splits += 1
         return GlooBackend(
-            self._company, name, members.index((key, self.rank)), len(members), self.node
+            self._connections, name, members.index((key, self.rank)), len(members), self.node
         )  # fmt: skip
 
     def abort(self, code: int) -> None:
-        if self._company is not None:
-            self._company.end(code)
+        if self._connections is not None:
+            self._connections.end(code)
         os._exit(code)
 
     def close(self) -> None:
         """End the group and its threads, whatever is still in progress."""
         group, self._group = self._group, None
         self._outbox.close(PARTING)
-        self._letters.fail(PeerLost(f"{self.name} has been closed"))
+        self._inbox.fail(PeerLost(f"{self.name} has been closed"))
         if group is not None:
             group.abort()
 
-    def _connected(self, company: Company) -> Any:
-        store = distributed().PrefixStore(self._prefix, company.client())
-        limit = timedelta(seconds=company.patience)
+    def _connected(self, connections: Connections) -> Any:
+        store = distributed().PrefixStore(self._prefix, connections.client())
+        limit = timedelta(seconds=connections.patience)
         group = distributed().ProcessGroupGloo(store, self.rank, self.size, limit)
         torch_private.set_timeout_of_group(group, FOR_EVER)
         return group
@@ -207,7 +207,7 @@ class GlooBackend(Backend):
             _guarded(lambda work=work: work.wait(FOR_EVER), what, self)
 
     def _open(self, out: Tensor, source: int) -> int:
-        sender, x = self._letters.take(source)
+        sender, x = self._inbox.take(source)
         if x.nbytes != out.nbytes:
             raise ValueError(f"{x.nbytes} bytes from rank {sender} into {out.nbytes}")
         as_bytes(out).copy_(as_bytes(x))
@@ -227,11 +227,11 @@ class GlooBackend(Backend):
                     work = group.recv_anysource([room], _ASKED)
                     work.wait(FOR_EVER)
                 except RuntimeError as error:
-                    self._letters.fail(_lost(error, "recv", self))
+                    self._inbox.fail(_lost(error, "recv", self))
                     return
-                self._letters.put(torch_private.source_of_message(work), room)
+                self._inbox.put(torch_private.source_of_message(work), room)
 
-        self._collector = threading.Thread(target=collect, name=f"letters of {self._prefix}", daemon=True)
+        self._collector = threading.Thread(target=collect, name=f"inbox of {self._prefix}", daemon=True)
         self._collector.start()
 
     def _complete(self, what: str, begin: Callable[[], Any]) -> None:

@@ -10,34 +10,34 @@ from hpcsgd.comm.backend import Backend
 from hpcsgd.comm.by_device import ByDevice
 from hpcsgd.comm.comm_thread import know_processor
 from hpcsgd.comm.communicator import Communicator
-from hpcsgd.comm.company import Company
+from hpcsgd.comm.connections import Connections
 from hpcsgd.comm.gloo import GlooBackend
 from hpcsgd.comm.mailed_reports import MailedReports
 from hpcsgd.comm.place import Place
 from hpcsgd.comm.rank_watch import WORLD, Member
-from hpcsgd.comm.rendezvous import met
+from hpcsgd.comm.rendezvous import connect
 from hpcsgd.comm.shutdown import GRACE, close_at_the_end, guard
 
 
 def world(place: Place, timeout: float) -> Communicator:
     """Return a communicator of all ranks that connect at `place`; they end together. Raises `NoWorld`."""
     know_processor()
-    company = None if place.size == 1 else _company(place, timeout)
-    node = 0 if company is None else company.nodes[place.rank]
-    backend = GlooBackend(company, f"world {next(_worlds)}", place.rank, place.size, node)
+    connections = None if place.size == 1 else _connected(place, timeout)
+    node = 0 if connections is None else connections.nodes[place.rank]
+    backend = GlooBackend(connections, f"world {next(_worlds)}", place.rank, place.size, node)
     comm = Communicator(ByDevice(backend), timeout=timeout)
     ending = guard(comm)
-    if company is None:
+    if connections is None:
         return comm
     if ending is None:
         # Another world was guarded first, and it does not close these connections.
-        if not company.is_attended:
-            company.is_attended = True
-            _partings.append(_Parting(company, backend.split(0, backend.rank)))
+        if not connections.is_attended:
+            connections.is_attended = True
+            _partings.append(_Parting(connections, backend.split(0, backend.rank)))
             close_at_the_end(_partings[-1])
         return comm
-    company.is_attended = True
-    watch = ending.watched(MailedReports(company, ending.fail))
+    connections.is_attended = True
+    watch = ending.watched(MailedReports(connections, ending.fail))
     member = Member(watch, WORLD, range(comm.size))
     return Communicator(comm.backend, timeout=timeout, comm_thread=comm.comm_thread, member=member)
 
@@ -45,23 +45,23 @@ def world(place: Place, timeout: float) -> Communicator:
 class _Parting:
     """Closes the connections of this rank once all ranks leave."""
 
-    def __init__(self, company: Company, ranks: Backend) -> None:
-        self._company, self._ranks = company, ranks
+    def __init__(self, connections: Connections, ranks: Backend) -> None:
+        self._connections, self._ranks = connections, ranks
 
     def close(self) -> None:
-        meeting = threading.Thread(target=self._ranks.gather_objects, args=(None,), daemon=True)
-        meeting.start()
-        meeting.join(GRACE)
-        self._company.close(GRACE)
+        gathering = threading.Thread(target=self._ranks.gather_objects, args=(None,), daemon=True)
+        gathering.start()
+        gathering.join(GRACE)
+        self._connections.close(GRACE)
 
 
 _partings: list[_Parting] = []
 _worlds = itertools.count()
-_companies: list[Company] = []
+_all_connections: list[Connections] = []
 
 
-def _company(place: Place, timeout: float) -> Company:
+def _connected(place: Place, timeout: float) -> Connections:
     """Return this rank's connections; ranks connect only once, however many worlds they make."""
-    if not _companies:
-        _companies.append(met(place, timeout, os.environ))
-    return _companies[0]
+    if not _all_connections:
+        _all_connections.append(connect(place, timeout, os.environ))
+    return _all_connections[0]

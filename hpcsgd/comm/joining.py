@@ -37,7 +37,7 @@ def world(timeout: float = 600.0, backend: str = "auto") -> Communicator:
         UserError: If the backend is unknown.
         NoWorld: If the ranks cannot connect.
     """
-    choice = told_once(lambda: chosen(backend, os.environ, _no_mpi))
+    choice = reported_once(lambda: chosen(backend, os.environ, _no_mpi))
     if choice.place is None:
         from hpcsgd.comm import mpi  # MPI starts when it is imported
 
@@ -50,7 +50,7 @@ def world(timeout: float = 600.0, backend: str = "auto") -> Communicator:
     return made
 
 
-def told_once(choose: Callable[[], Choice]) -> Choice:
+def reported_once(choose: Callable[[], Choice]) -> Choice:
     """Return the result of `choose`; if it raises, let one rank report the error.
 
     All ranks that a launcher has started raise the same error before they are connected. One of them

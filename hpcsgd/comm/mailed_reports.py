@@ -25,11 +25,11 @@ class Mail(Protocol):
     @property
     def size(self) -> int: ...
 
-    def send(self, to: int, tag: int, told: bytes) -> None:
-        """Send `told` to rank `to` and return at once."""
+    def send(self, to: int, tag: int, message: bytes) -> None:
+        """Send `message` to rank `to` and return at once."""
         ...
 
-    def letter(self) -> tuple[int, int, bytes] | None:
+    def receive(self) -> tuple[int, int, bytes] | None:
         """Return the next message with its sender and its tag, or None."""
         ...
 
@@ -51,7 +51,7 @@ class MailedReports:
 
     def __init__(self, mail: Mail, end: Callable[[str], None]) -> None:
         self._mail, self._end = mail, end
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
         self._table = Table()
         self._closing = threading.Event()
         self._closed = False
@@ -64,8 +64,8 @@ class MailedReports:
         if self._mail.rank == 0:
             self._table.add(0, report)
             return
-        changed = {channel: n for channel, n in report.counts.items() if self._told.get(channel) != n}
-        self._told.update(changed)
+        changed = {channel: n for channel, n in report.counts.items() if self._reported.get(channel) != n}
+        self._reported.update(changed)
         calls = {channel: calls for channel, calls in report.calls.items() if channel in changed}
         self._mail.send(0, _REPORT, encoded(report._replace(counts=changed, calls=calls)))
 
@@ -78,7 +78,7 @@ class MailedReports:
             return self._table.missing(needs)
         self._mail.send(0, _QUESTION, json.dumps([_of_need(need) for need in needs]).encode())
         end = time.monotonic() + ANSWERED
-        while (answer := self._mail.letter()) is None:
+        while (answer := self._mail.receive()) is None:
             if time.monotonic() > end:
                 return [0]
             time.sleep(_PAUSE)
@@ -107,12 +107,12 @@ class MailedReports:
                 time.sleep(_PAUSE)
 
     def _receive(self) -> None:
-        while (letter := self._mail.letter()) is not None:
-            source, tag, told = letter
+        while (found := self._mail.receive()) is not None:
+            source, tag, message = found
             if tag == _REPORT:
-                self._table.add(source, decoded(told))
+                self._table.add(source, decoded(message))
             else:
-                needs = [_need(*given) for given in json.loads(told)]
+                needs = [_need(*given) for given in json.loads(message)]
                 self._mail.send(source, _ANSWER, json.dumps(self._table.missing(needs)).encode())
 
 
@@ -122,9 +122,9 @@ def encoded(report: Report) -> bytes:
     return json.dumps((report.blocked, waits, report.counts, report.calls, report.last)).encode()
 
 
-def decoded(told: bytes) -> Report:
-    """Return the report that `encoded` turned into `told`."""
-    blocked, waits, counts, calls, last = json.loads(told)
+def decoded(message: bytes) -> Report:
+    """Return the report that `encoded` turned into `message`."""
+    blocked, waits, counts, calls, last = json.loads(message)
     made = tuple(Wait(text, tuple(_need(*given) for given in needs)) for text, needs in waits)
     made_calls = {channel: [Call(*given) for given in some] for channel, some in calls.items()}
     return Report(blocked, made, counts, made_calls, last)

@@ -30,7 +30,7 @@ from hpcsgd.errors import UserError
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-NAMES = ("cross", "group")
+NAMES = ("replicate", "shard")
 _made: WeakKeyDictionary[Backend, dict[tuple[int, int, str], DeviceMesh]] = WeakKeyDictionary()
 
 

@@ -252,9 +252,9 @@ def _check_launch(world: Communicator) -> None:
     try:
         check_world(world.size, library, os.environ)
     except JobError:
-        told = misfit(world.size, os.environ)
+        reported = misfit(world.size, os.environ)
         # each rank is alone in its own world, and one reports it for all
-        if told is not None and not told.speaks:
+        if reported is not None and not reported.speaks:
             time.sleep(1.0)
             os._exit(1)
         raise

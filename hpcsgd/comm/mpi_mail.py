@@ -16,26 +16,26 @@ class MpiMail:
         self._sent: list[tuple[MPI.Request, bytes]] = []
         self._sending = threading.Lock()
 
-    def send(self, to: int, tag: int, told: bytes) -> None:
-        """Send `told` to rank `to` and return at once."""
+    def send(self, to: int, tag: int, message: bytes) -> None:
+        """Send `message` to rank `to` and return at once."""
         self.is_sending()
         with self._sending:
-            self._sent.append((self._comm.Isend([told, MPI.BYTE], to, tag), told))
+            self._sent.append((self._comm.Isend([message, MPI.BYTE], to, tag), message))
 
-    def letter(self) -> tuple[int, int, bytes] | None:
+    def receive(self) -> tuple[int, int, bytes] | None:
         """Return the next message with its sender and its tag, or None."""
         status = MPI.Status()
         if not self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
             return None
         source, tag = status.Get_source(), status.Get_tag()
-        told = bytearray(status.Get_count(MPI.BYTE))
-        self._comm.Recv([told, MPI.BYTE], source, tag)
-        return source, tag, bytes(told)
+        message = bytearray(status.Get_count(MPI.BYTE))
+        self._comm.Recv([message, MPI.BYTE], source, tag)
+        return source, tag, bytes(message)
 
     def is_sending(self) -> bool:
         """Return True if a message has not left yet."""
         with self._sending:
-            self._sent = [(request, told) for request, told in self._sent if not request.Test()]
+            self._sent = [(request, message) for request, message in self._sent if not request.Test()]
             return bool(self._sent)
 
     def close(self, timeout: float) -> None:

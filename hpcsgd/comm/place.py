@@ -38,9 +38,9 @@ def default_group() -> Place | None:
 
 def in_environment(environ: Mapping[str, str]) -> Place | str:
     """Return the place given by variables of torch.distributed and launchers, or what is wrong with them."""
-    told = launched(environ)
-    rank, size = _numbers(environ, told)
-    if told is not None and told.launcher.name == "srun" and size is not None:
+    reported = launched(environ)
+    rank, size = _numbers(environ, reported)
+    if reported is not None and reported.launcher.name == "srun" and size is not None:
         environ = {**_by_slurm(environ), **environ}
     given = {ADDRESS: environ.get(ADDRESS), PORT: environ.get(PORT), TORCH_RANK: rank, TORCH_SIZE: size}
     if missing := [name for name, value in given.items() if value in ("", None)]:
@@ -52,12 +52,12 @@ def in_environment(environ: Mapping[str, str]) -> Place | str:
     return Place(rank, size, f"tcp://{f'[{address}]' if ':' in address else address}:{port}")
 
 
-def _numbers(environ: Mapping[str, str], told: Launched | None) -> tuple[int | None, int | None]:
+def _numbers(environ: Mapping[str, str], reported: Launched | None) -> tuple[int | None, int | None]:
     """Return rank and size. torch's own variables come first, because a user set them on purpose."""
     own = [environ.get(name, "") for name in (TORCH_RANK, TORCH_SIZE)]
     if all(value.isdigit() for value in own):
         return int(own[0]), int(own[1])
-    return (None, None) if told is None or told.size is None else (told.rank, told.size)
+    return (None, None) if reported is None or reported.size is None else (reported.rank, reported.size)
 
 
 def _by_slurm(environ: Mapping[str, str]) -> dict[str, str]:

@@ -151,7 +151,7 @@ class GroupBackend(Backend):
         if at_once:
             works = [torch_private.end_together(self._group)]
         for work in works:
-            self._complete(work, "exchange", some[0])
+            self._complete(work, "sendrecv", some[0])
 
     def _complete(self, work: Any, what: str, x: Tensor) -> None:
         """Wait for `work`. On a device only the current stream waits, and the watch checks progress."""

@@ -15,7 +15,7 @@ def fault(ranks: Backend, device: torch.device) -> str:
 
     Collective. These are the library's first operations, in which it connects the ranks.
     """
-    checks = {"alltoall": _alltoall, "allreduce": _allreduce, "exchange": _exchange}
+    checks = {"alltoall": _alltoall, "allreduce": _allreduce, "sendrecv": _sendrecv}
     wrong = [name for name, right in checks.items() if not right(ranks, device)]
     return f"{', '.join(wrong)} arrived wrong from {ranks.name}" if wrong else ""
 
@@ -38,7 +38,7 @@ def _allreduce(ranks: Backend, device: torch.device) -> bool:
     return torch.equal(x.cpu(), torch.stack([_numbers(i) for i in range(ranks.size)]).sum(0))
 
 
-def _exchange(ranks: Backend, device: torch.device) -> bool:
+def _sendrecv(ranks: Backend, device: torch.device) -> bool:
     after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
     received = torch.zeros(_LENGTH, device=device)
     ranks.sendrecv({after: _numbers(ranks.rank).to(device)}, {before: received})

@@ -83,7 +83,7 @@ class RankWatch:
         self._others: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._comm_threads: list[CommThread] = []
         self._waiting: dict[int, tuple[CommThread, Future[Any]]] = {}
-        self._told = False
+        self._reported = False
 
     def adopt(self, comm_thread: CommThread) -> None:
         """Count this communication thread among those of the rank."""
@@ -143,8 +143,8 @@ class RankWatch:
             self._look_until(future, deadline)
             self._reports.check()
         finally:
-            if self._told:
-                self._told = False
+            if self._reported:
+                self._reported = False
                 self._reports.add(self.rank, Report(False))
         return future.result(0)
 
@@ -153,11 +153,11 @@ class RankWatch:
         while not future.done() and (rest := deadline - time.monotonic()) > 0:
             state = self._state()
             if state is None or state != before:
-                if self._told:
-                    self._told = False
+                if self._reported:
+                    self._reported = False
                     self._reports.add(self.rank, Report(False))
-            elif not self._told:
-                self._told = True
+            elif not self._reported:
+                self._reported = True
                 self._reports.add(self.rank, self._blocked(state))
             before = state
             self._reports.check()

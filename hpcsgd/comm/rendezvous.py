@@ -1,6 +1,6 @@
 """How ranks without MPI connect: each registers at a store, and rank 0 publishes all addresses there.
 
-From then on they use a store and connections of their own (`hpcsgd.comm.company`).
+From then on they use a store and connections of their own (`hpcsgd.comm.connections`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 from hpcsgd import torch_private
 from hpcsgd.comm.backend import first_line
-from hpcsgd.comm.company import Company, Door
+from hpcsgd.comm.connections import Connections, RelayAddress
 from hpcsgd.comm.deadlock import names
-from hpcsgd.comm.lines import Switch
 from hpcsgd.comm.place import NoWorld, Place
 from hpcsgd.comm.process_group import address_towards, distributed, require_address_of_gloo
+from hpcsgd.comm.relay import Relay
 from hpcsgd.errors import UserError
 
 PATIENCE = 600.0
@@ -29,28 +29,28 @@ PATIENCE = 600.0
 _MORE = 10.0  # seconds in which the other ranks learn why rank 0 has given up
 
 
-def met(place: Place, timeout: float, environ: Mapping[str, str]) -> Company:
-    """Connect all ranks, which call this together, and return this rank's `Company`. Raises `NoWorld`."""
+def connect(place: Place, timeout: float, environ: Mapping[str, str]) -> Connections:
+    """Connect all ranks, which call this together, and return this rank's `Connections`. Raises `NoWorld`."""
     patience = max(timeout, PATIENCE)
     store = _first_store(place, patience)
     prefix = f"hpcsgd/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
     listening = socket.create_server(("", 0))
     store.set(f"{prefix}/{place.rank}", json.dumps(_oneself(listening)))
-    made = Switchboard.of(store, prefix, place.size, patience) if place.rank == 0 else None
+    made = Published.of(store, prefix, place.size, patience) if place.rank == 0 else None
     if made is not None:
-        store.set(f"{prefix}/world", json.dumps(made.told))
-    told = _told(store, f"{prefix}/world", patience + _MORE, place)
-    if why := told.get("fault"):
+        store.set(f"{prefix}/world", json.dumps(made.published))
+    published = _published(store, f"{prefix}/world", patience + _MORE, place)
+    if why := published.get("fault"):
         raise NoWorld(why)
-    switch = None
-    if place.rank in told["switches"]:
-        switch = Switch(listening, told["token"])
+    own_relay = None
+    if place.rank in published["relay_ranks"]:
+        own_relay = Relay(listening, published["token"])
     else:
         listening.close()
-    own = made.store if made is not None else _reached(told["address"], told["port"], patience)
+    own = made.store if made is not None else _reached(published["address"], published["port"], patience)
     _kept.append(store)
-    doors = [Door(*door) for door in told["doors"]]
-    return Company(place.rank, told["nodes"], own, patience, switch, doors, told["token"])
+    relays = [RelayAddress(*address) for address in published["relays"]]
+    return Connections(place.rank, published["nodes"], own, patience, own_relay, relays, published["token"])
 
 
 _kept: list[Any] = []
@@ -58,14 +58,14 @@ _kept: list[Any] = []
 
 
 @dataclass(frozen=True)
-class Switchboard:
-    """What rank 0 publishes, `told`, once all ranks have registered, and the new store that it serves."""
+class Published:
+    """What rank 0 publishes once all ranks have registered, and the new store that it serves."""
 
     store: Any
-    told: dict[str, Any]
+    published: dict[str, Any]
 
     @classmethod
-    def of(cls, store: Any, prefix: str, size: int, patience: float) -> Switchboard:
+    def of(cls, store: Any, prefix: str, size: int, patience: float) -> Published:
         """Wait for all ranks, and return what to publish; after a `UserError`, publish its message."""
         try:
             everybody = _everybody(store, prefix, size, patience)
@@ -74,7 +74,7 @@ class Switchboard:
             return cls(None, {"fault": str(error)})
 
     @classmethod
-    def among(cls, everybody: Sequence[Mapping[str, Any]], patience: float) -> Switchboard:
+    def among(cls, everybody: Sequence[Mapping[str, Any]], patience: float) -> Published:
         """Make the new store, and return what these ranks need to connect. Raises `UserError`."""
         places = [(each["host"], each["boot"]) for each in everybody]
         nodes = [places.index(place) for place in places]
@@ -86,13 +86,13 @@ class Switchboard:
             address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=patience)
         )
         second = next((rank for rank, node in enumerate(nodes) if node), min(1, len(nodes) - 1))
-        doors = [(address, everybody[0]["port"])]
+        relays = [(address, everybody[0]["port"])]
         if second:
             host = everybody[second]["host"] if nodes[second] else address
-            doors.append((host, everybody[second]["port"]))
+            relays.append((host, everybody[second]["port"]))
         return cls(own, {
-            "nodes": nodes, "address": address, "port": own.port, "doors": doors,
-            "switches": [0, second], "token": secrets.token_hex(16),
+            "nodes": nodes, "address": address, "port": own.port, "relays": relays,
+            "relay_ranks": [0, second], "token": secrets.token_hex(16),
         })  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def _everybody(store: Any, prefix: str, size: int, patience: float) -> list[dict
     return [json.loads(store.get(key)) for key in keys]
 
 
-def _told(store: Any, key: str, patience: float, place: Place) -> dict[str, Any]:
+def _published(store: Any, key: str, patience: float, place: Place) -> dict[str, Any]:
     try:
         store.wait([key], timedelta(seconds=patience))
         return json.loads(store.get(key))

@@ -47,7 +47,7 @@ class Shutdown:
         self._exit_code: object = None
         self._has_called_exit = False
         self._script = MainModule()
-        self._told: BaseException | None = None
+        self._reported: BaseException | None = None
         self._is_child = False
         self._watch: RankWatch | None = None
         self._reports: ClosableReports | None = None
@@ -81,7 +81,7 @@ class Shutdown:
         self._uncaught(type(error), error, error.__traceback__)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self._told = error
+        self._reported = error
         if self._is_child:
             self._exit_code = exit_code(error)
             sys.__excepthook__(kind, error, trace)
@@ -169,7 +169,7 @@ class Shutdown:
         if code:
             self._abort(code)
         uncaught = self._script.uncaught()
-        if uncaught is not None and uncaught is not self._told and self._world.size > 1:
+        if uncaught is not None and uncaught is not self._reported and self._world.size > 1:
             self._end_as_printed(uncaught)
         if self._watch is not None:
             self._watch.leaving = True
@@ -223,16 +223,16 @@ class _Parting:
         self.code = code
         # aborts the job if this process hangs before it ends
         self._too_long = threading.Timer(1.5 * GRACE, backend.abort, [code])
-        self._meeting = threading.Thread(target=backend.allreduce, args=(torch.zeros(1), "sum"), daemon=True)
+        self._barrier = threading.Thread(target=backend.allreduce, args=(torch.zeros(1), "sum"), daemon=True)
         self._too_long.daemon = True
         self._too_long.start()
-        self._meeting.start()
+        self._barrier.start()
 
     def complete(self) -> bool:
         """Wait for the other ranks, and return True if they come in time."""
-        self._meeting.join(GRACE)
+        self._barrier.join(GRACE)
         self._too_long.cancel()
-        return not self._meeting.is_alive()
+        return not self._barrier.is_alive()
 
 
 class Library(Protocol):

@@ -62,10 +62,10 @@ class Staged(Backend):
         _up(x, reduced)
 
     def bcast(self, x: Tensor, root: int) -> None:
-        told = _down(x) if self.rank == root else _room(x)
-        self._host.bcast(told, root)
+        staged = _down(x) if self.rank == root else _room(x)
+        self._host.bcast(staged, root)
         if self.rank != root:
-            _up(x, told)
+            _up(x, staged)
 
     def sendrecv(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
         sent = {to: _room(x).copy_(x, non_blocking=True) for to, x in send.items()}

@@ -25,10 +25,10 @@ Result = TypeVar("Result")
 class Rendezvous:
     """Shared memory of the ranks of one communicator, through which they exchange operands."""
 
-    def __init__(self, size: int, timeout: float, all_meetings: list[Rendezvous]) -> None:
+    def __init__(self, size: int, timeout: float, all_rendezvous: list[Rendezvous]) -> None:
         self.size = size
         self.timeout = timeout
-        self.all_rendezvous = all_meetings
+        self.all_rendezvous = all_rendezvous
         self.slots: list[Any] = [None] * size
         self.arrivals = [0] * size
         self.barrier = threading.Barrier(size)
@@ -36,18 +36,18 @@ class Rendezvous:
         self.posted = [0] * size
         self.records: dict[int, dict[int, bytes]] = {}
         """The records of operations that some ranks have not posted yet, by the operation's number."""
-        self.letters: list[list[tuple[int, Tensor]]] = [[] for _ in range(size)]
+        self.inboxes: list[list[tuple[int, Tensor]]] = [[] for _ in range(size)]
         self.broken = False
-        all_meetings.append(self)
+        all_rendezvous.append(self)
 
     def together(self, rank: int, what: str, item: Any, read: Callable[[list[Any]], Any]) -> Any:
         """Publish `item`, wait for all ranks, and return `read(items)` after all ranks have read."""
         self.slots[rank] = (what, item)
-        self._meet(rank, what)
+        self._await_all(rank, what)
         asked = {operation for operation, _ in self.slots}
         assert len(asked) == 1, f"ranks are in different operations: {sorted(asked)}"
         result = read([item for _, item in self.slots])
-        self._meet(rank, what)
+        self._await_all(rank, what)
         self.slots[rank] = None  # otherwise the item would stay alive until the next operation
         return result
 
@@ -73,17 +73,17 @@ class Rendezvous:
             raise PeerLost(f"ranks {missing} did not come", missing)
         return not missing
 
-    def wait_for_letter(self, rank: int, source: int) -> tuple[int, Tensor]:
+    def wait_for_message(self, rank: int, source: int) -> tuple[int, Tensor]:
         def waiting() -> int | None:
-            letters = self.letters[rank]
-            return next((i for i, (sender, _) in enumerate(letters) if source in (ANY, sender)), None)
+            inboxes = self.inboxes[rank]
+            return next((i for i, (sender, _) in enumerate(inboxes) if source in (ANY, sender)), None)
 
         with self.post:
             arrived = self.post.wait_for(lambda: self.broken or waiting() is not None, self.timeout)
             place = waiting()
             if not arrived or place is None:
                 raise PeerLost(f"recv: no message from {source} within {self.timeout:g} s", (source,))
-            return self.letters[rank].pop(place)
+            return self.inboxes[rank].pop(place)
 
     def abort(self) -> None:
         self.barrier.abort()
@@ -91,7 +91,7 @@ class Rendezvous:
             self.broken = True
             self.post.notify_all()
 
-    def _meet(self, rank: int, what: str) -> None:
+    def _await_all(self, rank: int, what: str) -> None:
         self.arrivals[rank] += 1
         try:
             self.barrier.wait(self.timeout)
@@ -106,11 +106,11 @@ class ThreadBackend(Backend):
 
     name = "threads"
 
-    def __init__(self, rank: int, meeting: Rendezvous, node: int) -> None:
+    def __init__(self, rank: int, rendezvous: Rendezvous, node: int) -> None:
         self.rank = rank
-        self.size = meeting.size
+        self.size = rendezvous.size
         self.node = node
-        self._meeting = meeting
+        self._rendezvous = rendezvous
 
     @property
     def host(self) -> Backend:
@@ -124,13 +124,13 @@ class ThreadBackend(Backend):
             for mine, theirs in zip(out.view(self.size, -1), xs, strict=True):
                 mine.copy_(theirs.view(self.size, -1)[self.rank])
 
-        self._meeting.together(self.rank, "alltoall", x, read)
+        self._rendezvous.together(self.rank, "alltoall", x, read)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction) -> None:
         def read(xs: list[Tensor]) -> None:
             out.copy_(reduced([x.view(self.size, -1)[self.rank] for x in xs], reduction).view_as(out))
 
-        self._meeting.together(self.rank, f"reduce_scatter {reduction}", x, read)
+        self._rendezvous.together(self.rank, f"reduce_scatter {reduction}", x, read)
 
     def allgather(self, out: Tensor, x: Tensor) -> None:
         def read(xs: list[Tensor]) -> None:
@@ -138,14 +138,16 @@ class ThreadBackend(Backend):
                 if run.data_ptr() != theirs.data_ptr():
                     run.copy_(theirs.view(-1))
 
-        self._meeting.together(self.rank, "allgather", x, read)
+        self._rendezvous.together(self.rank, "allgather", x, read)
 
     def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> None:
-        self._meeting.together(self.rank, "allgatherv", x, lambda xs: torch.cat(_flat(xs), out=out.view(-1)))
+        self._rendezvous.together(
+            self.rank, "allgatherv", x, lambda xs: torch.cat(_flat(xs), out=out.view(-1))
+        )
 
     def allreduce(self, x: Tensor, reduction: Reduction) -> None:
         what = f"allreduce {reduction}"
-        result = self._meeting.together(self.rank, what, x, lambda xs: reduced(xs, reduction))
+        result = self._rendezvous.together(self.rank, what, x, lambda xs: reduced(xs, reduction))
         x.copy_(result)
 
     def bcast(self, x: Tensor, root: int) -> None:
@@ -153,7 +155,7 @@ class ThreadBackend(Backend):
             if self.rank != root:
                 x.copy_(xs[root])
 
-        self._meeting.together(self.rank, f"bcast from {root}", x, read)
+        self._rendezvous.together(self.rank, f"bcast from {root}", x, read)
 
     def sendrecv(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
         for to, x in send.items():
@@ -162,25 +164,25 @@ class ThreadBackend(Backend):
             self.recv(out, source)
 
     def send(self, x: Tensor, to: int) -> None:
-        with self._meeting.post:
-            self._meeting.letters[to].append((self.rank, x.clone()))
-            self._meeting.post.notify_all()
+        with self._rendezvous.post:
+            self._rendezvous.inboxes[to].append((self.rank, x.clone()))
+            self._rendezvous.post.notify_all()
 
     def recv(self, out: Tensor, source: int) -> int:
-        sender, x = self._meeting.wait_for_letter(self.rank, source)
+        sender, x = self._rendezvous.wait_for_message(self.rank, source)
         out.copy_(x)
         return sender
 
     def gather_objects(self, item: Any) -> list[Any]:
-        return self._meeting.together(
+        return self._rendezvous.together(
             self.rank, "gather_objects", pickle.dumps(item), lambda items: [pickle.loads(i) for i in items]
         )
 
     def post_record(self, record: bytes, received: bytearray) -> Ending:
-        records = self._meeting.post_record(self.rank, record)
+        records = self._rendezvous.post_record(self.rank, record)
 
         def ends(seconds: float) -> bool:
-            if not self._meeting.wait_for_records(records, seconds):
+            if not self._rendezvous.wait_for_records(records, seconds):
                 return False
             received[:] = b"".join(records[rank] for rank in range(self.size))
             return True
@@ -189,17 +191,17 @@ class ThreadBackend(Backend):
 
     def split(self, color: int, key: int) -> Backend:
         place = (key, self.rank)
-        everyone = self._meeting.together(self.rank, "split", (color, place), list)
+        everyone = self._rendezvous.together(self.rank, "split", (color, place), list)
         members = sorted(place for theirs, place in everyone if theirs == color)
-        meeting = None
+        rendezvous = None
         if place == members[0]:
-            meeting = Rendezvous(len(members), self._meeting.timeout, self._meeting.all_rendezvous)
-        leaders = self._meeting.together(self.rank, "split", meeting, list)
+            rendezvous = Rendezvous(len(members), self._rendezvous.timeout, self._rendezvous.all_rendezvous)
+        leaders = self._rendezvous.together(self.rank, "split", rendezvous, list)
         return ThreadBackend(members.index(place), leaders[members[0][1]], self.node)
 
     def abort(self, code: int) -> None:
-        for meeting in list(self._meeting.all_rendezvous):
-            meeting.abort()
+        for rendezvous in list(self._rendezvous.all_rendezvous):
+            rendezvous.abort()
 
 
 def run(
@@ -217,12 +219,12 @@ def run(
     """
     know_processor()
     reports = Table()
-    meeting = Rendezvous(n, 0.8 * timeout, [])  # It gives up first, because it can name the missing ranks.
+    rendezvous = Rendezvous(n, 0.8 * timeout, [])  # It gives up first, because it can name the missing ranks.
     results: list[Any] = [None] * n
     errors: list[BaseException] = []
 
     def rank_main(rank: int) -> None:
-        backend = wrap(ByDevice(ThreadBackend(rank, meeting, nodes[rank] if nodes else 0)))
+        backend = wrap(ByDevice(ThreadBackend(rank, rendezvous, nodes[rank] if nodes else 0)))
         watch = RankWatch(rank, reports) if n > 1 else None
         member = watch and Member(watch, WORLD, range(n))
         world = Communicator(backend, timeout=timeout, member=member)

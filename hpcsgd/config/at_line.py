@@ -53,9 +53,11 @@ def _outwards(path: KeyPath) -> Iterator[KeyPath]:
         path = path[:-1]
 
 
-def _differs(told: object, value: Any) -> bool:
+def _differs(reported: object, value: Any) -> bool:
     """Return True if an error is about another value than the file has, which came from elsewhere."""
-    return not (told is None or isinstance(value, Mapping) or told == value or str(told) == str(value))
+    return not (
+        reported is None or isinstance(value, Mapping) or reported == value or str(reported) == str(value)
+    )
 
 
 def _is_overridden(path: KeyPath, value: Any, overrides: Sequence[str]) -> bool:

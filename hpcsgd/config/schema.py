@@ -155,8 +155,8 @@ class TrainingSection:
         if self.epochs is None and not budgets:
             raise UserError("no length: give epochs, or steps, samples or tokens in their place")
         if self.overlap_param_gather and self.compile:
-            told = "overlap_param_gather and compile: compiled code does not wait for weights: "
-            raise UserError(told + "give one of them, not both", key="overlap_param_gather")
+            message = "overlap_param_gather and compile: compiled code does not wait for weights: "
+            raise UserError(message + "give one of them, not both", key="overlap_param_gather")
         if self.activation_checkpointing and self.compile:
             raise UserError(
                 "activation_checkpointing and compile: compiled code chooses itself what to keep: "
@@ -164,8 +164,8 @@ class TrainingSection:
                 key="activation_checkpointing",
             )
         if self.autotune_steps is not None and self.machine is not None:
-            told = f"autotune_steps = {self.autotune_steps} and machine = {self.machine}: "
-            raise UserError(told + "give one of them, not both", key="autotune_steps")
+            message = f"autotune_steps = {self.autotune_steps} and machine = {self.machine}: "
+            raise UserError(message + "give one of them, not both", key="autotune_steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ class RunSection:
 
     output_dir: Path  # relative to the working directory; default: runs/ and the name of the job file
     trace_steps: str | None = None  # steps that are traced: "10-17, 500", or "auto"; docs/trace.md
-    loggers: tuple[str | dict[str, Any], ...] | None = None  # which also get the metrics; docs/sinks.md
+    loggers: tuple[str | dict[str, Any], ...] | None = None  # which also get the metrics; docs/loggers.md
 
     def __post_init__(self) -> None:
         if self.trace_steps is not None:
@@ -223,8 +223,8 @@ class Config:
             return
         for key, given in self._without_shards().items():
             if given:
-                told = f"[parallel] fsdp = true and {key}: leave one of them out"
-                raise UserError(told, key=("parallel", "fsdp"))
+                message = f"[parallel] fsdp = true and {key}: leave one of them out"
+                raise UserError(message, key=("parallel", "fsdp"))
 
     def _without_shards(self) -> dict[str, bool]:
         """Return, for each setting that needs whole parameters on every rank, whether it is used."""

@@ -121,13 +121,13 @@ class Agreement:
     def _all_same(self, parts: bytes) -> bool:
         if parts == parts[:SIZE] * self._ranks.size:
             return True
-        told = [_FORM.unpack_from(parts, SIZE * rank) for rank in range(self._ranks.size)]
-        self._require_same(told)
+        reported = [_FORM.unpack_from(parts, SIZE * rank) for rank in range(self._ranks.size)]
+        self._require_same(reported)
         return False
 
-    def _require_same(self, told: Sequence[Reported]) -> None:
-        first = told[0]
-        for rank, other in enumerate(told):
+    def _require_same(self, reported: Sequence[Reported]) -> None:
+        first = reported[0]
+        for rank, other in enumerate(reported):
             if other[:3] != first[:3]:
                 raise UserError(
                     f"{_where(self._number(0), first)}, but {_where(self._number(rank), other)}: all "
@@ -148,15 +148,15 @@ class Agreement:
                 )
 
 
-def _name(told: Reported) -> str:
-    return told[0].rstrip(bytes(1)).decode()
+def _name(reported: Reported) -> str:
+    return reported[0].rstrip(bytes(1)).decode()
 
 
-def _remedy(*told: Reported) -> str:
-    return "".join(f"; {REMEDIES[name]}" for name in dict.fromkeys(map(_name, told)) if name in REMEDIES)
+def _remedy(*reported: Reported) -> str:
+    return "".join(f"; {REMEDIES[name]}" for name in dict.fromkeys(map(_name, reported)) if name in REMEDIES)
 
 
-def _where(rank: int, told: Reported) -> str:
-    _, optimizer, t = told[:3]
+def _where(rank: int, reported: Reported) -> str:
+    _, optimizer, t = reported[:3]
     which = f" of optimizer {optimizer}" if optimizer else ""
-    return f"rank {rank} is in {_name(told)}{which} after {count_text(t, 'update')}"
+    return f"rank {rank} is in {_name(reported)}{which} after {count_text(t, 'update')}"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # slow to import, and needed only for FSDP models
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor, Placement
 
-BY_TORCH = 'fully_shard(module, mesh=topology.mesh()["group"])'
+BY_TORCH = 'fully_shard(module, mesh=topology.mesh()["shard"])'
 
 
 FsdpParam = Any

@@ -37,12 +37,12 @@ class HoldsModel(Protocol):
         ...
 
 
-def waits_of(exchange: GradReduce, schedule: Schedule, averager: Averager) -> Waits:
+def waits_of(grad_reduce: GradReduce, schedule: Schedule, averager: Averager) -> Waits:
     """Return which groups wait for which in the steps of a method that consists of these parts."""
     waits = averager.traits.waits
     if isinstance(averager, Staged):  # its `waits` already includes how often each of its methods averages
         return waits
-    if exchange.traits.across:
+    if grad_reduce.traits.across:
         return All(period=1)
     if schedule.traits.rate == 0:
         return Unknown("its groups never average")

@@ -157,12 +157,12 @@ class StepContext:
 
         The parts of all ranks of the group add up to the squared norm. The gradient is read once.
         """
-        return squared_norm_of(self.buckets, exchanged=self.fixed.grads_reduced)
+        return squared_norm_of(self.buckets, reduced=self.fixed.grads_reduced)
 
 
-def squared_norm_of(buckets: Sequence[Bucket], *, exchanged: bool) -> Tensor:
-    """Return the squared norm of the gradients in these buckets, or in `param.grad` if not `exchanged`."""
-    parts = [g for b in buckets for g in ([b.grad_shard] if exchanged else b.found())]
+def squared_norm_of(buckets: Sequence[Bucket], *, reduced: bool) -> Tensor:
+    """Return the squared norm of the gradients in these buckets, or in `param.grad` if not `reduced`."""
+    parts = [g for b in buckets for g in ([b.grad_shard] if reduced else b.found())]
     norms = [squared_norm(g) for g in parts]
     if not norms:
         return torch.zeros((), dtype=torch.float64, device=buckets[0].w.device)
@@ -244,14 +244,14 @@ class QuantizedGather(Protocol):
         ...
 
 
-def quantized_gather(exchange: GradReduce) -> QuantizedGather | None:
-    """Return `exchange` if it quantizes the gather of parameters, else None."""
-    return exchange if isinstance(exchange, QuantizedGather) and exchange.quantizes_gather else None
+def quantized_gather(grad_reduce: GradReduce) -> QuantizedGather | None:
+    """Return `grad_reduce` if it quantizes the gather of parameters, else None."""
+    return grad_reduce if isinstance(grad_reduce, QuantizedGather) and grad_reduce.quantizes_gather else None
 
 
-def gather_ops(exchange: GradReduce, m: ModelLayout) -> Iterable[CommOp]:
+def gather_ops(grad_reduce: GradReduce, m: ModelLayout) -> Iterable[CommOp]:
     """Return the communication operations that gather the ranks' shards into one model after a step."""
-    found = quantized_gather(exchange)
+    found = quantized_gather(grad_reduce)
     return param_gathers(m) if found is None else found.gather_ops(m)
 
 

@@ -115,9 +115,9 @@ class Topology:
         return self.intra_group.rank
 
     def mesh(self, kind: str = "cpu") -> DeviceMesh:
-        """Return torch's `DeviceMesh` of all ranks, P × K, with the dimensions "cross" and "group".
+        """Return torch's `DeviceMesh` of all ranks, P × K, with the dimensions "replicate" and "shard".
 
-        FSDP takes `topology.mesh()["group"]`. The first call is collective. It makes torch.distributed's
+        FSDP takes `topology.mesh()["shard"]`. The first call is collective. It makes torch.distributed's
         default group, unless torch has one of the same ranks. `CommStats` does not count what torch sends.
 
         Args:
@@ -152,11 +152,9 @@ def form(world: Communicator, groups: int | None = None, group_size: int | None 
             "%d of %d groups span more than one node (%d ranks a group, %d nodes): their gradients cross the "
             "network at every step", len(spread), P, K, len(set(nodes)),
         )  # fmt: skip
-    group, cross = world.split(g, j), world.split(j, g).with_own_thread()
+    intra_group, inter_group = world.split(g, j), world.split(j, g).with_own_thread()
     shares_nodes = levels(of_ranks[g * K : (g + 1) * K]) is not None
-    return Topology(
-        world, intra_group=group, inter_group=cross, num_groups=P, group_size=K, shares_nodes=shares_nodes
-    )  # fmt: skip
+    return Topology(world, intra_group, inter_group, num_groups=P, group_size=K, shares_nodes=shares_nodes)
 
 
 def require_counts(groups: int | None, group_size: int | None) -> None:
@@ -184,14 +182,14 @@ def shape(size: int, groups: int | None, group_size: int | None) -> tuple[int, i
     if value is None:
         return 1, size
     if value > size:
-        told = f"{given} = {value} is more than the {count_text(size, 'rank')} of the job"
-        raise UserError(told, key=given, value=value)
+        message = f"{given} = {value} is more than the {count_text(size, 'rank')} of the job"
+        raise UserError(message, key=given, value=value)
     if size % value:
         fitting = ", ".join(str(d) for d in range(1, size + 1) if size % d == 0)
-        told = (
+        message = (
             f"{given} = {value} does not divide the {count_text(size, 'rank')} of the job; allowed: {fitting}"
         )
-        raise UserError(told, key=given, value=value)
+        raise UserError(message, key=given, value=value)
     return (value, size // value) if given == "groups" else (size // value, value)
 
 
@@ -230,9 +228,9 @@ def gather_or_raise(world: Communicator, what: str, ask: Callable[[], Answer]) -
         raise
     except Exception as caught:  # noqa: BLE001 - raised on every rank below
         error = caught
-    told = world.gather_objects((_failure(error), answer))
-    _require_success(world, what, error, [failure for failure, _ in told])
-    return [each for _, each in told]
+    reported = world.gather_objects((_failure(error), answer))
+    _require_success(world, what, error, [failure for failure, _ in reported])
+    return [each for _, each in reported]
 
 
 def _require_success(

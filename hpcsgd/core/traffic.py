@@ -19,9 +19,10 @@ from hpcsgd.core.elements import num_reals
 from hpcsgd.core.layout import cut
 from hpcsgd.core.rows import Unit, in_buckets, padded, positions, units_of
 
-Over = Literal["group", "cross", "world", "peers"]
-"""The communicators of a `Topology`. "peers" are other jobs; `CommStats` does not count bytes to them."""
-Stage = Literal["exchange", "model_average", "gather", "forward", "backward", "reduce"]
+Over = Literal["intra_group", "inter_group", "world", "replica_groups"]
+"""The communicators of a `Topology`. "replica_groups" are other jobs; `CommStats` does not count bytes to
+them."""
+Stage = Literal["grad_reduce", "model_average", "gather", "forward", "backward", "reduce"]
 """The stages of a step. The last three are torch's for an FSDP model: it gathers weights for the forward and
 the backward pass, and reduces gradients."""
 FLOAT64 = 8
@@ -45,7 +46,7 @@ class CommOp:
     bucket: int | None = None
     """Index of the bucket that is sent: the operation begins once that bucket is ready. None: it begins once
     all operations before it have ended. For FSDP's messages: index of the unit."""
-    stage: Stage = "exchange"
+    stage: Stage = "grad_reduce"
     """The stage of a step to which the operation belongs."""
     overlap_steps: int = 0
     """Number of following steps that are computed during the operation. 0: the step waits for it."""
@@ -172,7 +173,7 @@ class ModelLayout:
         return [j // (self.ranks_per_host or self.K) for j in range(self.K)]
 
     def ranks(self, over: Over) -> int:
-        return {"group": self.K, "cross": self.P, "world": self.N, "peers": self.P}[over]
+        return {"intra_group": self.K, "inter_group": self.P, "world": self.N, "replica_groups": self.P}[over]
 
     def shard(self, b: BucketLayout) -> int:
         """Return the elements of one rank's shard of a bucket, padding included."""
@@ -239,7 +240,7 @@ def param_gathers(m: ModelLayout) -> list[CommOp]:
     """Return the allgathers of shards after a step: T2 of eq. 8 of the hierarchical local SGD paper."""
     if m.K == 1 or m.sharded:
         return []
-    return [CommOp("allgather", "group", b.nbytes, "parameters") for b in m.buckets]
+    return [CommOp("allgather", "intra_group", b.nbytes, "param_gather") for b in m.buckets]
 
 
 def allreduce(over: Over, nbytes: float, phase: str = "") -> CommOp:

@@ -63,7 +63,7 @@ class GradReduceTraits:
     The defaults are the safe ones for an unknown gradient reduction.
     """
 
-    shards: bool
+    leaves_shards: bool
     """True: the result for bucket b is `b.grad_shard`, and each rank updates its own shard. False: `b.g`."""
     across: bool = False
     """True: it averages the gradients of all groups, not only those of one."""

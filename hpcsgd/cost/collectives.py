@@ -2,7 +2,7 @@
 
 α is the seconds of a message, β the seconds of a byte. n is the size in bytes of the operation's vector: the
 whole vector of an alltoall, reduce_scatter, allreduce or bcast, and the gathered vector of an allgather. For
-an exchange n is the bytes that a rank sends to all its peers together. The bytes that `CommStats` counts are
+a sendrecv n is the bytes that a rank sends to all its peers together. The bytes that `CommStats` counts are
 this w, too.
 
 References: S. Lee et al., IEEE Big Data 2020 ("the hierarchical local SGD paper"), section III-C, eq. 3 for
@@ -47,10 +47,10 @@ SHAPES: Mapping[str, Shape] = {
     "allreduce": Shape(lambda p: 2 * np.log2(p), lambda p: 2 * (p - 1) / p),  # eq. 3
     "alltoall": Shape(_others, _all_but_own),
     "bcast": Shape(_doublings, _all_but_own),
-    "exchange": Shape(np.ones_like, np.ones_like),
+    "sendrecv": Shape(np.ones_like, np.ones_like),
     "reduce_scatter": Shape(_others, _all_but_own),
 }
-"""The shapes by `CommOp.operation`. An `exchange` sends to all peers at once."""
+"""The shapes by `CommOp.operation`. A `sendrecv` sends to all peers at once."""
 
 
 def messages(operation: str, p: ArrayLike) -> Numbers:

@@ -34,7 +34,7 @@ class LinkClass:
 
 
 def link_classes(P: int, K: int, ranks_per_host: int) -> dict[str, LinkClass]:
-    """Return the classes of the group, cross (inter-group) and world communicators.
+    """Return the classes of the intra-group, inter-group and world communicators.
 
     P groups of K ranks fill one host after another.
     """
@@ -43,8 +43,8 @@ def link_classes(P: int, K: int, ranks_per_host: int) -> dict[str, LinkClass]:
     hosts = math.ceil(N / on_a_host)
     groups_on_a_host = max(on_a_host // K, 1)
     return {
-        "group": LinkClass(K, math.ceil(K / on_a_host), groups_on_a_host),
-        "cross": LinkClass(P, math.ceil(P / groups_on_a_host), min(K, on_a_host)),
+        "intra_group": LinkClass(K, math.ceil(K / on_a_host), groups_on_a_host),
+        "inter_group": LinkClass(P, math.ceil(P / groups_on_a_host), min(K, on_a_host)),
         "world": LinkClass(N, hosts),
     }
 
@@ -60,7 +60,7 @@ def load(operation: str, n: float, way: LinkClass) -> float:
     if way.kind == "inside":
         return way.at_once * way.ranks * float(sent(operation, n, way.ranks))
     q, p = way.ranks_per_host, way.ranks
-    if operation == "exchange":  # the receivers are unknown, and all may be on other hosts
+    if operation == "sendrecv":  # the receivers are unknown, and all may be on other hosts
         return way.at_once * q * n
     if operation == "alltoall":  # each rank on another host gets a part
         return way.at_once * q * (p - q) / p * n

@@ -2,7 +2,7 @@
 
 If an operation was not measured on a kind of communicator, another link replaces it, and the error grows by
 `STAND_IN`. The first choice is the same operation on the other kind that uses the network, because "across"
-and "mixed" share the link of a host. The second is an allreduce or an exchange, scaled by messages and bytes.
+and "mixed" share the link of a host. The second is an allreduce or a sendrecv, scaled by messages and bytes.
 A link of the network never replaces a link inside a host, nor the reverse.
 """
 
@@ -126,7 +126,7 @@ def _candidates(operation: str, kind: Kind) -> Iterator[tuple[str, Kind]]:
     yield ANY, kind
     for near in _NEAR[kind]:
         yield operation, near
-    for other in (ANY, "allreduce", "exchange"):
+    for other in (ANY, "allreduce", "sendrecv"):
         for near in _NEAR[kind]:
             yield other, near
 

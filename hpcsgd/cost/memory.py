@@ -26,7 +26,7 @@ def kept(plan: StepPlan, m: ModelLayout, moments: float, *later: StepPlan) -> fl
     of all stages adds up. The vectors of other parts are in the buckets, where the next stage reuses them.
     """
     model = sum(m.here(b) for b in m.buckets)
-    state = moments * (m.own_elements() if plan.grad_reduce.traits.shards else model)
+    state = moments * (m.own_elements() if plan.grad_reduce.traits.leaves_shards else model)
     stages = [list(_parts(stage, m)) for stage in (plan, *later)]
     lasting = memory_bytes((part for parts in stages for part in parts if isinstance(part, Stateful)), m)
     passing = (
@@ -39,8 +39,8 @@ def _parts(plan: StepPlan, m: ModelLayout) -> Iterator[object]:
     """Yield the parts of the method; the averager's parts only if there are several groups."""
     assert not plan.sequence, "each stage has parts of its own"
     of_step = [*parts_of("grad_reduce", plan.grad_reduce), *parts_of("schedule", plan.schedule)]
-    of_meeting = parts_of("averager", plan.averager) if m.P > 1 else ()
-    return (part for _, part in [*of_step, *of_meeting])
+    of_sync = parts_of("averager", plan.averager) if m.P > 1 else ()
+    return (part for _, part in [*of_step, *of_sync])
 
 
 def one_block(m: ModelLayout) -> float:

@@ -44,7 +44,7 @@ class Update:
 class Exposed:
     """Exposed seconds, in which a rank waits for communication."""
 
-    exchange: float
+    grad_reduce: float
     gather: float
     """The parameter gather of a local step."""
     gather_after_sync: float
@@ -57,17 +57,17 @@ def exposed(ready: Seconds, backward: float, b: Buckets, update: Update) -> Expo
     `ready`: when the gradients of each bucket are ready, in seconds from the start of the backward pass.
     `backward`: the seconds of that pass.
     """
-    inside, exchanged = _exchanged(ready, b)
-    updated = _updated(exchanged, backward, update)
+    inside, reduced = _reduced(ready, b)
+    updated = _updated(reduced, backward, update)
     end = updated[-1]
     at = updated if update.gathered and b.own_links else [end] * len(updated)
     gathered = pipelined([max(inside, x) for x in at], b.gather)
-    met = _running(b.model_average)
-    at = met if b.own_links else [met[-1]] * len(met)
+    averaged = _running(b.model_average)
+    at = averaged if b.own_links else [averaged[-1]] * len(averaged)
     return Exposed(
-        exchange=max(end - backward - update.seconds, 0.0),
+        grad_reduce=max(end - backward - update.seconds, 0.0),
         gather=gathered - end,
-        gather_after_sync=pipelined(at, b.gather) - met[-1],
+        gather_after_sync=pipelined(at, b.gather) - averaged[-1],
     )
 
 
@@ -101,7 +101,7 @@ def among_blocks(compute: Seconds, gather: Seconds, reduce: Seconds) -> float:
     return gather[0] + sum(map(max, compute, beside)) + reduce[-1]
 
 
-def _exchanged(ready: Seconds, b: Buckets) -> tuple[float, list[float]]:
+def _reduced(ready: Seconds, b: Buckets) -> tuple[float, list[float]]:
     """Return when the last reduction inside the group is done, and when each bucket is reduced."""
     inside = across = 0.0
     done: list[float] = []
@@ -114,12 +114,12 @@ def _exchanged(ready: Seconds, b: Buckets) -> tuple[float, list[float]]:
     return inside, done
 
 
-def _updated(exchanged: Seconds, backward: float, update: Update) -> list[float]:
+def _updated(reduced: Seconds, backward: float, update: Update) -> list[float]:
     if not update.in_parts:
-        return [max(exchanged[-1], backward) + update.seconds] * len(exchanged)
+        return [max(reduced[-1], backward) + update.seconds] * len(reduced)
     done, t = [], backward
-    for arrived in exchanged:
-        t = max(t, arrived) + update.seconds / len(exchanged)
+    for arrived in reduced:
+        t = max(t, arrived) + update.seconds / len(reduced)
         done.append(t)
     return done
 

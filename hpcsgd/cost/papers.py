@@ -75,7 +75,7 @@ def allreduce_step(compute: float, nbytes: float, n: ArrayLike, alpha: float, be
 
 def gossip_step(compute: float, nbytes: float, peers: ArrayLike, alpha: float, beta: float) -> Numbers:
     """Return the seconds of a step of SGP or D-PSGD: messages to `peers` groups, one by one, none hidden."""
-    return compute + np.asarray(peers, float) * (alpha + float(sent("exchange", nbytes, 2)) * beta)
+    return compute + np.asarray(peers, float) * (alpha + float(sent("sendrecv", nbytes, 2)) * beta)
 
 
 def overlap_step(compute: float, nbytes: float, peers: ArrayLike, alpha: float, beta: float) -> Numbers:

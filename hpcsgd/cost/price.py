@@ -108,8 +108,8 @@ def price(
     """
     sent_in_step = of_step(plan, m, sync_rate=sync_rate, broadcast=broadcast)
     over = link_classes(m.P, m.K, ranks_per_host or machine.ranks_per_host)
-    over["peers"] = over["cross"]
-    apart = over["group"].kind == "inside" != over["cross"].kind
+    over["replica_groups"] = over["inter_group"]
+    apart = over["intra_group"].kind == "inside" != over["inter_group"].kind
     flow = _Flow(plan, overlap=overlap, prefetch=prefetch, own_links=apart)
     beyond = LARGER * max(math.log2(m.N / (machine.hosts * machine.ranks_per_host)), 0.0)
 
@@ -127,7 +127,7 @@ def price(
         theirs = [(x, s) for x, s in timed if x.phase == BY_TORCH]
         waiting = _waiting(theirs, m, passes, machine.machine.device != "cpu")
         waited = waiting.forward + waiting.backward
-        inside -= waited if over["group"].kind != "inside" else 0.0
+        inside -= waited if over["intra_group"].kind != "inside" else 0.0
         longer = replace(
             passes, forward=passes.forward + waiting.forward, backward=passes.backward + waiting.backward
         )
@@ -176,7 +176,7 @@ def computed(plan: StepPlan, m: ModelLayout, compute: Compute, batch: float) -> 
     """
     elements = elements_searched(plan.grad_reduce, m)
     selection = compute.selection_seconds(_sparsifier(plan), elements) if elements else 0.0
-    updated = m.M / m.K if plan.grad_reduce.traits.shards else m.M
+    updated = m.M / m.K if plan.grad_reduce.traits.leaves_shards else m.M
     busy = compute.busy
     return Computed(
         forward=compute.forward_seconds(batch),
@@ -256,21 +256,21 @@ def _standing_still(
         if x.bucket is None or x.stage == "model_average":
             phases[x.phase] += seconds
         if x.bucket is not None:
-            stage = x.stage if x.stage != "exchange" else "across" if x.over == "cross" else "inside"
+            stage = x.stage if x.stage != "grad_reduce" else "across" if x.over == "inter_group" else "inside"
             stages[stage][x.bucket] += seconds / (x.times or 1.0)
             share = x.times if x.stage == "model_average" else share
     buckets, plan = Buckets(**stages, own_links=flow.own_links), flow.plan
-    exchange, gather = sum(buckets.inside) + sum(buckets.across), sum(buckets.gather)
-    beside = min(c.backward, exchange) if flow.overlap else 0.0
+    grad_reduce, gather = sum(buckets.inside) + sum(buckets.across), sum(buckets.gather)
+    beside = min(c.backward, grad_reduce) if flow.overlap else 0.0
     backward = c.backward + (c.slowed - 1) * beside
     update = Update(c.update, plan.update_per_bucket, plan.gather_per_bucket)
     rest = exposed(_ready(m, backward, flow.overlap), backward, buckets, update)
     gathering = (1 - share) * rest.gather + share * rest.gather_after_sync
     if flow.prefetch:
         gathering = awaited([b.used for b in m.buckets], buckets.gather, c.forward)
-    hidden = max(exchange - rest.exchange, 0.0) + gather - gathering
-    phases["gradients"] += rest.exchange
-    phases["parameters"] += gathering
+    hidden = max(grad_reduce - rest.grad_reduce, 0.0) + gather - gathering
+    phases["grad_reduce"] += rest.grad_reduce
+    phases["param_gather"] += gathering
     phases["compute"] = c.forward + backward + c.selection + c.update
     late = sum(behind.values())
     over = max(late - busy * (phases["compute"] + inside), 0.0)

@@ -38,29 +38,29 @@ def of_step(
     Raises `UserError` if `sync_rate` is needed and missing, or if a sparsifier cannot predict its selection.
     """
     assert not plan.sequence, "a step is one of a stage"
-    exchange = plan.grad_reduce
+    grad_reduce = plan.grad_reduce
     found = by_torch(m)
-    found += [x.within("gradients") for x in comm_ops(exchange, m)]
+    found += [x.within("grad_reduce") for x in comm_ops(grad_reduce, m)]
     if m.P > 1 or plan.averager.traits.elastic:
         found += [x.within("other") for x in comm_ops(plan.schedule, m)]
         found += [
-            replace(x.within("average", plan.sync_rate(sync_rate)), stage="model_average")
+            replace(x.within("model_average", plan.sync_rate(sync_rate)), stage="model_average")
             for x in ops_of_sync(plan, m)
         ]
-    if exchange.traits.shards:
+    if grad_reduce.traits.leaves_shards:
         found += gathered(plan, m)
     if broadcast and m.K > 1:
-        found.append(CommOp("allreduce", "group", LAYOUT, "buffers"))
-        found.append(CommOp("bcast", "group", broadcast, "buffers"))
+        found.append(CommOp("allreduce", "intra_group", LAYOUT, "buffers"))
+        found.append(CommOp("bcast", "intra_group", broadcast, "buffers"))
     return found
 
 
 def ops_of_sync(plan: StepPlan, m: ModelLayout) -> list[CommOp]:
     """Return the operations of a synchronization, with the allgather that makes whole models of shards."""
     assert not plan.sequence, "each stage has its own synchronizations"
-    exchange, whole = plan.grad_reduce, plan.averager.traits.whole_model
-    before = param_gathers(m) if exchange.traits.shards and whole else []
-    after = param_gathers(m) if not exchange.traits.shards and not whole else []
+    grad_reduce, whole = plan.grad_reduce, plan.averager.traits.whole_model
+    before = param_gathers(m) if grad_reduce.traits.leaves_shards and whole else []
+    after = param_gathers(m) if not grad_reduce.traits.leaves_shards and not whole else []
     return [*before, *comm_ops(plan.averager, m), *after]
 
 
@@ -90,4 +90,4 @@ def by_torch(m: ModelLayout) -> list[CommOp]:
 
 
 def _unit_op(operation: str, stage: Stage, i: int, nbytes: int) -> CommOp:
-    return CommOp(operation, "group", nbytes, BY_TORCH, bucket=i, stage=stage)
+    return CommOp(operation, "intra_group", nbytes, BY_TORCH, bucket=i, stage=stage)

@@ -12,6 +12,7 @@ from hpcsgd.data.formats import READERS
 from hpcsgd.data.image_files import ImageFiles
 from hpcsgd.data.injection import Injected, InjectedBatches, Injection
 from hpcsgd.data.loader import Loader, reading, require_a_batch
+from hpcsgd.data.loader_processes import require_num_workers
 from hpcsgd.data.open_split import open_split
 from hpcsgd.data.pairs import Pairs
 from hpcsgd.data.partition import PARTITIONS, ByLabel, DefDP, Dirichlet, Overlapping, Partition, SelDP
@@ -20,7 +21,6 @@ from hpcsgd.data.sampler import Sampler, Stream
 from hpcsgd.data.split import Batch, Split, collate, varied
 from hpcsgd.data.store import Store
 from hpcsgd.data.windows import Windows
-from hpcsgd.data.workers import require_workers
 
 __all__ = [
     "PARTITIONS",
@@ -59,6 +59,6 @@ __all__ = [
     "open_split",
     "reading",
     "require_a_batch",
-    "require_workers",
+    "require_num_workers",
     "varied",
 ]

@@ -109,14 +109,17 @@ def convert_text(
 
 
 def convert_images(
-    source: Path, target: Path, size: int = 224, told: Callable[[int, int], None] = lambda done, all_: None
+    source: Path,
+    target: Path,
+    size: int = 224,
+    progress: Callable[[int, int], None] = lambda done, all_: None,
 ) -> Summary:
     """Make a dataset file at `target` of a folder of images: train/, val/, each with a folder per class.
 
     Files are kept as they are, in shards in a folder next to the dataset file. Samples of `size` x `size`
     are made when they are read. Shards of unchanged files stay, so a killed conversion can be continued.
-    `told` is called with the numbers of images done and in total. Raises `UserError` as `convert` does, for
-    a folder with another layout, and for the first file that is no image.
+    `progress` is called with the numbers of images done and in total. Raises `UserError` as `convert` does,
+    for a folder with another layout, and for the first file that is no image.
     """
     pillow()
     require_size(size)
@@ -124,7 +127,7 @@ def convert_images(
     _require_store(target)
     with _writing(target):
         folder = listed(source)
-        shards = shards_of(folder, target, told)
+        shards = shards_of(folder, target, progress)
         summary = _written(Collected(folder, shards, size), "images", target)
         remove_others(target, shards)
     encoded = sum(int(shard.length.sum(dtype="u8")) for some in shards.values() for shard in some)
@@ -132,17 +135,17 @@ def convert_images(
 
 
 def convert_pairs(
-    source: Path, target: Path, scale: int, told: Callable[[int, int], None] = lambda done, all_: None
+    source: Path, target: Path, scale: int, progress: Callable[[int, int], None] = lambda done, all_: None
 ) -> Summary:
     """Make a dataset file at `target` of a folder with PNG images in train/ and val/, with reduced copies.
 
-    Each image is reduced `scale` times, 2 or 4, by bicubic interpolation. `told` is called with the numbers
-    of images done and in total. Raises `UserError` as `convert` does, for a folder with another layout,
-    another scale, and for the first file that is no image or too small.
+    Each image is reduced `scale` times, 2 or 4, by bicubic interpolation. `progress` is called with the
+    numbers of images done and in total. Raises `UserError` as `convert` does, for a folder with another
+    layout, another scale, and for the first file that is no image or too small.
     """
     _require_place(target)
     _require_store(target)
-    return _written(Reductions.of(source, scale, told), "pairs", target)
+    return _written(Reductions.of(source, scale, progress), "pairs", target)
 
 
 def _require_store(target: Path) -> None:

@@ -111,5 +111,5 @@ def _images(folder: Path, place: Path, label: int) -> Iterator[File]:
         raise UserError(f"{place}: an empty class folder")
     for entry in found:
         require_suffix(entry, SUFFIXES)
-        told = entry.stat()
-        yield File(str(Path(entry.path).relative_to(folder)), label, told.st_size, told.st_mtime_ns)
+        status = entry.stat()
+        yield File(str(Path(entry.path).relative_to(folder)), label, status.st_size, status.st_mtime_ns)

@@ -54,11 +54,13 @@ def folder_of(store: Path) -> Path:
     return store.with_name(f"{store.name}.shards")
 
 
-def shards_of(source: ImageFolder, store: Path, told: Callable[[int, int], None]) -> dict[str, list[Written]]:
+def shards_of(
+    source: ImageFolder, store: Path, progress: Callable[[int, int], None]
+) -> dict[str, list[Written]]:
     """Return the shards of each split, after writing those that are missing.
 
-    `told` is called with the numbers of images done and in total. Raises `UserError`, which names the first
-    file that is no image, and `OSError` if nothing can be written.
+    `progress` is called with the numbers of images done and in total. Raises `UserError`, which names the
+    first file that is no image, and `OSError` if nothing can be written.
     """
     folder, everything = folder_of(store), sum(map(len, source.files.values()))
     folder.mkdir(exist_ok=True)
@@ -70,7 +72,7 @@ def shards_of(source: ImageFolder, store: Path, told: Callable[[int, int], None]
     def done(more: int) -> None:
         nonlocal behind
         behind += more
-        told(behind, everything)
+        progress(behind, everything)
 
     for split, shards in found.items():
         for files in source.shards(split):

@@ -240,7 +240,7 @@ class Injected:
         self._loader, self._batches = loader, batches
         self._g, self._P = topology.group_index, topology.num_groups
         # A method's messages may be in flight on inter_group, so injection has its own communicator.
-        self._cross = (
+        self._inter_group = (
             topology.inter_group.dup_with_thread() if topology.num_groups > 1 else topology.inter_group
         )
 
@@ -265,7 +265,7 @@ class Injected:
         arriving = {g: _room(batch, s) for g in others if g in sharers}
         if send or arriving:
             with phase("injection"):
-                self._cross.sendrecv(send, arriving).wait()
+                self._inter_group.sendrecv(send, arriving).wait()
         received = [_unpacked(message, batch, s) for message in arriving.values()]
         return tuple(torch.cat(parts) for parts in zip(batch, *received, strict=True))
 

@@ -14,35 +14,35 @@ from torch.utils.data import DataLoader
 from hpcsgd.arguments import checked
 from hpcsgd.data.arguments import require_same_samples, whole_number
 from hpcsgd.data.batches import Batches
+from hpcsgd.data.loader_processes import end_by_owner_alone, require_num_workers, start_fork_server
 from hpcsgd.data.sampler import Sampler
 from hpcsgd.data.split import collate
-from hpcsgd.data.workers import end_by_owner_alone, require_workers, start_fork_server
 from hpcsgd.errors import UserError, count_text
 
 
 def reading(
     data: torch.utils.data.Dataset[Any],
     batches: torch.utils.data.Sampler[list[int]],
-    workers: int = 0,
+    num_workers: int = 0,
     *,
     pinned: bool = False,
 ) -> DataLoader[Any]:
-    """Return a `DataLoader` of `batches` of `data`, with `workers` loader processes.
+    """Return a `DataLoader` of `batches` of `data`, with `num_workers` loader processes.
 
     With `pinned` it puts batches into pinned memory, for copies to a device.
     """
-    if workers := require_workers(workers):
+    if num_workers := require_num_workers(num_workers):
         start_fork_server()
     return DataLoader(
         data,
         batch_sampler=batches,
         collate_fn=collate,
-        num_workers=workers,
+        num_workers=num_workers,
         pin_memory=pinned,
-        persistent_workers=workers > 0,
+        persistent_workers=num_workers > 0,
         generator=Generator("cpu"),  # else resuming draws once more from the model's generator
-        multiprocessing_context="forkserver" if workers else None,  # a fork would copy MPI's threads
-        worker_init_fn=partial(end_by_owner_alone, os.getpid()) if workers else None,
+        multiprocessing_context="forkserver" if num_workers else None,  # a fork would copy MPI's threads
+        worker_init_fn=partial(end_by_owner_alone, os.getpid()) if num_workers else None,
     )
 
 
@@ -70,7 +70,7 @@ class Loader:
         data: A dataset, such as `hpcsgd.data.Windows`.
         batch: Samples of this rank in a step, at least 1.
         sampler: The sampler of this rank. Nothing else may advance it.
-        workers: Processes that read ahead. Default 0: none.
+        num_workers: Processes that read ahead. Default 0: none.
         pinned: If true, batches are put into pinned memory, for a device. Default False.
 
     Raises:
@@ -95,14 +95,14 @@ class Loader:
         batch: int,
         sampler: Sampler,
         *,
-        workers: int = 0,
+        num_workers: int = 0,
         pinned: bool = False,
     ) -> None:
         require_same_samples(data, sampler.samples)
         self._sampler = sampler
         self._batches = Batches(sampler, whole_number("batch", batch, least=1))
         require_a_batch(self._batches)
-        self._loader = reading(data, self._batches, workers, pinned=pinned)
+        self._loader = reading(data, self._batches, num_workers, pinned=pinned)
 
     @property
     def epoch(self) -> int:

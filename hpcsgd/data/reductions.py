@@ -61,15 +61,15 @@ class Reduced:
 class Reductions:
     """PNG files of each split, which are read once and reduced.
 
-    `told` is called with the numbers of images done and in total.
+    `progress` is called with the numbers of images done and in total.
     """
 
     files: Mapping[str, list[Path]]
     scale: int
-    told: Callable[[int, int], None]
+    progress: Callable[[int, int], None]
 
     @staticmethod
-    def of(source: Path, scale: int, told: Callable[[int, int], None]) -> Reductions:
+    def of(source: Path, scale: int, progress: Callable[[int, int], None]) -> Reductions:
         """List the images. Raises `UserError` for another scale, and for a folder with another layout."""
         if scale not in SCALES:
             raise UserError(
@@ -79,7 +79,7 @@ class Reductions:
             )
         pillow()
         folder = existing(source, "a folder with train/ and val/")
-        return Reductions({split: _pngs(split_folder(folder, split)) for split in SPLITS}, scale, told)
+        return Reductions({split: _pngs(split_folder(folder, split)) for split in SPLITS}, scale, progress)
 
     @property
     def rows(self) -> Mapping[str, int]:
@@ -103,7 +103,7 @@ class Reductions:
                     pair.create_dataset(name, data=values, chunks=tile, fletcher32=True)
                 sides.append(min(low.shape[:2]))
                 done += 1
-                self.told(done, sum(self.rows.values()))
+                self.progress(done, sum(self.rows.values()))
             least[split] = min(sides)
         header = Reduced(kind, self.scale, least["train"])
         header.write(file)

@@ -28,21 +28,21 @@ from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.errors import UserError, in_one_line
 
 
-async def _together(folder: Path, token: str, host: str, port: int, **told: Any) -> None:
+async def _together(folder: Path, token: str, host: str, port: int, **arguments: Any) -> None:
     with EventLog(folder / NAME) as events:
-        at = Coordinator(token=token, journal=Alone(folder / REGISTER), events=events, **told)
+        at = Coordinator(token=token, journal=Alone(folder / REGISTER), events=events, **arguments)
         left, _ = await _listening(at, host, port, events)
         print(at.address, flush=True)
         await left
 
 
-async def _apart(folder: Path, term: int, host: str, **told: Any) -> None:
+async def _apart(folder: Path, term: int, host: str, **arguments: Any) -> None:
     terms = folder / FOLDER
     if not claim(terms, term):
         return
     token = token_for(terms, term)
     with EventLog(terms / str(term) / NAME) as events:
-        at = Coordinator(token=token, journal=Term(terms, term), events=events, together=False, **told)
+        at = Coordinator(token=token, journal=Term(terms, term), events=events, together=False, **arguments)
         left, serving = await _listening(at, host, 0, events)
         CoordinatorAddress(at.address, token).publish(terms, term)
         print(at.address, flush=True)
@@ -77,12 +77,12 @@ def _main() -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    told = json.loads(sys.stdin.readline())
-    told["folder"] = Path(told["folder"])
-    allotment = told.pop("allotment", None)
-    told["allotment"] = None if allotment is None else ResourceBudget(**allotment)
+    arguments = json.loads(sys.stdin.readline())
+    arguments["folder"] = Path(arguments["folder"])
+    budget = arguments.pop("budget", None)
+    arguments["budget"] = None if budget is None else ResourceBudget(**budget)
     try:
-        asyncio.run(_apart(**told) if "term" in told else _together(**told))
+        asyncio.run(_apart(**arguments) if "term" in arguments else _together(**arguments))
     except (UserError, OSError) as error:
         sys.exit(f"hpcsgd: the coordinator: {in_one_line(error)}")
 

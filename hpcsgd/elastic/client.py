@@ -44,7 +44,7 @@ class Client:
         token: str,
         hello: Mapping[str, Any],
         *,
-        silence: float,
+        heartbeat_timeout: float,
         patience: float,
         on_change: Callable[[Register | None], None],
     ) -> None:
@@ -54,8 +54,8 @@ class Client:
         """
         self._coordinator = coordinator
         self._token, self._hello = token, dict(hello)
-        self._heartbeat_timeout, self._patience = silence, patience
-        self._beat = beat(silence)
+        self._heartbeat_timeout, self._patience = heartbeat_timeout, patience
+        self._beat = beat(heartbeat_timeout)
         self._on_change = on_change
         self._standing: Mapping[str, Any] | None = None
         self._register = NOTHING
@@ -94,8 +94,8 @@ class Client:
 
     def complete_since(self, generation: int, rounds: int) -> float | None:
         """Return when all ranks of all members had arrived at this round, as `time.monotonic`, or None."""
-        *meeting, moment = self._complete
-        return moment if meeting == [generation, rounds] else None
+        *of_round, moment = self._complete
+        return moment if of_round == [generation, rounds] else None
 
     def come(self, address: str, rounds: int) -> Register:
         """Ask to average: this rank listens at `address` and has the mean of the first `rounds` rounds.
@@ -213,8 +213,8 @@ class Client:
                 if self._closed:
                     return
                 log.debug("the coordinator is lost: %s", error)
-            except (Evicted, PeerLost) as told:
-                self._end(told)
+            except (Evicted, PeerLost) as reported:
+                self._end(reported)
                 return
             try:
                 self._connection.close()

@@ -37,11 +37,11 @@ STARTED_AGAIN = "it was started again"
 class Coordinator:
     """The server, which runs until the training is finished and all clients have left.
 
-    `silence`: seconds without a heartbeat after which a replica group is lost. `timeout`: seconds that an
-    open register, or a round in which a group has arrived, waits for groups that are alive. It must exceed
-    the time by which working groups differ. `journal`: where the register is saved. `events`: the event log.
-    `allotment`: the resource to move between groups, if any. `together`: the first generation waits for all
-    groups, and all stop when one has to stop. Otherwise groups come and go independently.
+    `heartbeat_timeout`: seconds without a heartbeat after which a replica group is lost. `timeout`: seconds
+    that an open register, or a round in which a group has arrived, waits for groups that are alive. It must
+    exceed the time by which working groups differ. `journal`: where the register is saved. `events`: the
+    event log. `budget`: the resource to move between groups, if any. `together`: the first generation waits
+    for all groups, and all stop when one has to stop. Otherwise groups come and go independently.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Coordinator:
         replica_groups: int,
         token: str,
         *,
-        silence: float = 10.0,
+        heartbeat_timeout: float = 10.0,
         timeout: float = 300.0,
         journal: Journal | None = None,
         events: EventLog,
-        allotment: ResourceBudget | None = None,
+        budget: ResourceBudget | None = None,
         together: bool = True,
     ) -> None:
         saved = Register() if journal is None else journal.load()
@@ -65,18 +65,18 @@ class Coordinator:
             self.membership.lose(replica_group)  # it had to stop, and has left or will leave soon
         self.address = ""
         self._token = token
-        self._heartbeat_timeout, self._timeout = silence, timeout
+        self._heartbeat_timeout, self._timeout = heartbeat_timeout, timeout
         self._journal, self._chronicle = journal, MembershipLog(events)
         self._clients: set[Connection] = set()
         self._strangers = PendingConnections()
-        self._told = saved
-        self._watch = Watch(beat(silence))
+        self._reported = saved
+        self._watch = Watch(beat(heartbeat_timeout))
         self._since = self._watch.look()
         """When waiting began: at the start of this phase, or when the first counting member arrived."""
         self._arrived: set[tuple[int, int]] = set()
         self._quarrels: Counter[frozenset[int]] = Counter()
         """For each pair of replica groups, how many rounds failed because they did not reach each other."""
-        self._allotment = allotment
+        self._budget = budget
         self._moving: set[Connection] = set()
         """Clients whose replica group leaves to come back with more or fewer ranks."""
         self._processes: defaultdict[int, list[str]] = defaultdict(list)
@@ -218,14 +218,14 @@ class Coordinator:
 
     def _allot(self) -> None:
         """Move resources between the groups if samples have just been assigned."""
-        before, now = self._told, self.register
-        if self._allotment is None or now.assigned_at == before.assigned_at:
+        before, now = self._reported, self.register
+        if self._budget is None or now.assigned_at == before.assigned_at:
             return
-        units = self._allotment.units(now, self._paces.seconds(now.place.t - before.assigned_at.t))
+        units = self._budget.units(now, self._paces.seconds(now.place.t - before.assigned_at.t))
         if units is not None:
-            log.info("%s from now on: %s", self._allotment.resource, units)
+            log.info("%s from now on: %s", self._budget.resource, units)
             self.membership.allot(units)
-            self._chronicle.events.units(unit=self._allotment.resource, units=units)
+            self._chronicle.events.units(unit=self._budget.resource, units=units)
 
     def _lose(self, replica_group: int, kind: Loss, why: str) -> None:
         theirs = {client for client in self._clients if client.replica_group == replica_group}
@@ -241,12 +241,12 @@ class Coordinator:
         self._publish()
 
     def _publish(self) -> None:
-        now, before = self.register, self._told
+        now, before = self.register, self._reported
         if now == before:
             return
         if not self._still(lambda journal: journal.write(now)):
             return
-        self._told = now
+        self._reported = now
         self._since = self._watch.look()
         self._arrived.clear()
         self._tell_all({"register": now.to_json()})

@@ -52,8 +52,8 @@ class ElasticAverage:
     """Averages models with other replica groups. Every rank of a group has one; creating it is collective.
 
     `replica_groups`: how many were started. `host`: the address of this node in the job's own network.
-    `silence`: seconds without a message after which a group counts as lost. `timeout`: seconds to wait for
-    groups that are alive but do not arrive.
+    `heartbeat_timeout`: seconds without a message after which a group counts as lost. `timeout`: seconds to
+    wait for groups that are alive but do not arrive.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ElasticAverage:
         host: str,
         *,
         replica_groups: int = 1,
-        silence: float = 10.0,
+        heartbeat_timeout: float = 10.0,
         timeout: float = 300.0,
     ) -> None:
         self.rounds = 0
@@ -80,8 +80,8 @@ class ElasticAverage:
         """The index of this replica group, and how many were started."""
         self._group = group
         self._coordinator, self._token = coordinator, token
-        self._heartbeat_timeout, self._timeout = silence, timeout
-        self._rings = Rings(replica_group, host, token, silence)
+        self._heartbeat_timeout, self._timeout = heartbeat_timeout, timeout
+        self._rings = Rings(replica_group, host, token, heartbeat_timeout)
         self._generation = Register()
         """The register at the start of this generation: its members, and the rounds whose mean they had."""
         self.after = Register()
@@ -227,7 +227,8 @@ class ElasticAverage:
     def _is_overdue(self, since: float) -> bool:
         """Return True if a neighbour in the ring, awaited since then, is late.
 
-        The limit is `timeout` while some groups still train, and `silence` once all ranks have arrived.
+        The limit is `timeout` while some groups still train, and `heartbeat_timeout` once all ranks have
+        arrived.
         """
         complete = self._client.complete_since(self._generation.generation, self._due)
         if complete is None:
@@ -278,7 +279,8 @@ class ElasticAverage:
         }
         return Client(
             self._coordinator, self._token, hello,
-            silence=self._heartbeat_timeout, patience=self._timeout, on_change=self._cut_what_is_past,
+            heartbeat_timeout=self._heartbeat_timeout, patience=self._timeout,
+            on_change=self._cut_what_is_past,
         )  # fmt: skip
 
     def _cut_what_is_past(self, now: Register | None) -> None:

@@ -12,7 +12,7 @@ from hpcsgd.elastic import coordinator_address
 from hpcsgd.elastic.addresses import own_towards
 from hpcsgd.elastic.elastic_average import ElasticAverage
 
-VARIABLE = "HPCSGD_ISLAND"
+VARIABLE = "HPCSGD_REPLICA_GROUP"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class JoinInfo:
         host = own_towards(coordinator_address.awaited(self.coordinator, self.timeout))
         return ElasticAverage(
             self.replica_group, group, self.coordinator, self.token, host,
-            replica_groups=self.replica_groups, silence=self.heartbeat_timeout, timeout=self.timeout,
+            replica_groups=self.replica_groups, heartbeat_timeout=self.heartbeat_timeout,
+            timeout=self.timeout,
         )  # fmt: skip
 
 

@@ -198,21 +198,21 @@ def connect(
     addresses: list[str],
     *,
     token: str,
-    silence: float,
+    heartbeat_timeout: float,
     overdue: Overdue,
     given_up: Callable[[], bool],
 ) -> TcpRing:
     """Return the ring of `addresses`, all of which call this. Raises `OSError` if a neighbour is missing.
 
-    Listeners are always open, so the right neighbour must answer within `silence` seconds. The left neighbour
-    connects when it has trained; `overdue` limits this wait.
+    Listeners are always open, so the right neighbour must answer within `heartbeat_timeout` seconds. The left
+    neighbour connects when it has trained; `overdue` limits this wait.
     """
     size = len(addresses)
     if size == 1:
         return TcpRing(0, 1)
     host, port = addresses[(place + 1) % size].rsplit(":", 1)
     try:
-        right = socket.create_connection((host, int(port)), timeout=silence)
+        right = socket.create_connection((host, int(port)), timeout=heartbeat_timeout)
     except OSError as error:
         raise Broken(1, f"the right neighbour does not answer: {error}") from error
     try:

@@ -19,12 +19,12 @@ def part_of(x: Tensor, c: int, C: int) -> Tensor:
 class Rings:
     """The rings of a rank by shard, in one generation.
 
-    `host`: the address of this node. `silence`: seconds in which a neighbour has to answer.
+    `host`: the address of this node. `heartbeat_timeout`: seconds in which a neighbour has to answer.
     """
 
-    def __init__(self, replica_group: int, host: str, token: str, silence: float) -> None:
+    def __init__(self, replica_group: int, host: str, token: str, heartbeat_timeout: float) -> None:
         self._replica_group = replica_group
-        self._token, self._heartbeat_timeout = token, silence
+        self._token, self._heartbeat_timeout = token, heartbeat_timeout
         self._listener = Listener(host, token)
         self._rings: dict[int, TcpRing] = {}
 
@@ -40,7 +40,8 @@ class Rings:
             owners = [member.addresses[c % member.ranks] for member in now.members]
             self._rings[c] = connect(
                 self._listener, now.generation, c, place, owners,
-                token=self._token, silence=self._heartbeat_timeout, overdue=overdue, given_up=given_up,
+                token=self._token, heartbeat_timeout=self._heartbeat_timeout, overdue=overdue,
+                given_up=given_up,
             )  # fmt: skip
         if given_up():  # a change of the register before the ring existed has not interrupted it
             raise ConnectionError("the generation has ended")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 
-def beat(silence: float) -> float:
-    """Return the seconds between two heartbeats, if `silence` seconds without a message mean death."""
-    return min(1.0, silence / 4)
+def beat(heartbeat_timeout: float) -> float:
+    """Return the seconds between two heartbeats; `heartbeat_timeout` seconds without one mean death."""
+    return min(1.0, heartbeat_timeout / 4)
 
 
 class Watch:

@@ -85,7 +85,7 @@ def averaged(s: StepContext, central: HoldsModel | None, model: nn.Module) -> Ge
     make_writable(model)
     mine = s.buffers
     buffers = [(buffer, buffer.clone()) for buffer in mine]
-    with torch.no_grad(), phase("evaluation"):
+    with torch.no_grad(), phase("eval"):
         require_alike(s.topology.world, list(buffer_facts(model)))
         D = _agree(s, central, brought) if s.topology.num_groups > 1 else 0.0
         if s.topology.world_size > 1:

@@ -18,8 +18,8 @@ class GradientNorm:
     all ranks.
     """
 
-    def __init__(self, *, exchanged: bool) -> None:
-        self._exchanged = exchanged
+    def __init__(self, *, reduced: bool) -> None:
+        self._reduced = reduced
         self._wanted = False
         self._parts: list[Tensor] = []
 
@@ -31,7 +31,7 @@ class GradientNorm:
         """Add the gradients of `buckets`, which the update is about to use."""
         if self._wanted:
             # Bucket by bucket: how many come at once depends on timing, and would change the sum's last bits.
-            self._parts += [squared_norm_of([b], exchanged=self._exchanged) for b in buckets]
+            self._parts += [squared_norm_of([b], reduced=self._reduced) for b in buckets]
 
     def take(self) -> Tensor | None:
         """Return this rank's part of ‖g‖² of the last update, on its device; None if not requested."""

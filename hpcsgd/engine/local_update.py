@@ -41,7 +41,7 @@ class LocalUpdate:
         """Versions of the last step's gradients, if gradients are not reduced."""
         self._unreduced = Passes([held.param for held in local.held]) if reducer is None else None
         self._call = Call("step()", 0)
-        self.norm = GradientNorm(exchanged=reducer is not None)
+        self.norm = GradientNorm(reduced=reducer is not None)
         self._optimizers = optimizers_in(local.optimizer)
         for each in self._optimizers:
             each.register_step_pre_hook(self._only_from_here)

@@ -129,24 +129,24 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         require_alike(topology.world, mine)
         self.model, self.method, self._broadcasts = model, method, broadcast_buffers
         self._plan, buckets = laid_out(topology, method, optimizer, model, self.trained, **cut_by)
-        self._exchange, shards = self._plan.grad_reduce, self._plan.grad_reduce.traits.shards
+        self._grad_reduce, shards = self._plan.grad_reduce, self._plan.grad_reduce.traits.leaves_shards
         self._quantized_gather = quantized_gather(topology, method, self._plan)
         share_start(topology, buckets, model, self.trained)
         cut = shards and (topology.group_size > 1 or is_fsdp(self.trained[0][1]))
         self.local = ShardedOptimizer(optimizer, buckets, cut=cut, master=master_dtype)
         self._reducer = None
-        if not self._exchange.idle(topology):
+        if not self._grad_reduce.idle(topology):
             self._reducer = GradientReducer(
-                self._exchange, buckets,
+                self._grad_reduce, buckets,
                 lambda: ReduceContext(self._step.fixed, self.rates, self._step.metrics),
-                lambda: self._everyone if self._exchange.traits.across else self._shared, self._call,
+                lambda: self._everyone if self._grad_reduce.traits.across else self._shared, self._call,
                 passes=gradient_accumulation_steps, overlap=overlap_grad_reduce,
                 remembers=method.grad_reduce.traits.keeps_gradients,
             )  # fmt: skip
         self.updating = LocalUpdate(self.local, self._reducer, per_bucket=self._plan.update_per_bucket)
         self.updating.accumulate(gradient_accumulation_steps)
         self._block = Block()
-        fixed = TrainingContext(topology, buckets, self.local, Buffers(model), shards, self.exchanges)
+        fixed = TrainingContext(topology, buckets, self.local, Buffers(model), shards, self.reduces_grads)
         self._step, self._everyone = StepContext(fixed), Agreement(topology.world)
         self._shared = Agreement.of_group(topology)
         Agreement.of_position(topology)  # makes its communicator now, which is collective
@@ -181,7 +181,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         return self._in_place.buckets
 
     @property
-    def exchanges(self) -> bool:
+    def reduces_grads(self) -> bool:
         """True if gradients are reduced; otherwise they stay in each rank's `param.grad`."""
         return self._reducer is not None
 
@@ -232,9 +232,9 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         """Require one `call` on all ranks (`across` groups, too); return the step, w whole. Collective."""
         with self._during(call) as made:
             self.updating.settle(made)
-            if not self._exchange.traits.across:
+            if not self._grad_reduce.traits.across:
                 self._shared.reach(made)
-            if across or self._exchange.traits.across:
+            if across or self._grad_reduce.traits.across:
                 self._everyone.reach(made)
         return self._in_place
 
@@ -243,30 +243,31 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         gather_shards(self.ready_for("gather_parameters()", across=False))
 
     def _update(self, call: Call, loss: float | Tensor | None, passed: Closure | None) -> None:
-        s, traits = self._in_place, self._exchange.traits
+        s, traits = self._in_place, self._grad_reduce.traits
         self._as_wrapped.require(call, self._everyone)
         self._require_sync(call)
         unmoved = Unmoved(self._now_frozen())
         self.updating.ready(call)
         s.t, s.rates = s.t + 1, self.rates
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
-        param_gather = ParamGather(s, traits.shards, self._quantized_gather, self._pending_params)
+        param_gather = ParamGather(s, traits.leaves_shards, self._quantized_gather, self._pending_params)
         prepare(averager := self.method.averager, self._vectors, s)
         updated: Iterable[Bucket] = self.updating(s.buckets, passed)  # yields each once it is updated
         if not self._plan.decided_before_update:
             updated = list(updated)
-        meets = self._meets()
-        if meets and traits.across:  # both use inter_group: all ranks must issue gradients' collectives first
+        syncs_now = self._syncs_now()
+        # Both use inter_group, so all ranks must issue the collectives of gradients first.
+        if syncs_now and traits.across:
             updated = list(updated)
-        if meets:
+        if syncs_now:
             synchronize_models(s, averager, param_gather, updated)
         else:
             for bucket in updated:
                 param_gather.shards_are_final([bucket])
             if not s.topology.has_one_group:
                 begin(averager, self._vectors, s)
-        if (meets or traits.across) and s.topology.num_groups > 1 and "distance" not in s.metrics:
-            s.metrics["shared"] = 1.0
+        if (syncs_now or traits.across) and s.topology.num_groups > 1 and "distance" not in s.metrics:
+            s.metrics["grads_shared"] = 1.0
         param_gather.finish()
         if unmoved:
             self._pending_params.finish()
@@ -289,7 +290,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         """The vectors that the averager averages."""
         return list(vectors_of(self.method.averager, self._step.buckets))
 
-    def _meets(self) -> bool:
+    def _syncs_now(self) -> bool:
         """Return whether groups average after this update; the same on all ranks."""
         s = self._step
         return not s.topology.has_one_group and is_due(self.method.averager, s, self.method.schedule(s))

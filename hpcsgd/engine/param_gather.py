@@ -54,7 +54,7 @@ class ParamGather:
         if self._pending is not None:
             self._pending.begin(self._begun)
             self._begun = {}
-        with phase("parameters"):
+        with phase("param_gather"):
             for work in self._begun.values():
                 work.wait()
             if self._quantized_gather is not None:
@@ -62,7 +62,7 @@ class ParamGather:
 
     def _begin(self, buckets: Iterable[Bucket]) -> None:
         if self.shards and self._quantized_gather is None:
-            with phase("parameters"):
+            with phase("param_gather"):
                 for b in (b for b in buckets if b.cut_by_elements):
                     self._begun[b] = self._s.topology.intra_group.allgather(b.w, b.param_shard)
 
@@ -104,10 +104,10 @@ def synchronize_models(
     whole = how.traits.whole_model
     if param_gather.shards and whole:
         updated = list(updated)
-        with phase("parameters"):
+        with phase("param_gather"):
             gather_shards(s)
     param_gather.shards |= not whole
-    with phase("average"):
+    with phase("model_average"):
         for b, _ in zip(s.buckets, how.average(vectors_of(how, updated), s), strict=True):
             if not whole:
                 param_gather.shards_are_final([b])

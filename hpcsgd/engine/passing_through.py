@@ -43,7 +43,7 @@ class PassingThrough:
     _as_wrapped: AsWrapped
     _block: Block
     _everyone: Agreement
-    _exchange: GradReduce
+    _grad_reduce: GradReduce
     _quantized_gather: QuantizedGather | None
     _shared: Agreement
     _call: Callable[[str], Call]
@@ -71,8 +71,8 @@ class PassingThrough:
         self._require_no_memory()
         with self.updating.interrupted():
             s = self._in_place
-            if self._exchange.traits.shards:
-                with phase("parameters"):
+            if self._grad_reduce.traits.leaves_shards:
+                with phase("param_gather"):
                     gather_shards(s)
             with torch.enable_grad():
                 loss = closure()
@@ -83,7 +83,7 @@ class PassingThrough:
     def _mean(self, loss: float) -> float:
         topology = self._step.topology
         losses: list[float] = (
-            topology.world if self._exchange.traits.across else topology.intra_group
+            topology.world if self._grad_reduce.traits.across else topology.intra_group
         ).gather_objects(loss)
         return sum(losses) / len(losses)
 
@@ -92,7 +92,7 @@ class PassingThrough:
 
         `name`: the call that all of them are in.
         """
-        ranks = self._everyone if self._exchange.traits.across else self._shared
+        ranks = self._everyone if self._grad_reduce.traits.across else self._shared
         with self._during(name) as call:
             return ranks.begin(call, digest).wait()
 
@@ -159,7 +159,7 @@ class PassingThrough:
         with self._during(name) as call:
             if not same or progress is Progress.RECEIVED:
                 self.updating.finish(call)
-            param_gather = ParamGather(s, self._exchange.traits.shards, self._quantized_gather)
+            param_gather = ParamGather(s, self._grad_reduce.traits.leaves_shards, self._quantized_gather)
             with self.updating.passing(name, gradients=not same or progress is not Progress.NONE):
                 result = method(*args, **kwargs)
             with torch.no_grad():

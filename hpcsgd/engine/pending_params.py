@@ -68,7 +68,7 @@ class _PendingParam:
 
     def finish(self) -> None:
         if self._params:
-            with phase("parameters"):
+            with phase("param_gather"):
                 self._work.wait()
         for param in self._params:
             torch_private.become(param, nn.Parameter)

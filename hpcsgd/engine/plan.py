@@ -60,16 +60,18 @@ class StepPlan:
         Raises:
             UserError: If the model is an FSDP model, and the optimizer or the reduction needs all of it.
         """
-        exchange, sharding = method.grad_reduce, update.sees
+        grad_reduce, sharding = method.grad_reduce, update.sees
         if by_torch:
-            exchange, sharding = _in_rows(exchange, update), "rows"
+            grad_reduce, sharding = _in_rows(grad_reduce, update), "rows"
         elif sharding == "tensors" and method.averager.traits.elastic:
             sharding = "model"
-        if sharding == "model" and exchange.traits.shards:
-            exchange = WithAllgather(exchange)
-        gradients_may_come_later = exchange.traits.per_bucket and not method.averager.traits.reads_gradients
+        if sharding == "model" and grad_reduce.traits.leaves_shards:
+            grad_reduce = WithAllgather(grad_reduce)
+        gradients_may_come_later = (
+            grad_reduce.traits.per_bucket and not method.averager.traits.reads_gradients
+        )
         plan = cls(
-            grad_reduce=exchange,
+            grad_reduce=grad_reduce,
             schedule=method.schedule,
             averager=method.averager,
             sharding=sharding,
@@ -125,7 +127,7 @@ class StepPlan:
     @property
     def divides_tensors(self) -> bool:
         """True if each rank of a group owns some tensors, and none of them is cut."""
-        return self.sharding == "tensors" and self.grad_reduce.traits.shards
+        return self.sharding == "tensors" and self.grad_reduce.traits.leaves_shards
 
     @property
     def gather_per_bucket(self) -> bool:
@@ -149,12 +151,12 @@ class StepPlan:
         return measured
 
 
-def _in_rows(exchange: GradReduce, update: Update) -> GradReduce:
-    """Return the part of `exchange` that is left to do if each rank has only rows of a tensor."""
+def _in_rows(grad_reduce: GradReduce, update: Update) -> GradReduce:
+    """Return the part of `grad_reduce` that is left to do if each rank has only rows of a tensor."""
     if update.sees != "elements":
         raise UserError(
             f"parameters are sharded by torch, and {update.optimizer} is not known to update every "
             "element by itself: it would take rows for tensors (DistributedOptimizer(elementwise=True) if it "
             "does)"
         )
-    return left_to_torch(exchange)
+    return left_to_torch(grad_reduce)

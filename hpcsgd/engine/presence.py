@@ -151,10 +151,10 @@ def united(ranks: Sequence[bytes], names: Sequence[str], world_rank: Callable[[i
     missing: dict[int, Presence] = {}
     for number, kinds in enumerate(zip(*ranks, strict=True)):
         if any(kinds):
-            told = [Presence(kind) for kind in kinds]
-            _require_possible(told, names[number], world_rank)
-            if Presence.THERE not in told:
-                missing[number] = max(told)
+            reported = [Presence(kind) for kind in kinds]
+            _require_possible(reported, names[number], world_rank)
+            if Presence.THERE not in reported:
+                missing[number] = max(reported)
     return Gradients(missing)
 
 

@@ -22,7 +22,7 @@ from hpcsgd.errors import UserError
 
 
 class GradientReducer:
-    """Reduces each bucket with `exchange` once its last gradient is ready, in the order of the buckets.
+    """Reduces each bucket with `grad_reduce` once its last gradient is ready, in the order of the buckets.
 
     Gradients become ready in a different order on each rank, so a bucket waits for those before it. Buckets
     that did not become ready are sent by `finish`, with zeros for missing gradients. `departing` is called
@@ -33,7 +33,7 @@ class GradientReducer:
 
     def __init__(
         self,
-        exchange: GradReduce,
+        grad_reduce: GradReduce,
         buckets: Sequence[Bucket],
         departing: Callable[[], ReduceContext],
         agreement: Callable[[], Agreement],
@@ -49,9 +49,9 @@ class GradientReducer:
         """The backward passes since the last `finish`."""
         self._overlap, self._buckets = overlap, buckets
         self._slots = [slot for bucket in buckets for slot in bucket.slots]
-        self._divided = exchange.traits.shards and any(bucket.cut_by_elements for bucket in buckets)
+        self._divided = grad_reduce.traits.leaves_shards and any(bucket.cut_by_elements for bucket in buckets)
         activity = lambda: f"backward() of step {calling('backward()').t + 1}"  # noqa: E731
-        self._sending = SendsGradients(exchange, buckets, departing, activity)
+        self._sending = SendsGradients(grad_reduce, buckets, departing, activity)
         self._had_graph = False  # True if a gradient of this step had a graph, which averaging would lose
         self._averaged = False
         """True if this step's gradients are averaged, and none was computed since."""
@@ -142,7 +142,7 @@ class GradientReducer:
         self.finish(call)
         if not self._whole:
             group = self._make_context().topology.intra_group
-            with phase("gradients"):
+            with phase("grad_reduce"):
                 works = [group.allgather(b.g, b.grad_shard) for b in self._buckets if b.cut_by_elements]
                 for work in works:
                     work.wait()

@@ -16,7 +16,7 @@ from hpcsgd.errors import UserError
 
 
 class SendsGradients:
-    """Sends `buckets` through `exchange`, the gradient reduction.
+    """Sends `buckets` through `grad_reduce`, the gradient reduction.
 
     `departing` is called when the first bucket of a step is sent. Errors name what `activity` returns then,
     such as "backward() of step 3".
@@ -24,12 +24,12 @@ class SendsGradients:
 
     def __init__(
         self,
-        exchange: GradReduce,
+        grad_reduce: GradReduce,
         buckets: Sequence[Bucket],
         departing: Callable[[], ReduceContext],
         activity: Callable[[], str],
     ) -> None:
-        self._exchange, self._buckets = exchange, buckets
+        self._grad_reduce, self._buckets = grad_reduce, buckets
         self._departing, self._activity = departing, activity
         self._arrived_on = [Confluence(bucket.w.device) for bucket in buckets]
         self.start_over()
@@ -50,11 +50,11 @@ class SendsGradients:
         """Send all buckets before number `stop` that have not been sent."""
         if self._context is None:
             self._context, self._doing = self._departing(), self._activity()
-        with phase("gradients"), doing(self._doing):
+        with phase("grad_reduce"), doing(self._doing):
             for index in range(len(self.sent), stop):
                 bucket = self._buckets[index]
                 self._arrived_on[index].precede()
-                call = functools.partial(self._exchange, self._context, bucket)
+                call = functools.partial(self._grad_reduce, self._context, bucket)
                 work = self._context.topology.world.run(call, "gradient reduction", bucket.gradients)
                 self.sent.append(work)
                 self._versions.append(bucket.version())
@@ -70,7 +70,7 @@ class SendsGradients:
 
 def wait_for(works: Sequence[Work]) -> None:
     """Return once all `works` are done."""
-    with phase("gradients"):
+    with phase("grad_reduce"):
         for work in works:
             work.wait()
 
@@ -78,7 +78,7 @@ def wait_for(works: Sequence[Work]) -> None:
 def arrived(waiting: Sequence[Work]) -> int:
     """Wait for the first of the `waiting` reductions; return how many in a row, from it on, are done."""
     count = 0
-    with phase("gradients"):
+    with phase("grad_reduce"):
         for work in waiting:
             if count and not work.done():
                 break

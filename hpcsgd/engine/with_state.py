@@ -26,7 +26,7 @@ class WithState(optim.Optimizer):
 
     local: ShardedOptimizer
     method: Method
-    _exchange: GradReduce
+    _grad_reduce: GradReduce
     _step: StepContext
     _complete: CompleteState | None = None
     """The result of `consolidate_state_dict`, until the state changes."""
@@ -68,7 +68,7 @@ class WithState(optim.Optimizer):
                 f"consolidate_state_dict: to = {to}: expected a rank from 0 to {topology.world_size - 1}"
             )
         s = self.ready_for(f"consolidate_state_dict({to})")
-        alike = self._exchange.traits.across
+        alike = self._grad_reduce.traits.across
         method = self.method.state_dict()
         self._complete = gathered(self.local, method, s.topology, s.t, to, groups_are_alike=alike)
 
@@ -86,7 +86,7 @@ class WithState(optim.Optimizer):
         s = self._step
         state_dict = of_rank(state_dict, s.topology)
         states = own_state.loadable(
-            state_dict, s.topology, s.buckets, groups_are_alike=self._exchange.traits.across
+            state_dict, s.topology, s.buckets, groups_are_alike=self._grad_reduce.traits.across
         )
         self.local.load_state_dict(state_dict)
         self.method.load_state_dict(states)

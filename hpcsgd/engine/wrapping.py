@@ -90,9 +90,9 @@ def communicators(topology: Topology) -> tuple[Topology, int]:
     if topology.world_size == 1:
         return topology, before
     world = topology.world.dup_with_thread()
-    group = topology.intra_group.split(0, topology.intra_group.rank).with_thread(world.comm_thread)
-    cross = topology.inter_group.split(0, topology.inter_group.rank).with_own_thread()
-    return replace(topology, world=world, intra_group=group, inter_group=cross), before
+    intra_group = topology.intra_group.split(0, topology.intra_group.rank).with_thread(world.comm_thread)
+    inter_group = topology.inter_group.split(0, topology.inter_group.rank).with_own_thread()
+    return replace(topology, world=world, intra_group=intra_group, inter_group=inter_group), before
 
 
 def require_peers(topology: Topology, method: Method) -> None:

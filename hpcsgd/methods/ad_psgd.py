@@ -53,17 +53,17 @@ class PairShard:
     bits would keep losing small differences.
     """
 
-    def __init__(self, owned: Sequence[Tensor], x: Sequence[Tensor], cross: Communicator) -> None:
+    def __init__(self, owned: Sequence[Tensor], x: Sequence[Tensor], inter_group: Communicator) -> None:
         """Start with the values of `x`, which has the layout of `owned`. Collective."""
         self.x = [_kept(chunk) for chunk in x]
         self.averaged = 0
         """How many averages were made since the last `update`."""
-        self._cross = cross
+        self._inter_group = inter_group
         self._lock = threading.Lock()
         self._sent, self._answer, self._average = (MessageBuffer.like(owned, HOST) for _ in range(3))
         self._asked: PendingRequest | None = None
-        with phase("average"):
-            self._service = RequestServer(cross, self._reply, self._sent.bytes.numel())
+        with phase("model_average"):
+            self._service = RequestServer(inter_group, self._reply, self._sent.bytes.numel())
 
     def update(self, updates: Sequence[Tensor], chunks: Sequence[Tensor]) -> int:
         """Apply x ← x + updates and copy x into `chunks`.
@@ -103,7 +103,7 @@ class PairShard:
         with self.at_rest():
             mean = [x.clone() for x in self.x]
             for x in mean:
-                self._cross.allreduce(x, "mean").wait()
+                self._inter_group.allreduce(x, "mean").wait()
         return mean
 
     def _reply(self, active: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
@@ -171,7 +171,7 @@ class PairAverage:
             return []
         here = m.groups_per_host
         once = CommOp(
-            "exchange", "cross", m.message_buffer(), overlap_steps=1,
+            "sendrecv", "inter_group", m.message_buffer(), overlap_steps=1,
             off_host_fraction=1 - here // 2 / passive, sender_fraction=active / m.P,
             contention=1 + (1.8 / here if here > 1 else 0.15 * (1 - 1 / passive)),
         )  # fmt: skip

@@ -62,8 +62,8 @@ class GossipAverage:
         nbytes = mean_peers(self.graph, m.P) * m.message_buffer()
         return [
             CommOp(
-                "exchange",
-                "cross",
+                "sendrecv",
+                "inter_group",
                 nbytes,
                 off_host_fraction=mean_leaving(self.graph, m.P, m.groups_per_host),
             )

@@ -105,7 +105,7 @@ class Delayed:
         mine: Sequence[Tensor] = vectors if self._brought else ()
         for own, then, mean in zip(mine, self._brought, self._pending.shards, strict=True):
             own.copy_(torch.sub(own.to(accumulation_dtype(own.dtype)), then).add_(mean))
-        s.metrics.update(self._pending.notes)
+        s.metrics.update(self._pending.metrics)
         self._pending, self._brought = None, []
 
     def memory_bytes(self, m: ModelLayout) -> float:
@@ -116,19 +116,19 @@ class Delayed:
 
     def state_dict(self) -> State:
         """Wait for the pending average, and return the state with its w_t and w̄_t."""
-        meeting = self._pending
-        if meeting is None:
-            return State(replicated={"due": None, "notes": {}})
-        meeting.wait()
-        vectors = {"brought": self._brought, "left": meeting.shards}
+        pending = self._pending
+        if pending is None:
+            return State(replicated={"due": None, "metrics": {}})
+        pending.wait()
+        vectors = {"brought": self._brought, "left": pending.shards}
         sharded = {name: named for name, named in vectors.items() if named}
-        return State(replicated={"due": meeting.due, "notes": meeting.notes}, sharded=sharded)
+        return State(replicated={"due": pending.due, "metrics": pending.metrics}, sharded=sharded)
 
     def load_state_dict(self, state: State) -> None:
         if self._pending is not None:
             self._pending.wait()
         due, left = state.replicated["due"], state.sharded.get("left", [])
-        self._pending = None if due is None else PendingAverage(due, left, state.replicated["notes"])
+        self._pending = None if due is None else PendingAverage(due, left, state.replicated["metrics"])
         self._brought = state.sharded.get("brought", [])
 
 

@@ -121,7 +121,7 @@ class MeanOfSome:
         return found
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        return [allreduce("cross", m.shard(b) * b.wide) for b in m.buckets]
+        return [allreduce("inter_group", m.shard(b) * b.wide) for b in m.buckets]
 
 
 @method(cite=PAPER, delayable=True)

@@ -93,7 +93,7 @@ class PairOuterStep:
             delta.mul_(self.alpha).add_(by, alpha=self.beta)
         partner = self.pairs.partners(s.t, s.topology.num_groups).get(s.topology.group_index)
         if partner is not None:
-            self._exchange(s, partner, found, moved)
+            self._sendrecv(s, partner, found, moved)
         for own, phi, delta in zip(found, self._phi, self._delta, strict=True):
             own.copy_(phi.add_(delta))
         return found
@@ -107,7 +107,9 @@ class PairOuterStep:
         away = 0.0 if m.groups_per_host >= m.P else (m.P - m.groups_per_host) / (m.P - 1)
         paired = m.P // 2 * 2 / m.P
         return [
-            CommOp("exchange", "cross", m.message_buffer(), off_host_fraction=away, sender_fraction=paired)
+            CommOp(
+                "sendrecv", "inter_group", m.message_buffer(), off_host_fraction=away, sender_fraction=paired
+            )
         ]
 
     def state_dict(self) -> State:
@@ -117,7 +119,7 @@ class PairOuterStep:
         """Store the state, which takes effect in the next step."""
         self._saved, self._phi, self._delta = state, [], []
 
-    def _exchange(self, s: StepContext, partner: int, like: Sequence[Tensor], moved: list[Tensor]) -> None:
+    def _sendrecv(self, s: StepContext, partner: int, like: Sequence[Tensor], moved: list[Tensor]) -> None:
         """Exchange y with `partner` j in the dtypes of `like`, and apply δ_i ← δ_i + (y_j − y_i)/2."""
         y = [by.mul_(self.beta).add_(phi, alpha=self.gamma) for by, phi in zip(moved, self._phi, strict=True)]
         self._sent = self._sent or MessageBuffer.like(like)

@@ -93,7 +93,7 @@ class Accumulated:
         return 2 * m.own_elements(wide=True)
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        return [allreduce("cross", m.shard(b) * b.wide) for b in m.buckets]
+        return [allreduce("inter_group", m.shard(b) * b.wide) for b in m.buckets]
 
     def state_dict(self) -> State:
         return State(sharded={"agreed": self.agreed, "sums": self.sums}) if self.agreed else State()

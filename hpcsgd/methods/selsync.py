@@ -92,8 +92,8 @@ class RelativeChange:
 class Significance:
     """The schedule of lines 8, 11 and 14: decides whether the groups share this step, alike on all ranks.
 
-    Its metrics are `delta` (Δ of the group), `vote` (1.0 if Δ reached δ), and `met` (1.0 if all groups share
-    the step).
+    Its metrics are `delta` (Δ of the group), `wants_sync` (1.0 if Δ reached δ), and `synced` (1.0 if all
+    groups share the step).
     """
 
     def __init__(self, delta: float, window: int, smoothing: float | None) -> None:
@@ -120,14 +120,14 @@ class Significance:
                 parts, part.cpu()
             ).wait()  # the communication thread waits for the device, so that the update need not
 
-        with phase("vote"):
-            self._gathering = s.topology.world.run(gather, "vote", part)
+        with phase("sync_decision"):
+            self._gathering = s.topology.world.run(gather, "sync_decision", part)
 
     def __call__(self, s: StepContext) -> bool:
         """Return whether the step is significant, once the allgather of `begin` is done."""
         if self._gathering is not None:
             assert self._change is not None
-            with phase("vote"):
+            with phase("sync_decision"):
                 self._gathering.wait()
             self._gathering = None
             changes = self._change(self._parts.view(s.topology.num_groups, s.topology.group_size).sum(1))
@@ -135,14 +135,14 @@ class Significance:
             self._significant = bool(votes.any())
             mine = {
                 "delta": changes[s.topology.group_index].item(),
-                "vote": float(votes[s.topology.group_index].item()),
+                "wants_sync": float(votes[s.topology.group_index].item()),
             }
-            s.metrics.update(mine, met=float(self._significant))
+            s.metrics.update(mine, synced=float(self._significant))
         return self._significant
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         """Return the operation of line 14: one number from each rank in every step."""
-        return [CommOp("allgather", "world", FLOAT64 * m.N, "vote")] if m.P > 1 else []
+        return [CommOp("allgather", "world", FLOAT64 * m.N, "sync_decision")] if m.P > 1 else []
 
     def state_dict(self) -> State:
         return State(per_rank={"norms": self._saved if self._change is None else list(self._change.norms)})
@@ -183,7 +183,7 @@ class MeanGradient:
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         self.significance.begin(s)
         if s.topology.num_groups > 1 and self.significance(s):
-            with phase("average"):
+            with phase("model_average"):
                 s.agreement().wait()
                 for g in s.gradients():
                     s.topology.inter_group.allreduce(g, "mean").wait()
@@ -193,7 +193,7 @@ class MeanGradient:
         return vectors
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        return [allreduce("cross", m.shard(b) * b.width) for b in m.buckets]
+        return [allreduce("inter_group", m.shard(b) * b.width) for b in m.buckets]
 
 
 Aggregate = Callable[[Significance, WithOptimizerState], Averager]
@@ -259,13 +259,14 @@ def selsync(
         other rank. In a shared step it sends 2·(P−1)/P·M/K elements more.
 
     Note:
-        After every step, `optimizer.metrics` has `delta` (Δ of this group), `vote` (1.0 if it reached δ) and
-        `met` (1.0 if the step was shared). After a synchronization with `parameters` it also has `distance`.
+        After every step, `optimizer.metrics` has `delta` (Δ of this group), `wants_sync` (1.0 if it reached
+        δ) and `synced` (1.0 if the step was shared). After a synchronization with `parameters` it also has
+        `distance`.
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, hpcsgd.selsync(delta=0.3))
         >>> train(optimizer, steps=1)
-        >>> optimizer.metrics["vote"]     # the first step has no Δ yet: it is shared
+        >>> optimizer.metrics["wants_sync"]     # the first step has no Δ yet: it is shared
         1.0
 
     References:

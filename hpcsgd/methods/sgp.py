@@ -109,7 +109,9 @@ class PushSum:
         """Return the messages of line 3, averaged over a period of the graph."""
         nbytes = mean_peers(self.graph, m.P) * m.message_buffer()
         leaving = mean_leaving(self.graph, m.P, m.groups_per_host)
-        return [CommOp("exchange", "cross", nbytes, overlap_steps=self.staleness, off_host_fraction=leaving)]
+        return [
+            CommOp("sendrecv", "inter_group", nbytes, overlap_steps=self.staleness, off_host_fraction=leaving)
+        ]
 
     def state_dict(self) -> State:
         """Wait for the messages under way, and return them with the weight.
@@ -146,11 +148,13 @@ class PushSum:
         link, outgoing = self._link, dict.fromkeys(peers, sent.bytes)
         incoming = {j: message.bytes for j, message in zip(sources, arriving, strict=True)}
 
-        def exchanged() -> list[float]:
+        def sent_and_received() -> list[float]:
             link.sendrecv(outgoing, incoming).wait()
             return _numbers(arriving)
 
-        return MessageRound(arriving, [sent], link.run(exchanged, "gossip", sent.bytes, *incoming.values()))
+        return MessageRound(
+            arriving, [sent], link.run(sent_and_received, "gossip", sent.bytes, *incoming.values())
+        )
 
     def _take_in(self, x: list[Tensor], sent: MessageRound) -> None:
         for theirs, weight in sent.wait():

@@ -142,7 +142,7 @@ class SparseDelta:
         shares = (self.select.expected(n, self.density) for n in counts)
         nbytes = sum(SparseMessage(share, self.values).nbytes for share in shares)
         if nbytes:
-            yield CommOp("allgather", "cross", m.P * nbytes / m.K)
+            yield CommOp("allgather", "inter_group", m.P * nbytes / m.K)
 
     def state_dict(self) -> State:
         return State(sharded={"theta": self._theta, "error": self._error}) if self._theta else self._saved

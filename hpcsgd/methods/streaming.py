@@ -139,10 +139,10 @@ class Streaming:
             having = zip(self._streams, found, strict=True)
             pieces = [(stream.fragment, vectors[name]) for stream, vectors in having if name in vectors]
             chunks[name] = put_together(self._shards, pieces)
-        meetings = [stream.pending for stream in self._streams]
+        all_pending = [stream.pending for stream in self._streams]
         replicated = {
-            "due": [None if meeting is None else meeting.due for meeting in meetings],
-            "notes": [{} if meeting is None else dict(meeting.notes) for meeting in meetings],
+            "due": [None if pending is None else pending.due for pending in all_pending],
+            "metrics": [{} if pending is None else dict(pending.metrics) for pending in all_pending],
             "names": [list(vectors) for vectors in found],
             "rest": list(rest),
         }
@@ -186,7 +186,7 @@ class Streaming:
             mine = _of(stream, same["names"][p], chunks)
             stream.apply(mine, same["rest"][p])
             if LEFT in mine:
-                stream.pending = PendingAverage(same["due"][p], mine[LEFT], dict(same["notes"][p]))
+                stream.pending = PendingAverage(same["due"][p], mine[LEFT], dict(same["metrics"][p]))
             stream.distance = distances[p]
 
     def _tell_dropped(self, s: StepContext, unknown: Collection[str]) -> None:
@@ -202,21 +202,21 @@ class Streaming:
     def _begin(self, stream: FragmentSync, owned: Sequence[Tensor], s: StepContext) -> None:
         if self._on_own_thread is None:
             self._on_own_thread = on_own_thread(s.topology)
-        meet = partial(stream.synchronize, others=self._beside(stream))
-        stream.pending = begin(meet, s, self._on_own_thread, stream.fragment.of(owned), s.t + self.delay)
+        sync = partial(stream.synchronize, others=self._beside(stream))
+        stream.pending = begin(sync, s, self._on_own_thread, stream.fragment.of(owned), s.t + self.delay)
 
     def _beside(self, stream: FragmentSync) -> list[FragmentSync]:
         return [other for other in self._streams if other is not stream]
 
     def _take_in(self, stream: FragmentSync, owned: Sequence[Tensor], s: StepContext) -> None:
-        meeting, stream.pending = stream.pending, None
-        if meeting is None:
+        pending, stream.pending = stream.pending, None
+        if pending is None:
             return
-        meeting.wait()
-        for own, theta in stream.fragment.parts(owned, meeting.shards):
+        pending.wait()
+        for own, theta in stream.fragment.parts(owned, pending.shards):
             x = theta.to(accumulation_dtype(theta.dtype))
             own.copy_(torch.lerp(x, own.to(x.dtype), self.blend))
-        s.metrics.update(meeting.notes)
+        s.metrics.update(pending.metrics)
 
     def _average(self, owned: Sequence[Tensor], s: StepContext) -> None:
         for stream in self._streams:
@@ -288,11 +288,11 @@ def streaming(method: Method, num_fragments: int, sync_delay: int, update_alpha:
         )
     for name, value, low in (("num_fragments", num_fragments, 1), ("sync_delay", sync_delay, 0)):
         if type(value) is not int or not low <= value <= every:
-            told = f"{name} = {value!r}: expected {low} to {every}, the steps between synchronizations"
-            raise UserError(told, key=name, value=value)
+            message = f"{name} = {value!r}: expected {low} to {every}, the steps between synchronizations"
+            raise UserError(message, key=name, value=value)
     if not 0 <= update_alpha < 1:
-        told = f"update_alpha = {update_alpha}: expected a number ≥ 0 and < 1; with 1 no result would be used"
-        raise UserError(told, key="update_alpha", value=update_alpha)
+        why = f"update_alpha = {update_alpha}: expected a number ≥ 0 and < 1; with 1 no result would be used"
+        raise UserError(why, key="update_alpha", value=update_alpha)
     turn = InTurn(every, num_fragments)
     return replace(
         method, schedule=turn, averager=Streaming(method.averager, turn, sync_delay, float(update_alpha))

@@ -88,7 +88,7 @@ class SwitchedGradReduce:
         """The quantized gather that restored the exact shards in this step; None if there was none."""
 
     @property
-    def _exchange(self) -> GradReduce:
+    def _grad_reduce(self) -> GradReduce:
         return self._then if self._turn.over else self._first
 
     @property
@@ -102,14 +102,14 @@ class SwitchedGradReduce:
         return self._first.idle(topology) and self._then.idle(topology)
 
     def __call__(self, d: ReduceContext, b: Bucket) -> Work | None:
-        return self._exchange(d, b)
+        return self._grad_reduce(d, b)
 
     @property
     def quantizes_gather(self) -> bool:
-        return any(quantized_gather(exchange) for exchange in (self._first, self._then))
+        return any(quantized_gather(grad_reduce) for grad_reduce in (self._first, self._then))
 
     def restore(self, s: StepContext) -> None:
-        self._beside = quantized_gather(self._exchange)
+        self._beside = quantized_gather(self._grad_reduce)
         if self._beside is not None:
             self._beside.restore(s)
 
@@ -132,7 +132,7 @@ class SwitchedGradReduce:
             self._beside.clear()
 
     def gather_ops(self, m: ModelLayout) -> Iterable[CommOp]:
-        return gather_ops(self._exchange, m)
+        return gather_ops(self._grad_reduce, m)
 
 
 class SwitchedSchedule:
@@ -275,10 +275,10 @@ def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> 
     if first.grad_reduce.traits.keeps_gradients:
         log.warning("switch: the error feedback of the first method is discarded at the change")
     turn = Switch(first, then, at)
-    exchange = SwitchedGradReduce(turn, first.grad_reduce, then.grad_reduce)
-    return Method(grad_reduce=exchange, schedule=SwitchedSchedule(turn), averager=SwitchedAverager(turn))
+    grad_reduce = SwitchedGradReduce(turn, first.grad_reduce, then.grad_reduce)
+    return Method(grad_reduce=grad_reduce, schedule=SwitchedSchedule(turn), averager=SwitchedAverager(turn))
 
 
 def _updated_and_averaged(method: Method) -> tuple[bool, bool]:
     """Return whether `method` updates shards, and whether it averages whole models."""
-    return method.grad_reduce.traits.shards, method.averager.traits.whole_model
+    return method.grad_reduce.traits.leaves_shards, method.averager.traits.whole_model

@@ -38,7 +38,7 @@ def of_transformers(name: str, arguments: Mapping[str, Any]) -> nn.Module:
         with in_section("model.arguments"):
             config = _config(library, kind, arguments)
             make = getattr(kind, "from_config", None) or kind
-            model = _told(f"transformers:{name}", library, make, config)
+            model = _reported(f"transformers:{name}", library, make, config)
     config.use_cache = False  # the cache helps only generation, token by token
     model.register_forward_hook(_scores)
     return model
@@ -70,9 +70,9 @@ def _config(library: Any, kind: Any, arguments: Mapping[str, Any]) -> Any:
         own = dict(arguments)
         config_class = _config_class(library, own.pop(TYPE, None))
     require_arguments(config_class, own)
-    bare = _told(config_class.__name__, library, config_class)
+    bare = _reported(config_class.__name__, library, config_class)
     unknown = {key: None for key in OF_THEIR_VOCABULARY if hasattr(bare, key)}
-    return _told(config_class.__name__, library, config_class, **{**unknown, **own})
+    return _reported(config_class.__name__, library, config_class, **{**unknown, **own})
 
 
 def _config_class(library: Any, model_type: Any) -> Any:
@@ -84,7 +84,7 @@ def _config_class(library: Any, model_type: Any) -> Any:
     raise UserError(f"{given}; allowed is what the library knows, such as {', '.join(near)}")
 
 
-def _told(name: str, library: Any, make: Any, *values: Any, **arguments: Any) -> Any:
+def _reported(name: str, library: Any, make: Any, *values: Any, **arguments: Any) -> Any:
     """Return the result of `make`. Exceptions of the library become a `UserError` of one line."""
     from huggingface_hub.errors import StrictDataclassError
 

@@ -9,8 +9,9 @@ So the model is the same for every K and on every device.
 
 from __future__ import annotations
 
+import inspect
 import random
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -61,7 +62,7 @@ def without_values() -> Iterator[None]:
 def fully_shard(
     model: nn.Module,
     topology: Topology,
-    blocks: Sequence[str] | None = None,
+    units: Sequence[str] | None = None,
     *,
     device: torch.device | str | None = None,
     seed: int = 0,
@@ -69,15 +70,15 @@ def fully_shard(
 ) -> nn.Module:
     """Let torch shard all parameters of `model` over the group, in place; collective.
 
-    A rank keeps M/K parameters, and a whole block while the block is computed. A model with values gets
+    A rank keeps M/K parameters, and a whole unit while the unit is computed. A model with values gets
     those of rank 0; other ranks need not have values. A model on the meta device, built inside
-    ``torch.device("meta")``, gets its values block by block: from each module's `reset_parameters()`, and
+    ``torch.device("meta")``, gets its values unit by unit: from each module's `reset_parameters()`, and
     from the model's `_init_weights(module)`, which models of the library `transformers` have.
 
     Args:
         model: The model to shard.
         topology: The ranks and groups, from `init`.
-        blocks: Names of the modules that are gathered by themselves (FSDP units), such as "blocks.*".
+        units: Names of the modules that are gathered by themselves (FSDP units), such as "blocks.*".
             Default None: the outermost modules that are made of others, such as the layers of a Transformer.
         device: Device of the shards. Default None: the device of the model, or the CPU for a model without
             values. On "meta" nothing gets values, which shows whether all settings fit together.
@@ -96,7 +97,7 @@ def fully_shard(
         M parameters in total; each rank keeps M/K of them.
 
     Example:
-        >>> model = hpcsgd.fully_shard(model, topology, blocks=["0", "2"])     # mpiexec -n 4
+        >>> model = hpcsgd.fully_shard(model, topology, units=["0", "2"])     # mpiexec -n 4
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> method = hpcsgd.hierarchical(sync_every=8)
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
@@ -110,9 +111,10 @@ def fully_shard(
         Parallel, VLDB 2023, whose successor in torch does the work.
     """
     with topology.raise_on_all_ranks("sharding the model"):
+        _require_known(policies)
         for name, param in model.named_parameters():
             require_real(name, param)
-        parts = [unit for unit, _ in units(model, blocks)]
+        parts = [unit for unit, _ in fsdp_units(model, units)]
         here = next((p.device for p in model.parameters() if p.device != META), torch.device("cpu"))
         target = _device(device) if device is not None else here
         require_current(target)
@@ -121,7 +123,7 @@ def fully_shard(
     with topology.raise_on_all_ranks("sharding the model"):
         require_alike(mine, first)
     given = {name for name, (_, has_values) in first.items() if has_values}
-    mesh = topology.mesh("cpu" if target == META else target.type)["group"]
+    mesh = topology.mesh("cpu" if target == META else target.type)["shard"]
     for unit in parts:
         share_values(topology, model, unit, given)
         with topology.raise_on_all_ranks("sharding the model"):
@@ -144,20 +146,20 @@ def _device(given: torch.device | str) -> torch.device:
         ) from None
 
 
-def units(model: nn.Module, blocks: Sequence[str] | None) -> list[tuple[nn.Module, list[nn.Parameter]]]:
+def fsdp_units(model: nn.Module, units: Sequence[str] | None) -> list[tuple[nn.Module, list[nn.Parameter]]]:
     """Return the FSDP units of a model, each with its parameters: inner ones first, and the model last.
 
     Raises `UserError` for names that fit no module, and for a parameter that is in several units, because
     torch would make a separate parameter in each unit.
     """
     named = {name: module for name, module in model.named_modules() if name}
-    for pattern in blocks or ():
+    for pattern in units or ():
         if not any(_fits(name, pattern) for name in named):
-            raise UserError(f"blocks: no module {pattern!r}; {near_miss(pattern, list(named))}")
-    if blocks is None:
+            raise UserError(f"units: no module {pattern!r}; {near_miss(pattern, list(named))}")
+    if units is None:
         chosen = list(regions(model))
     else:
-        chosen = [m for name, m in named.items() if any(_fits(name, x) for x in blocks)]
+        chosen = [m for name, m in named.items() if any(_fits(name, x) for x in units)]
     found: list[tuple[nn.Module, list[nn.Parameter]]] = []
     taken: set[nn.Module] = set()
     owner: dict[nn.Parameter, nn.Module] = {}
@@ -171,7 +173,7 @@ def units(model: nn.Module, blocks: Sequence[str] | None) -> list[tuple[nn.Modul
                 )
             if owner.setdefault(p, unit) is not unit:
                 raise UserError(
-                    f"blocks: {_name(model, p)} is in two of them: put all modules with it into one block"
+                    f"units: {_name(model, p)} is in two of them: put all modules with it into one unit"
                 )
         found.append((unit, params))
         taken.update(own)
@@ -236,6 +238,17 @@ def _nothing(dtype: torch.dtype) -> float | int:
     return True if dtype == torch.bool else torch.iinfo(dtype).min
 
 
+def _require_known(policies: Iterable[str]) -> None:
+    """Raise `UserError` for a name that neither torch's `fully_shard` nor ours has as an argument."""
+    from torch.distributed.fsdp import fully_shard as of_torch
+
+    allowed = [name for name in inspect.signature(of_torch).parameters if "mesh" not in name]
+    for name in policies:
+        if name not in allowed:
+            known = [*allowed, "units", "device", "seed"]
+            raise UserError(f"fully_shard has no argument {name!r}; {near_miss(name, known)}", key=name)
+
+
 def _shard(unit: nn.Module, mesh: Any, policies: dict[str, Any]) -> None:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -248,7 +261,7 @@ def _shard(unit: nn.Module, mesh: Any, policies: dict[str, Any]) -> None:
     if len(dtypes) > 1:
         raise UserError(
             f"torch cannot shard {kind}: its parameters are of {', '.join(sorted(map(str, dtypes)))}, but "
-            "a unit needs a single dtype: name the modules of the other dtype in blocks"
+            "a unit needs a single dtype: name the modules of the other dtype in units"
         )
     try:
         fully_shard(unit, mesh=mesh, **{**_accumulated(unit), **policies})

@@ -164,10 +164,10 @@ def _train(trial: Trial, path: Path, reasons: Reasons, *, resume: bool) -> str |
 
 def _require_begun_so(folder: Path, trials: Sequence[Trial], ranks: int) -> None:
     """Raise `UserError` if the comparison in `folder` was begun with other settings or ranks."""
-    if not _told(folder):
+    if not _reported(folder):
         with replacing(folder / "compare.json") as part:
             part.write_text(json.dumps({"ranks": ranks, "variants": []}))
-    before = _told(folder).get("ranks")
+    before = _reported(folder).get("ranks")
     if before != ranks:
         raise UserError(
             f"{folder}: was begun on {count_text(before or 0, 'rank')}, and here are {ranks}: go on with "
@@ -188,14 +188,14 @@ def _lasting(config: Config | dict[str, Any]) -> dict[str, Any]:
     return table
 
 
-def _told(folder: Path) -> dict[str, Any]:
+def _reported(folder: Path) -> dict[str, Any]:
     """Return what ``compare.json`` contains, or nothing if there is no such file."""
     file = folder / "compare.json"
     return read_comparison(file) if file.exists() else {}
 
 
 def _completed(folder: Path) -> set[str]:
-    return {row["label"] for row in _told(folder)["variants"] if row.get("complete")}
+    return {row["label"] for row in _reported(folder)["variants"] if row.get("complete")}
 
 
 def _write(

@@ -55,7 +55,7 @@ class Comparison:
     @property
     def metric(self) -> str:
         """The key in records by which variants are compared: the first figure of merit, or the loss."""
-        found = found_in(record for entry in self.entries for record in of_kind(entry.records, "evaluation"))
+        found = found_in(record for entry in self.entries for record in of_kind(entry.records, "eval"))
         return found[0] if found else "loss"
 
     @property
@@ -68,7 +68,7 @@ class Comparison:
         points: list[Point] = []
         seconds = sent = 0.0
         reading = next(readings, None)
-        for record in of_kind(entry.records, "evaluation"):
+        for record in of_kind(entry.records, "eval"):
             while reading is not None and reading["step"] <= record["step"]:
                 seconds += reading["samples"] / reading["samples_per_s"]
                 sent += sum(reading["phase_bytes"].values())

@@ -133,7 +133,7 @@ def _merit(axes: Axes, records: Sequence[Record]) -> None:
 def _distance(axes: Axes, records: Sequence[Record]) -> None:
     distances = _column(records, "distance")
     axes.plot(_column(records, "step"), distances, color=ORANGE, marker=".", linewidth=0.8)
-    where = "synchronizations" if records[0]["kind"] == "meeting" else "evaluations"
+    where = "synchronizations" if records[0]["kind"] == "sync" else "evaluations"
     axes.set(title=f"distance D at {where}: median {np.median(distances):.3g}", xlabel="step")
     axes.xaxis.set_major_locator(_whole_numbers())
     if distances.min() > 0 and distances.max() > LOGARITHMIC_FROM * distances.min():
@@ -145,7 +145,7 @@ def _distances(records: Sequence[Record]) -> list[Record]:
 
     Methods whose groups never average all together have distances at evaluations only.
     """
-    return of_kind(records, "meeting") or [r for r in of_kind(records, "evaluation") if r.get("distance")]
+    return of_kind(records, "sync") or [r for r in of_kind(records, "eval") if r.get("distance")]
 
 
 def _counts(axes: Axes, records: Sequence[Record]) -> None:
@@ -167,7 +167,7 @@ def _counts(axes: Axes, records: Sequence[Record]) -> None:
 def _changes(axes: Axes, records: Sequence[Record]) -> None:
     """Draw the change Δ of the gradient, without the first step, which has none."""
     steps, delta = _column(records, "step")[1:], _column(records, "delta")[1:]
-    synced = _column(records, "met")[1:] > 0
+    synced = _column(records, "synced")[1:] > 0
     for which, colour, label in ((~synced, BLUE, "local"), (synced, ORANGE, "synchronized")):
         axes.plot(steps[which], delta[which], ".", color=colour, markersize=3, label=label)
     axes.set(title=f"change of the gradient Δ: {1 - synced.mean():.1%} of steps local", xlabel="step")
@@ -191,7 +191,7 @@ def _sparse(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _chosen(records: Sequence[Record]) -> list[Record]:
-    found = noted(records, "delta", "met")
+    found = noted(records, "delta", "synced")
     return found if len(found) > 1 else []
 
 
@@ -202,7 +202,7 @@ def _with(key: str, records: Sequence[Record]) -> list[Record]:
 COUNTED = {"staleness": "staleness: updates by others", "ahead": "steps ahead of the slowest"}
 CURVES: dict[Draw, Callable[[Sequence[Record]], list[Record]]] = {
     _loss: partial(of_kind, kind="step"),
-    _merit: partial(of_kind, kind="evaluation"),
+    _merit: partial(of_kind, kind="eval"),
     _distance: _distances,
     _changes: _chosen,
     _sparse: lambda records: noted(records, "density", "error"),
@@ -211,14 +211,17 @@ CURVES: dict[Draw, Callable[[Sequence[Record]], list[Record]]] = {
     _speed: partial(_with, "tokens_per_s"),
 }
 """For each panel, the function that draws it, and one that returns the records to draw."""
-SAID: dict[Draw, tuple[str, ...]] = {_changes: ("delta", "vote", "met"), _sparse: ("density", "error")}
+SAID: dict[Draw, tuple[str, ...]] = {
+    _changes: ("delta", "wants_sync", "synced"),
+    _sparse: ("density", "error"),
+}
 """The method's metrics that these panels draw."""
 
 
 def _together(records: Sequence[Record], said: Collection[str]) -> list[list[str]]:
     """Return the names of metrics not in `said`, by panel; all ``…_seconds`` share one panel."""
     panels: dict[str, list[str]] = {}
-    for name in dict.fromkeys(name for record in of_kind(records, "notes") for name in record):
+    for name in dict.fromkeys(name for record in of_kind(records, "method") for name in record):
         if name not in ("kind", "step", *said):
             panels.setdefault("seconds" if name.endswith("_seconds") else name, []).append(name)
     return list(panels.values())

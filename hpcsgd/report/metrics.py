@@ -7,8 +7,8 @@ kind            fields in addition to ``kind`` and ``step``
                 Samples, seconds and bytes are those since the previous ``step`` record, so that their sums
                 are the run's totals. If groups send each other messages: link_bytes, from rank 0 to each
                 group. If the method counts something: counts, a dict by the name of the count that says how
-                often each number occurred, over all ranks. If groups exchange gradients without averaging
-                models: shared, the number of steps in which they did. At a multiple of ``log_every``:
+                often each number occurred, over all ranks. If groups share gradients without averaging
+                models: grads_shared, the number of steps in which they did. At a multiple of ``log_every``:
                 gradient_norm of that step, the root of the mean over the groups of ‖g‖², where g is the
                 gradient that the group's update used.
                 If samples are made of tokens: tokens, counted like samples, and tokens_per_s. If known:
@@ -16,10 +16,10 @@ kind            fields in addition to ``kind`` and ``step``
                 If torch shards the model (FSDP): bytes_by_torch, the computed bytes that it sent from
                 rank 0. The record is written once all ranks have made the step, so it may follow records of
                 later steps
-`meeting`       a synchronization; distance: D of eq. 9, the model distance of the groups before it
-``notes``       other metrics of the method in this step on rank 0, as numbers by name; the method's
+``sync``        a synchronization; distance: D of eq. 9, the model distance of the groups before it
+``method``      other metrics of the method in this step on rank 0, as numbers by name; the method's
                 documentation says what they mean
-``evaluation``  epoch, loss, distance (D of the groups from the tested model), seconds, and the figures of
+``eval``        epoch, loss, distance (D of the groups from the tested model), seconds, and the figures of
                 the task: accuracy, or perplexity and maybe bits_per_byte, or hr10 and ndcg10
 ``epoch``       epoch, loss, seconds
 ==============  ==========================================================================================
@@ -70,38 +70,38 @@ class Metrics:
         phase_bytes: Mapping[str, float],
         link_bytes: Mapping[int, float],
         counts: Mapping[str, Mapping[int, int]],
-        shared: int = 0,
+        grads_shared: int = 0,
         **figures: float | None,
     ) -> None:
         """Append a step record.
 
-        Samples, seconds, bytes, counts and ``shared`` are those since the last ``step`` record; samples and
-        counts are of all ranks. Fields that are empty, zero or unknown are left out, also in ``figures``.
+        Samples, seconds, bytes, counts and ``grads_shared`` are those since the last ``step`` record; samples
+        and counts are of all ranks. Fields that are empty, zero or unknown are left out, also in ``figures``.
         """
         speed = {"samples": samples, "samples_per_s": samples_per_s}
         phases = {"phase_seconds": dict(phase_seconds), "phase_bytes": dict(phase_bytes)}
         links = {"link_bytes": dict(link_bytes)} if link_bytes else {}
         counted = {"counts": dict(counts)} if counts else {}
-        more = {**links, **counted, **({"shared": shared} if shared else {})}
+        more = {**links, **counted, **({"grads_shared": grads_shared} if grads_shared else {})}
         more |= {name: value for name, value in figures.items() if value is not None}
         self._append("step", step=step, epoch=epoch, loss=loss, lr=lr, **speed, **phases, **more)
 
     def sync(self, *, step: int, distance: float) -> None:
         """Append a record of a synchronization after ``step``; ``distance`` is D of eq. 9."""
-        self._append("meeting", step=step, distance=distance)
+        self._append("sync", step=step, distance=distance)
 
-    def notes(self, step: int, notes: Mapping[str, float]) -> None:
+    def method(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append the method's metrics of ``step``, if there are any."""
-        assert not {"kind", "step"} & notes.keys(), "these say which record it is"
-        if notes:
-            self._append("notes", step=step, **{name: float(value) for name, value in notes.items()})
+        assert not {"kind", "step"} & metrics.keys(), "these say which record it is"
+        if metrics:
+            self._append("method", step=step, **{name: float(value) for name, value in metrics.items()})
 
     def evaluation(
         self, *, step: int, epoch: int, loss: float, distance: float, seconds: float, **figures: float
     ) -> None:
         """Append the averaged model's result on test data, and the groups' distance D from that model."""
         score = {"loss": loss, **figures, "distance": distance, "seconds": seconds}
-        self._append("evaluation", step=step, epoch=epoch, **score)
+        self._append("eval", step=step, epoch=epoch, **score)
 
     def epoch(self, *, step: int, epoch: int, loss: float, seconds: float) -> None:
         """Append the end of an epoch after ``step``, with its mean training loss and duration."""
@@ -165,8 +165,8 @@ _NEEDED: Mapping[str, Mapping[str, type]] = {
         **{"epoch": int, "loss": float, "lr": float, "samples": int, "samples_per_s": float},
         **{"phase_seconds": dict, "phase_bytes": dict},
     },
-    "meeting": {"distance": float},
-    "evaluation": {"epoch": int, "loss": float},
+    "sync": {"distance": float},
+    "eval": {"epoch": int, "loss": float},
 }
 """The required fields of each kind of record. A float may be written without a fraction."""
 
@@ -201,7 +201,7 @@ def _require_numbers(name: str, table: Mapping[str, Any], numbered: int) -> None
 
 
 def _as_today(record: Any) -> Record:
-    """Return the record in today's form. Older ones have other kinds for notes, and counts outside a dict."""
+    """Return the record in today's form. Older ones have other kinds, and counts outside a dict."""
     if (
         not isinstance(record, dict)
         or not {"kind", "step"} <= record.keys()
@@ -209,7 +209,7 @@ def _as_today(record: Any) -> Record:
     ):
         raise ValueError("no kind and step in it")
     if record["kind"] in ("selection", "sparse"):
-        return {**record, "kind": "notes"}
+        return {**record, "kind": "method"}
     if record["kind"] == "step" and "counts" not in record:
         tables = {k: v for k, v in record.items() if isinstance(v, dict) and k not in STEP_TABLES}
         if tables:

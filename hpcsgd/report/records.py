@@ -9,7 +9,7 @@ from pathlib import Path
 from hpcsgd.report import metrics
 from hpcsgd.report.metrics import Record
 
-METRICS, ISLANDS = "metrics.jsonl", "replica_groups"
+METRICS, REPLICA_GROUPS = "metrics.jsonl", "replica_groups"
 
 
 def of_run(folder: Path) -> Iterable[Record]:
@@ -29,14 +29,14 @@ def of_run(folder: Path) -> Iterable[Record]:
 
 def samples_of_replica_groups(folder: Path) -> int | None:
     """Return the samples of all replica groups together, or None for a static run."""
-    if not (folder / ISLANDS).is_dir():
+    if not (folder / REPLICA_GROUPS).is_dir():
         return None
     return sum(r.get("samples", 0) for file in _of_replica_groups(folder) for r in metrics.stream(file))
 
 
 def _of_replica_groups(folder: Path) -> list[Path]:
-    return sorted((folder / ISLANDS).glob(f"*/{METRICS}"))
+    return sorted((folder / REPLICA_GROUPS).glob(f"*/{METRICS}"))
 
 
 def _evaluations(file: Path) -> Iterator[Record]:
-    return (record for record in metrics.stream(file) if record["kind"] == "evaluation")
+    return (record for record in metrics.stream(file) if record["kind"] == "eval")

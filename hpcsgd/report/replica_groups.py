@@ -99,7 +99,7 @@ def numbers(events: Sequence[Event], samples: int | None, seconds: float) -> dic
         "samples": samples,
         "samples_per_s": samples / seconds if seconds else None,
         "rounds": sum(event["event"] == "commit" for event in events),
-        "islands_lost": len(ends) - left,
-        "islands_returned": sum(len(e["newcomers"]) for e in events if e["event"] == "generation"),
-        "islands_left": left,
+        "groups_lost": len(ends) - left,
+        "groups_returned": sum(len(e["newcomers"]) for e in events if e["event"] == "generation"),
+        "groups_left": left,
     }

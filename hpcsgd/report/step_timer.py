@@ -89,15 +89,15 @@ class StepTimer:
         self._counts = torch.zeros(len(counted), LARGEST + 1, dtype=torch.float64, device="cpu")
         self.pause()
 
-    def step(self, loss: Tensor, samples: int, data_seconds: float, notes: Mapping[str, float]) -> None:
+    def step(self, loss: Tensor, samples: int, data_seconds: float, metrics: Mapping[str, float]) -> None:
         """Count a step: this rank's mean loss over `samples`, waiting time, and the method's metrics."""
         losses = (loss.detach() * samples).double()  # without waiting for a device
         self._losses = losses if self._losses is None else self._losses + losses
         self._samples += samples
         self._data_seconds += data_seconds
         for name, counts in zip(self.counted, self._counts, strict=True):
-            if name in notes:
-                counts[min(int(notes[name]), LARGEST)] += 1
+            if name in metrics:
+                counts[min(int(metrics[name]), LARGEST)] += 1
 
     def passes(self, count: int) -> None:
         """Add `count` backward passes of the next step."""

@@ -21,8 +21,8 @@ def of_kind(records: Iterable[Record], kind: str) -> list[Record]:
 
 
 def noted(records: Iterable[Record], *names: str) -> list[Record]:
-    """Return the records of kind "notes" that have all of these names."""
-    return [record for record in of_kind(records, "notes") if all(name in record for name in names)]
+    """Return the records of kind "method" that have all of these names."""
+    return [record for record in of_kind(records, "method") if all(name in record for name in names)]
 
 
 def summary(records: Iterable[Record]) -> Summary:
@@ -44,7 +44,7 @@ def summary_text(numbers: Summary) -> str:
     if numbers["loss"] is not None:
         lines.append(f"test      {_tested(numbers)}, loss {numbers['loss']:.4g}")
     if numbers["median_distance"] is not None:
-        averages, D = count_text(numbers["meetings"], "model average"), numbers["median_distance"]
+        averages, D = count_text(numbers["model_averages"], "model average"), numbers["median_distance"]
         lines.append(
             f"sync      {averages}, median distance {D:.3g}; {numbers['lssr']:.1%} of steps were local"
         )
@@ -100,10 +100,10 @@ def _tested(numbers: Summary) -> str:
 def _replica_groups(numbers: Summary) -> str:
     rounds = count_text(numbers["rounds"], "round")
     lost, returned, left = (
-        count_text(numbers[f"islands_{what}"], "time") for what in ("lost", "returned", "left")
+        count_text(numbers[f"groups_{what}"], "time") for what in ("lost", "returned", "left")
     )
     text = f"{rounds}, lost {lost}, returned {returned}"
-    return f"{text}, left {left}" if numbers["islands_left"] else text
+    return f"{text}, left {left}" if numbers["groups_left"] else text
 
 
 TOLD = 0.02

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from hpcsgd.comm.events import MESSAGE, SPAN, WAIT
 from hpcsgd.files.pictures import STYLE, save
 from hpcsgd.report.curves import PHASE_COLOURS
-from hpcsgd.report.trace import MEETINGS, TRAINING, Line, read
+from hpcsgd.report.trace import SYNCS, TRAINING, Line, read
 
 RANKS, STEPS = 4, 3
 """Maximum numbers of ranks and steps that are drawn."""
@@ -22,7 +22,7 @@ COMPUTING: Mapping[str, str] = {
     "forward": "#d9d9d9",
     "backward": "#bdbdbd",
     "update": "#969696",
-    "evaluation": "#e8e1d4",
+    "eval": "#e8e1d4",
     "checkpoint": "#d8c8a8",
 }
 WAITING = "#b2182b"
@@ -37,7 +37,7 @@ def plot_timeline(trace: Path, target: Path) -> None:
     if extent is None:
         return
     drawn = [line for line in found if line["ts"] < extent[1] - 1 and line["ts"] + line["dur"] > extent[0]]
-    rows = sorted({(line["pid"], line["tid"]) for line in drawn if line["tid"] != MEETINGS})
+    rows = sorted({(line["pid"], line["tid"]) for line in drawn if line["tid"] != SYNCS})
     with rc_context(STYLE):
         height = 1.6 + 0.42 * len(rows)
         figure = Figure(figsize=(12, height), dpi=120, layout="constrained")
@@ -53,8 +53,8 @@ def _extent(found: Sequence[Line]) -> tuple[float, float] | None:
     steps = [line for line in found if line["pid"] == 0 and line["name"].startswith("step ")]
     if not steps:
         return None
-    met = {line["args"]["step"] for line in found if line["name"] == "meeting"}
-    last = max((i for i, line in enumerate(steps) if _number(line) in met), default=len(steps) - 1)
+    synced = {line["args"]["step"] for line in found if line["name"] == "sync"}
+    last = max((i for i, line in enumerate(steps) if _number(line) in synced), default=len(steps) - 1)
     few = [
         line
         for line in steps[max(last - STEPS + 1, 0) : last + 1]

@@ -52,18 +52,18 @@ class Totals:
         match record["kind"]:
             case "step":
                 self._read(record)
-            case "meeting":
+            case "sync":
                 self.distances.append(record["distance"])
                 self.together += record["step"] != self._synced_at
                 self._synced_at = record["step"]
-            case "notes":
-                self._chosen = self._chosen or "met" in record
+            case "method":
+                self._chosen = self._chosen or "synced" in record
                 for name in ("density", "select_seconds"):
                     if name in record:
                         mean = self._means[name]
                         mean[0] += 1
                         mean[1] += record[name]
-            case "evaluation":
+            case "eval":
                 self.evaluated.add(record)
 
     def _read(self, record: Record) -> None:
@@ -72,7 +72,7 @@ class Totals:
         self.epochs = max(self.epochs, record["epoch"])
         self.samples += samples
         self.seconds += seconds
-        self.together += record.get("shared", 0)
+        self.together += record.get("grads_shared", 0)
         for quantity, totals in self.phases.items():
             for phase, amount in record[f"phase_{quantity}"].items():
                 totals[phase] += amount
@@ -111,7 +111,7 @@ class Totals:
             **self._work(),
             "training_loss": self._last.get("loss"),
             **self.evaluated.numbers(),
-            "meetings": len(self.distances),
+            "model_averages": len(self.distances),
             "lssr": self.lssr,
             "median_distance": median(self.distances) if self.distances else None,
             "mean_density": self._mean("density"),

@@ -22,7 +22,7 @@ from hpcsgd.files.atomic import replacing
 from hpcsgd.files.reading import parsed
 
 NAME = "trace.json.gz"
-TRAINING, MEETINGS = 0, 999
+TRAINING, SYNCS = 0, 999
 """Thread numbers, in addition to those of communication threads: 1, 2, …"""
 _END = "]}"
 _COMPRESSION = 5
@@ -44,11 +44,11 @@ class Clock:
 
 @dataclass(frozen=True)
 class TraceSync:
-    """A synchronization after step `t`, at distance `D`; `told` is the time at which that step ended."""
+    """A synchronization after step `t`, at distance `D`; `ended` is the time at which that step ended."""
 
     t: int
     D: float
-    told: float
+    ended: float
 
 
 @dataclass(frozen=True)
@@ -74,24 +74,24 @@ def lines(
     yield _instant(rank, clock, "clock", window.begin, error_us=clock.error * 1e6, events_lost=window.lost)
     for event in sorted(window.events, key=lambda each: (each.start, -each.end)):
         yield _complete(rank, threads[event.thread], clock, event)
-    for place, told in zip(_syncs(window), window.syncs, strict=True):
+    for place, sync in zip(_syncs(window), window.syncs, strict=True):
         if place is not None:
-            event = Event(SPAN, "meeting", "average", 0, *place)
-            yield _complete(rank, MEETINGS, clock, event) | {"args": {"step": told.t, "distance": told.D}}
+            event = Event(SPAN, "sync", "model_average", 0, *place)
+            yield _complete(rank, SYNCS, clock, event) | {"args": {"step": sync.t, "distance": sync.D}}
 
 
 def _named(rank: int, label: str, threads: Mapping[int, int], names: Mapping[int, str]) -> Iterator[Line]:
-    def told(what: str, tid: int, **arguments: Any) -> Line:
+    def metadata(what: str, tid: int, **arguments: Any) -> Line:
         return {"ph": "M", "name": what, "pid": rank, "tid": tid, "args": arguments}
 
-    yield told("process_name", 0, name=f"rank {rank}")
-    yield told("process_labels", 0, labels=label)
-    yield told("process_sort_index", 0, sort_index=rank)
+    yield metadata("process_name", 0, name=f"rank {rank}")
+    yield metadata("process_labels", 0, labels=label)
+    yield metadata("process_sort_index", 0, sort_index=rank)
     for thread, tid in threads.items():
         name = "training" if tid == TRAINING else names.get(thread, "thread that has ended")
-        yield told("thread_name", tid, name=name)
-        yield told("thread_sort_index", tid, sort_index=tid)
-    yield told("thread_name", MEETINGS, name="synchronizations")
+        yield metadata("thread_name", tid, name=name)
+        yield metadata("thread_sort_index", tid, sort_index=tid)
+    yield metadata("thread_name", SYNCS, name="synchronizations")
 
 
 def _complete(rank: int, tid: int, clock: Clock, event: Event) -> Line:
@@ -102,8 +102,8 @@ def _complete(rank: int, tid: int, clock: Clock, event: Event) -> Line:
 
 def _what(event: Event) -> Line:
     if event.kind == MESSAGE:
-        told = {"operation": event.name, "bytes": round(event.sent), "ranks": event.ranks}
-        return {"name": f"{event.phase} {event.name}", "args": {"phase": event.phase, **told}}
+        message = {"operation": event.name, "bytes": round(event.sent), "ranks": event.ranks}
+        return {"name": f"{event.phase} {event.name}", "args": {"phase": event.phase, **message}}
     if event.kind == WAIT:
         return {"name": f"wait for {event.phase}", "args": {"phase": event.phase, "for": event.name}}
     return {"name": event.name, "args": {}}
@@ -117,14 +117,14 @@ def _instant(rank: int, clock: Clock, name: str, at: float, **arguments: Any) ->
 def _syncs(window: Window) -> Iterator[tuple[float, float] | None]:
     """Yield, for each synchronization, begin and end of its messages, or None if there were none."""
     since = window.begin
-    for meeting in window.syncs:
+    for sync in window.syncs:
         own = [
             event
             for event in window.events
-            if event.kind == MESSAGE and event.phase == "average" and since <= event.start < meeting.told
+            if event.kind == MESSAGE and event.phase == "model_average" and since <= event.start < sync.ended
         ]
         yield (min(e.start for e in own), max(e.end for e in own)) if own else None
-        since = meeting.told
+        since = sync.ended
 
 
 def totals_line(at: float, clock: Clock, totals: Mapping[str, Any]) -> Line:

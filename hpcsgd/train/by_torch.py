@@ -10,11 +10,11 @@ from hpcsgd.core.rows import units_of
 from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.traffic import by_torch
-from hpcsgd.models.sharded import units
+from hpcsgd.models.sharded import fsdp_units
 
 
-def bytes_by_torch(model: nn.Module, blocks: Sequence[str] | None, K: int) -> float:
+def bytes_by_torch(model: nn.Module, units: Sequence[str] | None, K: int) -> float:
     """Return the bytes that a rank sends in a step with one backward pass that uses all parameters."""
-    params = [params for _, params in units(model, blocks)]
+    params = [params for _, params in fsdp_units(model, units)]
     messages = by_torch(ModelLayout(P=1, K=K, buckets=(), units=units_of(params, K)))
     return sum(float(sent(x.operation, x.nbytes, K)) for x in messages)

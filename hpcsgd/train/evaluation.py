@@ -46,7 +46,7 @@ def evaluate(parts: TrainingSetup) -> Score:
                 total += task.tally(parts.model(x), y)
         parts.model.train()
     sums = total.cpu()
-    with phase("evaluation"):
+    with phase("eval"):
         world.allreduce(sums).wait()
     result = task_of(parts.test).result(sums)
     return Score(result.loss, result.figures, D, time.perf_counter() - started)

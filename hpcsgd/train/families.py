@@ -17,7 +17,7 @@ from hpcsgd.methods.diloco import MakeOptimizer
 from hpcsgd.methods.selsync import AGGREGATES, Aggregate
 from hpcsgd.parts.averagers.optimizer_state import OPTIMIZER_STATE, WithOptimizerState
 from hpcsgd.parts.averagers.selection import SELECTIONS, Selection
-from hpcsgd.parts.grad_reduces import EXCHANGES
+from hpcsgd.parts.grad_reduces import GRAD_REDUCES
 from hpcsgd.parts.grad_reduces.codecs import CODECS, Codec
 from hpcsgd.parts.grad_reduces.combining import COMBINING, Combine
 from hpcsgd.parts.grad_reduces.error_feedback import FEEDBACKS, Feedback
@@ -41,10 +41,10 @@ FAMILIES: Mapping[Any, Mapping[str, Callable[..., Any]]] = {
     WithOptimizerState: OPTIMIZER_STATE,
     Codec: CODECS,
     Combine: COMBINING,
-    GradReduce: EXCHANGES,
+    GradReduce: GRAD_REDUCES,
     Feedback: FEEDBACKS,
     Graph: GRAPHS,
-    GroupGradReduce: EXCHANGES,
+    GroupGradReduce: GRAD_REDUCES,
     MakeOptimizer: OPTIMIZERS,
     Method: METHODS,
     Rounding: ROUNDINGS,

@@ -27,8 +27,8 @@ def seconds_left(environ: Environ) -> float | None:
 
     A job may run inside a job of another scheduler, such as Flux inside Slurm. Then the earlier end counts.
     """
-    told = (_said(scheduler, environ) for scheduler in _SCHEDULERS)
-    return min((left for left in told if left is not None), default=None)
+    reported = (_said(scheduler, environ) for scheduler in _SCHEDULERS)
+    return min((left for left in reported if left is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,12 @@ def _said(scheduler: _Scheduler, environ: Environ) -> float | None:
 
 def _of_slurm(_: str, environ: Environ) -> float | None:
     """Return the seconds left. Newer versions set an environment variable; older ones need `scontrol`."""
-    told = environ.get("SLURM_JOB_END_TIME", "")
-    end = float(told) if told.isdigit() else slurm_end(_answer("scontrol", "show", "job", slurm_job(environ)))
+    reported = environ.get("SLURM_JOB_END_TIME", "")
+    end = (
+        float(reported)
+        if reported.isdigit()
+        else slurm_end(_answer("scontrol", "show", "job", slurm_job(environ)))
+    )
     return None if end is None else end - time.time()
 
 

@@ -61,7 +61,7 @@ class TrainLoop(ABC):
         self._cut = False  # the run has ended within an epoch, with known results so far
         self._saved_at = (-1, -1, False)  # of the last checkpoint: step, epoch, `_cut`
         self._scaled_for = parts.optimizer.topology.total_groups  # groups that the rates are scaled for
-        self._shared = 0  # steps since the last record that shared gradients without averaging models
+        self._grads_shared = 0  # steps since the last record that shared gradients without averaging models
         self._synced_at = 0  # the last step after which groups averaged their models
         self._pass_size: int | None = None  # samples of a pass, if a batch is split into passes
         counted = parts.optimizer.method.averager.traits.histogram_names
@@ -153,19 +153,19 @@ class TrainLoop(ABC):
         if self._checkpoint_due() and self._left():  # at the end of an epoch: after its results
             self._save()
 
-    def _note(self, notes: Mapping[str, float]) -> None:
-        """Record the metrics `notes` that the engine, a synchronization and the method report of a step."""
-        self._shared += "shared" in notes
-        elsewhere = {"shared", "distance", *self._meter.counted}
+    def _note(self, metrics: Mapping[str, float]) -> None:
+        """Record the `metrics` that the engine, a synchronization and the method report of a step."""
+        self._grads_shared += "grads_shared" in metrics
+        elsewhere = {"grads_shared", "distance", *self._meter.counted}
         if self.metrics is not None:
-            rest = {name: value for name, value in notes.items() if name not in elsewhere}
-            self.metrics.notes(self._parts.optimizer.t, rest)
-        if "distance" in notes:
-            self._record_sync(notes)
+            rest = {name: value for name, value in metrics.items() if name not in elsewhere}
+            self.metrics.method(self._parts.optimizer.t, rest)
+        if "distance" in metrics:
+            self._record_sync(metrics)
 
-    def _record_sync(self, notes: Mapping[str, float]) -> None:
+    def _record_sync(self, metrics: Mapping[str, float]) -> None:
         """Record the first synchronization of a step; further ones in that step do not count."""
-        t, D = self._parts.optimizer.t, notes["distance"]
+        t, D = self._parts.optimizer.t, metrics["distance"]
         if t == self._synced_at:
             return
         self._synced_at = t
@@ -226,7 +226,7 @@ class TrainLoop(ABC):
     def _evaluate(self, epoch: int) -> None:
         if not self._stands_for_all():
             return
-        with self.tracer.span("evaluation"):
+        with self.tracer.span("eval"):
             score = evaluate(self._parts)
         if not math.isfinite(score.loss):  # the same on all ranks
             raise JobError(diverged("test loss", score.loss, self._parts.optimizer.t))
@@ -252,8 +252,8 @@ class TrainLoop(ABC):
 
     def _begin_reading(self) -> None:
         t = self._parts.optimizer.t
-        self._readings.begin(step=t, epoch=self._epoch + 1, lr=self._lr, shared=self._shared)
-        self._shared = 0
+        self._readings.begin(step=t, epoch=self._epoch + 1, lr=self._lr, grads_shared=self._grads_shared)
+        self._grads_shared = 0
 
     def _tell_readings(self, *, all_of_them: bool = False) -> None:
         for taken, reading in self._readings.arrived(all_of_them=all_of_them):

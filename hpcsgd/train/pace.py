@@ -49,7 +49,7 @@ def tuned(config: Config, topology: Topology, source: str, resume: bool) -> Conf
             kept = of_the_run(config) if resume else None
             if kept is None and section.machine is not None:
                 with located("machine", "machine"):
-                    kept = _told(
+                    kept = _reported(
                         predicted(config, topology.num_groups, topology.group_size, section.machine, most)
                     )
     kept = topology.world.gather_objects(kept)[0]
@@ -65,7 +65,7 @@ def fastest(config: Config, choices: Open, topology: Topology, source: str, step
     This tries all bucket sizes, then the other gradient reductions with the best size, then the best
     combination without overlap.
     """
-    overlap, exchange = choices.overlaps[0], choices.exchanges[0]
+    overlap, grad_reduce = choices.overlaps[0], choices.grad_reduces[0]
     found: dict[ReduceSettings, float] = {}
 
     def best_of(tried: Iterable[ReduceSettings]) -> ReduceSettings:
@@ -74,13 +74,13 @@ def fastest(config: Config, choices: Open, topology: Topology, source: str, step
                 found[sending] = _seconds(sending.within(config), topology, source, steps)
         return min(found, key=lambda sending: found[sending])
 
-    best = best_of(ReduceSettings(size, overlap, exchange) for size in choices.sizes)
-    best = best_of([replace(best, exchange=exchange) for exchange in choices.exchanges])
+    best = best_of(ReduceSettings(size, overlap, grad_reduce) for size in choices.sizes)
+    best = best_of([replace(best, grad_reduce=grad_reduce) for grad_reduce in choices.grad_reduces])
     best_of([replace(best, overlap=overlap) for overlap in choices.overlaps])
-    return _told(found)
+    return _reported(found)
 
 
-def _told(found: Mapping[ReduceSettings, float]) -> ReduceSettings:
+def _reported(found: Mapping[ReduceSettings, float]) -> ReduceSettings:
     """Log all choices and return the best."""
     best = min(found, key=lambda sending: found[sending])
     for sending, seconds in found.items():

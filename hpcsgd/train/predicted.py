@@ -23,7 +23,7 @@ def predicted(config: Config, P: int, K: int, file: Path, ranks_per_host: int) -
     require_same_model(subject, machine, file)
     choices = left_open(config, K)
     found: dict[ReduceSettings, float] = {}
-    for way in itertools.product(choices.sizes, choices.overlaps, choices.exchanges):
+    for way in itertools.product(choices.sizes, choices.overlaps, choices.grad_reduces):
         sending = ReduceSettings(*way)
         chosen = subject.with_config(sending.within(config))
         plan = chosen.plan(chosen.own_method(P))

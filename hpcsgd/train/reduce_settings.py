@@ -32,7 +32,7 @@ class ReduceSettings:
 
     bucket_cap_mb: float
     overlap: bool
-    exchange: str | None = None
+    grad_reduce: str | None = None
     """One of `DENSE`, or None if the gradient reduction is not open."""
 
     def within(self, config: Config) -> Config:
@@ -41,14 +41,14 @@ class ReduceSettings:
             config.training, bucket_cap_mb=self.bucket_cap_mb, overlap_grad_reduce=self.overlap, **settled
         )
         arguments: Mapping[str, Any] = config.method.arguments
-        for path in _unsaid(config.method) if self.exchange is not None else ():
-            arguments = _with(arguments, path, self.exchange)
+        for path in _unsaid(config.method) if self.grad_reduce is not None else ():
+            arguments = _with(arguments, path, self.grad_reduce)
         return replace(config, training=training, method=replace(config.method, arguments=dict(arguments)))
 
     def __str__(self) -> str:
         overlap = "true" if self.overlap else "false"
         text = f"bucket_cap_mb = {self.bucket_cap_mb:g}, overlap_grad_reduce = {overlap}"
-        return text if self.exchange is None else f"{text}, grad_reduce = {self.exchange}"
+        return text if self.grad_reduce is None else f"{text}, grad_reduce = {self.grad_reduce}"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Open:
 
     sizes: tuple[float, ...]
     overlaps: tuple[bool, ...]
-    exchanges: tuple[str | None, ...]
+    grad_reduces: tuple[str | None, ...]
 
 
 def left_open(config: Config, K: int) -> Open:
@@ -69,7 +69,7 @@ def left_open(config: Config, K: int) -> Open:
     return Open(
         sizes=BUCKETS_MB if training.bucket_cap_mb is None else (training.bucket_cap_mb,),
         overlaps=(True, False) if training.overlap_grad_reduce is None else (training.overlap_grad_reduce,),
-        exchanges=DENSE
+        grad_reduces=DENSE
         if K > 1 and not config.parallel.fsdp and _unsaid(config.method)
         else (None,),  # with FSDP torch reduces gradients
     )
@@ -88,13 +88,15 @@ def as_it_began(config: Config) -> Config:
 def of_the_run(config: Config) -> ReduceSettings | None:
     """Return the settings with which the run in the output folder began, or None if there is none."""
     file = config.run.output_dir / JOB_FILE
-    told = read_toml(file) if file.exists() else {"training": {}}
-    training = told["training"]
+    reported = read_toml(file) if file.exists() else {"training": {}}
+    training = reported["training"]
     if not {"bucket_cap_mb", "overlap_grad_reduce"} <= training.keys():
         return None
-    exchange = next((_at(told["method"], path) for path in _unsaid(config.method)), None)
+    grad_reduce = next((_at(reported["method"], path) for path in _unsaid(config.method)), None)
     return ReduceSettings(
-        training["bucket_cap_mb"], training["overlap_grad_reduce"], exchange if exchange in DENSE else None
+        training["bucket_cap_mb"],
+        training["overlap_grad_reduce"],
+        grad_reduce if grad_reduce in DENSE else None,
     )
 
 

@@ -76,13 +76,15 @@ def resume_scheduler(scheduler: LRScheduler | None, saved: Tree, arguments: Mapp
 
 
 def _hold_to(scheduler: LRScheduler, changed: Mapping[str, float]) -> None:
-    told = ", ".join(f"{name} {getattr(scheduler, name):g} → {value:g}" for name, value in changed.items())
+    reported = ", ".join(
+        f"{name} {getattr(scheduler, name):g} → {value:g}" for name, value in changed.items()
+    )
     rates = torch_private.closed_form_rates(scheduler)
     if rates is None:
         kind = type(scheduler).__name__
-        log.warning("[lr_schedule] arguments: %s: %s keeps those that it began with", told, kind)
+        log.warning("[lr_schedule] arguments: %s: %s keeps those that it began with", reported, kind)
         return
     vars(scheduler).update(changed)
     for group, lr in zip(scheduler.optimizer.param_groups, rates(), strict=True):
         group["lr"] = lr
-    log.info("[lr_schedule] arguments: %s: rates are as if it had been so from the start", told)
+    log.info("[lr_schedule] arguments: %s: rates are as if it had been so from the start", reported)

@@ -96,15 +96,15 @@ class Stopping:
         """Return the reason to stop that the last allreduce found, or None."""
         if self._asked is None:
             return None
-        told, asked = self._asked
+        reported, asked = self._asked
         asked.wait()
-        self._next = -int(told[1])
-        return _told(int(told[0]))
+        self._next = -int(reported[1])
+        return _reported(int(reported[0]))
 
 
-def _told(reason: int) -> str | None:
-    told = {0: None, _TIME_LIMIT: "time limit reached", _JOB_END: "the batch job ends soon"}
-    return told[reason] if reason in told else f"{signal.Signals(reason).name} received"
+def _reported(reason: int) -> str | None:
+    reported = {0: None, _TIME_LIMIT: "time limit reached", _JOB_END: "the batch job ends soon"}
+    return reported[reason] if reason in reported else f"{signal.Signals(reason).name} received"
 
 
 def saved_at(t: int) -> str:

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 ASKED = 8
 """How often a remote clock is read. The reading with the shortest round trip counts."""
-RARE = ("evaluation", "checkpoint")
+RARE = ("eval", "checkpoint")
 """Spans that are also recorded between windows."""
 
 
@@ -55,8 +55,8 @@ class Tracer(Protocol):
         """Record that the loop has waited for samples for these `seconds` until now."""
         ...
 
-    def stepped(self, t: int, notes: Mapping[str, float]) -> None:
-        """Record that step t is done, with the metrics `notes` of the method. Collective."""
+    def stepped(self, t: int, metrics: Mapping[str, float]) -> None:
+        """Record that step t is done, with the `metrics` of the method. Collective."""
         ...
 
     def finish(self) -> None:
@@ -73,7 +73,7 @@ class Untraced:
     def waited(self, seconds: float) -> None:
         pass
 
-    def stepped(self, t: int, notes: Mapping[str, float]) -> None:
+    def stepped(self, t: int, metrics: Mapping[str, float]) -> None:
         pass
 
     def finish(self) -> None:
@@ -114,13 +114,13 @@ class Trace:
         if self._begin is not None:
             self._note("data", max(now - seconds, self._begin), now)
 
-    def stepped(self, t: int, notes: Mapping[str, float]) -> None:
+    def stepped(self, t: int, metrics: Mapping[str, float]) -> None:
         now = time.perf_counter()
         if self._begin is not None:
             self._note(f"step {t}", self._step_began, now)
             self._steps += 1
-            if "distance" in notes:
-                self._syncs.append(TraceSync(t, notes["distance"], now))
+            if "distance" in metrics:
+                self._syncs.append(TraceSync(t, metrics["distance"], now))
             assert self._next is not None
             if t + 1 >= self._next.stop:
                 self._close(now)
@@ -203,11 +203,11 @@ class Trace:
             for rank in range(1, self._control.size):
                 far.send(_asked(far, rank, here), rank)
             return Clock(here, 0.0)
-        told, ahead = _seconds(0.0), _seconds(0.0, 0.0)
+        reported, ahead = _seconds(0.0), _seconds(0.0, 0.0)
         for _ in range(ASKED):
-            far.recv(told, 0)
-            told[0] = time.perf_counter()
-            far.send(told, 0)
+            far.recv(reported, 0)
+            reported[0] = time.perf_counter()
+            far.send(reported, 0)
         far.recv(ahead, 0)
         return Clock(*ahead.tolist())
 

@@ -26,7 +26,7 @@ from hpcsgd.engine.chained import parts_of
 from hpcsgd.engine.dividing import uncut, update_of
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError, in_section
-from hpcsgd.models.sharded import units, without_values
+from hpcsgd.models.sharded import fsdp_units, without_values
 from hpcsgd.train.loading import opened
 from hpcsgd.train.parts import make_method
 from hpcsgd.train.tasks import task_of
@@ -116,7 +116,7 @@ class TrainingProfile:
         if not config.parallel.fsdp:
             return []
         with in_section("model"):
-            return [params for _, params in units(self.model, config.model.fsdp_units)]
+            return [params for _, params in fsdp_units(self.model, config.model.fsdp_units)]
 
     def method(self, table: Mapping[str, Any], P: int) -> Method:
         """Return the method of `table`. Raises `UserError` for arguments that the method does not take."""

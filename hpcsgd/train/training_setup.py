@@ -27,7 +27,7 @@ from hpcsgd.data import (
     Split,
     crop_and_flip,
     reading,
-    require_workers,
+    require_num_workers,
     varied,
 )
 from hpcsgd.engine.lr import WarmUp, lr_scale
@@ -107,7 +107,7 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
     section, place, K = config.training, place_on_node(topology.world), topology.group_size
     with topology.raise_on_all_ranks("preparing the run"), in_file(source):
         with in_section("data"):
-            require_workers(config.data.num_workers, "num_workers")
+            require_num_workers(config.data.num_workers)
         train, test = opened(config.data, "train"), opened(config.data, "test")
         task = task_of(train)
         dealt = loader_factory(topology)

@@ -18,19 +18,19 @@ import torch
 
 import programs
 from goodput import random_judge, simulated
-from goodput.contestants import ISLANDS, SYNC
+from goodput.contestants import GROUPS, SYNC
 from goodput.killer import KINDS, Killer, failures
 from goodput.random_runs import played, write_store
 from goodput.settings import Hazard, Setting
-from goodput.useful import of_islands, of_one_job, of_replicas, standing
+from goodput.useful import of_groups, of_one_job, of_replicas, standing
 
 
 def commit(t: int, counted: list[int], **more: Any) -> dict[str, Any]:
     return {"event": "commit", "t": t, "counted": counted, **more}
 
 
-def test_useful_are_the_samples_of_islands_that_counted():
-    """4 steps of three islands, 4 of two, one having died, none at the end of an epoch, 2 of all."""
+def test_useful_are_the_samples_of_groups_that_counted():
+    """4 steps of three groups, 4 of two, one having died, none at the end of an epoch, 2 of all."""
     events = [
         commit(4, [0, 1, 2]),
         {"event": "lost"},
@@ -38,7 +38,7 @@ def test_useful_are_the_samples_of_islands_that_counted():
         commit(8, [0, 2]),
         commit(10, [0, 1, 2]),
     ]
-    assert of_islands(events, batch=8) == 8 * (4 * 3 + 4 * 2 + 0 + 2 * 3)
+    assert of_groups(events, batch=8) == 8 * (4 * 3 + 4 * 2 + 0 + 2 * 3)
 
 
 def test_rounds_after_the_checkpoint_from_which_all_began_again_do_not_count():
@@ -46,7 +46,7 @@ def test_rounds_after_the_checkpoint_from_which_all_began_again_do_not_count():
     assert [(event["t"], event["counted"], steps) for event, steps in standing(events)] == [
         (4, [0, 1], 4), (8, [0, 1], 4), (8, [1], 0), (12, [1], 4)
     ]  # fmt: skip
-    assert of_islands(events, batch=1) == 4 * 2 + 4 * 2 + 4
+    assert of_groups(events, batch=1) == 4 * 2 + 4 * 2 + 4
 
 
 def test_of_one_job_what_came_after_the_checkpoint_is_lost_with_its_life():
@@ -90,10 +90,10 @@ def test_the_killer_kills_who_is_there():
         first.communicate("\n")
 
 
-def test_one_job_suffers_where_islands_do_not():
+def test_one_job_suffers_where_groups_do_not():
     curve = simulated._both(100, 100 * 420.0, 420.0)  # pyright: ignore[reportPrivateUsage]
     assert curve[SYNC] < 0.4
-    assert curve[ISLANDS] > 0.85
+    assert curve[GROUPS] > 0.85
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ RATE = 0.5
 
 @pytest.fixture
 def left(tmp_path: Path) -> Path:
-    """Two islands, one round of two steps of two samples, right."""
+    """Two groups, one round of two steps of two samples, right."""
     store = write_store(tmp_path / "small.h5")
     (tmp_path / "run").mkdir()
     import h5py
@@ -179,7 +179,7 @@ def test_an_exit_code_and_a_model_are_found(left: Path):
     (left / "log-1-1").write_text("Traceback")
     torch.save({"inner.weight": torch.full((3, 6), torch.nan)}, left / "run" / "model.pt")
     assert wrong(left, {0: [0], 1: [1, 0]}) == [
-        "life 1 of island 1 ended with 1: Traceback",
+        "life 1 of group 1 ended with 1: Traceback",
         "the model is not finite",
     ]
     (left / "log-1-1").write_text(f"... {random_judge.GONE_BACK} to step 4 from 8")
@@ -190,4 +190,4 @@ def test_an_exit_code_and_a_model_are_found(left: Path):
 def test_only_who_was_late_for_the_end_may_stay_killed(left: Path):
     killed = {0: [0], 1: [-9, -9]}
     assert wrong(left, killed, late={1}) == []
-    assert wrong(left, killed, late={0}) == ["life 2 of island 1 ended with -9: "]
+    assert wrong(left, killed, late={0}) == ["life 2 of group 1 ended with -9: "]

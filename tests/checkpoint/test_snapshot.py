@@ -105,7 +105,7 @@ def test_goes_on_bit_for_bit(run, tmp_path: Path, P: int, K: int, method: str, o
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
-def test_exchanges_that_take_turns_go_on(run, tmp_path: Path, P: int, K: int) -> None:
+def test_gradient_reductions_that_take_turns_go_on(run, tmp_path: Path, P: int, K: int) -> None:
     """What positions know more of their chunks than others, also where there is one group."""
 
     def packed() -> Method:
@@ -408,7 +408,8 @@ def test_weights_of_push_sum_go_on_with_their_groups(run, tmp_path: Path, P: int
 
 @pytest.mark.ranks(4)
 def test_what_was_a_groups_own_does_not_go_on_from_the_mean(run, tmp_path: Path) -> None:
-    """With another exchange all groups start from one model: weights of push-sum belong to the old ones."""
+    """With another gradient reduction all groups start from one model: weights of push-sum belong to the old
+    ones."""
 
     def restored(world: Communicator) -> float:
         topology = form(world, groups=2)
@@ -532,7 +533,7 @@ def test_another_division_into_param_groups_is_refused(run, tmp_path: Path, monk
 
 
 class Overtaken:
-    """Checkpoints of islands: as soon as one has been found, another writes the next and removes it."""
+    """Checkpoints of groups: as soon as one has been found, another writes the next and removes it."""
 
     def __init__(self, inner: Checkpoints, overtake: Callable[[Path], None]) -> None:
         self._inner, self._overtake = inner, overtake

@@ -117,14 +117,14 @@ def test_each_part_follows_its_rule(
         states = training.optimizer.method.state_dict()
         vectors = chunks_of(training, states)
         training.steps(3)
-        return saved, fresh, states, vectors, training.optimizer.exchanges
+        return saved, fresh, states, vectors, training.optimizer.reduces_grads
 
     found = run(now[0] * now[1], restored)
     saved = found[0][0]
-    for rank, (_, fresh, states, _, exchanges) in enumerate(found):
+    for rank, (_, fresh, states, _, reduces_grads) in enumerate(found):
         for role, state in states.items():
             check_small(role, state, fresh[role], [theirs[role] for theirs, _ in saved])
-            if saved[0][0][role].per_rank_params and exchanges:
+            if saved[0][0][role].per_rank_params and reduces_grads:
                 first = rank // now[1] * before[1]
                 some = saved[first : first + before[1]] if before[0] == now[0] else saved
                 check_workers(state.per_rank_params, [theirs[role].per_rank_params for theirs, _ in some])

@@ -255,7 +255,7 @@ def test_doctor_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "hpcsgd.cluster.doctor", module("hpcsgd.cluster.doctor", run))
     app(["doctor"])
-    app(["doctor", "--group-size", "2", "--store", "d.h5"])
+    app(["doctor", "--group-size", "2", "--data-file", "d.h5"])
     app(["doctor", "--groups", "4"])
     assert heard == [(None, None, None), (None, 2, Path("d.h5")), (4, None, None)]
 

@@ -10,7 +10,7 @@ import pytest
 
 from data.pictures import write_classes, write_pngs
 from hpcsgd.cli import app, main
-from hpcsgd.cli.conversion import told_of
+from hpcsgd.cli.conversion import progress_of
 
 
 def test_images_and_pairs_are_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,7 +35,7 @@ def test_images_and_pairs_are_converted(tmp_path: Path, capsys: pytest.CaptureFi
         ("images . s.h5 --size 0", "size = 0: a sample has 1 to 16384 pixels a side"),
         ("pairs . s.h5 --scale 3", "scale = 3: images are reduced 2 or 4 times"),
         ("pairs . s.h5", 'Command "data convert pairs" parameter --scale requires an argument.'),
-        ("images .", 'Command "data convert images" parameter STORE requires an argument.'),
+        ("images .", 'Command "data convert images" parameter DST requires an argument.'),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -60,7 +60,7 @@ def test_lines_now_and_then(
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: watched, raising=False)
-    told = told_of()
+    told = progress_of()
     for done in range(0, 4001, 25):
         now = done / 100
         told(done, 4000)

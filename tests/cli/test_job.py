@@ -44,9 +44,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             f"ensemble job.toml --method.name ensemble_sync --parallel.groups 4 {ON}",
-            ["ISLANDS=4", "#SBATCH --nodes=2"],
+            ["NUM_GROUPS=4", "#SBATCH --nodes=2"],
         ),
-        ("ensemble job.toml --method.name ensemble_sync --parallel.groups 4 --independent", ["ISLANDS=4"]),
+        ("ensemble job.toml --method.name ensemble_sync --parallel.groups 4 --independent", ["NUM_GROUPS=4"]),
         (f"probe job.toml {ON} --method.sync_every 4", ["JOB=(job.toml --method.sync_every 4)"]),
         (f"bench job.toml {ON} --parallel.groups 2", ["JOB=(job.toml --parallel.groups 2)"]),
         (f"measure job.toml {ON} --quick", ["JOB=(job.toml --quick)"]),
@@ -60,7 +60,7 @@ def test_the_script_of_a_job(
 ) -> None:
     app(["job", *words.split()])
     told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    kind = "island" if "--independent" in words else words.split(maxsplit=1)[0]
+    kind = "replica_group" if "--independent" in words else words.split(maxsplit=1)[0]
     assert told["script"] == f"runs/job-{kind}.sbatch"
     assert told["site"] == "site.toml"
     assert told["slurm"] == "not here: not asked whether it would take the job"

@@ -10,6 +10,7 @@ import pytest
 import programs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--help"], ["init", "--help"], ["doctor"]])
 @pytest.mark.parametrize("both", [False, True])
 def test_a_command_whose_reader_has_gone_ends_in_silence(words: list[str], both: bool) -> None:

@@ -46,7 +46,7 @@ MISTYPED = {
     "launch job.toml --group 2": "--group 2: hpcsgd launch has no such option: did you mean --groups or "
     "--parallel.groups? ",
     "doctor --group 2": "--group 2: hpcsgd doctor has no such option: did you mean --groups? Allowed: "
-    "--group-size, --groups, --store\n",
+    "--data-file, --group-size, --groups\n",
     "plan job.toml --machin x": "--machin x: hpcsgd plan has no such option: did you mean --machine or ",
     "train job.toml --epochs 3": "--epochs 3: hpcsgd train has no such option: did you mean "
     "--training.epochs? ",

@@ -65,7 +65,7 @@ def bcast(world: Communicator, x: Tensor) -> Tensor:
     return x
 
 
-def exchange(world: Communicator, x: Tensor) -> Tensor:
+def sendrecv(world: Communicator, x: Tensor) -> Tensor:
     out, other = torch.empty_like(x), 1 - world.rank
     world.sendrecv({other: x}, {other: out}).wait()
     return out
@@ -81,7 +81,7 @@ def send(world: Communicator, x: Tensor) -> Tensor:
 
 OPERATIONS: Mapping[str, Operation] = {
     call.__name__: call
-    for call in (alltoall, reduce_scatter, allgather, allgatherv, allreduce, bcast, exchange, send)
+    for call in (alltoall, reduce_scatter, allgather, allgatherv, allreduce, bcast, sendrecv, send)
 }
 
 

@@ -146,7 +146,7 @@ class Rank:
             return
         me = ranks.index(self.rank)
         after, before = (me + 1) % len(ranks), (me - 1) % len(ranks)
-        comm_thread.executing = self.members[op.comm].messages("exchange", [after], {before: True})
+        comm_thread.executing = self.members[op.comm].messages("sendrecv", [after], {before: True})
         begun[op.comm, self.rank, ranks[after]] += 1
         begun[op.comm, "received", self.rank] += 1
         wanted = begun[op.comm, "received", self.rank]

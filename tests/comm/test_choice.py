@@ -92,7 +92,7 @@ def test_a_rank_without_one_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"), [("alltoall", "alltoall"), ("allreduce", "allreduce"), ("sendrecv", "exchange")]
+    ("broken", "told"), [("alltoall", "alltoall"), ("allreduce", "allreduce"), ("sendrecv", "sendrecv")]
 )
 def test_what_arrives_wrong_is_not_used(broken: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one rank alone, and heard of by all."""

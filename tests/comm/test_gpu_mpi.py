@@ -58,7 +58,7 @@ OPERATIONS: dict[str, Callable[[Backend, torch.Tensor, torch.Tensor], object]] =
     "allgatherv": lambda b, out, x: b.allgatherv(out, x, [4]),
     "allreduce": lambda b, out, x: b.allreduce(x, "sum"),
     "bcast": lambda b, out, x: b.bcast(x, 0),
-    "exchange": lambda b, out, x: b.sendrecv({0: x}, {0: out}),
+    "sendrecv": lambda b, out, x: b.sendrecv({0: x}, {0: out}),
     "send and receive": lambda b, out, x: (b.send(x, 0), b.recv(out, 0)),
 }
 

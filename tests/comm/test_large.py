@@ -67,7 +67,7 @@ def wanted(request: pytest.FixtureRequest) -> None:
 @pytest.mark.large
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("wanted")
-@pytest.mark.parametrize("operation", ["bcast", "allgather", "alltoall", "allreduce", "exchange"])
+@pytest.mark.parametrize("operation", ["bcast", "allgather", "alltoall", "allreduce", "sendrecv"])
 def test_more_elements_than_an_int_counts(run, operation: str) -> None:
     """One byte an element: each rank holds 2 to 4.5 GiB."""
 
@@ -87,7 +87,7 @@ def test_more_elements_than_an_int_counts(run, operation: str) -> None:
             out[world.rank] = world.rank + 1
             world.allgather(out, out[world.rank]).wait()
             return bool((out[0] == 1).all() and (out[1] == 2).all())
-        if operation == "exchange":
+        if operation == "sendrecv":
             x, out = (torch.full((LIMIT + 5,), value, dtype=torch.uint8) for value in (world.rank, 9))
             world.sendrecv({other: x}, {other: out}).wait()
             return bool((out == other).all())

@@ -28,7 +28,7 @@ def network():
 def sharded():
     model = network()
     for layer in (*(each for each in model if isinstance(each, nn.Linear)), model):
-        fully_shard(layer, mesh=topology.mesh()["group"])
+        fully_shard(layer, mesh=topology.mesh()["shard"])
     return model, optim.AdamW(model.parameters(), lr=0.1)
 """
 LOCAL_SGD = """
@@ -59,9 +59,9 @@ for p, q in zip(theirs.parameters(), ours.parameters()):
     assert p.to_local().numel() < q.numel(), "it is not sharded"
     torch.testing.assert_close(p.full_tensor().detach(), q.detach(), rtol=0, atol=1e-12)
 
-assert mesh is topology.mesh() and mesh.mesh_dim_names == ("cross", "group")
+assert mesh is topology.mesh() and mesh.mesh_dim_names == ("replicate", "shard")
 assert mesh.mesh.tolist() == [[0, 1], [2, 3]]
-assert (mesh.get_local_rank("cross"), mesh.get_local_rank("group")) == (
+assert (mesh.get_local_rank("replicate"), mesh.get_local_rank("shard")) == (
     topology.group_index, topology.shard_index
 )
 fault()

@@ -12,7 +12,7 @@ from hpcsgd.comm import ANY, Communicator
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("n", [2, 4, 8])
-def test_exchange_around_a_ring(run, n: int, dtype: torch.dtype) -> None:
+def test_sendrecv_around_a_ring(run, n: int, dtype: torch.dtype) -> None:
     """Everybody sends before receiving: blocking sends of this size would wait for each other."""
 
     def shift(world: Communicator) -> int:
@@ -26,7 +26,7 @@ def test_exchange_around_a_ring(run, n: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
-def test_exchange_of_different_types_and_partners(run, n: int) -> None:
+def test_sendrecv_of_different_types_and_partners(run, n: int) -> None:
     """Rank 0 sends to all, all answer; nobody else talks."""
 
     def star(world: Communicator) -> list[float]:

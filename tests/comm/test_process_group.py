@@ -157,7 +157,7 @@ def test_messages_on_a_device_are_begun_together_and_watched(monkeypatch: pytest
 
     monkeypatch.setattr(process_group, "StreamEvent", StreamEvent)
     threads.run(1, talk)
-    exchange = [
+    sendrecv = [
         ("_start_coalescing",),
         ("recv", 2),
         ("send", 1),
@@ -167,10 +167,10 @@ def test_messages_on_a_device_are_begun_together_and_watched(monkeypatch: pytest
     ]
     send = [("_start_coalescing",), ("send", 2), ("_end_coalescing",), ("wait",)]
     assert [(name, *rest) for name, *rest in group.asked if name != "alltoall_base"] == [
-        *exchange, *send, ("wait",)
+        *sendrecv, *send, ("wait",)
     ]  # fmt: skip
     assert [(what.split()[0], done) for what, done in watched] == [
-        ("exchange", True), ("exchange", True), ("alltoall", True)
+        ("sendrecv", True), ("sendrecv", True), ("alltoall", True)
     ]  # fmt: skip
     close_libraries()
 

@@ -84,7 +84,7 @@ def in_two_orders(world: Communicator) -> None:
             first.allreduce(one()).wait()
         second.allreduce(one()).wait()
     else:
-        with doing("step 4"), phase("gradients"):
+        with doing("step 4"), phase("grad_reduce"):
             second.allgather(torch.ones(2), one()).wait()
         first.allreduce(one()).wait()
 
@@ -94,7 +94,7 @@ def test_a_cycle_over_two_communicators() -> None:
     assert all(isinstance(error, Deadlock) and error.ranks == (0, 1) for error in errors)
     assert {str(error) for error in errors} == {
         "ranks wait for each other: rank 0 is in clip_grad_norm_() of step 4 (allreduce over 2 ranks), "
-        f"rank 1 in step 4 (allgather over 2 ranks, gradients): {SAME}"
+        f"rank 1 in step 4 (allgather over 2 ranks, grad_reduce): {SAME}"
     }
 
 
@@ -134,7 +134,7 @@ def test_a_message_from_a_rank_that_has_left() -> None:
             world.sendrecv({peer: one()}, {peer: torch.zeros(1)}).wait()
 
     error = errors_of(2, gossip)[0]
-    assert str(error).startswith("rank 1 has left, and rank 0 waits for it in exchange over 2 ranks: ")
+    assert str(error).startswith("rank 1 has left, and rank 0 waits for it in sendrecv over 2 ranks: ")
 
 
 def test_lanes_that_wait_for_lanes() -> None:
@@ -331,7 +331,7 @@ WAITS_FOR: dict[str, tuple[Callable[[Communicator], Any], list[tuple[str, int, S
     "recv": (lambda t: t.recv(one(), 0), [("c 10>11", 1, (10,))]),
     "recv from anybody": (lambda t: t.recv(one(), ANY), []),
     "send": (lambda t: t.send(one(), 2), []),
-    "exchange": (lambda t: t.sendrecv({0: one()}, {3: one(), 2: torch.zeros(0)}), [("c 13>11", 1, (13,))]),
+    "sendrecv": (lambda t: t.sendrecv({0: one()}, {3: one(), 2: torch.zeros(0)}), [("c 13>11", 1, (13,))]),
 }
 
 

@@ -19,7 +19,7 @@ COLLECTIVES: dict[str, Callable[[Communicator], object]] = {
     "bcast": lambda t: t.bcast(torch.zeros(3)).wait(),
     "gather_objects": lambda t: t.gather_objects(None),
     "split": lambda t: t.split(0, 0),
-    "composite": lambda t: t.run(lambda: t.allreduce(torch.zeros(3)).wait(), "exchange").wait(),
+    "composite": lambda t: t.run(lambda: t.allreduce(torch.zeros(3)).wait(), "sendrecv").wait(),
 }
 
 
@@ -82,7 +82,7 @@ def test_the_others_of_a_rank_that_raises_need_not_wait_for_the_timeout() -> Non
 
 def test_a_rank_that_came_and_then_failed_is_not_missing():
     """It ended the job before the others had noticed that all were there."""
-    meeting = threads.Rendezvous(2, timeout=5, all_meetings=[])
+    meeting = threads.Rendezvous(2, timeout=5, all_rendezvous=[])
     meeting.arrivals[1] = 1
     meeting.abort()
     with pytest.raises(PeerLost, match=r"^allgather: a rank ended by an error$") as raised:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,23 +23,25 @@ OF_JOB_FILES = ("methods/", "parts/", "train/", "performance/probing/delta", "pe
 """What a job file names is made here."""
 
 
-def _sources() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text())
+@cache
+def _sources() -> Mapping[str, ast.Module]:
+    paths = sorted(PACKAGE.rglob("*.py"))
+    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in paths}
 
 
-SOURCES = dict(_sources())
-NAMES = {
-    node.arg if isinstance(node, ast.arg) else ast.unparse(node.target)
-    for tree in SOURCES.values()
-    for node in ast.walk(tree)
-    if isinstance(node, ast.arg | ast.AnnAssign)
-}
-"""Of arguments, and of the fields of sections."""
+@cache
+def _names() -> set[str]:
+    """Return the names of arguments, and of the fields of sections."""
+    return {
+        node.arg if isinstance(node, ast.arg) else ast.unparse(node.target)
+        for tree in _sources().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.arg | ast.AnnAssign)
+    }
 
 
 def _calls(*names: str) -> Iterator[tuple[str, ast.Call]]:
-    for path, tree in SOURCES.items():
+    for path, tree in _sources().items():
         if path.startswith("cost/"):
             continue  # of machine files, whose lines nobody looks up
         for node in ast.walk(tree):
@@ -89,7 +92,7 @@ def test_keys_that_errors_name_are_there() -> None:
     for where, path in paths:
         said = [part for part in path if part is not None]
         if len(path) == 1:
-            assert all(part in NAMES for part in said), where
+            assert all(part in _names() for part in said), where
         elif len(said) == len(path) > 0:
             kind = Scenario if where.startswith("performance/simulation/") else Config
             assert is_known(".".join(said), kind), where
@@ -126,7 +129,7 @@ def _read_apart(body: list[ast.stmt], name: str) -> Iterator[int]:
 
 
 def test_nothing_reads_our_own_messages() -> None:
-    handlers = [(path, each) for path, tree in SOURCES.items() for each in _handlers(tree)]
+    handlers = [(path, each) for path, tree in _sources().items() for each in _handlers(tree)]
     assert len(handlers) > 10
     for path, handler in handlers:
         assert not list(_read_apart(handler.body, str(handler.name))), path

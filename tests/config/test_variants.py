@@ -67,8 +67,8 @@ def test_of_a_file(job: Path) -> None:
         {"sync_every": 4},
         2,
     )
-    exchange = {"name": "sparse", "sparsifier": {"name": "deft", "density": 0.01}}
-    assert sparse.method.arguments == {"grad_reduce": exchange}
+    grad_reduce = {"name": "sparse", "sparsifier": {"name": "deft", "density": 0.01}}
+    assert sparse.method.arguments == {"grad_reduce": grad_reduce}
     assert (sparse.optimizer.lr, sparse.optimizer.arguments) == (0.5, {"momentum": 0.9})
 
 

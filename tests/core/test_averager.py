@@ -53,6 +53,7 @@ def dropped(source: str) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 def test_nobody_drops_what_an_averager_returns() -> None:
     assert dropped("Mean().average(vectors, s)\nlist(Mean().average(vectors, s))") == [1]
     files = [path for folder in ("hpcsgd", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]

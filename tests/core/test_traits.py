@@ -34,7 +34,7 @@ from train.launches import JOB
 
 @dataclass(frozen=True)
 class Keeping(AllToAll):
-    """The user's own exchange, with a memory."""
+    """The user's own gradient reduction, with a memory."""
 
     traits = replace(AllToAll.traits, keeps_gradients=True)
 
@@ -51,11 +51,11 @@ KEEPS: dict[str, tuple[Method, bool]] = {
     "sparse": (hierarchical(2, SPARSE), True),
     "sparse among all": (bsp(SPARSE), True),
     "somebody's": (bsp(Keeping()), True),
-    "in an exchange": (
+    "in a gradient reduction": (
         Method(WithAllgather(AcrossGroups(Keeping())), hierarchical(2).schedule, Mean()),
         True,
     ),
-    "a server, whose exchange keeps nothing": (ssp(1), False),
+    "a server, whose gradient reduction keeps nothing": (ssp(1), False),
     "a schedule": (selsync(0.5), False),
     "first": (switch(hierarchical(2, Keeping()), bsp(), 3), True),
     "then": (switch(bsp(), hierarchical(2, Keeping()), 3), True),
@@ -64,12 +64,12 @@ KEEPS: dict[str, tuple[Method, bool]] = {
 
 
 @pytest.mark.parametrize("name", KEEPS)
-def test_whether_the_exchange_keeps_something(name: str) -> None:
+def test_whether_the_gradient_reduction_keeps_something(name: str) -> None:
     method, keeps = KEEPS[name]
     assert method.grad_reduce.traits.keeps_gradients == keeps
 
 
-def test_a_switch_warns_of_what_its_first_exchange_keeps(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_switch_warns_of_what_its_first_gradient_reduction_keeps(caplog: pytest.LogCaptureFixture) -> None:
     switch(bsp(), bsp(Keeping()), 3)
     assert not caplog.records
     switch(bsp(Keeping()), bsp(), 3)
@@ -153,8 +153,8 @@ class Untold:
         return True
 
 
-class UntoldExchange:
-    """An exchange that does not say what it is."""
+class UntoldReduce:
+    """A gradient reduction that does not say what it is."""
 
     def idle(self, topology: Topology) -> bool:
         return True
@@ -175,7 +175,7 @@ class Mistaken(Untold):
 
 
 UNTOLD: dict[str, Any] = {
-    "exchange": UntoldExchange(),
+    "grad_reduce": UntoldReduce(),
     "when": Untold(),
     "a function": lambda s: False,
     "how": UntoldAverager(),
@@ -196,18 +196,18 @@ UNTOLD: dict[str, Any] = {
             "Method: schedule = <lambda>: expected a Schedule: it has no traits, expected a ScheduleTraits",
         ),
         (
-            lambda: Method(UNTOLD["exchange"], Every(2), Mean()),
-            "Method: grad_reduce = an object of type UntoldExchange: expected a GradReduce: it has no "
+            lambda: Method(UNTOLD["grad_reduce"], Every(2), Mean()),
+            "Method: grad_reduce = an object of type UntoldReduce: expected a GradReduce: it has no "
             "traits, expected a GradReduceTraits",
         ),
         (
-            lambda: hierarchical(2, UNTOLD["exchange"]),
-            "hierarchical: grad_reduce = an object of type UntoldExchange: expected a GradReduce: it has no "
+            lambda: hierarchical(2, UNTOLD["grad_reduce"]),
+            "hierarchical: grad_reduce = an object of type UntoldReduce: expected a GradReduce: it has no "
             "traits, expected a GradReduceTraits",
         ),
         (
-            lambda: WithAllgather(AcrossGroups(UNTOLD["exchange"])),
-            "AcrossGroups: inner = an object of type UntoldExchange: expected a GradReduce: it has no "
+            lambda: WithAllgather(AcrossGroups(UNTOLD["grad_reduce"])),
+            "AcrossGroups: inner = an object of type UntoldReduce: expected a GradReduce: it has no "
             "traits, expected a GradReduceTraits",
         ),
         (
@@ -226,7 +226,7 @@ UNTOLD: dict[str, Any] = {
             lambda: ScheduleTraits(period=cast(int, "14")),
             "ScheduleTraits: period = '14': expected a whole number or None: did you mean 14?",
         ),
-        (GradReduceTraits, "GradReduceTraits: missing a required argument: 'shards'"),
+        (GradReduceTraits, "GradReduceTraits: missing a required argument: 'leaves_shards'"),
     ],
 )
 def test_a_part_that_does_not_say_what_it_is_is_refused_when_a_method_is_made(
@@ -248,7 +248,7 @@ def test_a_wrapper_has_the_traits_of_what_it_is_around_but_for_what_it_changes()
     assert AcrossGroups(AllReduce()).traits == replace(inner, across=True)
     assert WithAllgather(AcrossGroups(AllToAll())).traits == replace(inner, across=True)
     assert Quantized(quantizers.int4()).across_groups().traits == GradReduceTraits(
-        shards=True, across=True, per_bucket=True, keeps_gradients=True
+        leaves_shards=True, across=True, per_bucket=True, keeps_gradients=True
     )
 
 
@@ -256,10 +256,10 @@ def test_a_switch_has_the_traits_of_the_method_whose_turn_it_is() -> None:
     """But its answers depend on the learning rate, and its first buckets may belong to either."""
     made = switch(bsp(), hierarchical(4, Quantized(quantizers.int4())), 1)
     assert made.schedule.traits == ScheduleTraits(rate=0.0)
-    assert made.grad_reduce.traits == GradReduceTraits(shards=True, across=True)
+    assert made.grad_reduce.traits == GradReduceTraits(leaves_shards=True, across=True)
     cast(Any, made.averager).load_state_dict(State(replicated={"over": True, "lr": 0.1}))
     assert made.schedule.traits == ScheduleTraits(rate=1 / 4)
-    assert made.grad_reduce.traits == GradReduceTraits(shards=True)
+    assert made.grad_reduce.traits == GradReduceTraits(leaves_shards=True)
 
 
 def test_the_probe_goes_by_what_a_method_can(

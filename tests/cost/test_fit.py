@@ -65,7 +65,7 @@ def with_outliers(points: list[Points], factor: float, *places: int) -> list[Poi
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("operation", ["allreduce", "alltoall", "exchange", "bcast"])
+@pytest.mark.parametrize("operation", ["allreduce", "alltoall", "sendrecv", "bcast"])
 @pytest.mark.parametrize("ways", [WAYS, (LinkClass(4, 4),), (LinkClass(8, 4), LinkClass(8, 4, 2))])
 def test_what_has_no_noise_is_found_exactly(operation: str, ways: Sequence[LinkClass]) -> None:
     link = fit(measured(one_line, operation=operation, ways=ways))

@@ -144,9 +144,9 @@ def test_every_segment_holds_from_its_bytes_on() -> None:
         (["alltoall mixed", "allreduce across"], "alltoall", ACROSS, "alltoall mixed", True),
         (["alltoall across", "allreduce mixed"], "alltoall", MIXED, "alltoall across", True),
         (["any across", "allreduce mixed"], "alltoall", MIXED, "any across", True),
-        (["exchange across", "allreduce across"], "alltoall", ACROSS, "allreduce across", True),
-        (["exchange across", "bcast across"], "alltoall", ACROSS, "exchange across", True),
-        (["exchange inside", "alltoall across"], "alltoall", INSIDE, "exchange inside", True),
+        (["sendrecv across", "allreduce across"], "alltoall", ACROSS, "allreduce across", True),
+        (["sendrecv across", "bcast across"], "alltoall", ACROSS, "sendrecv across", True),
+        (["sendrecv inside", "alltoall across"], "alltoall", INSIDE, "sendrecv inside", True),
     ],
 )
 def test_what_stands_in_for_what(

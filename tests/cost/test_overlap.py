@@ -30,22 +30,22 @@ def test_pipelined() -> None:
 
 
 def test_only_what_the_last_bucket_waits_for_is_left() -> None:
-    """Exchanged after 5, 9, 13; updated after 6, 10, 14; gathered after 8, 12, 16; of a meeting one gather is
+    """Reduced after 5, 9, 13; updated after 6, 10, 14; gathered after 8, 12, 16; of a meeting one gather is
     left."""
     rest = exposed(READY, BACKWARD, BUCKETS, UPDATE)
-    assert (rest.exchange, rest.gather, rest.gather_after_sync) == (14 - 3, 2, 2)
+    assert (rest.grad_reduce, rest.gather, rest.gather_after_sync) == (14 - 3, 2, 2)
 
 
 def test_on_shared_links_all_is_one_after_the_other() -> None:
     rest = exposed(READY, BACKWARD, replace(BUCKETS, own_links=False), UPDATE)
-    assert (rest.exchange, rest.gather, rest.gather_after_sync) == (15 + 1 - 3, 6, 6)
+    assert (rest.grad_reduce, rest.gather, rest.gather_after_sync) == (15 + 1 - 3, 6, 6)
 
 
 def test_an_update_of_all_comes_after_the_last_bucket() -> None:
     rest = exposed(READY, BACKWARD, BUCKETS, replace(UPDATE, in_parts=False))
-    assert (rest.exchange, rest.gather) == (13, 6)
+    assert (rest.grad_reduce, rest.gather) == (13, 6)
     rest = exposed(READY, BACKWARD, BUCKETS, replace(UPDATE, gathered=False))
-    assert (rest.exchange, rest.gather) == (11, 6)
+    assert (rest.grad_reduce, rest.gather) == (11, 6)
 
 
 def test_a_forward_pass_waits_for_what_it_uses_first() -> None:
@@ -58,7 +58,7 @@ def test_a_forward_pass_waits_for_what_it_uses_first() -> None:
 def test_behind_the_backward_pass_only_the_last_is_left() -> None:
     rest = exposed((10.0, 20.0, 30.0), 30.0, BUCKETS, UPDATE)
     assert (
-        rest.exchange == 3 * 1.0 + 3.0 - 3.0
+        rest.grad_reduce == 3 * 1.0 + 3.0 - 3.0
     )  # it arrives after 35; two parts of the update are made by then
     assert rest.gather == 2
 
@@ -91,24 +91,24 @@ def priced(method: Method) -> StepCost:
 
 def test_gradients_and_parameters_of_a_synchronous_step() -> None:
     cost = priced(bsp())
-    exchange, across = B * INSIDE, 2 * 3 / 4 * B * ACROSS
-    assert cost.phases["gradients"] == near(exchange + 4 * across)
-    assert cost.phases["parameters"] == near(exchange)
-    assert cost.hidden == near(3 * exchange + 3 * exchange)
+    grad_reduce, across = B * INSIDE, 2 * 3 / 4 * B * ACROSS
+    assert cost.phases["grad_reduce"] == near(grad_reduce + 4 * across)
+    assert cost.phases["param_gather"] == near(grad_reduce)
+    assert cost.hidden == near(3 * grad_reduce + 3 * grad_reduce)
 
 
 def test_parameters_of_a_meeting() -> None:
     """In every second step; in the others nothing crosses groups."""
-    exchange = B * INSIDE
-    assert priced(hierarchical(2)).phases["parameters"] == near((exchange + 4 * exchange) / 2)
-    assert priced(diloco(2)).phases["parameters"] == near(4 * exchange)  # it moves w afterwards
+    grad_reduce = B * INSIDE
+    assert priced(hierarchical(2)).phases["param_gather"] == near((grad_reduce + 4 * grad_reduce) / 2)
+    assert priced(diloco(2)).phases["param_gather"] == near(4 * grad_reduce)  # it moves w afterwards
 
 
 def test_parameters_of_which_a_forward_pass_hides_all_but_the_first() -> None:
     """Each of the four takes as long as a quarter of the pass."""
-    exchange = B * INSIDE
-    computing = Computed(forward=4 * exchange, backward=0.0)
+    grad_reduce = B * INSIDE
+    computing = Computed(forward=4 * grad_reduce, backward=0.0)
     cost = price(StepPlan.of(bsp()), M, MACHINE, computing, prefetch=True)
-    assert cost.phases["parameters"] == near(exchange)
-    assert cost.phases["gradients"] == near(exchange + 4 * 2 * 3 / 4 * B * ACROSS)
-    assert cost.hidden == near(3 * exchange + 3 * exchange)
+    assert cost.phases["param_gather"] == near(grad_reduce)
+    assert cost.phases["grad_reduce"] == near(grad_reduce + 4 * 2 * 3 / 4 * B * ACROSS)
+    assert cost.hidden == near(3 * grad_reduce + 3 * grad_reduce)

@@ -78,7 +78,7 @@ def test_the_baseline_is_k_times_as_dear_at_a_meeting() -> None:
     P, K = 8, 4
     m = sizes(P, K)
     ours, theirs = (
-        price(StepPlan.of(method), m, machine(K), NOTHING).phases["average"]
+        price(StepPlan.of(method), m, machine(K), NOTHING).phases["model_average"]
         for method in (hierarchical(1), allreduce_local_sgd(1))
     )
     latency = 2 * np.log2(P) * ALPHA
@@ -89,12 +89,12 @@ def test_gradients_hide_behind_the_backward_pass() -> None:
     m = sizes(1, 2, bucket_bytes=1.0, model=nn.Sequential(*(nn.Linear(30, 30, bias=False) for _ in range(4))))
     alone = price(StepPlan.of(bsp()), m, machine(2), NOTHING)
     assert len(m.buckets) == 4
-    E = alone.phases["gradients"]
+    E = alone.phases["grad_reduce"]
     long = price(StepPlan.of(bsp()), m, machine(2), Computed(forward=1.0, backward=100 * E))
-    assert long.phases["gradients"] == pytest.approx(E / 4)  # the last bucket has nothing to hide behind
+    assert long.phases["grad_reduce"] == pytest.approx(E / 4)  # the last bucket has nothing to hide behind
     assert long.hidden == pytest.approx(3 * E / 4)
     short = price(StepPlan.of(bsp()), m, machine(2), Computed(forward=1.0, backward=E / 10))
-    assert short.phases["gradients"] == pytest.approx(E - 3 / 4 * E / 10)
+    assert short.phases["grad_reduce"] == pytest.approx(E - 3 / 4 * E / 10)
     slowed = price(StepPlan.of(bsp()), m, machine(2), Computed(forward=0.0, backward=100 * E, slowed=1.5))
     assert slowed.phases["compute"] == pytest.approx(100 * E + 0.5 * E)
     alone = Computed(forward=0.0, backward=100 * E, slowed=1.5)
@@ -105,11 +105,11 @@ def test_gradients_hide_behind_the_backward_pass() -> None:
 
 def test_overlapped_gossip_counts_where_it_is_longer_than_the_step() -> None:
     m = sizes(8, 2)
-    messages = price(StepPlan.of(sgp()), m, machine(2), NOTHING).phases["average"]
+    messages = price(StepPlan.of(sgp()), m, machine(2), NOTHING).phases["model_average"]
     rest = price(StepPlan.of(sgp()), m, machine(2), NOTHING).seconds - messages
-    inside = price(StepPlan.of(sgp()), m, machine(2), NOTHING).phases["parameters"]
+    inside = price(StepPlan.of(sgp()), m, machine(2), NOTHING).phases["param_gather"]
     hidden = price(StepPlan.of(osgp(1)), m, machine(2), Computed(forward=0.0, backward=10 * messages))
-    assert "average" not in hidden.phases
+    assert "model_average" not in hidden.phases
     assert hidden.hidden == pytest.approx(messages, rel=1e-9)
     too_long = price(StepPlan.of(osgp(1)), m, machine(2), NOTHING)
     assert too_long.seconds == pytest.approx(rest + messages - inside)  # what is inside a host has no link
@@ -175,7 +175,7 @@ def test_the_mean_step_of_a_run() -> None:
         first, second, both = told
         assert both == pytest.approx(0.75 * first + 0.25 * second, rel=1e-12)
     assert mean.phases.keys() == few.phases.keys() | many.phases.keys()
-    assert mean.phases["average"] == pytest.approx(0.25 * many.phases["average"])
+    assert mean.phases["model_average"] == pytest.approx(0.25 * many.phases["model_average"])
     assert over_run([(few, 30)]) is few
 
 
@@ -201,17 +201,17 @@ def test_what_nobody_knows_is_said() -> None:
     with pytest.raises(UserError, match="how often the groups average"):
         price(StepPlan.of(selsync(0.3)), sizes(2, 2), machine(2), NOTHING)
     known = price(StepPlan.of(selsync(0.3)), sizes(2, 2), machine(2), NOTHING, sync_rate=0.5)
-    assert known.phases["vote"] > 0
+    assert known.phases["sync_decision"] > 0
 
 
 @pytest.mark.parametrize(
     ("P", "K", "R", "expected"),
     [
-        (4, 2, 2, {"group": (2, 1, 1), "cross": (4, 4, 2), "world": (8, 4, 1)}),
-        (8, 1, 2, {"group": (1, 1, 2), "cross": (8, 4, 1), "world": (8, 4, 1)}),
-        (2, 4, 2, {"group": (4, 2, 1), "cross": (2, 2, 2), "world": (8, 4, 1)}),
-        (1, 8, 2, {"group": (8, 4, 1), "cross": (1, 1, 2), "world": (8, 4, 1)}),
-        (2, 2, 8, {"group": (2, 1, 2), "cross": (2, 1, 2), "world": (4, 1, 1)}),
+        (4, 2, 2, {"intra_group": (2, 1, 1), "inter_group": (4, 4, 2), "world": (8, 4, 1)}),
+        (8, 1, 2, {"intra_group": (1, 1, 2), "inter_group": (8, 4, 1), "world": (8, 4, 1)}),
+        (2, 4, 2, {"intra_group": (4, 2, 1), "inter_group": (2, 2, 2), "world": (8, 4, 1)}),
+        (1, 8, 2, {"intra_group": (8, 4, 1), "inter_group": (1, 1, 2), "world": (8, 4, 1)}),
+        (2, 2, 8, {"intra_group": (2, 1, 2), "inter_group": (2, 1, 2), "world": (4, 1, 1)}),
     ],
 )
 def test_ways(P: int, K: int, R: int, expected: dict[str, tuple[int, int, int]]) -> None:

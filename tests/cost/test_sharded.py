@@ -37,7 +37,7 @@ from hpcsgd.methods import (
     sgp,
     streaming,
 )
-from hpcsgd.models.sharded import fully_shard, units
+from hpcsgd.models.sharded import fsdp_units, fully_shard
 from hpcsgd.parts.grad_reduces import Sparse
 from hpcsgd.parts.sparsifiers import TopK
 from hpcsgd.train.training_profile import state_of
@@ -94,7 +94,7 @@ def sizes(net: nn.Module, P: int, K: int, inner: optim.Optimizer | None = None) 
     named = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
     having = ({}, {}) if inner is None else state_of(inner)
     return ModelLayout.of(
-        named, P, K, BUCKET_BYTES, *having, units=[params for _, params in units(net, ["blocks.*"])]
+        named, P, K, BUCKET_BYTES, *having, units=[params for _, params in fsdp_units(net, ["blocks.*"])]
     )
 
 
@@ -192,7 +192,7 @@ def test_bytes_are_those_of_the_ledger_and_of_torch(run, method: str, P: int, K:
     phases = {name for rank in ranks for name in rank.ledger}
     on_the_mean = {name: sum(rank.ledger.get(name, 0.0) for rank in ranks) / len(ranks) for name in phases}
     assert on_the_mean == pytest.approx({k: v for k, v in expected.items() if v}, rel=1e-12)
-    assert "gradients" not in on_the_mean or method == "bsp"
+    assert "grad_reduce" not in on_the_mean or method == "bsp"
     assert [rank.torch for rank in ranks] == [torchs] * len(ranks)
 
 
@@ -251,8 +251,8 @@ def test_what_cannot_be_sharded_is_said() -> None:
         StepPlan.of(bsp(), Update("model", by_itself=False), by_torch=True)
     net = Net()
     net.blocks[2].up.weight = net.blocks[0].up.weight  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
-    with pytest.raises(UserError, match=r"blocks: blocks.0.up.weight is in two of them"):
-        units(net, ["blocks.*"])
+    with pytest.raises(UserError, match=r"units: blocks.0.up.weight is in two of them"):
+        fsdp_units(net, ["blocks.*"])
 
 
 HOLDING = {**METHODS, "delayed": lambda: delayed(hierarchical(EVERY), 2)}
@@ -285,7 +285,9 @@ def test_tensors_are_those_of_the_formula(run, method: str) -> None:
             return found()
 
     net = nn.Sequential(nn.Linear(5, 97), nn.Tanh(), Wide(), Wide(), nn.Linear(97, 3))
-    m = ModelLayout.of(net.named_parameters(), 2, 2, 2000.0, units=[params for _, params in units(net, None)])
+    m = ModelLayout.of(
+        net.named_parameters(), 2, 2, 2000.0, units=[params for _, params in fsdp_units(net, None)]
+    )
     assert one_block(m) == 4 * (2 * 49 * (97 + 1) + 2 * 49 * (5 + 1) + 2 * 2 * (97 + 1))
     expected = kept(StepPlan.of(HOLDING[method](), by_torch=True), m, 2) - one_block(m)
     found = run(4, living)

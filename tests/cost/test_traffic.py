@@ -108,11 +108,11 @@ def counted(
     world.barrier()  # or somebody's question is answered before this rank has begun to count
     for t in range(1, STEPS + 1):
         one_step(net, optimizer, topology, t)
-        met += optimizer.metrics.get("met", 0.0)
+        met += optimizer.metrics.get("synced", 0.0)
     optimizer.method.state_dict()  # waits for what is under way
     grown = world.stats.since(before)
     by_phase = {name: total.bytes / STEPS for name, total in grown.items() if name != "other"}
-    return {name: nbytes for name, nbytes in by_phase.items() if nbytes} | {"met": met / STEPS}
+    return {name: nbytes for name, nbytes in by_phase.items() if nbytes} | {"synced": met / STEPS}
 
 
 def foretold(
@@ -133,7 +133,7 @@ def foretold(
 def by_phase(plan: StepPlan, m: ModelLayout, sync_rate: float | None = None) -> dict[str, float]:
     total = defaultdict[str, float](float)
     for x in of_step(plan, m, sync_rate=sync_rate):
-        if x.over != "peers":
+        if x.over != "replica_groups":
             total[x.phase] += (
                 x.times * x.sender_fraction * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
             )
@@ -151,9 +151,9 @@ def on_the_mean(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def test_bytes_of_every_method_are_those_that_the_ledger_counts(run, label: str, P: int, K: int) -> None:
     entry = ENTRIES[label]
     found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form))
-    expected = foretold(P, K, made(label), found.pop("met"))
+    expected = foretold(P, K, made(label), found.pop("synced"))
     if made(label).averager.traits.elastic:
-        found.pop("average", None)  # what goes between islands is counted by nobody
+        found.pop("model_average", None)  # what goes between groups is counted by nobody
     assert found == pytest.approx(expected, rel=0.35 if label in BY_NORMS else 1e-12)
 
 
@@ -164,16 +164,16 @@ def test_bytes_of_every_method_are_those_that_the_ledger_counts(run, label: str,
 def test_bytes_with_awkward_models(run, label: str, kind: str, P: int, K: int) -> None:
     entry = ENTRIES[label]
     found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form, MODELS[kind]))
-    expected = foretold(P, K, made(label), found.pop("met"), MODELS[kind])
+    expected = foretold(P, K, made(label), found.pop("synced"), MODELS[kind])
     if made(label).averager.traits.elastic:
-        found.pop("average", None)
+        found.pop("model_average", None)
     assert found == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (1, 3), (2, 2)])
 @pytest.mark.parametrize(
-    "exchange",
+    "grad_reduce",
     [
         lambda: Sparse(Deft(0.2, exact=True), indices=Plain()),
         lambda: Sparse(CLTk(0.2), indices=Plain()),
@@ -181,10 +181,10 @@ def test_bytes_with_awkward_models(run, label: str, kind: str, P: int, K: int) -
     ],
     ids=["DEFT", "CLT-k", "own Top-k"],
 )
-def test_bytes_of_sparse_exchanges(run, exchange: Callable[[], Sparse], P: int, K: int) -> None:
-    found = on_the_mean(run(P * K, counted, P, lambda: bsp(exchange())))
-    del found["met"]
-    expected = foretold(P, K, bsp(exchange()), 0.0)
+def test_bytes_of_sparse_gradient_reductions(run, grad_reduce: Callable[[], Sparse], P: int, K: int) -> None:
+    found = on_the_mean(run(P * K, counted, P, lambda: bsp(grad_reduce())))
+    del found["synced"]
+    expected = foretold(P, K, bsp(grad_reduce()), 0.0)
     k = round(0.2 * ModelLayout.of(model().named_parameters(), P, K, BUCKET_BYTES).M)
     assert found.keys() == expected.keys()
     for phase, nbytes in expected.items():
@@ -211,9 +211,9 @@ def test_bytes_of_averaged_moments(run, optimizer: str, new: Callable[[], Method
     """Of those that are joined each moment counts for the parameters that have it."""
     make = WITH_MOMENTS[optimizer]
     found = on_the_mean(run(P * K, counted, P, new, make))
-    del found["met"]
+    del found["synced"]
     assert found == pytest.approx(foretold(P, K, new(), 0.0, make=make), rel=1e-12)
-    assert found["moments"] > 0
+    assert found["state_average"] > 0
 
 
 def test_what_each_parameter_has() -> None:
@@ -246,7 +246,7 @@ def test_optimizers_cost_what_they_look_at(
         return counted(world, P, new, lambda params: kind(params, lr=0.0))
 
     found = on_the_mean(run(P * K, bytes_of))
-    del found["met"]
+    del found["synced"]
     net, divided = model(), kind is not Unknown
     whole = set(net.parameters()) if divided else set[nn.Parameter]()
     m = ModelLayout.of(net.named_parameters(), P, K, BUCKET_BYTES, whole=whole)
@@ -275,7 +275,7 @@ def test_bytes_of_a_switch_are_those_of_the_stage(run, pair: str, turn: int, P: 
     at = (100, 1)[turn]
     new = lambda: switch(*(method() for method in PAIRS[pair]), at=at)  # noqa: E731
     found = on_the_mean(run(P * K, counted, P, new))
-    del found["met"]
+    del found["synced"]
     m = ModelLayout.of(model().named_parameters(), P, K, BUCKET_BYTES)
     assert found == pytest.approx(by_phase(StepPlan.of(new()).sequence[turn][1], m), rel=1e-12)
 
@@ -298,13 +298,14 @@ def test_what_cannot_be_foretold_is_said() -> None:
         of_step(StepPlan.of(bsp(Sparse(HardThreshold(0.1)))), m)
 
 
-def test_who_exchanges_whole_vectors_and_averages_chunks_gathers_once_more() -> None:
+def test_who_gradient_reductions_whole_vectors_and_averages_chunks_gathers_once_more() -> None:
     """As the engine's meetings do: of chunks where each position has all of w, an allgather follows."""
     m = ModelLayout.of(model().named_parameters(), 2, 2, BUCKET_BYTES)
     found = of_step(StepPlan.of(hierarchical(3, WithAllgather(ReduceScatter()))), m)
-    after = [x for x in found if x.phase == "parameters"]
+    after = [x for x in found if x.phase == "param_gather"]
     assert after == [
-        CommOp("allgather", "group", b.nbytes, "parameters", 1 / 3, stage="model_average") for b in m.buckets
+        CommOp("allgather", "intra_group", b.nbytes, "param_gather", 1 / 3, stage="model_average")
+        for b in m.buckets
     ]
 
 

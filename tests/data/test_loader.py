@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from data.originals import write_wikitext
 from hpcsgd.data import AsRank, Loader, Sampler, Windows, convert
-from hpcsgd.data.workers import require_workers
+from hpcsgd.data.loader_processes import require_num_workers
 from hpcsgd.errors import UserError
 
 B = 24
@@ -87,7 +87,7 @@ def test_it_goes_on_with_another_number(data: Windows, n: int, then: int) -> Non
 def test_the_state_is_of_what_was_given_out(path: Path) -> None:
     """Not of what workers have read ahead."""
     data = Windows(path, "train", bptt=10)
-    (loader,) = loaders(data, 1, workers=1)
+    (loader,) = loaders(data, 1, num_workers=1)
     taken = [digest([batch]) for batch in islice(loader, 3)]
     state = loader.state_dict()
     assert (state["seed"], state["epoch"], state["consumed"]) == (5, 0, 3 * B)
@@ -126,12 +126,12 @@ def test_more_workers_than_any_use_are_refused(data: Windows, monkeypatch: pytes
     sampler = Sampler(data, AsRank(0, 2))
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     with pytest.raises(
-        UserError, match="workers = 129: expected at most 128, 64 for each of the 2 cores of this node"
+        UserError, match="num_workers = 129: expected at most 128, 64 for each of the 2 cores of this node"
     ):
-        Loader(data, 2, sampler, workers=129)
-    assert require_workers(128) == 128
-    with pytest.raises(UserError, match="workers = -1: expected a whole number"):
-        Loader(data, 2, sampler, workers=-1)
+        Loader(data, 2, sampler, num_workers=129)
+    assert require_num_workers(128) == 128
+    with pytest.raises(UserError, match="num_workers = -1: expected a whole number"):
+        Loader(data, 2, sampler, num_workers=-1)
 
 
 def test_a_batch_larger_than_an_epoch(data: Windows) -> None:

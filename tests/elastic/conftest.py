@@ -26,7 +26,7 @@ from hpcsgd.elastic.journal import Term, claim
 from hpcsgd.elastic.register import Phase, Register
 from hpcsgd.elastic.resource_budget import ResourceBudget
 
-SILENCE = 600.0
+HEARTBEAT_TIMEOUT = 600.0
 """Seconds; longer than any machine keeps a thread waiting, so that nobody is lost who is not meant to be."""
 TOKEN = "of these tests"
 
@@ -46,17 +46,18 @@ class Desk:
         replica_groups: int,
         *,
         timeout: float = 600,
-        silence: float = SILENCE,
-        allotment: ResourceBudget | None = None,
+        heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
+        budget: ResourceBudget | None = None,
         term: int | None = None,
     ) -> Iterator[Coordinator]:
         """In a thread of its own; ends when the clients have left. With a `term`, which becomes its own, that
-        of islands that are started apart."""
+        of groups that are started apart."""
         events = EventLog(self.folder / "events.jsonl")
         if term is not None:
             assert claim(self.folder, term)
         served = Coordinator(
-            replica_groups, TOKEN, silence=silence, timeout=timeout, events=events, allotment=allotment,
+            replica_groups, TOKEN, heartbeat_timeout=heartbeat_timeout, timeout=timeout, events=events,
+            budget=budget,
             journal=None if term is None else Term(self.folder, term), together=term is None,
         )  # fmt: skip
         thread = threading.Thread(target=lambda: asyncio.run(served.serve("127.0.0.1")))
@@ -74,10 +75,13 @@ class Desk:
             events.close()
 
     @contextmanager
-    def killable(self, replica_groups: int, port: int = 0, silence: float = SILENCE) -> Iterator[str]:
+    def killable(
+        self, replica_groups: int, port: int = 0, heartbeat_timeout: float = HEARTBEAT_TIMEOUT
+    ) -> Iterator[str]:
         """The address of one that is a process of its own, killed at the end of the block."""
         told = {
-            "replica_groups": replica_groups, "token": TOKEN, "silence": silence, "timeout": 60,
+            "replica_groups": replica_groups, "token": TOKEN, "heartbeat_timeout": heartbeat_timeout,
+            "timeout": 60,
             "folder": str(self.folder), "host": "127.0.0.1", "port": port,
         }  # fmt: skip
         words = [sys.executable, "-m", "hpcsgd.elastic"]
@@ -111,7 +115,9 @@ class Desk:
         on_change: Callable[[Register | None], None] = lambda _: None,
     ) -> Client:
         hello = {"replica_group": replica_group, "rank": rank, "ranks": ranks, "life": life}
-        client = Client(at, TOKEN, hello, silence=SILENCE, patience=30, on_change=on_change)
+        client = Client(
+            at, TOKEN, hello, heartbeat_timeout=HEARTBEAT_TIMEOUT, patience=30, on_change=on_change
+        )
         self.clients.append(client)
         return client
 

@@ -1,4 +1,4 @@
-"""Islands that are started apart: each begins by itself, and their coordinator moves."""
+"""Groups that are started apart: each begins by itself, and their coordinator moves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOPS = Vote(leaving=True)
 
 
 def membership(*which: int) -> Membership:
-    """Of these islands, each of one rank."""
+    """Of these groups, each of one rank."""
     found = Membership(frozenset(), together=False)
     for replica_group in which:
         found.come(replica_group, 0, 1, f"{replica_group}", found.register.rounds)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from elastic.conftest import SILENCE, TOKEN
+from elastic.conftest import HEARTBEAT_TIMEOUT, TOKEN
 from hpcsgd.elastic.client import Client
 from hpcsgd.elastic.handshake import COORDINATOR, welcome
 from hpcsgd.elastic.register import Phase, Register
@@ -40,7 +40,9 @@ def test_what_was_said_last_is_said_again_on_a_new_connection() -> None:
         listener.settimeout(30)
         served = pool.submit(converse, listener)
         address = "{}:{}".format(*listener.getsockname())
-        client = Client(address, TOKEN, HELLO, silence=SILENCE, patience=30, on_change=changes.append)
+        client = Client(
+            address, TOKEN, HELLO, heartbeat_timeout=HEARTBEAT_TIMEOUT, patience=30, on_change=changes.append
+        )
         client.finish(1)
         assert client.last.phase is Phase.FINISHED, "it has waited for that"
         client.close()

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from elastic.conftest import SILENCE, TOKEN, Desk, wait_for
+from elastic.conftest import HEARTBEAT_TIMEOUT, TOKEN, Desk, wait_for
 from hpcsgd.comm import PeerLost
 from hpcsgd.elastic.client import Client, Evicted
 from hpcsgd.elastic.handshake import CHALLENGE, PROOF, Unwelcome
@@ -102,7 +102,7 @@ def test_the_silent_are_left_behind_and_told_when_they_wake(desk: Desk) -> None:
 
         def after_long_silence() -> bool:
             for client in [client for client in at._clients if client.replica_group == 1]:
-                client.heard -= SILENCE
+                client.heard -= HEARTBEAT_TIMEOUT
             return outcome.done()
 
         wait_for(after_long_silence, 60)
@@ -110,7 +110,7 @@ def test_the_silent_are_left_behind_and_told_when_they_wake(desk: Desk) -> None:
         alone = come(staying)
         assert alone.replica_groups == (0,)
         frozen._sending.release()
-        assert_left_behind(frozen, now, f"nothing was heard of rank 0 for {SILENCE:g} s")
+        assert_left_behind(frozen, now, f"nothing was heard of rank 0 for {HEARTBEAT_TIMEOUT:g} s")
         back = desk.client(at.address, 1, life="first.2")
         arriving = later(lambda: back.come("nowhere:1", 0))
         wait_for(lambda: 1 in at.membership.expected)
@@ -152,7 +152,7 @@ def test_a_new_life_ends_the_old_one(desk: Desk) -> None:
         assert come(new).generation == 2
 
 
-def test_of_two_that_are_one_island_the_later_one_stays(desk: Desk) -> None:
+def test_of_two_that_are_one_group_the_later_one_stays(desk: Desk) -> None:
     """Of a launcher that was killed the ranks may live on; its next one starts others."""
     with desk.coordinator(1) as at:
         old = desk.client(at.address, 0)
@@ -212,7 +212,7 @@ def test_members_that_a_new_coordinator_never_sees_are_lost(desk: Desk) -> None:
         clients = [desk.client(at, 0), desk.client(at, 1)]
         now = come(*clients)
     clients[1].close()
-    with desk.killable(2, port_of(at), silence=5):
+    with desk.killable(2, port_of(at), heartbeat_timeout=5):
         assert vote(clients[0], now).phase is Phase.OPEN
         assert come(clients[0]).replica_groups == (0,)
 
@@ -236,7 +236,7 @@ def test_nobody_gets_in_without_the_token(desk: Desk) -> None:
     with desk.coordinator(1) as at:
         hello = {"replica_group": 0, "rank": 0, "ranks": 1, "life": "x"}
         with pytest.raises((Unwelcome, PeerLost)):
-            Client(at.address, "guess", hello, silence=1, patience=0, on_change=lambda _: None)
+            Client(at.address, "guess", hello, heartbeat_timeout=1, patience=0, on_change=lambda _: None)
         host, port = at.address.rsplit(":", 1)
         with socket.create_connection((host, int(port))) as stranger:
             stranger.recv(CHALLENGE)
@@ -260,7 +260,14 @@ def test_a_host_without_the_token_is_not_believed(desk: Desk) -> None:
         address = "{}:{}".format(*listener.getsockname())
         hello = {"replica_group": 0, "rank": 0, "ranks": 1, "life": "x"}
         with pytest.raises(Unwelcome, match="the host of a connection does not know this job's token"):
-            Client(address, TOKEN, hello, silence=SILENCE, patience=0, on_change=lambda _: None)
+            Client(
+                address,
+                TOKEN,
+                hello,
+                heartbeat_timeout=HEARTBEAT_TIMEOUT,
+                patience=0,
+                on_change=lambda _: None,
+            )
 
 
 def test_nonsense_ends_only_the_conversation(desk: Desk) -> None:
@@ -272,7 +279,7 @@ def test_nonsense_ends_only_the_conversation(desk: Desk) -> None:
 
 
 def test_who_wakes_after_its_generation_has_ended_does_not_wait_for_it(desk: Desk) -> None:
-    """Two ranks of an island have to agree on the generation, though one saw it run and the other did not."""
+    """Two ranks of a group have to agree on the generation, though one saw it run and the other did not."""
     with desk.coordinator(2) as at:
         first, second = desk.client(at.address, 0, 0, 2), desk.client(at.address, 0, 1, 2)
         other = desk.client(at.address, 1)
@@ -316,7 +323,7 @@ def test_a_request_that_is_granted_already_does_not_end_the_generation(desk: Des
 def test_who_was_passed_over_asks_for_the_generation_after_that(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for the one after what it has heard since: that one may have this island."""
+    """Not for the one after what it has heard since: that one may have this group."""
     with desk.coordinator(2) as at:
         here, other = desk.client(at.address, 0), desk.client(at.address, 1)
         now = come(here, other)

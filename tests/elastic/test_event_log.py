@@ -101,7 +101,7 @@ def test_a_writer_that_has_nothing_to_tell_leaves_an_empty_file(tmp_path: Path) 
     assert read(tmp_path / "events.jsonl") == []
 
 
-def test_how_an_island_was_lost_is_one_of_four(tmp_path: Path) -> None:
+def test_how_a_group_was_lost_is_one_of_four(tmp_path: Path) -> None:
     with EventLog(tmp_path / "events.jsonl") as events, pytest.raises(ValueError, match="'asleep'"):
         events.lost(replica_group=0, why="", kind="asleep")  # type: ignore[arg-type]
     assert read(tmp_path / "events.jsonl") == []

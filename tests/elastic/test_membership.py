@@ -1,4 +1,4 @@
-"""The register under every order of events: islands come, vote, object, die and freeze."""
+"""The register under every order of events: groups come, vote, object, die and freeze."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcsgd.elastic.membership import Membership
 from hpcsgd.elastic.register import Phase, Point, Register, Vote
 
 RANKS = (2, 1, 3)
-"""Of each island."""
+"""Of each group."""
 NOTHING = Vote()
 CLIENTS = [(replica_group, rank) for replica_group, ranks in enumerate(RANKS) for rank in range(ranks)]
 clients = st.sampled_from(CLIENTS)
@@ -205,7 +205,7 @@ def test_the_register_survives_as_json() -> None:
     assert Register.from_json(json.loads(json.dumps(now.to_json()))) == now
 
 
-class Islands(RuleBasedStateMachine):
+class Groups(RuleBasedStateMachine):
     """Each client remembers what a real one would: the round whose mean it holds."""
 
     @initialize()
@@ -291,11 +291,11 @@ class Islands(RuleBasedStateMachine):
         raise AssertionError("no round in three attempts")
 
     @invariant()
-    def members_have_distinct_islands(self) -> None:
+    def members_have_distinct_groups(self) -> None:
         if hasattr(self, "membership"):
             members = self.membership.register.replica_groups
             assert len(set(members)) == len(members)
 
 
-TestIslands = Islands.TestCase
-TestIslands.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestGroups = Groups.TestCase
+TestGroups.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

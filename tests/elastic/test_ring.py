@@ -62,7 +62,7 @@ def connected(doors: Sequence[ring.Listener], over: Callable[[], bool] = lambda:
     def connect(place: int) -> TcpRing:
         return ring.connect(
             doors[place], 3, 1, place, addresses,
-            token=TOKEN, silence=PATIENCE, overdue=lambda _: False, given_up=over,
+            token=TOKEN, heartbeat_timeout=PATIENCE, overdue=lambda _: False, given_up=over,
         )  # fmt: skip
 
     with ThreadPoolExecutor(len(doors)) as pool:

@@ -16,7 +16,7 @@ from hpcsgd.elastic.handshake import COORDINATOR, introduce, welcome
 from hpcsgd.elastic.register import Phase, Register
 from hpcsgd.elastic.watch import Watch
 
-SILENCE = 1.0
+HEARTBEAT_TIMEOUT = 1.0
 HELLO = {"replica_group": 0, "rank": 0, "ranks": 1, "life": "first"}
 
 
@@ -78,7 +78,7 @@ class ScriptedClient:
 
 def test_a_coordinator_that_was_held_up_loses_nobody(desk: Desk, clock: Clock) -> None:
     """Its process was stopped, or its machine: what others said meanwhile it has yet to read."""
-    with desk.coordinator(1, silence=SILENCE) as at:
+    with desk.coordinator(1, heartbeat_timeout=HEARTBEAT_TIMEOUT) as at:
         client = ScriptedClient(at.address)
         for _ in range(3):
             clock.move(1000)
@@ -90,7 +90,7 @@ def test_a_coordinator_that_was_held_up_loses_nobody(desk: Desk, clock: Clock) -
 
 @pytest.mark.slow
 def test_who_gave_up_on_a_coordinator_that_was_held_up_may_come_back(desk: Desk, clock: Clock) -> None:
-    with desk.coordinator(2, silence=SILENCE) as at:
+    with desk.coordinator(2, heartbeat_timeout=HEARTBEAT_TIMEOUT) as at:
         clients = [ScriptedClient(at.address, replica_group) for replica_group in (0, 1)]
         for client in clients:
             client.say({"do": "come", "address": "nowhere:1", "rounds": 0, "generation": 0})
@@ -101,7 +101,7 @@ def test_who_gave_up_on_a_coordinator_that_was_held_up_may_come_back(desk: Desk,
         wait_for(lambda: not at._clients, 60)
         back = ScriptedClient(at.address, 0)
         for _ in range(10):
-            clock.move(SILENCE / 5)
+            clock.move(HEARTBEAT_TIMEOUT / 5)
             back.say({"do": "beat"})
             assert back.hear("beat")
         back.close()
@@ -112,14 +112,14 @@ def test_who_gave_up_on_a_coordinator_that_was_held_up_may_come_back(desk: Desk,
 
 @pytest.mark.slow
 def test_only_who_is_silent_is_lost(desk: Desk, clock: Clock) -> None:
-    with desk.coordinator(1, silence=SILENCE) as at:
+    with desk.coordinator(1, heartbeat_timeout=HEARTBEAT_TIMEOUT) as at:
         client = ScriptedClient(at.address)
         for _ in range(10):
-            clock.move(SILENCE / 5)
+            clock.move(HEARTBEAT_TIMEOUT / 5)
             client.say({"do": "beat"})
             assert client.hear("beat")
         for _ in range(6):
-            clock.move(SILENCE / 5)
+            clock.move(HEARTBEAT_TIMEOUT / 5)
         assert client.hear("evicted") == "nothing was heard of rank 0 for 1 s"
         client.close()
 
@@ -154,12 +154,14 @@ def test_a_seat_that_was_held_up_waits_for_an_answer(
     mute: tuple[str, list[socket.socket]], clock: Clock
 ) -> None:
     address, came = mute
-    client = Client(address, TOKEN, HELLO, silence=SILENCE, patience=60, on_change=lambda _: None)
+    client = Client(
+        address, TOKEN, HELLO, heartbeat_timeout=HEARTBEAT_TIMEOUT, patience=60, on_change=lambda _: None
+    )
     clock.move(1000)
     assert len(came) == 1, "it has not connected again"
 
     def silent_for_long() -> bool:
-        clock.now += SILENCE / 3
+        clock.now += HEARTBEAT_TIMEOUT / 3
         return len(came) == 2
 
     wait_for(silent_for_long, 60)

@@ -32,7 +32,7 @@ MAKE: dict[str, Callable[[Any], optim.Optimizer]] = {
     "unknown": lambda params: type("Own", (optim.SGD,), {})(params, lr=0.1, momentum=0.9, weight_decay=0.1),
 }
 SHAPES = [(2, 3), (1, 1), (1, 2), (2, 1), (3, 1), (2, 2)]
-EXCHANGES = {"shards": bsp, "whole": lambda: bsp(AllReduce())}
+GRAD_REDUCES = {"shards": bsp, "whole": lambda: bsp(AllReduce())}
 
 
 class Experts(nn.Module):
@@ -100,13 +100,13 @@ def experts_are_as_in_one_process(
 
 
 @pytest.mark.parametrize("kind", MAKE)
-@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("grad_reduce", GRAD_REDUCES)
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_experts_that_some_ranks_or_no_rank_uses(
-    run, P: int, K: int, exchange: str, overlap: bool, kind: str
+    run, P: int, K: int, grad_reduce: str, overlap: bool, kind: str
 ) -> None:
-    experts_are_as_in_one_process(run, P, K, kind, EXCHANGES[exchange], overlap_grad_reduce=overlap)
+    experts_are_as_in_one_process(run, P, K, kind, GRAD_REDUCES[grad_reduce], overlap_grad_reduce=overlap)
 
 
 @pytest.mark.parametrize("kind", MAKE)
@@ -116,14 +116,14 @@ def test_experts_that_some_groups_or_no_group_uses(run, kind: str) -> None:
     experts_are_as_in_one_process(run, 2, 1, kind, lambda: selsync(0.0, aggregate=gradients))
 
 
-@pytest.mark.parametrize("exchange", [hpcsgd.Dense(), AllReduce()], ids=["shards", "whole"])
+@pytest.mark.parametrize("grad_reduce", [hpcsgd.Dense(), AllReduce()], ids=["shards", "whole"])
 @pytest.mark.ranks(4)
 def test_experts_that_a_whole_group_does_not_use(
-    run, monkeypatch: pytest.MonkeyPatch, exchange: GradReduce
+    run, monkeypatch: pytest.MonkeyPatch, grad_reduce: GradReduce
 ) -> None:
     """Its gradients are missing when they are averaged in the group, and when the update begins."""
     monkeypatch.setattr(f"{__name__}.used", lambda t, rank: [t % 2] if rank < 2 else [])
-    method = lambda: selsync(0.0, aggregate=gradients, grad_reduce=exchange)  # noqa: E731
+    method = lambda: selsync(0.0, aggregate=gradients, grad_reduce=grad_reduce)  # noqa: E731
     experts_are_as_in_one_process(run, 2, 2, "adamw", method, early=True)
 
 
@@ -339,13 +339,13 @@ def test_a_gradient_that_is_replaced_unseen_is_refused() -> None:
 
 
 @pytest.mark.ranks(2)
-def test_what_an_exchange_has_kept_is_not_lost_with_the_gradient(run) -> None:
+def test_what_a_gradient_reduction_has_kept_is_not_lost_with_the_gradient(run) -> None:
     """Error feedback sends elements of a layer that is not used any more, until nothing is left."""
 
     def train(world: Communicator) -> list[float]:
         net: Any = make_model()
-        exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1))
-        method = hierarchical(100, grad_reduce=exchange)
+        grad_reduce = hpcsgd.Sparse(hpcsgd.TopK(density=0.1))
+        method = hierarchical(100, grad_reduce=grad_reduce)
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), method)
         moved = []
         for t in range(60):
@@ -363,7 +363,7 @@ def test_what_an_exchange_has_kept_is_not_lost_with_the_gradient(run) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_where_an_exchange_has_a_memory_a_missing_gradient_is_zero(run) -> None:
+def test_where_a_gradient_reduction_has_a_memory_a_missing_gradient_is_zero(run) -> None:
     """On all ranks, whether anything of earlier ones comes or not: weights decay."""
 
     def train(world: Communicator) -> Tensor:

@@ -95,7 +95,7 @@ def test_betas(run, n: int) -> None:
 METHODS: dict[str, tuple[Callable[[], Method], str]] = {
     "sync_every": (lambda: hierarchical(3), "the method's schedule.I is 2 on rank 0 and 3 on rank 1"),
     "method": (bsp, "the method's grad_reduce is Dense on rank 0 and AcrossGroups on rank 1"),
-    "exchange": (
+    "grad_reduce": (
         lambda: hierarchical(2, grad_reduce=hpcsgd.ReduceScatter()),
         "the method's grad_reduce is Dense on rank 0 and ReduceScatter on rank 1",
     ),

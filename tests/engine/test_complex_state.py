@@ -116,7 +116,7 @@ def test_where_they_lie(run, P: int, K: int, dtype: torch.dtype) -> None:
             assert p.dtype.to_real() == dtype
         for b in optimizer.buckets:
             assert b.w.dtype == dtype
-            assert not optimizer.exchanges or b.g.dtype == dtype
+            assert not optimizer.reduces_grads or b.g.dtype == dtype
             assert b.param_shard.numel() % b.reals == 0
         plain = Operator(pairs=False, dtype=dtype, seed=3)
         plain.load_state_dict(net.state_dict())

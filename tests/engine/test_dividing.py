@@ -371,7 +371,7 @@ def test_the_layout_is_foretold(run) -> None:
     assert sum(b.used for b in m.buckets) == sum(p.numel() for _, p in named)
 
 
-def test_islands_own_no_tensors() -> None:
+def test_groups_own_no_tensors() -> None:
     """They may be of several K, and average models that are laid out alike."""
     net = Language()
     optimizer = muon(net, 0.02)

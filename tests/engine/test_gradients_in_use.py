@@ -1,7 +1,7 @@
 """What other people's training loops do with gradients: the numbers of one process on the batch of all ranks.
 
 Each loop is written once and runs in plain torch, and on ranks by methods that average gradients: of the
-group, of all groups, by every kind of result that an exchange leaves.
+group, of all groups, by every kind of result that a gradient reduction leaves.
 """
 
 from __future__ import annotations
@@ -388,7 +388,7 @@ def test_gradients_are_made_whole_once(run) -> None:
         sent = []
         for _ in range(2):
             optimizer.synchronize()
-            sent.append(world.stats.totals()["gradients"].bytes)
+            sent.append(world.stats.totals()["grad_reduce"].bytes)
         return sent
 
     for once, twice in run(2, train):

@@ -165,8 +165,8 @@ def test_what_it_costs(run) -> None:
         return (
             sum(x.numel() for x in state + held),
             {x.dtype for x in state + held},
-            sent["gradients"].bytes,
-            sent["parameters"].bytes,
+            sent["grad_reduce"].bytes,
+            sent["param_gather"].bytes,
         )
 
     M, K = 256, 4
@@ -226,7 +226,7 @@ def test_a_scaler_is_refused(P: int) -> None:
 
 @pytest.mark.ranks(2)
 def test_clipped_and_sparse_gradients_arrive(run) -> None:
-    """What becomes of a gradient between the exchange and the update is narrow, as it travelled."""
+    """What becomes of a gradient between the reduction and the update is narrow, as it travelled."""
 
     def trained(world: Communicator, method: Callable[[], Method], clip: float) -> Tensor:
         net = nn.Linear(2, 2, bias=False).to(NARROW)

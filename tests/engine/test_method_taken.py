@@ -11,6 +11,7 @@ from hpcsgd.core.topology import form
 from references import model as make_model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_method_is_of_one_optimizer_at_a_time(run, n: int) -> None:
     def reused(world: Communicator) -> list[str]:

@@ -226,7 +226,7 @@ def test_groups_meet(run, P: int, K: int) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.ranks(2)
-def test_an_exchange_with_a_memory_sees_one_gradient_a_step(run, way: str) -> None:
+def test_a_gradient_reduction_with_a_memory_sees_one_gradient_a_step(run, way: str) -> None:
     with pytest.raises(UserError, match="several times in a step"):
         run(2, by_ranks, 1, LooksAhead, way, lambda: bsp(grad_reduce=Sparse(TopK(0.5))))
 

@@ -276,8 +276,8 @@ def test_a_bucket_is_averaged_while_the_next_one_is_in_its_group() -> None:
         plain(backend, *arguments)
 
     def train(world: Communicator) -> None:
-        exchange = Until(lambda own, before: has_changed(own, before) and len(averaged) > 0)
-        one_step(world, 2, Method(exchange, Every(1), WithDistance(Mean())))
+        grad_reduce = Until(lambda own, before: has_changed(own, before) and len(averaged) > 0)
+        one_step(world, 2, Method(grad_reduce, Every(1), WithDistance(Mean())))
 
     plain = ThreadBackend.allreduce
     with mock.patch.object(ThreadBackend, "allreduce", allreduce):
@@ -362,7 +362,7 @@ def test_a_bucket_is_gathered_while_the_next_one_is_updated(method: Callable[[],
 
 
 def test_who_is_through_with_each_bucket_by_itself() -> None:
-    """A sparse exchange selects when it has seen the last one."""
+    """A sparse gradient reduction selects when it has seen the last one."""
     assert bsp().grad_reduce.traits.per_bucket
     assert bsp(ReduceScatter()).grad_reduce.traits.per_bucket
     assert WithAllgather(AllToAll()).traits.per_bucket

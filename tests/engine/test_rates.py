@@ -1,4 +1,5 @@
-"""One truth for the learning rate of a step: warm-up included, the same for exchange, update and meeting."""
+"""One truth for the learning rate of a step: warm-up included, the same for gradient reduction, update and
+meeting."""
 
 from __future__ import annotations
 
@@ -64,12 +65,12 @@ class Late:
 @pytest.mark.parametrize("around", WHERE)
 @pytest.mark.parametrize("n", [2, 4])
 def test_the_rate_inside_is_fixed_when_gradients_leave(run, n: int, around: str) -> None:
-    """All elements are sent, so it is plain SGD, however late the exchange is carried out."""
+    """All elements are sent, so it is plain SGD, however late the reduction is carried out."""
 
     def trained(world: Communicator) -> list[Tensor]:
         begun = threading.Event()
-        exchange = Sparse(Late(TopK(1.0), begun), feedback=LrInErrorFeedback())
-        net, wrapped = warmed_up(world, 1, bsp(exchange), around)
+        grad_reduce = Sparse(Late(TopK(1.0), begun), feedback=LrInErrorFeedback())
+        net, wrapped = warmed_up(world, 1, bsp(grad_reduce), around)
         wrapped.register_step_pre_hook(lambda *_: begun.set())
         return [one_step(net, wrapped, wrapped.topology, t) for t in range(STEPS)]
 
@@ -120,19 +121,21 @@ class Noting:
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("around", WHERE)
-def test_schedules_and_exchanges_see_it(run, around: str) -> None:
+def test_schedules_and_gradient_reductions_see_it(run, around: str) -> None:
     def seen(world: Communicator) -> tuple[list[float], list[float], list[float]]:
         asked: list[float] = []
-        exchange = Noting([])
-        method = Method(exchange, Never(asked), sasgd(3).averager)
+        grad_reduce = Noting([])
+        method = Method(grad_reduce, Never(asked), sasgd(3).averager)
         net, wrapped = warmed_up(world, 2, method, around)
         due = []
         for t in range(STEPS):
             due.append(wrapped.rates[0])
             one_step(net, wrapped, wrapped.topology, t)
         buckets = len(wrapped.buckets)
-        assert all(len(set(exchange.seen[i : i + buckets])) == 1 for i in range(0, STEPS * buckets, buckets))
-        return asked, exchange.seen[::buckets], due
+        assert all(
+            len(set(grad_reduce.seen[i : i + buckets])) == 1 for i in range(0, STEPS * buckets, buckets)
+        )
+        return asked, grad_reduce.seen[::buckets], due
 
     for asked, departed, due in run(4, seen):
         assert asked == due == pytest.approx(RATES, rel=1e-14)

@@ -48,10 +48,10 @@ def momentum(net: nn.Module) -> optim.Optimizer:
 
 
 def watched(net: nn.Module, topology: Topology, **options: object) -> tuple[DistributedOptimizer, Watched]:
-    exchange = Watched()
-    method = Method(exchange, never, Mean())
+    grad_reduce = Watched()
+    method = Method(grad_reduce, never, Mean())
     options = {"bucket_cap_mb": SMALL} | options
-    return DistributedOptimizer(momentum(net), net, topology, method, **options), exchange  # type: ignore[arg-type]
+    return DistributedOptimizer(momentum(net), net, topology, method, **options), grad_reduce  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
@@ -59,12 +59,12 @@ def watched(net: nn.Module, topology: Topology, **options: object) -> tuple[Dist
 def test_buckets_leave_in_order_and_during_the_backward_pass(run, n: int, overlap: bool) -> None:
     def train(world: Communicator) -> list[tuple[int, bool]]:
         net = make_model()
-        optimizer, exchange = watched(net, form(world), overlap_grad_reduce=overlap)
+        optimizer, grad_reduce = watched(net, form(world), overlap_grad_reduce=overlap)
         loss(net, *batch(0, world.rank)).backward()
         optimizer.topology.world.run(lambda: None, "all that was sent").wait()
-        exchange.backward_over[0] = True
+        grad_reduce.backward_over[0] = True
         optimizer.step()
-        return exchange.seen
+        return grad_reduce.seen
 
     assert run(n, train) == [[(bucket, not overlap) for bucket in range(6)]] * n
 
@@ -120,11 +120,11 @@ def test_ranks_may_use_their_layers_in_other_orders(run, n: int, orders: tuple[l
     def train(world: Communicator) -> tuple[list[int], Tensor]:
         net = Switching()
         net.order = orders[world.rank % 2]
-        optimizer, exchange = watched(net, form(world))
+        optimizer, grad_reduce = watched(net, form(world))
         if net.order:
             loss(net, *batch(0, world.rank)).backward()
         optimizer.step()
-        return [bucket for bucket, _ in exchange.seen], vector(net)
+        return [bucket for bucket, _ in grad_reduce.seen], vector(net)
 
     nets = [backward(rank) for rank in range(n)]
     changes = [[torch.zeros_like(p) if p.grad is None else p.grad for p in net.parameters()] for net in nets]
@@ -146,7 +146,7 @@ def test_a_step_may_be_left_out_after_clipping(run, n: int, set_to_none: bool) -
             optimizer.zero_grad(set_to_none)
             loss(net, *batch(t, world.rank)).backward()
             optimizer.clip_grad_norm_(100.0)
-            optimizer.clip_grad_norm_(100.0)  # a second time is no second exchange
+            optimizer.clip_grad_norm_(100.0)  # a second time is no second reduction
             if t not in (1, 2):
                 optimizer.step()
         return vector(net)

@@ -1,4 +1,4 @@
-"""Loss scaling: gradients are judged once they have been exchanged, and all ranks skip the same steps."""
+"""Loss scaling: gradients are judged once they have been reduced, and all ranks skip the same steps."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_around_a_natural_gradient(run) -> None:
 
 @pytest.mark.ranks(2)
 def test_who_has_no_batch_after_a_skipped_step(run) -> None:
-    """Its gradient counts as zero, as ever: what was exchanged for the skipped step is not judged again."""
+    """Its gradient counts as zero, as ever: what was reduced for the skipped step is not judged again."""
 
     def trained(world: Communicator) -> tuple[int, float]:
         net = model(dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Sparse gradients where none is exchanged: each group trains, and clips, as a process of its own."""
+"""Sparse gradients where none is reduced: each group trains, and clips, as a process of its own."""
 
 from __future__ import annotations
 

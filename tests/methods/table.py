@@ -73,7 +73,7 @@ class Case:
 
     method: str
     arguments: Callable[[], Mapping[str, Any]]
-    """Made anew each time: those that are methods or exchanges have a memory."""
+    """Made anew each time: those that are methods or gradient reductions have a memory."""
     reference: Callable[[int, int, MakeOptimizer], History]
     """Of STEPS steps."""
     plain_sgd: bool = False

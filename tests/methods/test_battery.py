@@ -79,6 +79,7 @@ def trained(
     return distributed(world, P, entry.new(), make, STEPS, rates=RATES, form=entry.form, device=device)
 
 
+@pytest.mark.every_method
 @pytest.mark.threads(unless={"P": 2, "K": 2, "optimizer": {"AdamW", "SGD"}})
 @pytest.mark.parametrize(("method", "P", "K", "optimizer"), methods_and_optimizers(SHAPES))
 def test_equals_plain_torch(run, method: str, P: int, K: int, optimizer: str) -> None:

@@ -64,9 +64,9 @@ def of_distance(P: int, K: int) -> Fraction:
 
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), SHAPES)
-@pytest.mark.parametrize("exchange", [None, ReduceScatter()])
-def test_hierarchical(run, P: int, K: int, exchange: ReduceScatter | None) -> None:
-    method = hierarchical(EVERY, exchange) if exchange else hierarchical(EVERY)
+@pytest.mark.parametrize("grad_reduce", [None, ReduceScatter()])
+def test_hierarchical(run, P: int, K: int, grad_reduce: ReduceScatter | None) -> None:
+    method = hierarchical(EVERY, grad_reduce) if grad_reduce else hierarchical(EVERY)
     meetings = STEPS // EVERY if P > 1 else 0
     expected = without_zeros(
         gradients=STEPS * T0(K),
@@ -142,8 +142,8 @@ def test_averaged_moments_are_counted_apart(run, P: int, K: int) -> None:
     """And 16 bytes, to know that all join the same."""
     meetings = STEPS // EVERY
     for counted in run(P * K, recorded, P, hierarchical(EVERY, optimizer_state=AverageState)):
-        assert counted["average"] == float(meetings * T1(P, K))
-        assert counted["moments"] == float(meetings * (T1(P, K) + allreduce(P, 4)))
+        assert counted["model_average"] == float(meetings * T1(P, K))
+        assert counted["state_average"] == float(meetings * (T1(P, K) + allreduce(P, 4)))
 
 
 @pytest.mark.parametrize(("P", "K"), [(1, 4), (2, 4)])
@@ -162,7 +162,7 @@ def test_padding_adds_itself_and_no_more(run, P: int, K: int) -> None:
             before = world.stats.totals()
             model(torch.ones(1, model.in_features)).sum().backward()
             optimizer.step()
-            counts.append(world.stats.since(before)["parameters"].bytes)
+            counts.append(world.stats.since(before)["param_gather"].bytes)
         return dict(zip(("whole", "odd"), counts, strict=True))
 
     for counted in run(P * K, padded):

@@ -143,7 +143,7 @@ def test_an_evaluation_is_of_the_mean_of_what_groups_train_on(
 
 
 @pytest.mark.ranks(4)
-def test_with_a_sparse_exchange(run) -> None:
+def test_with_a_sparse_gradient_reduction(run) -> None:
     """Each position updates all of w: what arrives are chunks, and the group gathers them."""
     new = lambda: delayed(hierarchical(EVERY, Sparse(Deft(0.2))), 2)  # noqa: E731
     expected = sparsified(2, 2, deft(0.2), OPTIMIZERS["SGD"], STEPS, in_turn(EVERY, 1, 2, carried))
@@ -226,7 +226,7 @@ class Held:
 
 @pytest.mark.ranks(4)
 def test_gradients_do_not_wait_for_a_meeting(run) -> None:
-    """Two steps are made, their gradients exchanged, before it begins; what meets is w_t all the same."""
+    """Two steps are made, their gradients reduced, before it begins; what meets is w_t all the same."""
 
     def trained_meanwhile(world: Communicator) -> list[Tensor]:
         may = threading.Event()

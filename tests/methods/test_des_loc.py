@@ -25,7 +25,7 @@ from hpcsgd.train.training_profile import state_of
 from local_methods import desynced
 from methods.test_battery import OPTIMIZERS
 from methods.test_unused_parts import Branches
-from parts.averagers.test_moments import ADAPTIVE, Two
+from parts.averagers.test_optimizer_state import ADAPTIVE, Two
 from references import MakeOptimizer, distributed, model, one_step, same
 from trainings import Rows
 
@@ -102,15 +102,15 @@ def counted(
 def test_where_moments_meet_alone_no_parameter_goes_across_groups(run, P: int, K: int) -> None:
     """K_x = 4, K_u = 3, K_v = 6; parameters are gathered in the group as after any step."""
     for steps in run(P * K, lambda world: counted(world, P, des_loc(4, 3, 6), OPTIMIZERS["AdamW"], model())):
-        plain = steps[0].get("parameters", 0.0)
+        plain = steps[0].get("param_gather", 0.0)
         for t, sent_then in enumerate(steps, 1):
-            assert (sent_then.get("average", 0.0) > 0) == (t % 4 == 0)
-            assert (sent_then.get("moments", 0.0) > 0) == (t % 3 == 0)
-            assert sent_then.get("parameters", 0.0) == plain
-        u, both = steps[2]["moments"], steps[5]["moments"]
+            assert (sent_then.get("model_average", 0.0) > 0) == (t % 4 == 0)
+            assert (sent_then.get("state_average", 0.0) > 0) == (t % 3 == 0)
+            assert sent_then.get("param_gather", 0.0) == plain
+        u, both = steps[2]["state_average"], steps[5]["state_average"]
         assert u < 0.7 * both
-        assert steps[8]["moments"] == pytest.approx(u)
-        assert steps[11]["moments"] == pytest.approx(both)
+        assert steps[8]["state_average"] == pytest.approx(u)
+        assert steps[11]["state_average"] == pytest.approx(both)
 
 
 @pytest.mark.ranks(2)
@@ -120,7 +120,7 @@ def test_counts_come_along_with_moments_alone(run) -> None:
     for steps in run(
         2, lambda world: counted(world, 2, des_loc(4, first_every=2, second_every=3), make, model())
     ):
-        assert [t for t, step in enumerate(steps, 1) if step.get("moments", 0.0)] == [3, 6, 9, 12]
+        assert [t for t, step in enumerate(steps, 1) if step.get("state_average", 0.0)] == [3, 6, 9, 12]
 
 
 @pytest.mark.ranks(4)
@@ -132,8 +132,8 @@ def test_an_optimizer_of_whole_tensors(run) -> None:
     same(ranks, desynced(2, 2, 4, {"sums": 3}, make, STEPS), 2)
     for steps in run(4, lambda world: counted(world, 2, new(), make, model())):
         plain = {t: step for t, step in enumerate(steps, 1) if t % 4}
-        assert len({step.get("parameters", 0.0) for step in plain.values()}) == 1
-        assert all((step.get("moments", 0.0) > 0) == (t % 3 == 0) for t, step in enumerate(steps, 1))
+        assert len({step.get("param_gather", 0.0) for step in plain.values()}) == 1
+        assert all((step.get("state_average", 0.0) > 0) == (t % 3 == 0) for t, step in enumerate(steps, 1))
 
 
 @pytest.mark.parametrize(("P", "K"), [(3, 2), (2, 2)])
@@ -148,7 +148,7 @@ def test_bytes_are_as_foretold(
     m = ModelLayout.of(
         net.named_parameters(), P, K, 200.0, *state_of(OPTIMIZERS["AdamW"](list(net.parameters())))
     )
-    for phase in ("average", "moments"):
+    for phase in ("model_average", "state_average"):
         messages = [x for x in of_step(StepPlan.of(des_loc(*periods)), m) if x.phase == phase]
         expected = sum(x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in messages)
         found = sum(step.get(phase, 0.0) for steps in ranks for step in steps) / len(ranks) / STEPS

@@ -55,15 +55,15 @@ def test_an_outer_step_of_one_is_the_mean(run, P: int, K: int, optimizer: str) -
 
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(
-    ("exchange", "inner"), [(AllToAll(), Mean()), (AllToAll(), MeanOfAll()), (AllReduce(), MeanOfAll())]
+    ("grad_reduce", "inner"), [(AllToAll(), Mean()), (AllToAll(), MeanOfAll()), (AllReduce(), MeanOfAll())]
 )
 @pytest.mark.parametrize("outer", [NESTEROV, lambda params: optim.AdamW(params, lr=0.02)])
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_an_outer_optimizer_on_chunks_and_on_all_of_w(
-    run, P: int, K: int, outer: Any, exchange: Any, inner: Any
+    run, P: int, K: int, outer: Any, grad_reduce: Any, inner: Any
 ) -> None:
     def models(world: Communicator) -> list[Tensor]:
-        method = Method(exchange, Every(2), OuterOptimizer(inner, outer, lambda _: None))
+        method = Method(grad_reduce, Every(2), OuterOptimizer(inner, outer, lambda _: None))
         return distributed(world, P, method, OPTIMIZERS["AdamW"], STEPS, bucket_cap_mb=1e-4)
 
     expected = alone(P, K, OPTIMIZERS["AdamW"], STEPS, with_outer(2, outer))

@@ -102,6 +102,7 @@ def unequal_start(
     return x / w, vector(net), w_after.item(), moved
 
 
+@pytest.mark.slow
 @pytest.mark.threads(unless={"P": 4, "K": 1})
 @pytest.mark.parametrize("graph", [Exponential(), Exponential(2), PowersOfTwo(2), Ring()], ids=repr)
 @pytest.mark.parametrize(
@@ -177,7 +178,7 @@ def test_bytes_of_a_step(run, P: int, K: int, peers: int) -> None:
         before = world.stats.totals()
         net(torch.ones(2, 24)).sum().backward()
         optimizer.step()
-        return world.stats.since(before)["average"].bytes, min(peers, P - 1) * (24 * 16 // K * 4 + 8)
+        return world.stats.since(before)["model_average"].bytes, min(peers, P - 1) * (24 * 16 // K * 4 + 8)
 
     for sent, expected in run(P * K, recorded):
         assert sent == expected

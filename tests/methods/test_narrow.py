@@ -119,9 +119,9 @@ def test_with_masters_as_well(method: str, P: int, K: int) -> None:
 LARGE = 30000.0
 
 
-@pytest.mark.parametrize("exchange", [AllToAll(), ReduceScatter(), AllReduce()])
+@pytest.mark.parametrize("grad_reduce", [AllToAll(), ReduceScatter(), AllReduce()])
 @pytest.mark.parametrize(("P", "K"), [(1, 4), (2, 2), (4, 1)])
-def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, exchange: Any) -> None:
+def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, grad_reduce: Any) -> None:
     """In the group and across groups, of gradients and of models."""
 
     def means(world: Communicator) -> list[float]:
@@ -130,11 +130,11 @@ def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, excha
         bucket: Any = SimpleNamespace(g=g, received=None, w=g.clone(), param_shard=g.clone())
         bucket.grad_shard = bucket.g.view(K, -1)[topology.shard_index]
         s: Any = StepContext(TrainingContext(topology, [bucket], optimizer_state=None), t=1)  # type: ignore[arg-type]
-        across: GradReduce = exchange.across_groups()
+        across: GradReduce = grad_reduce.across_groups()
         across(s, bucket)
         run_averager(Mean(), [bucket.param_shard], s)
         run_averager(MeanOfAll(), [bucket.w], s)
-        result = bucket.grad_shard if exchange.traits.shards else bucket.g
+        result = bucket.grad_shard if grad_reduce.traits.leaves_shards else bucket.g
         run_averager(MeanOfSome(1.0, seed=0), [bucket.param_shard], s)
         return [*result.tolist(), *bucket.w.tolist(), *bucket.param_shard.tolist()]
 
@@ -208,7 +208,7 @@ def test_a_partner_keeps_halves_of_an_ulp() -> None:
     assert threads.run(2, kept) == [torch.float32] * 2
 
 
-def test_islands_sum_in_float32() -> None:
+def test_groups_sum_in_float32() -> None:
     """What goes around a ring is wider than the model: its sums would overflow."""
     rings = Rings(0, "127.0.0.1", "token", 10.0)
     try:

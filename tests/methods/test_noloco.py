@@ -72,7 +72,7 @@ def test_a_meeting_sends_one_chunk_to_one_other(run, P: int, K: int) -> None:
             optimizer.zero_grad()
             net(optimizer.buckets[0].w.new_full((2, 24), t + topology.rank)).sum().backward()
             optimizer.step()
-            grown = world.stats.since(before).get("average")
+            grown = world.stats.since(before).get("model_average")
             counts.append(0.0 if grown is None else grown.bytes)
         return counts
 

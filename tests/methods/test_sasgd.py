@@ -52,11 +52,11 @@ def plainly(world: Communicator, P: int, method: Method, rates: list[float]) -> 
 RATES = [0.1, 0.1, 0.3, 0.2, 0.2, 0.05, 0.1, 0.1]
 
 
-@pytest.mark.parametrize("exchange", [AllToAll(), AllReduce()])
+@pytest.mark.parametrize("grad_reduce", [AllToAll(), AllReduce()])
 @pytest.mark.parametrize(("P", "K"), [*SHAPES, (4, 2)])
-def test_accumulated_gradients_move_the_agreed_model(run, P: int, K: int, exchange: Any) -> None:
+def test_accumulated_gradients_move_the_agreed_model(run, P: int, K: int, grad_reduce: Any) -> None:
     """In the step of the meeting at that step's rate, which need not be that of the sum's."""
-    ranks = run(P * K, lambda world: plainly(world, P, sasgd(EVERY, exchange), RATES))
+    ranks = run(P * K, lambda world: plainly(world, P, sasgd(EVERY, grad_reduce), RATES))
     same(ranks, accumulating(P, EVERY, RATES, gradients_of(K)), K)
     if P > 1:
         averaging = run(P * K, lambda world: plainly(world, P, hierarchical(EVERY), RATES))

@@ -93,7 +93,7 @@ def test_padding_costs_no_bytes_and_no_choice(run) -> None:
         optimizer = wrapped(net, form(world, 2), sparseloco(1, density=1.0, bits=32))
         before = world.stats.totals()
         train(net, optimizer, range(1))
-        return world.stats.since(before)["average"].bytes
+        return world.stats.since(before)["model_average"].bytes
 
     first, second, *others = run(4, one)
     assert others == [first, second]

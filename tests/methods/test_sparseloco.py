@@ -179,7 +179,7 @@ def test_bytes_of_a_meeting(run, n: int, bits: int, nbytes: int) -> None:
         optimizer.step()
         m = ModelLayout.of(net.named_parameters(), 2, 2, 25e6)
         told = next(x.nbytes for x in method.averager.inner.comm_ops(m))  # type: ignore[attr-defined]
-        return world.stats.since(before)["average"].bytes, told
+        return world.stats.since(before)["model_average"].bytes, told
 
     assert run(4, one) == [(nbytes, 2 * nbytes)] * 4
 

@@ -140,7 +140,7 @@ def test_the_distance_is_that_of_all_fragments(run, P: int, K: int) -> None:
     D = (groups - groups.mean(0)).norm(dim=1).mean().item()
     for notes, _ in found:
         assert [t for t, each in enumerate(notes, 1) if each] == [3, 5, 7, 9]
-        assert notes[2] == {"shared": 1.0}
+        assert notes[2] == {"grads_shared": 1.0}
         assert notes[4] == {"distance": pytest.approx(D, rel=1e-12)}
         assert notes[8]["distance"] < 1e-12 * D
 
@@ -156,7 +156,7 @@ def test_a_link_carries_as_much_in_smaller_parts(run) -> None:
             before = world.stats.totals()
             one_step(net, optimizer, topology, t)
             optimizer.method.state_dict()  # waits for what is under way
-            grown = world.stats.since(before).get("average")
+            grown = world.stats.since(before).get("model_average")
             counts.append(0.0 if grown is None else grown.bytes)
         return counts
 
@@ -194,7 +194,7 @@ def test_streaming_diloco_of_4_bits_sends_its_formula(run, F: int, P: int, K: in
         train(range(F * H))
         chunks = [b.param_shard for b in optimizer.buckets]
         owned = [x.numel() for cut in fragments(optimizer.buckets, F) for x in cut.of(chunks) if x.numel()]
-        return world.stats.since(before)["average"].bytes, sum(map(formula, owned))
+        return world.stats.since(before)["model_average"].bytes, sum(map(formula, owned))
 
     def formula(n: int) -> int:
         part = -(-n // P)

@@ -35,7 +35,7 @@ STEPS = 6
 
 def takes_turns(method: Method) -> bool:
     """Whether it updates chunks, as `hierarchical` does: both methods of a switch have to."""
-    return method.grad_reduce.traits.shards and not method.averager.traits.whole_model
+    return method.grad_reduce.traits.leaves_shards and not method.averager.traits.whole_model
 
 
 @pytest.mark.threads(unless={"P": 2, "K": 2, "method": {"delayed", "diloco", "osgp"}})
@@ -122,7 +122,7 @@ def trained(world: Communicator, method: Method, rates: list[float], again: Meth
         optimizer.param_groups[0]["lr"] = lr
         before = world.stats.totals()
         one_step(net, optimizer, topology, t)
-        met.append("average" in world.stats.since(before))
+        met.append("model_average" in world.stats.since(before))
     return met
 
 
@@ -163,7 +163,7 @@ def test_a_state_of_other_methods_is_refused(run) -> None:
         run(2, loaded)
 
 
-def test_what_a_sparse_exchange_has_kept_is_dropped_aloud(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_sparse_gradient_reduction_has_kept_is_dropped_aloud(caplog: pytest.LogCaptureFixture) -> None:
     sparse = lambda: bsp(Sparse(Deft(0.1)))  # noqa: E731
     for first in (sparse(), switch(sparse(), sparse(), 0)):
         caplog.clear()
@@ -176,14 +176,14 @@ def test_what_a_sparse_exchange_has_kept_is_dropped_aloud(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (1, 4)])
 @pytest.mark.parametrize("order", [(AllToAll(), ReduceScatter()), (ReduceScatter(), AllToAll())], ids=repr)
-def test_exchanges_that_need_rooms_of_unlike_size_take_turns(
+def test_gradient_reductions_that_need_rooms_of_unlike_size_take_turns(
     run, order: tuple[GroupGradReduce, GroupGradReduce], P: int, K: int
 ) -> None:
     def models(world: Communicator, method: Method) -> list[Tensor]:
         return distributed(world, P, method, OPTIMIZERS["momentum"], STEPS)
 
     alone = run(P * K, models, hierarchical(2))
-    both = run(P * K, models, switch(*(hierarchical(2, exchange) for exchange in order), at=4))
+    both = run(P * K, models, switch(*(hierarchical(2, grad_reduce) for grad_reduce in order), at=4))
     for mine, expected in zip(both, alone, strict=True):
         for w, v in zip(mine, expected, strict=True):
             torch.testing.assert_close(w, v, rtol=0, atol=1e-13)

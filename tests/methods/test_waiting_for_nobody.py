@@ -261,8 +261,8 @@ def test_bytes_of_a_step(run, P: int, K: int) -> None:
 
     part = 24 * 16 // (P * K) * 4 + 8
     ranks = run(P * K, recorded)
-    assert sum(sent["average"] for sent in ranks) == P * K * 3 * 2 * (P - 1) * part
-    assert all(sent.keys() <= {"average", "gradients", "parameters"} for sent in ranks)
+    assert sum(sent["model_average"] for sent in ranks) == P * K * 3 * 2 * (P - 1) * part
+    assert all(sent.keys() <= {"model_average", "grad_reduce", "param_gather"} for sent in ranks)
 
 
 def test_refusals() -> None:

@@ -284,6 +284,7 @@ def test_layers_of_the_new_resnets() -> None:
         assert len(counted) == depth
 
 
+@pytest.mark.slow
 def test_resnet10_and_a_small_stem_keep_the_size_of_small_images() -> None:
     x = torch.zeros(1, 3, 32, 32)
     assert build("resnet10", {})[:-3](x).shape == (1, 512, 4, 4)

@@ -30,6 +30,7 @@ def small(model_type: str, **more: Any) -> Any:
     return build(ANY, {"model_type": model_type, **SMALL[model_type], **more})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", SMALL)
 def test_scores_are_the_librarys_own(model_type: str) -> None:
     """Of the same weights, by their own names: what was trained can be loaded there."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -87,7 +89,7 @@ def test_one_that_has_values_is_rank_0s(run) -> None:
         torch.manual_seed(world.rank)
         model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
         mine = model[0].weight.detach().clone()
-        fully_shard(model, topology, blocks=["0", "2"])
+        fully_shard(model, topology, units=["0", "2"])
         found = whole_state(model, keeps=True)
         return {"mine": mine, "found": found["0.weight"]}
 
@@ -173,7 +175,7 @@ class Tables(nn.Linear):
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], list[str] | None, str]] = {
-    "a name": (lambda: nn.Sequential(nn.Linear(2, 2)), ["1"], "blocks: no module '1'"),
+    "a name": (lambda: nn.Sequential(nn.Linear(2, 2)), ["1"], "units: no module '1'"),
     "nobody to give values": (
         lambda: nn.Sequential(Bare()),
         None,
@@ -194,6 +196,26 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], list[str] | None, str]] = {
         "torch cannot shard",
     ),
 }
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("blocks", "fully_shard has no argument 'blocks'; did you mean 'units'?"),
+        ("offload", "fully_shard has no argument 'offload'; did you mean 'offload_policy'?"),
+        ("mesh", "fully_shard has no argument 'mesh'; "),
+    ],
+)
+def test_an_argument_that_neither_torch_nor_hpcsgd_knows(run, name: str, message: str) -> None:
+    policy: dict[str, Any] = {name: None}
+
+    def refused(world: Communicator) -> bool:
+        with pytest.raises(JobError, match=re.escape(message)):
+            fully_shard(nn.Linear(2, 2), form(world, 1), **policy)
+        return True
+
+    assert run(2, refused) == [True, True]
 
 
 @pytest.mark.ranks(2)
@@ -230,7 +252,7 @@ def test_rank_0_alone_need_have_values(run) -> None:
         with META if world.rank else nullcontext():
             model = deepcopy(mine) if world.rank == 0 else Marked()
         assert world.rank == 0 or all(x.device == META for x in model.state_dict().values())
-        fully_shard(model, form(world, 2), blocks=["conv", "frozen"])
+        fully_shard(model, form(world, 2), units=["conv", "frozen"])
         found = whole_state(model, keeps=True)
         assert model.scores.weight is model.embedding.weight
         assert not model.frozen.weight.requires_grad
@@ -248,7 +270,7 @@ OTHERS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], list[str]], 
     "other blocks": (
         lambda rank: nn.Sequential(nn.Linear(2, 3)),
         lambda rank: ["0"] * (rank == 2),
-        "rank 2 of 4, sharding the model: blocks: 0, the model on 'cpu' here, the model on 'cpu' on rank 0",
+        "rank 2 of 4, sharding the model: units: 0, the model on 'cpu' here, the model on 'cpu' on rank 0",
     ),
     "other shapes": (
         lambda rank: nn.Linear(2, 3 + rank // 3),

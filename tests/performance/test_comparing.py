@@ -219,7 +219,7 @@ def test_what_goes_on_has_to_be_the_same(job_file: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_what_a_variant_chose_is_no_other_beginning(job_file: Path, tmp_path: Path) -> None:
-    """Its exchange stands in its job file, and not in that of all."""
+    """Its gradient reduction stands in its job file, and not in that of all."""
     said = ("--training.bucket_cap_mb", "1", "--training.overlap_grad_reduce", "true", *STEADY)
     words = ("--parallel.groups", "1", "--training.autotune_steps", "1", *said)
     compare(job_file, tmp_path / "run", "bsp", *words)

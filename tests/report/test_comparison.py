@@ -24,11 +24,11 @@ def records(pace: float, sent: float, *values: float, key: str = "accuracy") -> 
             {
                 "kind": "step", "step": step, "epoch": n, "loss": 1.0, "lr": 0.1, "samples": 8,
                 "samples_per_s": 8 / pace, "phase_seconds": {"compute": pace},
-                "phase_bytes": {"gradients": sent, "average": 0.0},
+                "phase_bytes": {"grad_reduce": sent, "model_average": 0.0},
             }
             for step in (2 * n - 1, 2 * n)
         ]  # fmt: skip
-        tested = {"kind": "evaluation", "step": 2 * n, "epoch": n, "loss": 1 / n, key: value, "distance": 0.0}
+        tested = {"kind": "eval", "step": 2 * n, "epoch": n, "loss": 1 / n, key: value, "distance": 0.0}
         made += [*steps, tested]
     return made
 

@@ -26,7 +26,7 @@ STEPS: list[Record] = [
 ALONE: list[Record] = [{**record, "phase_bytes": {}, "phase_seconds": {}} for record in STEPS]
 EVALUATIONS: list[Record] = [
     {
-        "kind": "evaluation",
+        "kind": "eval",
         "step": n,
         "epoch": n,
         "loss": 1 / n,
@@ -35,7 +35,7 @@ EVALUATIONS: list[Record] = [
     }
     for n in range(1, 4)
 ]
-MEETINGS: list[Record] = [{"kind": "meeting", "step": n, "distance": 10.0**-n} for n in range(1, 5)]
+SYNCS: list[Record] = [{"kind": "sync", "step": n, "distance": 10.0**-n} for n in range(1, 5)]
 
 
 @pytest.fixture
@@ -67,10 +67,11 @@ LOSS, PHASES, ACCURACY = (
 )
 DISTANCE = "distance D at synchronizations: median 0.0055"
 CHOSEN: list[Record] = [
-    {"kind": "notes", "step": n, "delta": 0.5 / n, "vote": 0.0, "met": float(n < 3)} for n in range(1, 4)
+    {"kind": "method", "step": n, "delta": 0.5 / n, "wants_sync": 0.0, "synced": float(n < 3)}
+    for n in range(1, 4)
 ]
 SPARSE: list[Record] = [
-    {"kind": "notes", "step": n, "density": 0.01 * n, "error": 1.5 * n, "select_seconds": 0.001}
+    {"kind": "method", "step": n, "density": 0.01 * n, "error": 1.5 * n, "select_seconds": 0.001}
     for n in (1, 2, 3)
 ]
 APART: list[Record] = [{**record, "distance": 0.5} for record in EVALUATIONS]
@@ -82,15 +83,15 @@ OF_TOKENS: list[Record] = [
 ]
 UNHEARD_OF: list[Record] = [
     *({**record, "counts": {"hops": {"2": 1}}} for record in ALONE),
-    *({"kind": "notes", "step": n, "flavour": 10.0**-n, "boil_seconds": 0.5} for n in range(1, 40)),
-    {"kind": "notes", "step": 40, "stir_seconds": 0.25},
+    *({"kind": "method", "step": n, "flavour": 10.0**-n, "boil_seconds": 0.5} for n in range(1, 40)),
+    {"kind": "method", "step": 40, "stir_seconds": 0.25},
 ]
 
 
 @pytest.mark.parametrize(
     ("records", "panels"),
     [
-        (STEPS + EVALUATIONS + MEETINGS, [LOSS, ACCURACY, DISTANCE, PHASES]),
+        (STEPS + EVALUATIONS + SYNCS, [LOSS, ACCURACY, DISTANCE, PHASES]),
         (STEPS + EVALUATIONS, [LOSS, ACCURACY, PHASES]),
         (ALONE, [LOSS]),
         (ALONE + SPARSE, [LOSS, "density: 2.000% sent", "select_seconds"]),
@@ -98,9 +99,9 @@ UNHEARD_OF: list[Record] = [
         (LATE, [LOSS, "how late and how far ahead"]),
         (OF_TOKENS, [LOSS, "norm of the gradient: median 2", "tokens/s: median 15,000"]),
         (UNHEARD_OF, [LOSS, "how often which number", "flavour", "seconds of each step"]),
-        (MEETINGS, [DISTANCE]),
+        (SYNCS, [DISTANCE]),
         (CHOSEN, ["change of the gradient Δ: 50.0% of steps local"]),
-        (STEPS[:1] + CHOSEN[:1], ["training loss: 1", "delta", "vote", "met", PHASES]),
+        (STEPS[:1] + CHOSEN[:1], ["training loss: 1", "delta", "wants_sync", "synced", PHASES]),
         (STEPS[:1], ["training loss: 1", PHASES]),
         (EVALUATIONS[:1], ["test accuracy: best 0.8000 at epoch 1"]),
     ],
@@ -149,7 +150,7 @@ def test_the_bars_of_phases(figures: list[Figure]) -> None:
 @pytest.mark.parametrize(("densities", "top"), [((0.01, 0.03), 0.033), ((0.0, 0.0), 1.0)])
 def test_the_axes_of_densities(figures: list[Figure], densities: tuple[float, ...], top: float) -> None:
     """They begin at 0, also where nothing was sent; the errors have an axis, but no grid, of their own."""
-    records = [{"kind": "notes", "step": n, "density": d, "error": 1.5} for n, d in enumerate(densities)]
+    records = [{"kind": "method", "step": n, "density": d, "error": 1.5} for n, d in enumerate(densities)]
     plot_curves(records, Path("curves.png"))
     left, right = figures[0].axes
     assert left.get_ylim() == pytest.approx((0, top))

@@ -1,4 +1,4 @@
-"""What a run leaves when it ends, of islands that of them all together."""
+"""What a run leaves when it ends, of groups that of them all together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def step(metrics: Metrics, number: int, samples: int, speed: float) -> None:
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
-    """Island 0 evaluated until it died; island 1 made the most steps and evaluated from then on."""
+    """Group 0 evaluated until it died; group 1 made the most steps and evaluated from then on."""
     for replica_group, steps, tested in ((0, (1, 2), 2), (1, (1, 2, 3), 3)):
         folder = tmp_path / "replica_groups" / str(replica_group)
         folder.mkdir(parents=True)
@@ -53,8 +53,8 @@ def run_folder(tmp_path: Path) -> Path:
 
 def test_records_are_those_of_the_longest_with_all_evaluations(run_folder: Path) -> None:
     found = [(record["kind"], record["step"], record.get("samples")) for record in of_run(run_folder)]
-    steps = [("step", 1, 20), ("step", 2, 20), ("evaluation", 2, None), ("step", 3, 20)]
-    assert found == [*steps, ("evaluation", 3, None)]
+    steps = [("step", 1, 20), ("step", 2, 20), ("eval", 2, None), ("step", 3, 20)]
+    assert found == [*steps, ("eval", 3, None)]
 
 
 def test_samples_are_those_of_all(run_folder: Path) -> None:
@@ -63,12 +63,12 @@ def test_samples_are_those_of_all(run_folder: Path) -> None:
     assert (numbers["samples"], numbers["seconds"], numbers["samples_per_s"]) == (80, 1.5, 80 / 1.5)
     assert numbers["best_accuracy"] == pytest.approx(0.3)
     assert (run_folder / "curves.png").exists()
-    assert (numbers["rounds"], numbers["islands_lost"], numbers["islands_left"]) == (2, 1, 1)
+    assert (numbers["rounds"], numbers["groups_lost"], numbers["groups_left"]) == (2, 1, 1)
     assert "\nelastic   2 rounds, lost 1 time, returned 1 time, left 1 time\n" in told
     assert told.endswith(f"\nwritten   {run_folder}")
 
 
-def test_a_run_of_one_world_says_nothing_of_islands(tmp_path: Path) -> None:
+def test_a_run_of_one_world_says_nothing_of_groups(tmp_path: Path) -> None:
     with Metrics(tmp_path / "metrics.jsonl") as metrics:
         step(metrics, 1, 10, 40.0)
     assert "replica_groups" not in report(tmp_path)
@@ -76,6 +76,6 @@ def test_a_run_of_one_world_says_nothing_of_islands(tmp_path: Path) -> None:
     assert (tmp_path / "curves.png").exists()
 
 
-def test_of_islands_that_recorded_nothing_there_is_no_summary(tmp_path: Path) -> None:
+def test_of_groups_that_recorded_nothing_there_is_no_summary(tmp_path: Path) -> None:
     assert report(tmp_path) == ""
     assert list(tmp_path.iterdir()) == []

@@ -27,8 +27,8 @@ def add_step(metrics: Metrics, step: int) -> None:
 def add_all(metrics: Metrics, steps: range) -> None:
     for step in steps:
         metrics.sync(step=step, distance=0.5)
-        metrics.notes(step, {"delta": 0.25, "met": True})
-        metrics.notes(step, {})
+        metrics.method(step, {"delta": 0.25, "synced": True})
+        metrics.method(step, {})
         add_step(metrics, step)
         metrics.evaluation(step=step, epoch=step, loss=0.3, accuracy=0.9, distance=0.2, seconds=1.0)
         metrics.epoch(step=step, epoch=step, loss=0.4, seconds=2.0)
@@ -38,8 +38,8 @@ def test_records_read_back_as_written_and_at_once(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "metrics.jsonl")
     add_all(metrics, range(1, 2))
     assert read(tmp_path / "metrics.jsonl") == [
-        {"kind": "meeting", "step": 1, "distance": 0.5},
-        {"kind": "notes", "step": 1, "delta": 0.25, "met": 1.0},
+        {"kind": "sync", "step": 1, "distance": 0.5},
+        {"kind": "method", "step": 1, "delta": 0.25, "synced": 1.0},
         {
             "kind": "step",
             "step": 1,
@@ -54,7 +54,7 @@ def test_records_read_back_as_written_and_at_once(tmp_path: Path) -> None:
             "counts": {"ahead": {"0": 2, "4": 1}},
         },
         {
-            "kind": "evaluation",
+            "kind": "eval",
             "step": 1,
             "epoch": 1,
             "loss": 0.3,
@@ -82,8 +82,8 @@ def test_a_resumed_file_reads_as_if_never_interrupted(tmp_path: Path, torn: byte
 
 
 OLD = b"""\
-{"kind": "meeting", "step": 1, "distance": 2.0, "interval": 4}
-{"kind": "selection", "step": 1, "delta": 0.25, "vote": 0.0, "met": 1.0}
+{"kind": "sync", "step": 1, "distance": 2.0, "interval": 4}
+{"kind": "selection", "step": 1, "delta": 0.25, "wants_sync": 0.0, "synced": 1.0}
 {"kind": "sparse", "step": 1, "density": 0.01}
 {"kind": "step", "step": 1, "epoch": 1, "loss": 2.0, "lr": 0.1, "samples": 8, "samples_per_s": 1.0, \
 "phase_seconds": {"data": 1.0}, "phase_bytes": {}, "link_bytes": {"1": 8}, "ahead": {"2": 4}}
@@ -94,23 +94,23 @@ def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(OLD + b'{"kind": "sparse", "step": 3, "density": 0.01}\n')
     with Metrics(path, resumed_step=2) as metrics:
-        metrics.notes(3, {"density": 0.02})
+        metrics.method(3, {"density": 0.02})
     assert path.read_bytes().startswith(OLD)
     of_step = {"epoch": 1, "loss": 2.0, "lr": 0.1, "samples": 8, "samples_per_s": 1.0, "phase_bytes": {}}
     of_step |= {"phase_seconds": {"data": 1.0}, "link_bytes": {"1": 8}}
     assert read(path) == [
-        {"kind": "meeting", "step": 1, "distance": 2.0, "interval": 4},
-        {"kind": "notes", "step": 1, "delta": 0.25, "vote": 0.0, "met": 1.0},
-        {"kind": "notes", "step": 1, "density": 0.01},
+        {"kind": "sync", "step": 1, "distance": 2.0, "interval": 4},
+        {"kind": "method", "step": 1, "delta": 0.25, "wants_sync": 0.0, "synced": 1.0},
+        {"kind": "method", "step": 1, "density": 0.01},
         {"kind": "step", "step": 1, **of_step, "counts": {"ahead": {"2": 4}}},
-        {"kind": "notes", "step": 3, "density": 0.02},
+        {"kind": "method", "step": 3, "density": 0.02},
     ]
 
 
 def test_a_half_written_last_line_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"kind": "meeting", "step": 1, "distance": 2.0}\n{"kind": "mee')
-    assert read(path) == [{"kind": "meeting", "step": 1, "distance": 2.0}]
+    path.write_bytes(b'{"kind": "sync", "step": 1, "distance": 2.0}\n{"kind": "syn')
+    assert read(path) == [{"kind": "sync", "step": 1, "distance": 2.0}]
 
 
 def test_damage_elsewhere_is_an_error_naming_the_line(tmp_path: Path) -> None:

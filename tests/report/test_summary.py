@@ -16,18 +16,18 @@ def step(number: int, samples: int, samples_per_s: float, **phases: float) -> Re
 
 
 def evaluation(number: int, accuracy: float, loss: float) -> Record:
-    place = {"kind": "evaluation", "step": number, "epoch": number // 10}
+    place = {"kind": "eval", "step": number, "epoch": number // 10}
     return {**place, "loss": loss, "accuracy": accuracy, "seconds": 1.0}
 
 
 RECORDS = [
-    {"kind": "meeting", "step": 8, "distance": 0.1},
+    {"kind": "sync", "step": 8, "distance": 0.1},
     step(10, 100, 50.0, compute=1.5, data=0.5),
     evaluation(10, 0.75, 0.5),
-    {"kind": "meeting", "step": 16, "distance": 0.3},
+    {"kind": "sync", "step": 16, "distance": 0.3},
     step(20, 300, 100.0, compute=2.0, allgather=1.0),
     evaluation(20, 0.9, 0.2),
-    {"kind": "meeting", "step": 24, "distance": 0.2},
+    {"kind": "sync", "step": 24, "distance": 0.2},
     step(30, 100, 100.0, compute=1.0),
     evaluation(30, 0.85, 0.25),
 ]
@@ -46,7 +46,7 @@ def test_the_numbers_add_up() -> None:
         "accuracy": 0.85,
         "best_accuracy": 0.9,
         "best_epoch": 2,
-        "meetings": 3,
+        "model_averages": 3,
         "lssr": 0.9,
         "mean_density": None,
         "mean_select_seconds": None,
@@ -96,20 +96,21 @@ def test_groups_that_never_meet_all_together() -> None:
 
 def test_steps_that_were_chosen() -> None:
     chosen = [
-        {"kind": "notes", "step": n, "delta": 0.1, "vote": 0.0, "met": float(n == 1)} for n in (1, 2, 3, 4)
+        {"kind": "method", "step": n, "delta": 0.1, "wants_sync": 0.0, "synced": float(n == 1)}
+        for n in (1, 2, 3, 4)
     ]
     assert summary(chosen)["lssr"] == 1.0
     assert summary(GOSSIP)["lssr"] is None
-    shared = {**step(4, 100, 50.0), "shared": 1}
+    shared = {**step(4, 100, 50.0), "grads_shared": 1}
     numbers = summary([*chosen, shared])
     assert numbers["lssr"] == 0.75
     line = "sync      75.0% of steps were local; in the others the groups shared gradients"
     assert line in summary_text(numbers).splitlines()
 
 
-def test_sparse_exchanges() -> None:
+def test_sparse_gradient_reductions() -> None:
     sent = [
-        {"kind": "notes", "step": n, "density": 0.01 * n, "error": 1.0, "select_seconds": 0.002}
+        {"kind": "method", "step": n, "density": 0.01 * n, "error": 1.0, "select_seconds": 0.002}
         for n in (1, 2)
     ]
     numbers = summary([*sent, step(2, 100, 50.0)])
@@ -120,7 +121,7 @@ def test_sparse_exchanges() -> None:
 
 def test_a_density_of_something_else() -> None:
     """A method may note what it likes."""
-    numbers = summary([{"kind": "notes", "step": 1, "density": 0.5}, step(2, 100, 50.0)])
+    numbers = summary([{"kind": "method", "step": 1, "density": 0.5}, step(2, 100, 50.0)])
     assert "sparse" not in summary_text(numbers)
 
 

@@ -23,15 +23,17 @@ def step(t: int) -> list[Event]:
         Event(SPAN, f"step {t}", "", OWNER, at, at + 10 * MS),
         Event(SPAN, "forward", "", OWNER, at, at + 4 * MS),
         Event(SPAN, "backward", "", OWNER, at + 4 * MS, at + 7 * MS),
-        Event(MESSAGE, "alltoall", "gradients", LANE, at + 6 * MS, at + 9 * MS, 100.0, 4),
-        Event(WAIT, "alltoall", "gradients", OWNER, at + 7 * MS, at + 9 * MS),
+        Event(MESSAGE, "alltoall", "grad_reduce", LANE, at + 6 * MS, at + 9 * MS, 100.0, 4),
+        Event(WAIT, "alltoall", "grad_reduce", OWNER, at + 7 * MS, at + 9 * MS),
     ]
 
 
 def traced(file: Path, ranks: int, steps: int, met: int | None = None) -> Path:
     events = [event for t in range(steps) for event in step(t)]
     if met is not None:
-        events.append(Event(MESSAGE, "allreduce", "average", LANE, 0.01 * met + 9 * MS, 0.01 * met + 10 * MS))
+        events.append(
+            Event(MESSAGE, "allreduce", "model_average", LANE, 0.01 * met + 9 * MS, 0.01 * met + 10 * MS)
+        )
     meetings = [] if met is None else [TraceSync(met, 0.5, 10 * met * MS + 10 * MS)]
     window = Window(0.0, 10 * steps * MS, steps, events, meetings)
     pieces = (text_of(lines(window, r, "here", {OWNER: 0}, {LANE: "lane"}, Clock())) for r in range(ranks))
@@ -57,7 +59,7 @@ def test_the_last_steps_of_some_ranks(tmp_path: Path, figures: list[Figure]) -> 
     assert all(high - low > 0 for low, high in zip(axes.get_yticks()[1:], axes.get_yticks(), strict=False))
     assert not any(line.get_visible() for line in axes.get_ygridlines()), "bars would hide and show it"
     told = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert told == ["forward", "backward", "waiting", "gradients (messages)"]
+    assert told == ["forward", "backward", "waiting", "grad_reduce (messages)"]
     bars = [bar.get_paths()[0].get_extents() for bar in axes.collections]
     assert {(round(bar.x0), round(bar.width)) for bar in bars} == {
         (first + 10 * t, width) for first, width in ((0, 4), (4, 3), (6, 3), (7, 2)) for t in range(3)

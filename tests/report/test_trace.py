@@ -10,7 +10,7 @@ from hpcsgd.report.trace import Clock, Window, append, beginning, lines, read, t
 from traces import Slice, view
 
 EVENTS = [
-    Event(MESSAGE, "alltoall", "gradients", 8, 1.25, 1.5, 100.0, 4),
+    Event(MESSAGE, "alltoall", "grad_reduce", 8, 1.25, 1.5, 100.0, 4),
     Event(SPAN, "forward", "", 7, 1.0, 1.0625),
     Event(SPAN, "step 3", "", 7, 1.0, 2.0),
 ]
@@ -26,15 +26,17 @@ def test_events_become_slices(tmp_path: Path) -> None:
     assert beginning(file) is None
     append(file, 1.5e9, [piece(), piece(1, Clock(10.0, 1e-6))])
     names = [line["name"] for line in read(file, '"ph": "X"')]
-    assert names == ["step 3", "forward", "gradients alltoall"] * 2, "outer ones first, as some viewers want"
+    assert names == ["step 3", "forward", "grad_reduce alltoall"] * 2, (
+        "outer ones first, as some viewers want"
+    )
     seen = view(file)
     ns = 10**9
     assert seen.slices[0, 0] == [
         Slice("step 3", ns, 2 * ns, {}),
         Slice("forward", ns, ns + ns // 16, {}),
     ]
-    told = {"phase": "gradients", "operation": "alltoall", "bytes": 100, "ranks": 4}
-    assert seen.slices[1, 1] == [Slice("gradients alltoall", 45 * ns // 4, 23 * ns // 2, told)]
+    told = {"phase": "grad_reduce", "operation": "alltoall", "bytes": 100, "ranks": 4}
+    assert seen.slices[1, 1] == [Slice("grad_reduce alltoall", 45 * ns // 4, 23 * ns // 2, told)]
     assert seen.threads[0, 0] == "training"
     assert seen.threads[0, 1] == "lane"
     assert [each["args"]["error_us"] for each in seen.instants] == [0.0, 1.0]

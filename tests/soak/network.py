@@ -1,5 +1,5 @@
 """A network for the stage: connections that are bytes in memory, and what stands for `socket`, `select` and
-`asyncio` where islands and their coordinator use them. What is sent is there at once, when it is read is
+`asyncio` where groups and their coordinator use them. What is sent is there at once, when it is read is
 drawn."""
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ READERS: dict[str, tuple[Callable[[], Told], ...]] = {
         command(PLAN),
     ),
     "runs/job-compare/": (lambda: ended(compare), command("report runs/job-compare --to page.html")),
-    "islands-run/": (command("report islands-run --to page.html"),),
+    "groups-run/": (command("report groups-run --to page.html"),),
     "small.h5": (lambda: ended(train), command("job train job.toml --ranks-per-node 2 --run.output_dir new")),
     "machine.toml": (command(PLAN),),
     "probe.json": (command(PLAN), lambda: ended(with_probe)),
@@ -104,12 +104,12 @@ def prepared(folder: Path) -> None:
     compare()
     (folder / "job.toml").write_text(f'{JOB_OF_TWO}[run]\noutput_dir = "run"\n')
     (folder / "machine.toml").write_text(MACHINE)
-    shutil.copytree("run", "islands-run", ignore=shutil.ignore_patterns("checkpoints", "metrics.jsonl"))
+    shutil.copytree("run", "groups-run", ignore=shutil.ignore_patterns("checkpoints", "metrics.jsonl"))
     for replica_group in range(2):
         shutil.copytree(
-            "run", f"islands-run/replica_groups/{replica_group}", ignore=shutil.ignore_patterns("checkpoints")
+            "run", f"groups-run/replica_groups/{replica_group}", ignore=shutil.ignore_patterns("checkpoints")
         )
-    with EventLog(Path("islands-run", NAME)) as events:
+    with EventLog(Path("groups-run", NAME)) as events:
         events.started(replica_group=0, life="1", ranks=1)
         events.started(replica_group=1, life="1", ranks=1)
         events.generation(generation=1, members=[0, 1], newcomers=[], rounds=0)

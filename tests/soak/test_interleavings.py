@@ -53,6 +53,7 @@ def in_turns(seed: int | str, orders: list[list[str]] | None = None, **limits: A
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", LABELS)
 @cases(some=10, every=1000)
 def test_in_any_order(seeds: Seeds, method: str, cases: int) -> None:

@@ -1,4 +1,4 @@
-"""A coordinator, and the doors of ranks, among strangers: they stay up, remain small, and honest islands make
+"""A coordinator, and the doors of ranks, among strangers: they stay up, remain small, and honest groups make
 their rounds."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.conftest import SILENCE, TOKEN, Desk, desk, wait_for
+from elastic.conftest import HEARTBEAT_TIMEOUT, TOKEN, Desk, desk, wait_for
 from hpcsgd.elastic import ring
 from hpcsgd.elastic.client import Client
 from hpcsgd.elastic.handshake import GREETING, RING
@@ -54,7 +54,7 @@ class Host:
 
 @dataclass
 class Rounds:
-    """Islands of one rank each that vote for one round after another."""
+    """Groups of one rank each that vote for one round after another."""
 
     clients: list[Client]
     made: int = 0
@@ -101,7 +101,7 @@ def rounds_of(*clients: Client) -> Iterator[Rounds]:
 
 @contextmanager
 def in_peace(desk: Desk) -> Iterator[tuple[Host, Rounds, bytes]]:
-    """A host with two islands that make rounds, and what one of them said first."""
+    """A host with two groups that make rounds, and what one of them said first."""
     with desk.killable(2) as address:
         host = Host(address, desk.pid)
         with rounds_of(desk.client(address, 0), desk.client(address, 1)) as rounds:
@@ -257,4 +257,4 @@ def test_who_says_one_byte_at_a_time_is_not_listened_to_for_ever(monkeypatch: py
 
 
 def test_silence_of_the_honest_is_longer_than_these_tests() -> None:
-    assert SILENCE > 300
+    assert HEARTBEAT_TIMEOUT > 300

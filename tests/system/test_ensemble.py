@@ -21,7 +21,7 @@ from train.launches import make_store
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
 
-ISLANDS, RANKS = 4, 2
+GROUPS, RANKS = 4, 2
 EPOCHS, TRAIN, B = 20, 96, 4
 
 NET = '''
@@ -74,7 +74,12 @@ class Groups:
             "nodes": "4", "ntasks-per-node": str(RANKS), "time": "10",
             "output": f"runs/{name}-ensemble-%j.log", **options,
         }  # fmt: skip
-        values = {"ISLANDS": str(ISLANDS), "SILENCE": "10", "PYTHON": sys.executable, "RUN": f"runs/{name}"}
+        values = {
+            "NUM_GROUPS": str(GROUPS),
+            "HEARTBEAT_TIMEOUT": "10",
+            "PYTHON": sys.executable,
+            "RUN": f"runs/{name}",
+        }
         (cluster.folder / f"{name}.sbatch").write_text(fill(template("ensemble.sbatch"), asked, values))
         self.job = cluster.do("sbatch", "--parsable", f"{name}.sbatch", "job.toml").strip()
 
@@ -120,7 +125,7 @@ class Groups:
         return Counter("".join(path.read_text() for path in files).split())
 
     def processes(self) -> dict[tuple[int, int], tuple[int, str]]:
-        """Of each rank of each island, the process and the node."""
+        """Of each rank of each group, the process and the node."""
         found: dict[tuple[int, int], tuple[int, str]] = {}
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -128,18 +133,21 @@ class Groups:
                     continue
                 words = (entry / "environ").read_text(errors="replace").split("\0")
                 told = dict(word.split("=", 1) for word in words if "=" in word)
-                if told.get("SLURM_JOB_ID") == self.job and {"PMI_RANK", "HPCSGD_ISLAND"} <= told.keys():
-                    rank = json.loads(told["HPCSGD_ISLAND"])["replica_group"], int(told["PMI_RANK"])
+                if (
+                    told.get("SLURM_JOB_ID") == self.job
+                    and {"PMI_RANK", "HPCSGD_REPLICA_GROUP"} <= told.keys()
+                ):
+                    rank = json.loads(told["HPCSGD_REPLICA_GROUP"])["replica_group"], int(told["PMI_RANK"])
                     found[rank] = int(entry.name), told["SLURMD_NODENAME"]
         return found
 
     def _met(self, restart: int) -> int:
-        """Rounds of all islands since a start of the job."""
+        """Rounds of all groups since a start of the job."""
         rounds = -1
         for event in self.events("started", "commit"):
             if event["event"] == "started" and (event["replica_group"], event["life"]) == (0, "1"):
                 restart, rounds = restart - 1, 0
-            rounds += event["event"] == "commit" and len(event["counted"]) == ISLANDS
+            rounds += event["event"] == "commit" and len(event["counted"]) == GROUPS
         return rounds if restart < 0 else -1
 
     def _has_returned(self, replica_group: int) -> bool:
@@ -171,16 +179,16 @@ def assert_each_sample_once_an_epoch(groups: Groups) -> None:
     assert max(seen.values()) == EPOCHS
     if not groups.events("lost"):  # as can be on a very busy machine
         assert set(seen.values()) == {EPOCHS}
-        assert groups.events("commit")[-1]["t"] == EPOCHS * TRAIN // (ISLANDS * B)
+        assert groups.events("commit")[-1]["t"] == EPOCHS * TRAIN // (GROUPS * B)
 
 
 @pytest.mark.long  # on one machine: tests/cluster/launch/test_launch.py
 def test_a_rank_is_killed(cluster: Cluster) -> None:
-    """Its island is lost, started again where it was, and returns."""
+    """Its group is lost, started again where it was, and returns."""
     groups = Groups(cluster, "killed")
     groups.trains()
     before = groups.processes()
-    assert len(before) == ISLANDS * RANKS
+    assert len(before) == GROUPS * RANKS
     os.kill(before[1, 1][0], signal.SIGKILL)
     groups.returned(1)
     after = groups.processes()
@@ -197,7 +205,7 @@ def test_a_rank_is_killed(cluster: Cluster) -> None:
 
 @pytest.mark.long
 def test_a_node_is_lost(cluster: Cluster) -> None:
-    """Its island comes back on a node that is left."""
+    """Its group comes back on a node that is left."""
     groups = Groups(cluster, "node")
     groups.trains()
     node = groups.processes()[2, 0][1]
@@ -216,22 +224,22 @@ def test_a_node_is_lost(cluster: Cluster) -> None:
 
 
 @pytest.mark.long
-def test_all_islands_are_killed(cluster: Cluster) -> None:
+def test_all_groups_are_killed(cluster: Cluster) -> None:
     """They start again, from the checkpoint."""
     groups = Groups(cluster, "all")
     groups.trains()
     groups.has_saved()
     for pid, _ in groups.processes().values():
         os.kill(pid, signal.SIGKILL)
-    groups.returned(*range(ISLANDS))
+    groups.returned(*range(GROUPS))
     groups.hurry()
     groups.completed()
     assert "resuming at step" in groups.log()
-    for replica_group in range(ISLANDS):
+    for replica_group in range(GROUPS):
         assert [event["life"] for event in groups.of(replica_group, "started")][:2] == ["1", "2"]
     assert cluster.restarts(groups.job) == 0
     t = [event["t"] for event in groups.events("commit")]
-    assert t[-1] == EPOCHS * TRAIN // (ISLANDS * B) or len(groups.events("lost")) > ISLANDS
+    assert t[-1] == EPOCHS * TRAIN // (GROUPS * B) or len(groups.events("lost")) > GROUPS
 
 
 @pytest.mark.long

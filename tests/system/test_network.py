@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import programs
-from cluster.launch.test_apart import Islands, replica_groups
+from cluster.launch.test_apart import Groups, replica_groups
 from hpcsgd.elastic.journal import FOLDER, newest
 from system.machines import Network
 
@@ -72,8 +72,8 @@ def tunnel(network: Network) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_islands_of_two_clusters_meet_through_a_tunnel(
-    network: Network, tunnel: list[str], replica_groups: Islands
+def test_groups_of_two_clusters_meet_through_a_tunnel(
+    network: Network, tunnel: list[str], replica_groups: Groups
 ) -> None:
     """Of two ranks and of one, which listen there alone."""
     for replica_group, host in enumerate(tunnel):

@@ -149,11 +149,11 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "exchange", "method"), PARTS)
-def test_a_method_and_its_parts(job_file: Path, words: str, exchange: type, method: Any) -> None:
+@pytest.mark.parametrize(("words", "grad_reduce", "method"), PARTS)
+def test_a_method_and_its_parts(job_file: Path, words: str, grad_reduce: type, method: Any) -> None:
     (made,) = on_ranks(job_file, words, lambda parts: parts.optimizer.method)
     assert made == method
-    assert isinstance(made.grad_reduce, exchange)
+    assert isinstance(made.grad_reduce, grad_reduce)
 
 
 def with_method(job_file: Path, name: str, method: str) -> Path:

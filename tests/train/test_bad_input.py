@@ -143,13 +143,13 @@ CASES = {
     "fraction for a method": Case(
         "job.toml: [method]: hierarchical: sync_every = 2.5: expected int", "--method.sync_every 2.5"
     ),
-    "unknown sink": Case(
+    "unknown logger": Case(
         "job.toml: [run] loggers: no 'tensorbord'; did you mean 'tensorboard'? Allowed: mlflow, tensorboard, "
         'wandb, or "package.module:function"',
         '--run.loggers ["tensorbord"]',
         n=2,
     ),
-    "sinks that are no list": Case(
+    "loggers that are no list": Case(
         "--run.loggers tensorboard: expected a list of strings or tables", "--run.loggers tensorboard"
     ),
     "unknown part": Case(

@@ -1,4 +1,4 @@
-"""Islands of threads that train together: nobody dies, one dies, one returns, all have to stop."""
+"""Groups of threads that train together: nobody dies, one dies, one returns, all have to stop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from hpcsgd.train.elastic_run import Relocated
 from hpcsgd.train.run import setting_of
 from hpcsgd.train.static_run import StaticLoop
 from hpcsgd.train.training_setup import TrainingSetup, assemble
-from train.islands_of_threads import (
+from train.launches import JOB, make_store
+from train.replica_groups_of_threads import (
     NO_NORM,
     TRAIN,
     WORDS,
@@ -43,7 +44,6 @@ from train.islands_of_threads import (
     course,
     together,
 )
-from train.launches import JOB, make_store
 
 __all__ = ["desk"]
 
@@ -235,7 +235,7 @@ def test_who_comes_new_looks_on_until_samples_are_dealt(job_file: Path, tmp_path
 def test_all_stop_where_one_has_to_and_go_on_later(
     job_file: Path, tmp_path: Path, desk: Desk, per: str
 ) -> None:
-    """As another number of islands; what was seen is not seen again."""
+    """As another number of groups; what was seen is not seen again."""
     schedule = [
         "--lr_schedule.name",
         "StepLR",
@@ -266,15 +266,15 @@ def test_meetings_at_the_ends_of_epochs_are_recorded(job_file: Path, tmp_path: P
     for life in (one, other):
         assert met_after(life) == [8, 12, 16, 24, 32, 36]
         numbers = summary(life.records)
-        assert (numbers["meetings"], numbers["lssr"]) == (6, 1 - 6 / 36)
+        assert (numbers["model_averages"], numbers["lssr"]) == (6, 1 - 6 / 36)
 
 
 def met_after(life: Life) -> list[int]:
     """Steps."""
-    return [record["step"] for record in of_kind(life.records, "meeting")]
+    return [record["step"] for record in of_kind(life.records, "sync")]
 
 
-def test_islands_meet_by_ensemble_alone() -> None:
+def test_groups_meet_by_ensemble_alone() -> None:
     def wrap(world: Communicator, method: Any, peers: ReplicaGroups) -> None:
         net = torch.nn.Linear(2, 1)
         DistributedOptimizer(
@@ -287,7 +287,7 @@ def test_islands_meet_by_ensemble_alone() -> None:
         threads.run(1, lambda world: wrap(world, hierarchical(sync_every=2), Absent(count=2)))
 
 
-def test_an_island_does_not_train_as_if_it_were_alone(job_file: Path) -> None:
+def test_an_group_does_not_train_as_if_it_were_alone(job_file: Path) -> None:
     def one(world: Communicator) -> None:
         setting_of(load(job_file), replace(form(world), replica_groups=Absent(count=2)), None)
 
@@ -297,11 +297,11 @@ def test_an_island_does_not_train_as_if_it_were_alone(job_file: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("K", [1, 2])
-def test_the_slow_island_is_given_more(
+def test_the_slow_group_is_given_more(
     job_file: Path, tmp_path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch, K: int
 ) -> None:
     """However many ranks the fast one has, which share its batch. Passes cost the same however many samples
-    they have, as on an accelerator; on one island five times as much. Meetings cost more than anything, and
+    they have, as on an accelerator; on one group five times as much. Meetings cost more than anything, and
     count for nobody."""
     clock, seconds = Clock(), list[dict[int, float]]()
     attempt, propose = ElasticAverage._attempt, Rebalancing.propose
@@ -328,7 +328,7 @@ def test_the_slow_island_is_given_more(
     words = ["--rebalance.resource", "samples", "--rebalance.total", "8", "--data.group_batch_size", "24"]
     words += ["--training.epochs", "4", *NO_NORM]
     allots = ResourceBudget("samples", 8, min_gain=0.1, cost=0, epochs=4)
-    with desk.coordinator(2, allotment=allots) as at:
+    with desk.coordinator(2, budget=allots) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words)
         some, (other,) = together(
             lambda: world.live(0, 2, K, prepare=passes_of(0.02)),
@@ -350,7 +350,7 @@ def test_the_slow_island_is_given_more(
 
 
 @pytest.mark.slow
-def test_an_island_that_is_given_other_ranks_comes_back_with_them(
+def test_an_group_that_is_given_other_ranks_comes_back_with_them(
     job_file: Path, tmp_path: Path, desk: Desk
 ) -> None:
     """The others wait for it, and nothing of its share is lost."""
@@ -366,7 +366,7 @@ def test_an_island_that_is_given_other_ranks_comes_back_with_them(
                 ranks = dict(at.register.units)[replica_group]
 
     allots = ResourceBudget("ranks", 1, min_gain=0.1, cost=0, epochs=2)
-    with desk.coordinator(2, allotment=allots) as at:
+    with desk.coordinator(2, budget=allots) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words)
         fast, slow = together(lambda: lives(0, 2, 0.04), lambda: lives(1, 2, 0.3))
     assert dict(at.register.units) == {0: 1, 1: 3}

@@ -57,6 +57,7 @@ def whole(job_file: Path) -> Path:
     return job_file.parent / "whole"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", range(1, LAST + 1))
 def test_stopped_after_any_step(job_file: Path, whole: Path, tmp_path: Path, step: int) -> None:
     assert train(job_file, tmp_path, at=step) == ["enough"]

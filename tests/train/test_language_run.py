@@ -82,7 +82,7 @@ def test_the_figures_of_a_run(job_file: Path, tmp_path: Path) -> None:
         assert record["flops"] == OF_A_SAMPLE * record["samples"]
         assert record["utilization"] == pytest.approx(OF_A_SAMPLE * rate / (2 * 0.001 * 1e12))
     assert last["lr"] == pytest.approx(0.1 * (1 + math.cos(math.pi * 2 / 3)) / 2)
-    (tested,) = kind(records, "evaluation")
+    (tested,) = kind(records, "eval")
     held = Windows(job_file.parent / "text.h5", "test", bptt=TOKENS)
     assert held.bytes is not None
     assert held.tokens == held.bytes + 30
@@ -163,7 +163,7 @@ def test_it_learns_in_16_bits(job_file: Path, tmp_path: Path, bits: str) -> None
     records = read(tmp_path / "metrics.jsonl")
     losses = [record["loss"] for record in kind(records, "step")]
     assert losses[-1] < losses[0] - 1.0
-    assert kind(records, "evaluation")[-1]["bits_per_byte"] < 7.0
+    assert kind(records, "eval")[-1]["bits_per_byte"] < 7.0
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])

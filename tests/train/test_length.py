@@ -85,7 +85,7 @@ def test_it_ends_in_the_middle_of_an_epoch(
     whole = tmp_path / "whole"
     train(job_file, whole, *options)
     records = outcome(whole)[1]
-    assert [(r["step"], r["epoch"]) for r in records if r["kind"] == "evaluation"] == [(3, 1), (4, 2)]
+    assert [(r["step"], r["epoch"]) for r in records if r["kind"] == "eval"] == [(3, 1), (4, 2)]
     assert sum(r["samples"] for r in records if r["kind"] == "step") == 64
     for what_happens in ("stopped", "killed"):
         other = tmp_path / what_happens
@@ -121,7 +121,7 @@ def test_a_longer_run_goes_on_within_the_epoch(
     model, records = outcome(longer)
     expected, their_records = outcome(whole)
     assert all(torch.equal(value, expected[name]) for name, value in model.items())
-    meant_as_last = [r for r in records if r["step"] == 4 and r["kind"] in ("epoch", "evaluation")]
+    meant_as_last = [r for r in records if r["step"] == 4 and r["kind"] in ("epoch", "eval")]
     assert [r["epoch"] for r in meant_as_last] == [2, 2]
     assert [r for r in records if r not in meant_as_last] == their_records
 
@@ -140,7 +140,7 @@ def test_not_both(job_file: Path) -> None:
         load(job_file, ["--training.steps", "2", "--training.samples", "3"])
 
 
-def test_not_of_islands(job_file: Path) -> None:
+def test_not_of_groups(job_file: Path) -> None:
     def one(world: Communicator) -> None:
         config = load(job_file, ["--training.steps", "2", "--method.name", "ensemble_sync"])
         assemble(config, replace(form(world), replica_groups=Absent(count=2)), job_file.name)

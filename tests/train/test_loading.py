@@ -158,7 +158,7 @@ def test_the_probe_has_virtual_groups_that_share_alike(job_file: Path, key: str)
         (INJECTION, r"\[data\] injection: groups that `hpcsgd launch` starts do not share"),
     ],
 )
-def test_islands_know_shares_alone(job_file: Path, words: str, told: str | None) -> None:
+def test_groups_know_shares_alone(job_file: Path, words: str, told: str | None) -> None:
 
     def one(world: Communicator) -> Sampler:
         topology = replace(form(world), replica_groups=Absent(1, 3))

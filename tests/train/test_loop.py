@@ -104,13 +104,13 @@ def test_what_is_recorded_when(job_file: Path, tmp_path: Path) -> None:
     words = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 2 --training.log_every 4"
     records = train(job_file, tmp_path, words, n=2)
     places = [(record["kind"], record["step"], record.get("epoch")) for record in records]
-    first = [("meeting", 2, None), ("meeting", 4, None), ("step", 4, 1), ("meeting", 6, None), ("step", 6, 1)]
-    second = [("meeting", 8, None), ("step", 8, 2), ("meeting", 10, None), ("meeting", 12, None)]
+    first = [("sync", 2, None), ("sync", 4, None), ("step", 4, 1), ("sync", 6, None), ("step", 6, 1)]
+    second = [("sync", 8, None), ("step", 8, 2), ("sync", 10, None), ("sync", 12, None)]
     assert places == [
         *first,
-        *[("epoch", 6, 1), ("evaluation", 6, 1)],
+        *[("epoch", 6, 1), ("eval", 6, 1)],
         *second,
-        *[("step", 12, 2), ("epoch", 12, 2), ("evaluation", 12, 2)],
+        *[("step", 12, 2), ("epoch", 12, 2), ("eval", 12, 2)],
     ]
     steps = kind(records, "step")
     assert [record["samples"] for record in steps] == [32, 16, 16, 32]
@@ -122,11 +122,11 @@ def test_what_is_recorded_when(job_file: Path, tmp_path: Path) -> None:
 def test_meetings_tell_distance_and_bytes(job_file: Path, tmp_path: Path) -> None:
     words = "--parallel.groups 2 --data.group_batch_size 4 --training.log_every 4"
     records = train(job_file, tmp_path, words, n=2)
-    assert all(0 < record["distance"] < 1 for record in kind(records, "meeting"))
+    assert all(0 < record["distance"] < 1 for record in kind(records, "sync"))
     first, last = kind(records, "step")
     # An allreduce of M float32 over P = 2, and of one float64 for the distance: 2 (P − 1) / P of it is sent.
-    assert first["phase_bytes"] == {"average": 2 * M * 4, "distance": 2 * 8}
-    assert last["phase_bytes"] == {"average": M * 4, "distance": 8}
+    assert first["phase_bytes"] == {"model_average": 2 * M * 4, "distance": 2 * 8}
+    assert last["phase_bytes"] == {"model_average": M * 4, "distance": 8}
 
 
 def test_meetings_tell_a_changing_interval(job_file: Path, tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def test_meetings_tell_a_changing_interval(job_file: Path, tmp_path: Path) -> No
     adaptive.write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', method))
     words = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 2 --optimizer.lr 1e-6"
     records = train(adaptive, tmp_path, words, n=2)
-    meetings = kind(records, "meeting")
-    noted = {record["step"]: record["interval"] for record in kind(records, "notes")}
+    meetings = kind(records, "sync")
+    noted = {record["step"]: record["interval"] for record in kind(records, "method")}
     assert list(noted) == list(range(1, records[-1]["step"] + 1)), "it is noted in every step"
     intervals = [noted[record["step"]] for record in meetings]
     assert intervals[0] == 4
@@ -147,14 +147,14 @@ def test_meetings_tell_a_changing_interval(job_file: Path, tmp_path: Path) -> No
 
 def test_one_group_never_meets(job_file: Path, tmp_path: Path) -> None:
     records = train(job_file, tmp_path, "", n=2)
-    assert kind(records, "meeting") == []
+    assert kind(records, "sync") == []
     (_, _, last) = kind(records, "step")
-    assert last["phase_bytes"] == {"gradients": M * 4 / 2, "parameters": M * 4 / 2}
+    assert last["phase_bytes"] == {"grad_reduce": M * 4 / 2, "param_gather": M * 4 / 2}
 
 
 def test_how_often_to_evaluate(job_file: Path, tmp_path: Path) -> None:
     records = train(job_file, tmp_path, "--training.epochs 5 --training.eval_every_epochs 2")
-    assert [record["epoch"] for record in kind(records, "evaluation")] == [2, 4, 5]
+    assert [record["epoch"] for record in kind(records, "eval")] == [2, 4, 5]
 
 
 STEPS = 3  # of an epoch: 48 samples, batches of 16
@@ -244,17 +244,17 @@ def test_seconds_add_up_to_the_time_that_passed(run: Callable[..., list[Any]], n
         time.sleep(0.05)
         if world.rank == 0:
             time.sleep(0.5)  # the others wait for this one, though they may begin late
-        with phase("gradients"):
+        with phase("grad_reduce"):
             world.allreduce(torch.ones(3)).wait()
-        meter.step(torch.tensor(2.0), 8, data_seconds=0.02, notes={})
+        meter.step(torch.tensor(2.0), 8, data_seconds=0.02, metrics={})
         ended = time.perf_counter()
         reading = meter.read().wait()
         after = time.perf_counter()
         seconds = reading.phase_seconds
         assert ended - began <= sum(seconds.values()) <= after - before
-        assert set(seconds) == {"data", "compute", "gradients"}
+        assert set(seconds) == {"data", "compute", "grad_reduce"}
         assert seconds["data"] == 0.02
-        assert seconds["gradients"] > 0.05 if world.rank > 0 else seconds["compute"] > 0.5
+        assert seconds["grad_reduce"] > 0.05 if world.rank > 0 else seconds["compute"] > 0.5
         assert reading.samples_per_s == pytest.approx(8 * n / sum(seconds.values()))
 
     run(n, measured)

@@ -40,7 +40,7 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def evaluations(run: Path) -> list[float]:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [record["loss"] for record in records if record["kind"] == "evaluation"]
+    return [record["loss"] for record in records if record["kind"] == "eval"]
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "dcp"])

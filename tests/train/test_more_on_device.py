@@ -1,4 +1,4 @@
-"""On a device: methods that are compared, steps for a δ, islands; all as on the host, bit for bit."""
+"""On a device: methods that are compared, steps for a δ, groups; all as on the host, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from hpcsgd.core.topology import form
 from hpcsgd.performance import comparing
 from hpcsgd.performance.probing import delta
 from train.interruptions import Never, without_pictures
-from train.islands_of_threads import NO_NORM, World, assert_same, together
 from train.launches import JOB, make_store
+from train.replica_groups_of_threads import NO_NORM, World, assert_same, together
 
 __all__ = ["desk"]
 
@@ -83,7 +83,7 @@ def test_steps_for_a_delta(job_file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_islands(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+def test_groups(job_file: Path, tmp_path: Path, desk: Desk) -> None:
     models: list[list[Any]] = []
     for on in WHERE:
         with desk.coordinator(2) as at:

@@ -55,7 +55,7 @@ def test_as_it_is_started(job_file: Path, tmp_path: Path) -> None:
     done = launch(tmp_path, "train", job_file.name, *words, "--resume")
     assert done.code == 0, done.err
     model, records = outcome(tmp_path / "run")
-    tested = [r["perplexity"] for r in records if r["kind"] == "evaluation"]
+    tested = [r["perplexity"] for r in records if r["kind"] == "eval"]
     assert len(tested) == 3
     assert tested[-1] < tested[0] < math.inf
     theirs: Any = build("transformers:AutoModelForCausalLM", {"model_type": "gpt2", **SIZES})

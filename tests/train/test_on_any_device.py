@@ -1,5 +1,6 @@
 """Whole runs of 2 x 2 ranks on a device, which train what the host trains: every precision, natural gradient,
-Muon, sparse exchanges, narrow wires. With `--on-devices cuda` on real ones, to the rounding of theirs."""
+Muon, sparse gradient reductions, narrow wires. With `--on-devices cuda` on real ones, to the rounding of
+theirs."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_the_model_is_the_one_of_the_host(words: str, job_file: Path, tmp_path: 
     host, device = tmp_path / "host", tmp_path / "device"
     expected = train(job_file, host, f"{FOUR} {words}", on="cpu")
     assert_same(train(job_file, device, f"{FOUR} {words}"), expected)
-    for kind, number in (("step", "loss"), ("evaluation", "loss"), ("meeting", "distance")):
+    for kind, number in (("step", "loss"), ("eval", "loss"), ("sync", "distance")):
         ours, theirs = ([record[number] for record in records(f, kind)] for f in (device, host))
         assert ours == theirs
         assert ours

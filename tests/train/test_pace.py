@@ -55,9 +55,9 @@ def paces(monkeypatch: pytest.MonkeyPatch) -> dict[ReduceSettings, float]:
     def times(parts: TrainingSetup, batch_size: int, steps: int) -> list[float]:
         config = tried[parts.optimizer.topology.rank]
         assert batch_size == config.data.group_batch_size
-        exchange = config.method.arguments.get("grad_reduce")
+        grad_reduce = config.method.arguments.get("grad_reduce")
         seconds = told[
-            ReduceSettings(config.training.bucket_cap_mb, config.training.overlap_grad_reduce, exchange)
+            ReduceSettings(config.training.bucket_cap_mb, config.training.overlap_grad_reduce, grad_reduce)
         ]
         parts.optimizer.topology.world.barrier()
         return [99.0] + [seconds + 0.01 * parts.optimizer.topology.rank] * (steps - 1)
@@ -133,12 +133,12 @@ SCATTERED = {"grad_reduce": "reduce_scatter"}
         ),
     ],
 )
-def test_where_an_exchange_may_be_chosen(
+def test_where_a_gradient_reduction_may_be_chosen(
     job_file: Path, name: str, arguments: dict[str, Any], expected: dict[str, Any] | None
 ) -> None:
     config = replace(load(job_file), method=MethodSection(name=name, arguments=arguments))
-    assert left_open(config, 1).exchanges == (None,)
-    choices = left_open(config, 2).exchanges
+    assert left_open(config, 1).grad_reduces == (None,)
+    choices = left_open(config, 2).grad_reduces
     assert choices == ((None,) if expected is None else DENSE)
     found = ReduceSettings(1.0, True, choices[-1]).within(config)
     assert found.method.arguments == (arguments if expected is None else expected)
@@ -157,7 +157,7 @@ def test_real_steps_leave_nothing_behind(job_file: Path, monkeypatch: pytest.Mon
 
     threads.run(2, one, "tuned", "--training.autotune_steps", "1")
     table = read_toml(folder / "tuned" / "job.toml")
-    training, exchange = table["training"], table["method"]["grad_reduce"]
+    training, grad_reduce = table["training"], table["method"]["grad_reduce"]
     assert training["bucket_cap_mb"] in BUCKETS_MB
     overlap = str(training["overlap_grad_reduce"]).lower()
     told = (
@@ -166,7 +166,7 @@ def test_real_steps_leave_nothing_behind(job_file: Path, monkeypatch: pytest.Mon
         "--training.overlap_grad_reduce",
         overlap,
     )
-    threads.run(2, one, "told", *told, "--method.grad_reduce", exchange)
+    threads.run(2, one, "told", *told, "--method.grad_reduce", grad_reduce)
     tuned, plain = (torch.load(folder / name / "model.pt") for name in ("tuned", "told"))
     assert all(torch.equal(value, plain[name]) for name, value in tuned.items())
     kept = chosen(
@@ -176,7 +176,7 @@ def test_real_steps_leave_nothing_behind(job_file: Path, monkeypatch: pytest.Mon
         training["bucket_cap_mb"],
         training["overlap_grad_reduce"],
     )
-    assert kept.method.arguments["grad_reduce"] == exchange
+    assert kept.method.arguments["grad_reduce"] == grad_reduce
 
 
 MACHINE = """\

@@ -20,7 +20,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.methods import METHODS, hierarchical
 from hpcsgd.methods.selsync import AGGREGATES, parameters
 from hpcsgd.parts.averagers import OPTIMIZER_STATE, SELECTIONS, AverageState, PerBlock
-from hpcsgd.parts.grad_reduces import EXCHANGES, AllToAll, Dense, ErrorFeedback, Plain, union
+from hpcsgd.parts.grad_reduces import GRAD_REDUCES, AllToAll, Dense, ErrorFeedback, Plain, union
 from hpcsgd.parts.grad_reduces.codecs import CODECS
 from hpcsgd.parts.grad_reduces.combining import COMBINING
 from hpcsgd.parts.grad_reduces.error_feedback import FEEDBACKS
@@ -36,7 +36,7 @@ STEPS_PER_EPOCH = 10
 
 
 @dataclass(frozen=True)
-class AnExchange(AllToAll):
+class AGradReduce(AllToAll):
     rounds: int = 1
 
 
@@ -116,10 +116,15 @@ NEW: dict[str, Case] = {
         LOCAL + 'grad_reduce = { name = "sparse", sparsifier = { name = "NEW", density = 0.5 } }\n',
         lambda m: type(m.grad_reduce.sparsifier),
     ),
-    "an exchange": (EXCHANGES, AnExchange, LOCAL + 'grad_reduce = "NEW"\n', lambda m: type(m.grad_reduce)),
+    "a gradient reduction": (
+        GRAD_REDUCES,
+        AGradReduce,
+        LOCAL + 'grad_reduce = "NEW"\n',
+        lambda m: type(m.grad_reduce),
+    ),
     "one of groups": (
-        EXCHANGES,
-        AnExchange,
+        GRAD_REDUCES,
+        AGradReduce,
         'name = "bsp"\ngrad_reduce = { name = "NEW", rounds = { epoch = 2 } }\n',
         lambda m: type(m.grad_reduce.inner) if m.grad_reduce.inner.rounds == 2 * STEPS_PER_EPOCH else None,
     ),
@@ -229,4 +234,4 @@ def test_a_method_of_the_user_with_parts(tmp_path: Path) -> None:
         f'name = "{__name__}:method"\nsync_every = {{ epoch = 2 }}\ngrad_reduce = "reduce_scatter"\n'
         'label = "topk"\n'
     )
-    assert made(tmp_path, text) == hierarchical(20, EXCHANGES["reduce_scatter"]())
+    assert made(tmp_path, text) == hierarchical(20, GRAD_REDUCES["reduce_scatter"]())

@@ -107,7 +107,7 @@ def test_one_rank_is_the_plain_loop(
     x, y = Store.collate(tested.__getitems__(list(range(len(tested)))))
     with torch.no_grad(), torch.autocast("cpu", NARROW[name]):
         expected = cross_entropy(net.eval()(x), y, reduction="sum").item() / len(y)
-    assert [record["loss"] for record in records if record["kind"] == "evaluation"][-1] == expected
+    assert [record["loss"] for record in records if record["kind"] == "eval"][-1] == expected
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_masters_are_of_a_model_in_bfloat16(job_file: Path, tmp_path: Path) -> N
         dtypes = {key: value.dtype for key, value in model.items() if value.is_floating_point()}
         narrow = {key for key, dtype in dtypes.items() if dtype == torch.bfloat16}
         assert narrow == (set() if name == "fp32" else {"1.weight", "1.bias", "4.weight", "4.bias"})
-        sent[name] = sum(r["phase_bytes"]["gradients"] for r in records if r["kind"] == "step")
+        sent[name] = sum(r["phase_bytes"]["grad_reduce"] for r in records if r["kind"] == "step")
     wide, linear = 16, 36 * 8 + 8 + 8 * 10 + 10  # the parameters of batch norm, and the others
     assert sent["bf16_master"] / sent["fp32"] == pytest.approx(
         (4 * wide + 2 * linear) / (4 * (wide + linear))

@@ -138,7 +138,7 @@ def test_goes_on_with_other_ranks(runs: Runs, stopped: str, P: int, K: int) -> N
     assert both.total() == len(data) - left_out
     records = runs.records(run)
     assert sum(record["samples"] for record in records if record["kind"] == "step") == both.total()
-    assert [record["epoch"] for record in records if record["kind"] == "evaluation"] == [1]
+    assert [record["epoch"] for record in records if record["kind"] == "eval"] == [1]
 
 
 @pytest.mark.long

@@ -1,4 +1,5 @@
-"""Sparse exchanges of a job file: what it makes, what it refuses, and that nothing kept gets lost."""
+"""Sparse gradient reductions of a job file: what it makes, what it refuses, and that nothing kept gets
+lost."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def method_of(job_file: Path, words: Sequence[str]) -> Method:
     return threads.run(1, one)[0]
 
 
-def exchange(**keys: str) -> list[str]:
+def grad_reduce(**keys: str) -> list[str]:
     inside = ",".join(f"{key}={value}" for key, value in keys.items())
     return ["--method.grad_reduce", f'{{name="sparse",{inside}}}']
 
@@ -73,7 +74,7 @@ MADE = {
 @pytest.mark.parametrize("name", MADE)
 def test_parts_of_parts(job_file: Path, name: str) -> None:
     keys, (sparsifier, combine, feedback, indices) = MADE[name]
-    made = method_of(job_file, exchange(**keys)).grad_reduce
+    made = method_of(job_file, grad_reduce(**keys)).grad_reduce
     assert isinstance(made, Sparse)
     assert (made.sparsifier, made.combine, made.feedback) == (sparsifier, combine, feedback)
     assert indices is None or made.indices == indices
@@ -108,7 +109,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_mistakes_are_one_line(job_file: Path, name: str) -> None:
     keys, message = WRONG[name]
-    words = exchange(**keys) if keys else ["--method.grad_reduce", "sparse"]
+    words = grad_reduce(**keys) if keys else ["--method.grad_reduce", "sparse"]
     with pytest.raises(JobError, match=message) as caught:
         method_of(job_file, words)
     assert "\n" not in str(caught.value)
@@ -123,7 +124,7 @@ def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
     model = (
         "--training.checkpoint_every_steps 2 --model.name train.small:steady --model.arguments {inputs=36}"
     )
-    options = [*exchange(sparsifier=sparsifier), *words.split(), *model.split()]
+    options = [*grad_reduce(sparsifier=sparsifier), *words.split(), *model.split()]
     without_pictures(monkeypatch)
     assert_interruptions_change_nothing(job_file, tmp_path, *options)
 
@@ -131,13 +132,13 @@ def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
 @pytest.mark.slow
 def test_what_is_recorded(job_file: Path, tmp_path: Path) -> None:
     words = "--parallel.groups 1 --data.group_batch_size 8 --training.epochs 1"
-    options = [*exchange(sparsifier=DEFT), *words.split()]
+    options = [*grad_reduce(sparsifier=DEFT), *words.split()]
     train(job_file, tmp_path / "run", *options, n=2)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    sparse = [record for record in map(json.loads, lines) if record["kind"] == "notes"]
+    sparse = [record for record in map(json.loads, lines) if record["kind"] == "method"]
     assert [record["step"] for record in sparse] == list(range(1, len(sparse) + 1))
     assert all(0.03 < record["density"] < 0.07 and record["error"] > 0 for record in sparse)
-    assert {"select_seconds", "encode_seconds", "exchange_seconds", "apply_seconds"} < set(sparse[0])
+    assert {"select_seconds", "encode_seconds", "combine_seconds", "apply_seconds"} < set(sparse[0])
     phases = {phase for record in map(json.loads, lines) for phase in record.get("phase_bytes", ())}
     assert {"allocation", "indices", "values"} <= phases
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -55,16 +55,16 @@ def test_what_each_rank_did_in_some_steps(job_file: Path, tmp_path: Path) -> Non
         assert [each.name for each in named(seen, "step .*", rank, 0)] == steps
         for what in ("forward", "backward", "update", "data"):
             assert len(named(seen, what, rank, 0)) >= len(steps), what
-        sent = named(seen, "gradients alltoall", rank)
+        sent = named(seen, "grad_reduce alltoall", rank)
         assert [each.arguments["bytes"] for each in sent] == [padded * 4 // K] * 4
         assert {each.arguments["ranks"] for each in sent} == {K}
-        met = named(seen, "meeting", rank, 999)
+        met = named(seen, "sync", rank, 999)
         assert [each.arguments["step"] for each in met] == [2, 4, 6]
-        distances = {record["step"]: record["distance"] for record in kind(records, "meeting")}
+        distances = {record["step"]: record["distance"] for record in kind(records, "sync")}
         assert [each.arguments["distance"] for each in met] == [distances[t] for t in (2, 4, 6)]
-        averaged = named(seen, "average allreduce", rank)
+        averaged = named(seen, "model_average allreduce", rank)
         assert [(each.start, each.end) for each in met] == [(each.start, each.end) for each in averaged]
-        assert named(seen, "evaluation", rank, 0)
+        assert named(seen, "eval", rank, 0)
         assert named(seen, "checkpoint", rank, 0)
         assert seen.threads[rank, 0] == "training"
         comm_threads = {name for (pid, _), name in seen.threads.items() if pid == rank}
@@ -82,9 +82,9 @@ def test_the_summary_is_what_is_in_the_trace(job_file: Path, tmp_path: Path) -> 
         assert {name: value for name, value in told.items() if value > 1e-9} == pytest.approx(
             {name: value for name, value in expected.items() if value > 1e-9}, abs=1e-7
         )
-    told = [numbers[f"{quantity}_seconds"].get("gradients", 0.0) for quantity in ("exposed", "hidden")]
+    told = [numbers[f"{quantity}_seconds"].get("grad_reduce", 0.0) for quantity in ("exposed", "hidden")]
     assert sum(told) > 0  # on busy cores all of it may be the one or the other
-    assert numbers["exposed_seconds"]["average"] > 0
+    assert numbers["exposed_seconds"]["model_average"] > 0
 
 
 def test_a_message_behind_computing_is_hidden_and_the_rest_of_it_is_not(tmp_path: Path) -> None:
@@ -95,12 +95,12 @@ def test_a_message_behind_computing_is_hidden_and_the_rest_of_it_is_not(tmp_path
         tracer = Trace(form(world), world.dup_with_thread(), tmp_path / NAME, "1", 0)
         other = world.dup_with_thread()
         start = real_time.perf_counter()
-        with phase("gradients"):
+        with phase("grad_reduce"):
             slow = [on._start("slow", 1, lambda: real_time.sleep(sending)) for on in (world, other)]
         with tracer.span("forward"):
             real_time.sleep(computing)
         computed = real_time.perf_counter() - start
-        with phase("gradients"):
+        with phase("grad_reduce"):
             for work in slow:
                 work.wait()
         tracer.stepped(1, {})
@@ -109,7 +109,7 @@ def test_a_message_behind_computing_is_hidden_and_the_rest_of_it_is_not(tmp_path
 
     computed = fmean(threads.run(2, one))
     numbers = per_step(tmp_path / NAME)
-    exposed, hidden = (numbers[f"{name}_seconds"]["gradients"] for name in ("exposed", "hidden"))
+    exposed, hidden = (numbers[f"{name}_seconds"]["grad_reduce"] for name in ("exposed", "hidden"))
     assert exposed + hidden > 0.95 * sending
     assert 0 < hidden <= computed + 1e-3, "both at once, and so once"
 
@@ -188,6 +188,6 @@ def test_as_users_start_it(job_file: Path, tmp_path: Path) -> None:
     words = ["train", str(job_file), "--trace", *WORDS.split(), "--run.output_dir", "run"]
     ended = launch(tmp_path, *words, n=4)
     assert ended.code == 0, ended.err
-    assert re.search(r"traced    4 steps; per step .*gradients \S+ s exposed, \S+ s hidden", ended.out)
+    assert re.search(r"traced    4 steps; per step .*grad_reduce \S+ s exposed, \S+ s hidden", ended.out)
     assert (tmp_path / "run" / "timeline.png").exists()
     assert _steps(tmp_path / "run" / NAME, full=True) == [f"step {t}" for t in range(3, 7)]

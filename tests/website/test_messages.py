@@ -50,6 +50,7 @@ def test_every_message_has_a_place(found: list[Message]) -> None:
     assert all(part.cause.strip() in text for part, _ in placed)
 
 
+@pytest.mark.slow
 def test_every_source_that_raises_is_heard(found: list[Message]) -> None:
     sources = {path for path in (ROOT / "hpcsgd").rglob("*.py") if RAISED.search(path.read_text())}
     assert {path.relative_to(ROOT / "hpcsgd").as_posix() for path in sources} <= {x.path for x in found}

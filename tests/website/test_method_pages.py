@@ -37,7 +37,7 @@ def test_a_page_has_the_lines_of_the_paper_and_the_entry(name: str) -> None:
     text = method_pages.page(name, METHODS[name])
     assert text.startswith(f"# {name}\n\n")
     assert f"\n[](){{#hpcsgd.{name}}}\n" in text
-    assert shares(name)["gradients", "a group"] > 0
+    assert shares(name)["grad_reduce", "a group"] > 0
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -47,8 +47,8 @@ def test_a_method_that_changes_to_another_one_has_a_table_of_each(name: str) -> 
     if len(tables) == 2:
         first, then = (ROW.findall(table) for table in tables)
         phases = [{(phase, among) for phase, _, among, _ in rows} for rows in (first, then)]
-        assert ("gradients", "the groups") in phases[0] - phases[1]
-        assert ("average", "the groups") in phases[1] - phases[0]
+        assert ("grad_reduce", "the groups") in phases[0] - phases[1]
+        assert ("model_average", "the groups") in phases[1] - phases[0]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -80,7 +80,7 @@ def test_what_is_drawn_can_be_trained(name: str, tmp_path: Path) -> None:
 
 def test_a_picture_is_of_its_records(tmp_path: Path) -> None:
     steps = [{"kind": "step", "step": i, "loss": 1 / i} for i in range(1, 9)]
-    tested = [{"kind": "evaluation", "step": i, "accuracy": i / 10, "distance": 0.5} for i in (4, 8)]
+    tested = [{"kind": "eval", "step": i, "accuracy": i / 10, "distance": 0.5} for i in (4, 8)]
     for name, records in (("a", [*steps, *tested]), ("b", steps)):
         pictures.draw(name, records, steps, tmp_path / "new" / f"{name}.png")
     a, b = (matplotlib.image.imread(tmp_path / "new" / f"{name}.png") for name in "ab")
@@ -92,11 +92,13 @@ def test_a_picture_is_of_its_records(tmp_path: Path) -> None:
 
 def test_bytes_are_those_of_the_formulas() -> None:
     in_group, across = 3 / 4, 2 * 3 / 4 / 4  # (K−1)/K there and back again; 2·(P−1)/P·M/K
-    expected = {("gradients", "a group"): in_group, ("parameters", "a group"): in_group}
-    assert shares("bsp") == pytest.approx(expected | {("gradients", "the groups"): across}, rel=1e-2)
+    expected = {("grad_reduce", "a group"): in_group, ("param_gather", "a group"): in_group}
+    assert shares("bsp") == pytest.approx(expected | {("grad_reduce", "the groups"): across}, rel=1e-2)
     for name in ("hierarchical", "diloco"):
-        assert shares(name) == pytest.approx(expected | {("average", "the groups"): across / 8}, rel=1e-2)
-    assert shares("sgp") == pytest.approx(expected | {("average", "the groups"): 1 / 4}, rel=1e-2)
+        assert shares(name) == pytest.approx(
+            expected | {("model_average", "the groups"): across / 8}, rel=1e-2
+        )
+    assert shares("sgp") == pytest.approx(expected | {("model_average", "the groups"): 1 / 4}, rel=1e-2)
 
 
 def test_pages_that_say_more_are_there_and_of_methods() -> None:

@@ -43,7 +43,7 @@ def figure_1(rows: list[Row]) -> Beside:
 
 def last(row: Row, note: str) -> float:
     """The mean of the last half."""
-    values = row["notes"][note]
+    values = row["metrics"][note]
     later = values[len(values) // 2 :]
     return sum(later) / len(later)
 
@@ -141,7 +141,7 @@ def figure_6(rows: list[Row]) -> Beside:
 
 def note_panels(note: str) -> Callable[[list[Row]], list[Panel]]:
     def panels(rows: list[Row]) -> list[Panel]:
-        lines = {row["who"]: (xs(row, row["notes"][note]), row["notes"][note]) for row in rows}
+        lines = {row["who"]: (xs(row, row["metrics"][note]), row["metrics"][note]) for row in rows}
         return [Panel("", "step", note, lines, log="y")]
 
     return panels

@@ -49,7 +49,7 @@ def fixed_rate(rows: list[Row]) -> Beside:
 
 def fixed_panels(rows: list[Row]) -> list[Panel]:
     return [
-        Panel(f"I = {every}", "meeting", "D", {
+        Panel(f"I = {every}", "synchronization", "D", {
             f"P = {row['P']}": (range(1, len(row["distances"]) + 1), row["distances"])
             for row in rows if row["every"] == every
         })
@@ -137,7 +137,7 @@ def warmed_up(rows: list[Row]) -> Beside:
 
 
 def distance_panels(rows: list[Row]) -> list[Panel]:
-    return [Panel("", "meeting", "D", {
+    return [Panel("", "synchronization", "D", {
         f"{row.get('way', '')} P = {row['P']}": (range(1, len(row["distances"]) + 1), row["distances"])
         for row in rows
     }, log="y")]  # fmt: skip

@@ -38,11 +38,11 @@ DENSITY = {"resnet18": 0.01, "lstm": 0.001, "ncf": 0.1}
 RIVALS = ("topk", "clt_k", "deft")
 
 
-def job(model: str, name: str, exchange: dict[str, Any] | None, workers: int) -> Job:
+def job(model: str, name: str, grad_reduce: dict[str, Any] | None, workers: int) -> Job:
     """One group of `workers`, four a node."""
     each = min(workers, 4)
     place = Allocation(nodes=workers // each, ranks_per_node=each, gpus_per_node=each, time="1-00:00:00")
-    table = MODELS[model] | {"parallel": {"groups": 1}, "method": {"name": "bsp"} | (exchange or {})}
+    table = MODELS[model] | {"parallel": {"groups": 1}, "method": {"name": "bsp"} | (grad_reduce or {})}
     data = {**table["data"], "group_batch_size": workers * table["data"]["group_batch_size"]}
     return Job(f"deft-{model}-{name}-{workers}", {**table, "data": data}, place)
 

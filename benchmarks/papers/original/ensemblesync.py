@@ -12,7 +12,7 @@ WORKERS = 2
 PLACE = Allocation(nodes=WORKERS, gpus_per_node=1, time="12:00:00")
 PER_EPOCH = 37_500 // 128
 """Steps of a worker; a tenth of them lie between two meetings."""
-ISLANDS = {"ISLANDS": str(WORKERS)}
+GROUPS = {"NUM_GROUPS": str(WORKERS)}
 
 
 def table(method: dict[str, Any], **changed: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def ensemble(name: str, **changed: Any) -> Job:
         table({"name": "ensemble_sync", "sync_every": PER_EPOCH // 10}, **changed),
         PLACE,
         "ensemble",
-        ISLANDS,
+        GROUPS,
     )
 
 

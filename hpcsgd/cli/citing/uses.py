@@ -17,7 +17,7 @@ from hpcsgd.methods.selsync import AGGREGATES
 from hpcsgd.models import MODELS
 from hpcsgd.parts.averagers.optimizer_state import OPTIMIZER_STATE
 from hpcsgd.parts.averagers.selection import SELECTIONS
-from hpcsgd.parts.grad_reduces import EXCHANGES
+from hpcsgd.parts.grad_reduces import GRAD_REDUCES
 from hpcsgd.parts.grad_reduces.codecs import CODECS
 from hpcsgd.parts.grad_reduces.combining import COMBINING
 from hpcsgd.parts.grad_reduces.error_feedback import FEEDBACKS
@@ -57,7 +57,7 @@ def _all(names: Iterable[str], *papers: str) -> Papers:
 USES: Sequence[tuple[Table, Papers]] = [
     (METHODS, {name: _keys(paper) for name, paper in PAPERS.items()}),
     (
-        EXCHANGES,
+        GRAD_REDUCES,
         {
             "alltoall": [LEE],
             "dense": [LEE],

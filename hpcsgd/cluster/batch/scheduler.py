@@ -188,7 +188,7 @@ _SLURM = Scheduler(
     submits=("sbatch", "--parsable"),
     tries=("sbatch", "--test-only"),
     starting="srun --mpi=pmi2",
-    kinds=_TRAININGS | {kind: kind for kind in ("ensemble", "island", "probe", "bench", "measure")},
+    kinds=_TRAININGS | {kind: kind for kind in ("ensemble", "replica_group", "probe", "bench", "measure")},
 )
 _PBS = Scheduler(
     name="pbs",

@@ -37,10 +37,10 @@ def look_at_accelerators(topology: Topology) -> list[Finding]:
 
 def driver(world: Communicator, files: Sequence[Path]) -> Finding:
     """Check that all nodes have the same driver."""
-    told = sorted(set(world.gather_objects(driver_version(files))))
-    if len(told) > 1:
-        return warning(f"driver: {' and '.join(told)}: the nodes differ")
-    return ok(f"driver: {told[0]}")
+    reported = sorted(set(world.gather_objects(driver_version(files))))
+    if len(reported) > 1:
+        return warning(f"driver: {' and '.join(reported)}: the nodes differ")
+    return ok(f"driver: {reported[0]}")
 
 
 def links(world: Communicator) -> Finding:
@@ -79,10 +79,10 @@ def _without(having: Sequence[bool]) -> Finding:
         return warning(
             f"GPUs: {having.count(False)} of {count_text(len(having), 'rank')} have none that torch can use"
         )
-    told = f"GPUs: none that torch {torch.__version__} can use"
+    reported = f"GPUs: none that torch {torch.__version__} can use"
     # without a driver no GPU is expected, so the reason does not matter
     driver = any(path.exists() for path in DRIVERS)
-    return warning(f"{told}: {why}") if driver and (why := why_none("cuda")) else ok(told)
+    return warning(f"{reported}: {why}") if driver and (why := why_none("cuda")) else ok(reported)
 
 
 def driver_version(files: Sequence[Path]) -> str:

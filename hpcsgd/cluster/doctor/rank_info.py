@@ -70,8 +70,8 @@ def _gpu(local_rank: int) -> tuple[str, str]:
     device = of_place(local_rank)
     if device is None:
         return "none", ""
-    told = properties(device)
-    name = f"{told.name}, {told.total_memory / 1e9:.0f} GB" if told is not None else device.type
+    found = properties(device)
+    name = f"{found.name}, {found.total_memory / 1e9:.0f} GB" if found is not None else device.type
     return f"{device.index}: {name}", identity(device)
 
 

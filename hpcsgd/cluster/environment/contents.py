@@ -175,12 +175,12 @@ def ask(folder: Path) -> Environment:
     )
     if done.returncode != 0:
         raise UserError(f"{python}: does not run: {done.stderr.strip().rpartition(chr(10))[2]}")
-    told = json.loads(done.stdout)
-    one: dict[str, Any] = {name: Path(told[name]) for name in ("prefix", "base", "executable")}
+    answer = json.loads(done.stdout)
+    one: dict[str, Any] = {name: Path(answer[name]) for name in ("prefix", "base", "executable")}
     many: dict[str, Any] = {
-        name: [Path(path) for path in told[name]] for name in ("standard", "sites", "path")
+        name: [Path(path) for path in answer[name]] for name in ("standard", "sites", "path")
     }
-    found = Environment(**{**told, **one, **many})
+    found = Environment(**{**answer, **one, **many})
     if unknown := [each["name"] for each in found.editable if not each["sources"]]:
         raise UserError(
             f"{folder}: {', '.join(unknown)}: installed in place (pip install -e), and does not tell its "

@@ -57,11 +57,11 @@ def fingerprint(members: Sequence[Member]) -> str:
     """Return a hash of the names, sizes, modification times and permissions of `members`."""
     digest = hashlib.sha256()
     for member in members:
-        told: tuple[object, ...] = (member.link,)
+        reported: tuple[object, ...] = (member.link,)
         if member.link is None:
             status = member.source.stat()
-            told = (status.st_mode, status.st_size, status.st_mtime_ns)
-        digest.update(repr((member.name, *told)).encode())
+            reported = (status.st_mode, status.st_size, status.st_mtime_ns)
+        digest.update(repr((member.name, *reported)).encode())
     return digest.hexdigest()[:16]
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 
-def told() -> dict[str, Any]:
+def answer() -> dict[str, Any]:
     libraries = {
         sysconfig.get_path("stdlib"),
         sysconfig.get_path("platstdlib", vars={"platbase": sys.base_exec_prefix}),
@@ -63,4 +63,4 @@ def where(spec: Any) -> Path | None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(told()))
+    print(json.dumps(answer()))

@@ -18,12 +18,12 @@ PAUSE = 0.5
 
 
 class CoordinatorProcess:
-    """The coordinator's process. `told` has its arguments; see `hpcsgd.elastic.__main__`."""
+    """The coordinator's process. `arguments` has its arguments; see `hpcsgd.elastic.__main__`."""
 
-    def __init__(self, **told: Any) -> None:
+    def __init__(self, **arguments: Any) -> None:
         self.address = ""
-        self.token = str(told["token"])
-        self._told = told
+        self.token = str(arguments["token"])
+        self._arguments = arguments
         self._process: asyncio.subprocess.Process | None = None
 
     async def keep(self) -> None:
@@ -44,12 +44,12 @@ class CoordinatorProcess:
             sys.executable, "-m", "hpcsgd.elastic",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
-        self._say(self._told)
+        self._say(self._arguments)
         assert self._process.stdout is not None
         self.address = (await self._process.stdout.readline()).decode().strip()
         if not self.address:
-            raise UserError(f"no coordinator can listen on {self._told['host']}")
-        self._told["port"] = int(self.address.rsplit(":", 1)[1])
+            raise UserError(f"no coordinator can listen on {self._arguments['host']}")
+        self._arguments["port"] = int(self.address.rsplit(":", 1)[1])
 
     def note(self, event: str, **fields: Any) -> None:
         """Write an event to the event log."""
@@ -57,7 +57,7 @@ class CoordinatorProcess:
 
     def register(self) -> Register:
         """Return the register as it was last saved."""
-        return Alone(Path(self._told["folder"]) / REGISTER).load()
+        return Alone(Path(self._arguments["folder"]) / REGISTER).load()
 
     async def end(self) -> None:
         """End the process by closing its input."""

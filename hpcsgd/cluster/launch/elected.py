@@ -22,17 +22,24 @@ from hpcsgd.report.run_folder import replica_group_folder
 class Elected:
     """Makes sure, in each launcher, that a coordinator runs: if none answers, this launcher starts one.
 
-    If no coordinator has answered for `silence` seconds, or the last one has left, this launcher starts the
-    next one. If several launchers do so, `journal.claim` lets one coordinator continue. `told` has the
-    arguments of the coordinator's process; see `hpcsgd.elastic.__main__`.
+    If no coordinator has answered for `heartbeat_timeout` seconds, or the last one has left, this launcher
+    starts the next one. If several launchers do so, `journal.claim` lets one coordinator continue.
+    `arguments` has the arguments of the coordinator's process; see `hpcsgd.elastic.__main__`.
     """
 
-    def __init__(self, folder: Path, replica_group: int, *, silence: float, host: str, **told: Any) -> None:
+    def __init__(
+        self, folder: Path, replica_group: int, *, heartbeat_timeout: float, host: str, **arguments: Any
+    ) -> None:
         self._folder, self._terms = folder, folder / FOLDER
         self.address = str(self._terms.resolve())
         self.token = ""
-        self._heartbeat_timeout, self._host = silence, host
-        self._told = {**told, "silence": silence, "host": host, "folder": str(folder)}
+        self._heartbeat_timeout, self._host = heartbeat_timeout, host
+        self._arguments = {
+            **arguments,
+            "heartbeat_timeout": heartbeat_timeout,
+            "host": host,
+            "folder": str(folder),
+        }
         self._events = EventLog(replica_group_folder(folder, replica_group) / event_log.NAME)
         self._process: asyncio.subprocess.Process | None = None
         self._seen = 0, time.monotonic()
@@ -110,7 +117,7 @@ class Elected:
         )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps({**self._told, "term": term}).encode() + b"\n")
+        process.stdin.write(json.dumps({**self._arguments, "term": term}).encode() + b"\n")
         if not await process.stdout.readline() and await process.wait() != 0:
             raise UserError(f"--host {self._host}: the coordinator that was begun here has ended")
 

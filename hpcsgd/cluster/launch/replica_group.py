@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpcsgd.cluster.launch.elected import Elected
 from hpcsgd.cluster.launch.python import of_ranks
-from hpcsgd.cluster.launch.run import allotment_of, group_sizes, report, require_sense
+from hpcsgd.cluster.launch.run import budget_of, group_sizes, report, require_sense
 from hpcsgd.cluster.launch.starter import starter
 from hpcsgd.cluster.launch.supervisor import Supervisor, sizes
 from hpcsgd.config.reader import read_toml
@@ -51,14 +51,14 @@ def launch_replica_group(
     group_size: int | None = None,
     host: str | None = None,
     restarts: int = 3,
-    silence: float = 10.0,
+    heartbeat_timeout: float = 10.0,
     timeout: float = 300.0,
     resume: bool = False,
     srun: Sequence[str] = (),
 ) -> int:
     """Train one replica group of the job file's run; return the exit code. Raises `UserError`."""
     config = load(path, overrides)
-    require_sense(groups=groups, group_size=group_size, heartbeat_timeout=silence, timeout=timeout)
+    require_sense(groups=groups, group_size=group_size, heartbeat_timeout=heartbeat_timeout, timeout=timeout)
     by = starter(srun)
     (K,) = sizes(1, group_size or config.parallel.group_size, by.ranks)
     count = len(group_sizes(path, config, 0, groups, K))
@@ -83,15 +83,15 @@ def launch_replica_group(
         print(f"hpcsgd: {folder}: the training is complete", file=sys.stderr)
         return 0
     program = [of_ranks(), "-m", "hpcsgd", "train", str(path), *overrides]
-    allotment = allotment_of(config)
+    budget = budget_of(config)
     run_folder.replica_group_folder(folder, replica_group).mkdir(parents=True, exist_ok=True)
     coordinator = Elected(
-        folder, replica_group, silence=silence, host=host,
-        replica_groups=count, timeout=timeout, allotment=None if allotment is None else asdict(allotment),
+        folder, replica_group, heartbeat_timeout=heartbeat_timeout, host=host,
+        replica_groups=count, timeout=timeout, budget=None if budget is None else asdict(budget),
     )  # fmt: skip
     supervisor = Supervisor(
         {replica_group: K}, count, program, folder, by, coordinator,
-        restarts=restarts, silence=silence, timeout=timeout,
+        restarts=restarts, heartbeat_timeout=heartbeat_timeout, timeout=timeout,
     )  # fmt: skip
     code = asyncio.run(supervisor.run())
     last = newest(folder / FOLDER)

@@ -31,14 +31,14 @@ def launch(
     groups: int | None = None,
     group_size: int | None = None,
     restarts: int = 3,
-    silence: float = 10.0,
+    heartbeat_timeout: float = 10.0,
     timeout: float = 300.0,
     resume: bool = False,
     srun: Sequence[str] = (),
 ) -> int:
     """Train as the job file says, with elastic groups; return the exit code. Raises `UserError`."""
     config = load(path, overrides)
-    require_sense(groups=groups, group_size=group_size, heartbeat_timeout=silence, timeout=timeout)
+    require_sense(groups=groups, group_size=group_size, heartbeat_timeout=heartbeat_timeout, timeout=timeout)
     by = starter(srun)
     K = group_sizes(path, config, by.ranks, groups, group_size)
     with in_file(path):
@@ -59,16 +59,17 @@ def launch(
             (folder / REGISTER).unlink(missing_ok=True)  # from an earlier start, whose groups have ended
             event_log.of_run(folder)  # raises here, not in the coordinator, if the log is damaged
         program = [of_ranks(), "-m", "hpcsgd", "train", str(path), *overrides]
-        allotment = allotment_of(config)
+        budget = budget_of(config)
         coordinator = CoordinatorProcess(
-            replica_groups=len(K), token=secrets.token_hex(32), silence=silence, timeout=timeout,
+            replica_groups=len(K), token=secrets.token_hex(32), heartbeat_timeout=heartbeat_timeout,
+            timeout=timeout,
             folder=str(folder), host=by.host, port=0,
-            allotment=None if allotment is None else asdict(allotment),
+            budget=None if budget is None else asdict(budget),
         )  # fmt: skip
         supervisor = Supervisor(
             dict(enumerate(K)), len(K), program, folder, by, coordinator,
-            restarts=restarts, silence=silence, timeout=timeout,
-            moves_ranks=allotment is not None and allotment.resource == "ranks",
+            restarts=restarts, heartbeat_timeout=heartbeat_timeout, timeout=timeout,
+            moves_ranks=budget is not None and budget.resource == "ranks",
         )  # fmt: skip
         code = asyncio.run(supervisor.run())
         if supervisor.fault and fresh:
@@ -110,7 +111,7 @@ def require_sense(**given: float | None) -> None:
             raise UserError(f"--{name.replace('_', '-')} {value:g}: must be more than 0")
 
 
-def allotment_of(config: Config) -> ResourceBudget | None:
+def budget_of(config: Config) -> ResourceBudget | None:
     section = config.rebalance
     if section.resource == "none":
         return None

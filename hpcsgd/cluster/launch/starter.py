@@ -107,11 +107,11 @@ class Srun:
 
     def _nodes(self) -> list[str]:
         """Return the job's nodes, without those that it has lost."""
-        names = _told("squeue", "--noheader", f"--jobs={self._job}", "--format=%N")
-        return _told("scontrol", "show", "hostnames", names).split()
+        names = _reported("squeue", "--noheader", f"--jobs={self._job}", "--format=%N")
+        return _reported("scontrol", "show", "hostnames", names).split()
 
 
-def _told(*command: str) -> str:
+def _reported(*command: str) -> str:
     done = subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     return done.stdout.strip()
 

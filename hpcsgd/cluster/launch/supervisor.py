@@ -110,7 +110,7 @@ class Supervisor:
         coordinator: Coordination,
         *,
         restarts: int,
-        silence: float,
+        heartbeat_timeout: float,
         timeout: float,
         moves_ranks: bool = False,
     ) -> None:
@@ -118,7 +118,7 @@ class Supervisor:
         self._count = count
         self._program, self._folder, self._starter = list(program), folder, starter
         self._coordinator, self._restarts = coordinator, restarts
-        self._heartbeat_timeout, self._timeout = silence, timeout
+        self._heartbeat_timeout, self._timeout = heartbeat_timeout, timeout
         self._moves_ranks = moves_ranks
         self.fault = False
         """True if groups failed before the first synchronization, so that the job itself is at fault."""
@@ -157,8 +157,8 @@ class Supervisor:
             group.lives += 1
             before = self._coordinator.register().rounds
             group.code = await self._live(group)
-            told = {"replica_group": group.number, "life": str(group.lives)}
-            self._coordinator.note("ended", **told, code=group.code)
+            life = {"replica_group": group.number, "life": str(group.lives)}
+            self._coordinator.note("ended", **life, code=group.code)
             register = self._coordinator.register()
             if register.phase is Phase.FINISHED or register.leaving:
                 self._end(register.replica_groups)
@@ -182,7 +182,7 @@ class Supervisor:
                     group, f"was started {count_text(group.lives, 'time')}: the others go on without it"
                 )
                 return
-            group.in_vain = 0 if self._met(group, before) else group.in_vain + 1
+            group.in_vain = 0 if self._has_averaged(group, before) else group.in_vain + 1
             await asyncio.sleep(PAUSE * 2 ** max(group.in_vain - 1, 0))
 
     async def _live(self, group: ReplicaGroup) -> int:
@@ -194,8 +194,8 @@ class Supervisor:
         )  # fmt: skip
         folder = replica_group_folder(self._folder, group.number)
         folder.mkdir(parents=True, exist_ok=True)
-        told = {"replica_group": group.number, "life": str(group.lives)}
-        self._coordinator.note("started", **told, ranks=group.ranks)
+        life = {"replica_group": group.number, "life": str(group.lives)}
+        self._coordinator.note("started", **life, ranks=group.ranks)
         with (folder / LOG).open("ab") as output:
             group.process = await asyncio.create_subprocess_exec(
                 *self._starter.command(group.number, group.ranks, self._program),
@@ -219,7 +219,7 @@ class Supervisor:
         group.kill()  # processes that mpiexec or srun may have left running
         return code if code >= 0 else 128 - code
 
-    def _met(self, group: ReplicaGroup, rounds: int) -> bool:
+    def _has_averaged(self, group: ReplicaGroup, rounds: int) -> bool:
         """Return True if the group was a member in a committed round after the first `rounds` rounds."""
         return any(
             event["event"] == "commit" and event["rounds"] > rounds and group.number in event["members"]

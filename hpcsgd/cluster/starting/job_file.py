@@ -36,7 +36,7 @@ def data_named(name: str, store: Path | None = None) -> Data:
     if name.endswith(".h5"):
         return data_of_store(Path(name))
     if name not in COLLECTIONS:
-        raise UserError(f"--data {name}: {near_miss(name, COLLECTIONS)}, or the .h5 file of a store")
+        raise UserError(f"--data {name}: {near_miss(name, COLLECTIONS)}, or an .h5 dataset file")
     data, path = COLLECTIONS[name], store or Path(f"{name}.h5")
     return replace(data, sizes=data_of_store(path).sizes) if path.exists() else data
 

@@ -52,8 +52,8 @@ def begin(
     text = job_text(wanted, kind, file)
     checked(tomllib.loads(text), file)
     _write(file, text)
-    told = [f"written   {file}", *_write_site()]
-    return [*told, *(f"next      {command}" for command in commands(wanted, kind, file))]
+    lines = [f"written   {file}", *_write_site()]
+    return [*lines, *(f"next      {command}" for command in commands(wanted, kind, file))]
 
 
 def _write_site() -> list[str]:
@@ -90,7 +90,7 @@ class _Asked:
         names = ", ".join(allowed)
         if self._ask is None:
             if default is None:
-                raise UserError(f"--{name} is missing. Allowed: {names}, or the {others} file of a store")
+                raise UserError(f"--{name} is missing. Allowed: {names}, or an {others} dataset file")
             return default
         while True:
             answer = self._ask(_question(name, names, default)).strip() or default or ""

@@ -26,13 +26,13 @@ def site_text(environment: Mapping[str, str] = os.environ) -> str:
     partition = _partition()
     modules = [name for name in environment.get("LOADEDMODULES", "").split(":") if name]
     offered = _offered()
-    told = f" # offered here: {', '.join(offered)}" if offered else " # srun did not say what it offers"
+    comment = f" # offered here: {', '.join(offered)}" if offered else " # srun did not say what it offers"
     return "\n".join(
         [
             "# What all your jobs here have in common, for `hpcsgd job`: docs/cluster.md has every key.",
             _line("partition", partition, "the one that Slurm takes by default", "compute"),
             '# account = "project_123"',
-            _pair("mpi", _backend(offered, environment)) + told,
+            _pair("mpi", _backend(offered, environment)) + comment,
             _line("modules", modules, "those that are loaded now, before anything else", ["openmpi"]),
             '# setup = "env.sh" # sourced after that',
             '# sbatch = ["--constraint=gpu"]',

@@ -74,5 +74,5 @@ class WithDistance:
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         yield from comm_ops(self.inner, m)
         if self._of_shards(m.sharded):
-            yield allreduce("group", FLOAT64, "distance")
-        yield allreduce("cross", FLOAT64, "distance")
+            yield allreduce("intra_group", FLOAT64, "distance")
+        yield allreduce("inter_group", FLOAT64, "distance")

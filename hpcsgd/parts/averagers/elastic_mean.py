@@ -50,7 +50,7 @@ class ElasticMean:
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """Yield the operations; each of the K ranks averages 1/K of the model in a ring with other groups."""
-        yield allreduce("group", 16, "buffers")
-        yield from (allreduce("group", nbytes) for nbytes in m.buffers)
+        yield allreduce("intra_group", 16, "buffers")
+        yield from (allreduce("intra_group", nbytes) for nbytes in m.buffers)
         model = sum(b.used * b.width for b in m.buckets) + sum(m.buffers)
-        yield allreduce("peers", model / m.K)
+        yield allreduce("replica_groups", model / m.K)

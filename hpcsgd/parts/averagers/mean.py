@@ -37,7 +37,7 @@ class Mean:
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """Yield the allreduces of a synchronization, T1 of eq. 7."""
         for i, b in enumerate(m.buckets):
-            yield replace(allreduce("cross", b.nbytes / m.K), bucket=i)
+            yield replace(allreduce("inter_group", b.nbytes / m.K), bucket=i)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class MeanOfAll:
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """Return the allreduces of a synchronization, the second term of eq. 5."""
-        return (allreduce("cross", m.here(b)) for b in m.buckets)
+        return (allreduce("inter_group", m.here(b)) for b in m.buckets)
 
 
 def pipelined(vectors: Iterable[Tensor], s: StepContext, start: Callable[[Tensor], Work]) -> Iterator[Tensor]:

@@ -57,7 +57,7 @@ def average_states(named: Mapping[str, Sequence[Tensor]], s: StepContext) -> Non
 
     Collective; raises `UserError` if groups have state tensors of different names or sizes.
     """
-    with phase("moments"):
+    with phase("state_average"):
         require_same_layout(named, s.topology.inter_group, "the optimizers' state tensors")
         for tensors in named.values():
             average_flattened(tensors, s.topology.inter_group)
@@ -65,7 +65,7 @@ def average_states(named: Mapping[str, Sequence[Tensor]], s: StepContext) -> Non
 
 def comparison() -> CommOp:
     """Return the operation that compares the sizes of the tensors that groups are about to average."""
-    return allreduce("cross", 16, "moments")
+    return allreduce("inter_group", 16, "state_average")
 
 
 def sent_by_state(m: ModelLayout, layers: Collection[int], shards: bool) -> Iterator[CommOp]:
@@ -74,12 +74,16 @@ def sent_by_state(m: ModelLayout, layers: Collection[int], shards: bool) -> Iter
     If `shards` is True, each rank averages only its shard.
     """
     for width, elements in m.by_width(layers).items():
-        yield allreduce("cross", elements * width / (m.K if shards or m.sharded else 1), "moments")
+        yield allreduce(
+            "inter_group", elements * width / (m.K if shards or m.sharded else 1), "state_average"
+        )
 
 
 def sent_by_number(m: ModelLayout, layers: Collection[int], shards: bool) -> CommOp:
     """Return the operation that averages state which is one number for each parameter in `layers`."""
-    return allreduce("cross", (m.rows_of(layers) if shards or m.sharded else len(layers)) * 4, "moments")
+    return allreduce(
+        "inter_group", (m.rows_of(layers) if shards or m.sharded else len(layers)) * 4, "state_average"
+    )
 
 
 @checked

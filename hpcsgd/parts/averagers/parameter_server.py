@@ -77,19 +77,25 @@ class ServerConnection:
     """
 
     def __init__(
-        self, owned: Sequence[Tensor], model: Sequence[Tensor], cross: Communicator, staleness: int | None
+        self,
+        owned: Sequence[Tensor],
+        model: Sequence[Tensor],
+        inter_group: Communicator,
+        staleness: int | None,
     ) -> None:
         """Give the holders `model`, which has the layout of `owned`, as initial values. Collective."""
-        parts = parts_of(owned, cross.size)
+        parts = parts_of(owned, inter_group.size)
         self.pushed, self.read = ([MessageBuffer.like(part) for part in parts] for _ in range(2))
         self._rooms = [x if x.is_cpu else room_for(x) for x in (read.bytes for read in self.read)]
-        self._cross = cross
-        self._counts = [[x.numel() for x in chunk.tensor_split(cross.size)] for chunk in owned]
-        self.keeper = ServerPart(self._kept(model), parts[cross.rank], cross.size, staleness)
-        with phase("average"):
-            self._service = RequestServer(cross, self.keeper, self.pushed[cross.rank].bytes.numel())
+        self._inter_group = inter_group
+        self._counts = [[x.numel() for x in chunk.tensor_split(inter_group.size)] for chunk in owned]
+        self.keeper = ServerPart(self._kept(model), parts[inter_group.rank], inter_group.size, staleness)
+        with phase("model_average"):
+            self._service = RequestServer(
+                inter_group, self.keeper, self.pushed[inter_group.rank].bytes.numel()
+            )
 
-    def exchange(self) -> None:
+    def sendrecv(self) -> None:
         """Send the content of `pushed` to the holders; return once their answers are in `read`."""
         # Once this copy is on the host, the last step's copies out of `_rooms` are done, too.
         leaving = on_host([message.bytes for message in self.pushed])
@@ -104,7 +110,7 @@ class ServerConnection:
         with self._service.at_rest():
             for part, counts in zip(self.keeper.part, self._counts, strict=True):
                 chunk = part.new_empty(sum(counts))
-                self._cross.allgatherv(chunk, part, counts).wait()
+                self._inter_group.allgatherv(chunk, part, counts).wait()
                 made.append(chunk)
         return made
 
@@ -115,7 +121,7 @@ class ServerConnection:
 
     def _kept(self, chunks: Sequence[Tensor]) -> list[Tensor]:
         """Return this rank's part of `chunks`."""
-        return [chunk.tensor_split(self._cross.size)[self._cross.rank] for chunk in chunks]
+        return [chunk.tensor_split(self._inter_group.size)[self._inter_group.rank] for chunk in chunks]
 
 
 class ParameterServer:
@@ -171,7 +177,7 @@ class ParameterServer:
         for part, pushed, read in zip(parts, link.pushed, link.read, strict=True):
             read.add_to(part, -1.0)
             pushed.pack(part)
-        link.exchange()
+        link.sendrecv()
         for part, read in zip(parts, link.read, strict=True):
             read.unpack(part)
         s.metrics["staleness"] = link.keeper.missed[s.topology.group_index]
@@ -182,7 +188,7 @@ class ParameterServer:
         """Return the requests to the holders of the other P − 1 parts, and the answers of the same size."""
         others = m.P - 1
         leaving = (m.P - m.groups_per_host) / others if m.groups_per_host < m.P else 0.0
-        push = CommOp("exchange", "cross", others * m.message_buffer(m.P), off_host_fraction=leaving)
+        push = CommOp("sendrecv", "inter_group", others * m.message_buffer(m.P), off_host_fraction=leaving)
         return [push, push]
 
     def model(self) -> list[Tensor] | None:

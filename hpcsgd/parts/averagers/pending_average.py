@@ -28,7 +28,7 @@ class PendingAverage:
     """The update after which the result is used."""
     shards: list[Tensor]
     """The vectors to average, which hold the result after `wait`."""
-    notes: dict[str, float]
+    metrics: dict[str, float]
     """The averager's metrics."""
     work: Work | None = None
 
@@ -42,11 +42,11 @@ class PendingAverage:
 def on_own_thread(topology: Topology) -> Topology:
     """Return the same ranks with separate communicators, which share one communication thread. Collective."""
     world = topology.world.dup_with_thread()
-    group, cross = (
+    intra_group, inter_group = (
         ranks.split(0, ranks.rank).with_thread(world.comm_thread)
         for ranks in (topology.intra_group, topology.inter_group)
     )
-    return replace(topology, world=world, intra_group=group, inter_group=cross)
+    return replace(topology, world=world, intra_group=intra_group, inter_group=inter_group)
 
 
 def step_on_own_thread(s: StepContext, topology: Topology) -> StepContext:
@@ -62,6 +62,6 @@ def begin(
     `vectors` are copies of this rank's vectors after the update; `due` is the update after which to use them.
     """
     mine = step_on_own_thread(s, topology)
-    with phase("average"):
+    with phase("model_average"):
         work = topology.inter_group.run(lambda: average(vectors, mine), "a pending average", *vectors)
     return PendingAverage(due, vectors, mine.metrics, work)

@@ -80,11 +80,11 @@ class QuantizedMean:
     def state_dict(self) -> State:
         vectors = {"theta": self._theta, "kept": self._kept}
         sharded = {name: found for name, found in vectors.items() if found}
-        return State(replicated={"meetings": self._num_syncs}, sharded=sharded)
+        return State(replicated={"num_syncs": self._num_syncs}, sharded=sharded)
 
     def load_state_dict(self, state: State) -> None:
         """Load the state; if it has no vectors, the next synchronization is treated as the first."""
-        self._num_syncs = state.replicated["meetings"]
+        self._num_syncs = state.replicated["num_syncs"]
         self._theta, self._kept = (state.sharded.get(name, []) for name in ("theta", "kept"))
 
     def _begin(self, common: Sequence[Tensor]) -> None:

@@ -150,9 +150,9 @@ class AcrossShards:
 
     def comm_ops(self, m: ModelLayout) -> Iterable[CommOp]:
         runs = sum(-(-m.shard(b) // self.block) for b in m.buckets)
-        yield allreduce("cross", FLOAT64 * runs, ALLOCATION)
-        yield CommOp("allgather", "group", FLOAT64 * m.K, ALLOCATION)
-        yield CommOp("allgather", "group", 2 * FLOAT64 * runs * m.K, ALLOCATION)
+        yield allreduce("inter_group", FLOAT64 * runs, ALLOCATION)
+        yield CommOp("allgather", "intra_group", FLOAT64 * m.K, ALLOCATION)
+        yield CommOp("allgather", "intra_group", 2 * FLOAT64 * runs * m.K, ALLOCATION)
 
 
 def _of_all(

@@ -17,7 +17,7 @@ from hpcsgd.parts.grad_reduces.error_feedback import ErrorFeedback, LrInErrorFee
 from hpcsgd.parts.grad_reduces.quantized import Quantized
 from hpcsgd.parts.grad_reduces.sparse import Sparse
 
-EXCHANGES: Mapping[str, Callable[..., GradReduce]] = {
+GRAD_REDUCES: Mapping[str, Callable[..., GradReduce]] = {
     "alltoall": AllToAll,
     "dense": Dense,
     "quantized": Quantized,
@@ -27,7 +27,7 @@ EXCHANGES: Mapping[str, Callable[..., GradReduce]] = {
 """The gradient reductions, by their names in job files."""
 
 __all__ = [
-    "EXCHANGES",
+    "GRAD_REDUCES",
     "AcrossGroups",
     "AllReduce",
     "AllToAll",

@@ -19,7 +19,7 @@ class ByTorch:
     After torch's backward pass, each rank has the mean of the K gradients in its own rows.
     """
 
-    traits = GradReduceTraits(shards=True, per_bucket=True, keeps_gradients=False)
+    traits = GradReduceTraits(leaves_shards=True, per_bucket=True, keeps_gradients=False)
 
     def idle(self, topology: Topology) -> bool:
         return True
@@ -37,14 +37,14 @@ class Separable(Protocol):
         ...
 
 
-def left_to_torch(exchange: GradReduce) -> GradReduce:
-    """Return what remains of `exchange` after torch's reduction inside the group.
+def left_to_torch(grad_reduce: GradReduce) -> GradReduce:
+    """Return what remains of `grad_reduce` after torch's reduction inside the group.
 
-    Raises `UserError` if `exchange` must process the group's gradients itself.
+    Raises `UserError` if `grad_reduce` must process the group's gradients itself.
     """
-    if isinstance(exchange, Separable):
-        return exchange.left_to_torch()
+    if isinstance(grad_reduce, Separable):
+        return grad_reduce.left_to_torch()
     raise UserError(
-        f"{type(exchange).__name__}: torch shards the parameters and reduces the gradients of a group "
+        f"{type(grad_reduce).__name__}: torch shards the parameters and reduces the gradients of a group "
         "itself, unchanged: give a dense gradient reduction, or none"
     )

@@ -29,7 +29,7 @@ from hpcsgd.parts.grad_reduces.by_torch import ByTorch, left_to_torch
 class InGroup(ABC):
     """The base class of dense gradient reductions inside a group."""
 
-    traits = GradReduceTraits(shards=True, per_bucket=True, keeps_gradients=False)
+    traits = GradReduceTraits(leaves_shards=True, per_bucket=True, keeps_gradients=False)
 
     def across_groups(self) -> GradReduce:
         return AcrossGroups(self)
@@ -59,7 +59,7 @@ class AllToAll(InGroup):
         >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.AllToAll())
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> round(topology.world.stats.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
+        >>> round(topology.world.stats.totals()["grad_reduce"].bytes)     # 68 / 2 elements of 4 bytes, twice
         272
 
     References:
@@ -102,7 +102,7 @@ class ReduceScatter(InGroup):
         >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.ReduceScatter())
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> round(topology.world.stats.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
+        >>> round(topology.world.stats.totals()["grad_reduce"].bytes)     # 68 / 2 elements of 4 bytes, twice
         272
 
     References:
@@ -145,7 +145,7 @@ class Dense(InGroup):
         >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=hpcsgd.Dense())     # the default
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> round(topology.world.stats.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
+        >>> round(topology.world.stats.totals()["grad_reduce"].bytes)     # 68 / 2 elements of 4 bytes, twice
         272
 
     References:
@@ -182,7 +182,7 @@ class AllReduce(InGroup):
     A rank sends 2·(K−1)/K·M elements per step.
     """
 
-    traits = replace(InGroup.traits, shards=False)
+    traits = replace(InGroup.traits, leaves_shards=False)
 
     def __call__(self, d: ReduceContext, b: Bucket) -> None:
         if self.idle(d.topology):
@@ -219,16 +219,16 @@ class AcrossGroups:
     def __call__(self, d: ReduceContext, b: Bucket) -> Work | None:
         complete(self.inner, d, b)
         return (
-            d.topology.inter_group.allreduce(b.grad_shard if self.traits.shards else b.g, "mean")
+            d.topology.inter_group.allreduce(b.grad_shard if self.traits.leaves_shards else b.g, "mean")
             if d.topology.num_groups > 1
             else None
         )
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         yield from comm_ops(self.inner, m)
-        parts = m.K if self.traits.shards else 1
+        parts = m.K if self.traits.leaves_shards else 1
         for i, b in enumerate(m.buckets):
-            yield CommOp("allreduce", "cross", b.nbytes / parts, bucket=i)
+            yield CommOp("allreduce", "inter_group", b.nbytes / parts, bucket=i)
 
 
 @checked
@@ -244,7 +244,7 @@ class WithAllgather:
     traits: GradReduceTraits = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "traits", replace(self.inner.traits, shards=False))
+        object.__setattr__(self, "traits", replace(self.inner.traits, leaves_shards=False))
 
     def idle(self, topology: Topology) -> bool:
         return self.inner.idle(topology)
@@ -259,9 +259,9 @@ class WithAllgather:
         yield from _of_buckets("allgather", m)
 
 
-def complete(exchange: GradReduce, d: ReduceContext, b: Bucket) -> None:
-    """Run the reduction `exchange` and wait for its result, also if it returns `Work`."""
-    under_way = exchange(d, b)
+def complete(grad_reduce: GradReduce, d: ReduceContext, b: Bucket) -> None:
+    """Run the reduction `grad_reduce` and wait for its result, also if it returns `Work`."""
+    under_way = grad_reduce(d, b)
     if under_way is not None:
         under_way.wait()
 
@@ -276,4 +276,4 @@ def _room(b: Bucket, like: Tensor) -> Tensor:
 def _of_buckets(operation: str, m: ModelLayout) -> Iterator[CommOp]:
     """Yield one operation over the group per bucket."""
     for i, b in enumerate(m.buckets):
-        yield CommOp(operation, "group", b.nbytes, bucket=i)
+        yield CommOp(operation, "intra_group", b.nbytes, bucket=i)

@@ -23,8 +23,9 @@ from hpcsgd.parts.grad_reduces.quantized_gather import PARAMETERS, QuantizedShar
 from hpcsgd.parts.quantizers.base import Quantizer, noise_for
 from hpcsgd.parts.quantizers.mean import mean_of_own, mean_on_all, padded, sent_by_mean
 
-IN_GROUP, ACROSS = "group", "across"
-"""Where a quantization error arises: in the group or across groups. `ACROSS` is also a name in the state."""
+INTRA_GROUP, INTER_GROUP = "intra_group", "inter_group"
+"""Where a quantization error arises: in the group or across groups. `INTER_GROUP` is also a name in the
+state."""
 
 
 @checked
@@ -59,7 +60,7 @@ class Quantized:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
         >>> sent = topology.world.stats.totals()
-        >>> round(sent["gradients"].bytes), round(sent["parameters"].bytes)     # of AllToAll: 272 each
+        >>> round(sent["grad_reduce"].bytes), round(sent["param_gather"].bytes)     # of AllToAll: 272 each
         (136, 80)
 
     References:
@@ -103,7 +104,7 @@ class Quantized:
             x = (
                 b.g.to(accumulation_dtype(b.g.dtype), copy=True)
                 if self._kept is None
-                else self._kept.add(IN_GROUP, i, b.g)
+                else self._kept.add(INTRA_GROUP, i, b.g)
             )
             mean = mean_of_own(
                 x, d.topology.intra_group, self.gradients, partial(noise_for, d.topology.rank, self._t, i, 0)
@@ -120,7 +121,11 @@ class Quantized:
     def _across(self, d: ReduceContext, b: Bucket, mean: Tensor, i: int, t: int) -> None:
         """Average `mean` over the groups, while the next bucket is reduced in its group."""
         assert self.gradients is not None
-        x = padded(mean, d.topology.num_groups) if self._kept is None else self._kept.add(ACROSS, i, mean)
+        x = (
+            padded(mean, d.topology.num_groups)
+            if self._kept is None
+            else self._kept.add(INTER_GROUP, i, mean)
+        )
         dice = partial(noise_for, d.topology.rank, t, i, 1)
         b.grad_shard.copy_(
             mean_on_all(x, d.topology.inter_group, self.gradients, dice)[: b.grad_shard.numel()]
@@ -141,7 +146,7 @@ class Quantized:
         for i, b in enumerate(m.buckets):
             if m.K > 1:
                 code = self.gradients.nbytes(m.shard(b))
-                yield CommOp("alltoall", "group", m.K * code, bucket=i, reduced=b.padded)
+                yield CommOp("alltoall", "intra_group", m.K * code, bucket=i, reduced=b.padded)
             if self.traits.across and m.P > 1:
                 yield from (replace(x, bucket=i) for x in sent_by_mean(self.gradients, m.shard(b), m))
 
@@ -187,11 +192,11 @@ class RoundingErrors:
         self._sizes = [b.grad_shard.numel() for b in d.buckets]
         self._room: dict[str, list[Tensor]] = {}
         if d.topology.group_size > 1:
-            self._room[IN_GROUP] = [
+            self._room[INTRA_GROUP] = [
                 torch.zeros_like(b.g, dtype=accumulation_dtype(b.g.dtype)) for b in d.buckets
             ]
         if across and d.topology.num_groups > 1:
-            self._room[ACROSS] = [
+            self._room[INTER_GROUP] = [
                 padded(torch.zeros_like(b.grad_shard), d.topology.num_groups) for b in d.buckets
             ]
         self._load(saved)
@@ -204,23 +209,23 @@ class RoundingErrors:
 
     def state_dict(self) -> State:
         state = State()
-        if IN_GROUP in self._room:
+        if INTRA_GROUP in self._room:
             state.per_rank_params["kept"] = self._layers()
-        if ACROSS in self._room:
-            rooms = zip(self._room[ACROSS], self._sizes, strict=True)
-            state.sharded[ACROSS] = [x[:size] for x, size in rooms]
+        if INTER_GROUP in self._room:
+            rooms = zip(self._room[INTER_GROUP], self._sizes, strict=True)
+            state.sharded[INTER_GROUP] = [x[:size] for x, size in rooms]
         return state
 
     def _layers(self) -> dict[str, Tensor]:
-        rooms = zip(self._slots, self._room[IN_GROUP], strict=True)
+        rooms = zip(self._slots, self._room[INTRA_GROUP], strict=True)
         return {slot.name: x[slot.start : slot.stop] for slots, x in rooms for slot in slots}
 
     def _load(self, saved: State) -> None:
         kept = saved.per_rank_params.get("kept", {})
-        if IN_GROUP in self._room:
+        if INTRA_GROUP in self._room:
             for name, x in self._layers().items():
                 if name in kept:
                     x.copy_(kept[name])
-        if ACROSS in self._room:
-            for x, before in zip(self._room[ACROSS], saved.sharded.get(ACROSS, []), strict=False):
+        if INTER_GROUP in self._room:
+            for x, before in zip(self._room[INTER_GROUP], saved.sharded.get(INTER_GROUP, []), strict=False):
                 x[: before.numel()] = before

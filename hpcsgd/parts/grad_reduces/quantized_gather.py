@@ -81,7 +81,7 @@ class QuantizedShards:
     def gather_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         if m.K > 1:
             for b in m.buckets:
-                yield CommOp("allgather", "group", m.K * self.wire.nbytes(m.shard(b)), "parameters")
+                yield CommOp("allgather", "intra_group", m.K * self.wire.nbytes(m.shard(b)), "param_gather")
 
     def shards(self) -> dict[str, list[Tensor]]:
         """Return the difference e of every bucket by its name in the state; called between two steps."""

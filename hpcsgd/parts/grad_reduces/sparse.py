@@ -80,7 +80,7 @@ class Sparse:
         - `growth`: |idx| divided by the mean number of elements that a worker selected, if selections can
           overlap.
         - seconds of each part of the reduction: `share_seconds` (which worker searches which elements),
-          `select_seconds`, `encode_seconds`, `exchange_seconds` and `apply_seconds`.
+          `select_seconds`, `encode_seconds`, `combine_seconds` and `apply_seconds`.
 
     Example:
         >>> grad_reduce = hpcsgd.Sparse(hpcsgd.Deft(density=0.1), feedback=hpcsgd.MomentumCorrection(0.9))
@@ -115,7 +115,7 @@ class Sparse:
         self.combine, self.feedback, self.indices = combine, feedback, indices
         self.t = 0
         """The number of reductions so far; fewer than steps if `switch` used another reduction before."""
-        self.traits = GradReduceTraits(shards=False)
+        self.traits = GradReduceTraits(leaves_shards=False)
         self._residual: Residual | None = None
         self._saved: dict[str, dict[str, Tensor]] = {}
         self._norms: list[Tensor] = []
@@ -145,7 +145,7 @@ class Sparse:
 
         Raises `UserError` if the sparsifier cannot predict its selection.
         """
-        over = "world" if self.traits.across else "group"
+        over = "world" if self.traits.across else "intra_group"
         return expected_ops.messages(self.sparsifier, self.combine, self.indices, over, m)
 
     def memory_bytes(self, m: ModelLayout) -> float:
@@ -203,7 +203,7 @@ class Sparse:
             mine = self.sparsifier.select(accumulated, share)
         with seconds.of("encode"):
             code = self.indices.encode(mine, residual.acc.numel())
-        with seconds.of("exchange"):
+        with seconds.of("combine"):
             disjoint = self.sparsifier.disjoint
             selected = Selected(residual.acc, mine, code, share.leader, squared_norms.sum(), disjoint)
             combined = self.combine(selected, self.indices, workers)
@@ -222,11 +222,11 @@ class Sparse:
 class Seconds:
     """Measures the seconds that each part of a reduction takes on this worker, as metrics."""
 
-    def __init__(self, notes: dict[str, float]) -> None:
-        self._notes = notes
+    def __init__(self, metrics: dict[str, float]) -> None:
+        self._metrics = metrics
 
     @contextlib.contextmanager
     def of(self, part: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self._notes[f"{part}_seconds"] = time.perf_counter() - start
+        self._metrics[f"{part}_seconds"] = time.perf_counter() - start

@@ -43,7 +43,7 @@ def bf16() -> Quantizer:
         >>> method = hpcsgd.hierarchical(sync_every=8, grad_reduce=grad_reduce)
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, topology, method)
         >>> train(optimizer, steps=2)
-        >>> round(topology.world.stats.totals()["gradients"].bytes)     # AllToAll's would be 272
+        >>> round(topology.world.stats.totals()["grad_reduce"].bytes)     # AllToAll's would be 272
         136
 
     References:

@@ -79,7 +79,7 @@ def padded(x: Tensor, n: int) -> Tensor:
 def sent_by_mean(wire: Quantizer, size: int, m: ModelLayout) -> list[CommOp]:
     """Return the operations of `mean_on_all` over the groups, for vectors of `size` elements."""
     codes = m.P * wire.nbytes(-(-size // m.P))
-    return [CommOp("alltoall", "cross", codes), CommOp("allgather", "cross", codes)]
+    return [CommOp("alltoall", "inter_group", codes), CommOp("allgather", "inter_group", codes)]
 
 
 def decoded(code: Tensor, n: int, wire: Quantizer) -> Tensor:

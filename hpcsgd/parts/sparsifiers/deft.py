@@ -113,8 +113,8 @@ class Deft:
     def expected(self, M: int, layers: Sequence[int], n: int) -> Expected:
         pieces = partition(torch.tensor([0, *itertools.accumulate(layers)], device="cpu"), n).numel() - 1
         k = wanted(self.density, M)
-        told = 4 * pieces * (2 if self.exact else 1)
-        return Expected(M, each=k / n, joint=k, searched=M / n, allocation=told)
+        nbytes = 4 * pieces * (2 if self.exact else 1)
+        return Expected(M, each=k / n, joint=k, searched=M / n, allocation=nbytes)
 
     def select(self, x: Accumulated, share: Share) -> Tensor:
         return share.largest_of(x.acc)

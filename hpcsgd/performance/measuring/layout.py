@@ -12,8 +12,8 @@ from hpcsgd.core.topology import form
 from hpcsgd.cost.collectives import SHAPES
 from hpcsgd.cost.link_classes import LinkClass
 
-Part = Literal["group", "cross", "pair"]
-PAIR = ("exchange",)
+Part = Literal["intra_group", "inter_group", "pair"]
+PAIR = ("sendrecv",)
 """The operations measured on a single pair of ranks: one message, while no other rank sends."""
 
 
@@ -37,7 +37,7 @@ class MeasuredLink:
         if self.part == "pair":
             return world.split(int(world.rank in self.members), world.rank)
         topology = form(world, group_size=self.K)
-        return topology.intra_group if self.part == "group" else topology.inter_group
+        return topology.intra_group if self.part == "intra_group" else topology.inter_group
 
 
 def courses(nodes: Sequence[int]) -> list[MeasuredLink]:
@@ -51,7 +51,7 @@ def courses(nodes: Sequence[int]) -> list[MeasuredLink]:
     for K in (K for K in range(1, N + 1) if N % K == 0):
         groups = [range(g * K, (g + 1) * K) for g in range(N // K)]
         positions = [range(j, N, K) for j in range(K)]
-        parts: list[tuple[Part, Sequence[range]]] = [("group", groups), ("cross", positions)]
+        parts: list[tuple[Part, Sequence[range]]] = [("intra_group", groups), ("inter_group", positions)]
         for part, communicators in parts:
             way = link_class_of([[nodes[rank] for rank in each] for each in communicators])
             if way is not None and way.ranks > 1:

@@ -57,7 +57,7 @@ def _bcast(via: Via, x: Tensor, out: Tensor) -> Callable[[], Any]:
     return lambda: via.bcast(x, next(roots))
 
 
-def _exchange(via: Via, x: Tensor, out: Tensor) -> Callable[[], Any]:
+def _sendrecv(via: Via, x: Tensor, out: Tensor) -> Callable[[], Any]:
     """Send to the rank size / 2 further, all ranks at once, so that with two hosts all data leave a host."""
     hop = max(via.size // 2, 1)
     after, before = (via.rank + hop) % via.size, (via.rank - hop) % via.size
@@ -70,7 +70,7 @@ OPERATIONS: Mapping[str, Callable[[Via, Tensor, Tensor], Callable[[], Any]]] = {
     "allreduce": _allreduce,
     "alltoall": _alltoall,
     "bcast": _bcast,
-    "exchange": _exchange,
+    "sendrecv": _sendrecv,
     "reduce_scatter": _reduce_scatter,
 }
 

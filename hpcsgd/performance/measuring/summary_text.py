@@ -36,7 +36,7 @@ def table(machine: Machine) -> str:
 def answers(machine: Machine, measured: Sequence[Series]) -> Iterator[str]:
     """Yield advice for this machine, one line each, and warnings about unreliable measurements."""
     for way in _groups(machine):
-        yield from _exchange(machine, way)
+        yield from _sendrecv(machine, way)
         bucket = _bucket(machine, way) / 1e6
         share = f"{ASYMPTOTIC:.0%} of the speed of the largest"
         yield f"{link_text(way)}: bucket_cap_mb = {bucket:.2g} or more reaches {share}"
@@ -89,7 +89,7 @@ def _groups(machine: Machine) -> list[LinkClass]:
     return list(dict.fromkeys(p.link_class for p in machine.points if p.operation == "alltoall"))
 
 
-def _exchange(machine: Machine, way: LinkClass) -> Iterator[str]:
+def _sendrecv(machine: Machine, way: LinkClass) -> Iterator[str]:
     """Yield a line on whether AllToAll or ReduceScatter is faster for a bucket of the model.
 
     After an all-to-all the ranks must also compute the mean.

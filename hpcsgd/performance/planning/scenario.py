@@ -14,8 +14,8 @@ from hpcsgd.performance.planning.estimate import Estimate
 from hpcsgd.performance.simulation.rules import rule_of
 
 STEPS = 1000
-IN_THE_GROUP = ("gradients", "allocation", "indices", "values", BY_TORCH)
-AT_THE_END = "parameters"
+IN_THE_GROUP = ("grad_reduce", "allocation", "indices", "values", BY_TORCH)
+AT_THE_END = "param_gather"
 """Phases inside a group. All other phases are between groups."""
 
 
@@ -31,8 +31,8 @@ def scenario_of(e: Estimate) -> str:
             raise UserError("a scenario has the seconds of one method: plan each of the two by itself")
     phases = dict(e.step.phases)
     compute = phases.pop("compute")
-    exchange = sum(phases.pop(name, 0.0) for name in IN_THE_GROUP)
-    messages = {"exchange_seconds": exchange, "gather_seconds": phases.pop(AT_THE_END, 0.0)}
+    grad_reduce = sum(phases.pop(name, 0.0) for name in IN_THE_GROUP)
+    messages = {"grad_reduce_seconds": grad_reduce, "gather_seconds": phases.pop(AT_THE_END, 0.0)}
     between = sum(phases.values())
     if isinstance(waits, All | Living):
         messages["model_average_seconds"] = _model_average(e, between, waits)
@@ -80,6 +80,6 @@ def _messages(e: Estimate) -> float:
     """
     (stage,) = e.sequence
     sent = sum(
-        x.times * x.sender_fraction for x in ops_of_sync(stage.plan, e.sizes) if x.operation == "exchange"
+        x.times * x.sender_fraction for x in ops_of_sync(stage.plan, e.sizes) if x.operation == "sendrecv"
     )
     return sent / 2 if isinstance(e.plan.waits, Slowest) else sent

@@ -99,12 +99,12 @@ def measure(config: Config, topology: Topology, path: Path, steps: int) -> Chang
     return changes_of([list(row) for row in rows])
 
 
-def _noted(notes: Mapping[str, float]) -> float:
+def _noted(metrics: Mapping[str, float]) -> float:
     """Return the Δ of this rank's group in the last step."""
-    if "delta" not in notes:
-        told = '[method] name: its schedule has a threshold, and so has to note s.metrics["delta"]'
-        raise UserError(told, key=("method", "name"))
-    return notes["delta"]
+    if "delta" not in metrics:
+        message = '[method] name: its schedule has a threshold, and so has to note s.metrics["delta"]'
+        raise UserError(message, key=("method", "name"))
+    return metrics["delta"]
 
 
 def _batches(parts: TrainingSetup, scheduled_per: str) -> Iterator[tuple[Tensor, Tensor]]:

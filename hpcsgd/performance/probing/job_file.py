@@ -130,13 +130,13 @@ def probe_config(
         ramp = plan.ramp * plan.every
         return virtual_groups(seeded, P, K, hosts, warm_up_steps=ramp, idle=idle, device=device)
 
-    def told(result: Probe) -> None:
+    def report(result: Probe) -> None:
         if world.rank == 0:
             if len(result.rows) == 1:
                 print(HEAD, flush=True)
             print(table_row(result), flush=True)
 
-    return probe(start, plan, world, told, idle)
+    return probe(start, plan, world, report, idle)
 
 
 def _without_masters(config: Config) -> Config:

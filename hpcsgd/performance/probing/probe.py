@@ -161,12 +161,12 @@ def probe(
     start: Callable[[int, int, Communicator], VirtualGroups],
     plan: Plan,
     world: Communicator,
-    told: Callable[[Probe], None] = lambda _: None,
+    report: Callable[[Probe], None] = lambda _: None,
     idle: Offload = IN_MEMORY,
 ) -> Probe:
     """Measure one P after another until it is clear how many groups to use. Collective.
 
-    `start(P, seed, world)` builds the virtual groups with a ramped learning rate. `told` is called with the
+    `start(P, seed, world)` builds the virtual groups with a ramped learning rate. `report` is called with the
     probe after every P. `idle` reports how much memory is free for models.
     """
     result = Probe(plan)
@@ -182,8 +182,8 @@ def probe(
             _measure(row, i, _from(state, start, P, seed), plan, world, enough)
             if row.diverged is not None:
                 break
-            if result.rows and (meetings := len(row.distances[i])) > result.num_syncs(i):
-                smaller, enough = result.rows[-1], lambda distances: len(distances) >= meetings
+            if result.rows and (num_syncs := len(row.distances[i])) > result.num_syncs(i):
+                smaller, enough = result.rows[-1], lambda distances: len(distances) >= num_syncs
                 _measure(smaller, i, _from(state, start, smaller.P, seed), plan, world, enough)
                 if smaller.diverged is not None:
                     row = result.rows.pop()  # the smaller P diverged, so the larger one says nothing
@@ -191,7 +191,7 @@ def probe(
         if not result.rows and row.diverged is not None:
             raise UserError(row.diverged)
         result.rows.append(row)
-        told(result)
+        report(result)
         if len(result.rows) > 1 and result.verdict.final:
             break
     return result
@@ -201,8 +201,8 @@ Enough = Callable[[Sequence[float]], bool]
 """A function that returns True if, from its distances so far, a training has synchronized enough."""
 
 
-def _flat_after(meetings: int, plan: Plan, distances: Sequence[float]) -> bool:
-    return len(distances) >= meetings and is_flat(distances[plan.ramp :])
+def _flat_after(num_syncs: int, plan: Plan, distances: Sequence[float]) -> bool:
+    return len(distances) >= num_syncs and is_flat(distances[plan.ramp :])
 
 
 def settle(
@@ -273,7 +273,7 @@ def _measure(
     series: list[tuple[float, float]] = []
     if world.rank < row.P:
         try:
-            _meet(start(hosts), plan, enough, series)
+            _sync(start(hosts), plan, enough, series)
         except DivergedError as error:
             row.diverged = str(error)
     series, row.diverged = world.gather_objects((series, row.diverged))[0]
@@ -283,7 +283,7 @@ def _measure(
     row.seconds += time.perf_counter() - began
 
 
-def _meet(groups: VirtualGroups, plan: Plan, enough: Enough, series: list[tuple[float, float]]) -> None:
+def _sync(groups: VirtualGroups, plan: Plan, enough: Enough, series: list[tuple[float, float]]) -> None:
     """Train and synchronize until `enough` returns True, and append each distance and loss to `series`."""
     while len(series) < plan.cap and not enough([D for D, _ in series]):
         groups.train(plan.every)
@@ -295,5 +295,5 @@ def _meet(groups: VirtualGroups, plan: Plan, enough: Enough, series: list[tuple[
         series.append((D, groups.loss()))
 
 
-def _loss_after(row: Row, meetings: int) -> float:
-    return median(series[min(max(meetings, 1), len(series)) - 1] for series in row.losses)
+def _loss_after(row: Row, num_syncs: int) -> float:
+    return median(series[min(max(num_syncs, 1), len(series)) - 1] for series in row.losses)

@@ -89,14 +89,14 @@ def to_json(probe: Probe, setting: Mapping[str, Any]) -> dict[str, Any]:
 
 def _row(row: Row) -> dict[str, Any]:
     series = {"distances": row.distances, "losses": row.losses}
-    told = {
+    reported = {
         "P": row.P,
         "lr": row.lr,
         "D": None if math.isnan(row.D) else row.D,
         "diverged": row.diverged,
         **series,
     }
-    return {**told, "samples": row.samples, "seconds": row.seconds}
+    return {**reported, "samples": row.samples, "seconds": row.seconds}
 
 
 def _growth(g: Growth, rule: str) -> dict[str, Any]:

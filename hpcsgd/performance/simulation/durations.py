@@ -71,7 +71,7 @@ class Message:
 class Durations:
     """Seconds of each part of a step if all participants begin at once."""
 
-    exchange: float = 0.0
+    grad_reduce: float = 0.0
     """Gradient reduction in a group."""
     update: float = 0.0
     model_average: float = 0.0
@@ -82,10 +82,13 @@ class Durations:
 
     def __post_init__(self) -> None:
         _require_seconds(
-            exchange=self.exchange, update=self.update, model_average=self.model_average, gather=self.gather
+            grad_reduce=self.grad_reduce,
+            update=self.update,
+            model_average=self.model_average,
+            gather=self.gather,
         )
 
     @property
     def before_sync(self) -> float:
         """Seconds from the end of a group's backward pass until it averages models or sends them."""
-        return self.exchange + self.update
+        return self.grad_reduce + self.update

@@ -33,6 +33,6 @@ class Links:
             here = first[length > place] + place
             begin[here] = np.maximum(begin[here], self._free[host[here]])
             self._free[host[here]] = begin[here] + self.busy
-        told = np.empty_like(begin)
-        told[order] = begin
-        return told
+        found = np.empty_like(begin)
+        found[order] = begin
+        return found

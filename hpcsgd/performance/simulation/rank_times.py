@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from hpcsgd.performance.simulation.compute import Seconds
 
 CAUSES = (
-    "compute", "in the group", "exchange", "update", "for the link", "messages", "for other groups",
-    "meetings", "gather", "failures",
+    "compute", "in the group", "grad_reduce", "update", "for the link", "messages", "for other groups",
+    "model_average", "gather", "failures",
 )  # fmt: skip
 """What a group spends its time on. "in the group" is waiting for the group's slowest rank."""
 WAITING = ("in the group", "for the link", "for other groups", "failures")

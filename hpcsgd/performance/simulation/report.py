@@ -13,7 +13,7 @@ from hpcsgd.performance.simulation.simulate import Simulated
 def lines(simulated: Simulated) -> list[str]:
     """Return lines about speed, waiting and failures, like those at the end of a training."""
     of, layout = simulated.of, simulated.of.layout
-    told = [
+    lines = [
         f"job       {count_text(layout.P, 'group')} of {count_text(layout.K, 'rank')} on "
         f"{count_text(layout.hosts, 'host')}: {of.waits}",
         f"trained   {count_text(of.steps, 'step')} in {_time(simulated.seconds)}",
@@ -22,10 +22,10 @@ def lines(simulated: Simulated) -> list[str]:
         f"waiting   {_shares({k: v for k, v in simulated.shares.items() if k in WAITING}) or 'none'}",
     ]
     if of.failures:
-        told.append(f"goodput   {simulated.goodput:.1%}")
+        lines.append(f"goodput   {simulated.goodput:.1%}")
     if simulated.checkpointing:
-        told += _checkpointing(simulated.checkpointing)
-    return told
+        lines += _checkpointing(simulated.checkpointing)
+    return lines
 
 
 def record(simulated: Simulated) -> dict[str, Any]:

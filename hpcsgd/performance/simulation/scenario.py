@@ -44,7 +44,7 @@ class JobSection:
 class MessagesSection:
     """Seconds of each part of a step if all participants begin at once."""
 
-    exchange_seconds: Seconds = 0.0
+    grad_reduce_seconds: Seconds = 0.0
     update_seconds: Seconds = 0.0
     model_average_seconds: Seconds = 0.0
     gather_seconds: Seconds = 0.0
@@ -97,7 +97,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Simulation:
             compute=PARTS.make(Distribution, scenario.compute, "compute"),
             stragglers=_stragglers(scenario),
             durations=Durations(
-                exchange=m.exchange_seconds,
+                grad_reduce=m.grad_reduce_seconds,
                 update=m.update_seconds,
                 model_average=m.model_average_seconds,
                 gather=m.gather_seconds,

@@ -57,7 +57,7 @@ class SimulatedRun:
         """Record the compute seconds of the groups that made step `t`."""
         self.stats.add("compute", t, mean)
         self.stats.add("in the group", t, longest - mean)
-        for cause in ("exchange", "update"):
+        for cause in ("grad_reduce", "update"):
             self.stats.add(cause, t, getattr(self.durations, cause) * len(mean))
 
     def generator(self, what: str) -> Generator:
@@ -89,7 +89,7 @@ class Table:
         self._run = course
         self._rows = np.empty((4, course.layout.P))
         self._oldest = self._drawn = course.first
-        self._told = np.zeros(course.T, int)
+        self._reported = np.zeros(course.T, int)
 
     def __call__(self, groups: Indices, steps: Indices) -> Seconds:
         """Return the seconds of each of `groups` in its step of `steps`; infinite after the last step.
@@ -100,12 +100,12 @@ class Table:
         for t in range(self._drawn, min(int(steps.max(initial=-1)) + 1, T)):
             self._draw(t)
         there = steps < T
-        told = np.full(len(groups), np.inf)
-        told[there] = self._rows[steps[there] % len(self._rows), groups[there]]
-        self._told += np.bincount(steps[there], minlength=T)
-        while self._oldest < self._drawn and self._told[self._oldest] == P:
+        found = np.full(len(groups), np.inf)
+        found[there] = self._rows[steps[there] % len(self._rows), groups[there]]
+        self._reported += np.bincount(steps[there], minlength=T)
+        while self._oldest < self._drawn and self._reported[self._oldest] == P:
             self._oldest += 1
-        return told
+        return found
 
     def _draw(self, t: int) -> None:
         size = len(self._rows)

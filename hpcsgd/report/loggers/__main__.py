@@ -26,7 +26,7 @@ def main() -> None:
     threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
     lines = sys.stdin.buffer
     first = json.loads(lines.readline())
-    logger = make_logger_of(first["sink"])(LoggerRun(**first["run"]))
+    logger = make_logger_of(first["logger"])(LoggerRun(**first["run"]))
     failed = None
     for batch in _batches(lines):
         if isinstance(batch[-1], bool):

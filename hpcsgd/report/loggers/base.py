@@ -32,7 +32,7 @@ class Logger(Protocol):
     """A logger. It is made with a `LoggerRun` and the arguments in the job file.
 
     Exceptions end the logger and nothing else. If it is slow, records wait in a queue. If the queue is full,
-    further records are left out. What the logger prints is in ``sinks/`` of the run folder.
+    further records are left out. What the logger prints is in ``loggers/`` of the run folder.
     """
 
     def write(self, records: Sequence[Record]) -> None:

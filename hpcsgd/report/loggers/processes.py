@@ -28,7 +28,7 @@ from hpcsgd.report.loggers import LoggerRun, name_of
 
 log = logging.getLogger(__name__)
 
-FOLDER = "sinks"
+FOLDER = "loggers"
 """Folder in the run's folder: the run's id, files of the loggers, and their output."""
 WAITING = 10_000
 """Maximum number of waiting lines per logger. Further lines are left out."""
@@ -104,13 +104,13 @@ class _LoggerProcess:
 
     def __init__(self, said: str | Mapping[str, Any], run: LoggerRun, label: str) -> None:
         self._label = label
-        self._first = json.dumps({"sink": said, "run": asdict(run)}, default=str).encode() + b"\n"
+        self._first = json.dumps({"logger": said, "run": asdict(run)}, default=str).encode() + b"\n"
         self._printed = Path(run.folder) / f"{label}.log"
         self._lines = SimpleQueue[bytes | None]()
         self._left_out = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = self._given_up = False
-        self._thread = Thread(target=self._serve, name=f"sink {label}", daemon=True)
+        self._thread = Thread(target=self._serve, name=f"logger {label}", daemon=True)
         self._thread.start()
 
     def put(self, line: bytes) -> None:

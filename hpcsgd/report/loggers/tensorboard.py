@@ -1,4 +1,4 @@
-"""The logger for TensorBoard: event files in ``sinks/tensorboard`` of the run folder."""
+"""The logger for TensorBoard: event files in ``loggers/tensorboard`` of the run folder."""
 
 from __future__ import annotations
 

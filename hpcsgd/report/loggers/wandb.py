@@ -17,7 +17,7 @@ AXIS = "at_step"
 def wandb(run: LoggerRun, *, project: str = "hpcsgd", entity: str | None = None, mode: Mode = None) -> Logger:
     """Return the logger. `mode` is "online" or "offline", by default that of ``WANDB_MODE``.
 
-    After an offline run, ``wandb sync`` sends the files in ``sinks/wandb`` of the run folder.
+    After an offline run, ``wandb sync`` sends the files in ``loggers/wandb`` of the run folder.
     """
     return _WandB(run, project, entity, mode)
 

@@ -73,23 +73,25 @@ class AttemptTimeline:
 
 def timeline(starts: Sequence[Mapping[str, Any]], log: Path) -> AttemptTimeline:
     """Return the timeline from the entries of ``versions.json`` and ``run.log``; both may be missing."""
-    told = AttemptTimeline([Attempt(datetime.fromisoformat(s["started"]).astimezone(UTC), s) for s in starts])
+    timeline = AttemptTimeline(
+        [Attempt(datetime.fromisoformat(s["started"]).astimezone(UTC), s) for s in starts]
+    )
     ahead = None
     number, begun = -1, False
-    for at, level, text in _lines(log, told.tail):
+    for at, level, text in _lines(log, timeline.tail):
         if ahead is None:
-            ahead = _hours(at, told.attempts[0].started) if told.attempts else timedelta()
+            ahead = _hours(at, timeline.attempts[0].started) if timeline.attempts else timedelta()
         now = at - ahead
         if text.startswith(BEFORE) or BEGINNING.match(text):
             number += not begun
             begun = text.startswith(BEFORE)
         number = max(number, 0)
-        if number == len(told.attempts):
-            told.attempts.append(Attempt(now))
-        if level not in ("INFO", "DEBUG") and len(told.troubles) < TROUBLES:
-            told.troubles.append(f"{now:%Y-%m-%d %H:%M:%S} {level} {text}")
-        _note(told.attempts[number], now, text)
-    return told
+        if number == len(timeline.attempts):
+            timeline.attempts.append(Attempt(now))
+        if level not in ("INFO", "DEBUG") and len(timeline.troubles) < TROUBLES:
+            timeline.troubles.append(f"{now:%Y-%m-%d %H:%M:%S} {level} {text}")
+        _note(timeline.attempts[number], now, text)
+    return timeline
 
 
 def _note(attempt: Attempt, now: datetime, text: str) -> None:

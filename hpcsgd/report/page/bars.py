@@ -52,8 +52,8 @@ def phase_bars(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot
             amounts = [totals[0][phase] for phase in phases]
             marks = [colours[phase] for phase in phases]
             bar = {"type": "bar", "orientation": "h", "x": amounts, "y": list(map(plain, phases))}
-            told = {"text": list(map(text, amounts)), "hoverinfo": "y+text", "colours": marks}
-            yield Plot(f"{title}, by phase", [bar | told], layout=_amount_axis(quantity))
+            reported = {"text": list(map(text, amounts)), "hoverinfo": "y+text", "colours": marks}
+            yield Plot(f"{title}, by phase", [bar | reported], layout=_amount_axis(quantity))
         else:
             labels = [plain(_short(run.label)) for run in runs]
             places = {"tickvals": list(range(len(runs))), "ticktext": labels, "autorange": "reversed"}
@@ -64,9 +64,9 @@ def phase_bars(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot
 
 
 def _stacked(amounts: Sequence[float], phase: str, colour: int, text: Any) -> Trace:
-    told = {"customdata": list(map(text, amounts)), "hovertemplate": "%{customdata}"}
+    reported = {"customdata": list(map(text, amounts)), "hovertemplate": "%{customdata}"}
     place = {"y": list(range(len(amounts))), "x": list(amounts), "name": plain(phase), "colour": colour}
-    return {"type": "bar", "orientation": "h", **place, **told}
+    return {"type": "bar", "orientation": "h", **place, **reported}
 
 
 def _short(label: str) -> str:
@@ -84,9 +84,12 @@ def _links(runs: Sequence[Run]) -> Iterator[Plot]:
         for i, run in linked:
             links = sorted(run.reading.totals.links.items())
             groups, sizes = [group for group, _ in links], [size for _, size in links]
-            told = {"customdata": list(map(byte_text, sizes)), "hovertemplate": "group %{x}: %{customdata}"}
+            reported = {
+                "customdata": list(map(byte_text, sizes)),
+                "hovertemplate": "group %{x}: %{customdata}",
+            }
             look = {"name": plain(run.label), "run": i, "colour": i}
-            traces.append({"type": "bar", "x": groups, "y": sizes, **look, **told})
+            traces.append({"type": "bar", "x": groups, "y": sizes, **look, **reported})
         groups = {"title": "group", "dtick": 1} if _narrow(traces) else {"title": "group"}
         layout = {"yaxis": {"ticksuffix": "B", "tickformat": "~s"}, "xaxis": groups}
         yield Plot("bytes of messages from rank 0, by group", traces, layout=layout)
@@ -109,7 +112,7 @@ def rank_bars(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot]
     """Yield plots of the seconds of a traced step by rank, for every run with a trace."""
     for run in runs:
         for quantity, title in PER_RANK.items():
-            found = {rank: told.per_step(quantity) for rank, told in run.ranks.items()}
+            found = {rank: reported.per_step(quantity) for rank, reported in run.ranks.items()}
             phases = [phase for phase in colours if any(each.get(phase) for each in found.values())]
             traces = [
                 {

@@ -24,16 +24,16 @@ WORK, REST, WHEN = "Optimizer and speed", "Whatever else was recorded", "Starts"
 SECTIONS = (LOSS, GROUPS, TIME, WORK, REST, WHEN)
 KNOWN: Mapping[Key, tuple[str, str]] = {
     ("step", "loss"): (LOSS, "training loss"),
-    **{("evaluation", key): (LOSS, f"test {figure.name}") for key, figure in FIGURES.items()},
-    ("evaluation", "loss"): (LOSS, "test loss"),
-    ("meeting", "distance"): (GROUPS, "distance D between groups, at synchronizations"),
-    ("evaluation", "distance"): (GROUPS, "distance D of the groups from their mean, at tests"),
+    **{("eval", key): (LOSS, f"test {figure.name}") for key, figure in FIGURES.items()},
+    ("eval", "loss"): (LOSS, "test loss"),
+    ("sync", "distance"): (GROUPS, "distance D between groups, at synchronizations"),
+    ("eval", "distance"): (GROUPS, "distance D of the groups from their mean, at tests"),
     (COMPUTED, "lssr"): (GROUPS, "LSSR: the fraction of local steps so far"),
-    ("notes", "density"): (GROUPS, "density: the part of a gradient that is sent"),
-    ("notes", "error"): (GROUPS, "error ‖e‖: what was not sent yet"),
+    ("method", "density"): (GROUPS, "density: the part of a gradient that is sent"),
+    ("method", "error"): (GROUPS, "error ‖e‖: what was not sent yet"),
     (COMPUTED, "mean staleness"): (GROUPS, "staleness: updates by others, mean"),
     (COMPUTED, "mean ahead"): (GROUPS, "steps ahead of the slowest group, mean"),
-    ("step", "shared"): (REST, "steps that shared gradients without averaging models"),
+    ("step", "grads_shared"): (REST, "steps that shared gradients without averaging models"),
     ("step", "lr"): (WORK, "learning rate"),
     ("step", "gradient_norm"): (WORK, "norm of the gradient"),
     ("step", "samples_per_s"): (WORK, "samples/s"),
@@ -132,7 +132,7 @@ def _courses(runs: Sequence[Run], buckets: int) -> Iterator[Panel]:
 
 def _drawn(run: Run, key: Key) -> Thinned | None:
     found = run.reading.courses.get(key)
-    nothing = key == ("evaluation", "distance") and found is not None and found.extremes() == (0, 0)
+    nothing = key == ("eval", "distance") and found is not None and found.extremes() == (0, 0)
     return None if nothing else found
 
 
@@ -140,7 +140,7 @@ def _together(keys: Sequence[Key], *, apart: bool) -> list[list[Key]]:
     """Group the keys by panel. Metrics in seconds share a panel, unless colours distinguish runs."""
     found: dict[object, list[Key]] = {}
     for key in keys:
-        shared = not apart and key[0] == "notes" and key[1].endswith("_seconds")
+        shared = not apart and key[0] == "method" and key[1].endswith("_seconds")
         found.setdefault("seconds" if shared else key, []).append(key)
     return list(found.values())
 
@@ -169,7 +169,7 @@ def _course_panel(
 
 def _title(key: Key) -> str:
     kind, name = key
-    return name if kind in ("notes", COMPUTED) else f"{name} ({kind})"
+    return name if kind in ("method", COMPUTED) else f"{name} ({kind})"
 
 
 def _name(key: Key) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcsgd.comm.events import MESSAGE, SPAN, WAIT, Event
 from hpcsgd.errors import UserError
 from hpcsgd.report.overlap import QUANTITIES, length, overlap, union, without
-from hpcsgd.report.trace import MEETINGS, TRAINING, Line, Window, read
+from hpcsgd.report.trace import SYNCS, TRAINING, Line, Window, read
 
 COMPUTING = ("data", "forward", "backward", "update")
 """Parts of a step, on the training thread."""
@@ -63,7 +63,7 @@ def _windows(trace: Path) -> Iterator[tuple[int, Window]]:
             if events:
                 yield rank, _window(begin, events)
             rank, begin, events = line["pid"], line["ts"] / 1e6, []
-        elif line["ph"] == "X" and line["tid"] != MEETINGS:
+        elif line["ph"] == "X" and line["tid"] != SYNCS:
             events.append(_event(line))
     if events:
         yield rank, _window(begin, events)
@@ -75,10 +75,10 @@ def _window(begin: float, events: list[Event]) -> Window:
 
 
 def _event(line: Line) -> Event:
-    kind, told = line["cat"], line["args"]
-    name = {MESSAGE: told.get("operation"), WAIT: told.get("for")}.get(kind) or line["name"]
+    kind, reported = line["cat"], line["args"]
+    name = {MESSAGE: reported.get("operation"), WAIT: reported.get("for")}.get(kind) or line["name"]
     start = line["ts"] / 1e6
-    return Event(kind, name, told.get("phase", ""), line["tid"], start, start + line["dur"] / 1e6)
+    return Event(kind, name, reported.get("phase", ""), line["tid"], start, start + line["dur"] / 1e6)
 
 
 def _computing(window: Window) -> dict[str, float]:

@@ -105,7 +105,7 @@ class Reading:
         self.totals.add(record)
         if kind == "step":
             self._read(record)
-        elif kind == "meeting":
+        elif kind == "sync":
             self._alone(step)
         known = TOLD_OTHERWISE if kind == "step" else PLACE
         for name, value in record.items():

@@ -20,7 +20,7 @@ from hpcsgd.report.comparison import read_comparison
 from hpcsgd.report.page.attempts import COMPLETE, OPEN, STOPPED, AttemptTimeline, timeline
 from hpcsgd.report.page.ranks import Rank, ranks
 from hpcsgd.report.page.reading import Reading, read
-from hpcsgd.report.records import ISLANDS, METRICS
+from hpcsgd.report.records import METRICS, REPLICA_GROUPS
 from hpcsgd.report.run_folder import JOB_FILE, flat
 
 MOST = 100
@@ -99,7 +99,7 @@ def _runs_in(path: Path) -> dict[Path, str]:
 
 
 def _is_run(path: Path) -> bool:
-    return (path / METRICS).is_file() or (path / JOB_FILE).is_file() or (path / ISLANDS).is_dir()
+    return (path / METRICS).is_file() or (path / JOB_FILE).is_file() or (path / REPLICA_GROUPS).is_dir()
 
 
 def load(label: str, folder: Path) -> Run:
@@ -107,7 +107,7 @@ def load(label: str, folder: Path) -> Run:
     job, traced, events = folder / JOB_FILE, folder / trace.NAME, folder / event_log.NAME
     log = folder / "run.log"
     if not log.exists():
-        log = next(iter(sorted(folder.glob(f"{ISLANDS}/*/run.log"))), log)
+        log = next(iter(sorted(folder.glob(f"{REPLICA_GROUPS}/*/run.log"))), log)
     touched = [file.stat().st_mtime for file in (folder / METRICS, log, events) if file.exists()]
     try:
         return Run(

@@ -27,14 +27,14 @@ FIGURE_TEXTS: Mapping[str, tuple[str, Text]] = {
         for name, word in ((key, ""), (f"best_{key}", "best "))
     },
     "best_epoch": ("best after epoch", "{:,}".format),
-    "meetings": ("synchronizations", "{:,}".format),
+    "model_averages": ("synchronizations", "{:,}".format),
     "median_distance": ("median D", "{:.3g}".format),
     "distance": ("D at the last test", "{:.3g}".format),
     "lssr": ("LSSR", "{:.1%}".format),
     "rounds": ("elastic rounds", "{:,}".format),
-    "islands_lost": ("replica groups lost", "{:,}".format),
-    "islands_returned": ("replica groups returned", "{:,}".format),
-    "islands_left": ("replica groups left", "{:,}".format),
+    "groups_lost": ("replica groups lost", "{:,}".format),
+    "groups_returned": ("replica groups returned", "{:,}".format),
+    "groups_left": ("replica groups left", "{:,}".format),
     "mean_density": ("density", "{:.3%}".format),
     "mean_staleness": ("staleness", "{:.2f}".format),
     "mean_ahead": ("steps ahead", "{:.2f}".format),
@@ -47,7 +47,7 @@ FIGURE_TEXTS: Mapping[str, tuple[str, Text]] = {
     "utilization": ("of the peak", "{:.1%}".format),
 }
 """By the key in a summary: the name of the figure, and its format."""
-NOT_IF_ZERO = ("distance", "bytes", "meetings")
+NOT_IF_ZERO = ("distance", "bytes", "model_averages")
 RATIOS = ("seconds", "bytes")
 """Figures with a ratio to the first run."""
 

@@ -85,7 +85,7 @@ def test_gpus_and_what_is_near_them(folder: Path, kind: str) -> None:
     """In the script of every kind of job."""
     site = Site(gpu_bind="none", mem_bind="local", environment={"MPICH_GPU_SUPPORT_ENABLED": "1", "A": "b c"})
     allocation = Allocation(nodes=2, ranks_per_node=4, gpus_per_node=4)
-    own = {"ensemble": {"ISLANDS": "2"}, "compare": {"COMMAND": "compare"}}.get(kind, {})
+    own = {"ensemble": {"NUM_GROUPS": "2"}, "compare": {"COMMAND": "compare"}}.get(kind, {})
     checked = check_training(Path("job.toml"), (), allocation)
     text = prepare(kind, ["job.toml"], checked, allocation, site, own=own).script.read_text()
     assert "#SBATCH --gpus-per-node=4\n" in text
@@ -247,13 +247,13 @@ def test_mistakes_of_a_comparison(folder: Path, methods: str, message: str) -> N
 def test_groups_that_may_die(folder: Path) -> None:
     words = ["--method.name", "ensemble_sync", "--parallel.groups", "4"]
     checked = check_ensemble(Path("job.toml"), words, EIGHT, fresh=True)
-    order = prepare("ensemble", ["job.toml", *words], checked, EIGHT, Site(), own={"ISLANDS": "4"})
+    order = prepare("ensemble", ["job.toml", *words], checked, EIGHT, Site(), own={"NUM_GROUPS": "4"})
     assert str(order).splitlines()[:2] == [
         "script    runs/job-ensemble.sbatch",
         "ranks     8 on 2 nodes: 4 groups of 2, each on one node, which the others survive",
     ]
     text = order.script.read_text()
-    assert "\nISLANDS=4 " in text
+    assert "\nNUM_GROUPS=4 " in text
     assert "#SBATCH --no-kill\n" in text
     programs.run(["bash", "-n", order.script])
     (folder / "runs" / "job").mkdir()

@@ -145,7 +145,7 @@ def test_a_kind_of_job_that_there_is_no_script_for(name: Any) -> None:
     with pytest.raises(
         UserError, match=f"scheduler = '{name}': no script for hpcsgd job ensemble; .*compare, train"
     ):
-        prepare("ensemble", ["job.toml"], checked, EIGHT, Site(scheduler=name), own={"ISLANDS": "2"})
+        prepare("ensemble", ["job.toml"], checked, EIGHT, Site(scheduler=name), own={"NUM_GROUPS": "2"})
 
 
 def commands(folder: Path, *names: str) -> None:

@@ -236,7 +236,7 @@ def test_a_store_that_not_every_rank_finds(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_command_on_four_ranks(tmp_path: Path) -> None:
     make_store(tmp_path / "small.h5")
-    done = launch(tmp_path, "doctor", "--groups", "2", "--store", "small.h5", n=4)
+    done = launch(tmp_path, "doctor", "--groups", "2", "--data-file", "small.h5", n=4)
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
     titles = ["rank", "node", "group", "position", "CPUs", "threads", "GPU", "MPI", "thread", "level"]
@@ -261,7 +261,7 @@ def test_the_command_without_a_launcher(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_ends_with_an_error(tmp_path: Path) -> None:
-    done = launch(tmp_path, "doctor", "--store", "none.h5", n=2)
+    done = launch(tmp_path, "doctor", "--data-file", "none.h5", n=2)
     assert (done.code, done.err) == (1, "")
     assert "ERROR    store: on rank 0-1: none.h5: no such file" in done.out
     done = launch(tmp_path, "doctor", "--groups", "3", n=2)

@@ -82,6 +82,7 @@ def test_its_commands_find_it(packed: Packed, there: Path) -> None:
     assert programs.run([link]).stdout == "plain\n"
 
 
+@pytest.mark.slow
 def test_words_and_exit_codes_go_through(packed: Packed, there: Path) -> None:
     program = "import sys; print(sys.argv[1:]); sys.exit(75)"
     assert start(packed, there, "-c", program, "a b", "$c", code=75).stdout == "['a b', '$c']\n"

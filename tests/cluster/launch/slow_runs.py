@@ -1,4 +1,4 @@
-"""A run of islands that does not end before the test wants it to, and its processes."""
+"""A run of groups that does not end before the test wants it to, and its processes."""
 
 from __future__ import annotations
 
@@ -77,5 +77,5 @@ def at_work(folder: Path) -> dict[int, dict[str, str]]:
 
 
 def is_of(replica_group: int, env: dict[str, str]) -> bool:
-    invited = env.get("HPCSGD_ISLAND")
+    invited = env.get("HPCSGD_REPLICA_GROUP")
     return invited is not None and json.loads(invited)["replica_group"] == replica_group

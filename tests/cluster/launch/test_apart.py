@@ -1,4 +1,4 @@
-"""`hpcsgd launch --replica-group`: islands that are started one by one, and coordinators that move between
+"""`hpcsgd launch --replica-group`: groups that are started one by one, and coordinators that move between
 them."""
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ pytestmark = pytest.mark.timeout(1200)
 PATIENCE = 400.0  # seconds; the machine may be busy
 
 
-class Islands:
-    """Launchers of one island each, in one folder."""
+class Groups:
+    """Launchers of one group each, in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.run = folder, folder / "run"
         self.launchers: dict[int, programs.Running] = {}
-        """The last of each island."""
+        """The last of each group."""
         self.all: list[programs.Running] = []
 
     def start(self, replica_group: int, *options: str, ranks: int = 2, on: Sequence[str] = ()) -> None:
@@ -83,10 +83,10 @@ class Islands:
 
 
 @pytest.fixture
-def replica_groups(tmp_path: Path) -> Iterator[Islands]:
+def replica_groups(tmp_path: Path) -> Iterator[Groups]:
     folder = tmp_path.resolve()
     prepare(folder)
-    replica_groups = Islands(folder)
+    replica_groups = Groups(folder)
     yield replica_groups
     for pid in at_work(folder):  # of a test that failed
         with suppress(ProcessLookupError):
@@ -96,7 +96,7 @@ def replica_groups(tmp_path: Path) -> Iterator[Islands]:
 
 
 @pytest.mark.long
-def test_they_come_and_go_and_the_coordinator_moves(replica_groups: Islands) -> None:
+def test_they_come_and_go_and_the_coordinator_moves(replica_groups: Groups) -> None:
     programs.mpiexec()
     replica_groups.start(1)
     replica_groups.wait_for_a_round_of(1)
@@ -145,7 +145,7 @@ def test_they_come_and_go_and_the_coordinator_moves(replica_groups: Islands) -> 
 
 
 @pytest.mark.long
-def test_launchers_that_are_killed_or_frozen(replica_groups: Islands) -> None:
+def test_launchers_that_are_killed_or_frozen(replica_groups: Groups) -> None:
     """Ranks that live on give way to those of the next launcher; another one's coordinator is taken over."""
     programs.mpiexec()
     long = ("--training.epochs", "1000")
@@ -165,7 +165,7 @@ def test_launchers_that_are_killed_or_frozen(replica_groups: Islands) -> None:
         )
         replica_groups.wait_for_a_round_of(0, 1)
     terms = replica_groups.run / FOLDER
-    kept = [pid for pid, env in at_work(replica_groups.folder).items() if "HPCSGD_ISLAND" not in env]
+    kept = [pid for pid, env in at_work(replica_groups.folder).items() if "HPCSGD_REPLICA_GROUP" not in env]
     for pid in kept:  # launchers, coordinator
         os.kill(pid, signal.SIGSTOP)
     term = last_claimed(terms)
@@ -183,10 +183,17 @@ def test_launchers_that_are_killed_or_frozen(replica_groups: Islands) -> None:
     assert not at_work(replica_groups.folder)
 
 
-def elected(folder: Path, replica_group: int, silence: float = 60.0) -> Elected:
+def elected(folder: Path, replica_group: int, heartbeat_timeout: float = 60.0) -> Elected:
     replica_group_folder(folder, replica_group).mkdir(parents=True)
     (folder / FOLDER).mkdir(exist_ok=True)
-    return Elected(folder, replica_group, silence=silence, host="127.0.0.1", replica_groups=2, timeout=60.0)
+    return Elected(
+        folder,
+        replica_group,
+        heartbeat_timeout=heartbeat_timeout,
+        host="127.0.0.1",
+        replica_groups=2,
+        timeout=60.0,
+    )
 
 
 @pytest.mark.slow
@@ -225,7 +232,7 @@ def test_the_next_one_is_begun_where_one_has_died_and_that_is_said(
     async def go() -> None:
         terms = tmp_path / FOLDER
         for replica_group, told in enumerate([None, "127.0.0.1:1"]):  # where nobody is
-            at = elected(tmp_path, replica_group, silence=0.5)
+            at = elected(tmp_path, replica_group, heartbeat_timeout=0.5)
             term = last_claimed(terms) + 1
             assert claim(terms, term)
             if told is not None:
@@ -254,7 +261,7 @@ def test_after_the_end_of_the_training_nobody_waits_for_a_coordinator(tmp_path: 
         assert claim(tmp_path / FOLDER, 1)
         Term(tmp_path / FOLDER, 1).write(Register(1, 7, 7, Phase.FINISHED))
         CoordinatorAddress("", "a token").publish(tmp_path / FOLDER, 1)
-        options = {"restarts": 0, "silence": 60.0, "timeout": 60.0}
+        options = {"restarts": 0, "heartbeat_timeout": 60.0, "timeout": 60.0}
         return await Supervisor({0: 1}, 2, [], tmp_path, Never(), at, **options).run()
 
     assert asyncio.run(asyncio.wait_for(go(), PATIENCE)) == 0
@@ -274,7 +281,7 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
         asyncio.run(go())
 
 
-def test_another_job_file_after_all_have_found_the_first_one_at_fault(replica_groups: Islands) -> None:
+def test_another_job_file_after_all_have_found_the_first_one_at_fault(replica_groups: Groups) -> None:
     def comes(lr: str) -> bool:
         words = ["--run.output_dir", str(replica_groups.run), "--optimizer.lr", lr]
         path = replica_groups.folder / "job.toml"
@@ -296,7 +303,7 @@ def test_another_job_file_after_all_have_found_the_first_one_at_fault(replica_gr
         comes("0.3")
 
 
-def told_by(replica_groups: Islands, *words: str) -> str:
+def told_by(replica_groups: Groups, *words: str) -> str:
     ended = launches.launch(replica_groups.folder, "launch", "job.toml", "--run.output_dir", "run", *words)
     assert ended.code == 1, ended
     assert (ended.out, ended.err.count("\n")) == ("", 1), ended
@@ -325,7 +332,7 @@ def told_by(replica_groups: Islands, *words: str) -> str:
     ],
     ids=["number", "host", "address", "ranks", "method", "folder"],
 )
-def test_a_mistake_is_told_in_one_line(replica_groups: Islands, words: list[str], told: str) -> None:
+def test_a_mistake_is_told_in_one_line(replica_groups: Groups, words: list[str], told: str) -> None:
     (replica_groups.folder / "used").mkdir()
     (replica_groups.folder / "used" / "metrics.jsonl").touch()
     before = sorted(replica_groups.folder.rglob("*"))
@@ -334,7 +341,7 @@ def test_a_mistake_is_told_in_one_line(replica_groups: Islands, words: list[str]
 
 
 @pytest.mark.slow
-def test_a_mistake_that_all_find_at_once(replica_groups: Islands) -> None:
+def test_a_mistake_that_all_find_at_once(replica_groups: Groups) -> None:
     """As the tasks of an array do. Each tells it and ends; the next ones begin in the same folder."""
     programs.mpiexec()
     for replica_group in range(3):
@@ -349,7 +356,7 @@ def test_a_mistake_that_all_find_at_once(replica_groups: Islands) -> None:
 
 
 @pytest.mark.slow
-def test_islands_of_one_run_train_by_one_job_file(replica_groups: Islands) -> None:
+def test_groups_of_one_run_train_by_one_job_file(replica_groups: Groups) -> None:
     """A mistake that its ranks see leaves no folder; other job files, or ways to start, are refused."""
     programs.mpiexec()
     replica_groups.start(0, "--model.name", "net:Nett")

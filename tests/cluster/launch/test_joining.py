@@ -1,4 +1,4 @@
-"""One island of a run whose others are started elsewhere: what its launcher makes, is told, and leaves."""
+"""One group of a run whose others are started elsewhere: what its launcher makes, is told, and leaves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_folder_that_was_made_by_hand(job: Path, monkeypatch: pytest.MonkeyPat
 
 
 class Recorded:
-    """What `launch_island` would have started, and how that ends."""
+    """What `launch_replica_group` would have started, and how that ends."""
 
     def __init__(self) -> None:
         self.told: dict[str, Any] = {}
@@ -86,10 +86,10 @@ def recorded(job: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 def test_what_the_coordinator_is_told(recorded: Recorded) -> None:
     assert recorded.launch(1) == 75
-    assert (recorded.told["replica_groups"], recorded.told["allotment"]) == (2, None)
+    assert (recorded.told["replica_groups"], recorded.told["budget"]) == (2, None)
     moves = ("--rebalance.resource", "samples", "--rebalance.total", "64", "--run.output_dir", "another")
     assert recorded.launch(1, *moves) == 75
-    assert recorded.told["allotment"]["resource"] == "samples"
+    assert recorded.told["budget"]["resource"] == "samples"
     assert recorded.reported == [], "nobody has met"
 
 

@@ -1,4 +1,4 @@
-"""`hpcsgd launch` for real on this machine: islands are killed, frozen, told to stop, and leave nothing."""
+"""`hpcsgd launch` for real on this machine: groups are killed, frozen, told to stop, and leave nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class Launch:
                 stdout=printed, stderr=printed,
             )  # fmt: skip
         self.wait(lambda: any(commit["counted"] == [0, 1] for commit in self.events("commit")[before:]))
-        self.coordinator = json.loads(at_work(self.folder)[self.ranks(0)[0]]["HPCSGD_ISLAND"])["coordinator"]
+        self.coordinator = json.loads(at_work(self.folder)[self.ranks(0)[0]]["HPCSGD_REPLICA_GROUP"])[
+            "coordinator"
+        ]
 
     def end(self) -> int:
         """Its exit code."""
@@ -91,7 +93,7 @@ class Launch:
         return [pid for rank, pid in sorted((rank, pid) for rank, pid in ranks if rank is not None)]
 
     def processes(self, replica_group: int | None = None) -> list[int]:
-        """All that were started in this folder, or those of one island with their launcher."""
+        """All that were started in this folder, or those of one group with their launcher."""
         return [
             pid
             for pid, env in at_work(self.folder).items()
@@ -120,7 +122,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
 
 @pytest.mark.slow
 def test_a_rank_is_killed(launch: Launch) -> None:
-    """Its island ends, is started again, returns and trains with the other."""
+    """Its group ends, is started again, returns and trains with the other."""
     launch.start()
     first = launch.processes(1)
     os.kill(launch.ranks(1)[1], signal.SIGKILL)
@@ -172,13 +174,13 @@ def test_all_save_and_stop_and_go_on(launch: Launch) -> None:
 def test_control_c(launch: Launch) -> None:
     launch.start()
     launch.process.send_signal(signal.SIGINT)
-    assert launch.end() == 130  # long before islands would give each other up
+    assert launch.end() == 130  # long before groups would give each other up
     launch.assert_nothing_is_left(SOON)
 
 
 @pytest.mark.long
 def test_the_launcher_is_killed(launch: Launch) -> None:
-    """The coordinator leaves with it, and the islands when they have missed it for long enough."""
+    """The coordinator leaves with it, and the groups when they have missed it for long enough."""
     timeout = 15.0
     launch.start("--heartbeat-timeout", "5", "--timeout", str(timeout))
     launch.process.send_signal(signal.SIGKILL)
@@ -188,7 +190,7 @@ def test_the_launcher_is_killed(launch: Launch) -> None:
 
 
 @pytest.mark.long
-def test_an_island_freezes(launch: Launch) -> None:
+def test_an_group_freezes(launch: Launch) -> None:
     """The other goes on without it until it moves again."""
     launch.start("--heartbeat-timeout", "4")
     frozen = launch.processes(1)
@@ -210,7 +212,7 @@ def test_an_island_freezes(launch: Launch) -> None:
 
 
 @pytest.mark.slow
-def test_a_mistake_that_the_islands_see(launch: Launch) -> None:
+def test_a_mistake_that_the_groups_see(launch: Launch) -> None:
     """It is told, and the next start finds no folder in its way."""
     programs.mpiexec()
     words = ["launch", "job.toml", "--run.output_dir", "run", *TWO, "--model.name", "net:Nett"]
@@ -221,7 +223,7 @@ def test_a_mistake_that_the_islands_see(launch: Launch) -> None:
 
 
 @pytest.mark.slow
-def test_islands_start_from_weights_of_others(launch: Launch) -> None:
+def test_groups_start_from_weights_of_others(launch: Launch) -> None:
     """All of them, from a file named from where the launcher is; steps of no length keep them."""
     programs.mpiexec()
     hurry(launch.folder)
@@ -257,7 +259,7 @@ def test_islands_start_from_weights_of_others(launch: Launch) -> None:
         ([*TWO, "--heartbeat-timeout", "0"], "--heartbeat-timeout 0: must be more than 0"),
         ([*TWO, "--training.epoch", "3"], "--training.epoch 3: unknown key: did you mean --training.epochs?"),
     ],
-    ids=["method", "groups", "folder", "batch", "srun", "silence", "key"],
+    ids=["method", "groups", "folder", "batch", "srun", "heartbeat_timeout", "key"],
 )
 def test_a_mistake_is_told_in_one_line(launch: Launch, words: list[str], told: str) -> None:
     """Before anything is started or written."""

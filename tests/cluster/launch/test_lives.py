@@ -1,4 +1,4 @@
-"""What a launcher makes of how an island's processes end; the test is their coordinator."""
+"""What a launcher makes of how a group's processes end; the test is their coordinator."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Life:
 
 
 @dataclass
-class Island:
-    """Of one island its starter, and the coordinator to which it says nothing."""
+class Group:
+    """Of one group its starter, and the coordinator to which it says nothing."""
 
     folder: Path
     lives: Sequence[Life]
@@ -83,17 +83,17 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def supervised(replica_group: Island, restarts: int, *, moves_ranks: bool = False) -> int:
+def supervised(replica_group: Group, restarts: int, *, moves_ranks: bool = False) -> int:
     supervisor = Supervisor(
         {1: 2}, 2, [], replica_group.folder, replica_group, replica_group,
-        restarts=restarts, silence=60, timeout=60, moves_ranks=moves_ranks,
+        restarts=restarts, heartbeat_timeout=60, timeout=60, moves_ranks=moves_ranks,
     )  # fmt: skip
     return asyncio.run(supervisor.run())
 
 
 def test_it_is_waited_longer_where_lives_are_in_vain(tmp_path: Path, pauses: list[float]) -> None:
     met, vain, stop = Life("kill -9 $$", meets=True), Life("exit 3"), Life(f"exit {STOPPED}")
-    replica_group = Island(tmp_path, [vain, vain, vain, met, vain, met, stop])
+    replica_group = Group(tmp_path, [vain, vain, vain, met, vain, met, stop])
     assert supervised(replica_group, restarts=6) == STOPPED
     assert pauses == [1, 2, 4, 1, 1, 1]
     codes = [fields["code"] for event, fields in replica_group.noted if event == "ended"]
@@ -104,7 +104,7 @@ def test_who_moves_comes_back_at_once_and_has_not_died(
     tmp_path: Path, pauses: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     moves = Life(f"exit {MOVED}", now={"units": ((0, 1), (1, 3))})
-    replica_group = Island(tmp_path, [moves, Life(f"exit {STOPPED}")])
+    replica_group = Group(tmp_path, [moves, Life(f"exit {STOPPED}")])
     assert supervised(replica_group, restarts=0, moves_ranks=True) == STOPPED
     assert (replica_group.started, pauses) == ([2, 3], [])
     assert capsys.readouterr().err == ""
@@ -112,7 +112,7 @@ def test_who_moves_comes_back_at_once_and_has_not_died(
 
 def test_units_that_are_no_ranks_leave_these_as_they_are(tmp_path: Path) -> None:
     moves = Life(f"exit {MOVED}", now={"units": ((0, 128), (1, 256))})
-    replica_group = Island(tmp_path, [moves, Life(f"exit {STOPPED}")])
+    replica_group = Group(tmp_path, [moves, Life(f"exit {STOPPED}")])
     assert supervised(replica_group, restarts=0) == STOPPED
     assert replica_group.started == [2, 2]
 
@@ -121,7 +121,7 @@ def test_it_is_given_up_after_so_many_lives(
     tmp_path: Path, pauses: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """0 is not believed: the register does not say that all is done."""
-    replica_group = Island(tmp_path, [Life("exit 0"), Life("exit 3")])
+    replica_group = Group(tmp_path, [Life("exit 0"), Life("exit 3")])
     assert supervised(replica_group, restarts=1) == 3
     assert pauses == [1]
     assert capsys.readouterr().err.splitlines() == [
@@ -138,7 +138,7 @@ def test_only_who_fails_before_any_meeting_would_fail_again(
     tmp_path: Path, pauses: list[float], capfd: pytest.CaptureFixture[str], end: str, rounds: int, fault: bool
 ) -> None:
     first = Life(f"echo a file is missing; {end}", now={"rounds": rounds})
-    replica_group = Island(tmp_path, [first, Life(f"exit {STOPPED}")], Register(phase=Phase.RUN))
+    replica_group = Group(tmp_path, [first, Life(f"exit {STOPPED}")], Register(phase=Phase.RUN))
     assert supervised(replica_group, restarts=1) == (1 if fault else STOPPED)
     assert len(replica_group.started) == (1 if fault else 2)
     told = capfd.readouterr()
@@ -147,12 +147,12 @@ def test_only_who_fails_before_any_meeting_would_fail_again(
 
 
 def test_when_the_training_is_complete_codes_say_nothing(tmp_path: Path) -> None:
-    replica_group = Island(tmp_path, [Life("exit 1", now={"phase": Phase.FINISHED})])
+    replica_group = Group(tmp_path, [Life("exit 1", now={"phase": Phase.FINISHED})])
     assert supervised(replica_group, restarts=3) == 0
     assert supervised(replica_group, restarts=3) == 0
     assert len(replica_group.started) == 1, "the second time there was nothing left to do"
 
 
 def test_who_has_to_leave_with_all_others_has_stopped(tmp_path: Path) -> None:
-    replica_group = Island(tmp_path, [Life("exit 0", now={"leaving": True})])
+    replica_group = Group(tmp_path, [Life("exit 0", now={"leaving": True})])
     assert supervised(replica_group, restarts=3) == STOPPED

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.usefixture
 
 SITE = f"""
 import os
-if "HPCSGD_ISLAND" in os.environ:
+if "HPCSGD_REPLICA_GROUP" in os.environ:
     import sys
     sys.path.insert(0, {str(Path(far.__file__).parents[1])!r})
     import far

@@ -1,4 +1,4 @@
-"""`hpcsgd launch` with islands that do what a script says, and with real ones by mpiexec."""
+"""`hpcsgd launch` with groups that do what a script says, and with real ones by mpiexec."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.errors import STOPPED, UserError
 from pythons import python
 
-ISLAND = """
+GROUP = """
 import sys, time
 from pathlib import Path
 from hpcsgd.elastic.join_info import join_info
@@ -53,7 +53,7 @@ MEET = "for _ in range(5): meetings.mean(w)"
 
 
 class Alone:
-    """Starts one process for an island, without any launcher."""
+    """Starts one process for a group, without any launcher."""
 
     host = "127.0.0.1"
     ranks = 0
@@ -68,20 +68,21 @@ def supervise(
     body: str,
     restarts: int = 2,
     sizes: Sequence[int] = (),
-    allotment: ResourceBudget | None = None,
+    budget: ResourceBudget | None = None,
 ) -> int:
-    script = folder / "island.py"
-    script.write_text(ISLAND)
+    script = folder / "group.py"
+    script.write_text(GROUP)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         coordinator = CoordinatorProcess(
-            replica_groups=replica_groups, token="secret", silence=60, timeout=60, folder=str(folder),
-            host="127.0.0.1", port=0, allotment=None if allotment is None else asdict(allotment),
+            replica_groups=replica_groups, token="secret", heartbeat_timeout=60, timeout=60,
+            folder=str(folder),
+            host="127.0.0.1", port=0, budget=None if budget is None else asdict(budget),
         )  # fmt: skip
         supervisor = Supervisor(
             dict(enumerate(sizes or [1] * replica_groups)), replica_groups, python(str(script), body), folder,
-            Alone(), coordinator, restarts=restarts, silence=60, timeout=60,
-            moves_ranks=allotment is not None and allotment.resource == "ranks",
+            Alone(), coordinator, restarts=restarts, heartbeat_timeout=60, timeout=60,
+            moves_ranks=budget is not None and budget.resource == "ranks",
         )  # fmt: skip
         return asyncio.run(supervisor.run())
 
@@ -112,7 +113,7 @@ def test_all_come_to_the_end(tmp_path: Path) -> None:
 
 
 class Over:
-    """A coordinator elsewhere, of islands that finish while another one starts."""
+    """A coordinator elsewhere, of groups that finish while another one starts."""
 
     address = token = ""
 
@@ -143,7 +144,7 @@ def test_who_comes_when_it_is_over_does_not_wait(
     words = ["sh", "-c", f"touch {shlex.quote(str(started))}; exec sleep 1000"]
     supervisor = Supervisor(
         {1: 1}, 2, words, tmp_path, Alone(), over,
-        restarts=2, silence=60, timeout=60,
+        restarts=2, heartbeat_timeout=60, timeout=60,
     )  # fmt: skip
 
     async def start(*command: str, **how: Any) -> asyncio.subprocess.Process:
@@ -165,7 +166,7 @@ def test_who_is_being_started_is_told_to_save(tmp_path: Path, monkeypatch: pytes
     saves = f"trap 'exit {STOPPED}' USR1; touch {shlex.quote(str(ready))}; while :; do sleep 0.05; done"
     supervisor = Supervisor(
         {0: 1}, 1, ["sh", "-c", saves], tmp_path, Alone(), Over(tmp_path / "never"),
-        restarts=2, silence=60, timeout=60,
+        restarts=2, heartbeat_timeout=60, timeout=60,
     )  # fmt: skip
 
     async def start(*command: str, **how: Any) -> asyncio.subprocess.Process:
@@ -278,7 +279,7 @@ def test_a_fault_of_the_job_ends_it_at_once(tmp_path: Path, capfd: pytest.Captur
 
 
 @pytest.mark.slow
-def test_a_fault_that_only_a_silent_island_meets_is_told(
+def test_a_fault_that_only_a_silent_group_meets_is_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     body = "sys.exit('a file is missing') if invited.replica_group == 1 else time.sleep(60)"
@@ -316,7 +317,7 @@ def test_the_sizes_of_groups() -> None:
             sizes(*given)
 
 
-def test_how_an_island_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_a_group_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Mpiexec().command(0, 3, ["program"])[-3:] == ["-n", "3", "program"]
     nodes = ["node1", "node2", "node3"]
     monkeypatch.setattr(Srun, "_nodes", lambda _: list(nodes))
@@ -361,7 +362,7 @@ else:
 
 
 @pytest.mark.slow
-def test_islands_come_back_with_the_ranks_that_they_are_given(
+def test_groups_come_back_with_the_ranks_that_they_are_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, without counting as dead."""
@@ -372,7 +373,7 @@ def test_islands_come_back_with_the_ranks_that_they_are_given(
         return [*program, str(K)]
 
     monkeypatch.setattr(Alone, "command", command)
-    allotment = ResourceBudget("ranks", 1, min_gain=0.1, cost=0, epochs=9)
-    assert supervise(tmp_path, 2, MOVES, restarts=0, sizes=[2, 2], allotment=allotment) == 0
+    budget = ResourceBudget("ranks", 1, min_gain=0.1, cost=0, epochs=9)
+    assert supervise(tmp_path, 2, MOVES, restarts=0, sizes=[2, 2], budget=budget) == 0
     assert sorted(started) == [1, 2, 2, 3]
     assert not events(tmp_path, "lost")

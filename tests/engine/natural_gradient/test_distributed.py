@@ -1,4 +1,4 @@
-"""Around a DistributedOptimizer: every rank preconditions its own gradient, before the exchange."""
+"""Around a DistributedOptimizer: every rank preconditions its own gradient, before the reduction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of an island average with others."""
+"""What the ranks of a group average with others."""
 
 from __future__ import annotations
 

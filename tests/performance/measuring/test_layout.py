@@ -27,11 +27,11 @@ def test_all_ways_that_a_plan_could_ask_for(hosts: int, ranks_per_host: int) -> 
 
 def test_every_way_once_and_a_pair_besides() -> None:
     assert courses(on(1, 4)) == [
-        MeasuredLink(LinkClass(4, 1, 1), "cross", K=1),
-        MeasuredLink(LinkClass(2, 1, 2), "group", K=2),
+        MeasuredLink(LinkClass(4, 1, 1), "inter_group", K=1),
+        MeasuredLink(LinkClass(2, 1, 2), "intra_group", K=2),
         MeasuredLink(LinkClass(2, 1, 1), "pair", members=(0, 1)),
     ]
-    assert courses(on(1, 2)) == [MeasuredLink(LinkClass(2, 1, 1), "cross", K=1)]
+    assert courses(on(1, 2)) == [MeasuredLink(LinkClass(2, 1, 1), "inter_group", K=1)]
     assert courses(on(1, 1)) == []
     pairs = [course for course in courses(on(2, 2)) if course.part == "pair"]
     assert pairs == [
@@ -41,8 +41,8 @@ def test_every_way_once_and_a_pair_besides() -> None:
 
 def test_a_pair_only_exchanges() -> None:
     *others, pair = courses(on(1, 4))
-    assert pair.operations == ("exchange",)
-    assert all(set(course.operations) > {"exchange", "allreduce", "alltoall"} for course in others)
+    assert pair.operations == ("sendrecv",)
+    assert all(set(course.operations) > {"sendrecv", "allreduce", "alltoall"} for course in others)
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,12 @@ def test_sizes() -> None:
     assert sizes(1000) == [8, 32, 128, 512, 1000]
 
 
+@pytest.mark.slow
 def test_what_a_calm_machine_wants() -> None:
     measured = [series("alltoall"), series("reduce_scatter")]
-    exchange, bucket, comm_thread = answers(machine_of(measured), measured)
+    sendrecv, bucket, comm_thread = answers(machine_of(measured), measured)
     # 1 MB: 3 messages and 3 MB through memory; the mean of a quarter of a million elements comes on top
-    assert exchange == (
+    assert sendrecv == (
         "4 ranks inside a host: ReduceScatter, 1.85 times as fast, for buckets of 1 MB "
         "(alltoall and mean 0.61 ms, reduce_scatter 0.33 ms)"
     )
@@ -64,8 +65,8 @@ def test_what_a_calm_machine_wants() -> None:
 
 def test_what_is_alike_is_left_to_the_user() -> None:
     measured = [series("alltoall"), series("reduce_scatter")]
-    exchange, *_ = answers(machine_of(measured, mean=1e-12), measured)
-    assert exchange.startswith("4 ranks inside a host: AllToAll or ReduceScatter for buckets of 1 MB (")
+    sendrecv, *_ = answers(machine_of(measured, mean=1e-12), measured)
+    assert sendrecv.startswith("4 ranks inside a host: AllToAll or ReduceScatter for buckets of 1 MB (")
 
 
 def test_scatter_and_lines_that_miss_are_warned_of() -> None:
@@ -85,8 +86,8 @@ def test_a_line_a_link() -> None:
 
 
 def test_a_pair_alone_counts_where_there_is_nothing_else() -> None:
-    pair = series("exchange", LinkClass(2), alone=True)
-    ring = series("exchange", LinkClass(4))
+    pair = series("sendrecv", LinkClass(2), alone=True)
+    ring = series("sendrecv", LinkClass(4))
     (link,) = links([pair, ring])
     assert link.ranks == (4,)
     (link,) = links([pair])

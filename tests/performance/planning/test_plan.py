@@ -139,8 +139,12 @@ def test_buckets_are_those_of_the_engine(files: tuple[Path, Path], method: Metho
     m = subject.sizes(2, K, K, subject.plan(method))
     expected = threads.run(2 * K, laid_out)[0]
     assert [(b.used, b.padded, b.whole) for b in m.buckets] == expected
-    assert any(b.whole for b in m.buckets) == (K > 1 and method.grad_reduce.traits.shards and form_of is form)
-    assert subject.plan(method).divides_tensors == (method.grad_reduce.traits.shards and form_of is form)
+    assert any(b.whole for b in m.buckets) == (
+        K > 1 and method.grad_reduce.traits.leaves_shards and form_of is form
+    )
+    assert subject.plan(method).divides_tensors == (
+        method.grad_reduce.traits.leaves_shards and form_of is form
+    )
 
 
 def test_complex_parameters_are_two_reals(files: tuple[Path, Path]) -> None:

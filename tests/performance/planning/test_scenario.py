@@ -88,7 +88,7 @@ def test_a_link_is_kept_busy_as_long_as_the_operations_of_the_method_take(
     e = estimated(subject_of_ours, table, 6, 3)
     told = tomllib.loads(scenario_of(e))["messages"]["link_seconds"]
     busy = told * messages * max(e.ranks_per_host // e.K, 1) / table.get("sync_every", 1)
-    between = {k: s for k, s in e.step.phases.items() if k not in ("compute", "gradients", "parameters")}
+    between = {k: s for k, s in e.step.phases.items() if k not in ("compute", "grad_reduce", "param_gather")}
     assert busy == pytest.approx(e.step.behind or sum(between.values()), rel=1e-9)
 
 

@@ -87,7 +87,7 @@ def test_torchs_messages_are_paid_for_and_kept_apart(subject: TrainingProfile) -
     on_cpu, beside = (made(subject, machine).step for machine in (machine_of(), on_device(machine_of())))
     ours = made(whole(subject), machine_of()).step
     assert on_cpu.phases[BY_TORCH] > 0
-    assert on_cpu.phases.get("gradients", 0.0) + on_cpu.phases.get("parameters", 0.0) < 1e-12
+    assert on_cpu.phases.get("grad_reduce", 0.0) + on_cpu.phases.get("param_gather", 0.0) < 1e-12
     assert on_cpu.by_torch > ours.nbytes - on_cpu.nbytes > 0, "weights travel twice, gradients once"
     assert on_cpu.nbytes == pytest.approx(made(subject, machine_of(), name="bsp").step.nbytes / 4, rel=0.02)
     assert on_cpu.phases["compute"] == pytest.approx(beside.phases["compute"])
@@ -118,8 +118,8 @@ def test_what_is_not_hidden_behind_neighbours(subject: TrainingProfile) -> None:
 def test_nothing_is_chosen_that_torch_does(subject: TrainingProfile, job: Path) -> None:
     job.write_text(SHARDED.replace('[method.grad_reduce]\nname = "reduce_scatter"\n', ""))
     config = load(job)
-    assert left_open(config, 4).exchanges == (None,)
-    assert left_open(unsharded(config), 4).exchanges == DENSE
+    assert left_open(config, 4).grad_reduces == (None,)
+    assert left_open(unsharded(config), 4).grad_reduces == DENSE
 
 
 def test_what_cannot_be_is_left_out(subject: TrainingProfile) -> None:
@@ -135,7 +135,7 @@ def test_what_cannot_be_is_left_out(subject: TrainingProfile) -> None:
     with pytest.raises(UserError, match="not known to update every element by itself"):
         made(profile_of(replace(subject.config, optimizer=muon), samples=64_000), machine_of())
     blocks = replace(subject.config.model, fsdp_units=("block.*",))
-    with pytest.raises(UserError, match=r"\[model\]: blocks: no module 'block\.\*'"):
+    with pytest.raises(UserError, match=r"\[model\]: units: no module 'block\.\*'"):
         made(profile_of(replace(subject.config, model=blocks), samples=64_000), machine_of())
 
 
@@ -155,4 +155,4 @@ def test_typed(job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 def test_foretold(job: Path) -> None:
     make_store(job.parent / "nowhere.h5", train=400)
     found = predicted(load(job), 4, 4, job.parent / "machine.toml", 4)
-    assert {sending.exchange for sending in found} == {None}
+    assert {sending.grad_reduce for sending in found} == {None}

@@ -22,7 +22,7 @@ from hpcsgd.train.training_setup import assemble
 from performance.probing import drawing
 from train.launches import make_store
 
-EVERY, MEETINGS = 3, 5
+EVERY, SYNCS = 3, 5
 JOB = """
 seed = 4
 [parallel]
@@ -95,7 +95,7 @@ def real_distances(config: Config, world: Communicator) -> list[float]:
     parts = assemble(config, form(world, groups=4), "job.toml")
     per_step = parts.steps_per_epoch
     distances: list[float] = []
-    while len(distances) < MEETINGS:
+    while len(distances) < SYNCS:
         for x, y in (parts.vary(*samples) for samples in parts.loader):
             parts.optimizer.zero_grad()
             cross_entropy(parts.model(x), y).backward()
@@ -106,13 +106,13 @@ def real_distances(config: Config, world: Communicator) -> list[float]:
                 [parts.optimizer.metrics["distance"]] if "distance" in parts.optimizer.metrics else []
             )
         parts.sampler.set_epoch(parts.optimizer.t // per_step)
-    return distances[:MEETINGS]
+    return distances[:SYNCS]
 
 
 def virtual_distances(config: Config, world: Communicator, P: int, K: int) -> list[float]:
     groups = virtual_groups(config, P, K, world)
     distances = []
-    for _ in range(MEETINGS):
+    for _ in range(SYNCS):
         groups.train(EVERY)
         distances.append(groups.synchronize())
     return distances
@@ -307,6 +307,7 @@ def test_complex_numbers_are_two_reals(config: Config) -> None:
         torch.testing.assert_close(trainee.model.weight.detach(), weights.mean(0))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("far_device")
 @pytest.mark.parametrize("elsewhere", [InMemory, PinnedMemory, OnDisk])
 def test_on_a_device(elsewhere: type, config: Config, tmp_path: Path) -> None:

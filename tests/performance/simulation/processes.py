@@ -71,8 +71,8 @@ class Job:
         return self._events.setdefault(name, self.env.event())
 
     def compute(self, g: int, t: int) -> Process:
-        """All K ranks, until the last one is done with exchange and update."""
-        rest = self.d.exchange + self.d.update
+        """All K ranks, until the last one is done with gradient reduction and update."""
+        rest = self.d.grad_reduce + self.d.update
         yield self.env.all_of([self.env.timeout(seconds + rest) for seconds in self.seconds[t][g]])
 
     def gather(self, g: int, t: int) -> Process:

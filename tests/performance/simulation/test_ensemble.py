@@ -1,4 +1,4 @@
-"""Islands that die and come back, against the same as simpy processes that are killed."""
+"""Groups that die and come back, against the same as simpy processes that are killed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from performance.simulation.processes import Process
 
 T = 48
 LIVING = Living(4)
-D = Durations(exchange=0.011, update=0.003, model_average=0.04, gather=0.007)
+D = Durations(grad_reduce=0.011, update=0.003, model_average=0.04, gather=0.007)
 
 
-class Islands:
-    """A process for each life of an island, and one that brings the living together."""
+class Groups:
+    """A process for each life of a group, and one that brings the living together."""
 
     def __init__(self, course: SimulatedRun, rule: Ensemble) -> None:
         assert course.failures is not None
@@ -69,7 +69,7 @@ class Islands:
             self.env.process(self.lives(g, t))
 
     def ends(self, replica_groups: range | list[int]) -> list[float]:
-        """Of lives that begin now: by what an island has for itself, or with a node that it shares."""
+        """Of lives that begin now: by what a group has for itself, or with a node that it shares."""
         many, now = len(replica_groups), self.env.now
         own = self.chance.exponential(self.life, many) if self.life < math.inf else [math.inf] * many
         shared = [self.downs[g // self.course.layout.groups_on_a_host] for g in replica_groups if self.downs]
@@ -149,7 +149,7 @@ class Islands:
         ((3, 4), 2, 40.0),
     ],
 )
-def test_the_same_as_islands_that_are_killed(
+def test_the_same_as_groups_that_are_killed(
     shape: tuple[int, int], a_host: int, of_rank: float | None, mtbf: float
 ) -> None:
     rule = Ensemble(every=3)
@@ -169,7 +169,7 @@ def test_the_same_as_islands_that_are_killed(
 
         course.made = listen  # pyright: ignore[reportAttributeAccessIssue]
         rule.run(course)
-        replica_groups = Islands(SimulatedRun(compute, D, T, failures), rule)
+        replica_groups = Groups(SimulatedRun(compute, D, T, failures), rule)
         np.testing.assert_allclose(F, replica_groups.run(), rtol=1e-9, err_msg=str(seed))
         assert sum(course.stats.totals().values()) == pytest.approx(course.ended.sum(), rel=1e-9)
         deaths, again = deaths + replica_groups.deaths, again + replica_groups.again

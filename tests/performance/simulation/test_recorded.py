@@ -42,7 +42,11 @@ RECORDED: list[tuple[Method, float, float]] = [
 ]
 """With the seconds until the last group has ended, and the steps per second of a group."""
 DURATIONS = Durations(
-    exchange=0.011, update=0.003, model_average=0.04, gather=0.007, message=Message(latency=1e-2, link=5e-2)
+    grad_reduce=0.011,
+    update=0.003,
+    model_average=0.04,
+    gather=0.007,
+    message=Message(latency=1e-2, link=5e-2),
 )
 
 

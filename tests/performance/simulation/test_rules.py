@@ -97,7 +97,7 @@ def simulated(rule: Rule, compute: Compute, durations: Durations) -> tuple[np.nd
 
 
 def durations(message: Message) -> Durations:
-    return Durations(exchange=0.011, update=0.003, model_average=0.04, gather=0.007, message=message)
+    return Durations(grad_reduce=0.011, update=0.003, model_average=0.04, gather=0.007, message=message)
 
 
 @pytest.mark.parametrize("compute", COMPUTE)
@@ -138,7 +138,7 @@ def test_answers_that_are_late_hold_up_those_who_asked_alone(link: float) -> Non
 
 def closed(d: Durations, every: float) -> float:
     """Seconds of T steps of constant compute, with a meeting in every I-th."""
-    return T * (0.1 + d.exchange + d.update + d.gather) + T // every * d.model_average
+    return T * (0.1 + d.grad_reduce + d.update + d.gather) + T // every * d.model_average
 
 
 @pytest.mark.parametrize("every", [1, 2, 7])

@@ -15,7 +15,7 @@ import numpy as np
 import tomli_w
 
 STEPS, EVERY = 60, 4
-PHASES = ("compute", "gradients", "average")
+PHASES = ("compute", "grad_reduce", "model_average")
 Record = dict[str, Any]
 
 
@@ -25,11 +25,11 @@ def records(steps: int = STEPS, seed: int = 0, first: int = 0) -> list[Record]:
     found: list[Record] = []
     for step in range(first + 1, steps + 1):
         if step % 6 == 0:
-            found.append({"kind": "meeting", "step": step, "distance": float(draw.random())})
-        found.append({"kind": "notes", "step": step, "wobble": float(draw.normal()), "density": 0.01})
+            found.append({"kind": "sync", "step": step, "distance": float(draw.random())})
+        found.append({"kind": "method", "step": step, "wobble": float(draw.normal()), "density": 0.01})
         if step % EVERY == 0:
             seconds = {phase: float(draw.random()) for phase in PHASES}
-            sizes = {"gradients": float(draw.integers(1000)), "average": float(draw.integers(1000))}
+            sizes = {"grad_reduce": float(draw.integers(1000)), "model_average": float(draw.integers(1000))}
             speed = {"samples": 128, "samples_per_s": float(100 + draw.integers(50))}
             counts = {"counts": {"staleness": {"0": 3, "2": int(draw.integers(1, 5))}}}
             place = {"kind": "step", "step": step, "epoch": 1 + step // 20}
@@ -39,7 +39,7 @@ def records(steps: int = STEPS, seed: int = 0, first: int = 0) -> list[Record]:
             )
         if step % 20 == 0:
             score = {"loss": float(draw.random()), "accuracy": float(draw.random()), "distance": 0.5}
-            found.append({"kind": "evaluation", "step": step, "epoch": step // 20, **score, "seconds": 0.1})
+            found.append({"kind": "eval", "step": step, "epoch": step // 20, **score, "seconds": 0.1})
     return found
 
 

@@ -93,7 +93,7 @@ def test_runs_can_be_left_out(tab: Tab, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_names_are_no_scripts(tab: Tab, tmp_path: Path) -> None:
     evil = "<img src=x onerror=document.title='gotcha'>"
-    found = [*records(), {"kind": "notes", "step": 60, evil: 1.0, f"{evil}_seconds": 1.0, "b_seconds": 2.0}]
+    found = [*records(), {"kind": "method", "step": 60, evil: 1.0, f"{evil}_seconds": 1.0, "b_seconds": 2.0}]
     page = write([run(tmp_path / "<img src=x onerror=alert(1)>", found, note=evil)])
     tab.open(page)
     assert tab.evaluate("document.title") == "<img src=x onerror=alert(1)>"

@@ -32,8 +32,8 @@ def test_figures_of_one_run(tmp_path: Path) -> None:
     page = written(run(tmp_path / "one", found))
     assert (tmp_path / "one/report.html").exists()
     readings = [r for r in found if r["kind"] == "step"]
-    tests = [r for r in found if r["kind"] == "evaluation"]
-    distances = [r["distance"] for r in found if r["kind"] == "meeting"]
+    tests = [r for r in found if r["kind"] == "eval"]
+    distances = [r["distance"] for r in found if r["kind"] == "sync"]
     seconds = sum(r["samples"] / r["samples_per_s"] for r in readings)
     sent = sum(sum(r["phase_bytes"].values()) for r in readings)
     stale = [(int(k), n) for r in readings for k, n in r["counts"]["staleness"].items()]
@@ -111,12 +111,12 @@ def test_what_is_new_in_the_metrics_is_shown(tmp_path: Path) -> None:
     strange = [
         {"kind": "weather", "step": 3, "rain": 0.5, "sky": "grey", "wind": {"north": 1.0}},
         {"kind": "weather", "step": 5, "rain": 0.25, "sky": "grey", "wind": {"north": 2.0}},
-        {"kind": "evaluation", "step": 60, "epoch": 3, "loss": 1.0, "accuracy": 0.5, "f1": 0.75},
+        {"kind": "eval", "step": 60, "epoch": 3, "loss": 1.0, "accuracy": 0.5, "f1": 0.75},
     ]
     page = written(run(tmp_path / "new", [*records(), *strange]))
     assert page.panel("rain (weather)")["traces"][0]["y"] == [0.5, 0.25]
     assert page.panel("wind.north (weather)")["traces"][0]["y"] == [1, 2]
-    assert page.panel("f1 (evaluation)")["traces"][0]["y"] == [0.75]
+    assert page.panel("f1 (eval)")["traces"][0]["y"] == [0.75]
     assert "sky (weather): grey (2 ×)" in page.text
 
 
@@ -141,7 +141,7 @@ def test_a_run_that_died_before_its_first_reading(tmp_path: Path) -> None:
 
 
 def test_values_that_are_not_finite_are_told(tmp_path: Path) -> None:
-    bad = [{"kind": "notes", "step": step, "wobble": float("nan")} for step in (58, 59)]
+    bad = [{"kind": "method", "step": step, "wobble": float("nan")} for step in (58, 59)]
     page = written(run(tmp_path / "nan", [*records(57), *bad]))
     assert page.panel("wobble")["note"] == "2 values that are not finite, the first at step 58"
 
@@ -235,7 +235,7 @@ def test_nothing_from_files_is_taken_for_html(tmp_path: Path) -> None:
     evil = '<script>alert(1)</script><img src=x onerror="alert(2)">'
     found = [
         *records(),
-        {"kind": "notes", "step": 60, evil: 1.0},
+        {"kind": "method", "step": 60, evil: 1.0},
         {"kind": evil, "step": 60, "x": 1.0, "word": evil},
         {"kind": "step", "step": 64, "epoch": 1, "loss": 1.0, "lr": 0.1, "samples": 1, "samples_per_s": 1.0,
          "phase_seconds": {evil: 1.0}, "phase_bytes": {evil: 1.0}, "counts": {evil: {"1": 1}}},
@@ -273,7 +273,8 @@ def test_many_courses_stay_below_the_largest_page(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     for i in range(20):
         notes = [
-            {"kind": "notes", "step": step} | {f"n{k}": float(x) for k, x in enumerate(draw.normal(size=130))}
+            {"kind": "method", "step": step}
+            | {f"n{k}": float(x) for k, x in enumerate(draw.normal(size=130))}
             for step in range(1, 101)
         ]
         run(tmp_path / f"sweep/{i:02}", notes)

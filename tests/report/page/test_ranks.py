@@ -20,11 +20,11 @@ def window(rank: int, begin: float) -> Window:
     """Two steps; the later the rank, the longer it waits for gradients. What was before does not count."""
     wait = 0.125 * (rank + 1)
     events = [
-        Event(MESSAGE, "allreduce", "average", LANE, begin - 1.0, begin + 0.0625),
+        Event(MESSAGE, "allreduce", "model_average", LANE, begin - 1.0, begin + 0.0625),
         Event(SPAN, "forward", "", OWNER, begin, begin + 0.25),
         Event(SPAN, "update", "", OWNER, begin + 0.25, begin + 1.0),
-        Event(WAIT, "alltoall", "gradients", OWNER, begin + 0.25, begin + 0.25 + wait),
-        Event(MESSAGE, "alltoall", "gradients", LANE, begin + 0.125, begin + 0.25 + wait, 100.0, 4),
+        Event(WAIT, "alltoall", "grad_reduce", OWNER, begin + 0.25, begin + 0.25 + wait),
+        Event(MESSAGE, "alltoall", "grad_reduce", LANE, begin + 0.125, begin + 0.25 + wait, 100.0, 4),
         Event(SPAN, "step 3", "", OWNER, begin, begin + 1.0),
         Event(SPAN, "step 4", "", OWNER, begin + 1.0, begin + 2.0),
     ]
@@ -50,8 +50,10 @@ def test_every_rank_has_its_own_seconds(tmp_path: Path) -> None:
     for number, rank in found.items():
         wait = 0.125 * (number + 1)
         assert rank.steps == 4
-        assert rank.per_step("exposed") == pytest.approx({"gradients": wait / 2})
-        assert rank.per_step("hidden") == pytest.approx({"gradients": 0.125 / 2, "average": 0.0625 / 2})
+        assert rank.per_step("exposed") == pytest.approx({"grad_reduce": wait / 2})
+        assert rank.per_step("hidden") == pytest.approx(
+            {"grad_reduce": 0.125 / 2, "model_average": 0.0625 / 2}
+        )
         computing = {"data": 0, "forward": 0.125, "backward": 0, "update": (0.75 - wait) / 2}
         assert rank.per_step("computing") == pytest.approx(computing)
 
@@ -74,12 +76,12 @@ def test_the_page_has_a_bar_for_each_rank(tmp_path: Path) -> None:
     titles = [p["title"] for p in page.data["panels"] if " by rank:" in p["title"]]
     assert [title.split(",")[0] for title in titles] == ["computing", "exposed", "hidden"]
     (exposed,) = page.panel(titles[1])["traces"]
-    assert (exposed["name"], exposed["x"]) == ("gradients", [0, 1, 2])
+    assert (exposed["name"], exposed["x"]) == ("grad_reduce", [0, 1, 2])
     assert exposed["y"] == pytest.approx([0.0625, 0.125, 0.1875], rel=1e-3)
     assert "known where steps were traced" not in page.text
 
 
-def test_a_run_of_islands_shows_who_was_there_how_far_and_with_what(tmp_path: Path) -> None:
+def test_a_run_of_groups_shows_who_was_there_how_far_and_with_what(tmp_path: Path) -> None:
     pytest.importorskip("plotly", reason="the extra [report] is not installed")
     folder = run(tmp_path / "ensemble", [])
     (folder / "metrics.jsonl").unlink()
@@ -89,7 +91,7 @@ def test_a_run_of_islands_shows_who_was_there_how_far_and_with_what(tmp_path: Pa
         speed = {"samples": 64, "samples_per_s": 32.0}
         found = [reading | speed | {"step": step, "loss": replica_group + step / 100} for step in steps]
         if replica_group == 0:
-            found.append({"kind": "evaluation", "step": 20, "epoch": 1, "loss": 0.5, "accuracy": 0.875})
+            found.append({"kind": "eval", "step": 20, "epoch": 1, "loss": 0.5, "accuracy": 0.875})
         text = "".join(json.dumps(record) + "\n" for record in found)
         (folder / f"replica_groups/{replica_group}/metrics.jsonl").write_text(text)
     at = {"unix": 1.5e9, "generation": 1, "rounds": 1, "newcomers": []}

@@ -95,6 +95,7 @@ def test_what_is_exported_is_the_model_to_the_bit(gpt_run: Path, tmp_path: Path,
     assert_same(dict(model.state_dict()), left(gpt_run))
 
 
+@pytest.mark.slow
 def test_tied_weights_are_there_once_and_the_library_itself_reads_them(gpt_run: Path, tmp_path: Path) -> None:
     import safetensors
     import safetensors.torch

@@ -4,7 +4,7 @@ X. Lian, W. Zhang, C. Zhang, J. Liu: Asynchronous Decentralized Parallel Stochas
 2018. As in `hpcsgd.ad_psgd`, an average that begins at the end of a step is used at the end of the next step.
 F is the time at which a group's last step ended:
 
-    ready = F + compute + exchange + update
+    ready = F + compute + grad_reduce + update
     asked = max(ready, answered)      the request is sent, after earlier ones on the link of its host
     answered ← when the partner's answer has arrived, after earlier ones on the link of the partner's host
     F ← asked + gather

@@ -36,10 +36,10 @@ class Changing:
         if len(F) == 1:
             return float(F[0])
         begin = max(F.max(), course.under_way)
-        met = np.full_like(F, begin + course.durations.model_average)
+        averaged = np.full_like(F, begin + course.durations.model_average)
         course.stats.add("for other groups", t, F.max() - F)
-        course.stats.add("meetings", t, met - F.max())
+        course.stats.add("model_average", t, averaged - F.max())
         course.stats.forget(t)
-        course.stats.finished(t, met)
-        course.ended[:] = met
-        return float(met[0])
+        course.stats.finished(t, averaged)
+        course.ended[:] = averaged
+        return float(averaged[0])

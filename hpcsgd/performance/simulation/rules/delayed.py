@@ -1,6 +1,6 @@
 """All groups average their models while they make the next d steps.
 
-F is the time at which a group's last step ended, and ready = F + compute + exchange + update:
+F is the time at which a group's last step ended, and ready = F + compute + grad_reduce + update:
 
 synced = max over groups of ready + average  after a synchronization's update t; groups go on at once
 F ← max(ready, synced) + gather              after update t + d, else ready + gather
@@ -40,7 +40,7 @@ class Delayed:
                 here = np.maximum(ready, over)
                 for_others = np.clip(first - ready, 0, None)
                 course.stats.add("for other groups", t, for_others)
-                course.stats.add("meetings", t, here - ready - for_others)
+                course.stats.add("model_average", t, here - ready - for_others)
             if due(t + 1, self.period) and len(F) > 1:
                 last = max(here.max(), last) + d.model_average
                 under_way.append((t + self.steps, here.max(), last))

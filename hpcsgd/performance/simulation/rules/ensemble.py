@@ -87,16 +87,16 @@ class _ReplicaGroups:
     def synchronize(self, t: int, epoch_begins: bool) -> None:
         stats, here = self._course.stats, self.F[self.alive]
         begin = max(here.max(), self._unheard)
-        met = begin + (self._course.durations.model_average if len(here) > 1 else 0.0)
+        averaged = begin + (self._course.durations.model_average if len(here) > 1 else 0.0)
         stats.add("for other groups", t, here.max() - here)
         stats.add("failures", t, np.full_like(here, begin - here.max()))
-        stats.add("meetings", t, np.full_like(here, met - begin))
-        self.F[self.alive] = met
+        stats.add("model_average", t, np.full_like(here, averaged - begin))
+        self.F[self.alive] = averaged
         self._unheard = -np.inf
         if epoch_begins:
             back = ~self.alive & (self._dies + self._restart <= begin)
-            stats.add("failures", t, met - self.F[back])
-            self._begin_life(back, np.full_like(self.F, met))
+            stats.add("failures", t, averaged - self.F[back])
+            self._begin_life(back, np.full_like(self.F, averaged))
 
     def end(self, t: int) -> None:
         self.F[self.alive] += self._course.durations.gather

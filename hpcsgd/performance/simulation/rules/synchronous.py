@@ -2,7 +2,7 @@
 
 F is the time at which a group's last step ended:
 
-ready = F + compute + exchange + update
+ready = F + compute + grad_reduce + update
 F ← max over groups of ready + average + gather    if t is a multiple of I, else ready + gather
 """
 
@@ -29,10 +29,10 @@ class Synchronous:
         for t in range(course.first, course.T):
             ready = F + course.work(t)
             if due(t + 1, self.period) and len(F) > 1:
-                met = np.full_like(F, ready.max() + d.model_average)
+                averaged = np.full_like(F, ready.max() + d.model_average)
                 course.stats.add("for other groups", t, ready.max() - ready)
-                course.stats.add("meetings", t, np.full_like(F, d.model_average))
+                course.stats.add("model_average", t, np.full_like(F, d.model_average))
             else:
-                met = ready
-            F = met + d.gather
+                averaged = ready
+            F = averaged + d.gather
             course.made(t, slice(None), F)

@@ -1,0 +1,1 @@
+"""What `hpcsgd.transformers` and `hpcsgd.accelerate` share; it imports none of the libraries."""

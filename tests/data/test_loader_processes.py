@@ -1,0 +1,71 @@
+"""What a batch system sends to all processes of a job ends no data worker; the end of the reader does."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import programs
+from train.launches import JOB, Ended, ended, make_store, start
+
+READER = """\
+import multiprocessing, os
+from multiprocessing import forkserver, resource_tracker
+from hpcsgd.data import AsRank, Batches, Sampler, Store
+from hpcsgd.data.loader import reading
+
+if __name__ == "__main__":
+    data = Store("small.h5", "train")
+    batches = iter(reading(data, Batches(Sampler(data, AsRank(0, 1)), 2), num_workers=2))
+    next(batches)
+    workers = [worker.pid for worker in multiprocessing.active_children()]
+    behind = [forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid]
+    for pid in workers + behind:
+        os.system(f"kill -USR1 {pid}; kill -TERM {pid}")
+    print(len(workers), 1 + len(list(batches)))
+"""
+
+SIGNALLED = """\
+import os
+
+calls = 0
+
+def send(x, _):
+    global calls
+    calls += 1
+    if calls == 5:
+        os.system("kill -{signal} 0")  # from a process that is not the workers' owner
+    return x
+"""
+
+
+@pytest.mark.slow
+def test_signals_from_elsewhere_end_no_worker_and_the_reader_may_exit(tmp_path: Path) -> None:
+    """It exits with its workers still there, to which Python sends SIGTERM then."""
+    make_store(tmp_path / "small.h5", train=96)
+    (tmp_path / "reader.py").write_text(READER)
+    done = ended(start(tmp_path, [sys.executable, "reader.py"]))
+    assert (done.code, done.out, done.err) == (0, "2 48\n", "")
+
+
+def in_a_group_of_its_own(folder: Path, *words: str) -> Ended:
+    process = programs.start(
+        [sys.executable, "-m", "hpcsgd", "train", "job.toml", *words],
+        cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
+    )  # fmt: skip
+    return ended(process)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", ["USR1", "TERM"])
+def test_a_warning_to_all_processes_of_a_rank(tmp_path: Path, sent: str) -> None:
+    make_store(tmp_path / "small.h5")
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "signalling.py").write_text(SIGNALLED.format(signal=sent))
+    words = ("--data.num_workers", "1", "--training.epochs", "100000", "--data.transform", "signalling:send")
+    done = in_a_group_of_its_own(tmp_path, *words)
+    assert (done.code, done.err) == (75, "")
+    assert f"SIG{sent} received: saved step" in done.out
