@@ -36,7 +36,12 @@ NOT_SWEPT = {
     "graphs.senders": "methods call it in every step",
 }
 METHODS = {
-    "DistributedOptimizer": ["set_gradient_accumulation_steps", "clip_grad_norm_", "step"],
+    "DistributedOptimizer": [
+        "set_gradient_accumulation_steps",
+        "clip_grad_norm_",
+        "step",
+        "consolidate_state_dict",
+    ],
     "Sampler": ["set_epoch"],
 }
 """Those that a training script calls on what it has made, and that take more than objects."""
@@ -73,6 +78,7 @@ class Scene:
         self.max_staleness = self.overlap_steps = self.sync_delay = self.steps = self.passes = self.epoch = 1
         self.delta = self.density = self.threshold = self.alpha = self.beta = self.share = self.start = 0.5
         self.device, self.x, self.op, self.root = "cpu", 1.0, "mean", 0
+        self.to = 0
         self.momentum, self.lr, self.max_norm, self.steps_per_epoch, self.rule = 0.9, 0.1, 1.0, 100, "linear"
 
     def of(self, name: str, key: str) -> Any:

@@ -21,6 +21,11 @@ from hpcsgd.errors import UserError, count_text
 _FORM = struct.Struct("<28sIqdIII")
 SIZE = _FORM.size
 """Bytes of one rank's record."""
+REMEDIES = {
+    "state_dict()": "so that one rank alone may call state_dict(), call "
+    "optimizer.consolidate_state_dict() on all ranks before"
+}
+"""By the name of a call that scripts make on one rank alone: what to do instead."""
 Reported = tuple[bytes, int, int, float, int, int, int]
 """One rank's record, unpacked."""
 
@@ -127,6 +132,7 @@ class Agreement:
                 raise UserError(
                     f"{_where(self._number(0), first)}, but {_where(self._number(rank), other)}: all "
                     "ranks have to make the same calls in the same order, for the same number of batches"
+                    f"{_remedy(first, other)}"
                 )
             if other[3:5] != first[3:5]:
                 raise UserError(
@@ -142,7 +148,15 @@ class Agreement:
                 )
 
 
+def _name(reported: Reported) -> str:
+    return reported[0].rstrip(bytes(1)).decode()
+
+
+def _remedy(*reported: Reported) -> str:
+    return "".join(f"; {REMEDIES[name]}" for name in dict.fromkeys(map(_name, reported)) if name in REMEDIES)
+
+
 def _where(rank: int, reported: Reported) -> str:
-    name, optimizer, t = reported[:3]
+    _, optimizer, t = reported[:3]
     which = f" of optimizer {optimizer}" if optimizer else ""
-    return f"rank {rank} is in {name.rstrip(bytes(1)).decode()}{which} after {count_text(t, 'update')}"
+    return f"rank {rank} is in {_name(reported)}{which} after {count_text(t, 'update')}"

@@ -25,7 +25,8 @@ class AtWork:
     _sizes: Sequence[int]
     """Number of parameters of each parameter group."""
     _groups: Mapping[nn.Parameter, int]
-    _cut: bool
+    cut: bool
+    """True if this rank updates parts of parameters."""
     _buckets: Sequence[Bucket]
     _in_bucket: Mapping[Bucket, Sequence[OptimizerParam]]
 
@@ -114,7 +115,7 @@ class AtWork:
         if not self.known:
             for each in held:
                 each.restore_tensor()
-            if not self._cut:
+            if not self.cut:
                 for slot in (slot for bucket in self._buckets for slot in bucket.slots):
                     slot.come_home()
 

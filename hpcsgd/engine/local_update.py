@@ -16,7 +16,7 @@ from hpcsgd.engine.chained import kind_of
 from hpcsgd.engine.closures import Closure, Versions, unchanged, versions
 from hpcsgd.engine.gradient_norm import GradientNorm
 from hpcsgd.engine.inside import optimizers_in
-from hpcsgd.engine.passes import Passes
+from hpcsgd.engine.passes import PassCounts, Passes
 from hpcsgd.engine.presence import Progress
 from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer
@@ -39,7 +39,7 @@ class LocalUpdate:
         """The name of the optimizer's method, other than `step()`, that is running; "" if none is."""
         self._used: Versions = []
         """Versions of the last step's gradients, if gradients are not reduced."""
-        self._passes = Passes([held.param for held in local.held]) if reducer is None else None
+        self._unreduced = Passes([held.param for held in local.held]) if reducer is None else None
         self._call = Call("step()", 0)
         self.norm = GradientNorm(reduced=reducer is not None)
         self._optimizers = optimizers_in(local.optimizer)
@@ -75,8 +75,8 @@ class LocalUpdate:
         """Discard the gradients of this step in the call `name`; collective if some have been sent."""
         if self._reducer is not None:
             self._reducer.discard(name)
-        if self._passes is not None:
-            self._passes.start_over()
+        if self._unreduced is not None:
+            self._unreduced.passes.start_over()
 
     def settle(self, call: Call) -> None:
         """Return once all gradients that must be sent before the update have been averaged; collective."""
@@ -85,8 +85,8 @@ class LocalUpdate:
 
     def start_over(self) -> None:
         """Record that the reduced gradients have been used, or will not be used."""
-        if self._passes is not None:
-            self._passes.start_over()
+        if self._unreduced is not None:
+            self._unreduced.passes.start_over()
         if self._reducer is not None:
             self._reducer.start_over()
         elif not self._local.known:
@@ -165,16 +165,34 @@ class LocalUpdate:
     def accumulate(self, passes: int) -> None:
         """Expect `passes` backward passes before each step, from the next step on."""
         if self._reducer is not None:
-            self._reducer.passes = passes
-        if self._passes is not None:
-            self._passes.expect(passes)
+            self._reducer.passes.expected = passes
+        if self._unreduced is not None:
+            self._unreduced.expect(passes)
 
     @property
-    def accumulated(self) -> tuple[int, int]:
-        """Number of backward passes of this step so far, and the number expected."""
+    def unfinished(self) -> str:
+        """The backward passes of a step without its last one, in words; "" if there are none."""
+        return self._passes.unfinished
+
+    @property
+    def in_no_sync(self) -> bool:
+        """True inside `no_sync()`."""
+        return self._passes.in_no_sync
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context whose backward passes leave gradients on this rank."""
         if self._reducer is not None:
-            return self._reducer.accumulated, self._reducer.passes
-        return (0, 1) if self._passes is None else (self._passes.accumulated, self._passes.expected)
+            return self._reducer.no_sync()
+        assert self._unreduced is not None
+        self._unreduced.count()
+        return self._passes.no_sync(lambda _: None)
+
+    @property
+    def _passes(self) -> PassCounts[Any]:
+        if self._reducer is not None:
+            return self._reducer.passes
+        assert self._unreduced is not None
+        return self._unreduced.passes
 
     def frozen(self) -> list[Slot] | None:
         """Return the parameters that do not require a gradient now; None if gradients are not reduced."""

@@ -158,7 +158,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         self.state = optimizer.state
         self._pass_methods()
         self._as_wrapped = AsWrapped(self, self.local, model, buckets, topology.world)
-        take(method, self)
+        take(method, self, model)
 
     @property
     def t(self) -> int:
@@ -197,7 +197,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         Returns:
             The loss of this rank's batch, or what an unknown optimizer returns for a `closure`.
         """
-        self._block.require_left("step()")
+        self._require_step_allowed()
         passed, loss = self._passed(closure, loss)
         with self._during("step()") as call:
             self._update(call, loss, passed)
@@ -245,6 +245,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
     def _update(self, call: Call, loss: float | Tensor | None, passed: Closure | None) -> None:
         s, traits = self._in_place, self._grad_reduce.traits
         self._as_wrapped.require(call, self._everyone)
+        self._require_sync(call)
         unmoved = Unmoved(self._now_frozen())
         self.updating.ready(call)
         s.t, s.rates = s.t + 1, self.rates
@@ -255,9 +256,8 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         if not self._plan.decided_before_update:
             updated = list(updated)
         syncs_now = self._syncs_now()
-        if (
-            syncs_now and traits.across
-        ):  # both use inter_group: all ranks must issue gradients' collectives first
+        # Both use inter_group, so all ranks must issue the collectives of gradients first.
+        if syncs_now and traits.across:
             updated = list(updated)
         if syncs_now:
             synchronize_models(s, averager, param_gather, updated)
@@ -297,4 +297,4 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
 
     def _take_metrics(self) -> None:
         """Publish this step's metrics; from now on a reduction may add metrics of the next step."""
-        self._notes, self._step.metrics = self._step.metrics, {}
+        self._notes, self._step.metrics, self._complete = self._step.metrics, {}, None

@@ -47,6 +47,6 @@ def _require_shared(
     if theirs:
         raise UserError(
             f"load_state_dict(): the state is that of rank {rank}, and rank {topology.rank} has another one "
-            f"of {', '.join(theirs)}: save optimizer.state_dict() on every rank, each in a file of its own, "
-            "and load that"
+            f"of {', '.join(theirs)}: call optimizer.consolidate_state_dict() on all ranks before that rank "
+            "saves optimizer.state_dict(), or save it on every rank, each in a file of its own"
         )

@@ -184,13 +184,22 @@ def refuse_graph() -> NoReturn:
     )
 
 
+def refuse_discard(name: str) -> NoReturn:
+    """Raise `UserError` for a call `name` that drops gradients of which the reduction has kept a part."""
+    raise UserError(
+        f"{name} after gradients were sent, of which this method's gradient reduction keeps a part: make "
+        "DistributedOptimizer with overlap_grad_reduce=False, or set requires_grad_(False) for parameters "
+        "whose gradients are not used"
+    )
+
+
 def refuse_changed(slot: Slot, passes: int) -> NoReturn:
     """Raise `UserError` for a gradient that a further backward pass changed after it was sent."""
     raise UserError(
         f"gradient of {slot.name} changed after it was sent: call optimizer.zero_grad() before backward(); "
         "for several backward passes before step() give "
         "DistributedOptimizer(gradient_accumulation_steps=<passes>), now "
-        f"{passes}, or overlap_grad_reduce=False"
+        f"{passes}, or overlap_grad_reduce=False, or make all but the last inside optimizer.no_sync()"
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from weakref import WeakMethod
 
 from hpcsgd import torch_private
@@ -13,6 +14,7 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.slot import Slot
 from hpcsgd.core.step import GradReduce, ReduceContext
 from hpcsgd.engine import presence
+from hpcsgd.engine.passes import PassCounts
 from hpcsgd.engine.presence import Gradients, Presence, PresenceAgreement, Progress
 from hpcsgd.engine.sending import SendsGradients, arrived, call_on_arrival, wait_for
 from hpcsgd.engine.unused import Unused
@@ -43,14 +45,13 @@ class GradientReducer:
     ) -> None:
         self._make_context = departing
         self._agreement, self._calling, self.remembers = agreement, calling, remembers
-        self.passes = passes
-        """Backward passes before each `finish`; may change between two steps."""
+        self.passes = PassCounts[Slot](passes, lambda slot: slot.gradient is not None)
+        """The backward passes since the last `finish`."""
         self._overlap, self._buckets = overlap, buckets
         self._slots = [slot for bucket in buckets for slot in bucket.slots]
         self._divided = grad_reduce.traits.leaves_shards and any(bucket.cut_by_elements for bucket in buckets)
         activity = lambda: f"backward() of step {calling('backward()').t + 1}"  # noqa: E731
         self._sending = SendsGradients(grad_reduce, buckets, departing, activity)
-        self._pending_params: dict[Slot, int] = {}
         self._had_graph = False  # True if a gradient of this step had a graph, which averaging would lose
         self._averaged = False
         """True if this step's gradients are averaged, and none was computed since."""
@@ -87,23 +88,16 @@ class GradientReducer:
         """Progress of the next step's gradients, including those set by the user."""
         if self._averaged:
             return Progress.AVERAGED
-        there = self._pending_params or any(
-            s.gradient is not None and not s.is_attached() for s in self._slots
-        )
+        there = self.passes.counts or any(s.gradient is not None and not s.is_attached() for s in self._slots)
         return Progress.RECEIVED if there else Progress.NONE
-
-    @property
-    def accumulated(self) -> int:
-        """Number of backward passes of this step whose gradients still exist."""
-        return max((n for slot, n in self._pending_params.items() if slot.gradient is not None), default=0)
 
     @property
     def frozen(self) -> list[Slot]:
         """The parameters that do not require a gradient now, on this rank."""
-        if len(self._pending_params) == len(self._slots):
+        if len(self.passes.counts) == len(self._slots):
             return []
         return [
-            slot for slot in self._slots if slot not in self._pending_params and not slot.param.requires_grad
+            slot for slot in self._slots if slot not in self.passes.counts and not slot.param.requires_grad
         ]
 
     def finish(self, call: Call) -> None:
@@ -119,7 +113,7 @@ class GradientReducer:
             presence.blank_dropped(self._gradients, self._slots, self._buckets)
             yield self._buckets
             return
-        gradients = presence.found(self._buckets, len(self._sending.sent), self._pending_params, self._unused)
+        gradients = presence.found(self._buckets, len(self._sending.sent), self.passes.counts, self._unused)
         agreement = self._begin_agreement(call, gradients)
         self._send_rest()
         waiting = list(self._sending.sent)
@@ -170,12 +164,7 @@ class GradientReducer:
         """Discard the gradients of this step in the call `name`; collective if some have been sent."""
         if self._sending.sent:
             if self.remembers:
-                raise UserError(
-                    f"{name} after gradients were sent, of which this method's gradient reduction keeps "
-                    "a part: make DistributedOptimizer with overlap_grad_reduce=False, or set "
-                    "requires_grad_(False) for "
-                    "parameters whose gradients are not used"
-                )
+                presence.refuse_discard(name)
             agreement = self._begin_agreement(self._calling(name), Gradients({}))
             self._sending.send_until(len(self._buckets))
             wait_for(self._sending.sent)
@@ -185,12 +174,24 @@ class GradientReducer:
         self._stale.clear()
         self._averaged = self._had_graph = False
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context whose backward passes add up gradients on this rank, as plain tensors."""
+        return self.passes.no_sync(self._end_no_sync)
+
+    def _end_no_sync(self, slots: Collection[Slot]) -> None:
+        """Let the first use of the gradients of these `slots`, of passes inside `no_sync()`, average them."""
+        for slot in slots:
+            slot.attach()
+            slot.pend()
+        if slots:
+            self._unused.look(self.passes.counts)
+
     def settle(self, call: Call) -> None:
         """Call `finish` if gradients have begun to be sent, perhaps only on some ranks.
 
         Otherwise other messages before the update could overtake the gradients.
         """
-        if self._overlap and self.passes in self._pending_params.values():
+        if self._overlap and self.passes.expected in self.passes.counts.values():
             self.finish(call)
 
     def start_over(self) -> None:
@@ -220,25 +221,25 @@ class GradientReducer:
         self._stale.discard(slot)
         if self._unused.found:
             self._unused.found.discard(slot)
-        if not self._unused.looks:
-            self._unused.look_after_pass(self._pending_params)
+        if not self._unused.looks and not self.passes.in_no_sync:
+            self._unused.look_after_pass(self.passes.counts)
         self._averaged = False
         self._had_graph |= slot.has_graph()
         slot.attach()
         self._sending.gradient_ready(index)
-        slot.pend()
-        count = self._pending_params[slot] = self._pending_params.get(slot, 0) + 1
-        if count == self.passes:
+        if not self.passes.in_no_sync:
+            slot.pend()
+        if self.passes.add(slot):
             self._missing[index] -= 1
             if self._overlap and self._missing[index] == 0:
                 self._send_ready()
 
     def _is_fresh(self, slot: Slot, *, was_sent: bool) -> bool:
         """Return whether the latest gradient of `slot` was added to nothing, or to gradients of this step."""
-        again = slot in self._pending_params
+        again = slot in self.passes.counts
         if slot.is_attached():
             if was_sent:
-                presence.refuse_changed(slot, self.passes)
+                presence.refuse_changed(slot, self.passes.expected)
             return again or not slot.pending or slot in self._unused
         if again and not (slot.gradient is not None and slot.gradient.requires_grad):
             self.discard("zero_grad()")  # model.zero_grad() was called since the last backward pass
@@ -253,7 +254,7 @@ class GradientReducer:
     def _send_rest(self) -> None:
         self._sending.require_unchanged()
         for slot in (slot for b in self._buckets[len(self._sending.sent) :] for slot in b.slots):
-            of_this_step = slot in self._pending_params or slot in self._unused
+            of_this_step = slot in self.passes.counts or slot in self._unused
             if slot.pending and not of_this_step and slot.is_attached():
                 presence.refuse_stale(slot)
             slot.attach()
@@ -283,7 +284,7 @@ class GradientReducer:
         for slot in self._stale:
             if slot.is_attached():
                 presence.refuse_stale(slot)
-        return not self._pending_params and self._divided and presence.are_of_last_step(self._slots)
+        return not self.passes.counts and self._divided and presence.are_of_last_step(self._slots)
 
     def _settle(self, buckets: Sequence[Bucket]) -> None:
         """Mark the gradients of these buckets as averaged and whole."""
@@ -293,6 +294,6 @@ class GradientReducer:
 
     def _reset(self) -> None:
         self._sending.start_over()
-        self._pending_params.clear()
+        self.passes.start_over()
         self._unused.forget()
         self._missing = [len(bucket.slots) for bucket in self._buckets]

@@ -7,8 +7,8 @@ with this rank's parts of them. Optimizer state exists only for these parts: M/K
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
@@ -35,17 +35,9 @@ from hpcsgd.engine.inside import (
 from hpcsgd.engine.master import MASTER
 from hpcsgd.engine.memory_order import has_every_element, in_memory_order, like
 from hpcsgd.engine.optimizer_param import OptimizerParam, place_in
+from hpcsgd.engine.saved_parts import Part, Place, RangeState
 from hpcsgd.engine.state_of_parts import StateOfParts
 from hpcsgd.errors import UserError
-
-
-class RangeState(NamedTuple):
-    """The optimizer's state of one `ShardRange`."""
-
-    elements: dict[str, Tensor]
-    """Tensors with an entry for each element, by name."""
-    rest: dict[str, Any]
-    """All other values, by name."""
 
 
 class ShardedOptimizer(AtWork):
@@ -70,7 +62,7 @@ class ShardedOptimizer(AtWork):
         self._sizes = [len(group["params"]) for group in optimizer.param_groups]
         numbers = [g for g, size in enumerate(self._sizes) for _ in range(size)]
         self._groups = dict(zip(self._params, numbers, strict=True))
-        self._cut = cut
+        self.cut = cut
         self._buckets = buckets
         self.held = list(self._hold())
         if master is not None:
@@ -116,21 +108,32 @@ class ShardedOptimizer(AtWork):
 
     def state_dict(self, group: Communicator) -> dict[str, Any]:
         """Return the state of a plain optimizer over the whole parameters; collective over the group."""
+        mine = on_host(self.parts()) if self.cut else self.parts()
+        state = self.joined(group.gather_objects(mine) if self.cut else [mine])
+        return {"state": state | shared_state(self.optimizer), "param_groups": self.options()}
+
+    def parts(self) -> list[Part]:
+        """Return the optimizer's state of each held tensor, with its place among the parameters."""
         self._require_nothing_else()
-        mine = [((held.index, held.start, held.stop, held.whole), self._state(held)) for held in self.held]
-        everyone = group.gather_objects(on_host(mine)) if self._cut else [mine]
-        state: dict[int, dict[str, Any]] = {}
-        for place, values in (entry for theirs in everyone for entry in theirs):
-            index = place[0]
+        places = (Place(held.index, held.start, held.stop, held.whole) for held in self.held)
+        return [(place, self._state(held)) for place, held in zip(places, self.held, strict=True)]
+
+    def joined(self, everyone: Iterable[Sequence[Part]]) -> dict[Any, Any]:
+        """Return the state of whole parameters from the `parts` of all ranks of a group."""
+        state: dict[Any, Any] = {}
+        for place, values in (part for theirs in everyone for part in theirs):
             for name, value in values.items():
-                there = self._placed(self._params[index], name, value)
-                self._join(state.setdefault(index, {}), name, there, place)
+                there = self._placed(self._params[place.index], name, value)
+                self._join(state.setdefault(place.index, {}), name, there, place)
+        return state
+
+    def options(self) -> list[dict[str, Any]]:
+        """Return the parameter groups as in the `state_dict` of a plain optimizer."""
         numbers = iter(range(len(self._params)))
-        groups = [
+        return [
             {**{k: v for k, v in g.items() if k != "params"}, "params": [next(numbers) for _ in range(size)]}
             for g, size in zip(self.optimizer.param_groups, self._sizes, strict=True)
         ]
-        return {"state": state | shared_state(self.optimizer), "param_groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a result of `state_dict`, or the state of a plain optimizer."""
@@ -157,7 +160,7 @@ class ShardedOptimizer(AtWork):
         by_start = {(held.param, held.start): held for held in self.held}
         for bucket in self._buckets:
             for piece in bucket.ranges:
-                held = by_start[piece.slot.param, piece.start if self._cut else 0]
+                held = by_start[piece.slot.param, piece.start if self.cut else 0]
                 found = RangeState({}, {})
                 for name, value in self._state(held).items():
                     if has_every_element(name, value, held.tensor):
@@ -229,7 +232,7 @@ class ShardedOptimizer(AtWork):
 
     def _hold(self) -> Iterator[OptimizerParam]:
         numbers = {param: index for index, param in enumerate(self._params)}
-        if self._cut:
+        if self.cut:
             for bucket in self._buckets:
                 for piece in bucket.ranges:
                     param = piece.slot.param
@@ -285,12 +288,11 @@ class ShardedOptimizer(AtWork):
             return value
         return value.to(param.device)
 
-    def _join(self, into: dict[str, Any], name: str, value: Any, place: tuple[int, int, int, bool]) -> None:
-        index, start, stop, whole = place
-        param = self._params[index]
-        if whole or not isinstance(value, Tensor) or value.dim() == 0:
+    def _join(self, into: dict[str, Any], name: str, value: Any, place: Place) -> None:
+        param = self._params[place.index]
+        if place.whole or not isinstance(value, Tensor) or value.dim() == 0:
             into[name] = value
             return
         if name not in into:
             into[name] = like(param, value)
-        in_memory_order(into[name], param)[start:stop] = value
+        in_memory_order(into[name], param)[place.start : place.stop] = value

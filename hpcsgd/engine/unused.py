@@ -47,7 +47,11 @@ class Unused:
 
     def _look(self) -> None:
         self.looks = False
-        if len(self._arrived) == len(self._slots):
+        self.look(self._arrived)
+
+    def look(self, arrived: Collection[Slot]) -> None:
+        """Set the missing gradients to pending ones, unless all have `arrived`."""
+        if len(arrived) == len(self._slots):
             return
         for slot in self._slots:
             if slot.may_pend and slot.gradient is None and slot.param.requires_grad and slot.at_home():

@@ -20,8 +20,12 @@ from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.engine.lr import rates_in_force
 from hpcsgd.engine.options import Options
 from hpcsgd.engine.sharding import ShardedOptimizer
+from hpcsgd.engine.torch_checkpoint import refuse_torch_checkpoint
 from hpcsgd.engine.wrapping import require_passes
 from hpcsgd.errors import UserError
+
+NOTES = {"state_dict()": " (which needs all ranks, or consolidate_state_dict() on all ranks before)"}
+"""What messages about waiting ranks add to the name of a call."""
 
 
 class WithGradients(optim.Optimizer):
@@ -49,6 +53,21 @@ class WithGradients(optim.Optimizer):
         """
         require_passes("passes", passes)
         self.updating.accumulate(passes)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Generator[None, None, None]:
+        """Return a context whose backward passes add up gradients on this rank, without averaging them.
+
+        It is that of `DistributedDataParallel`. The first `backward()` after the block averages the sum,
+        or else `step()`. The number of passes inside may differ between steps and between ranks. Inside,
+        `param.grad` is this rank's own. Passes inside do not count as `gradient_accumulation_steps`.
+
+        `step()`, `clip_grad_norm_()`, `synchronize()` and a scaler's `unscale_()` are refused inside. In an
+        FSDP model torch averages gradients over the group in every pass. Its own
+        `set_requires_gradient_sync(False)` changes that.
+        """
+        with self.updating.no_sync():
+            yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the model's parameters, or zero them if not `set_to_none`.
@@ -78,6 +97,7 @@ class WithGradients(optim.Optimizer):
         topology = self._step.topology
         group = topology.intra_group if self._step.fixed.updates_shards and topology.group_size > 1 else None
         with self._during("clip_grad_norm_()") as call, phase("clipping"):
+            self._require_sync(call)
             self.updating.finish(call)
             norm = clip(self._step.parts_of_gradient(), max_norm, norm_type, group)
         self.updating.scaled()
@@ -92,6 +112,7 @@ class WithGradients(optim.Optimizer):
         (K−1)/K·M more elements than a step without it.
         """
         with self._during("synchronize()") as call:
+            self._require_sync(call)
             self.updating.synchronize(call)
 
     @contextlib.contextmanager
@@ -101,6 +122,7 @@ class WithGradients(optim.Optimizer):
         `GradScaler` uses it. Complex numbers appear as two reals, as torch's scaler needs them. Collective.
         """
         with self._during("unscale_()") as call:
+            self._require_sync(call)
             self.updating.finish(call)
         with self.local.reals():
             yield
@@ -112,20 +134,39 @@ class WithGradients(optim.Optimizer):
         No saved state includes the gradients of backward passes whose step has not been made.
         """
         self._block.require_left(call)
-        there, expected = self.updating.accumulated
-        if 0 < there < expected:
+        if passes := self.updating.unfinished:
             raise UserError(
-                f"{call} after {there} of the {expected} backward passes of a step, whose gradients would be "
-                "lost: call it after step(), or after zero_grad() where they are not to be used"
+                f"{call} after {passes}, whose gradients would be lost: call it after step(), or after "
+                "zero_grad() where they are not to be used"
+            )
+
+    def _require_step_allowed(self) -> None:
+        """Raise `UserError` for a `step()` inside `averaged_model()`, or one by torch.distributed.checkpoint.
+
+        The latter would make an update with zeros as gradients and learning rates.
+        """
+        self._block.require_left("step()")
+        if not any(self.rates):
+            refuse_torch_checkpoint("step()")
+
+    def _require_sync(self, call: Call) -> None:
+        """Raise `UserError` inside `no_sync()`. Collective: ranks outside of it get the error, too."""
+        if self.updating.in_no_sync:
+            self.updating.finish(call)
+            raise UserError(
+                f"{call.name}(): gradients are not averaged there: end the block before the last backward() "
+                "of a step"
             )
 
     def _call(self, name: str) -> Call:
+        if self.updating.in_no_sync:
+            name = f"{name} in no_sync"
         return Call(name, self._step.t, self.rates, self._number, self._options.digest)
 
     @contextlib.contextmanager
     def _during(self, name: str) -> Generator[Call, None, None]:
         """Return the call `name`, and label all messages of the block with it."""
-        with doing(f"{name} of step {self._step.t + 1}"):
+        with doing(f"{name} of step {self._step.t + 1}{NOTES.get(name, '')}"):
             yield self._call(name)
 
     def _now_frozen(self) -> list[Slot]:

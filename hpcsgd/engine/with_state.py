@@ -8,11 +8,17 @@ from typing import Any
 
 from torch import optim
 
+from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
 from hpcsgd.core.state import State
 from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.engine import own_state
+from hpcsgd.engine.complete_state import CompleteState, gathered, of_rank
 from hpcsgd.engine.sharding import ShardedOptimizer
+from hpcsgd.engine.torch_checkpoint import refuse_torch_checkpoint
+from hpcsgd.errors import UserError
+
+NAME = "state_dict()"
 
 
 class WithState(optim.Optimizer):
@@ -22,6 +28,8 @@ class WithState(optim.Optimizer):
     method: Method
     _grad_reduce: GradReduce
     _step: StepContext
+    _complete: CompleteState | None = None
+    """The result of `consolidate_state_dict`, until the state changes."""
 
     @abstractmethod
     def ready_for(self, call: str, *, across: bool = True) -> StepContext:
@@ -33,23 +41,50 @@ class WithState(optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a plain optimizer over this group's whole parameters, and the method's state.
 
-        Collective.
+        Collective. The exception: after `consolidate_state_dict(to)`, until the next step, rank `to` alone
+        returns the state of all ranks.
         """
-        topology = self.ready_for("state_dict()", across=False).topology
+        refuse_torch_checkpoint(NAME)
+        if self._complete is not None:
+            return self._complete.state_dict(self.local.options())
+        topology = self.ready_for(NAME, across=False).topology
         state = self.local.state_dict(topology.intra_group)
         method = {role: each.to_dict() for role, each in self.method.state_dict().items()}
         ours = {"t": self._step.t, "place": own_state.place(topology), "method": method}
         return {**state, "hpcsgd": ours}
 
+    @checked
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Gather the state of all ranks on rank `to`, so that this rank alone can save it; collective.
+
+        It is that of `ZeroRedundancyOptimizer`. Until the next step, `state_dict()` on rank `to` then needs
+        no other rank. All ranks of the same P × K may load the result, and each gets its own state. On
+        another P × K it counts as the state of rank `to`. The state has no model: each group has its own,
+        which `hpcsgd.save` saves, too.
+        """
+        topology = self._step.topology
+        if not 0 <= to < topology.world_size:
+            raise UserError(
+                f"consolidate_state_dict: to = {to}: expected a rank from 0 to {topology.world_size - 1}"
+            )
+        s = self.ready_for(f"consolidate_state_dict({to})")
+        alike = self._grad_reduce.traits.across
+        method = self.method.state_dict()
+        self._complete = gathered(self.local, method, s.topology, s.t, to, groups_are_alike=alike)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load `state_dict`: a plain optimizer's, or a result of `state_dict()`.
 
-        A result of `state_dict()` must be this rank's own, or from a job with other numbers of ranks.
+        A result of `state_dict()` must be this rank's own, or that of all ranks (`consolidate_state_dict`),
+        or from a job with other numbers of ranks.
         """
+        refuse_torch_checkpoint("load_state_dict()")
+        self._complete = None
         if "hpcsgd" not in state_dict:
             self.local.load_state_dict(state_dict)
             return
         s = self._step
+        state_dict = of_rank(state_dict, s.topology)
         states = own_state.loadable(
             state_dict, s.topology, s.buckets, groups_are_alike=self._grad_reduce.traits.across
         )
@@ -61,6 +96,7 @@ class WithState(optim.Optimizer):
         self, t: int, groups: Sequence[dict[str, Any]], method: Mapping[str, State] | None
     ) -> None:
         """Continue after `t` updates, with these options of parameter `groups` and state of the `method`."""
+        self._complete = None
         self._step.t = t
         for group, saved in zip(self.param_groups, groups, strict=True):
             group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})

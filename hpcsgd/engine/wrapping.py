@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +21,9 @@ from hpcsgd.core.fsdp import is_fsdp, local, require_sharded_alike, reshard
 from hpcsgd.core.method import Method
 from hpcsgd.core.topology import Topology
 from hpcsgd.engine.alike import is_ours, settings
+from hpcsgd.engine.around_model import require_plain, watch
 from hpcsgd.engine.distributable import require_distributable
+from hpcsgd.engine.garbage import collect_garbage
 from hpcsgd.engine.in_parts import require_updated
 from hpcsgd.errors import UserError
 
@@ -151,6 +151,7 @@ def trained_parameters(
         raise UserError("the optimizer has no trainable parameters")
     if any(nn.parameter.is_lazy(param) for param in model.parameters()):
         raise UserError("parameters of the model have no shape yet: give it a batch before it is wrapped")
+    require_plain(model)
     reshard(model)
     wanted = set(theirs)
     named = [(name, param) for name, param in model.named_parameters() if param in wanted]
@@ -202,17 +203,15 @@ def share_start(
 _users: WeakValueDictionary[int, optim.Optimizer] = WeakValueDictionary()
 """The optimizer that uses a part of a method with state, or a parameter, by that object's id."""
 
-_collecting = threading.Lock()
-"""A lock for garbage collections: one that begins while another thread runs one would do nothing."""
 
-
-def take(method: Method, optimizer: optim.Optimizer) -> None:
-    """Register `method` and the trained parameters as used by `optimizer`.
+def take(method: Method, optimizer: optim.Optimizer, model: nn.Module) -> None:
+    """Register `method`, the trained parameters and the modules of `model` as used by `optimizer`.
 
     The optimizer refers to them, so their ids stay valid while it exists.
     """
     trained = [param for group in optimizer.param_groups for param in group["params"]]
     _users.update(dict.fromkeys(map(id, [*_remembering(method), *trained]), optimizer))
+    watch(model, optimizer)
 
 
 def is_trained_by_another(param: nn.Parameter, optimizer: optim.Optimizer) -> bool:
@@ -231,8 +230,7 @@ def require_free(topology: Topology, method: Method, optimizer: optim.Optimizer)
         raise UserError("the optimizer is a DistributedOptimizer already, or part of one")
     parts = list(_remembering(method))
     if any(id(part) in _users for part in parts):
-        with _collecting:
-            gc.collect()  # an optimizer and its own hooks refer to each other
+        collect_garbage()
     for part in parts:
         if id(part) in _users:
             raise UserError(

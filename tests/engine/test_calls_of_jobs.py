@@ -44,7 +44,25 @@ CASES = {  # groups, what follows three steps, and what is said
     "saves alone": (
         1,
         "if topology.rank == 1: optimizer.state_dict()\ntrain(3)",
-        "rank 0 is in step() after 3 updates, but rank 1 is in state_dict() after 3 updates",
+        "rank 0 is in step() after 3 updates, but rank 1 is in state_dict() after 3 updates: all ranks have "
+        "to make the same calls in the same order, for the same number of batches; so that one rank alone "
+        "may call state_dict(), call optimizer.consolidate_state_dict() on all ranks before",
+    ),
+    "saves alone at the end": (
+        1,
+        "if topology.rank == 0: optimizer.state_dict()",
+        "rank 1 has left after step() of step 3, and rank 0 waits for it in state_dict() of step 4 (which "
+        "needs all ranks, or consolidate_state_dict() on all ranks before)",
+    ),
+    "saves alone before a barrier": (
+        1,
+        "if topology.rank == 0: optimizer.state_dict()\nhpcsgd.barrier(topology)",
+        "state_dict() of step 4 (which needs all ranks, or consolidate_state_dict() on all ranks before)",
+    ),
+    "half of four saves before a barrier": (
+        2,
+        "if topology.rank == 0: optimizer.state_dict()\nhpcsgd.barrier(topology)",
+        "state_dict() of step 4 (which needs all ranks, or consolidate_state_dict() on all ranks before)",
     ),
     "has fewer batches": (
         1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,66 @@ def test_however_gradients_travel(run, method: str, options: dict[str, Any]) -> 
         return
     for history in run(4, in_two_passes):
         torch.testing.assert_close(history[0], history[1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("method", ["hierarchical", "bsp"])
+def test_no_sync_is_as_gradient_accumulation_steps(run, method: str) -> None:
+    """torch averages over the group in each pass, and hpcsgd over groups once."""
+
+    def train(world: Communicator, steps: int) -> Tensor:
+        topology = form(world, 2)
+        net = shard(make_model(), topology)
+        optimizer = hpcsgd.DistributedOptimizer(
+            OPTIMIZERS["momentum"](list(net.parameters())), net, topology, REFERENCES[method].new(),
+            gradient_accumulation_steps=steps,
+        )  # fmt: skip
+        for t in range(3):
+            optimizer.zero_grad()
+            with optimizer.no_sync() if steps == 1 else nullcontext():
+                loss(net, *batch(2 * t, topology.rank)).backward()
+            loss(net, *batch(2 * t + 1, topology.rank)).backward()
+            optimizer.step()
+        return vector(net)
+
+    for equal in run(4, lambda world: torch.equal(train(world, 1), train(world, 2))):
+        assert equal
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("method", ["hierarchical", "bsp", "diloco"])
+def test_one_rank_saves_the_state_of_all(run, tmp_path: Path, method: str) -> None:
+    def body(world: Communicator) -> bool:
+        topology = form(world, 2)
+
+        def new() -> tuple[nn.Module, hpcsgd.DistributedOptimizer]:
+            net = shard(make_model(), topology)
+            inner = OPTIMIZERS["AdamW"](list(net.parameters()))
+            return net, hpcsgd.DistributedOptimizer(inner, net, topology, REFERENCES[method].new())
+
+        def train(net: nn.Module, optimizer: hpcsgd.DistributedOptimizer, steps: range) -> None:
+            for t in steps:
+                optimizer.zero_grad()
+                loss(net, *batch(t, topology.rank)).backward()
+                optimizer.step()
+
+        net, optimizer = new()
+        train(net, optimizer, range(3))
+        weights = [local(p).clone() for p in net.parameters()]
+        optimizer.consolidate_state_dict(to=3)
+        if world.rank == 3:
+            torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+        train(net, optimizer, range(3, 6))
+        again, resumed = new()
+        with torch.no_grad():
+            for param, x in zip(again.parameters(), weights, strict=True):
+                local(param).copy_(x)
+        world.barrier()
+        resumed.load_state_dict(torch.load(tmp_path / "state.pt"))
+        train(again, resumed, range(3, 6))
+        return torch.equal(vector(net), vector(again))
+
+    assert all(run(4, body))
 
 
 def twice(world: Communicator, method: Method, make: Any) -> list[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from torch import Tensor, nn, optim
 
@@ -117,6 +117,13 @@ class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, with this rank's estimates as `natural_gradient`."""
         return {**self.optimizer.state_dict(), "natural_gradient": self.estimates()}
+
+    def consolidate_state_dict(self, to: int = 0) -> NoReturn:
+        """Refuse to gather the state on rank `to`: each rank has estimates of its own."""
+        raise UserError(
+            f"consolidate_state_dict: to = {to}: estimates of natural gradients are of each rank: save by "
+            "hpcsgd.save, or save state_dict() on every rank, each in a file of its own"
+        )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load `state_dict`: a result of `state_dict()`, or the state of the wrapped optimizer alone."""

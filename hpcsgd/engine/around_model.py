@@ -1,0 +1,90 @@
+"""A check that no data parallelism of torch is around a model that a `DistributedOptimizer` trains.
+
+`DistributedDataParallel` averages gradients over all ranks in every backward pass. Groups would then never
+train models of their own, and nothing would show it. FSDP1 replaces the parameters. Both may be put around
+the model before or after the optimizer is wrapped, and around a part of it or a larger module. Before the
+wrapping, the check searches the objects of the process. After it, torch calls the check whenever a module is
+registered in another one, which is how both keep the model. So a step needs no check.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from typing import NoReturn
+from weakref import WeakKeyDictionary, ref
+
+from torch import nn, optim
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from hpcsgd.comm.process_group import distributed
+from hpcsgd.engine.garbage import collect_garbage
+from hpcsgd.errors import UserError
+
+INSTEAD = {
+    "DistributedDataParallel": "leave it out, and train the plain model",
+    "FullyShardedDataParallel": "leave it out, or call hpcsgd.fully_shard(model, topology) in its place",
+}
+_trained: WeakKeyDictionary[nn.Module, ref[optim.Optimizer]] = WeakKeyDictionary()
+"""The modules of models, and the `DistributedOptimizer` that was made last for each."""
+
+
+def require_plain(model: nn.Module) -> None:
+    """Raise `UserError` if `model`, or a part of it, is inside a wrapper of torch or contains one."""
+    modules, dist = set(model.modules()), distributed()
+    if not dist.is_available() or not dist.is_initialized():
+        return  # no wrapper can exist without process groups
+    if _around(modules) is not None:
+        collect_garbage()
+        if (wrapper := _around(modules)) is not None:
+            _refuse(wrapper)
+
+
+def watch(model: nn.Module, optimizer: optim.Optimizer) -> None:
+    """Refuse wrappers around `model`, or a part of it, from now on, while `optimizer` exists."""
+    _register()
+    _trained.update(dict.fromkeys(model.modules(), ref(optimizer)))
+
+
+@functools.cache
+def _register() -> None:
+    register_module_module_registration_hook(_registered)
+
+
+def _registered(outer: nn.Module, _: str, inner: nn.Module | None) -> None:
+    """Check a module `inner` that becomes a part of `outer`."""
+    if inner is None or not isinstance(outer, _kinds()):
+        return
+    if _is_trained(inner):
+        collect_garbage()
+        if _is_trained(inner):
+            _refuse(outer)
+
+
+def _is_trained(module: nn.Module) -> bool:
+    optimizers = (_trained.get(each) for each in module.modules())
+    return any(each is not None and each() is not None for each in optimizers)
+
+
+def _kinds() -> tuple[type[nn.Module], ...]:
+    """Return the classes of wrappers. A script that uses FSDP1 has imported it."""
+    fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    return (DistributedDataParallel,) if fsdp is None else (DistributedDataParallel, fsdp)
+
+
+def _around(modules: set[nn.Module]) -> nn.Module | None:
+    """Return a wrapper in this process that has one of `modules` inside, or is one of them, or None."""
+    kinds = _kinds()
+    wrappers = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+    return next((wrapper for wrapper in wrappers if not modules.isdisjoint(wrapper.modules())), None)
+
+
+def _refuse(wrapper: nn.Module) -> NoReturn:
+    kinds = {each.__name__ for each in type(wrapper).__mro__}
+    name = next(name for name in INSTEAD if name in kinds)
+    raise UserError(
+        f"torch's {name} is around the model of a DistributedOptimizer, or a part of it, and would average "
+        f"its gradients over all ranks in every step: {INSTEAD[name]}"
+    )
