@@ -92,15 +92,13 @@ class Accelerator(accelerate.Accelerator):
         method: Method,
         options: Mapping[str, Any] | None = None,
         *,
-        passes: int | None = None,
         wrapper: Wrapper = AcceleratedOptimizer,
     ) -> None:
         """Train with `method` on `topology`, with the `options` of the constructor; collective.
 
-        It is called before anything is prepared. `passes` is the number of backward passes before each step;
-        with None it is Accelerate's `gradient_accumulation_steps`. `wrapper` makes a prepared optimizer.
+        It is called before anything is prepared. `wrapper` makes a prepared optimizer.
         """
-        self.topology, self._method, self._options, self._passes = topology, method, options or {}, passes
+        self.topology, self._method, self._options = topology, method, options or {}
         self._wrapper = wrapper
         self._averaged, self._loaded_from = False, Path()
         remedy = "make it before any other object of Accelerate"
@@ -119,17 +117,6 @@ class Accelerator(accelerate.Accelerator):
     def distributed_optimizers(self) -> Sequence[DistributedOptimizer]:
         """The `DistributedOptimizer` inside each prepared optimizer, in the order of `prepare`."""
         return [cast(DistributedOptimizer, each.optimizer) for each in self._optimizers]
-
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """Number of backward passes before each step, which may be changed between two steps."""
-        return self.gradient_state.num_steps
-
-    @gradient_accumulation_steps.setter
-    def gradient_accumulation_steps(self, steps: int) -> None:
-        self.gradient_state.plugin_kwargs["num_steps"] = steps
-        for optimizer in self.distributed_optimizers:
-            optimizer.set_gradient_accumulation_steps(steps)
 
     def prepare(self, *args: Any, device_placement: Sequence[bool] | None = None) -> Any:
         """Prepare the objects in `args` as Accelerate does, models first; collective.
@@ -176,7 +163,7 @@ class Accelerator(accelerate.Accelerator):
             return super().prepare_optimizer(optimizer, device_placement=False)
         distributed = DistributedOptimizer(
             optimizer, model_of(optimizer, self._plain_models()), self.topology, copy.deepcopy(self._method),
-            gradient_accumulation_steps=self._passes or self.gradient_accumulation_steps, **self._options,
+            **self._options,
         )  # fmt: skip
         prepared = self._wrapper(distributed, device_placement=False, scaler=self.scaler)
         self._optimizers.append(prepared)
@@ -190,12 +177,18 @@ class Accelerator(accelerate.Accelerator):
                 prepared.optimizers = [each]
         return prepared
 
-    def no_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Return a context for a backward pass of `model` that is not the last one of a step.
+    @contextlib.contextmanager
+    def no_sync(self, model: nn.Module) -> Generator[None, None, None]:
+        """Return a context for backward passes of `model` that are not the last one of a step.
 
-        It does nothing, because the optimizer counts backward passes: it reduces gradients in the last one.
+        Inside it gradients add up on each rank. The first backward pass after it reduces them.
         """
-        return contextlib.nullcontext()
+        params = set(model.parameters())
+        with contextlib.ExitStack() as stack:
+            for optimizer in self.distributed_optimizers:
+                if trained(optimizer) & params:
+                    stack.enter_context(optimizer.no_sync())
+            yield
 
     def clip_grad_norm_(
         self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2

@@ -93,7 +93,7 @@ class TrainerMixin(Base):
         require_same_ranks(self.topology, self.args.process_index, self.args.world_size, remedy)
         self.accelerator = taken_over(self.accelerator)
         self.accelerator.train_with(
-            self.topology, self._method, self._options, passes=self.args.gradient_accumulation_steps,
+            self.topology, self._method, self._options,
             wrapper=partial(_CheckpointedOptimizer, restore=self._restore),
         )  # fmt: skip
 
