@@ -69,9 +69,9 @@ def test_hierarchical(run, P: int, K: int, grad_reduce: ReduceScatter | None) ->
     method = hierarchical(EVERY, grad_reduce) if grad_reduce else hierarchical(EVERY)
     meetings = STEPS // EVERY if P > 1 else 0
     expected = without_zeros(
-        gradients=STEPS * T0(K),
-        parameters=STEPS * T0(K),
-        average=meetings * T1(P, K),
+        grad_reduce=STEPS * T0(K),
+        param_gather=STEPS * T0(K),
+        model_average=meetings * T1(P, K),
         distance=meetings * of_distance(P, K),
     )
     for counted in run(P * K, recorded, P, method):
@@ -101,9 +101,9 @@ def test_adacomm(run, P: int, K: int) -> None:
     """Meetings after steps 2 and 3 and so on, where the loss stays; two numbers over all ranks at each."""
     meetings = STEPS - 1 if P > 1 else 0
     expected = without_zeros(
-        gradients=STEPS * T0(K),
-        parameters=STEPS * T0(K),
-        average=meetings * T1(P, K),
+        grad_reduce=STEPS * T0(K),
+        param_gather=STEPS * T0(K),
+        model_average=meetings * T1(P, K),
         distance=meetings * of_distance(P, K),
         loss=meetings * 2 * Fraction(P * K - 1, P * K) * 16,
     )
@@ -120,8 +120,8 @@ def test_adacomm(run, P: int, K: int) -> None:
 def test_the_papers_baseline(run, P: int, K: int) -> None:
     meetings = STEPS // EVERY if P > 1 else 0
     expected = without_zeros(
-        gradients=STEPS * allreduce(K),
-        average=meetings * allreduce(P),
+        grad_reduce=STEPS * allreduce(K),
+        model_average=meetings * allreduce(P),
         distance=meetings * 2 * Fraction(P - 1, P) * 8,
     )
     for counted in run(P * K, recorded, P, allreduce_local_sgd(EVERY)):
@@ -132,7 +132,7 @@ def test_the_papers_baseline(run, P: int, K: int) -> None:
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_bsp(run, P: int, K: int) -> None:
     """In two levels the slow links between groups carry M/K a rank."""
-    expected = without_zeros(gradients=STEPS * (T0(K) + T1(P, K)), parameters=STEPS * T0(K))
+    expected = without_zeros(grad_reduce=STEPS * (T0(K) + T1(P, K)), param_gather=STEPS * T0(K))
     for counted in run(P * K, recorded, P, bsp()):
         assert counted == expected
 

@@ -7,6 +7,7 @@ import inspect
 import re
 import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ STEPS_AN_EPOCH = 40
 SCRIPT = re.compile(r"(benchmarks|examples|jobs)/[\w/-]+\.(py|sh|sbatch)$")
 STANDS_FOR = {"gpt.toml": "examples/gpt_wikitext2.toml"}
 """Job files that pages speak of without having them; all others are taken to be like the digits'."""
+PACKAGES = ("accelerate", "transformers")
+"""What scripts import in addition to hpcsgd; each needs a library of its own."""
 HEAD = 'format = 1\n[machine]\nhosts = 2\nranks_per_host = 2\nbackend = "MPICH"\ndate = ""\nversions = {}\n'
 
 
@@ -146,8 +149,29 @@ def test_the_file_of_variants_is_taken(tmp_path: Path) -> None:
 )
 def test_python_has_only_names_that_there_are(block: Block) -> None:
     for node in ast.walk(ast.parse(block.text)):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "hpcsgd":
-            assert hasattr(hpcsgd, node.attr), node.attr
+        if isinstance(node, ast.Attribute) and (name := ast.unparse(node)).startswith("hpcsgd."):
+            assert is_there(*name.split(".")[1:]), name
+
+
+def is_there(*parts: str) -> bool:
+    """Return whether the public names, or packages to be imported for themselves, lead to an object."""
+    found: Any = hpcsgd
+    for part in parts:
+        if not hasattr(found, part) and part in PACKAGES:
+            found = import_module(f"hpcsgd.{part}")
+        elif hasattr(found, part):
+            found = getattr(found, part)
+        else:
+            return False
+    return True
+
+
+def test_a_name_that_is_not_there_is_found() -> None:
+    assert is_there("init")
+    assert is_there("quantizers", "int8")
+    assert is_there("transformers", "Trainer")
+    assert not is_there("transformer")
+    assert not is_there("transformers", "Trainr")
 
 
 @pytest.mark.parametrize(
