@@ -21,7 +21,8 @@ class Score:
     """The result of an evaluation of the averaged model.
 
     `loss` is the mean over the tested samples. `figures` has the task's figures of merit by name, such as
-    the accuracy. `distance` is the mean distance D of the groups' models from the averaged model.
+    the accuracy. `distance` is the mean distance D of the groups' models from the averaged model. `seconds`
+    is the duration of the evaluation.
     """
 
     loss: float

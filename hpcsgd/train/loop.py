@@ -52,7 +52,7 @@ class TrainLoop(ABC):
         self._schedule = config.lr_schedule
         self._per_step = self._schedule.interval == "step"
         self._parts = parts
-        self._expected = parts.length.expected  # steps of the whole run, as far as known
+        self._expected = parts.length.expected  # steps of the whole run, as far as they are known
         self._checkpoints = checkpoints
         self._stopping = stopping
         self._epoch = 0
@@ -72,7 +72,7 @@ class TrainLoop(ABC):
         self.monitor: DistanceMonitor | None = None
 
     def resume_from(self, shared: Tree, own: Tree | None) -> None:
-        """Continue from a checkpoint; this rank's `own` state is None if it is of another P × K."""
+        """Continue from a checkpoint: `shared` state, and this rank's `own`, None if P × K has changed."""
         parts = self._parts
         self._epoch = shared["epoch"]
         self._epoch_sums = shared["epoch_sums"]
@@ -90,7 +90,7 @@ class TrainLoop(ABC):
             parts.natural_gradient.resume_from((own or {}).get("natural_gradient"))
 
     def train(self) -> str | None:
-        """Train to the end. Return why it stopped early, or None. Collective."""
+        """Train to the end. Return why the training stopped early, or None. Collective."""
         length, done = self._parts.length, self._parts.optimizer.t
         self._meter.pause()
         with Progress(self._expected, length.epochs, first_step=done) as self._progress:
@@ -108,7 +108,7 @@ class TrainLoop(ABC):
 
     @abstractmethod
     def _train_epochs(self) -> str | None:
-        """Train from here to the last epoch. Return why it stopped early, or None."""
+        """Train from the current step to the last epoch. Return why training stopped early, or None."""
 
     @abstractmethod
     def _at_exit(self) -> str:
@@ -116,7 +116,7 @@ class TrainLoop(ABC):
 
     @abstractmethod
     def _stands_for_all(self) -> bool:
-        """Return whether these ranks have the common model now, and evaluate and save it for all."""
+        """Return whether these ranks have the model of all groups now, and evaluate and save for all."""
 
     def _step(self, x: Tensor, y: Tensor, data_seconds: float) -> None:
         parts = self._parts
@@ -185,7 +185,7 @@ class TrainLoop(ABC):
             asked = time.perf_counter()
 
     def _close_epoch(self, *, cut: bool = False) -> None:
-        """End the epoch, or the run within it (`cut`). If made longer later, the run continues there."""
+        """End the epoch. With `cut` the run ends within the epoch; a longer run can continue there."""
         parts, number = self._parts, self._epoch + 1
         self._read_meter()
         total, samples, seconds = self._epoch_sums.tolist()
@@ -296,5 +296,5 @@ class TrainLoop(ABC):
 
 
 def _no_sums() -> Tensor:
-    """Return zeros for the sum of loss · samples, the samples, and the seconds."""
+    """Return zeros to which an epoch adds loss · samples, samples and seconds: float64 [3]."""
     return torch.zeros(3, dtype=torch.float64, device="cpu")

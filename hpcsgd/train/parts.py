@@ -13,7 +13,7 @@ from hpcsgd.engine.muon import muon
 from hpcsgd.train.families import OPTIMIZERS, method_of, subclasses
 
 OF_A_MODEL: Mapping[str, Callable[..., optim.Optimizer]] = {**OPTIMIZERS, "Muon": muon}
-"""Optimizers for a model's parameters or for a model: the annotation of the first parameter decides."""
+"""Optimizers that take a model's parameters, or a model if their first parameter is annotated so."""
 SCHEDULERS = subclasses(optim.lr_scheduler, LRScheduler)
 
 

@@ -16,7 +16,7 @@ Tree = dict[str, Any]
 
 
 class Readings:
-    """The pending records of `meter`, in the order in which they were begun, the same on all ranks."""
+    """The records of `meter` that are being gathered, in the same order on all ranks."""
 
     def __init__(self, meter: StepTimer) -> None:
         self._meter = meter

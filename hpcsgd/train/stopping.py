@@ -55,7 +55,7 @@ class Stopping:
     """The decision of all ranks whether to stop, the same on all ranks at the same step.
 
     A signal may reach some ranks only, and clocks of ranks differ. So from time to time a small allreduce
-    decides. It also fixes the number of steps until the next allreduce, and its result is read only then, so
+    decides. The allreduce also fixes the number of steps until the next one. Its result is read only then, so
     that no rank waits for it. `control` is a communicator with its own thread.
     """
 

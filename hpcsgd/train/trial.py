@@ -1,4 +1,4 @@
-"""Test whether the model fits the data, before anything is written, for an error of one clear line."""
+"""Test whether the model fits the data, before a run writes anything, so that errors are one line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _numbers(x: Tensor) -> str:
 
 
 def _scores(model: nn.Module, x: Tensor) -> object:
-    """Return the scores as in an evaluation, which changes neither the model nor any random state."""
+    """Return the model's scores for x in evaluation mode; the model and random states do not change."""
     model.eval()
     with torch.no_grad():
         scores = model(x)

@@ -96,7 +96,7 @@ FORMATS: Mapping[str, Format] = {
 
 
 def _readable(left: Left, *files: Path) -> None:
-    """Give `files` the permissions of the run's job file: the library lets only their owner read them."""
+    """Give `files`, which only their owner can read so far, the permissions of the run's job file."""
     for file in files:
         shutil.copymode(left.run / JOB_FILE, file)
 

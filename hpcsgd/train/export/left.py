@@ -37,7 +37,7 @@ class Left:
 
     @cached_property
     def weights(self) -> Weights:
-        """The weights as in the model's `state_dict`; a tensor with two names exists once."""
+        """The weights by their names in `state_dict`. Tied weights are one tensor with two names."""
         return self._read()
 
     def model(self) -> nn.Module:
@@ -100,7 +100,7 @@ def _averaged(config: Config, saved: Saved) -> Weights:
 
 
 def _went_on(run: Path, model: Path) -> bool:
-    """Return whether the run was resumed after it had saved its model."""
+    """Return whether `run` was resumed after it saved `model`, by the times of its checkpoints."""
     written = model.stat().st_mtime_ns
     manifests = (run / CHECKPOINTS).glob("step-*/manifest.json")
     return any(manifest.stat().st_mtime_ns > written for manifest in manifests)
