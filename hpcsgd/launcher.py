@@ -10,7 +10,10 @@ from hpcsgd.errors import JobError, count_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """The environment variables in which a launcher gives a rank its numbers; None: it sets none."""
+    """The environment variables in which a launcher gives a rank its numbers.
+
+    None for a number for which the launcher sets no variable.
+    """
 
     name: str
     size: str | None
@@ -156,9 +159,10 @@ class Launched:
 def launched(environ: Mapping[str, str], size: int | None = None) -> Launched | None:
     """Return the numbers that the launcher gave this rank; None if no launcher set its variables.
 
-    If MPI's world is known to have a `size`, a launcher with that many ranks comes first. Numbers that the
-    first launcher does not give come from others with the same size and rank. For example,
-    `srun --mpi=pmi2` sets size and rank in PMI's variables, and the number on the node in Slurm's.
+    If several launchers set variables, the first of `LAUNCHERS` counts. If MPI's world is known to have a
+    `size`, a launcher with that many ranks is preferred. Numbers that this launcher does not give come from
+    others with the same size and rank. For example, `srun --mpi=pmi2` sets size and rank in PMI's variables,
+    and the number on the node in Slurm's.
     """
     reported = all_said(environ)
     if not reported:

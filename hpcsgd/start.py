@@ -1,4 +1,4 @@
-"""`init`, which forms groups of the ranks that the launcher started; it uses the core and `elastic`."""
+"""`init`, which forms groups of the ranks that the launcher started."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Bucket:
 
     @property
     def parameters(self) -> Tensor:
-        """Return `w` without the padding: the same on groups of any K."""
+        """Return `w` without the padding behind the last parameter, whose length depends on K."""
         return self.w[: self.slots[-1].stop]
 
     @property
@@ -134,7 +134,10 @@ class Bucket:
         self.gathered = True
 
     def show_found(self) -> None:
-        """Set `param.grad` where it was missing in `gather` and that part of `g` is no longer zero."""
+        """Set the missing `param.grad` of each parameter whose part of `g` is no longer zero.
+
+        `gather` had set that part to zero. Since then the reduction has added gradients of other ranks.
+        """
         if self.gathered:
             for slot in self.slots:
                 if slot.gradient is None and slot.any():
@@ -162,7 +165,7 @@ def flatten(
     bucket_bytes: float,
     whole: Collection[nn.Parameter] = frozenset(),
 ) -> list[Bucket]:
-    """Make trainable parameters views of new buckets, for rank `j` of a group of K.
+    """Make trainable parameters views of new buckets, which are returned, for rank `j` of a group of K.
 
     `whole`: parameters that must each be in one shard. Raises `UserError` for a parameter without a dense
     layout.

@@ -22,7 +22,7 @@ from hpcsgd.core.elements import num_reals, require_dense
 from hpcsgd.core.slot import Slot, Whole
 
 EMPTY = 1 / 16
-"""The largest share of padding in a bucket of whole tensors, if more tensors could reduce it."""
+"""The share of padding above which a bucket of whole tensors gets more tensors, if there are more."""
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ class Whole(Slot):
         self.param.data = view
 
     def _is_gathered_from_here(self) -> bool:
-        return True  # it is never gathered
+        return True  # such a parameter is never gathered
 
     def _make_gradient(self) -> None:
         """Do nothing: the view itself is the gradient."""

@@ -60,7 +60,7 @@ class CommOp:
     """Mean factor by which the operation takes longer because several messages may reach one rank."""
 
     def within(self, phase: str, share: float = 1.0) -> CommOp:
-        """Return the operation for this `share` of all steps, with `phase` if it has none of its own."""
+        """Return this operation if only a `share` of steps has it; `phase` is used if it has no phase."""
         return replace(self, phase=self.phase or phase, times=self.times * share)
 
 
@@ -87,7 +87,7 @@ class BucketLayout:
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """What the bytes of a step depend on: P groups of K, and the model as the engine lays it out."""
+    """The values on which the bytes of a step depend: P groups of K, and the layout of the model."""
 
     P: int
     K: int
@@ -95,7 +95,8 @@ class ModelLayout:
     layers: tuple[int, ...] = ()
     """Elements of each parameter, bucket by bucket."""
     optimizer_state: Mapping[str, Collection[int]] = field(default_factory=dict[str, Collection[int]])
-    """By name of a state tensor that is shaped like its parameter: the indices in `layers` that have one."""
+    """For each name of an optimizer-state tensor that is shaped like its parameter: the indices in `layers`
+    of the parameters that have such a tensor."""
     numbers: Mapping[str, Collection[int]] = field(default_factory=dict[str, Collection[int]])
     """The same for optimizer state that is one float32 per `ShardRange` of a parameter."""
     buffers: tuple[int, ...] = ()
@@ -176,11 +177,11 @@ class ModelLayout:
         return {"intra_group": self.K, "inter_group": self.P, "world": self.N, "replica_groups": self.P}[over]
 
     def shard(self, b: BucketLayout) -> int:
-        """Return the elements of one rank's shard of a bucket, padding included."""
+        """Return the number of elements of one rank's shard of a bucket, padding included."""
         return b.padded // self.K
 
     def filled(self, b: BucketLayout) -> list[int]:
-        """Return the elements of each rank's shard of a bucket, without padding.
+        """Return the number of elements of each rank's shard of a bucket, without padding.
 
         The result is approximate if shards do not cut tensors or rows.
         """
