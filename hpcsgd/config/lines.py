@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"[^,\]}#\n]+")
 
 
 def lines(text: str) -> Mapping[KeyPath, int]:
-    """Return the line number of each key, from 1 on; for a table, the first line that names it.
+    """Return the line number of each key, counted from 1; for a table, the first line that names it.
 
     The result is empty if this module cannot scan `text`, because a wrong line would mislead.
     """
@@ -42,7 +42,7 @@ def _paths(value: Any, place: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 class _Lost(Exception):
-    """The error if the scanner finds a text that it does not expect."""
+    """The error for text that the scanner does not expect."""
 
 
 class _Scanner:
