@@ -1,10 +1,10 @@
-"""A folder of checkpoints: each is complete or absent, the last two are kept, damage is detected.
+"""A folder with the last two checkpoints of a run. Each is complete or absent, and damage is detected.
 
     step-00000340/rank-00000.h5 …   the state that each rank saved
     step-00000340/manifest.json     written last: the numbers of groups and ranks, every file's size and
     SHA-256
 
-A checkpoint is written in a hidden folder, which is renamed when all of it has reached the disk.
+A checkpoint is written in a hidden folder. The folder is renamed when all its files have reached the disk.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _HIDDEN = ".writing-"
 
 @dataclass(frozen=True)
 class Saved:
-    """A complete checkpoint of a step, saved by P groups of K ranks."""
+    """A complete checkpoint of one step, which P groups of K ranks have saved."""
 
     path: Path
     step: int
     P: int
     K: int
     optimizer: int = 0
-    """Number of the optimizer to read, if a script has saved several together."""
+    """Index of the optimizer to read, if a script has saved several in one checkpoint."""
 
     def rank_file(self, g: int, j: int) -> Path:
         """Return the file of rank j of group g."""
@@ -140,7 +140,10 @@ class Checkpoints:
             self.writing = False
 
     def _looked_at(self, path: Path) -> tuple[Saved | None, str | None]:
-        """Return the checkpoint at `path`, or None and its damage. Each rank checks some of the files."""
+        """Return the checkpoint at `path` and None; if it is damaged, None and a text about the damage.
+
+        Each rank checks some of the files. All ranks return the same.
+        """
         saved = None
         try:
             saved, files = _read_manifest(path)
@@ -169,7 +172,7 @@ class Checkpoints:
         self._remove_all_but_newest(step)
 
     def _remove_all_but_newest(self, step: int) -> None:
-        """Remove all checkpoints but the `KEPT` newest up to `step`. Later ones were skipped as damaged."""
+        """Remove all checkpoints except the `KEPT` newest up to `step`; later ones were found damaged."""
         listed = titles(self._folder)
         kept = [name for name in listed if _step(name) <= step][:KEPT]
         for name in listed:
@@ -186,13 +189,13 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def titles(folder: Path) -> list[str]:
-    """Return the names of all checkpoints in `folder`, the newest first."""
+    """Return the names of all checkpoints in `folder`, those of later steps first."""
     names = [path.name for path in folder.glob("step-*") if _has_ours(path)]
     return sorted(filter(_TITLE.fullmatch, names), key=_step, reverse=True)
 
 
 def require_outside(folder: Path) -> None:
-    """Raise `UserError` if `folder` is a checkpoint itself, or a file."""
+    """Raise `UserError` if `folder` is not a folder for checkpoints, but a checkpoint itself or a file."""
     if _has_ours(folder) or _TITLE.fullmatch(folder.name):
         raise UserError(
             f"{folder} is a checkpoint, or has the name of one: give the folder that it is in, "
@@ -256,7 +259,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def title(step: int) -> str:
-    """Return the name of a checkpoint of this step."""
+    """Return the name of the folder of the checkpoint of `step`."""
     return f"step-{step:08d}"
 
 
