@@ -21,12 +21,15 @@ def of_kind(records: Iterable[Record], kind: str) -> list[Record]:
 
 
 def noted(records: Iterable[Record], *names: str) -> list[Record]:
-    """Return the records of kind "method" that have all of these names."""
+    """Return the records of kind "method" that have all metrics called `names`."""
     return [record for record in of_kind(records, "method") if all(name in record for name in names)]
 
 
 def summary(records: Iterable[Record]) -> Summary:
-    """Return the numbers of a run; None if never measured. Seconds are those of training steps."""
+    """Return the numbers of a run by name, or None for those that no record has.
+
+    Seconds are those of training steps, without evaluations and checkpoints.
+    """
     return Totals.of(records).numbers()
 
 

@@ -15,14 +15,14 @@ class LoggerRun:
     """A description of the run whose records a logger gets."""
 
     id: str
-    """The run's id, the same when it is resumed."""
+    """The run's id, which stays the same when the run is resumed."""
     name: str
     group: str | None
     """The name of the whole elastic run, if this is one of its replica groups; otherwise None."""
     folder: str
-    """Absolute path of the folder for files of this run's loggers."""
+    """Absolute path of the folder in which the loggers of this run keep files."""
     resumed_step: int
-    """The step after which the run continues. Records of later steps may have been written before."""
+    """The step after which the run continues. An earlier start may have written records of later steps."""
     config: Mapping[str, Any]
     """The tables of the job file."""
 
@@ -31,8 +31,8 @@ class LoggerRun:
 class Logger(Protocol):
     """A logger. It is made with a `LoggerRun` and the arguments in the job file.
 
-    Exceptions end the logger and nothing else. If it is slow, records wait in a queue. If the queue is full,
-    further records are left out. What the logger prints is in ``loggers/`` of the run folder.
+    Exceptions end the logger and nothing else. If the logger is slow, records wait in a queue. If the queue
+    is full, further records are left out. What the logger prints is in ``loggers/`` of the run folder.
     """
 
     def write(self, records: Sequence[Record]) -> None:
@@ -40,7 +40,7 @@ class Logger(Protocol):
         ...
 
     def close(self, failed: bool) -> None:
-        """Finish, since the run is over or has stopped. `failed` is True if it has died."""
+        """Finish, because the run is over or has stopped. `failed` is True if the run has died."""
         ...
 
 

@@ -21,7 +21,7 @@ class Bucket:
 
     values: int
     low: tuple[float, float]
-    """Position and value of the smallest value."""
+    """Position and value of the smallest value; `high` is the same for the largest."""
     high: tuple[float, float]
     places: float
     """The sum of the positions. `total` is the sum of the values."""
@@ -39,7 +39,7 @@ class Bucket:
 
 @dataclass
 class Thinned:
-    """A course, to which values are added in order."""
+    """A course that keeps few points. Values are added in the order of their positions."""
 
     most: int = BUCKETS
     values: int = 0
@@ -94,7 +94,7 @@ class Thinned:
 
 
 def _joined(buckets: list[Bucket]) -> list[Bucket]:
-    """Return the buckets, joined in pairs. The given ones stay unchanged."""
+    """Return new buckets, each of two neighbouring `buckets`, which stay unchanged."""
     found = []
     for i in range(0, len(buckets), 2):
         first = buckets[i]

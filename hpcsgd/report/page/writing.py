@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 LARGEST = 5_000_000
 """Maximum number of bytes of a page."""
 PAUSE = 4
-"""While a job runs, writing pauses for at least this multiple of the time that writing takes."""
+"""While runs are followed, the pause between two pages is at least this multiple of the writing time."""
 
 
 def write(paths: Sequence[Path], target: Path | None = None) -> Path:
     """Write the page of these runs to `target`, and return its path.
 
-    The default is ``report.html``: in the folder in `paths` if there is only one, otherwise in the working
-    directory. Raises `UserError` if a folder cannot be read or the page cannot be written.
+    The default `target` is ``report.html``, in the folder in `paths` if there is only one, otherwise in the
+    working directory. Raises `UserError` if a folder cannot be read or the page cannot be written.
     """
     _library()  # fail before all is read
     found = find(paths)
