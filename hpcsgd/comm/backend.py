@@ -13,7 +13,7 @@ from torch import Tensor
 
 Reduction = Literal["sum", "mean", "max"]
 ANY = -1
-"""As the source of a message: whichever rank sends first."""
+"""Given as the source of a message: any rank may send it."""
 Ending = Callable[[float], bool]
 """Waits at most the given seconds for the end of an operation, and returns whether it has ended."""
 # Seconds: how long to poll an operation without pauses, and the longest pause thereafter.

@@ -43,7 +43,7 @@ _SET_TIMER_SLACK = 29  # of prctl
 class Work:
     """The pending result of a call on a communication thread.
 
-    A call may return another `Work`, of another communication thread; then it is done when that one is.
+    A call may return the `Work` of another communication thread. It is then done when that `Work` is done.
 
     `keep`, such as the operation's tensors, stays alive until `wait()`. Otherwise the device's allocator
     could reuse their memory too early, because it does not know the communication thread's stream.
@@ -78,9 +78,9 @@ class Work:
         On a device, block until the work is queued on the communication thread's stream; the caller's
         current stream waits for it there.
 
-        Raises `PeerLost` after the communicator's timeout, or the operation's own exception. Time
-        that one communication thread waits for another is not counted, because its owner computes
-        meanwhile.
+        Raises `PeerLost` after the communicator's timeout, or the operation's own exception. The
+        seconds of the wait are added to `stats`, unless a communication thread waits for another
+        one: the training thread computes meanwhile.
         """
         start, standing = time.perf_counter(), not self._future.done()
         try:
@@ -224,7 +224,7 @@ class CommThread:
 
 
 def close_comm_threads(timeout: float, comm_threads: Iterable[CommThread] = _comm_threads) -> bool:
-    """End these threads, or all of this process; return False if one is busy `timeout` seconds later."""
+    """End `comm_threads`, by default all; return False if one was still busy after `timeout` seconds."""
     ordered = sorted(comm_threads, key=lambda comm_thread: comm_thread.number)
     for comm_thread in ordered:
         farewell, comm_thread.before_exit = comm_thread.before_exit, None
@@ -238,8 +238,9 @@ def know_processor() -> None:
     """Compute the first square root of a process, before other threads can compute theirs.
 
     The first sqrt, tanh or exp makes MKL detect the processor. MKL in torch's wheels (2024.2) stores a
-    raw number before the right one. A thread that reads it in between computes with another kernel: sqrt
-    in float64 is right to 10⁻¹¹ only, and tanh has other bits. Issue 188792 of pytorch/pytorch.
+    provisional result before the final one. A thread that reads the provisional result computes with
+    another kernel: sqrt in float64 is right to 10⁻¹¹ only, and tanh has other bits. Issue 188792 of
+    pytorch/pytorch.
     """
     torch.ones(1, dtype=torch.float64, device="cpu").sqrt()
 

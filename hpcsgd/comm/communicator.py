@@ -190,7 +190,7 @@ class Communicator:
         return self._relative(self.backend, self.member, comm_thread)
 
     def with_backend(self, backend: Backend, way: str) -> Communicator:
-        """Return this communicator with another backend of the same ranks, which `split` does not inherit."""
+        """Return this communicator with another backend; communicators that it splits do not inherit it."""
         made = self._relative(backend, self.member, self.comm_thread)
         made.device_backend = way
         return made
@@ -222,7 +222,7 @@ class Communicator:
         needed: Callable[[], Iterable[int]] | None = None,
         messages: Messages | None = None,
     ) -> Work:
-        """Execute `operation`, which waits for all ranks, for `needed`, or for senders of `messages`."""
+        """Submit `operation`, which waits for all ranks, the ranks `needed`, or the senders of `messages`."""
         description, member = f"{what} over {self.size} ranks", self.member
         self.stats.add(calls=1, sent=sent)  # counted in the step that submits, not in that which executes
 
@@ -275,7 +275,7 @@ class Communicator:
         return made
 
     def _posted(self, messages: Mapping[int, Tensor]) -> int:
-        """Count messages and return their bytes; what a rank sends to itself does not count."""
+        """Count `messages` in `stats` and return their bytes; those to this rank itself do not count."""
         sizes = {to: nbytes(x) for to, x in messages.items() if to != self.rank}
         self.stats.add_messages(sizes)
         return sum(sizes.values())

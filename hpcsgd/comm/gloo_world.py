@@ -30,7 +30,7 @@ def world(place: Place, timeout: float) -> Communicator:
     if connections is None:
         return comm
     if ending is None:
-        # Another world was guarded first, and it does not close these connections.
+        # `guard` has been called for another world, whose `Shutdown` does not close these connections.
         if not connections.is_attended:
             connections.is_attended = True
             _partings.append(_Parting(connections, backend.split(0, backend.rank)))

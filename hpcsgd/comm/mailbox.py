@@ -50,9 +50,9 @@ class Inbox:
 
 
 class Outbox:
-    """Messages in progress for which the sender does not wait; gloo sends them once they are received.
+    """Messages being sent, for which no call waits; gloo ends a send only when the message is received.
 
-    A thread keeps their memory until they have been sent.
+    A thread keeps the memory of each message until it has been sent.
     """
 
     def __init__(self) -> None:

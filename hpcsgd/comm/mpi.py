@@ -177,10 +177,10 @@ class MpiBackend(Backend):
 
 
 class _UnderWay:
-    """Polls a request until it ends, as `Ending` requires.
+    """A request in progress; a call polls the request until it ends, as `Ending` requires.
 
-    MPI writes into the request's buffers until then. They are kept alive even if an exception drops every
-    other reference.
+    MPI writes into the request's buffers until it ends. The buffers are kept alive even if an exception drops
+    every other reference.
     """
 
     _forgotten: ClassVar[list[MPI.Request]] = []

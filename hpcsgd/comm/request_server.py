@@ -66,7 +66,10 @@ class RequestServer:
 
     @contextmanager
     def at_rest(self) -> Generator[None, None, None]:
-        """Wait until no rank has a request in progress, inside the block. Collective."""
+        """Return a context inside which no rank has a request in progress. Collective.
+
+        Entering and leaving it wait until every rank has all its answers.
+        """
         self._serve_until_all_rest()
         yield
         self._serve_until_all_rest()

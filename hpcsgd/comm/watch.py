@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-_LONGEST_PAUSE = 1.0  # seconds between two looks
+_LONGEST_PAUSE = 1.0  # seconds between two checks
 
 
 class _Operation(NamedTuple):

@@ -77,7 +77,7 @@ def averaged(s: StepContext, central: HoldsModel | None, model: nn.Module) -> Ge
     before, bit for bit, even if the block wrote into them, and also with one group. For that a copy of this
     rank's w is kept. Collective.
 
-    Yields D, the mean distance of the groups' models from that one (see `averagers.distance`).
+    Yields D, the mean distance of the groups' models from the averaged model (see `averagers.distance`).
     """
     brought = [b.w.clone() for b in s.buckets]
     parameters = [(b.w, w) for b, w in zip(s.buckets, brought, strict=True)]

@@ -84,7 +84,7 @@ class Closure:
         return self._loss
 
     def step(self, optimizer: optim.Optimizer) -> None:
-        """Run the optimizer's `step()` with this closure; its gradients have been averaged."""
+        """Run the optimizer's `step()` with this closure, after its gradients have been averaged."""
         if self._is_ahead:
             self._ahead = Evaluated.now(self._loss, self._held)
         self.returned = step_without_hooks(optimizer, self)

@@ -52,7 +52,7 @@ def laid_out(
 def update_of(
     optimizer: optim.Optimizer, elementwise: bool | None = None, tensorwise: bool | None = None
 ) -> Update:
-    """Return how `optimizer` updates a model: as the user says, or if that is None, as its class does."""
+    """Return how `optimizer` updates a model: as the user's arguments say, or where None, as its class."""
     elements, tensors = is_elementwise(optimizer), is_tensorwise(optimizer)
     name, by_itself = type(optimizer).__name__, elements or tensors
     if elements if elementwise is None else elementwise:

@@ -22,9 +22,9 @@ class ParamGather:
     """The gather at the end of a step that makes w whole; if not `shards`, w is whole already.
 
     A bucket is gathered while others are updated or averaged, in the same order on all ranks. There are two
-    exceptions. If `publishing` quantizes the gather, it runs once at the end; before the update it restores
-    the exact shards. If `pending` is enabled, buckets are gathered at the end, in the order of the next use.
-    The object is made before the update.
+    exceptions. If there is a `publishing`, which quantizes the gather, the gather runs once at the end, and
+    `publishing` restores the exact shards before the update. If `pending` is enabled, buckets are gathered at
+    the end, in the order of the next use. The object is made before the update.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ import h5py
 
 from hpcsgd.files.atomic import replacing
 
-VERSIONS = ("v110", "v110")  # any HDF5 since 1.10 reads it; it finds chunks by a flat index
+VERSIONS = ("v110", "v110")  # HDF5 since 1.10 reads these files, and finds their chunks by a flat index
 
 
 @contextmanager

@@ -258,7 +258,7 @@ def _packing(x: Tensor, code: Tensor, bits: int) -> Native | Cuda | None:
 
 
 def _in_torch(x: Tensor) -> ModuleType:
-    """Return the module that computes without a native library."""
+    """Return the module with the operations for `x` in torch, for use without a native library."""
     return reference if x.is_cpu or x.dtype == torch.float64 else on_device
 
 

@@ -79,7 +79,7 @@ class Native:
         return norms
 
     def largest(self, x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
-        """Return the indices; the library checks the segments itself."""
+        """Do what `hpcsgd.kernels.largest` does; the library also checks the segments."""
         segments = (starts.data_ptr(), stops.data_ptr(), k.data_ptr(), k.numel())
         out = torch.empty(self._call("wanted", *segments, x.numel()), dtype=torch.int64, device="cpu")
         self._call("largest", x.data_ptr(), *segments, out.data_ptr(), *self._how())
