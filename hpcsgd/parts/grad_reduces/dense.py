@@ -1,8 +1,8 @@
 """Dense gradient reductions: the K gradients of a group become their mean.
 
-They are steps one and two of section III-B of the hierarchical local SGD paper. `AllToAll` is the paper's.
-`ReduceScatter` sends the same number of bytes in other messages. `Dense` chooses between the two by where the
-ranks of a group run. `AllReduce` is the paper's baseline.
+This is steps one and two of section III-B of the hierarchical local SGD paper. `AllToAll` is the paper's
+reduction. `ReduceScatter` sends the same number of bytes in other messages. `Dense` chooses between the two
+by where the ranks of a group run. `AllReduce` is the paper's baseline.
 """
 
 from __future__ import annotations
@@ -199,9 +199,9 @@ class AllReduce(InGroup):
 class AcrossGroups:
     """The reduction `inner`, then the mean of the gradient shard over the groups.
 
-    A rank sends 2·(P−1)/P·M/K elements more. With one group per host, each rank sends M/K elements over the
-    slow links, instead of the M of a flat all-to-all. While a bucket is averaged over the groups, the next
-    one is reduced in its group.
+    A rank sends 2·(P−1)/P·M/K elements more than with `inner` alone. With one group per host, each rank sends
+    about M/K elements over the slow links. In an all-to-all over all ranks it would send about M elements.
+    While a bucket is averaged over the groups, the next one is reduced in its group.
     """
 
     inner: GradReduce
@@ -234,10 +234,10 @@ class AcrossGroups:
 @checked
 @dataclass(frozen=True)
 class WithAllgather:
-    """The reduction `inner`, then an allgather of the averaged gradient shards, so that every rank has all.
+    """The reduction `inner`, then an allgather that gives every rank the whole averaged gradient.
 
-    A rank sends (K−1)/K·M elements more. It is for optimizers whose update of a tensor depends on other
-    tensors. Every rank does the whole update.
+    A rank sends (K−1)/K·M elements more than with `inner` alone. This reduction is for optimizers whose
+    update of a tensor depends on other tensors, so that every rank does the whole update.
     """
 
     inner: GradReduce
@@ -274,6 +274,6 @@ def _room(b: Bucket, like: Tensor) -> Tensor:
 
 
 def _of_buckets(operation: str, m: ModelLayout) -> Iterator[CommOp]:
-    """Yield one operation over the group per bucket."""
+    """Yield `operation` over the ranks of a group, once for each bucket of the model `m`."""
     for i, b in enumerate(m.buckets):
         yield CommOp(operation, "intra_group", b.nbytes, bucket=i)
