@@ -10,7 +10,7 @@ from datetime import timedelta
 from hpcsgd.errors import count_text
 
 WATCHED, UNWATCHED = 0.5, 10.0
-"""Seconds between two lines, in a terminal and otherwise."""
+"""Seconds between two progress lines: `WATCHED` in a terminal, `UNWATCHED` otherwise."""
 
 
 def progress_of() -> Callable[[int, int], None]:
