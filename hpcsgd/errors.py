@@ -39,7 +39,7 @@ class About(NamedTuple):
     key: KeyPath = ()
     """The path of the key, as far as it is known: each enclosing `located` adds a part at its start."""
     value: str | float | None = None
-    """The value of the key that the message quotes, if it is a plain one."""
+    """The value of the key, if the message quotes it and it is a string or a number."""
 
 
 class UserError(ValueError):

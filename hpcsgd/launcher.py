@@ -31,13 +31,13 @@ class Launcher:
 
     @property
     def variables(self) -> set[str]:
-        """The names of all these environment variables."""
+        """The names of all environment variables that this launcher sets."""
         names = (self.size, self.rank, self.local_rank, self.local_size, self.mark)
         return {name for name in names if name is not None}
 
 
 AGENT = "TORCHELASTIC_RUN_ID"
-"""Set by torchrun's agents, which supervise the ranks that they have started."""
+"""A variable that torchrun's agents set. They supervise the ranks that they have started."""
 TORCH_RANK, TORCH_SIZE, ADDRESS, PORT = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 """torch.distributed's own variables, whatever sets them: rank, world size, and the address to connect to."""
 
@@ -152,7 +152,10 @@ class Launched:
 
     @property
     def speaks(self) -> bool:
-        """True if this rank prints errors while ranks are not connected: rank 0, or 1 if size is unknown."""
+        """True if this rank prints errors while ranks are not connected: rank 0, or 1 if size is unknown.
+
+        Without a size, rank 0 of a world of one rank cannot know that other ranks were started.
+        """
         return self.rank == (0 if self.size is not None else 1)
 
 

@@ -126,7 +126,7 @@ def finished(call: Callable[[], Any], what: str, stats: CommStats) -> Work:
 
 
 class CommThread:
-    """Runs submitted calls one by one on a daemon thread, which the first call starts."""
+    """A daemon thread that runs submitted calls one by one. The first call starts it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -139,7 +139,7 @@ class CommThread:
         self.entries: deque[object] = deque()
         """One entry for each call that has not ended."""
         self.executing: Operation | None = None
-        """The operation in progress."""
+        """The operation that the thread executes now, or None."""
         self.single = False
         """True if the current call consists of the operation `executing` only."""
         self.serves = False

@@ -52,8 +52,8 @@ class Communicator:
         self.comm_thread = comm_thread or CommThread(f"communication thread of rank {backend.rank}")
         self.stats = CommStats()
         self.member = member
-        """Reports this rank's operations here to its `RankWatch`, which finds deadlocks; None without a
-        watch."""
+        """The object that reports this rank's operations on this communicator to its `RankWatch`, which
+        finds deadlocks. None without a watch."""
         if member is not None:
             member.watch.adopt(self.comm_thread)
         self.device_backend = "mpi"
@@ -160,7 +160,7 @@ class Communicator:
         return Work(posted, description, self.timeout, self.stats, comm_thread=self._place)
 
     def barrier(self) -> None:
-        """Return once every rank has called this."""
+        """Return once every rank has called this method."""
         self.gather_objects(None)
 
     def split(self, color: int, key: int) -> Communicator:
@@ -196,7 +196,7 @@ class Communicator:
         return made
 
     def close_dups(self, timeout: float) -> bool:
-        """End the extra threads; return False if one is still busy `timeout` seconds later. Collective."""
+        """End the `dup_threads`; return False if one is still busy after `timeout` seconds. Collective."""
         self.run(lambda: None, "calls that are still pending").wait()
         return close_comm_threads(timeout, self.dup_threads)
 

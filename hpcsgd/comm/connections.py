@@ -73,14 +73,14 @@ class Connections:
                 self._to_relays.append(RelayConnection(there, rank, token, self._hear, lost))
 
     def client(self) -> Any:
-        """Return a new store client, because waiting for a key blocks every thread that shares the client."""
+        """Return a new client of the job's store; a shared one blocks all its threads while one waits."""
         return distributed().TCPStore(
             self._store.host, self._store.port, is_master=False, wait_for_workers=False,
             timeout=timedelta(seconds=self.patience),
         )  # fmt: skip
 
     def add(self, group: Group) -> None:
-        """Close `group` when this rank leaves."""
+        """Remember `group`, so that it is closed when this rank leaves."""
         self._groups.add(group)
 
     def end(self, code: int) -> None:

@@ -64,7 +64,7 @@ class Report(NamedTuple):
     counts: Mapping[str, int] = {}
     calls: Mapping[str, Sequence[Call]] = {}
     last: str | None = None
-    """The last operation of a rank that is leaving."""
+    """The last activity of a rank that has left or is leaving, as text; None while the rank works."""
 
 
 class Deadlock(PeerLost):
@@ -72,7 +72,7 @@ class Deadlock(PeerLost):
 
 
 class Reports(Protocol):
-    """Receives the reports of the ranks of one world. Reports of one rank stay in order."""
+    """A receiver of the reports of all ranks of one world. Reports of one rank stay in order."""
 
     def add(self, rank: int, report: Report) -> None: ...
 
@@ -104,7 +104,7 @@ class Table:
                 self.deadlock = self._mismatch(rank, report) or self._found()
 
     def check(self) -> None:
-        """Raise the deadlock that was found."""
+        """Raise `Deadlock` if `add` has found a deadlock."""
         if self.deadlock is not None:
             raise Deadlock(str(self.deadlock), self.deadlock.ranks)
 

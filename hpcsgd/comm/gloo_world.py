@@ -43,7 +43,7 @@ def world(place: Place, timeout: float) -> Communicator:
 
 
 class _Parting:
-    """Closes the connections of this rank once all ranks leave."""
+    """The end of this rank's connections, which `close` closes once all ranks leave."""
 
     def __init__(self, connections: Connections, ranks: Backend) -> None:
         self._connections, self._ranks = connections, ranks

@@ -1,4 +1,4 @@
-"""Tensors on a device by an MPI library that reads and writes device memory itself ("GPU-aware")."""
+"""Communication of device tensors by an MPI library that accesses device memory itself ("GPU-aware")."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TakesAddresses(Protocol):
 
 
 class GpuAware(Backend):
-    """Wraps `host`, whose library takes device addresses like host addresses.
+    """A backend for device tensors around `host`, whose library takes device addresses like host addresses.
 
     MPI knows no streams. So this backend waits until the work of the current stream is done before it
     passes an address to MPI. torch computes the sums, on the device.
@@ -167,7 +167,7 @@ def _judged_cray(gtl: str, environ: Mapping[str, str], loaded: Collection[str]) 
 
 
 def answer(symbols: ctypes.CDLL, query: str) -> bool | None:
-    """Return the answer of a function without arguments; `None` if the library has none of this name."""
+    """Return what the library function `query` answers, without arguments; None if there is no such one."""
     try:
         return bool(getattr(symbols, query)())
     except AttributeError:

@@ -60,7 +60,7 @@ class Outbox:
         self._thread: threading.Thread | None = None
 
     def put(self, work: Any) -> None:
-        """Keep `work` until it is done."""
+        """Keep `work`, a send in progress, until it is done."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._wait, name="outbox", daemon=True)
             self._thread.start()

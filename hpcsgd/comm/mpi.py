@@ -206,7 +206,7 @@ class _UnderWay:
 
 
 class _Posting:
-    """The messages of a ring, on their own tag, separate from other messages of the communicator."""
+    """The `Messages` of `ring.allreduce`; their own tag separates them from other messages."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()

@@ -15,7 +15,7 @@ _PORTS = range(10000, 30000)
 
 
 class NoWorld(JobError):
-    """The ranks cannot connect, so that no rank can report it for the others."""
+    """The ranks cannot connect. So each rank raises this error, and none can report it for the others."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Know what the threads of a rank wait for, and report it once they have waited for a while.
+"""A watch of a rank: it reports what the rank's threads wait for once they have waited for a while.
 
 Nothing here takes a lock while a rank makes progress: threads only store their current operation. A thread
 that has waited for `PATIENCE` seconds reads the operations of all threads twice. If nothing has changed in
@@ -53,7 +53,7 @@ class Operation:
 
 
 class _State(NamedTuple):
-    """The state of a rank whose threads all wait. If two reads are equal, it did not change in between."""
+    """The state of a rank whose threads all wait. Two equal reads mean that it did not change in between."""
 
     operations: list[Operation]
     """Operations of which one has to end before the rank begins another one. The first of them is the one

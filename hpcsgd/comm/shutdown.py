@@ -217,7 +217,7 @@ class ClosableReports(Reports, Protocol):
 
 
 class _Parting:
-    """Makes all ranks of `backend` leave together: a daemon thread of each joins an allreduce."""
+    """A barrier at which all ranks of `backend` leave together: an allreduce on a daemon thread of each."""
 
     def __init__(self, backend: Backend, code: int) -> None:
         self.code = code

@@ -57,9 +57,9 @@ class Total:
     calls: int = 0
     bytes: float = 0.0
     seconds: float = 0.0
-    """The time that the communication itself took."""
+    """Seconds that the communication itself took."""
     waited: float = 0.0
-    """The time that the caller was blocked, which overlap did not hide."""
+    """Seconds for which the caller was blocked, because overlap did not hide them."""
 
 
 class CommStats:
@@ -70,7 +70,7 @@ class CommStats:
         self._links: Counter[int] = Counter()
         self._lock = threading.Lock()
         self.events: Events | None = None
-        """Receives each event with its times while a trace is recorded; otherwise None."""
+        """The record to which each event is added while a trace is taken; otherwise None."""
 
     def add(self, *, calls: int = 0, sent: float = 0.0, seconds: float = 0.0, waited: float = 0.0) -> None:
         """Add calls, bytes sent and seconds to the totals of the current phase."""

@@ -173,7 +173,7 @@ def begin(averager: Averager, vectors: Sequence[Tensor], s: StepContext) -> None
 
 
 def finish(averager: Averager, vectors: Sequence[Tensor], s: StepContext, due: bool) -> None:
-    """Average for the last time if that is `due`, and finish pending averages. Collective."""
+    """Average once more if that is `due`, and write all pending averages into `vectors`. Collective."""
     if isinstance(averager, Late):
         averager.finish(vectors, s, due)
     elif due:

@@ -199,7 +199,7 @@ class ModelLayout:
         return sum(self.shard(b) * (b.wide if wide else b.width) for b in self.buckets)
 
     def rows_of(self, layers: Collection[int]) -> float:
-        """Return how many parts of these layers (indices) a rank owns: the mean over the K ranks."""
+        """Return how many parts of the layers with these indices a rank owns: the mean over the K ranks."""
         counts = self.having or [
             1 if b.whole else (stop - 1) // self.shard(b) - start // self.shard(b) + 1
             for b, start, stop in self._places()
@@ -207,7 +207,7 @@ class ModelLayout:
         return sum(counts[i] for i in layers) / self.K
 
     def by_width(self, layers: Collection[int]) -> Mapping[int, int]:
-        """Return the number of elements of these layers, by the bytes of one element."""
+        """Return the number of elements of the layers with these indices, by the bytes of one element."""
         found = Counter[int]()
         for i, (b, start, stop) in enumerate(self._places()):
             if i in layers:
@@ -249,7 +249,7 @@ def allreduce(over: Over, nbytes: float, phase: str = "") -> CommOp:
 
 
 def overlapped(x: CommOp, steps: int) -> CommOp:
-    """Return `x` overlapped with `steps` steps, so that its result is used when all of it has arrived."""
+    """Return operation `x`, overlapped with the next `steps` steps; its whole result is used after them."""
     return replace(x, overlap_steps=steps, bucket=None)
 
 

@@ -137,7 +137,7 @@ def difference(lists: Sequence[Sequence[Fact]]) -> str:
 
 
 def in_words(value: Any) -> str:
-    """Return `value` as text to compare between ranks: no addresses, and for large objects only the type."""
+    """Return `value` as text to compare between ranks: without addresses; of large objects only the type."""
     if isinstance(value, Tensor):
         one = value.numel() == 1
         return str(value.item()) if one else f"a tensor of {tuple(value.shape)}, {value.dtype}"

@@ -31,7 +31,7 @@ SINCE = "after DistributedOptimizer was made"
 
 
 class AsWrapped:
-    """Checks that `model` and the optimizers have the same parameters as when they were wrapped.
+    """A check that `model` and the optimizers have the same parameters as when they were wrapped.
 
     The optimizers are the user's, inside `local`, and `outer`, the `DistributedOptimizer` around it.
     """

@@ -59,7 +59,7 @@ class Block:
 
     @contextlib.contextmanager
     def around(self, mean: contextlib.AbstractContextManager[float]) -> Generator[float, None, None]:
-        """Run a block in which `mean` replaces the model; yield the model distance D."""
+        """Run a block inside `mean`, which makes the model the mean there; yield the model distance D."""
         self.require_left("averaged_model()")
         with mean as D:
             self._open = True
@@ -102,7 +102,10 @@ def averaged(s: StepContext, central: HoldsModel | None, model: nn.Module) -> Ge
 
 
 def _agree(s: StepContext, central: HoldsModel | None, brought: Sequence[Tensor]) -> float:
-    """Set all groups' models to the averaged one; return D, the distance of the models `brought` from it."""
+    """Set all groups' models to the averaged one; return D, the distance of the earlier models from it.
+
+    `brought`: copies of this rank's earlier w.
+    """
     set_to_average(s.shards, s, central)
     mine = [b.shard_of(w) for b, w in zip(s.buckets, brought, strict=True)]
     D = distance(s, mine, s.shards, shards=True)

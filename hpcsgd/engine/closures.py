@@ -26,7 +26,7 @@ Versions = list[tuple[ref[Tensor], int] | None]
 
 @dataclass(frozen=True)
 class Ranks:
-    """Functions of the ranks that share gradients; all except `drop_gradients` are collective."""
+    """Functions that act for all ranks that share gradients; all except `drop_gradients` are collective."""
 
     evaluate: Callable[[Callable[[], Any]], Any]
     """Returns the loss of this rank's batch at the optimizer's current weights, and averages gradients."""

@@ -63,7 +63,7 @@ def update_of(
 def uncut(
     plan: StepPlan, optimizer: optim.Optimizer, K: int, elementwise: bool | None = None
 ) -> Collection[nn.Parameter]:
-    """Return the parameters that no shard may cut."""
+    """Return the parameters that no shard may cut; none if the plan does not divide tensors, or K is 1."""
     if not plan.divides_tensors or K == 1:
         return ()
     every = {param for group in optimizer.param_groups for param in group["params"]}

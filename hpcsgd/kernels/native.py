@@ -99,7 +99,11 @@ class Native:
     def share_out(
         self, squared_norms: Tensor, bounds: Tensor, k: int, floor: int, workers: int
     ) -> tuple[Tensor, Tensor]:
-        """Run DEFT's algorithms 3 and 4: return k (int64) and bin (int32) of each layer; see `deft`."""
+        """Run algorithms 3 and 4 of the DEFT paper: return k and the bin of each layer.
+
+        k, int64, is the number of elements to select in the layer. One worker searches all layers with one
+        bin, int32: see `deft`.
+        """
         layers = squared_norms.numel()
         ks, bins = (
             torch.empty(layers, dtype=torch.int64, device="cpu"),
