@@ -1,4 +1,4 @@
-"""The supported batch systems (schedulers), and how each expects a job's options."""
+"""The supported batch systems (schedulers), and the form in which each expects a job's options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcsgd.errors import UserError, count_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a job requests, in a form that is the same for all schedulers."""
+    """The request of a job, in the same form for all schedulers."""
 
     name: str
     folder: Path
@@ -26,7 +26,7 @@ class Order:
     """The path of the log, without a suffix."""
     script: Path
     after: str | None
-    """The number of the job that has to succeed before this one starts."""
+    """The number of the job that has to succeed before this job starts; None if there is none."""
     allocation: Allocation
     site: Site
     tasks: int | None = None
@@ -50,9 +50,9 @@ class Scheduler:
     values: Callable[[Order], Values]
     """A function that returns the values that only this scheduler's templates have."""
     submits: tuple[str, ...]
-    """The command to which a script is added to submit it, and which prints the job's number."""
+    """The command that submits the script at its end, and prints the job's number."""
     tries: tuple[str, ...] | None
-    """The command that reports whether a script would be accepted; None if there is none."""
+    """The command that reports whether the script at its end would be accepted; None if there is none."""
     starting: str
     """The command that starts ranks by default, as text for the user."""
     kinds: Mapping[str, str]
@@ -63,7 +63,7 @@ class Scheduler:
         return shutil.which(self.submits[0]) is not None
 
     def template(self, kind: str) -> str:
-        """Return the name of the template in ``jobs/``. Raises `UserError` for a kind of job without one."""
+        """Return the file name of the template for this `kind` of job, or raise `UserError`."""
         if kind not in self.kinds:
             raise UserError(
                 f"scheduler = {self.name!r}: no script for hpcsgd job {kind}; there are some for "

@@ -22,7 +22,7 @@ LARGE_BYTES = 8 << 20
 
 
 def exercise(world: Communicator) -> list[Finding]:
-    """Return the findings, the same on every rank; collective."""
+    """Return the findings about results and speed, the same on every rank; collective."""
     if world.size == 1:
         return [ok("exercise: one rank does not communicate")]
     return [
@@ -61,7 +61,7 @@ def alltoall(world: Communicator, dtype: torch.dtype) -> bool:
 
 
 def latency(world: Communicator) -> Finding:
-    """Measure how long the smallest allreduce takes."""
+    """Return a finding about the time of the smallest allreduce; collective."""
     x = torch.ones(1)
     seconds = slowest(world, median_seconds(lambda: world.allreduce(x).wait(), SMALL_ROUNDS))
     return ok(
@@ -72,7 +72,7 @@ def latency(world: Communicator) -> Finding:
 def bandwidth(
     world: Communicator, what: str = "bandwidth", device: torch.device | None = None, size: int = LARGE_BYTES
 ) -> Finding:
-    """Measure the bytes per second that a rank sends if all ranks send `size` bytes from `device` at once."""
+    """Return a finding about the bytes per second of each rank in an all-to-all of `size` bytes."""
     sent = torch.ones(size // 4 // world.size * world.size, device=device)
     received = torch.empty_like(sent)
 

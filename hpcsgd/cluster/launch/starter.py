@@ -28,7 +28,7 @@ class Starter(Protocol):
 
     @property
     def ranks(self) -> int:
-        """The largest number of ranks in all groups together; 0 if only the user can know it."""
+        """The largest number of ranks in all groups together; 0 if the environment does not say."""
         ...
 
     def command(self, replica_group: int, K: int, program: Sequence[str]) -> list[str]: ...
@@ -117,7 +117,7 @@ def _reported(*command: str) -> str:
 
 
 def starter(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> Starter:
-    """Return the starter for this environment; `words` are options for srun."""
+    """Return `Srun` with the options `words` inside a Slurm job, otherwise `Mpiexec`."""
     if "SLURM_JOB_ID" in environ and shutil.which("srun") is not None:
         return Srun(environ, words)
     if words:

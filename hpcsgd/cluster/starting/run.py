@@ -15,7 +15,7 @@ from hpcsgd.files.atomic import new_file
 
 Ask = Callable[[str], str]
 SITES = (Path("site.toml"), Path("~", ".config", "hpcsgd", "site.toml"))
-"""The paths at which `hpcsgd job` looks for the site's file."""
+"""The paths at which `hpcsgd job` looks for ``site.toml``."""
 
 
 def begin(
