@@ -16,7 +16,7 @@ BYTES = 4_000_000
 
 @contextlib.contextmanager
 def busy(world: Communicator) -> Generator[None, None, None]:
-    """Keep every rank's communication thread busy inside the block, as in a backward pass. Collective."""
+    """Keep a communication thread of every rank busy inside the block, as in a backward pass. Collective."""
     control = world.dup_with_thread()
     over = threading.Event()
     work = control.run(lambda: _send(control, over), "keeping the communication thread busy")

@@ -1,4 +1,4 @@
-"""Train the model of a job file on each rank alone, step by step, to time it."""
+"""Time single training steps of a job file's model, which each rank trains alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCHES = 4
 class Workload:
     """The steps of a job file's training, without communication.
 
-    `source` is the job file's name. Raises the errors of `assemble`.
+    `source` is the job file's path. The constructor raises the errors of `assemble`.
     """
 
     def __init__(self, config: Config, source: str, world: Communicator) -> None:

@@ -1,4 +1,4 @@
-"""What a plan compares: methods with their intervals, and numbers of groups and ranks."""
+"""The candidates that a plan compares: methods with intervals, and numbers of groups and ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 @dataclass(frozen=True)
 class Option:
-    """A method with its arguments, as a [method] table of a job file."""
+    """A candidate method with its arguments, as a [method] table of a job file."""
 
     table: Mapping[str, Any]
 

@@ -19,7 +19,7 @@ HEAD = (
 
 
 def table_row(probe: Probe) -> str:
-    """Return the row of the table for the last P."""
+    """Return the table row of the number of groups that was measured last."""
     row = probe.rows[-1]
     if row.diverged is not None:
         syncs = count_text(len(row.distances[-1]), "synchronization")
@@ -39,7 +39,7 @@ def _rho(probe: Probe) -> str:
 
 
 def answer(probe: Probe) -> str:
-    """Return the number of groups and the reason as text, with an objection if there is one."""
+    """Return, as text, the number of groups that the probe found, the reason, and any objection."""
     found = probe.verdict
     lines = [_verdict(probe, found)]
     if (objection := probe.objection()) is not None:

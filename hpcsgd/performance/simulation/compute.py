@@ -40,7 +40,7 @@ class Stragglers(Protocol):
 
 @dataclass(frozen=True)
 class Constant:
-    """The distribution with `mean_seconds` for every rank and step."""
+    """The distribution of a constant: `mean_seconds` for every rank and step."""
 
     mean_seconds: float
 

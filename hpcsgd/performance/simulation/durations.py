@@ -13,7 +13,7 @@ from hpcsgd.errors import UserError
 
 @dataclass(frozen=True)
 class Layout:
-    """P groups of K ranks. Rank g·K + j, with shard index j in group g, is on the hosts in this order.
+    """P groups of K ranks on hosts. Rank g·K + j has shard index j in group g; ranks fill hosts in order.
 
     Raises `UserError` if any number is below 1.
     """
@@ -69,7 +69,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds of each part of a step if all participants begin at once."""
+    """Seconds of each part of a step, from the time when all participants have begun it."""
 
     grad_reduce: float = 0.0
     """Gradient reduction in a group."""

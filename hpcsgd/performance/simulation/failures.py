@@ -1,4 +1,4 @@
-"""Simulate failing nodes: the cost of checkpoints, the time that they save, and the best interval.
+"""Simulate failing nodes: the time that checkpoints cost and save, and the best checkpoint interval.
 
 A job that dies with a node restarts `restart_seconds` later from its last checkpoint. C is the cost of a
 checkpoint, M the mean time between failures of the job.
@@ -22,7 +22,7 @@ from hpcsgd.performance.simulation.compute import Seconds
 TRIED = 2.0 ** np.linspace(-2.5, 2.5, 81)
 """Intervals to try, as multiples of Young's interval."""
 LONGEST = 5.0
-"""The longest work or restart to simulate, in units of M. Above it, under 1 in 150 attempts succeed."""
+"""The longest work or restart to simulate, in units of M. Of longer ones, under 1 in 150 would succeed."""
 FAILURES_SEEN = 40_000
 """Failures to simulate in all repetitions, so that the mean lost time is exact to half a percent."""
 REPETITIONS = (64, 4096)
@@ -77,7 +77,7 @@ class Failures:
 
 @dataclass(frozen=True)
 class Overhead:
-    """Where a job's time goes: seconds by cause, one entry per interval, as means over repetitions."""
+    """The seconds of a job by cause: an array entry per checkpoint interval, means over repetitions."""
 
     work: Seconds
     checkpoints: Seconds
@@ -93,10 +93,10 @@ class Overhead:
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """A job's goodput with a checkpoint interval, and the best one.
+    """A job's goodput with its checkpoint interval, and the interval with the best goodput.
 
-    The goodput is the share of its time spent on work that is not lost to failures. `tried_goodput` has the
-    goodput of each interval in `tried_seconds`.
+    The goodput is the share of the job's time that is spent on work and not lost to failures. `tried_goodput`
+    has the goodput of each interval in `tried_seconds`.
     """
 
     mtbf_seconds: float
@@ -200,7 +200,7 @@ def mean_goodput(failures: Failures, M: float, interval: float) -> float:
 
 
 def jobs(failures: Failures, M: float, intervals: Seconds, repetitions: int, rng: Generator) -> Overhead:
-    """Simulate `repetitions` jobs for each interval at once, from one failure to the next.
+    """Simulate `repetitions` jobs for each of `intervals`, all at once, from one failure to the next.
 
     A repetition has the same failures for every interval. There is no checkpoint at the end of the job. After
     a failure during a restart the job restarts again.
@@ -242,7 +242,8 @@ def _repetitions(failures: Failures, M: float) -> int:
 def _peak(intervals: NDArray[np.float64], goodput: NDArray[np.float64]) -> float:
     """Return the interval at which a parabola, fitted to the goodput near the best interval, has its peak.
 
-    The parabola is over the logarithm of the interval. The fit averages out the randomness of single values.
+    The parabola is a function of the interval's logarithm. The fit averages out the randomness of single
+    values.
     """
     x = np.log(intervals)
     near = np.abs(x - x[goodput.argmax()]) <= math.log(2.0)

@@ -14,7 +14,7 @@ Indices = NDArray[np.intp]
 
 
 class Links:
-    """One link per host. No message may be earlier than the messages of an earlier call."""
+    """The links of all hosts. Messages of a `begin` call may not be earlier than those of a call before."""
 
     def __init__(self, hosts: int, busy: float) -> None:
         """Create idle links. `busy`: seconds for which a message occupies a link."""

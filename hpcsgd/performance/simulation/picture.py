@@ -25,7 +25,7 @@ COLOURS = dict(zip([c for c in CAUSES if c not in WAITING], WORK, strict=True)) 
 POINTS = 40
 """The approximate number of points along the time axis."""
 PIECE = 48
-"""A point is the mean over a multiple of 48 steps, so that most points have equal synchronizations."""
+"""A point is a mean over a multiple of 48 steps, so that most points cover equally many synchronizations."""
 
 
 def draw(simulated: Simulated, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""Read a simulation from a TOML file, a scenario. The names of its keys end with their units."""
+"""Read a simulation from a scenario, a TOML file. The names of keys for times end with the unit."""
 
 from __future__ import annotations
 

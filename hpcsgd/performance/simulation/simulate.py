@@ -70,7 +70,7 @@ class Simulated:
     """Shares of the groups' time by cause, as in `rank_times.CAUSES`, until each group ended."""
     stats: RankTimes
     checkpointing: Checkpointing | None
-    """The cost of failures, if they are simulated and the whole job dies with a node; otherwise None."""
+    """The goodput with checkpoints, if failures are simulated and end the whole job; otherwise None."""
 
 
 def simulate(simulation: Simulation) -> Simulated:

@@ -1,4 +1,4 @@
-"""Change from one rule to another one at a given step, at whose end all groups average."""
+"""A change from one rule to another at the end of a given step, when all groups average their models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Changing:
         course.under_way = part.under_way
 
     def _synchronize(self, course: SimulatedRun) -> float:
-        """Average all groups once pending averages are done, and return the time at which this is done."""
+        """Average all groups once pending averages are done, and return the time when the average ends."""
         t, F = course.T - 1, course.ended.copy()
         if len(F) == 1:
             return float(F[0])

@@ -1,4 +1,4 @@
-"""Groups that may die and come back: EnsembleSync, as `hpcsgd launch` runs it.
+"""Groups that may die and return: EnsembleSync, as `hpcsgd launch` runs it.
 
 Every T steps the living groups synchronize. They wait for a dead group until it has been silent for
 `Failures.heartbeat_timeout_seconds`. The dead group is restarted, and joins the living groups at the
@@ -22,7 +22,7 @@ from hpcsgd.performance.simulation.deaths import Deaths
 from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 
 PATIENCE = 1000
-"""The number of failed attempts at an epoch after which the simulation gives up."""
+"""The number of failed attempts at one epoch after which the simulation ends with an error."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _ReplicaGroups:
         """The time that each group has reached; for a dead group, the end of its last step."""
         self.alive = np.ones(P, bool)
         self._unheard = -np.inf
-        """The time until which living groups wait for those that died since the last synchronization."""
+        """The time until which living groups wait for groups that died since the last synchronization."""
         self._dies = np.full(P, np.inf)
         self._begin_life(self.alive, self.F)
         self._in_vain = np.zeros(course.T, int)
@@ -103,7 +103,7 @@ class _ReplicaGroups:
         self._course.made(t, np.flatnonzero(self.alive), self.F[self.alive])
 
     def begin_again(self, t: int) -> None:
-        """Begin again at step `t`, with the first group that is back."""
+        """Begin again at step `t` with the group that returns first."""
         self._in_vain[t] += 1
         if self._in_vain[t] == PATIENCE:
             raise UserError(f"no group lived through the epoch from step {t} on in {PATIENCE:,} attempts")
