@@ -6,12 +6,11 @@ The procedure is from the hierarchical local SGD paper, section III-C. Differenc
 - Virtual groups on few ranks stand for P × K real ranks.
 - The warm-up is shorter. One model, from which all groups start, trains alone for `Plan.settle` steps at the
   learning rate of a single group. Then the rate climbs to the real run's over `Plan.ramp` synchronizations.
-  Distances are meaningful only at the real rate: at a fixed rate they saturate at P ≈ 4 for any model. If the
-  rate climbed from the first step on, large gradients of the start would change the distances
-  (benchmarks/probe_distances.py). The paper's figure 4, too, shows the time after the warm-up.
+  Distances are meaningful only at the real rate: at a fixed rate they saturate at P ≈ 4 for any model. A
+  ramp from the first step on gives other distances (benchmarks/probe_distances.py), because gradients are
+  large at the start. The paper's figure 4, too, shows the time after the warm-up.
 - Every P trains until its distance D is flat. D drifts slowly, so the last two P are compared after equally
-  many synchronizations. If the larger P needs more of them, the smaller P is trained again, because keeping
-  its models would need half as much memory in addition.
+  many synchronizations. If the larger P needs more, the smaller P is trained again, which saves memory.
 - The loss of the averaged model is a second criterion.
 """
 
