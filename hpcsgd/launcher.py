@@ -59,7 +59,7 @@ LAUNCHERS = (
         size="JSM_NAMESPACE_SIZE",
         rank="JSM_NAMESPACE_RANK",
         local_rank="JSM_NAMESPACE_LOCAL_RANK",
-        local_size="JSM_NAMESPACE_LOCAL_SIZE",  # not on that page, but used in programs that ran there
+        local_size="JSM_NAMESPACE_LOCAL_SIZE",  # not in `source`, but used in programs for jsrun
         source="https://lightning.ai/docs/pytorch/stable/api/"
         "lightning.pytorch.plugins.environments.LSFEnvironment.html",
     ),

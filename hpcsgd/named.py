@@ -16,7 +16,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 from hpcsgd.errors import UserError, in_section, near_miss, shortened
 
 T = TypeVar("T")
-UNREADABLE = (NameError, TypeError, AttributeError, SyntaxError)  # annotations in strings
+UNREADABLE = (NameError, TypeError, AttributeError, SyntaxError)  # errors in the evaluation of an annotation
 _CACHES = threading.Lock()  # ranks may be threads, and Python's import caches are not safe without a lock
 _KINDS: Mapping[Any, tuple[type, ...]] = {
     **{int: (int,), float: (int, float), str: (str,), bool: (bool,), list: (list, tuple), dict: (dict,)},

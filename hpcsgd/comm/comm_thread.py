@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _comm_threads: weakref.WeakSet[CommThread] = weakref.WeakSet()
 _here = threading.local()  # .on_a_comm_thread: True on a communication thread
 _numbers = itertools.count()
-_SET_TIMER_SLACK = 29  # of prctl
+_SET_TIMER_SLACK = 29  # PR_SET_TIMERSLACK, an option of prctl
 
 
 class Work:

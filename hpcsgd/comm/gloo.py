@@ -49,7 +49,7 @@ class GlooBackend(Backend):
             self._group = _guarded(lambda: self._connected(connections), "connecting", self)
             connections.add(self)
         self._levels = by_node.Levels([node])  # until the other ranks have reported their nodes
-        # After this all ranks are connected. One that left earlier would block the others.
+        # After this all ranks are connected. A rank that left earlier would block the others.
         self._levels = by_node.Levels(self.gather_objects(node))
 
     @property

@@ -42,7 +42,7 @@ class Shutdown:
         self._world = world
         self._parting = world.backend.split(0, world.rank)  # separate from other collectives
         self._parted: _Parting | None = None
-        self._telling = threading.Lock()  # of two threads that miss the same rank, one reports it
+        self._telling = threading.Lock()  # if two threads miss the same rank, only one reports it
         self._raise_exit = sys.exit
         self._exit_code: object = None
         self._has_called_exit = False

@@ -129,7 +129,7 @@ def _too_empty(run: Sequence[Entry], K: int) -> bool:
 
 def _side_by_side(run: Sequence[Entry], K: int) -> Layout:
     slots = list(_one_behind_the_other(run, 0))
-    cuts = K * slots[0].reals  # no shard cuts a complex number
+    cuts = K * slots[0].reals  # so that no shard cuts a complex number
     return Layout(slots, -(-slots[-1].stop // cuts) * cuts, whole=False)
 
 

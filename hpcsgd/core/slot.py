@@ -45,8 +45,8 @@ class Slot(ABC):
         self._view: Any = None
         """The parameter's part of g, in the parameter's shape and strides; None until g is allocated."""
         self.padded = self.stop - start  # number of elements of w that are reserved for the parameter
-        self._part: Tensor  # these elements
-        self._place: Tensor  # the parameter within them, in its shape and strides
+        self._part: Tensor  # the reserved elements of w
+        self._place: Tensor  # the parameter within `_part`, in its shape and strides
         self._home: int | None = None
         self._use: Callable[[], Callable[[], None] | None] = lambda: None
 

@@ -62,9 +62,9 @@ class Evaluated:
 class Closure:
     """The closure that the optimizer gets in place of the user's.
 
-    If there are no gradients before the step, the closure is evaluated before it, as methods may use
-    gradients or the loss. The optimizer's first call then returns that loss, unless it has changed parameters
-    or dropped gradients since.
+    If there are no gradients before the optimizer's step, `evaluate_ahead` evaluates the closure first, as
+    methods may use gradients or the loss. The optimizer's first call of the closure then returns that loss,
+    unless the optimizer has changed parameters or dropped gradients since.
     """
 
     def __init__(self, closure: Callable[[], Any], ranks: Ranks, held: Sequence[OptimizerParam]) -> None:

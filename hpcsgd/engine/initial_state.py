@@ -58,7 +58,7 @@ def start_counters(optimizer: optim.Optimizer) -> None:
         ]
         _step_at_rest(fresh)
         for group, start, later in zip(groups, starts, fresh.param_groups, strict=True):
-            for key in later.keys() - takes - start.keys():  # set by its first step
+            for key in later.keys() - takes - start.keys():  # keys that the first step sets
                 group.pop(key, None)
             group.update({key: value for key, value in start.items() if _counts(value)})
 

@@ -31,7 +31,7 @@ def new_file(target: Path) -> Iterator[h5py.File]:
         try:
             with h5py.File(disk, "w", libver=VERSIONS) as hdf5:
                 yield hdf5
-        except Exception:  # reading what never reached the disk may raise; then the write is the cause
+        except Exception:  # reading data that a failed write lost may raise; then raise the write's error
             disk.finish()
             raise
         disk.finish()

@@ -61,8 +61,8 @@ def encode(indices: Tensor, bound: int) -> Tensor:
 def decode(code: Tensor, count: int) -> Tensor:
     """Return the `count` indices in `code`, a result of `encode`, without checking that it is one."""
     last = code < 0x80
-    first = last.roll(1)  # the last byte of the code ends an index
-    number = first.cumsum(0) - 1  # for each byte of the code, which index it belongs to
+    first = last.roll(1)  # True for byte 0, too, because the last byte of the code ends an index
+    number = first.cumsum(0) - 1  # for each byte of the code, the number of the index it belongs to
     places = torch.arange(code.numel(), device=code.device)
     none = torch.zeros(count, dtype=torch.int64, device=code.device)
     begins = none.index_add(0, number, places * first)

@@ -96,7 +96,7 @@ class Fisher:
         size = s.double()
         a = eta * size * size / N
         trace = a * scaled.square().sum().double() + (1 - eta) * self.trace
-        # Everything is relative to tr(T): Y = R T / tr(T).
+        # From here on, all is divided by tr(T): Y = R T / tr(T).
         Y = (a / trace) * ((scaled @ R.T).T @ scaled).double()
         Y.add_((torch.full_like(trace, 1 - eta) / trace * on_device(self.eigenvalues, R.device))[:, None] * R)
         return Update(self, Y, pending.bring(torch.cat([size[None], trace[None], (Y @ Y.T).view(-1)])))

@@ -220,7 +220,7 @@ class Layer:
             output.register_hook(functools.partial(self._came_back, module, X))  # pyright: ignore[reportUnknownMemberType]
 
     def _came_back(self, module: nn.Module, X: Tensor, g: Tensor) -> None:
-        if not torch.is_grad_enabled():  # enabled with create_graph: these would be higher derivatives
+        if not torch.is_grad_enabled():  # with create_graph, g would be a higher derivative
             self._X.append(X)
             self._Y.append(output_rows(module, g, ROWS, self._shift))
 
