@@ -1,7 +1,8 @@
 """A communication thread: it executes blocking calls in the order in which they were submitted.
 
-The paper's framework does the same ("a communication-dedicated thread that performs blocking MPI
-communications"): nonblocking MPI collectives make almost no progress while the rank computes.
+The framework of the hierarchical local SGD paper does the same ("a communication-dedicated thread that
+performs blocking MPI communications"), because nonblocking MPI collectives make almost no progress while the
+rank computes.
 
 On a device the thread has its own stream. A call begins there after the work that the submitter's stream
 already has. After `wait()`, the waiting thread's stream continues when the call is done. The host need not

@@ -1,8 +1,8 @@
 """Ranks as members of a process group of torch.distributed, for tensors on devices.
 
 Groups use NCCL (RCCL, XCCL), or gloo, which runs the same code without devices. No default group is made or
-changed, because the user may have one. Each group has its own store; the existing backend sends its address
-to all ranks. torch.distributed is imported only when a group is made.
+changed, because the user may have one. Each group has its own store, whose address the host backend sends to
+all ranks. torch.distributed is imported only when a group is made.
 """
 
 from __future__ import annotations

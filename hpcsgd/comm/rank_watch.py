@@ -93,10 +93,10 @@ class RankWatch:
             self._comm_threads.append(comm_thread)
 
     def submits(self) -> None:
-        """Note that the calling thread, which is no communication thread, uses one.
+        """Record that the calling thread, which is no communication thread itself, uses one.
 
-        Threads that Python did not start, such as autograd's, work while a Python thread waits for
-        them.
+        Threads that Python did not start, such as autograd's, are left out: a Python thread waits
+        while they work.
         """
         if threading.get_ident() != self._owner:
             thread = threading.current_thread()

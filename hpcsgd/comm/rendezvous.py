@@ -1,6 +1,6 @@
 """How ranks without MPI connect: each registers at a store, and rank 0 publishes all addresses there.
 
-From then on they use a store and connections of their own (`hpcsgd.comm.connections`).
+From then on the ranks use a new store and connections of their own (`hpcsgd.comm.connections`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests to other ranks, answered while they compute.
+"""Requests to other ranks, which answer them while they compute.
 
 Passive MPI windows make no progress across hosts while the target computes, so every rank has a thread that
 receives and answers. Requests and answers travel on separate communicators. The receives of answers are

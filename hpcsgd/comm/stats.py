@@ -1,9 +1,10 @@
 """Every byte and second of communication, counted per phase in one place that all reports read.
 
 A byte is counted at the rank that sends it, under the bandwidth-optimal algorithm of each collective
-(Rabenseifner for allreduce), as the α-β formulas count. Over p ranks, a rank sends 2·(p−1)/p·n bytes in an
-allreduce of n bytes; (p−1)/p·n in an all-to-all, reduce-scatter or broadcast of n bytes in all; (p−1)·n in an
-allgather of n bytes per rank. If p does not divide n, the figure is the mean over the ranks.
+(Rabenseifner for allreduce), as in the formulas for a latency α and a time per byte β. Over p ranks, a rank
+sends 2·(p−1)/p·n bytes in an allreduce of n bytes; (p−1)/p·n in an all-to-all, reduce-scatter or broadcast of
+n bytes in all; (p−1)·n in an allgather of n bytes per rank. If p does not divide n, the figure is the mean
+over the ranks.
 """
 
 from __future__ import annotations

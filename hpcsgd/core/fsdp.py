@@ -1,9 +1,9 @@
 """Parameters of FSDP models: this rank's part of each as a view of flat vectors.
 
-A bucket of such parameters holds only this rank's part: `param_shard` is `w`, and hpcsgd does not gather it.
-torch gathers it, unit by unit, when a module is used. torch cuts a parameter along dimension 0 into K equal
-parts, of which the last ones may be shorter or empty. It pads these to the length of the first, and so does
-the bucket. So the bucket is equally long on every rank, and zero where there is no row.
+A bucket of such parameters holds only this rank's parts: `param_shard` is `w`. hpcsgd does not gather them;
+torch does, unit by unit, when a module is used. torch cuts a parameter along dimension 0 into K equal parts,
+of which the last ones may be shorter or empty. torch pads shorter parts to the length of the first, and so
+does the bucket. So the bucket is equally long on every rank, and zero where there is no row.
 
 torch has two tensors in the memory of a part: the parameter's tensor, and the padded vector from which it
 gathers. Both are made views of the bucket.

@@ -74,8 +74,8 @@ def averaged(s: StepContext, central: HoldsModel | None, model: nn.Module) -> Ge
     """Make `model` the mean over the groups, or the model that `central` holds, inside the block.
 
     Buffers of averaged dtypes become the mean over all ranks. After the block, parameters and buffers are as
-    before, bit for bit, even if the block wrote into them, and also with one group. For that a copy of this
-    rank's w is kept. Collective.
+    before, bit for bit, even if the block wrote into them, and also with one group. For that a copy of the
+    buckets' vectors `w` is kept. Collective.
 
     Yields D, the mean distance of the groups' models from the averaged model (see `averagers.distance`).
     """
@@ -104,7 +104,7 @@ def averaged(s: StepContext, central: HoldsModel | None, model: nn.Module) -> Ge
 def _agree(s: StepContext, central: HoldsModel | None, brought: Sequence[Tensor]) -> float:
     """Set all groups' models to the averaged one; return D, the distance of the earlier models from it.
 
-    `brought`: copies of this rank's earlier w.
+    `brought`: copies of the buckets' earlier vectors `w`.
     """
     set_to_average(s.shards, s, central)
     mine = [b.shard_of(w) for b, w in zip(s.buckets, brought, strict=True)]

@@ -34,8 +34,8 @@ def laid_out(
 ) -> tuple[StepPlan, list[Bucket]]:
     """Return the plan of a step of `method` for this optimizer, and the `trained` parameters as buckets.
 
-    `elementwise`, `tensorwise`, `bucket_cap_mb`: as the user set them. None: as is known of the optimizer's
-    class, or the default size.
+    `elementwise`, `tensorwise`, `bucket_cap_mb`: as the user set them. If the first two are None, the
+    optimizer's class decides; if the last is None, buckets have the default size.
     """
     in_bucket = bucket_bytes(nbytes(p for _, p in trained), bucket_cap_mb)
     by_torch = is_fsdp(trained[0][1])

@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 
 
 class ParamGather:
-    """The gather at the end of a step that makes w whole; if not `shards`, w is whole already.
+    """The gather at the end of a step that makes each bucket's `w` whole from the ranks' shards.
+
+    If not `shards`, `w` is whole already, and there is nothing to gather.
 
     A bucket is gathered while others are updated or averaged, in the same order on all ranks. There are two
     exceptions. If there is a `publishing`, which quantizes the gather, the gather runs once at the end, and

@@ -10,7 +10,8 @@ vectors that come in minibatches X [N, D]:
     (D − r) ρ_{t+1} = tr(T_t) − tr(C^½)                                      so that tr(F_{t+1}) = tr(T_t)
     G_t = F_t + α tr(F_t) / D · I,          η = 1 − exp(−N / N_S)
 
-r, α and N_S are the options `rank`, `alpha` and `history` of `NaturalGradient`. Differences from the paper:
+η is the weight of the new minibatch, and U C Uᵀ is an eigendecomposition. r, α and N_S are the options
+`rank`, `alpha` and `history` of `NaturalGradient`. Differences from the paper:
 
 - R_{t+1} is made orthonormal by QR every time, not only where the condition of C demands it.
 - All floors are relative to F itself; the paper's ρ ≥ 1e-10 would be large for derivatives of a mean loss.
@@ -19,7 +20,8 @@ r, α and N_S are the options `rank`, `alpha` and `history` of `NaturalGradient`
   of the finished gradient is kept.
 
 The host decomposes the r × r matrix Y_t Y_tᵀ. So an update of vectors on a device begins on the device, and
-finishes once the host has received that matrix, perhaps much later. Neither waits for the other in between.
+finishes once the host has received that matrix, perhaps much later. Until then, host and device do not wait
+for each other.
 """
 
 from __future__ import annotations
