@@ -1,4 +1,4 @@
-"""The bytes that torch sends for an FSDP model, by formula: `CommStats` does not count them."""
+"""The bytes that torch sends for an FSDP model, by formula, because `CommStats` does not count them."""
 
 from __future__ import annotations
 

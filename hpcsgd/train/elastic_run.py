@@ -36,15 +36,15 @@ from hpcsgd.train.training_setup import TrainingSetup
 
 
 class Relocated(Exception):
-    """The signal that this replica group has to be started again, with other ranks."""
+    """The signal that this replica group has to be started again, with another number of ranks."""
 
 
 class ElasticLoop(TrainLoop):
     """The training loop of a replica group.
 
     The first of the groups whose models counted in a round evaluates and saves for all groups. `train`
-    raises `Over` if another group has finished the training and saved the result. It raises `Relocated` if
-    this group has to be started again with other ranks.
+    raises `Over` if another group has finished the training and saved the result, and `Relocated` if this
+    group has to be started again with another number of ranks.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ElasticLoop(TrainLoop):
     def _train_epochs(self) -> str | None:
         elastic_average, sampler = self.elastic_average, self._parts.sampler
         self._report(deal=(self._epoch, sampler.state_dict()["consumed"]))
-        self._synced_at = self._parts.optimizer.t  # this process has made no step yet
+        self._synced_at = self._parts.optimizer.t  # do not record the average at the start, before any step
         self._synchronize()
         while self._epoch < self._parts.length.epochs:
             if elastic_average.leaving:
@@ -223,7 +223,7 @@ class ElasticLoop(TrainLoop):
         self._synchronize()
 
     def _stands_for_all(self) -> bool:
-        """Return whether this group is the first one and has the common model, as after a round."""
+        """Return whether this group is the first one, and has the averaged model, as after a round."""
         return self._is_first() and self.elastic_average.after.place.t == self._parts.optimizer.t
 
     def _at_exit(self) -> str:

@@ -33,7 +33,7 @@ class Score:
 
 @torch.no_grad()
 def evaluate(parts: TrainingSetup) -> Score:
-    """Test the mean of all groups' models, with the mean of their batch-norm statistics; collective."""
+    """Return the score of the mean of all groups' models and batch-norm statistics; collective."""
     started = time.perf_counter()
     world, task = parts.optimizer.topology.world, parts.task
     total = torch.zeros(task.tallied, dtype=torch.float64, device=parts.device)

@@ -33,12 +33,12 @@ class Growth:
 
     P: int
     further: int
-    """The paper's P'."""
+    """The larger number of groups, the paper's P'."""
     rho: float
     """The median ratio."""
     low: float
     high: float
-    """The quartiles around the median."""
+    """`low` and `high` are the quartiles of the ratios."""
 
     def clear(self, threshold: float) -> bool:
         """Return whether both quartiles are on the same side of `threshold`, and not near it."""
@@ -52,7 +52,7 @@ class Verdict:
     P: int
     unclear: int | None
     final: bool
-    """True if probing further P could not change the result."""
+    """True if a probe of more groups could not change the result."""
 
 
 def is_flat(distances: Sequence[float]) -> bool:

@@ -37,7 +37,7 @@ class _Scheduler:
     variable: str
     """The environment variable with the job's number."""
     left: Callable[[str, Environ], float | None]
-    """A function that returns the seconds that are left, or raises the exceptions of `subprocess.run`."""
+    """A function that returns the seconds until the job ends, or raises as `subprocess.run` does."""
 
 
 def _said(scheduler: _Scheduler, environ: Environ) -> float | None:
@@ -75,7 +75,7 @@ def slurm_job(environ: Environ) -> str:
 
 
 def slurm_end(description: str) -> float | None:
-    """Return `EndTime` of scontrol's description, in seconds since 1970, or None if the job has no end."""
+    """Return `EndTime` in `scontrol`'s description of a job, in seconds since 1970, or None without end."""
     found = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", description)
     return datetime.fromisoformat(found[1]).timestamp() if found else None
 

@@ -56,11 +56,11 @@ class TrainLoop(ABC):
         self._checkpoints = checkpoints
         self._stopping = stopping
         self._epoch = 0
-        self._lr = 0.0  # of the last update
+        self._lr = 0.0  # learning rate of the last update
         self._epoch_sums = _no_sums()
-        self._cut = False  # the run has ended within an epoch, with known results so far
-        self._saved_at = (-1, -1, False)  # of the last checkpoint: step, epoch, `_cut`
-        self._scaled_for = parts.optimizer.topology.total_groups  # groups that the rates are scaled for
+        self._cut = False  # the run has ended within an epoch, and has reported this epoch's results so far
+        self._saved_at = (-1, -1, False)  # step, epoch and `_cut` of the last checkpoint
+        self._scaled_for = parts.optimizer.topology.total_groups  # groups that learning rates are scaled for
         self._grads_shared = 0  # steps since the last record that shared gradients without averaging models
         self._synced_at = 0  # the last step after which groups averaged their models
         self._pass_size: int | None = None  # samples of a pass, if a batch is split into passes
@@ -96,7 +96,7 @@ class TrainLoop(ABC):
         with Progress(self._expected, length.epochs, first_step=done) as self._progress:
             try:
                 reason = self._train_epochs()
-            except JobError:  # all ranks raise it: a checkpoint that is being written need not be lost
+            except JobError:  # all ranks raise it, so that a checkpoint that is being written can be finished
                 self._checkpoints.finish()
                 raise
             if reason is not None:
@@ -150,7 +150,7 @@ class TrainLoop(ABC):
             self._meter.gradient(optimizer.updating.norm.take())
             self._begin_reading()
         self._tell_readings()
-        if self._checkpoint_due() and self._left():  # at the end of an epoch: after its results
+        if self._checkpoint_due() and self._left():  # at an epoch's end `_close_epoch` saves
             self._save()
 
     def _note(self, metrics: Mapping[str, float]) -> None:
@@ -164,7 +164,7 @@ class TrainLoop(ABC):
             self._record_sync(metrics)
 
     def _record_sync(self, metrics: Mapping[str, float]) -> None:
-        """Record the first synchronization of a step; further ones in that step do not count."""
+        """Record the synchronization that `metrics` report, unless this step has another one already."""
         t, D = self._parts.optimizer.t, metrics["distance"]
         if t == self._synced_at:
             return
@@ -246,7 +246,7 @@ class TrainLoop(ABC):
         self._meter.pause()
 
     def _read_meter(self) -> None:
-        """Report the records of all steps so far; collective."""
+        """Report the records of all steps so far, and wait for those that are being gathered; collective."""
         self._begin_reading()
         self._tell_readings(all_of_them=True)
 

@@ -60,9 +60,9 @@ def tuned(config: Config, topology: Topology, source: str, resume: bool) -> Conf
 
 
 def fastest(config: Config, choices: Open, topology: Topology, source: str, steps: int) -> ReduceSettings:
-    """Return the fastest of the open `choices`, measured by `steps` steps of each; collective.
+    """Return the fastest of the settings that `choices` allow, by `steps` steps with each; collective.
 
-    This tries all bucket sizes, then the other gradient reductions with the best size, then the best
+    All bucket sizes are tried, then the other gradient reductions with the best size, then the best
     combination without overlap.
     """
     overlap, grad_reduce = choices.overlaps[0], choices.grad_reduces[0]

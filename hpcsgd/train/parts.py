@@ -18,5 +18,5 @@ SCHEDULERS = subclasses(optim.lr_scheduler, LRScheduler)
 
 
 def make_method(section: MethodSection, steps_per_epoch: int) -> Method:
-    """Return the method of a section. Raises `UserError`, which names the key of the job file."""
+    """Return the method that `section` describes. Raises `UserError`, which names the key of the job file."""
     return method_of({"name": section.name, **section.arguments}, steps_per_epoch)

@@ -1,4 +1,4 @@
-"""The fastest settings for gradient communication, predicted by the cost model from a machine file."""
+"""Predict, from a machine file, the seconds of a step with each setting of gradient communication."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Buffers = dict[str, Tensor | None]
 
 
 def recompute(regions: Iterable[nn.Module]) -> None:
-    """Make each region recompute its values in the backward pass, with the same bits."""
+    """Make each region recompute its inner values in the backward pass, with the same bits."""
     for region in regions:
         again = functools.partial(_contexts, region)
         region.forward = functools.partial(checkpoint, region.forward, use_reentrant=False, context_fn=again)

@@ -23,12 +23,12 @@ from hpcsgd.report.run_folder import JOB_FILE
 
 BUCKETS_MB = (1.0, 4.0, 25.0)
 DENSE = ("alltoall", "reduce_scatter")
-"""Gradient reductions that give the same mean, the usual one first."""
+"""The names of gradient reductions that give the same mean, the usual one first."""
 
 
 @dataclass(frozen=True)
 class ReduceSettings:
-    """Bucket size in MB, whether buckets are sent during the backward pass, and the gradient reduction."""
+    """A choice of bucket size in MB, overlap with the backward pass, and gradient reduction."""
 
     bucket_cap_mb: float
     overlap: bool
@@ -61,7 +61,7 @@ class Open:
 
 
 def left_open(config: Config, K: int) -> Open:
-    """Return the settings that `config` leaves open, in groups of K ranks.
+    """Return the values to choose among for settings that `config` leaves open, with K ranks per group.
 
     Raises `UserError` for an unknown method.
     """
@@ -86,7 +86,7 @@ def as_it_began(config: Config) -> Config:
 
 
 def of_the_run(config: Config) -> ReduceSettings | None:
-    """Return the settings with which the run in the output folder began, or None if there is none."""
+    """Return the settings with which the run in the output folder began, or None without such a run."""
     file = config.run.output_dir / JOB_FILE
     reported = read_toml(file) if file.exists() else {"training": {}}
     training = reported["training"]

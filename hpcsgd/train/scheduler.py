@@ -71,7 +71,7 @@ def resume_scheduler(scheduler: LRScheduler | None, saved: Tree, arguments: Mapp
         return
     state = saved["state"]
     scheduler.load_state_dict(state)
-    fixed = {name: value for name, value in arguments.items() if name != "last_epoch"}  # a counter
+    fixed = {name: value for name, value in arguments.items() if name != "last_epoch"}  # a step count
     numbers = {name: value for name, value in fixed.items() if isinstance(value, int | float)}
     if changed := {name: value for name, value in numbers.items() if state.get(name, value) != value}:
         _hold_to(scheduler, changed)

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 ASKED = 8
 """Number of times that rank 0 reads another rank's clock. The shortest round trip counts."""
 RARE = ("eval", "checkpoint")
-"""Spans that are also recorded between windows."""
+"""Names of spans that are also recorded between windows."""
 
 
 class Tracer(Protocol):
@@ -99,7 +99,7 @@ class Trace:
         self._began = 0.0
         if topology.rank == 0:
             self._began = beginning(file) or time.time()
-        control.barrier()  # no rank records anything before the beginning
+        control.barrier()  # no rank records anything before the time `_began`
         self._follow(done, time.perf_counter())
 
     @contextlib.contextmanager
@@ -160,7 +160,7 @@ class Trace:
         self._under_way.append(brought)
 
     def _bring_together(self, seen: Window, names: Mapping[int, str]) -> None:
-        """Send this rank's window to rank 0, which writes all; runs on the thread of `control`."""
+        """Send this rank's window to rank 0, which writes all windows; runs on the thread of `control`."""
         topology, owner = self._job, self._events.owner
         clock = self._compared()
         label = (

@@ -33,7 +33,7 @@ from hpcsgd.train.tasks import task_of
 from hpcsgd.train.training_setup import make_optimizer
 
 Having = Mapping[str, Collection[nn.Parameter]]
-"""For each name of a state tensor: the parameters that have one."""
+"""For each name of a state tensor: the parameters that have such a tensor."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TrainingProfile:
 
     config: Config
     samples: int
-    """Samples of an epoch."""
+    """Number of samples of an epoch."""
     model: nn.Module
     optimizer: optim.Optimizer
     """The optimizer of the job file, for the model's parameters."""
@@ -76,7 +76,7 @@ class TrainingProfile:
         return self.samples // (P * self.B)
 
     def epochs(self, P: int) -> float:
-        """Return the epochs of the run, from the epochs, steps, samples or tokens of the job file."""
+        """Return the epochs of a run with P groups, from epochs, steps, samples or tokens in the job file."""
         training = self.config.training
         if training.steps is not None:
             return training.steps / self.steps_per_epoch(P)
@@ -93,7 +93,7 @@ class TrainingProfile:
         return training.epochs
 
     def steps(self, P: int) -> int:
-        """Return the steps of the run."""
+        """Return the steps of a run with P groups."""
         given = self.config.training.steps
         return max(round(self.epochs(P) * self.steps_per_epoch(P)), 1) if given is None else given
 
@@ -125,7 +125,7 @@ class TrainingProfile:
         return self.with_config(dataclasses.replace(self.config, method=section)).own_method(P)
 
     def own_method(self, P: int) -> Method:
-        """Return the method of the job file."""
+        """Return the method of the job file, for P groups."""
         return make_method(self.config.method, self.steps_per_epoch(P))
 
     def with_config(self, config: Config) -> TrainingProfile:

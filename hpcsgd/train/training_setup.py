@@ -79,7 +79,7 @@ class TrainingSetup:
     """Completes the batches of `loader`, if groups share samples."""
     transform: Transform
     generator: Generator
-    """This rank's random generator for `vary`."""
+    """This rank's random generator, with which `vary` changes samples."""
     train: Split
     test: Split
     steps_per_epoch: int
@@ -90,7 +90,7 @@ class TrainingSetup:
     by_torch: float | None
     """Bytes that torch sends per rank in a backward pass, if it shards the model (FSDP)."""
     natural_gradient: NaturalGradient | None
-    """The wrapper of `optimizer`. Its hooks do everything, so that nothing has to call its `step()`."""
+    """The natural gradient, which wraps `optimizer`, or None. Its hooks suffice; `step()` is not called."""
 
     def vary(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return these samples on the device, after the transform and the dataset's random changes."""
@@ -208,7 +208,7 @@ def number_of(topology: Topology) -> int:
 
 
 def sending(training: TrainingSection) -> dict[str, Any]:
-    """Return the settings of the job file for gradient and parameter communication."""
+    """Return the communication settings that the job file gives, as arguments of `DistributedOptimizer`."""
     said = {name: getattr(training, name) for name in SENDING}
     return {name: value for name, value in said.items() if value is not None}
 

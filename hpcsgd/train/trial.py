@@ -38,7 +38,7 @@ def require_model_fits(model: nn.Module, data: Split, task: Task, name: str, dev
 
 
 def _numbers(x: Tensor) -> str:
-    """Return a text with the largest integer input (token, user), for which a model may lack an entry."""
+    """Return, for an error, the largest integer input (token, user): a model may lack an entry for it."""
     return "" if x.is_floating_point() else f" with numbers up to {x.max().item()}"
 
 

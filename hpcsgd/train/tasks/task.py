@@ -54,7 +54,7 @@ class Task(Protocol):
         ...
 
     def require(self, scores: Tensor, x: Tensor, model: str) -> None:
-        """Raise `UserError` unless the scores of the model called `model` for x have the right shape."""
+        """Raise `UserError` unless `scores`, of the model called `model` for x, have the right shape."""
         ...
 
 
