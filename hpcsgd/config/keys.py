@@ -40,7 +40,7 @@ def _keys(kind: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 def is_known(path: str, kind: Any) -> bool:
     """Return True if a file that the dataclass `kind` describes can have the key `path`.
 
-    Free tables, such as [method], can have any key.
+    Tables without a fixed set of keys, such as [method], can have any key.
     """
     name, _, rest = path.partition(".")
     fields = {field.name: field for field in dataclasses.fields(kind)}
@@ -70,7 +70,7 @@ def meant(given: str, text: str | None, flags: Iterable[str], known: Mapping[str
 
 
 def _with_new_names(given: str) -> list[str]:
-    """Return `given` unchanged, and with each renamed part replaced by its new names."""
+    """Return `given`, and variants in which parts that were renamed have their new names."""
     parts = [(part, *RENAMED.get(part.replace("-", "_"), ())) for part in given.split(".")]
     return [".".join(names) for names in itertools.product(*parts)]
 

@@ -1,4 +1,4 @@
-"""Find the line number of each key in a TOML file. tomllib only has line numbers of syntax errors."""
+"""Find the line number of each key in a TOML file, because tomllib only knows those of syntax errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Lost(Exception):
 
 
 class _Scanner:
-    """A scanner for a text that is known to be TOML; it can be used once."""
+    """A scanner for the keys of a text that is known to be TOML. It can be used once."""
 
     def __init__(self, text: str) -> None:
         self._text = text.replace("\r\n", "\n")

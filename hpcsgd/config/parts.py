@@ -19,7 +19,7 @@ from hpcsgd.errors import UserError, in_section, located, near_miss, spot
 from hpcsgd.named import annotations_of, call_named, require_arguments, resolve
 
 NAME = "name"
-"""The key of a table that names the part."""
+"""The key, in the table of a part, whose value names the part."""
 
 
 @dataclass(frozen=True, slots=True)

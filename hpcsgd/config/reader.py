@@ -60,7 +60,7 @@ def read_section(kind: type[T], table: Mapping[str, Any], file: Path, at: KeyPat
 
 
 def as_table(section: Any) -> dict[str, Any]:
-    """Return a table of TOML values that `read_section` reads back as an equal dataclass."""
+    """Return a table of TOML values from which `read_section` builds a dataclass equal to `section`."""
     table: dict[str, Any] = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
@@ -164,7 +164,7 @@ class _Section:
 
 
 def _name(section: KeyPath, key: str = "") -> str:
-    """Return how errors name a section or a key: ``[data]``, ``[link 1]``, ``[data] path``, ``seed``."""
+    """Return a section or key as text for errors: ``[data]``, ``[link 1]``, ``[data] path``, ``seed``."""
     words = (f" {part + 1}" if isinstance(part, int) else f".{part}" for part in section)
     named = f"[{''.join(words).removeprefix('.')}]" if section else ""
     return f"{named} {key}".strip()

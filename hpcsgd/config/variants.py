@@ -33,7 +33,7 @@ SECTIONS = ("data", "lr_schedule", "method", "optimizer", "parallel")
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant of the job file, with its label."""
+    """One variant of the job file: its label, and its changes to the file."""
 
     label: str
     changes: Mapping[str, Any]

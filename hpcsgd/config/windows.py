@@ -11,7 +11,7 @@ AUTO = "auto"
 LENGTH = 8
 """The number of steps in a window of "auto"."""
 SETTLED = 2
-"""The number of steps after a start that "auto" skips, because they still allocate buffers."""
+"""The number of steps after a start that "auto" skips, because the first steps allocate buffers."""
 _WINDOW = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 
 
