@@ -1,4 +1,4 @@
-"""The progress of a conversion on stderr: one line in a terminal, otherwise a line now and then."""
+"""The progress of a conversion on stderr: a line that is rewritten in a terminal, else many lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WATCHED, UNWATCHED = 0.5, 10.0
 
 
 def progress_of() -> Callable[[int, int], None]:
-    """Return a function that reports progress; its arguments are the images done and their total."""
+    """Return a function that prints progress from its arguments, the images done and their total number."""
     watched = sys.stderr.isatty()
     every = WATCHED if watched else UNWATCHED
     begun = last = time.monotonic()

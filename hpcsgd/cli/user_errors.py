@@ -79,7 +79,7 @@ def _is_unread(stream: TextIO) -> bool:
 
 
 def end_all_ranks(error: Exception) -> NoReturn:
-    """End this process with exit code 1, for a mistake that every rank finds; rank 0 reports it."""
+    """End this process with exit code 1 after a mistake that every rank finds. Rank 0 reports `error`."""
     by = launched(os.environ)
     if by is None or by.rank == 0:
         tell(f"hpcsgd: {in_one_line(error)}")

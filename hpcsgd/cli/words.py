@@ -36,9 +36,9 @@ def _scenario() -> type:
 
 
 JobKeys = Annotated[str, Parameter(allow_leading_hyphen=True), KeysOf(_job_file)]
-"""The type of overrides of a job file."""
+"""The type of the words on a command line that override keys of a job file."""
 ScenarioKeys = Annotated[str, Parameter(allow_leading_hyphen=True), KeysOf(_scenario)]
-"""The type of overrides of a scenario."""
+"""The type of the words on a command line that override keys of a scenario."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class _Command:
 
     name: str
     takes: dict[str, bool]
-    """For each flag, whether a value follows it."""
+    """For each option, without dashes: True if a value follows it."""
     files: int
-    """The number of words before all flags and keys, such as the job file."""
+    """The number of words without a flag, such as the job file, that come before flags and keys."""
     kind: type | None
     """The type of the file whose keys may be typed, or None."""
 

@@ -1,4 +1,4 @@
-"""BibTeX entries for what a job file uses, and for hpcsgd."""
+"""BibTeX entries for the parts that a job file uses, and for hpcsgd."""
 
 from __future__ import annotations
 
