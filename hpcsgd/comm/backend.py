@@ -81,8 +81,8 @@ class Backend(ABC):
     thread_level: str = "MULTIPLE"
     """What the library allows threads to do: one of MPI's thread levels, without `MPI_THREAD_`."""
     returns_early: bool = False
-    """True if operations on device tensors may return before other ranks have begun them, or may be delayed
-    by other things than these ranks."""
+    """True if operations on device tensors may return before other ranks have begun them, or may wait for
+    something else than these ranks. It is then unknown for which ranks an operation waits."""
 
     @property
     @abstractmethod

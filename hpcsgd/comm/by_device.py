@@ -12,7 +12,7 @@ from hpcsgd.comm.backend import Backend, Ending, Reduction
 from hpcsgd.comm.staged import Staged
 
 DeviceBackendOf = Callable[[Backend], Backend]
-"""Makes a backend for device tensors from the backend of the same ranks for host tensors; collective."""
+"""A function that makes a backend for device tensors from the same ranks' host backend; collective."""
 
 
 class ByDevice(Backend):

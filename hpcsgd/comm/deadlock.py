@@ -81,7 +81,7 @@ class Reports(Protocol):
         ...
 
     def missing(self, needs: Sequence[Need]) -> list[int]:
-        """Return the ranks that are not known to have satisfied these needs."""
+        """Return the ranks that are not known to have satisfied all of `needs`."""
         ...
 
 
@@ -109,7 +109,7 @@ class Table:
             raise Deadlock(str(self.deadlock), self.deadlock.ranks)
 
     def missing(self, needs: Sequence[Need]) -> list[int]:
-        """Return the ranks that have not reported that they satisfied these needs."""
+        """Return the ranks that have not reported that they satisfied all of `needs`."""
         with self._lock:
             return sorted({rank for need in needs for rank in need.ranks if self._misses(need, rank)})
 

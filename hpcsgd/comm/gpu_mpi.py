@@ -167,7 +167,7 @@ def _judged_cray(gtl: str, environ: Mapping[str, str], loaded: Collection[str]) 
 
 
 def answer(symbols: ctypes.CDLL, query: str) -> bool | None:
-    """Return what the library function `query` answers, without arguments; None if there is no such one."""
+    """Return whether the function `query` of the library returns true; None if it has no such function."""
     try:
         return bool(getattr(symbols, query)())
     except AttributeError:

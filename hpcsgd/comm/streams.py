@@ -63,7 +63,7 @@ def device_for(wanted: str, number: int) -> torch.device:
 
 
 def current(kind: str) -> torch.device | None:
-    """Return this thread's current device if it is of that kind; `None` if there is none."""
+    """Return this thread's current device, or None if that is not an accelerator of this `kind`."""
     there = accelerator()
     if there is None or there.type != kind:
         return None

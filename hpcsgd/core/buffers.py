@@ -64,7 +64,7 @@ def widened(x: Tensor) -> Tensor:
 
 
 def put(x: Tensor, values: Tensor) -> None:
-    """Copy `values` into `x`; both are dense, both sparse or both quantized."""
+    """Copy `values` into `x`, which is dense, sparse or quantized as `values` is."""
     here = values.to(x.device)
     if x.is_quantized:
         x.data = here  # replaces the scale, too

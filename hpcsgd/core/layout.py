@@ -115,7 +115,7 @@ def cost(shape: torch.Size) -> int:
 
 
 def _well_filled(runs: list[list[Entry]], K: int) -> list[list[Entry]]:
-    """Join the last bucket's parameters with those before until at most `EMPTY` of it is padding."""
+    """Join the last bucket with the buckets before it until at most `EMPTY` of it is padding."""
     *others, last = runs
     while others and _too_empty(last, K):
         last = others.pop() + last

@@ -106,7 +106,7 @@ class Slot(ABC):
             self._become(self._place)
 
     def make_room(self, g: Tensor) -> None:
-        """Make a part of `g` the view that will be the parameter's gradient."""
+        """Make the gradient's view, the parameter's part of `g`, in the shape of the parameter."""
         self._view = shaped(as_elements(g[self.start : self.stop], self.reals), 0, self.tensor)
         self._room = self._view.detach(), self._view.data_ptr()
         self._make_gradient()

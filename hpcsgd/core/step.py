@@ -213,7 +213,7 @@ class GroupGradReduce(GradReduce, Protocol):
     """A gradient reduction that can also run among all ranks of the job."""
 
     def across_groups(self) -> GradReduce:
-        """Return the same reduction among all ranks instead of those of a group."""
+        """Return this gradient reduction as one among all ranks of the job, not only those of a group."""
         ...
 
 

@@ -155,7 +155,7 @@ class InPlace:
 
 
 class Grouped:
-    """A check of the parameter groups and the state that both optimizers, the user's and `outer`, share."""
+    """A check of the parameter groups and the state that the user's `optimizer` and `outer` share."""
 
     def __init__(self, outer: optim.Optimizer, optimizer: optim.Optimizer) -> None:
         self._outer, self._optimizer = outer, optimizer

@@ -84,7 +84,7 @@ def shared_state(optimizer: optim.Optimizer) -> dict[Any, Any]:
 
 
 def load_shared_state(optimizer: optim.Optimizer, state: Mapping[Any, Any]) -> None:
-    """Replace the state that `shared_state` returns with copies of `state`, on the same devices."""
+    """Replace the state that `shared_state` returns with a copy of `state`; tensors stay on their devices."""
     parts = _states(optimizer)
     before = shared_state(optimizer)
     for name in before:

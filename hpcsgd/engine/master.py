@@ -40,7 +40,7 @@ class Master:
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Add to m all changes of w since it was set to m; without any, m stays the same to the bit."""
+        """Add to m all changes of w since w was set to m; without changes, m stays the same to the bit."""
         self.m.add_(self.w.to(self.m.dtype).sub_(self.m.to(self.w.dtype)))
 
     @torch.no_grad()

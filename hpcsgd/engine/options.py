@@ -26,7 +26,7 @@ class Options:
         self._digest = 0
 
     def digest(self) -> int:
-        """Return the checksum, without tensors on accelerators: the host would have to wait for these."""
+        """Return the checksum. Options that are tensors on accelerators are left out: the host would wait."""
         values = [_plain(group.get(name)) for group, name in self._named]
         if values != self._values:
             self._values, self._digest = values, zlib.crc32(repr(values).encode())

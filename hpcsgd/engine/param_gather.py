@@ -45,7 +45,7 @@ class ParamGather:
             publishing.restore(s)
 
     def shards_are_final(self, buckets: Iterable[Bucket]) -> None:
-        """Begin to gather these buckets, whose shards do not change any more in this step."""
+        """Begin to gather `buckets`, whose shards do not change any more in this step."""
         if self._pending is None:
             self._begin(buckets)
 

@@ -43,7 +43,7 @@ class SendsGradients:
         self._doing = ""
 
     def gradient_ready(self, index: int) -> None:
-        """Remember the stream on which a gradient of bucket `index` was computed; there may be several."""
+        """Remember the current stream, on which a gradient of bucket `index` was computed."""
         self._arrived_on[index].join()
 
     def send_until(self, stop: int) -> None:
@@ -76,7 +76,7 @@ def wait_for(works: Sequence[Work]) -> None:
 
 
 def arrived(waiting: Sequence[Work]) -> int:
-    """Wait for the first of the `waiting` reductions; return how many are done without a gap from there."""
+    """Wait for the first of the `waiting` reductions; return how many consecutive ones are done by then."""
     count = 0
     with phase("grad_reduce"):
         for work in waiting:

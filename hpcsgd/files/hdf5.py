@@ -47,7 +47,7 @@ class Disk:
         self.read, self.readinto = file.read, file.readinto
 
     def finish(self) -> None:
-        """Raise the first failure, if there was one."""
+        """Raise the error of the first write that failed, if one did."""
         if self._failure is not None:
             raise self._failure
 

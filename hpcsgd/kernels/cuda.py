@@ -93,7 +93,7 @@ class Cuda:
 
     @classmethod
     def load(cls, path: Path = FILE) -> Cuda:
-        """Load the library; raise `OSError` if there is none, or it cannot be used here."""
+        """Load the shared object; raise `OSError` if it is missing or from another version of csrc/cuda/."""
         functions = ctypes.CDLL(str(path))
         try:
             for name, arguments in (_LAUNCHES | _BYTES).items():

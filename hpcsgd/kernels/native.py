@@ -52,7 +52,7 @@ class Native:
 
     @classmethod
     def load(cls, path: Path = FILE) -> Native:
-        """Load the library; raise `OSError` if there is none, or it cannot be used here."""
+        """Load the shared object; raise `OSError` if it is missing or from another version of csrc/."""
         functions = ctypes.CDLL(str(path))
         try:
             for name, arguments in _SIGNATURES.items():
