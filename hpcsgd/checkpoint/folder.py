@@ -99,7 +99,7 @@ class Checkpoints:
                 return found
             if self._job.rank == 0:
                 log.warning("checkpoint %s is damaged (%s): falling back to the one before", name, damage)
-        if candidates != self._listed():  # another replica group has written newer ones meanwhile
+        if candidates != self._listed():  # meanwhile another replica group has written newer ones
             return self.newest()
         with self._job.raise_on_all_ranks("reading checkpoints"):
             if candidates:
@@ -107,7 +107,7 @@ class Checkpoints:
         return None
 
     def whole(self, saved: Saved) -> bool:
-        """Return whether the checkpoint is still complete. Other replica groups may have removed it."""
+        """Return whether `saved` is still complete. Another replica group may have removed it."""
         return self._looked_at(saved.path)[0] is not None
 
     def _listed(self) -> list[str]:
@@ -165,7 +165,7 @@ class Checkpoints:
         with replacing(hidden / MANIFEST) as part:
             part.write_text(json.dumps(manifest, indent=1))
         final = self._folder / title(step)
-        if final.exists():  # damaged, or an earlier save of the same step
+        if final.exists():  # a damaged checkpoint, or an earlier one of the same step
             os.replace(final, hidden.with_suffix(".old"))
         os.replace(hidden, final)
         reach_disk(self._folder)
@@ -182,7 +182,7 @@ class Checkpoints:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove unfinished checkpoints of killed runs. Nothing else may write in `folder` meanwhile."""
+    """Remove unfinished checkpoints of killed runs. No process may write a checkpoint at the same time."""
     for hidden in [*folder.glob(f"{_HIDDEN}step-*")]:
         shutil.rmtree(hidden)
     remove_left(folder)
@@ -207,12 +207,12 @@ def require_outside(folder: Path) -> None:
 
 
 def _has_ours(path: Path) -> bool:
-    """Return whether the folder has files that are named like those of a checkpoint."""
+    """Return whether the folder `path` has any file that is named like a file of a checkpoint."""
     return any(map(_FILE.fullmatch, _names(path)))
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether all files in the folder, except hidden ones, are named like those of a checkpoint."""
+    """Return whether all files in the folder `path`, except hidden ones, are named like a checkpoint's."""
     names = [name for name in _names(path) if not name.startswith(".")]
     return bool(names) and all(map(_FILE.fullmatch, names))
 

@@ -1,4 +1,4 @@
-"""Compare the items in a script's checkpoint with the arguments of `load`, and read them."""
+"""Compare the items in a script's checkpoint with the arguments of `load`, and read the items."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class _Loop:
     folder: Path
     optimizers: Sequence[DistributedOptimizer]
     around: Sequence[OuterWrapper | None]
-    """The `OuterWrapper` around each of the optimizers, or None."""
+    """For each of the optimizers: the `OuterWrapper` around it, or None."""
     given: Given
     """The number of optimizers, and the kinds and classes of the items."""
 
@@ -199,7 +199,7 @@ class _Loop:
         return self.optimizers[0].buckets[0].w.device
 
     def captured(self, number: int) -> Tree:
-        """Return what this rank saves of optimizer `number`; number 0 includes the random generators."""
+        """Return the state that this rank saves of optimizer `number`; number 0 includes generators."""
         around = self.around[number]
         own = {
             "generators": None if number else generators_state(self.device),

@@ -19,7 +19,7 @@ from hpcsgd.engine.wrapping import OuterWrapper
 from hpcsgd.errors import UserError, located
 
 STATE, GENERATOR, VALUE = "an object with a state_dict", "a random generator", "a value"
-"""The kinds of an item."""
+"""The three kinds of items, as text for errors."""
 Generator = torch.Generator | np.random.Generator | random.Random
 
 
@@ -39,10 +39,10 @@ def kind_of(item: object) -> str:
 
 
 def classes_of(item: object) -> list[str]:
-    """Return the names of the item's class and its base classes, without their modules.
+    """Return the names of the item's class and its base classes, without the names of their modules.
 
-    Modules are left out because a script's own classes have another module if the script is imported. All
-    classes of `nn.Module` count as one class, because they check the state that they load.
+    The class of a script belongs to another module if the script is imported. All subclasses of `nn.Module`
+    count as one class, because they check the state that they load.
     """
     if isinstance(item, Generator):
         kinds: list[Any] = [torch.Generator, np.random.Generator, random.Random]

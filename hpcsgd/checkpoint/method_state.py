@@ -73,7 +73,7 @@ def _elsewhere(source: SavedGroups, optimizer: DistributedOptimizer) -> dict[str
 def _mean_of_ranks(saved: Sequence[tree.Item]) -> dict[str, dict[str, Tensor]]:
     """Return the mean of the ranks' `per_rank_params`, read parameter by parameter.
 
-    Reading everything at once would need memory for one model per rank.
+    To read all parameters at once would need memory for one model per rank.
     """
     named = [{name: tree.items(layers) for name, layers in tree.items(each).items()} for each in saved]
     return {

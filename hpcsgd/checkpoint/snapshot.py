@@ -224,13 +224,13 @@ def _parts(optimizer: DistributedOptimizer) -> list[str]:
 
 
 def _frozen(optimizer: DistributedOptimizer) -> Iterator[tuple[str, Tensor]]:
-    reshard(optimizer.model)  # a forward pass may have left whole weights
+    reshard(optimizer.model)  # a forward pass may have left whole weights of an FSDP model
     trained = {param for _, param in optimizer.trained}
     return ((n, p) for n, p in optimizer.model.named_parameters() if p not in trained)
 
 
 def _saves(topology: Topology, frozen: Tensor) -> bool:
-    """Return whether this rank saves the frozen parameter for all others."""
+    """Return whether this rank saves the parameter `frozen`, or its rows, for all ranks."""
     return topology.rank == 0 or (topology.group_index == 0 and is_fsdp(frozen))
 
 

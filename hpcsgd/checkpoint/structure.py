@@ -77,7 +77,7 @@ class Unread(ABC):
 
 @dataclass(frozen=True)
 class UnreadTensor(Unread):
-    """A tensor with this shape, whose elements are in `data`: bytes, or a vector of the file."""
+    """A tensor that is not read yet. Its elements are in `data`: bytes, or a vector of the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -175,7 +175,7 @@ class _Encoder:
 
     def _array(self, x: np.ndarray[Any, Any]) -> list[Any]:
         reported = described(x.dtype)
-        flat = np.ndarray(x.nbytes, np.uint8, bytearray(x.tobytes()))  # any stride, byte order and width
+        flat = np.ndarray(x.nbytes, np.uint8, bytearray(x.tobytes()))  # of any stride, byte order and width
         return [self.of(reported), list(x.shape), self._tensor(torch.from_numpy(flat))]
 
 

@@ -22,7 +22,7 @@ class Training:
     def __init__(self, optimizers: Sequence[DistributedOptimizer]) -> None:
         self._optimizers = [ref(each) for each in optimizers]
         self._own: set[str] = set()
-        """The names of this training's checkpoints, as this rank has seen them."""
+        """The names of the checkpoints that belong to this training, as far as this rank knows."""
 
     def is_of(self, optimizers: Sequence[DistributedOptimizer]) -> bool:
         """Return whether this is the training of exactly these optimizers."""
