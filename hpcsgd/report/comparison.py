@@ -47,7 +47,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of all variants, in order; ratios are relative to the first."""
+    """The comparison of all variants, in order. Ratios are relative to the first variant."""
 
     entries: Sequence[Entry]
     target: float | None = None
@@ -138,7 +138,7 @@ def write_comparison(folder: Path, comparison: Comparison, **more: Any) -> None:
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """Return the comparison as a table of text, for the user."""
+    """Return the comparison as a table to print, with a line per variant."""
     figure, key = comparison.figure, comparison.metric
     head = ["", "P × K", "steps", "samples", figure.name, "best", *_SPENT]
     if comparison.target is not None:

@@ -63,7 +63,7 @@ def plot_curves(records: Sequence[Record], target: Path) -> None:
 
 @dataclass(frozen=True)
 class _Row:
-    """Panels next to each other, in several lines if there are more than `columns`."""
+    """A row of panels of one height, in several lines if there are more panels than `columns`."""
 
     height: float
     """Height of a line, in inches."""
@@ -110,7 +110,7 @@ def _speed(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _merit(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw the first figure of merit, and the loss on the right axis."""
+    """Draw the first figure of merit of the tests, and the test loss on the right axis."""
     key = found_in(records)[0]
     figure = FIGURES[key]
     epochs, values = _column(records, "epoch"), _column(records, key)
@@ -149,7 +149,7 @@ def _distances(records: Sequence[Record]) -> list[Record]:
 
 
 def _counts(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw a histogram of each number that the method counts, such as the staleness."""
+    """Draw a histogram of each metric that the method counts, such as the staleness."""
     totals = Totals.of(records).counts
     width = 0.8 / len(totals)
     for i, (name, counts) in enumerate(totals.items()):
@@ -219,7 +219,7 @@ SAID: dict[Draw, tuple[str, ...]] = {
 
 
 def _together(records: Sequence[Record], said: Collection[str]) -> list[list[str]]:
-    """Return the names of metrics not in `said`, by panel; all ``…_seconds`` share one panel."""
+    """Return the names of the metrics not in `said`, one list per panel; all ``…_seconds`` share a panel."""
     panels: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for record in of_kind(records, "method") for name in record):
         if name not in ("kind", "step", *said):

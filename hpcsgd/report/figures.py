@@ -1,4 +1,4 @@
-"""Figures of merit of tasks, training speed, and their text forms."""
+"""Figures of merit of tasks, and the text forms of these figures and of the training speed."""
 
 from __future__ import annotations
 

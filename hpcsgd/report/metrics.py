@@ -43,7 +43,7 @@ STEP_TABLES = ("phase_seconds", "phase_bytes", "link_bytes")
 
 
 class Metrics:
-    """A writer of records to a JSONL file. Each line is written whole and can be read at once."""
+    """A writer of records to a JSONL file. Each line is written whole, and can be read immediately."""
 
     def __init__(
         self, path: Path, *, resumed_step: int = 0, also: Callable[[bytes], None] | None = None
@@ -147,7 +147,7 @@ def _size_until(path: Path, step: int) -> int:
 
 
 def _records(path: Path) -> Iterator[tuple[int, Record]]:
-    """Yield each record with the file offset where its line ends."""
+    """Yield, for each record, the offset in the file at which its line ends, and the record."""
     end = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -172,7 +172,7 @@ _NEEDED: Mapping[str, Mapping[str, type]] = {
 
 
 def _require_sound(record: Record) -> Record:
-    """Raise `ValueError` for a record that hpcsgd does not write."""
+    """Return `record`, or raise `ValueError` if hpcsgd does not write such records."""
     for name, kind in {"step": int, **_NEEDED.get(record["kind"], {})}.items():
         value = record.get(name)
         if type(value) is not kind and not (kind is float and type(value) is int):

@@ -72,7 +72,7 @@ def length(intervals: Iterable[Interval]) -> float:
 
 
 def together(ranks: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """Return the mean over the ranks of their results of `overlap`."""
+    """Return the mean of `ranks`, which has each rank's result of `overlap`."""
     sums = {quantity: Counter[str]() for quantity in QUANTITIES}
     for rank in ranks:
         for quantity in QUANTITIES:

@@ -10,7 +10,7 @@ from hpcsgd.elastic.event_log import Event, Loss
 
 RETURNED = "returned"
 Point = tuple[float, float]
-"""Seconds and epochs."""
+"""A time in seconds, and the progress at that time in epochs."""
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Timeline:
     """
 
     lines: dict[int, list[list[Point]]] = field(default_factory=lambda: defaultdict(list))
-    """For each group, one line per time that it was a member."""
+    """For each group: a line of points for each period in which the group was a member."""
     marks: dict[str, list[tuple[int, Point]]] = field(default_factory=lambda: defaultdict(list))
     """By kind of loss, or `RETURNED`: each group's number, and the point at which its line ends or begins."""
     units: dict[str, list[tuple[float, Mapping[int, int]]]] = field(default_factory=lambda: defaultdict(list))

@@ -31,7 +31,7 @@ CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints in the run folder."""
 PACKAGES = ("hpcsgd", "torch", "numpy", "h5py", "mpi4py")
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
-GIT_TIMEOUT = 10  # seconds; a slow file system must not hold up the job
+GIT_TIMEOUT = 10  # seconds for a git command; a slow file system must not hold up the job
 
 
 def open_run_folder(folder: Path, *, resume: bool) -> None:

@@ -29,7 +29,7 @@ class Sample:
     flops: float | None = None
     """FLOPs of a forward and a backward pass of one sample."""
     peak: float | None = None
-    """Peak of a rank in TFLOP/s."""
+    """Peak speed of a rank in TFLOP/s."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class StepTimer:
         self.pause()
 
     def step(self, loss: Tensor, samples: int, data_seconds: float, metrics: Mapping[str, float]) -> None:
-        """Count a step: this rank's mean loss over `samples`, waiting time, and the method's metrics."""
+        """Add a step: this rank's mean loss over `samples`, its seconds of waiting for data, and metrics."""
         losses = (loss.detach() * samples).double()  # without waiting for a device
         self._losses = losses if self._losses is None else self._losses + losses
         self._samples += samples
@@ -100,7 +100,7 @@ class StepTimer:
                 counts[min(int(metrics[name]), LARGEST)] += 1
 
     def passes(self, count: int) -> None:
-        """Add `count` backward passes of the next step."""
+        """Add `count` backward passes, those of the step that is counted next."""
         self._passes += count
 
     def gradient(self, square: Tensor | None) -> None:
@@ -126,7 +126,7 @@ class StepTimer:
         link_bytes: dict[int, float] = dict(self._job.world.stats.links() - self._links)
         losses = 0.0 if self._losses is None else self._losses.item()
         square = 0.0 if self._square is None else self._square.item()
-        known = self._square is not None  # on all ranks or none
+        known = self._square is not None  # either on all ranks or on none
         sums = torch.tensor([losses, self._samples, square], dtype=torch.float64, device="cpu")
         joined = torch.cat([sums, self._counts.flatten()])
         by_torch = None if self._by_torch is None else self._passes * self._by_torch

@@ -1,4 +1,4 @@
-"""The numbers of a run, from all its records, for ``summary.json`` and for the last printed lines."""
+"""The numbers of a run, from all its records, for ``summary.json`` and for the lines at the end."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _replica_groups(numbers: Summary) -> str:
 
 
 TOLD = 0.02
-"""Phases below this fraction of the total are not printed."""
+"""Phases that take less than this fraction of the traced communication are not printed."""
 
 
 def _traced(found: Summary) -> str:

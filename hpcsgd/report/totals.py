@@ -31,9 +31,9 @@ class Totals:
         """For each metric that the method counts: how often each value occurred, over all ranks."""
         self.links: Counter[int] = Counter()
         self.amounts: Counter[str] = Counter()
-        """Tokens and FLOPs."""
+        """The numbers of tokens and FLOPs."""
         self.evaluated = Evaluated()
-        self._used: float | None = None  # seconds at the peak
+        self._used: float | None = None  # seconds that the model's FLOPs take at the peak
         self._last: Record = {}  # the last "step" record
         self._norm: float | None = None
         self._synced_at: int | None = None

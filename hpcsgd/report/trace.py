@@ -31,7 +31,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Clock:
-    """The conversion of this rank's clock to that of the trace, in seconds."""
+    """The conversion of a rank's clock to the clock of the trace."""
 
     ahead: float = 0.0
     """Seconds to add to this rank's `time.perf_counter` to get the time of the trace."""

@@ -1,4 +1,4 @@
-"""The program of a logger's process, which ends when the run closes the pipe to it; see `processes`."""
+"""The program of a logger's process. It ends when the run closes the pipe to its stdin; see `processes`."""
 
 from __future__ import annotations
 

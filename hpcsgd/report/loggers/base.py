@@ -45,7 +45,7 @@ class Logger(Protocol):
 
 
 def scalars(record: Record) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a record by kind and name: ``step/loss``, ``step/phase_seconds/compute``."""
+    """Yield each number of a record with its name, such as ``step/loss``, ``step/phase_seconds/data``."""
     kind = record["kind"]
     return _numbers(kind, {name: value for name, value in record.items() if name not in ("kind", "step")})
 
@@ -59,7 +59,7 @@ def _numbers(place: str, table: Mapping[str, Any]) -> Iterator[tuple[str, float]
 
 
 def writable(folder: str, name: str) -> str:
-    """Return the folder `name` in `folder`, after making it if it does not exist."""
+    """Make the folder `name` in `folder` if it does not exist, and return its path."""
     path = Path(folder) / name
     path.mkdir(parents=True, exist_ok=True)
     return str(path)

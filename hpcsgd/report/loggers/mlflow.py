@@ -14,7 +14,7 @@ from hpcsgd.report.run_folder import flat
 TAG = "hpcsgd.run"
 """The tag that holds hpcsgd's id of the run, because MLflow gives runs ids of its own."""
 AT_ONCE, PARAMS_AT_ONCE, LONGEST = 1000, 100, 500
-"""Limits of MLflow: metrics and parameters per message, and the length of a parameter's text."""
+"""Limits of MLflow: metrics per message, parameters per message, and letters of a parameter's text."""
 
 
 def mlflow(run: LoggerRun, *, experiment: str = "hpcsgd", uri: str | None = None) -> Logger:

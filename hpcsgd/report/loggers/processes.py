@@ -101,7 +101,7 @@ def _labels(said: Sequence[str | Mapping[str, Any]]) -> list[str]:
 
 
 class _LoggerProcess:
-    """One logger, and the thread that sends lines to it."""
+    """The process of one logger, and the thread that sends lines to it."""
 
     def __init__(self, said: str | Mapping[str, Any], run: LoggerRun, label: str) -> None:
         self._label = label
@@ -127,7 +127,7 @@ class _LoggerProcess:
         self._lines.put(None)
 
     def join(self, deadline: float) -> None:
-        """Wait until `deadline`, then kill the process if it has not ended."""
+        """Wait until `deadline` (`time.monotonic`), then kill the process if it has not ended."""
         self._thread.join(max(deadline - time.monotonic(), 0))
         if self._thread.is_alive():
             self._given_up = True
@@ -151,7 +151,7 @@ class _LoggerProcess:
             log.warning("logger %s: ended, and gets no more of this run: %s", self._label, fault)
 
     def _deliver(self) -> str:
-        """Send the lines until the end. Return the reason why the logger ended too early, or ""."""
+        """Send lines until there are no more. Return the reason why the logger failed, or ""."""
         process = self._begin()
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin as pipe:

@@ -26,14 +26,14 @@ STEP = re.compile(r"\bstep (\d+)/\d+")
 SAVED = re.compile("go on with --resume|the other replica groups go on")
 DONE = re.compile(r"trained +([\d,]+) steps")
 ZONE = timedelta(minutes=15)
-"""Offsets of time zones are multiples of this."""
+"""The unit of the offsets of time zones."""
 COMPLETE, STOPPED, OPEN = "complete", "saved, to go on", "no end on record"
 TAIL, TROUBLES = 30, 30
 
 
 @dataclass
 class Attempt:
-    """One start of a run; times are UTC."""
+    """One start of a run: its times (UTC), its steps, and its end in words."""
 
     started: datetime
     about: Mapping[str, Any] = field(default_factory=dict)

@@ -44,11 +44,11 @@ KNOWN: Mapping[Key, tuple[str, str]] = {
 SMOOTH = 60
 """Number of points of the smoothed training loss, a line of means."""
 FEW = 20
-"""Up to this number of points, each point is marked."""
+"""The largest number of points of a course whose points are marked."""
 LOGARITHMIC_FROM = 20
-"""If largest / smallest exceeds this ratio, the axis is logarithmic."""
+"""If the largest value exceeds the smallest by more than this factor, the axis is logarithmic."""
 POINTS = 100_000
-"""Approximate number of points of the whole page; they take 2 MB of it."""
+"""Approximate number of points on the whole page, which take 2 MB."""
 LEAST = 4
 """Minimum number of buckets (see `thinning`) of a course."""
 PANELS = 120

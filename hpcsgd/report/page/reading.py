@@ -19,7 +19,7 @@ SPENT = ("step", "samples", "seconds", "bytes")
 """The quantities against which a course may be drawn. A `Row` has their values in this order."""
 PLACE = frozenset({"kind", "step", "epoch"})
 TOLD_OTHERWISE = PLACE | {"samples", *STEP_TABLES, "counts"}
-"""Fields of step records that are not courses by themselves."""
+"""Fields of step records that the page shows in other ways than as courses."""
 COMPUTED = "computed"
 """The kind, in a `Key`, of courses that are computed from records but are no field of a record."""
 COURSES = 1000
@@ -27,7 +27,7 @@ COURSES = 1000
 
 
 class Ruler:
-    """The progress of a run at its records: steps, samples, seconds and bytes so far.
+    """The steps, samples, seconds and bytes of a run until each of its step records.
 
     If there are many records, only every second, fourth, … one is kept.
     """
@@ -61,7 +61,7 @@ class PhaseCourse:
     most = 400
 
     def __init__(self) -> None:
-        self._stretches: list[tuple[int, Counter[str]]] = []  # the last step of each
+        self._stretches: list[tuple[int, Counter[str]]] = []  # the last step and the seconds of each stretch
         self._width = 1
         self._room = 0  # records that the last stretch may still take
 

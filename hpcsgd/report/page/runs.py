@@ -29,7 +29,7 @@ MOST = 100
 
 @dataclass(frozen=True)
 class Run:
-    """The content of a run's folder."""
+    """The content of a run's folder, as the page shows it."""
 
     folder: Path
     label: str

@@ -14,7 +14,7 @@ from hpcsgd.report.summary import byte_text, flop_text, second_text
 Text = Callable[[Any], str]
 NOTHING = "–"
 ALWAYS_OTHER = ("started", "command", "working_directory")
-"""Facts that differ between any two starts, and are therefore not marked."""
+"""Facts about a start that always differ between starts, so that the differences are not marked."""
 FIGURE_TEXTS: Mapping[str, tuple[str, Text]] = {
     "steps": ("steps", "{:,}".format),
     "epochs": ("epochs", "{:,}".format),
@@ -66,7 +66,7 @@ class Row:
 
 
 def figures(runs: Sequence[Run]) -> list[Row]:
-    """Return the figures that are known for at least one run."""
+    """Return a row for each figure that is known for at least one run."""
     numbers = list(map(_numbers, runs))
     rows = [Row("state", [run.state for run in runs]), Row("P × K", [run.shape for run in runs])]
     for key, (name, text) in FIGURE_TEXTS.items():

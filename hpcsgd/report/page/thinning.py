@@ -17,7 +17,7 @@ Points = list[tuple[float, float]]
 
 @dataclass(slots=True)
 class Bucket:
-    """Consecutive values of a course."""
+    """A summary of consecutive values of a course. `values` is their number."""
 
     values: int
     low: tuple[float, float]
