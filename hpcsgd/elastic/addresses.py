@@ -24,7 +24,7 @@ def require_own(host: str) -> None:
 
 
 def own_towards(coordinator: str) -> str:
-    """Return this node's address on the network that leads to the coordinator (host:port)."""
+    """Return this node's address on the network over which it reaches `coordinator` (host:port)."""
     host, port = coordinator.rsplit(":", 1)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, int(port)))  # sends nothing
