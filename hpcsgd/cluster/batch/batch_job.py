@@ -19,7 +19,7 @@ from hpcsgd.cluster.launch.python import of_ranks
 from hpcsgd.errors import UserError, count_text
 from hpcsgd.files.atomic import replacing
 
-TIMEOUT = 60  # seconds for an answer of the scheduler
+TIMEOUT = 60  # seconds to wait for an answer of the scheduler
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class BatchJob:
     starts: int
     """The largest number of starts, including those in which the job restarts itself."""
     tasks: int | None = None
-    """The number of tasks if it is a job array, otherwise None."""
+    """The number of tasks of a job array; None for a single job."""
 
     def __str__(self) -> str:
         a = self.allocation
@@ -129,7 +129,7 @@ def submit(order: BatchJob) -> str:
 
 
 def by_hand(order: BatchJob) -> str:
-    """Return the command with which a user submits the script."""
+    """Return the command, as text, with which the user can submit the script."""
     words = [word for word in order.scheduler.submits if not word.startswith("-")]
     return " ".join([*words, str(order.script)])
 

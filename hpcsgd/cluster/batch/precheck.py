@@ -1,4 +1,4 @@
-"""Check a job before it is submitted, so that it does not wait for nodes in vain."""
+"""Check a job before it is submitted, so that a job with mistakes does not wait for nodes."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _placed(config: Config, path: Path, allocation: Allocation) -> str:
 
 
 def _undivided(config: Config) -> Config:
-    """Return `config` without partition and injection, which need several ranks."""
+    """Return `config` without partition and injection, so that one rank can build it alone."""
     return dataclasses.replace(
         config, data=dataclasses.replace(config.data, partition=None, overlap_share=None, injection=None)
     )

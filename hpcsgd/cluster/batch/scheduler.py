@@ -21,7 +21,7 @@ class Order:
 
     name: str
     folder: Path
-    """The working directory."""
+    """The working directory of the job."""
     log: Path
     """The path of the log, without a suffix."""
     script: Path
@@ -30,7 +30,7 @@ class Order:
     allocation: Allocation
     site: Site
     tasks: int | None = None
-    """The number of tasks if it is a job array, each of which gets `allocation`; otherwise None."""
+    """The number of tasks of a job array, each of which gets `allocation`; None for a single job."""
 
 
 Values = Mapping[str, str | Sequence[str]]
@@ -48,7 +48,7 @@ class Scheduler:
     options: Callable[[Order], Mapping[str, str]]
     """A function that returns the scheduler's options for a job, by name."""
     values: Callable[[Order], Values]
-    """A function that returns the values that only this scheduler's templates have."""
+    """A function that returns, for a job, the values that only this scheduler's templates have."""
     submits: tuple[str, ...]
     """The command that submits the script at its end, and prints the job's number."""
     tries: tuple[str, ...] | None
@@ -56,7 +56,7 @@ class Scheduler:
     starting: str
     """The command that starts ranks by default, as text for the user."""
     kinds: Mapping[str, str]
-    """The name of the template for each kind of job."""
+    """The name of the template, without suffix, for each kind of job."""
 
     @property
     def is_here(self) -> bool:
@@ -172,7 +172,7 @@ def _with_flux_run(order: Order) -> Values:
 
 
 def _again(order: Order) -> Values:
-    """Return the values that scripts need to submit themselves again."""
+    """Return the values with which a script can submit itself again."""
     a = order.allocation
     return {"SCRIPT": str(order.script), "RANKS": str(a.ranks), "CORES": str(a.cpus_per_rank)}
 

@@ -1,4 +1,4 @@
-"""Fill in the options and values of a template in ``jobs/``, which are in one block of the script."""
+"""Fill in a template in ``jobs/``: scheduler options and values, which are in one block of the script."""
 
 from __future__ import annotations
 

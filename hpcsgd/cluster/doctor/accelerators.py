@@ -80,7 +80,7 @@ def _without(having: Sequence[bool]) -> Finding:
             f"GPUs: {having.count(False)} of {count_text(len(having), 'rank')} have none that torch can use"
         )
     reported = f"GPUs: none that torch {torch.__version__} can use"
-    # without a driver no GPU is expected, so the reason does not matter
+    # without a driver the node has no GPU, so the reason does not matter
     driver = any(path.exists() for path in DRIVERS)
     return warning(f"{reported}: {why}") if driver and (why := why_none("cuda")) else ok(reported)
 

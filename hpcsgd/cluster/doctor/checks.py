@@ -1,4 +1,4 @@
-"""Checks of the information about all ranks, which need no further communication."""
+"""Checks of the information about all ranks, without communication. Each check returns its findings."""
 
 from __future__ import annotations
 

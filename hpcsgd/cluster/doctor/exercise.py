@@ -1,4 +1,4 @@
-"""Communicate for a few hundred milliseconds, to check results and measure speed."""
+"""Short communication between all ranks, to check its results and measure its speed."""
 
 from __future__ import annotations
 
@@ -89,18 +89,18 @@ def bandwidth(
 
 
 def finish(device: torch.device | None) -> None:
-    """Return when `device` has done all its work."""
+    """Wait until `device`, if it is an accelerator, has done all its work."""
     if device is not None and on_accelerator(device):
         settle(device)
 
 
 def _pattern(number: int) -> Tensor:
-    """Return numbers, int64 of shape [LENGTH], that identify the sender and are exact in bfloat16."""
+    """Return a message for a test, int64 [LENGTH]: it identifies its sender, and is exact in bfloat16."""
     return (torch.arange(LENGTH) * 3 + number) % 101
 
 
 def _judge(world: Communicator, what: str, right: dict[str, bool]) -> Finding:
-    """Return a finding about `what`. `right`: for each type, whether this rank got the right result."""
+    """Return the finding of test `what`. `right` says for each dtype whether this rank's result is right."""
     answers = world.gather_objects(right)
     types = [name for name in right if not all(answer[name] for answer in answers)]
     if types:

@@ -1,4 +1,4 @@
-"""One line of the doctor's report."""
+"""A finding: one line of the report of `hpcsgd doctor`."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from hpcsgd.errors import UserError
 
 QUESTION = Path(__file__).with_name("question.py")
 WITHOUT = {"test", "tests", "idlelib", "turtledemo", "ensurepip", "site-packages", "dist-packages"}
-"""Folders of the standard library that are not packed.
+"""Folders of the standard library that are not packed with it.
 
-The base's packages are packed separately, if the environment uses them.
+Packages of the base installation are packed separately, if the environment uses them.
 """
 INTERPRETERS = re.compile(r"python[\d.]*|[aA]ctivate.*|pyvenv\.cfg")
 """Files that are not copied. The archive has new ones, or unpacking writes them."""
@@ -63,7 +63,7 @@ class Environment:
     path: list[Path]
     """The interpreter's `sys.path`."""
     editable: list[dict[str, Any]]
-    """Packages that are installed in place."""
+    """Descriptions of packages that are installed in place: `name`, `sources` and `leads`."""
 
     @property
     def sources(self) -> list[Path]:
@@ -81,14 +81,14 @@ class Environment:
 
     @property
     def left(self) -> list[Path]:
-        """Folders on the interpreter's path that are not packed."""
+        """Folders on the interpreter's path that are not packed, and are read from where they are."""
         typed = [Path(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         packed = {self.prefix, self.base}
         beside = {source.parent for source in self.sources} - set(typed)
         return [p for p in self.path if p not in beside and not any(p.is_relative_to(x) for x in packed)]
 
     def members(self) -> Iterator[Member]:
-        """Yield all files of the archive; the last one, bin/python, shows that an archive is complete."""
+        """Yield all files of the archive. The last one, bin/python, shows that unpacking is complete."""
         leads = {Path(lead) for each in self.editable for lead in each["leads"]}
         for member in below(self.prefix, ""):
             if member.source in leads or INTERPRETERS.fullmatch(member.name.removeprefix("bin/")):

@@ -28,7 +28,7 @@ class Packed:
 
     file: Path
     name: str
-    """The name of the folder into which nodes unpack the file. It changes with the contents."""
+    """The name of the folder into which nodes unpack the file. Other contents have another name."""
     files: int
     bytes: int
 

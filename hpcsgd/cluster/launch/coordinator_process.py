@@ -18,7 +18,7 @@ PAUSE = 0.5
 
 
 class CoordinatorProcess:
-    """The coordinator's process. `arguments` has its arguments; see `hpcsgd.elastic.__main__`."""
+    """The coordinator's process. For its `arguments`, see `hpcsgd.elastic.__main__`."""
 
     def __init__(self, **arguments: Any) -> None:
         self.address = ""

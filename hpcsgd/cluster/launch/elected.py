@@ -89,7 +89,7 @@ class Elected:
         return self.register().phase is Phase.FINISHED
 
     async def _there(self) -> bool:
-        """Return True if a coordinator answers; otherwise start one here if necessary."""
+        """Return True if a coordinator answers. Otherwise return False, and start one here if it is due."""
         if not self._terms.exists():
             raise UserError(f"{self._folder}: it has been removed")
         term, now = last_claimed(self._terms), time.monotonic()

@@ -35,7 +35,7 @@ class Starter(Protocol):
 
 
 class Mpiexec:
-    """The starter by mpiexec, which starts all replica groups on this machine."""
+    """The starter that uses mpiexec: all replica groups run on this machine."""
 
     host = "127.0.0.1"
     ranks = 0
@@ -52,11 +52,11 @@ class Mpiexec:
 
 
 class Srun:
-    """The starter by srun: each replica group is a step of the Slurm job in which this process runs.
+    """The starter that uses srun: each replica group is a step of the Slurm job of this process.
 
     `words`: further options of srun, such as `--mpi=pmi2`. A replica group is restarted on its nodes or, if
-    one of them is lost, on those with the fewest groups. Slurm does not free cores of a job that has lost a
-    node. So from then on, and once ranks have moved between groups, steps share cores.
+    one of them is lost, on the nodes with the fewest groups. Slurm does not free cores of a job that has lost
+    a node. So after such a loss, and once ranks have moved between groups, steps share cores.
     """
 
     def __init__(self, environ: Mapping[str, str], words: Sequence[str]) -> None:

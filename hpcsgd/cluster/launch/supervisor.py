@@ -36,7 +36,7 @@ QUOTED = 20
 
 
 class Coordination(Protocol):
-    """The coordinator, as the launcher of replica groups uses it."""
+    """The interface of a coordinator to the launcher of replica groups."""
 
     address: str
     """The coordinator's address for replica groups; see `Client`."""
@@ -121,7 +121,7 @@ class Supervisor:
         self._heartbeat_timeout, self._timeout = heartbeat_timeout, timeout
         self._moves_ranks = moves_ranks
         self.fault = False
-        """True if groups failed before the first synchronization, so that the job itself is at fault."""
+        """True if a group failed before the first synchronization, so that the job itself is at fault."""
         self._interrupted = False
         self._ending = False
         """True if the run is over or has to stop, so that no group is restarted."""
@@ -147,12 +147,12 @@ class Supervisor:
     async def _serve(self) -> None:
         await self._coordinator.keep()
         register = self._coordinator.register()
-        if register.phase is Phase.FINISHED:  # a group that is still starting would wait for a coordinator
+        if register.phase is Phase.FINISHED:  # a group that is still starting would wait in vain
             self._kill_others(register.replica_groups)
 
     async def _keep(self, group: ReplicaGroup) -> None:
         while not (self._ending or self._stopping):
-            if self._coordinator.register().phase is Phase.FINISHED:  # while this group was away
+            if self._coordinator.register().phase is Phase.FINISHED:  # it finished while this group was away
                 return
             group.lives += 1
             before = self._coordinator.register().rounds

@@ -1,4 +1,4 @@
-"""``hpcsgd init``: ask for settings that no flag has given, and write files that do not exist yet."""
+"""``hpcsgd init``: ask for settings that no flag gives, and write the files that do not exist yet."""
 
 from __future__ import annotations
 
