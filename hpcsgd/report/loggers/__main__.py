@@ -1,4 +1,4 @@
-"""The program of a logger's process. It ends when the run closes the pipe to its stdin; see `processes`."""
+"""The program of a logger's process, which ends when its stdin is closed or says so; see `processes`."""
 
 from __future__ import annotations
 
