@@ -1,4 +1,4 @@
-"""``hpcsgd compare``: train variants of one job file one after the other, on the same ranks."""
+"""``hpcsgd compare``: train the variants of a job file, one after the other, on the same ranks."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _run(
     with raise_on_all_ranks(world, "reading the job file"):
         chosen = configs(path, overrides, methods)
     log_to_stdout(world.rank)
-    section = next(iter(chosen.values())).training  # the variants share it
+    section = next(iter(chosen.values())).training  # all variants have the same section
     reasons = Reasons(section.time_limit_s, section.stop_before_end_s, asks_scheduler=world.rank == 0)
     use_threads(section.threads)
     compute_alike(section.deterministic)
@@ -206,7 +206,7 @@ def _write(
 
 
 def _comparison(trials: Sequence[Trial], complete: set[str], target: float | None) -> Comparison:
-    """Return the comparison of the trials that have begun."""
+    """Return the comparison of those `trials` whose training has begun."""
     begun = [(trial, file) for trial in trials if (file := trial.folder / "metrics.jsonl").exists()]
     entries = [
         Entry(

@@ -11,7 +11,7 @@ import torch
 from hpcsgd.comm import Communicator
 
 BYTES = 4_000_000
-"""Bytes of each all-to-all that the ranks repeat."""
+"""Bytes that each rank sends in each of the repeated all-to-alls."""
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def busy(world: Communicator) -> Generator[None, None, None]:
 def _send(comm: Communicator, over: threading.Event) -> None:
     """Repeat all-to-alls until `over` is set on all ranks.
 
-    A rank that stopped earlier would leave the others waiting.
+    If a rank stopped before the others, these would wait for it forever.
     """
     sent = torch.ones(-(-BYTES // (4 * comm.size)) * comm.size)
     received = torch.ones_like(sent)

@@ -1,4 +1,4 @@
-"""Measure how fast a rank computes while all ranks compute, with communication threads idle and busy."""
+"""Measure the speed of computing on all ranks at once, with idle and with busy communication threads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ Times = dict[str, list[float]]
 
 
 def measure(world: Communicator, workload: Workload | None, seconds: float) -> Compute:
-    """Measure the parts of a step in about `seconds`. Collective; all ranks return the same result."""
+    """Return the speed of the parts of a step, measured in about `seconds`; the same on all ranks.
+
+    Collective. Without a `workload` only parts that need no model are measured.
+    """
     alone, place = world.split(world.rank, 0), place_on_node(world)
     device = device_for("auto", place) if workload is None else workload.device
     parts = {"mean": _mean(device), **dict(_selections(alone, workload, device))}

@@ -19,14 +19,14 @@ PAIR = ("sendrecv",)
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """A class of communicators to measure, and how to form a communicator of this class."""
+    """A class of communicators to measure, with P × K groups or a pair that has such a communicator."""
 
     link_class: LinkClass
     part: Part
     K: int = 0
     """The size of the groups; 0 for a pair."""
     members: tuple[int, int] = (0, 0)
-    """The ranks of a pair."""
+    """The two ranks, if a pair is measured."""
 
     @property
     def operations(self) -> tuple[str, ...]:

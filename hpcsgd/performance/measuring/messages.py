@@ -1,4 +1,4 @@
-"""Measure every operation on every communicator of a job, with and without the communication thread."""
+"""Measure each operation on each communicator of a job, with and without the communication thread."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def sizes(max_bytes: int) -> list[int]:
 
 
 def measure(world: Communicator, found: list[MeasuredLink], max_bytes: int, seconds: float) -> list[Series]:
-    """Measure all communicators in about `seconds`. Collective; all ranks return the same result.
+    """Return the times of all operations on the communicators `found`, the same on all ranks. Collective.
 
-    While a pair is measured, the other ranks wait, polling now and then as all waiting ranks do.
+    This takes about `seconds`. While a pair is measured, the other ranks wait as in training.
     """
     together = Together(world)
     room = Room(elements_of(max_bytes, world.size))

@@ -1,4 +1,4 @@
-"""``hpcsgd measure``: measure the ranks that were started, and write a machine file."""
+"""``hpcsgd measure``: measure messages and computing of these ranks, and write a machine file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Extent:
 FULL = Extent(max_bytes=64_000_000, seconds=220)
 QUICK = Extent(max_bytes=16_000_000, seconds=33)
 FOR_MESSAGES = 0.8
-"""The share of the time for measuring messages; the rest is for measuring computation."""
+"""The share of the time that is for measuring messages. The rest is for measuring computation."""
 
 
 def run(

@@ -16,7 +16,7 @@ from hpcsgd.performance.measuring.timing import clock
 from hpcsgd.train.training_setup import TrainingSetup, assemble
 
 BATCHES = 4
-"""The largest number of batch sizes to time; the smallest sizes are used."""
+"""The largest number of batch sizes to time. If there are more, the smallest are timed."""
 
 
 class Workload:

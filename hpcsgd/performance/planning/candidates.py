@@ -64,7 +64,10 @@ def _arguments(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ranks_from(text: str) -> list[int]:
-    """Return the numbers in ``64..4096`` (doubling) or ``64,96,128``. Raises `UserError` otherwise."""
+    """Return the numbers of ranks in a text such as ``64..4096`` (doubling) or ``64,96,128``.
+
+    Raises `UserError` for another text.
+    """
     try:
         if found := _RANGE.fullmatch(text):
             low, high = int(found[1]), int(found[2])

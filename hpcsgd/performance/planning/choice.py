@@ -11,7 +11,7 @@ from hpcsgd.performance.planning.estimate import Estimate
 WORTH = 0.5
 """The least efficiency, relative to one node, of a recommendation if the user sets no limits."""
 GAIN = 0.05
-"""The share of a step that another method must save to replace the job file's method."""
+"""The share of a step's time that another method must save to replace the job file's method."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Limits:
     """The user's limits on the cost and duration of a run. A limit of None does not apply."""
 
     budget: float | None = None
-    """Node hours."""
+    """Maximum node hours of the run."""
     deadline: float | None = None
-    """Hours for all epochs."""
+    """Maximum hours of all epochs."""
 
     def __post_init__(self) -> None:
         for name in ("budget", "deadline"):

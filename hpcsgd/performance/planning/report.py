@@ -1,4 +1,4 @@
-"""Show a plan as a table and as JSON."""
+"""The forms in which a plan is shown: a table, a recommendation in words, and JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEAD = (
 )
 
 LEAST = 0.005
-"""The least share of a step at which a phase is shown."""
+"""Phases that take a smaller share of a step are not shown."""
 
 
 def row(e: Estimate) -> str:

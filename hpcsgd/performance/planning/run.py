@@ -90,9 +90,9 @@ def estimates(
     *,
     sync_rate: float | None = None,
 ) -> tuple[list[Estimate], dict[str, str]]:
-    """Return the estimates of every option for every P × K, and why options were left out.
+    """Return the estimates of every option for every P × K, and the reasons why options were left out.
 
-    Raises `UserError` if no option is left.
+    Raises `UserError` if there is no estimate.
     """
     per_rank = one_node(subject, machine, limit)
     found: list[Estimate] = []

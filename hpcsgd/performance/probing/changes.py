@@ -46,7 +46,7 @@ class Changes:
 
 
 def table(changes: Changes) -> list[str]:
-    """Return the table's head and a row for each of `LSSRS`."""
+    """Return the lines of the table: its head, and a row for each of `LSSRS`."""
     rows = [HEAD]
     for wanted in LSSRS:
         delta = changes.delta(wanted)
@@ -58,7 +58,7 @@ def table(changes: Changes) -> list[str]:
 
 
 def to_json(changes: Changes, setting: dict[str, Any]) -> dict[str, Any]:
-    """Return all numbers as a JSON object. `setting` describes the training that was measured."""
+    """Return `changes` as a JSON object. `setting` describes the training that was measured."""
     rows = [{"delta": (d := changes.delta(wanted)), "lssr": changes.lssr(d)} for wanted in LSSRS]
     return {"setting": setting, "rows": rows, "deltas": changes.deltas.tolist()}
 

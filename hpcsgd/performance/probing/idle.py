@@ -27,7 +27,7 @@ class Offload(Protocol):
     """A place that keeps the tensors of idle models. A model is identified by its number `i`."""
 
     def put(self, i: int, tensors: Iterable[Tensor]) -> None:
-        """Store the tensors of model `i`, which are not used again before `awake` restores them."""
+        """Store the tensors of model `i`. They must not be used again before `awake` restores them."""
         ...
 
     @contextmanager

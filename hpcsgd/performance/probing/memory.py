@@ -34,7 +34,7 @@ def require_room(each: int, Ps: Sequence[int], free: int, world: Communicator) -
 
 
 def model_bytes(tensors: Sequence[Tensor]) -> int:
-    """Return the bytes of `tensors`, without gradients, which only the model in training has."""
+    """Return the bytes of `tensors`. Gradients do not count: only the model that trains now has them."""
     return sum(x.numel() * x.element_size() for x in tensors)
 
 

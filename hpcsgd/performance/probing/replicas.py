@@ -1,4 +1,4 @@
-"""P virtual groups of K ranks each, which any number of real ranks train by turns.
+"""P virtual groups of K virtual ranks each, which any number of real ranks train in turn.
 
 A group is one local model with batches of B samples: its K members give it K gradients of B/K samples each.
 So P models on n ranks, trained in turn, do the same training as P·K real ranks.
@@ -48,7 +48,7 @@ class Trainee:
     optimizer: optim.Optimizer
     members: Sequence[VirtualRank]
     after_update: Callable[[], None] = field(default=lambda: None)
-    """Called after each update, for a learning-rate scheduler."""
+    """A function to call after each update, for a learning-rate scheduler."""
     precision: Precision = field(default_factory=Precision)
     """The precision of this group alone, so that other groups still update if its gradients overflow."""
 
@@ -61,7 +61,7 @@ class Trainee:
 
 @dataclass(frozen=True)
 class Chance:
-    """Functions that read and set the process-wide random state, which virtual ranks use in turn."""
+    """Functions that read and set the random state of the process, which virtual ranks use in turn."""
 
     read: Callable[[], dict[str, Any]]
     set: Callable[[dict[str, Any]], None]

@@ -1,4 +1,4 @@
-"""Batches and random states of virtual ranks, the same as those of real ranks."""
+"""The batches and random states of virtual ranks, which equal those of real ranks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Inputs of a simulation: where ranks run, and how long each part of a step takes.
+"""Inputs of a simulation: the hosts of the ranks, and the seconds of each part of a step.
 
-This module knows no machine and no model. Seconds come from a file or from a caller that knows the machine.
+The seconds are given by a file or a caller, and do not depend on a machine or model here.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ class Durations:
     """Seconds of each part of a step, from the time when all participants have begun it."""
 
     grad_reduce: float = 0.0
-    """Gradient reduction in a group."""
+    """Seconds of the gradient reduction in a group."""
     update: float = 0.0
     model_average: float = 0.0
-    """Average over all groups, in which all ranks communicate at once."""
+    """Seconds of the average over all groups, in which all ranks communicate at once."""
     gather: float = 0.0
-    """Allgather of the shards in a group."""
+    """Seconds of the allgather of the shards in a group."""
     message: Message = Message()
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ TRIED = 2.0 ** np.linspace(-2.5, 2.5, 81)
 LONGEST = 5.0
 """The longest work or restart to simulate, in units of M. Of longer ones, under 1 in 150 would succeed."""
 FAILURES_SEEN = 40_000
-"""Failures to simulate in all repetitions, so that the mean lost time is exact to half a percent."""
+"""Failures to simulate in all repetitions together, so that the mean lost time is exact to 0.5 %."""
 REPETITIONS = (64, 4096)
 MOST = 100_000
 """The largest number of failures of a job; to simulate them takes a minute."""
@@ -42,11 +42,11 @@ class Failures:
     work_seconds: float = 86_400.0
     """Duration of the job without failures and checkpoints."""
     interval_seconds: float | None = None
-    """Work between checkpoints; None: the best interval that is found."""
+    """Seconds of work between checkpoints; None: the best interval that the simulation finds."""
     rank_mtbf_seconds: float | None = None
     """Mean time between failures of a rank's process; None: it fails only with its node."""
     heartbeat_timeout_seconds: float = 10.0
-    """Seconds that the others wait for a silent group, if groups die one by one."""
+    """Seconds that living groups wait for a silent group, if groups die one by one."""
     syncs_per_epoch: int = 1
     """Synchronizations of an epoch, at whose start dead groups may return, if groups die one by one."""
 
@@ -211,7 +211,7 @@ def jobs(failures: Failures, M: float, intervals: Seconds, repetitions: int, rng
     last = W - (pieces - 1) * intervals[:, None]
     shape = (len(intervals), repetitions)
     saved, restarts, lost, count = (np.zeros(shape) for _ in range(4))
-    """Saved pieces of work, then seconds (restarts, lost), then the number of failures."""
+    """Per job: pieces of work (saved), seconds of restarts and of lost work, number of failures."""
     going = np.ones(shape, bool)
     start = 0.0
     while going.any():

@@ -22,7 +22,7 @@ class Links:
         self._free = np.zeros(hosts)
 
     def begin(self, hosts: Indices, times: Seconds) -> Seconds:
-        """Return when messages that reach the links of `hosts` at `times` begin to be sent."""
+        """Return the times at which messages that reach the links of `hosts` at `times` begin to be sent."""
         if not self.busy:
             return times
         order = np.lexsort((times, hosts))

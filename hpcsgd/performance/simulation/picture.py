@@ -54,7 +54,7 @@ def _seconds(axes: Axes, stats: RankTimes, P: int) -> None:
 
 
 def _apart(axes: Axes, stats: RankTimes) -> None:
-    """Draw how many steps the first and the last group are ahead of the mean, over time."""
+    """Draw, over time, how many steps the first and the last group are ahead of the groups' mean."""
     steps = np.arange(1, len(stats.mean) + 1)
     time = stats.mean
     for name, ends, colour in (

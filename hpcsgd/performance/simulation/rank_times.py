@@ -1,4 +1,4 @@
-"""The time of a simulated run by cause, step by step."""
+"""The seconds of a simulated run by cause, and the times at which steps ended, for each step."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Simulation:
     compute: Distribution
     durations: Durations
     waits: Waits
-    """How the method's groups wait for each other: its `StepPlan.waits`."""
+    """How the method's groups wait for each other, which is `StepPlan.waits` of the method."""
     steps: int
     stragglers: Stragglers | None = None
     failures: Failures | None = None

@@ -36,7 +36,7 @@ class SimulatedRun:
         """The time at which all averages are done that no step has used yet."""
 
     def part(self, first: int, T: int, start: float) -> SimulatedRun:
-        """Return this run's steps from `first` to before T, which all groups begin at time `start`."""
+        """Return the part of this run with steps `first` to T − 1, which all groups begin at time `start`."""
         part = copy.copy(self)
         part.first, part.T, part.start, part.under_way = first, T, start, 0.0
         return part

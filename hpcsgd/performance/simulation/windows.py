@@ -47,7 +47,10 @@ class Inbox(Protocol):
 
 
 def in_windows(course: SimulatedRun, inbox: Inbox) -> None:
-    """Run all steps: compute, reduce gradients, update, send if due, wait for needed messages, gather."""
+    """Simulate all steps of `course`: compute, reduce gradients, update, send, wait for messages, gather.
+
+    `inbox` decides which groups send after a step, and which messages a group waits for.
+    """
     P, d, tau = course.layout.P, course.durations, inbox.staleness
     everyone = np.arange(P)
     work, links, sent = Table(course), course.links(), _Sent(tau, P)

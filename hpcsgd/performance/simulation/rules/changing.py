@@ -11,7 +11,7 @@ from hpcsgd.performance.simulation.simulated_run import Rule, SimulatedRun
 
 @dataclass(frozen=True)
 class Changing:
-    """The rule `first` for steps 1 to `at`, then an average of all groups, then the rule `then`."""
+    """The rule of a method that changes: `first` for steps 1 to `at`, an average of all groups, `then`."""
 
     first: Rule
     then: Rule

@@ -21,7 +21,7 @@ from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 
 @dataclass(frozen=True)
 class Delayed:
-    """Averages of all groups begin after every `period` steps; groups use them `steps` ≥ 1 steps later."""
+    """The rule of averages that begin after every `period` steps and are used `steps` ≥ 1 steps later."""
 
     period: Period
     steps: int

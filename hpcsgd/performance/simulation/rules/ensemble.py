@@ -27,7 +27,10 @@ PATIENCE = 1000
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Synchronizations every `every` (T) steps. An epoch has `Failures.syncs_per_epoch` synchronizations."""
+    """The rule of EnsembleSync, which synchronizes after every `every` (T) steps.
+
+    An epoch has `Failures.syncs_per_epoch` synchronizations.
+    """
 
     every: int
     dies_as_one = False
@@ -66,7 +69,7 @@ class _ReplicaGroups:
         self._dies = np.full(P, np.inf)
         self._begin_life(self.alive, self.F)
         self._in_vain = np.zeros(course.T, int)
-        """For each step, how often all groups have begun again at it."""
+        """For each step, how often all groups have begun again at this step."""
 
     def step(self, t: int, round_began: int) -> None:
         """Simulate step `t` up to its synchronization, and mark the groups that die before that.

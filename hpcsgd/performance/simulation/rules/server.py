@@ -72,7 +72,7 @@ class _Open:
         return np.arange(len(groups))
 
     def deliver(self, groups: Indices, steps: Indices, times: Seconds) -> None:
-        """Ignore messages, because no group waits for them."""
+        """Do nothing, because no group waits for messages."""
 
     def there(self, groups: Indices, steps: Indices) -> Seconds:
         return np.full(len(groups), -np.inf)
