@@ -111,7 +111,7 @@ def check_replica_groups(
 
 
 def check_probe(path: Path, overrides: Sequence[str]) -> Checked:
-    """Check a probe: build everything that the job file names. Raises `UserError` if it would fail."""
+    """Check a probe: build everything that the job file names. Raises `UserError` if it cannot run."""
     config = load(path, overrides)
     plan_of(config, path, None, 1)
     _assemble_alone(config, path)
@@ -119,7 +119,7 @@ def check_probe(path: Path, overrides: Sequence[str]) -> Checked:
 
 
 def check_measure(path: Path, overrides: Sequence[str]) -> Checked:
-    """Check a measurement: build everything that the job file names. Raises `UserError` if it would fail."""
+    """Check a measurement: build what the job file names. Raises `UserError` if it cannot be measured."""
     config = load(path, overrides)
     _assemble_alone(_undivided(config), path)
     return Checked(config, "groups of every size in turn")

@@ -37,7 +37,7 @@ class CoordinatorProcess:
             await asyncio.sleep(PAUSE)
 
     async def start(self) -> None:
-        """Start the process if it does not run, always at the same port so that replica groups reach it."""
+        """Start the process if it does not run. After the first time, use the port that groups know."""
         if self._process is not None and self._process.returncode is None:
             return
         self._process = await asyncio.create_subprocess_exec(

@@ -74,7 +74,7 @@ class Elected:
         return newest(self._terms)
 
     async def end(self) -> None:
-        """End this launcher's coordinator. After the training, wait until it has informed all groups."""
+        """End this launcher's coordinator. After the training, first give it time to inform all groups."""
         process = self._process
         if process is not None and self.has_it:
             assert process.stdin is not None

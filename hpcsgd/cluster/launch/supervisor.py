@@ -98,7 +98,7 @@ class ReplicaGroup:
 
 
 class Supervisor:
-    """Runs the groups that are keys of `ranks`, with their numbers of ranks, out of `count` groups."""
+    """Runs the groups in `ranks` ({number: ranks}) of `count`. With `moves_ranks` a restart changes ranks."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ class Kind:
     """The values that job files for data of one form, such as images or tokens, have in common."""
 
     models: Mapping[str, tuple[str, ...]]
-    """The models for such data, each with the names of its arguments, which are sizes of the data."""
+    """The models for data of this form, each with the names of its arguments, which are sizes of the data."""
     optimizer: Values
     schedule: Values
     arguments: Values = field(default_factory=dict[str, Any])
