@@ -19,7 +19,7 @@ PAIR = ("sendrecv",)
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """A class of communicators to measure, with P × K groups or a pair that has such a communicator."""
+    """A class of communicators to measure, and the groups or pair of ranks that form one of this class."""
 
     link_class: LinkClass
     part: Part

@@ -52,7 +52,7 @@ def _allreduce(via: Via, x: Tensor, out: Tensor) -> Callable[[], Any]:
 
 
 def _bcast(via: Via, x: Tensor, out: Tensor) -> Callable[[], Any]:
-    """Return a broadcast with a new root per call, because a fixed root would finish before the others."""
+    """Return a broadcast with a new root per call, because a fixed root would finish before other ranks."""
     roots = itertools.cycle(range(via.size))
     return lambda: via.bcast(x, next(roots))
 

@@ -48,7 +48,7 @@ class Failures:
     heartbeat_timeout_seconds: float = 10.0
     """Seconds that living groups wait for a silent group, if groups die one by one."""
     syncs_per_epoch: int = 1
-    """Synchronizations of an epoch, at whose start dead groups may return, if groups die one by one."""
+    """Synchronizations per epoch. If groups die one by one, dead ones may return when an epoch begins."""
 
     def __post_init__(self) -> None:
         positive = (
