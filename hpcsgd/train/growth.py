@@ -66,9 +66,9 @@ def is_flat(distances: Sequence[float]) -> bool:
 def growth(smaller: int, D: Sequence[Sequence[float]], larger: int, E: Sequence[Sequence[float]]) -> Growth:
     """Return the growth from P = `smaller` with distances `D` to P' = `larger` with `E`.
 
-    `D` and `E` have one series of distances per seed. The n-th distance of a series is compared with the n-th
-    of the other, for the last `COMPARED` numbers n that both series have. Up to the n-th synchronization the
-    groups of both had made equally many updates, and were at the same point of their warm-ups.
+    `D` and `E` have one series of distances per seed. The n-th distances of two series are compared, for the
+    last `COMPARED` numbers n that both series have. At the n-th synchronization all groups have made equally
+    many updates, with P and with P', and are at the same point of their warm-ups.
     """
     ratios: list[float] = []
     for d, e in zip(D, E, strict=True):

@@ -99,7 +99,7 @@ def train(
 ) -> str | None:
     """Train as `config`, read from the file `source`, says. Return why training stopped early, or None.
 
-    In an elastic run `topology` is one replica group, and `elastic_average` connects it to the others.
+    In an elastic run `topology` is one replica group, and `elastic_average` connects it to other groups.
     Collective.
     """
     config = tuned(config, topology, source, resume)
