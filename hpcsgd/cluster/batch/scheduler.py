@@ -50,9 +50,9 @@ class Scheduler:
     values: Callable[[Order], Values]
     """A function that returns, for a job, the values that only this scheduler's templates have."""
     submits: tuple[str, ...]
-    """The command that submits the script at its end, and prints the job's number."""
+    """The command that submits a script, if the script's path is added to it; prints the job's number."""
     tries: tuple[str, ...] | None
-    """The command that reports whether the script at its end would be accepted; None if there is none."""
+    """The command that reports, with the script's path added, whether a script is accepted; or None."""
     starting: str
     """The command that starts ranks by default, as text for the user."""
     kinds: Mapping[str, str]
