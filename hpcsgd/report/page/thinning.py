@@ -68,7 +68,7 @@ class Thinned:
             self._buckets.append(new)
 
     def extremes(self) -> tuple[float, float] | None:
-        """Return the smallest and the largest value, or None if there are none."""
+        """Return the smallest and the largest value of the course, or None if it has no finite values."""
         if not self._buckets:
             return None
         return min(b.low[1] for b in self._buckets), max(b.high[1] for b in self._buckets)
@@ -83,7 +83,7 @@ class Thinned:
         return found
 
     def means(self, most: int) -> Points:
-        """Return the means of at most `most` buckets."""
+        """Return the mean position and the mean value of each bucket, of at most `most` joined buckets."""
         return [(b.places / b.values, b.total / b.values) for b in self._few(most)]
 
     def _few(self, most: int) -> list[Bucket]:
