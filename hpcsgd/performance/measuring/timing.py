@@ -17,7 +17,7 @@ from hpcsgd.cost.fit import SIZES
 ROUNDS = 40
 LEAST_ROUNDS = 3
 BLOCK_SECONDS = 2e-3
-"""Seconds of a timed block of short calls. Single calls are too short: ranks leave a barrier unevenly."""
+"""Seconds of a timed block of short calls; one call is too short, because ranks leave barriers unevenly."""
 LARGEST_BLOCK = 20
 SHARE = 0.25
 """The largest message size is the first whose `LEAST_ROUNDS` rounds take more than this share of the time."""

@@ -58,7 +58,7 @@ class Plan:
     settle: int = 100
     """Steps for which one model trains alone, before all groups start from it."""
     ramp: int = 2
-    """Synchronizations over which the rate climbs from that of one group to that of P groups."""
+    """Number of synchronizations during which the learning rate climbs from one group's to P groups'."""
     cap: int = 20
     """The largest number of synchronizations, after which the distance D counts even if it is not flat."""
     threshold: float = THRESHOLD
