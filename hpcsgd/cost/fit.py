@@ -36,11 +36,11 @@ SIZES_OF_A_PIECE = 3
 NOTHING = 1e-9
 """The lower bound of the scaled α and β, because a logarithm needs a positive number."""
 SCATTER = 0.1
-"""Residuals above about this count as disturbances, with less weight than their square."""
+"""Residuals above about this value count as disturbances: their loss is less than their square."""
 HELD = 0.9
 """The share of the held-out points that are within the reported error."""
 EXACT = 1e-3
-"""Residuals below this never justify another piece."""
+"""Residuals below this value are so small that no further piece is added to reduce them."""
 
 
 def fit(points: Sequence[Points]) -> Link:

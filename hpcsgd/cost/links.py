@@ -119,6 +119,6 @@ class Points:
 
 
 def require_operation(operation: str, allowed: Collection[str]) -> None:
-    """Raise `UserError` if `operation` is not `allowed`."""
+    """Raise `UserError`, with the nearest allowed name, unless `operation` is in `allowed`."""
     if operation not in allowed:
         raise UserError(f"operation = {operation!r}: {near_miss(operation, allowed)}")

@@ -32,7 +32,7 @@ class Buckets:
 
 @dataclass(frozen=True)
 class Update:
-    """The optimizer's update of the whole model."""
+    """The optimizer's update of all elements that a rank updates, and when its parts can begin."""
 
     seconds: float
     in_parts: bool
@@ -47,9 +47,9 @@ class Exposed:
 
     grad_reduce: float
     gather: float
-    """The parameter gather of a local step."""
+    """The exposed seconds of the parameter gather in a local step."""
     gather_after_sync: float
-    """The parameter gather of a step with a synchronization."""
+    """The exposed seconds of the parameter gather in a step with a synchronization."""
 
 
 def exposed(ready: Seconds, backward: float, b: Buckets, update: Update) -> Exposed:

@@ -39,7 +39,7 @@ LARGER = 0.2
 `benchmarks/model_error.py` measures about this value.
 """
 COMPUTE_ERROR = 0.1
-"""The assumed relative error of a rank's compute seconds, as a factor 1 + this in either direction."""
+"""The assumed relative error e of compute seconds: they are right within a factor 1 + e, up or down."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Computed:
     selection: float = 0.0
     update: float = 0.0
     slowed: float = 1.0
-    """The factor by which the backward pass is slower while the communication thread is busy."""
+    """The factor by which the backward pass takes longer while the communication thread is busy."""
 
     def times(self, factor: float) -> Computed:
         parts = (self.forward, self.backward, self.selection, self.update)

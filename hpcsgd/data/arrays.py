@@ -42,7 +42,7 @@ class Labelled:
         return {split: len(part.y) for split, part in self.parts.items()}
 
     def write(self, file: h5py.File, kind: str) -> Holds:
-        """Write the arrays to `file`, a new dataset file, and return its content."""
+        """Write the arrays to `file`, a new dataset file of the collection `kind`; return its header."""
         label(file, "arrays", kind=kind, classes=self.classes)
         for split, (x, y) in self.parts.items():
             group = file.create_group(split)
@@ -53,7 +53,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Holds:
-    """A description of a dataset file of arrays: its collection, shape of samples and number of classes."""
+    """The header of a dataset file of arrays: its collection, shape of samples and number of classes."""
 
     kind: str
     shape: tuple[int, ...]

@@ -21,9 +21,9 @@ AHEAD = 32
 class Batches(torch.utils.data.Sampler[list[int]]):
     """A batch sampler for `DataLoader(batch_sampler=...)` that yields what is left of the sampler's epoch.
 
-    `sampler` yields the samples of the group, in batches of B. Rank j of the K ranks of the group gets the
-    samples j, j + K, j + 2K, … of each batch. A last batch of fewer than K samples is left out. For a
-    `Stream` a last batch of fewer than B samples is left out.
+    `sampler` yields the samples of a group, or with K = 1 those of a single rank. They are divided into
+    batches of B. Rank j of the K ranks gets the samples j, j + K, j + 2K, … of each batch. A last batch of
+    fewer than K samples is left out. For a `Stream` a last batch of fewer than B samples is left out.
     """
 
     def __init__(self, sampler: Sampler, B: int, K: int = 1, j: int = 0) -> None:

@@ -54,7 +54,10 @@ class Vocabulary:
 
     @staticmethod
     def read(file: h5py.File) -> Vocabulary:
-        """Read the vocabulary. Raises `KeyError` if something is missing, and `OSError` if it is damaged."""
+        """Read the vocabulary of `file`.
+
+        Raises `KeyError` if a part of the vocabulary is missing, and `OSError` if one is damaged.
+        """
         attributes: dict[str, Any] = dict(file.attrs)
         return Vocabulary(
             attributes["kind"].decode(),

@@ -92,7 +92,7 @@ def remove_others(store: Path, shards: Mapping[str, Sequence[Written]]) -> None:
 
 
 def complete(folder: Path, files: Sequence[File]) -> Written | None:
-    """Return the shard of these `files` if it is complete, or None. Checksums are not compared here."""
+    """Return the shard of `files` in `folder` if it is complete, or None; checksums are not compared."""
     name = f"{fingerprint(files)}.h5"
     try:
         with h5py.File(folder / name, "r", locking=False) as file:

@@ -173,7 +173,7 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
 
     @property
     def step(self) -> int:
-        """The step of the epoch that training has reached."""
+        """The number of the epoch's next step, counted from 0."""
         return self.sampler.taken // self.per_step
 
     def sharers(self, step: int) -> list[int]:

@@ -119,7 +119,7 @@ class Loader:
         self._sampler.set_epoch(self.epoch + 1)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the seed, the epoch, and the number of its samples that all ranks have consumed."""
+        """Return the sampler's state: seed, epoch, and how many of its samples all ranks have consumed."""
         return self._sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

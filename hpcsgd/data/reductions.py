@@ -27,7 +27,7 @@ from hpcsgd.errors import UserError, located
 
 SCALES = (2, 4)
 TILE = 64
-"""Side, in pixels, of a tile that is read as a whole."""
+"""Side, in pixels, of the square tiles in which the file stores images; a tile is read as a whole."""
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         self._consumed = self._checked(consumed)
 
     def advance(self, samples: int) -> None:
-        """Count `samples` further samples of every rank as consumed, or those that are left."""
+        """Count `samples` further samples of every rank as consumed, at most those that are left."""
         consumed = self._consumed + samples * self._ranks
         self._consumed = self._checked(consumed if self._drop_last else min(consumed, self._assigned))
 

@@ -106,7 +106,7 @@ class TokenSegments:
             del self._expected[next(iter(self._expected))]
 
     def windows(self, starts: NDArray[np.int64], length: int) -> Tokens:
-        """Return `length` tokens from each of `starts` on: [len(starts), length]."""
+        """Return the windows of `length` tokens that begin at `starts`: [len(starts), length]."""
         content = self._mapped()
         self._check(content, starts, length)
         shards, places = np.divmod(starts, SHARD)

@@ -23,7 +23,7 @@ EOS, UNKNOWN = "<eos>", "<unk>"
 
 
 class Tokenizer(Protocol):
-    """A tokenizer. Tokens are numbers from 0 to `types` − 1; `end` follows each document."""
+    """A tokenizer, which converts texts to numbers from 0 to `types` − 1; `end` follows each document."""
 
     @property
     def name(self) -> str:

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 NOTHING = Register()
-"""The register before the coordinator has sent one."""
+"""The register that a client has before the coordinator has sent one."""
 
 
 class Evicted(Exception):

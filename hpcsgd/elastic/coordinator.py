@@ -90,7 +90,7 @@ class Coordinator:
         return self.membership.register
 
     async def serve(self, host: str, port: int = 0) -> None:
-        """Serve at `host`, an address in the job's own network; set `address` once listening."""
+        """Serve clients at `host`, an address in the job's own network; set `address` once listening."""
         server = await asyncio.start_server(self._converse, host, port)
         self.address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
         async with server:

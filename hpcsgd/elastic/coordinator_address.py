@@ -32,7 +32,7 @@ PAUSE = 0.25
 
 @dataclass(frozen=True)
 class CoordinatorAddress:
-    """The address of the coordinator of one term."""
+    """The address of the coordinator of one term, and the token of the run."""
 
     address: str
     """host:port; empty once the coordinator has left, so that the next one starts at once."""

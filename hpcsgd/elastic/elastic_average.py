@@ -79,7 +79,7 @@ class ElasticAverage:
         self.report = Report()
         """The report about the training that this rank sends in the next round; the training loop sets it."""
         self.seconds = 0.0
-        """Seconds spent averaging."""
+        """Seconds that this rank has spent averaging so far."""
         self.counted: tuple[int, ...] = ()
         """The replica groups whose models are in the last mean."""
         self.index, self.count = replica_group, replica_groups
@@ -218,7 +218,7 @@ class ElasticAverage:
             )
 
     def _sum(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> None:
-        """Compute the mean of this rank's shards in `aside`. Raises `OSError` if a connection breaks."""
+        """Average this rank's shards of `w` into `aside`. Raises `OSError` if a connection breaks."""
         now = self._generation
         self._client.arrive(now.generation, self._due)
         counting = self._client.register.counting

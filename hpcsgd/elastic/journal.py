@@ -38,10 +38,10 @@ class Superseded(Exception):
 
 
 class Journal(Protocol):
-    """Saves and loads the register of one coordinator."""
+    """The place in which a coordinator saves the register, and finds that of the coordinator before."""
 
     def load(self) -> Register:
-        """Return the register to continue from."""
+        """Return the last saved register, from which this coordinator continues, or an initial one."""
         ...
 
     def write(self, now: Register) -> None:
@@ -54,7 +54,7 @@ class Journal(Protocol):
 
 
 class Alone:
-    """The journal for coordinators of which only one runs at a time: a single file."""
+    """The journal in a single file, for coordinators of which only one runs at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -68,7 +68,10 @@ class Membership:
         self._close_if_all_came()
 
     def vote(self, replica_group: int, rank: int, generation: int, rounds: int, ballot: Vote) -> None:
-        """Record the vote of a rank that has the whole mean of the round after `rounds`."""
+        """Record the vote of a rank that has the whole mean; commit the round if all ranks have voted.
+
+        The round is the one after `rounds` committed rounds.
+        """
         if not self._running(replica_group, generation, rounds):
             return
         self._votes[replica_group, rank] = ballot
@@ -81,7 +84,7 @@ class Membership:
             self._open()
 
     def object(self, replica_group: int, generation: int, rounds: int) -> None:
-        """Abort the round after `rounds`, because a rank of a member cannot finish it."""
+        """Abort the round after `rounds` committed rounds, because a rank of a member cannot finish it."""
         if self._running(replica_group, generation, rounds):
             self._open()
 

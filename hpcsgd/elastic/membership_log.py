@@ -1,4 +1,4 @@
-"""Write changes of the register to the event log."""
+"""The writer that reports changes of the register to the event log."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Rebalancing:
 
 
 def _alpha(seconds: Mapping[int, float], units: Mapping[int, int]) -> dict[int, float]:
-    """Return α_i = t_i·x_i of each group in `units`; if it is unknown, the mean of the known ones."""
+    """Return α_i = t_i·x_i for each group in `units`; if t_i or x_i is missing, the mean of the others."""
     known = {
         replica_group: seconds[replica_group] * x
         for replica_group, x in units.items()

@@ -82,7 +82,7 @@ class Register:
     rounds: int = 0
     """The number of committed rounds."""
     began: int = 0
-    """The number of committed rounds before this generation."""
+    """The number of rounds that were committed before this generation began."""
     phase: Phase = Phase.OPEN
     members: tuple[Member, ...] = ()
     """The members of this generation (of the last one while the register is open), by ascending number."""
@@ -112,7 +112,7 @@ class Register:
         return {(member.replica_group, rank) for member in self.members for rank in range(member.ranks)}
 
     def stops(self, replica_group: int) -> bool:
-        """Return True if the replica group has to stop here."""
+        """Return True if `replica_group` has to save and stop after the last committed round."""
         return self.leaving or replica_group in self.going
 
     def grants(self, replica_group: int, last: int) -> bool:

@@ -58,7 +58,7 @@ class PairShard:
         """Copy the initial values `x`; `owned` are the model's shards, which set the layout. Collective."""
         self.x = [_kept(chunk) for chunk in x]
         self.averaged = 0
-        """How many averages were made since the last `update`."""
+        """The number of averages of x with other groups since the last `update`."""
         self._inter_group = inter_group
         self._lock = threading.Lock()
         self._sent, self._answer, self._average = (MessageBuffer.like(owned, HOST) for _ in range(3))
@@ -97,13 +97,13 @@ class PairShard:
 
     @contextlib.contextmanager
     def at_rest(self) -> Generator[None, None, None]:
-        """Wait until no average is under way, and let none begin inside the block. Collective."""
+        """Wait until no average is under way on any rank; inside the context none begins. Collective."""
         self.take_in()
         with self._service.at_rest():
             yield
 
     def mean(self) -> list[Tensor]:
-        """Return the mean of the x of all groups. Collective."""
+        """Return the mean of x over all groups, as this rank's shards. Collective."""
         with self.at_rest():
             mean = [x.clone() for x in self.x]
             for x in mean:
@@ -111,7 +111,10 @@ class PairShard:
         return mean
 
     def _reply(self, active: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
-        """Average x with the request of an active group; return the answer. Runs on the server's thread."""
+        """Average x with the x_i in the request of group `active`; return the new x as the answer.
+
+        The request server's thread calls this.
+        """
         with self._lock:
             for x in self.x:
                 x.div_(2)
@@ -135,7 +138,7 @@ class PairAverage:
         self.seed = seed
         self.traits = Traits(RandomPartner(seed), histogram_names=("staleness",))
         self._shared: PairShard | None = None
-        """Set in the first step, if there are several groups."""
+        """This rank's x and connection; made in the first step, if there are several groups."""
         self._saved: list[Tensor] | None = None
         """The initial value of x, if it was loaded before `_shared` exists."""
         self._model: MessageBuffer | None = None

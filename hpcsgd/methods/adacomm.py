@@ -87,7 +87,7 @@ class Adaptive:
         self.block = block
         self.block_state = BlockState(I_0)
         self._world: Communicator | None = None
-        """All ranks, known from the first step on."""
+        """The communicator of all ranks; None before the first step."""
 
     @property
     def traits(self) -> ScheduleTraits:
@@ -162,7 +162,7 @@ class Adaptive:
 
 
 def _means(ranks: Communicator, *numbers: float) -> list[float]:
-    """Return the mean of each number over all ranks. Collective."""
+    """Return the mean of each of `numbers` over all ranks. Collective."""
     means = torch.tensor(numbers, dtype=torch.float64, device="cpu")
     ranks.allreduce(means, "mean").wait()
     return [mean.item() for mean in means]

@@ -123,7 +123,7 @@ class OuterOptimizer:
         return State(replicated={"rest": states[0]}, sharded={"theta": self._theta, **moments})
 
     def load_state_dict(self, state: State) -> None:
-        """Store the state, which takes effect in the next step."""
+        """Store `state`; `prepare` loads it into θ and the outer optimizer at the next step."""
         self._saved, self._optimizer = state, None
 
     def _start(self, mine: Sequence[Tensor]) -> None:

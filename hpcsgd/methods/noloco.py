@@ -119,7 +119,7 @@ class PairOuterStep:
         return State(sharded={"phi": self._phi, "delta": self._delta}) if self._phi else self._saved
 
     def load_state_dict(self, state: State) -> None:
-        """Store the state, which takes effect in the next step."""
+        """Store `state`; `prepare` loads φ and δ from it at the next step."""
         self._saved, self._phi, self._delta = state, [], []
 
     def _sendrecv(self, s: StepContext, partner: int, like: Sequence[Tensor], moved: list[Tensor]) -> None:

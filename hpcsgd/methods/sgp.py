@@ -106,7 +106,7 @@ class PushSum:
         return found
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """Return the messages of line 3, averaged over a period of the graph."""
+        """Return the messages that carry x_i and w_i (line 3), averaged over a period of the graph."""
         nbytes = mean_peers(self.graph, m.P) * m.message_buffer()
         leaving = mean_leaving(self.graph, m.P, m.groups_per_host)
         return [

@@ -152,7 +152,7 @@ class SparseDelta:
         return State(sharded={"theta": self._theta, "error": self._error}) if self._theta else self._saved
 
     def load_state_dict(self, state: State) -> None:
-        """Store the state, which takes effect in the next step."""
+        """Store `state`; `prepare` loads θ and e from it at the next step."""
         self._saved, self._theta, self._error = state, [], []
 
     def _start(self, owned: Sequence[Tensor], filled: list[list[slice]]) -> None:

@@ -150,7 +150,7 @@ class Streaming:
         return State(replicated=replicated, sharded=chunks, per_rank={"distances": distances})
 
     def load_state_dict(self, state: State) -> None:
-        """Store the state, which takes effect in the next step."""
+        """Store `state`; `prepare` loads it into the fragments at the next step."""
         for stream in self._streams:
             if stream.pending is not None:
                 stream.pending.wait()

@@ -56,7 +56,7 @@ class Switch:
 
     @property
     def sequence(self) -> tuple[tuple[int | None, Method], ...]:
-        """Both methods in order, each with the number of its last step, or None if that is not known.
+        """Both methods in order, each with the number of its last step, or None if it has none known.
 
         `first` is left out if it trains no step.
         """

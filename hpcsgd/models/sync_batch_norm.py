@@ -136,7 +136,7 @@ class SyncBatchNorm(BatchNorm):
         )
 
     def _factor(self) -> float:
-        """Count this step, and return the weight of its statistics in the running statistics."""
+        """Count this step, and return the weight of the batch's mean and variance in the running ones."""
         if self.num_batches_tracked is None:
             return self.momentum or 0.0
         self.num_batches_tracked.add_(1)

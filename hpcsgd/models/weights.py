@@ -51,7 +51,7 @@ def load_into(model: nn.Module, path: Path) -> None:
 
 
 def read(path: Path) -> Weights:
-    """Return the weights at `path` by name, on the host. Raises `UserError` if they cannot be read."""
+    """Return the weights at `path` by name, in host memory. Raises `UserError` if they cannot be read."""
     try:
         if path.is_dir():
             return _read_folder(path)

@@ -29,7 +29,7 @@ class FragmentSync:
     fragment: Fragment
     how: Averager
     pending: PendingAverage | None = None
-    """The average under way, if there is one."""
+    """The average of this fragment that is under way, if there is one."""
 
     distance: float | None = None
     """The fragment's part of D² on this rank at its last synchronization (`StepContext.squared_distance`).

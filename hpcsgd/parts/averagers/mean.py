@@ -36,7 +36,7 @@ class Mean:
         """Do nothing, because shards are sent unchanged, not as differences from a reference."""
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Yield the allreduces of a synchronization, T1 of eq. 7."""
+        """Yield the allreduces of a synchronization, whose time is T1 in eq. 7 of the paper."""
         for i, b in enumerate(m.buckets):
             yield replace(allreduce("inter_group", b.nbytes / m.K), bucket=i)
 
@@ -55,7 +55,7 @@ class MeanOfAll:
         return found
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return the allreduces of a synchronization, the second term of eq. 5."""
+        """Return the allreduces of a synchronization, whose time is the second term of the paper's eq. 5."""
         return (allreduce("inter_group", m.here(b)) for b in m.buckets)
 
 

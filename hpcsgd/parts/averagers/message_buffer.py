@@ -45,7 +45,7 @@ class MessageBuffer:
 
     @property
     def weight(self) -> float:
-        """The number in the buffer. Reading it waits for the buffer's device."""
+        """The number at the beginning of the buffer. Reading it waits for the buffer's device."""
         return self._number.item()
 
     def pack(self, tensors: Sequence[Tensor], share: float = 1.0, number: float = 1.0) -> None:

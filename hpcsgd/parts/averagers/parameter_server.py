@@ -40,7 +40,7 @@ class ServerPart:
         """For each group, how many updates it has pushed."""
         self.staleness = staleness
         self.missed = [0] * P
-        """For each group, how many updates of other groups came between its last read and its last push."""
+        """For each group, the number of other groups' updates between its last read and its last push."""
         self._read_at = [0] * P
         self._waiting: set[int] = set()
         self._answers = [MessageBuffer.like(like, HOST) for _ in range(P)]
@@ -145,7 +145,7 @@ class ParameterServer:
         self.staleness = staleness
         self.traits = Traits(Slowest(staleness), histogram_names=("staleness", "ahead"))
         self._link: ServerConnection | None = None
-        """Set in the first step, if there are several groups."""
+        """The connection to the holders; made in the first step, if there are several groups."""
         self._owned: Sequence[Tensor] = ()
         """The rank's shards of the model, set together with `_link`."""
         self._saved: list[Tensor] | None = None

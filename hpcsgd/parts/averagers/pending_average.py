@@ -17,7 +17,7 @@ from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import Topology
 
 Average = Callable[[list[Tensor], StepContext], object]
-"""A function that averages vectors in place."""
+"""A function that averages a rank's vectors over the groups, in place."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class PendingAverage:
     """The operation in progress; None if the average is finished."""
 
     def wait(self) -> None:
-        """Return when the average is finished."""
+        """Wait until the average is finished, so that `shards` and `metrics` have the result."""
         if self.work is not None:
             self.work.wait()
             self.work = None

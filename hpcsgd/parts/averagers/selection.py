@@ -45,7 +45,7 @@ class Selection(Protocol):
         ...
 
     def comm_ops(self, m: ModelLayout) -> Iterable[CommOp]:
-        """Return the operations by which the ranks agree on the numbers of elements."""
+        """Return the operations by which ranks agree on how many elements of each block they send."""
         ...
 
 

@@ -31,7 +31,7 @@ class Selected:
     squared_norm: Tensor
     """The squared norm of acc, float64, one element."""
     disjoint: bool = False
-    """True if no two workers ever select the same element."""
+    """True if the sparsifier guarantees that no two workers select the same element."""
 
 
 @dataclass(frozen=True)

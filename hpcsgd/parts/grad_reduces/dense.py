@@ -81,7 +81,7 @@ class AllToAll(InGroup):
         return m.K * m.own_elements() if m.K > 1 else 0
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Yield the operations of a step, T0 of eq. 6."""
+        """Yield the operations of a step, whose time is T0 in the paper's eq. 6."""
         for x, b in zip(_of_buckets("alltoall", m), m.buckets, strict=True):
             yield replace(x, reduced=b.padded)
 
@@ -124,7 +124,7 @@ class ReduceScatter(InGroup):
         return m.own_elements() if m.K > 1 else 0
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return the operations of a step, which send as much as T0 of eq. 6."""
+        """Return the operations of a step, which send as many bytes as those of `AllToAll`."""
         return _of_buckets("reduce_scatter", m)
 
 
@@ -164,7 +164,7 @@ class Dense(InGroup):
         return sum(room) if m.K > 1 else 0
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Yield the operations of a step, T0 of eq. 6."""
+        """Yield the operations of a step: for each bucket that of `AllToAll` or of `ReduceScatter`."""
         for to_all, scattered, b in zip(
             AllToAll().comm_ops(m), ReduceScatter().comm_ops(m), m.buckets, strict=True
         ):
@@ -190,7 +190,7 @@ class AllReduce(InGroup):
         d.topology.intra_group.allreduce(b.g, "mean").wait()
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return the operations of a step, the first term of eq. 5."""
+        """Return the operations of a step, whose time is the first term of the paper's eq. 5."""
         return _of_buckets("allreduce", m)
 
 

@@ -25,7 +25,7 @@ from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.parts.quantizers.base import Quantizer
 
 NoiseFor = Callable[[int], int]
-"""A function that returns different noise for each number from 0 on."""
+"""A function that returns noise, different for each number that it gets: 0, 1, …."""
 
 
 def mean_of_own(x: Tensor, ranks: Communicator, wire: Quantizer, dice: NoiseFor) -> Tensor:

@@ -65,7 +65,7 @@ class Expected:
     allocation: float = 0.0
     """The bytes of the broadcast that assigns layers to workers; 0 without such a broadcast."""
     by_one: bool = False
-    """True if one worker selects for all."""
+    """True if in each step one worker selects the elements for all workers."""
 
     @property
     def density(self) -> float:
@@ -93,7 +93,7 @@ class Sparsifier(Protocol):
 
     @property
     def disjoint(self) -> bool:
-        """True if no two workers ever select the same element."""
+        """True if no two workers select the same element in the same step."""
         ...
 
     def cut(self, layers: Tensor, n: int) -> Tensor:
