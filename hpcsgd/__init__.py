@@ -21,10 +21,10 @@ from hpcsgd.renamed import new_name
 
 
 def _homes(file: Path) -> dict[str, str]:
-    """Return the module of each public name.
+    """Return the module of each public name, read from the imports in `file`.
 
     `__init__.pyi` has the only list of public names, because type checkers read it. It imports methods with
-    ``*``. Their names are those that `__init__.py` of their package imports with ``as``.
+    ``*``. The names of methods are those that `__init__.py` of their package imports with ``as``.
     """
     found: dict[str, str] = {}
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
@@ -42,7 +42,7 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDu
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on its first use, so that the command line answers `--help` without torch."""
+    """Import a public name on its first use, so that `hpcsgd --help` does not import torch."""
     if name not in _HOMES:
         meant = new_name(name, _HOMES)
         hint = f"; it has been renamed to {meant!r}" if meant else ""

@@ -1,4 +1,4 @@
-"""A check of arguments of the API against annotations; an error is one line.
+"""A check of the arguments of public calls against annotations; its errors are one line.
 
 `checked` wraps the public functions and classes. It reads a signature at the first call, and checks the
 arguments of every call. It wraps calls that make objects, but no calls that are made in every step. A number
@@ -38,9 +38,9 @@ WORDS: Mapping[str, str] = {
     "ndarray": "an array",
     "str": "a string",
 }
-"""How error lines name kinds, by the names of their classes."""
+"""What an error line calls the values of a class, by the name of the class."""
 EXACT = 2**53
-"""Largest int that is not converted to a float where a float is expected."""
+"""Largest int that stays an int where a float is expected; floats represent all ints up to it exactly."""
 SWITCHES: Mapping[Any, bool] = {
     **dict.fromkeys(["yes", "true", "on", "1", 1], True),
     **dict.fromkeys(["no", "false", "off", "0", "", 0], False),
@@ -193,7 +193,7 @@ def _first_fit(kinds: Sequence[Any], value: Any) -> Any:
 
 
 def _number(kind: type, value: Any) -> Any:
-    """Return an int, float or bool if `value` is one exactly; NaN counts as no number."""
+    """Return `value` as an int, float or bool, as `kind` says, or raise `ValueError`; NaN is no number."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()  # a number of numpy or torch
     if isinstance(value, bool) or kind is bool:
@@ -224,7 +224,7 @@ def _is_object(kind: Any) -> bool:
 
 
 def _expected(kind: Any) -> str:
-    """Return what an annotation allows, such as ``a whole number or None``."""
+    """Return in words what the annotation `kind` allows, such as ``a whole number or None``."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(_expected(each) for each in inner))
@@ -265,7 +265,7 @@ def _hint(kind: Any, value: Any) -> str:
 
 
 def _lacking(kind: Any, value: Any) -> str | None:
-    """Return the only member of a protocol of hpcsgd that `value` lacks, with its kind; else None."""
+    """Return the member of hpcsgd's protocol `kind`, with its type, if `value` lacks only that; else None."""
     if isinstance(value, type | str) or not getattr(kind, "_is_protocol", False):
         return None
     members = {
@@ -284,7 +284,7 @@ def _lacking(kind: Any, value: Any) -> str | None:
 
 
 def _meant(kind: Any, value: Any) -> object | None:
-    """Return the number or bool that `value`, such as a string, probably means; None if unknown."""
+    """Return the number or bool, as `kind` says, that the user probably meant by `value`; None if unknown."""
     if kind is bool and isinstance(value, str | int):
         return SWITCHES.get(value.strip().lower() if isinstance(value, str) else value)
     if kind in (int, float) and isinstance(value, str | float) and len(str(value)) < 20:

@@ -1,4 +1,4 @@
-"""What users see when a job fails: errors of one line without a traceback, counts, and exit codes."""
+"""What users see when a job fails: error messages of one line, without a traceback, and exit codes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class About(NamedTuple):
     file: str | None = None
     """The name of the file with which the error line begins."""
     key: KeyPath = ()
-    """The end of the key's path, known where the error was raised; each `located` around adds its part."""
+    """The path of the key, as far as it is known: each enclosing `located` adds a part at its start."""
     value: str | float | None = None
-    """The value of the key that the message quotes, if it is a plain one."""
+    """The value of the key, if the message quotes it and it is a string or a number."""
 
 
 class UserError(ValueError):
@@ -112,7 +112,7 @@ def without_warnings() -> Iterator[None]:
 def located(place: str, *key: str | int) -> Iterator[None]:
     """Add a place in the configuration to the start of the message of a `UserError` raised inside.
 
-    With `key` the error is about that key, or about a key inside it that the first error was about.
+    With `key` the new error is about that key, or about the key inside it that the original error was about.
     """
     try:
         yield
@@ -158,7 +158,7 @@ def count_text(n: float, noun: str) -> str:
 
 
 def shortened(text: str, most: int = LONG_VALUE) -> str:
-    """Return `text` as an error line quotes it; the middle of a long one is replaced with its length.
+    """Return `text`; if it is longer than `most`, its middle is replaced with the number of characters.
 
     >>> shortened("x" * 5000, most=10)
     'xxxxx…(4,990 characters left out)…xxxxx'
@@ -185,9 +185,9 @@ def in_one_line(message: object) -> str:
 def tell(text: str) -> None:
     """Print an error on stderr, and write it to the files that a batch script or torchrun has named.
 
-    A batch script names one file, because it would otherwise see only how the other ranks were ended. The
-    first rank to fail writes the file, and later ranks then print nothing. torchrun names a file for each
-    rank.
+    A batch script names one file for all ranks. Without it, the script would see only how the other ranks
+    were ended. The first rank to fail writes the file, and later ranks then print nothing. torchrun names one
+    file for each rank.
     """
     if name := os.environ.get("HPCSGD_FAILURE"):
         try:

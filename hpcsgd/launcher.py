@@ -10,7 +10,10 @@ from hpcsgd.errors import JobError, count_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """The environment variables in which a launcher gives a rank its numbers; None: it sets none."""
+    """The environment variables in which a launcher gives a rank its numbers.
+
+    None for a number for which the launcher sets no variable.
+    """
 
     name: str
     size: str | None
@@ -28,13 +31,13 @@ class Launcher:
 
     @property
     def variables(self) -> set[str]:
-        """The names of all these environment variables."""
+        """The names of all environment variables that this launcher sets."""
         names = (self.size, self.rank, self.local_rank, self.local_size, self.mark)
         return {name for name in names if name is not None}
 
 
 AGENT = "TORCHELASTIC_RUN_ID"
-"""Set by torchrun's agents, which supervise the ranks that they have started."""
+"""A variable that torchrun's agents set. They supervise the ranks that they have started."""
 TORCH_RANK, TORCH_SIZE, ADDRESS, PORT = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 """torch.distributed's own variables, whatever sets them: rank, world size, and the address to connect to."""
 LOCAL_RANK, LOCAL_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
@@ -65,7 +68,7 @@ LAUNCHERS = (
         size="JSM_NAMESPACE_SIZE",
         rank="JSM_NAMESPACE_RANK",
         local_rank="JSM_NAMESPACE_LOCAL_RANK",
-        local_size="JSM_NAMESPACE_LOCAL_SIZE",  # not on that page, but used in programs that ran there
+        local_size="JSM_NAMESPACE_LOCAL_SIZE",  # not in `source`, but used in programs for jsrun
         source="https://lightning.ai/docs/pytorch/stable/api/"
         "lightning.pytorch.plugins.environments.LSFEnvironment.html",
     ),
@@ -158,16 +161,20 @@ class Launched:
 
     @property
     def speaks(self) -> bool:
-        """True if this rank prints errors while ranks are not connected: rank 0, or 1 if size is unknown."""
+        """True if this rank prints errors while ranks are not connected: rank 0, or 1 if size is unknown.
+
+        Without a size, rank 0 of a world of one rank cannot know that other ranks were started.
+        """
         return self.rank == (0 if self.size is not None else 1)
 
 
 def launched(environ: Mapping[str, str], size: int | None = None) -> Launched | None:
     """Return the numbers that the launcher gave this rank; None if no launcher set its variables.
 
-    If MPI's world is known to have a `size`, a launcher with that many ranks comes first. Numbers that the
-    first launcher does not give come from others with the same size and rank. For example,
-    `srun --mpi=pmi2` sets size and rank in PMI's variables, and the number on the node in Slurm's.
+    If several launchers set variables, the first of `LAUNCHERS` counts. If MPI's world is known to have a
+    `size`, a launcher with that many ranks is preferred. Numbers that this launcher does not give come from
+    others with the same size and rank. For example, `srun --mpi=pmi2` sets size and rank in PMI's variables,
+    and the number on the node in Slurm's.
     """
     reported = all_said(environ)
     if not reported:

@@ -11,7 +11,10 @@ from typing import Any
 
 
 def makers_of(kind: Any) -> list[str]:
-    """Return the public names that make an object of hpcsgd's type `kind`, without ``hpcsgd.``."""
+    """Return the names, without ``hpcsgd.``, of the public calls that make an object of type `kind`.
+
+    Classes come before functions. The list is empty if `kind` is not a type of hpcsgd.
+    """
     if not isinstance(kind, type) or not kind.__module__.startswith(f"{__package__}."):
         return []
     found = [name for name, api in _public() if api is not kind and _makes(api, kind)]

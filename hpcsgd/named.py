@@ -16,7 +16,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 from hpcsgd.errors import UserError, in_section, near_miss, shortened
 
 T = TypeVar("T")
-UNREADABLE = (NameError, TypeError, AttributeError, SyntaxError)  # annotations in strings
+UNREADABLE = (NameError, TypeError, AttributeError, SyntaxError)  # errors in the evaluation of an annotation
 _CACHES = threading.Lock()  # ranks may be threads, and Python's import caches are not safe without a lock
 _KINDS: Mapping[Any, tuple[type, ...]] = {
     **{int: (int,), float: (int, float), str: (str,), bool: (bool,), list: (list, tuple), dict: (dict,)},
@@ -58,10 +58,10 @@ def require_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]
 
 
 def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of the function's parameters by name, as types.
+    """Return the annotations of the function's parameters, by name.
 
-    A string stays a string if it has unknown names. The annotation is `inspect.Parameter.empty` if there is
-    none.
+    An annotation that is a string becomes a type, unless it contains unknown names. A parameter without an
+    annotation has `inspect.Parameter.empty`.
     """
     signature = _signature(function)
     return {} if signature is None else {name: p.annotation for name, p in signature.parameters.items()}
@@ -75,9 +75,10 @@ def build(
     kind: type[T],
     *leading: Any,
 ) -> T:
-    """Return the object of type `kind` that the function `name` makes; `section` of a job file has both.
+    """Return the object of type `kind` that the function `name` makes from `arguments`.
 
-    `table` has the functions with short names, and `leading` are further arguments before `arguments`.
+    `section` is the section of the job file that has `name` and `arguments`. `table` has the functions with
+    short names, and `leading` are positional arguments before `arguments`.
 
     Raises `UserError`, which names the key, if there is no such function, or if it does not take the
     arguments or returns another kind. Errors of a user's function are not changed.
@@ -202,7 +203,7 @@ def _check(
 
 
 def _of_toml(kind: Any) -> Any:
-    """Return list or dict for a kind of list or table, such as ``Sequence[int]``; else `kind` itself."""
+    """Return list for an annotation such as ``Sequence[int]``, dict for a mapping, else `kind` itself."""
     origin = get_origin(kind) or kind
     if origin in _LISTS:
         return list
@@ -210,9 +211,9 @@ def _of_toml(kind: Any) -> Any:
 
 
 def _plain(annotation: Any) -> list[type]:
-    """Return the kinds that an annotation allows except None, if all are plain; else an empty list.
+    """Return the types that an annotation allows, without None, if a job file can contain all of them.
 
-    None is left out because a job file cannot contain it.
+    Otherwise return an empty list. None is left out because a job file cannot contain it.
     """
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
     given = [_of_toml(kind) for kind in kinds if kind is not NoneType]

@@ -95,7 +95,7 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
     "unit": ("resource",),
     "workers": ("num_workers",),
 }
-"""The new names of each old name; it depends on the place in a script or job file which one is meant."""
+"""The new names of each old name; the place in a script or job file decides which of them is meant."""
 
 
 def new_name(old: str, allowed: Collection[str]) -> str | None:

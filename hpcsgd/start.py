@@ -1,4 +1,4 @@
-"""`init`, which forms groups of the ranks that the launcher started; it uses the core and `elastic`."""
+"""`init`, which forms groups of the ranks that the launcher started."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def form_as_launched(
     """Return the topology, as `form` does, with two exceptions.
 
     A replica group is one group. A script without a launcher is one rank, whatever groups it requests.
-    Tensors on devices use the backends in `backends`; with the `device` "cpu" there are none.
+    Tensors on devices use the backends in `backends`. With the `device` "cpu" there are no such tensors.
     """
     if (invited := join_info()) is None:
         return Formed(_travelling(_formed(world, groups, group_size), backends, device), None)

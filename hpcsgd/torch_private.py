@@ -1,7 +1,7 @@
 """All private names of torch that hpcsgd uses, each in a function that says why no public way exists.
 
-No other file uses one. Each has a test that fails if torch drops or changes it: see
-`tests/test_torch_private.py`. The file belongs to no package, since communicators use it, too.
+No other file uses a private name. Each has a test that fails if torch drops or changes it: see
+`tests/test_torch_private.py`. This file belongs to no package, because all packages may use it.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def versions_of_modules(state_dict: object) -> Any:
-    """Return the versions of modules in a state dict, which modules need to read older ones, or None."""
+    """Return the module versions in a state dict, or None; modules need them to read older state dicts."""
     return getattr(state_dict, "_metadata", None)
 
 
 def set_versions_of_modules(state_dict: Any, versions: Any) -> None:
-    """Set the result of `versions_of_modules` for a state dict that was read from a file."""
+    """Set the module versions of a state dict that was read from a file: see `versions_of_modules`."""
     state_dict._metadata = versions
 
 
@@ -118,7 +118,7 @@ def has_hooks(optimizer: optim.Optimizer) -> bool:
 
 
 def hooks_of(optimizer: optim.Optimizer) -> list[_Hook]:
-    """Return the hooks before and after `step()` of this optimizer, without those of all optimizers.
+    """Return the hooks before and after `step()` of this optimizer, not those set for all optimizers.
 
     torch has public functions to register and remove hooks, but none to list them.
     """
@@ -154,7 +154,7 @@ def closed_form_rates(scheduler: LRScheduler) -> Callable[[], Sequence[float]] |
 
 
 def scales_gradients(optimizer: optim.Optimizer) -> bool:
-    """Return whether torch's GradScaler leaves scaled gradients to `optimizer`, which a private flag says."""
+    """Return whether torch's GradScaler leaves gradients scaled for `optimizer`: a private flag says so."""
     return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
@@ -221,7 +221,7 @@ def set_padded_shard(kept: Any, x: Tensor) -> None:
 
 
 def reduce_scatter(group: Any, out: Tensor, x: Tensor) -> Any:
-    """Begin to sum `x` over ranks, with one part for the `out` of each; public methods take only lists."""
+    """Begin to sum `x` over the ranks, part i for the `out` of rank i; public methods take only lists."""
     return group._reduce_scatter_base(out, x)
 
 

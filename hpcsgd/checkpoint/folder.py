@@ -1,10 +1,10 @@
-"""A folder of checkpoints: each is complete or absent, the last two are kept, damage is detected.
+"""A folder with the last two checkpoints of a run. Each is complete or absent, and damage is detected.
 
     step-00000340/rank-00000.h5 …   the state that each rank saved
     step-00000340/manifest.json     written last: the numbers of groups and ranks, every file's size and
     SHA-256
 
-A checkpoint is written in a hidden folder, which is renamed when all of it has reached the disk.
+A checkpoint is written in a hidden folder. The folder is renamed when all its files have reached the disk.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _HIDDEN = ".writing-"
 
 @dataclass(frozen=True)
 class Saved:
-    """A complete checkpoint of a step, saved by P groups of K ranks."""
+    """A complete checkpoint of one step, which P groups of K ranks have saved."""
 
     path: Path
     step: int
     P: int
     K: int
     optimizer: int = 0
-    """Number of the optimizer to read, if a script has saved several together."""
+    """Index of the optimizer to read, if a script has saved several in one checkpoint."""
 
     def rank_file(self, g: int, j: int) -> Path:
         """Return the file of rank j of group g."""
@@ -99,7 +99,7 @@ class Checkpoints:
                 return found
             if self._job.rank == 0:
                 log.warning("checkpoint %s is damaged (%s): falling back to the one before", name, damage)
-        if candidates != self._listed():  # another replica group has written newer ones meanwhile
+        if candidates != self._listed():  # meanwhile another replica group has written newer ones
             return self.newest()
         with self._job.raise_on_all_ranks("reading checkpoints"):
             if candidates:
@@ -107,7 +107,7 @@ class Checkpoints:
         return None
 
     def whole(self, saved: Saved) -> bool:
-        """Return whether the checkpoint is still complete. Other replica groups may have removed it."""
+        """Return whether `saved` is still complete. Another replica group may have removed it."""
         return self._looked_at(saved.path)[0] is not None
 
     def _listed(self) -> list[str]:
@@ -140,7 +140,10 @@ class Checkpoints:
             self.writing = False
 
     def _looked_at(self, path: Path) -> tuple[Saved | None, str | None]:
-        """Return the checkpoint at `path`, or None and its damage. Each rank checks some of the files."""
+        """Return the checkpoint at `path` and None; if it is damaged, None and a text about the damage.
+
+        Each rank checks some of the files. All ranks return the same.
+        """
         saved = None
         try:
             saved, files = _read_manifest(path)
@@ -162,14 +165,14 @@ class Checkpoints:
         with replacing(hidden / MANIFEST) as part:
             part.write_text(json.dumps(manifest, indent=1))
         final = self._folder / title(step)
-        if final.exists():  # damaged, or an earlier save of the same step
+        if final.exists():  # a damaged checkpoint, or an earlier one of the same step
             os.replace(final, hidden.with_suffix(".old"))
         os.replace(hidden, final)
         reach_disk(self._folder)
         self._remove_all_but_newest(step)
 
     def _remove_all_but_newest(self, step: int) -> None:
-        """Remove all checkpoints but the `KEPT` newest up to `step`. Later ones were skipped as damaged."""
+        """Remove all checkpoints except the `KEPT` newest up to `step`; later ones were found damaged."""
         listed = titles(self._folder)
         kept = [name for name in listed if _step(name) <= step][:KEPT]
         for name in listed:
@@ -179,20 +182,20 @@ class Checkpoints:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove unfinished checkpoints of killed runs. Nothing else may write in `folder` meanwhile."""
+    """Remove unfinished checkpoints of killed runs. No process may write a checkpoint at the same time."""
     for hidden in [*folder.glob(f"{_HIDDEN}step-*")]:
         shutil.rmtree(hidden)
     remove_left(folder)
 
 
 def titles(folder: Path) -> list[str]:
-    """Return the names of all checkpoints in `folder`, the newest first."""
+    """Return the names of all checkpoints in `folder`, those of later steps first."""
     names = [path.name for path in folder.glob("step-*") if _has_ours(path)]
     return sorted(filter(_TITLE.fullmatch, names), key=_step, reverse=True)
 
 
 def require_outside(folder: Path) -> None:
-    """Raise `UserError` if `folder` is a checkpoint itself, or a file."""
+    """Raise `UserError` if `folder` is not a folder for checkpoints, but a checkpoint itself or a file."""
     if _has_ours(folder) or _TITLE.fullmatch(folder.name):
         raise UserError(
             f"{folder} is a checkpoint, or has the name of one: give the folder that it is in, "
@@ -204,12 +207,12 @@ def require_outside(folder: Path) -> None:
 
 
 def _has_ours(path: Path) -> bool:
-    """Return whether the folder has files that are named like those of a checkpoint."""
+    """Return whether the folder `path` has any file that is named like a file of a checkpoint."""
     return any(map(_FILE.fullmatch, _names(path)))
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether all files in the folder, except hidden ones, are named like those of a checkpoint."""
+    """Return whether all files in the folder `path`, except hidden ones, are named like a checkpoint's."""
     names = [name for name in _names(path) if not name.startswith(".")]
     return bool(names) and all(map(_FILE.fullmatch, names))
 
@@ -256,7 +259,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def title(step: int) -> str:
-    """Return the name of a checkpoint of this step."""
+    """Return the name of the folder of the checkpoint of `step`."""
     return f"step-{step:08d}"
 
 

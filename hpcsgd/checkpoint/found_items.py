@@ -1,4 +1,4 @@
-"""Compare the items in a script's checkpoint with the arguments of `load`, and read them."""
+"""Compare the items in a script's checkpoint with the arguments of `load`, and read the items."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Given:
 
 
 def wanted(saved: Saved, given: Given, state: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the items to be read, with their kinds.
+    """Return the kinds, by name, of the items that `load` has to read from the checkpoint.
 
     Raises:
         UserError: If the saved items or optimizers differ from those that are given.
@@ -71,7 +71,7 @@ def wanted(saved: Saved, given: Given, state: Mapping[str, Any]) -> Mapping[str,
 
 
 def states(saved: Saved, topology: Topology, wanted: Mapping[str, str]) -> dict[str, Any]:
-    """Read the items with which this rank continues.
+    """Return the saved states, by name, of the `wanted` items with which this rank continues.
 
     If P × K has changed, random generators are left out, and so are values that differed between ranks. An
     object whose state differed gets the mean over all ranks that saved it.

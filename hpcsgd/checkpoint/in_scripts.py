@@ -1,4 +1,4 @@
-"""`save` and `load`: the checkpoints of `hpcsgd train` for training loops that users write themselves.
+"""`save` and `load`: checkpoints as of `hpcsgd train`, for training loops that users write themselves.
 
 `snapshot` saves each optimizer. In addition rank 0 saves the script's items, and every other rank saves
 those items that differ between ranks. On the same P × K each rank gets its own values back.
@@ -179,9 +179,9 @@ class _Loop:
     folder: Path
     optimizers: Sequence[DistributedOptimizer]
     around: Sequence[OuterWrapper | None]
-    """The `OuterWrapper` around each of the optimizers, or None."""
+    """For each of the optimizers: the `OuterWrapper` around it, or None."""
     given: Given
-    """Number of optimizers, kinds and classes of the items."""
+    """The number of optimizers, and the kinds and classes of the items."""
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -190,7 +190,7 @@ class _Loop:
 
     @property
     def topology(self) -> Topology:
-        """The topology of all optimizers."""
+        """The topology of the first optimizer, which all optimizers share."""
         return self.optimizers[0].topology
 
     @property
@@ -199,7 +199,7 @@ class _Loop:
         return self.optimizers[0].buckets[0].w.device
 
     def captured(self, number: int) -> Tree:
-        """Return what this rank saves of optimizer `number`; number 0 includes the random generators."""
+        """Return the state that this rank saves of optimizer `number`; number 0 includes generators."""
         around = self.around[number]
         own = {
             "generators": None if number else generators_state(self.device),
@@ -208,7 +208,7 @@ class _Loop:
         return capture(self.optimizers[number], shared={}, own=own)
 
     def restored(self, number: int, saved: Saved) -> Tree | None:
-        """Restore optimizer `number`. Return this rank's random generators, or None on another P × K."""
+        """Restore optimizer `number`. Return this rank's generator states, or None on another P × K."""
         _, own = restore(replace(saved, optimizer=number), self.optimizers[number])
         if (around := self.around[number]) is not None:
             around.resume_from(None if own is None else own["estimates"])
@@ -225,7 +225,7 @@ class _Loop:
 def _begun(
     call: str, folder: str | os.PathLike[str], given: Sequence[optim.Optimizer], state: Mapping[str, Any]
 ) -> _Loop:
-    """Return the arguments, after a check that all ranks make this `call` with the same; collective."""
+    """Return the checked arguments of a `call`, which must be the same on all ranks; collective."""
     around = [each if isinstance(each, OuterWrapper) else None for each in given]
     inner = [each.optimizer if isinstance(each, OuterWrapper) else each for each in given]
     optimizers = [each for each in inner if isinstance(each, DistributedOptimizer)]

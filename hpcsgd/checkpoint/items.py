@@ -1,4 +1,4 @@
-"""The items of a script's checkpoint, except optimizers: objects with a state, generators, values."""
+"""The items that a script saves in addition to optimizers: objects with a state, generators, values."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hpcsgd.engine.wrapping import OuterWrapper
 from hpcsgd.errors import UserError, located
 
 STATE, GENERATOR, VALUE = "an object with a state_dict", "a random generator", "a value"
-"""The kinds of an item."""
+"""The three kinds of items, as text for errors."""
 Generator = torch.Generator | np.random.Generator | random.Random
 
 
 @runtime_checkable
 class _Stateful(Protocol):
-    """The same protocol as in torch.distributed.checkpoint."""
+    """An object that can return and load its state; the same protocol is in torch.distributed.checkpoint."""
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state_dict: Any) -> Any: ...
@@ -39,10 +39,10 @@ def kind_of(item: object) -> str:
 
 
 def classes_of(item: object) -> list[str]:
-    """Return the names of the item's class and its base classes, without their modules.
+    """Return the names of the item's class and its base classes, without the names of their modules.
 
-    Modules are left out because a script's own classes have another module if the script is imported. All
-    classes of `nn.Module` count as one class, because they check the state that they load.
+    The class of a script belongs to another module if the script is imported. All subclasses of `nn.Module`
+    count as one class, because they check the state that they load.
     """
     if isinstance(item, Generator):
         kinds: list[Any] = [torch.Generator, np.random.Generator, random.Random]
@@ -55,7 +55,7 @@ def classes_of(item: object) -> list[str]:
 
 
 def require_beside(items: Mapping[str, object], optimizers: Iterable[DistributedOptimizer]) -> None:
-    """Raise `UserError` for an item that is saved with `optimizers` anyway, or is an optimizer itself."""
+    """Raise `UserError` for an item that is an optimizer, or is saved with `optimizers` in any case."""
     with_them = [whole for each in optimizers for whole in (each.model, each.local.optimizer)]
     for name, item in items.items():
         if any(item is whole for whole in with_them):
@@ -87,7 +87,7 @@ def state_of(item: Any) -> Any:
 
 
 def load(item: Any, state: Any, place: str) -> None:
-    """Restore an object or a generator from a result of `state_of`.
+    """Restore the object or generator `item` from `state`, which `state_of` returned.
 
     Raises:
         UserError: If torch, NumPy or Python says that the state does not fit; the error names the `place`.
@@ -123,10 +123,10 @@ def _load(item: Any, state: Any) -> None:
 
 
 class Mean:
-    """The mean of the states that all ranks have saved for an item. They are added one after the other.
+    """The mean of the states that all ranks have saved for an item. States are added one after the other.
 
-    Only tensors are averaged that would be averaged as buffers of a model. Everything else has to be the same
-    on all ranks.
+    Only those tensors are averaged that would be averaged if they were buffers of a model. Everything else
+    has to be the same on all ranks.
     """
 
     def __init__(self, name: str) -> None:

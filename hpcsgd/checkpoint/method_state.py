@@ -19,11 +19,11 @@ from hpcsgd.engine.optimizer import DistributedOptimizer
 log = logging.getLogger(__name__)
 
 Shards = dict[str, dict[str, list[Tensor]]]
-"""Sharded vectors of a method, one for every bucket, by the role of the part and the vector's name."""
+"""A method's sharded vectors by role of the method's part and by name; each is a list of one per bucket."""
 
 
 def split_off_shards(states: Mapping[str, State]) -> tuple[tree.Tree, Shards]:
-    """Return the states without shards, and the shards, which are saved by ranges of parameters."""
+    """Return the states without shards, and the shards. Only shards are saved by ranges of parameters."""
     chunks = {role: state.sharded for role, state in states.items() if state.sharded}
     rest = {role: replace(state, sharded={}).to_dict() for role, state in states.items()}
     return rest, chunks
@@ -73,7 +73,7 @@ def _elsewhere(source: SavedGroups, optimizer: DistributedOptimizer) -> dict[str
 def _mean_of_ranks(saved: Sequence[tree.Item]) -> dict[str, dict[str, Tensor]]:
     """Return the mean of the ranks' `per_rank_params`, read parameter by parameter.
 
-    Reading everything at once would need memory for one model per rank.
+    To read all parameters at once would need memory for one model per rank.
     """
     named = [{name: tree.items(layers) for name, layers in tree.items(each).items()} for each in saved]
     return {
@@ -93,7 +93,7 @@ def _dropped(before: Mapping[str, State], after: Mapping[str, State]) -> list[st
 
 
 def _cut(source: SavedGroups, role: str, name: str, optimizer: DistributedOptimizer) -> list[Tensor]:
-    """Return this rank's shard of each bucket, or the whole bucket if the averager needs the whole model."""
+    """Return, per bucket, this rank's shard of vector `name`, or all of it if the averager needs it whole."""
     whole = optimizer.method.averager.traits.whole_model
     return [_cut_bucket(source, role, name, bucket, whole) for bucket in optimizer.buckets]
 

@@ -1,11 +1,11 @@
 """The content of a checkpoint, and how it is restored, on the same P × K or another.
 
-Every rank saves what it alone owns, with its buffers. That is 1/K of its group's parameters and optimizer
-state, as ranges of named parameters. On the same P × K each rank restores its own part, bit for bit. With
-another K the ranges of a group are cut anew. With another P, or another method, all groups start from the
-mean of the saved ones, as after a synchronization: parameters and element-wise optimizer state. On another P
-× K float buffers are the mean over all ranks, and each part of the method's state follows its rule
-(`State`). If a parameter server keeps the model, its model is saved.
+Every rank saves its shards, 1/K of its group's parameters and optimizer state, as ranges of named
+parameters, and its buffers. On the same P × K each rank restores its own part, bit for bit. With another K
+the ranges of a group are cut anew. With another P, or another method, all groups start from the mean of the
+saved parameters and element-wise optimizer states, as after a synchronization. On another P × K float
+buffers are the mean over all ranks, and each part of the method's state follows its rule (`State`). If a
+parameter server keeps the model, its model is saved.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FIRST: Place = (0, 0)
 def capture(optimizer: DistributedOptimizer, *, shared: Tree, own: Tree) -> Tree:
     """Return this rank's part of a checkpoint; collective.
 
-    `shared` is the state that is the same on all ranks. `own` is this rank's own, such as generators.
+    `shared` is state that is the same on all ranks. `own` is state of this rank alone, such as generators.
     """
     central = optimizer.method.model_holder()
     model = None if central is None else central.model()
@@ -141,7 +141,7 @@ def restore_model(saved: Saved, model: nn.Module) -> None:
 
 
 def _groups_to_read(saved: Saved, parts: Sequence[str], optimizer: DistributedOptimizer) -> Iterable[int]:
-    """Return the index of the saved group that this group continues, or all, whose mean is used."""
+    """Return the index of the saved group that this group continues, or all indices to use their mean."""
     topology = optimizer.topology
     if topology.num_groups == saved.P and parts == _parts(optimizer):
         return [topology.group_index]
@@ -174,7 +174,7 @@ def _restore_buffers(saved: Saved, places: Iterable[Place], model: nn.Module) ->
 
 
 def _outline(optimizer: DistributedOptimizer) -> dict[str, str]:
-    """Return descriptions that have to equal those in a checkpoint, if training is to continue from it."""
+    """Return descriptions of optimizer and model, which have to equal those in a checkpoint to restore it."""
     groups = optimizer.local.groups()
     parts = optimizer.method.stateful().items()
     state_of_method = ", ".join(f"{role} ({type(part).__name__})" for role, part in parts) or "none"
@@ -197,7 +197,7 @@ def _layout(x: Tensor) -> str:
 
 
 def _extents(model: nn.Module, frozen: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the model's part of `_outline`, without dtypes and parameter groups."""
+    """Return the entries of `_outline` that describe the model, without dtypes and parameter groups."""
     params = ((f"{'frozen ' * (name in frozen)}parameter {name}", p) for name, p in model.named_parameters())
     buffers = ((f"buffer {name}", buffer) for name, buffer in model.named_buffers())
     return {what: _extent(_layout(x)) for what, x in (*params, *buffers)}
@@ -218,19 +218,19 @@ def _require_same(saved: Saved, theirs: Mapping[str, str], ours: Mapping[str, st
 
 
 def _parts(optimizer: DistributedOptimizer) -> list[str]:
-    """Return the classes of the method's parts. Settings such as `sync_every` may change."""
+    """Return the names of the classes of the method's parts. Settings such as `sync_every` do not count."""
     method = optimizer.method
     return [type(part).__name__ for part in (method.grad_reduce, method.schedule, method.averager)]
 
 
 def _frozen(optimizer: DistributedOptimizer) -> Iterator[tuple[str, Tensor]]:
-    reshard(optimizer.model)  # a forward pass may have left whole weights
+    reshard(optimizer.model)  # a forward pass may have left whole weights of an FSDP model
     trained = {param for _, param in optimizer.trained}
     return ((n, p) for n, p in optimizer.model.named_parameters() if p not in trained)
 
 
 def _saves(topology: Topology, frozen: Tensor) -> bool:
-    """Return whether this rank saves the frozen parameter for all others."""
+    """Return whether this rank saves the parameter `frozen`, or its rows, for all ranks."""
     return topology.rank == 0 or (topology.group_index == 0 and is_fsdp(frozen))
 
 
@@ -248,13 +248,13 @@ def _options(optimizer: DistributedOptimizer) -> list[dict[str, Any]]:
 
 
 def all_places(saved: Saved) -> Iterator[Place]:
-    """Return the places of all ranks that saved the checkpoint, in rank order."""
+    """Return the group index and shard index of each rank that saved the checkpoint, in rank order."""
     return ((g, j) for g in range(saved.P) for j in range(saved.K))
 
 
 @contextmanager
 def opened(saved: Saved, places: Iterable[Place]) -> Iterator[list[tree.Item]]:
-    """Open the files of the ranks at `places`; yield each one's items of optimizer `saved.optimizer`."""
+    """Open the files of the ranks at `places`; yield each file's items of optimizer `saved.optimizer`."""
     with ExitStack() as stack:
         # Complete checkpoints are never written to, and parallel file systems often refuse locks.
         files = (h5py.File(saved.rank_file(g, j), "r", locking=False) for g, j in places)

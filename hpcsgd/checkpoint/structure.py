@@ -1,8 +1,8 @@
 """Convert nested containers of plain values, tensors and arrays to JSON, and back to the same values.
 
 Strings, numbers, bools, None and lists are as in JSON. Anything else is an object with one key, which names
-its type: ``{"tuple": [1, 2]}``, ``{"dict": [["key", 3]]}``. Tensors of a few bytes are included. Other
-tensors are stored as numbered vectors outside the JSON, which has only these numbers.
+its type: ``{"tuple": [1, 2]}``, ``{"dict": [["key", 3]]}``. Tensors of a few bytes are in the JSON. Other
+tensors are stored outside as numbered vectors, and the JSON has their numbers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def encoded(value: Any, store: Store) -> str:
 def decoded(text: str | bytes, data: Callable[[int], Any]) -> Any:
     """Return the value that `encoded` was given, with `Unread` in place of tensors and arrays.
 
-    For the number of a stored vector, `data` returns an object from which its slices can be read.
+    `data` maps the number of a stored vector to an object whose slices can be read.
     """
     return json.loads(text, object_hook=functools.partial(_decoded, data))
 
@@ -77,7 +77,7 @@ class Unread(ABC):
 
 @dataclass(frozen=True)
 class UnreadTensor(Unread):
-    """A tensor with this shape, whose elements are in `data`: bytes, or a vector of the file."""
+    """A tensor that is not read yet. Its elements are in `data`: bytes, or a vector of the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -102,7 +102,7 @@ class UnreadTensor(Unread):
 
 @dataclass(frozen=True)
 class _Made(Unread):
-    """A value that `make` computes from unread parts."""
+    """A value, such as an array, that `make` computes from `parts` when it is read."""
 
     make: Callable[..., Any]
     parts: Any
@@ -175,12 +175,12 @@ class _Encoder:
 
     def _array(self, x: np.ndarray[Any, Any]) -> list[Any]:
         reported = described(x.dtype)
-        flat = np.ndarray(x.nbytes, np.uint8, bytearray(x.tobytes()))  # any stride, byte order and width
+        flat = np.ndarray(x.nbytes, np.uint8, bytearray(x.tobytes()))  # of any stride, byte order and width
         return [self.of(reported), list(x.shape), self._tensor(torch.from_numpy(flat))]
 
 
 def _integer(value: int) -> Any:
-    """Return integers of up to 64 bits as they are; other readers of JSON may support no more.
+    """Return the JSON form of an integer: itself up to 64 bits, because JSON readers may support no more.
 
     Larger integers become hexadecimal text, because Python limits decimal numbers to 4,300 digits.
     """
@@ -192,7 +192,7 @@ def _float(value: float) -> Any:
 
 
 def _text(value: str) -> Any:
-    """Return the text, or its code points if it has lone surrogates, as some file names do.
+    """Return the JSON form of a text: itself, or code points if it has lone surrogates, as file names may.
 
     As text, two surrogates in a row could become one character.
     """
@@ -266,7 +266,7 @@ def _refusal(value: object) -> str:
 
 
 def _factory_name(value: defaultdict[Any, Any]) -> str | None:
-    """Return the name of the function for new values, `""` for none, or None if it cannot be saved."""
+    """Return the name of a defaultdict's factory: `""` if it has none, None if it cannot be saved."""
     factory: Any = value.default_factory
     if factory is None:
         return ""

@@ -1,7 +1,7 @@
 """The checkpoints in a folder that belong to a script's training.
 
-They are the checkpoints that the training has saved there, and those that were there when it was resumed.
-Saving removes or replaces no other checkpoints.
+A training owns the checkpoints that it has saved in the folder, and those that were in the folder when it was
+resumed. Saving removes or replaces no other checkpoints.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from hpcsgd.errors import UserError
 
 
 class Training:
-    """One training: the `optimizers` that are saved together, in the order in which they are given."""
+    """One training of a script, identified by the `optimizers` that it saves together, in their order."""
 
     def __init__(self, optimizers: Sequence[DistributedOptimizer]) -> None:
         self._optimizers = [ref(each) for each in optimizers]
         self._own: set[str] = set()
-        """The names of this training's checkpoints, as this rank has seen them."""
+        """The names of the checkpoints that belong to this training, as far as this rank knows."""
 
     def is_of(self, optimizers: Sequence[DistributedOptimizer]) -> bool:
         """Return whether this is the training of exactly these optimizers."""
         return [each() for each in self._optimizers] == [*optimizers]
 
     def goes_on(self, folder: Path) -> None:
-        """Add all checkpoints in `folder` to the training's own, also damaged ones, which `load` skips."""
+        """Count all checkpoints in `folder` as the training's own, also damaged ones, which `load` skips."""
         self._own.update(titles(folder))
 
     def has_saved(self, step: int) -> None:
-        """Add the checkpoint of `step` to the training's own."""
+        """Count the checkpoint of `step` as the training's own."""
         self._own.add(title(step))
 
     def require_all(self, folder: Path) -> None:
@@ -48,11 +48,11 @@ class Training:
 
 
 _trainings: WeakKeyDictionary[DistributedOptimizer, dict[str, Training]] = WeakKeyDictionary()
-"""For each optimizer, its trainings by folder."""
+"""The trainings of each optimizer, by folder."""
 
 
 def training_in(folder: Path, optimizers: Sequence[DistributedOptimizer]) -> Training:
-    """Return the training of these `optimizers`, which may be a new one.
+    """Return the training of these `optimizers` in `folder`: the recorded one, or else a new one.
 
     Raises:
         UserError: If some of them have been saved in `folder` with other optimizers or in another order.
@@ -69,6 +69,6 @@ def training_in(folder: Path, optimizers: Sequence[DistributedOptimizer]) -> Tra
 
 
 def remember(folder: Path, optimizers: Sequence[DistributedOptimizer], training: Training) -> None:
-    """Record `training` as the one that `training_in` returns from now on."""
+    """Record `training` as the one that `training_in` returns for these optimizers and this folder."""
     for each in optimizers:
         _trainings.setdefault(each, {})[os.path.realpath(folder)] = training

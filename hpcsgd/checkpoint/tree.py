@@ -1,7 +1,7 @@
 """Store nested containers of tensors, arrays and plain values in HDF5, and read them.
 
-One dataset has the containers and all short values as JSON. Each longer tensor is a dataset of its own. All
-datasets have checksums.
+One HDF5 dataset has the containers and all short values as JSON. Each longer tensor is a dataset of its own.
+All datasets have checksums.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read(file: h5py.Group) -> Any:
 
 
 def items(of: h5py.Group | Item) -> dict[Any, Item]:
-    """Return the items of a stored tree, or of a dict in it, by key. Tensors and arrays are not read yet."""
+    """Return the items of a stored tree, or of a dict in a tree, by key. Tensors and arrays stay unread."""
     if not isinstance(of, h5py.Group):
         return of
     text: Any = of[_STRUCTURE]
@@ -54,12 +54,12 @@ def items(of: h5py.Group | Item) -> dict[Any, Item]:
 
 
 def read_item(item: Item) -> Any:
-    """Return an item, with all its tensors and arrays read."""
+    """Return the value of an item, after reading all tensors and arrays in it."""
     return structure.read(item)
 
 
 def read_slice(tensor: Item, start: int, stop: int) -> Tensor:
-    """Return elements [start, stop) of a stored vector, or rows of a matrix."""
+    """Return elements [start, stop) of a stored vector, or rows [start, stop) of a stored matrix."""
     assert isinstance(tensor, UnreadTensor)
     return tensor.rows(start, stop)
 

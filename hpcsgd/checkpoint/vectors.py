@@ -1,4 +1,4 @@
-"""Convert tensors and arrays of any kind to vectors that NumPy can represent, and back."""
+"""Convert tensors and arrays of any dtype and layout to vectors that NumPy can represent, and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTHS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
 def require_kept(x: Tensor) -> None:
-    """Raise `UserError` for a tensor that does not consist of plain numbers."""
+    """Raise `UserError` for a tensor that cannot be saved: on the meta device, quantized or nested."""
     what = "a quantized tensor" if x.is_quantized else "a nested tensor" if x.is_nested else ""
     if x.is_meta:
         raise UserError("a tensor on the meta device has no values, and cannot be saved in a checkpoint")
@@ -25,7 +25,7 @@ def require_kept(x: Tensor) -> None:
 
 
 def described(dtype: np.dtype[Any]) -> Any:
-    """Return a NumPy dtype as plain values. Raises `UserError` for one that holds more than numbers."""
+    """Return a NumPy dtype as strings and lists. Raises `UserError` for a dtype of objects, not numbers."""
     if not dtype.hasobject and dtype.isbuiltin != 2:
         descr = np.lib.format.dtype_to_descr(dtype)
         if np.lib.format.descr_to_dtype(descr) == dtype:
@@ -34,12 +34,12 @@ def described(dtype: np.dtype[Any]) -> Any:
 
 
 def made_array(descr: Any, shape: list[int], data: Tensor) -> np.ndarray[Any, Any]:
-    """Return the array with a dtype described by `described`, a shape, and the bytes in `data`."""
+    """Return the array of this `shape` with the bytes `data`. `descr` is its dtype, as from `described`."""
     return np.ndarray(shape, np.lib.format.descr_to_dtype(descr), data.numpy())
 
 
 def parts_of_sparse(x: Tensor) -> list[Any]:
-    """Return the layout, the size and the dense tensors of which the sparse tensor x consists."""
+    """Return the layout, the size and the dense tensors (indices, values) of the sparse tensor x."""
     if x.layout == torch.sparse_coo:
         parts = [*torch_private.parts_of_coo(x)]
     elif x.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -50,7 +50,7 @@ def parts_of_sparse(x: Tensor) -> list[Any]:
 
 
 def made_sparse(layout: str, size: list[int], parts: list[Tensor]) -> Tensor:
-    """Return the sparse tensor for a result of `parts_of_sparse`."""
+    """Return the sparse tensor from the three results of `parts_of_sparse`."""
     kind = getattr(torch, layout)
     if kind == torch.sparse_coo:
         indices, values = parts
@@ -68,7 +68,7 @@ def from_bytes(data: bytes, dtype: torch.dtype) -> Tensor:
 
 @functools.cache
 def carrier_of(dtype: torch.dtype) -> torch.dtype | None:
-    """Return the dtype in which a type unknown to NumPy, such as bfloat16, is stored, or None."""
+    """Return the integer dtype as which `dtype` is stored if NumPy lacks it (bfloat16), else None."""
     try:
         torch.empty(0, dtype=dtype, device="cpu").numpy()
     except TypeError:

@@ -1,4 +1,4 @@
-"""A writer of checkpoints that works while training continues."""
+"""A writer that saves checkpoints in its own thread while training continues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcsgd.core.topology import Topology
 
 
 class Writer:
-    """A writer of one checkpoint at a time, in its own thread, from a copy. Its methods are collective."""
+    """A writer of one checkpoint at a time, from a copy of the state. Its methods are collective."""
 
     def __init__(self, folder: Path, topology: Topology) -> None:
         self._world = topology.world.dup_with_thread()
@@ -22,7 +22,7 @@ class Writer:
         self._under_way: Work | None = None
 
     def begin(self, step: int, state: Mapping[str, Any]) -> None:
-        """Wait for the checkpoint before, and begin to write. Then `state` may change: it was copied."""
+        """Wait for the previous checkpoint, copy `state` and begin to write; then `state` may change."""
         self.finish()
         copy = taken(state)
         self._under_way = self._world.run(

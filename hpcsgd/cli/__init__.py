@@ -1,4 +1,4 @@
-"""The command ``hpcsgd``: one short file per command, which imports the code to run only when it runs."""
+"""The command ``hpcsgd``. Each subcommand is a short file that imports its code only when it runs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ app.command(doctor, usage="Usage: hpcsgd doctor [--groups P | --group-size K] [-
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command line (or ``words``); for a mistake print one line on stderr and exit with code 1.
+    """Run the command line (or ``words``). After a mistake print one line on stderr and exit with code 1.
 
     Every rank finds mistakes in the command line before it loads torch and MPI; rank 0 reports them.
     """

@@ -1,6 +1,6 @@
 """``hpcsgd compare``: one training by several methods.
 
-The job's exception hook handles a `UserError`: it knows whether one rank prints it or all do.
+The job's exception hook handles a `UserError`, because the hook knows whether one rank or all print it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Compared:
     "Also report after how many steps, seconds and bytes a test was as good as this."
 
     def overrides(self) -> tuple[str, ...]:
-        """Return the length as overrides of the job file's keys."""
+        """Return the options `steps` and `samples` as overrides of the job file's keys."""
         budget = {"--training.steps": self.steps, "--training.samples": self.samples}
         return tuple(word for flag, n in budget.items() if n is not None for word in (flag, str(n)))
 
@@ -52,8 +52,8 @@ def compare(
     :param overrides: Keys of the file to change for all, such as --training.epochs 3.
     :param resume: Continue where the comparison stopped; complete trainings are not run again.
     """
-    # Slurm's warning signal may come while torch loads, and would end this rank. The run knows its end
-    # anyway.
+    # Slurm's warning signal may come while torch loads, and would end this rank. The run does not need the
+    # signal, because it knows the end of its job.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     typed = (*overrides, *compared.overrides())

@@ -1,4 +1,4 @@
-"""The progress of a conversion on stderr: one line in a terminal, otherwise a line now and then."""
+"""The progress of a conversion on stderr: a line that is rewritten in a terminal, else many lines."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from datetime import timedelta
 from hpcsgd.errors import count_text
 
 WATCHED, UNWATCHED = 0.5, 10.0
-"""Seconds between two lines, in a terminal and otherwise."""
+"""Seconds between two progress lines: `WATCHED` in a terminal, `UNWATCHED` otherwise."""
 
 
 def progress_of() -> Callable[[int, int], None]:
-    """Return a function that reports progress; its arguments are the images done and their total."""
+    """Return a function that prints progress from its arguments, the images done and their total number."""
     watched = sys.stderr.isatty()
     every = WATCHED if watched else UNWATCHED
     begun = last = time.monotonic()

@@ -252,7 +252,7 @@ def _write(
 
 
 def _reported(pack: Path) -> str:
-    """Return the pack's path, and a hint if it is older than the environment."""
+    """Return the pack's path as text, with a hint if the environment has changed since it was packed."""
     from hpcsgd.cluster.environment import ask, changed_since
 
     if (Path(sys.prefix) / "pyvenv.cfg").exists() and changed_since(ask(Path(sys.prefix)), pack.expanduser()):

@@ -1,6 +1,6 @@
 """``hpcsgd train``: train according to a job file.
 
-The job's exception hook handles a `UserError`: it knows whether one rank prints it or all do.
+The job's exception hook handles a `UserError`, because the hook knows whether one rank or all print it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def train(
     :param trace: Write what every rank does in some steps to trace.json.gz in the run folder; the same as
     --run.trace_steps auto.
     """
-    # Slurm's warning signal may come while torch loads, and would end this rank. The run knows its end
-    # anyway.
+    # Slurm's warning signal may come while torch loads, and would end this rank. The run does not need the
+    # signal, because it knows the end of its job.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     typed = (*(["--run.trace_steps", "auto"] if trace else []), *overrides)

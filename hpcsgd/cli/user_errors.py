@@ -1,4 +1,4 @@
-"""How a command reports the user's mistakes.
+"""The report of a user's mistakes in commands.
 
 `errors_in_one_line` is for commands of a single process. `end_all_ranks` and `read_at_once` are for ranks
 that MPI has not connected yet.
@@ -23,7 +23,7 @@ from hpcsgd.launcher import launched
 def errors_in_one_line(
     file: Path | None = None, overrides: Sequence[str] = ()
 ) -> Generator[None, None, None]:
-    """End the process with the error's one line on stderr and exit code 1, without a traceback.
+    """On a `UserError`, print its one line on stderr and end the process with exit code 1.
 
     If the error is about a key of `file`, a job file or a scenario, it also names the line of that key.
     """
@@ -57,12 +57,12 @@ def until_nobody_reads() -> Generator[None, None, None]:
             raise
         sys.exit(1)
     finally:
-        # the reader of an error may have gone, too, and the interpreter flushes again at its end
+        # the reader of stderr may have gone, too, and the interpreter flushes again at its end
         _silence_unread()
 
 
 def _silence_unread() -> bool:
-    """Redirect stdout or stderr to /dev/null if its reader has gone; return True if either has none."""
+    """Redirect stdout and stderr to /dev/null if their reader has gone; return True if one had gone."""
     streams: list[TextIO] = [stream for stream in (sys.stdout, sys.stderr) if stream is not None]
     unread = [stream for stream in streams if _is_unread(stream)]
     for stream in unread:
@@ -79,7 +79,7 @@ def _is_unread(stream: TextIO) -> bool:
 
 
 def end_all_ranks(error: Exception) -> NoReturn:
-    """End this process with exit code 1, for a mistake that every rank finds; rank 0 reports it."""
+    """End this process with exit code 1 after a mistake that every rank finds. Rank 0 reports `error`."""
     by = launched(os.environ)
     if by is None or by.rank == 0:
         tell(f"hpcsgd: {in_one_line(error)}")
@@ -89,11 +89,11 @@ def end_all_ranks(error: Exception) -> NoReturn:
 
 
 def read_at_once(job: Path, overrides: Sequence[str], read: Callable[[], object]) -> None:
-    """Find mistakes in the job file by `read`, before torch and MPI are loaded.
+    """Call `read` to find mistakes in the job file before torch and MPI are loaded.
 
-    Ranks on several nodes may see different files. If only one of them ended, the others would wait for it
-    when MPI starts. So with several nodes nothing is read here: the ranks read the file later, and then
-    agree.
+    Ranks on several nodes may see different files. If only one rank ended, the others would wait for it when
+    MPI starts. So with several nodes nothing is read here. The ranks read the file later, and then they agree
+    on a mistake.
     """
     by = launched(os.environ)
     if by is not None and by.size != (by.local_size or 1):

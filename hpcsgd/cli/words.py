@@ -1,6 +1,6 @@
 """Check the words of a command line: each flag must be an option of its command or a key of its file.
 
-A mistyped flag gets suggestions from both.
+The error for a mistyped flag suggests options and keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcsgd.errors import UserError, shortened
 
 @dataclass(frozen=True)
 class KeysOf:
-    """A mark for the words of a command that are keys of a file; `kind` returns the file's dataclass."""
+    """A mark in a parameter's type: its words are keys of a file, whose dataclass `kind` returns."""
 
     kind: Callable[[], type]
 
@@ -36,20 +36,20 @@ def _scenario() -> type:
 
 
 JobKeys = Annotated[str, Parameter(allow_leading_hyphen=True), KeysOf(_job_file)]
-"""The type of overrides of a job file."""
+"""The type of the words on a command line that override keys of a job file."""
 ScenarioKeys = Annotated[str, Parameter(allow_leading_hyphen=True), KeysOf(_scenario)]
-"""The type of overrides of a scenario."""
+"""The type of the words on a command line that override keys of a scenario."""
 
 
 @dataclass(frozen=True)
 class _Command:
-    """The options, files and keys that may follow the name of a command."""
+    """One command: its name, and the options, files and keys that may follow the name."""
 
     name: str
     takes: dict[str, bool]
-    """For each flag, whether a value follows it."""
+    """For each option, without dashes: True if a value follows it."""
     files: int
-    """The number of words before all flags and keys, such as the job file."""
+    """The number of words without a flag, such as the job file, that come before flags and keys."""
     kind: type | None
     """The type of the file whose keys may be typed, or None."""
 
@@ -66,7 +66,7 @@ class _Command:
         return cls(" ".join(["hpcsgd", *names]), takes, first, _kind(command.default_command))
 
     def require(self, words: Sequence[str]) -> None:
-        """Raise `UserError` for the first unknown flag, or for a word without a flag that needs one.
+        """Raise `UserError` for the first unknown flag, or for a word that should follow a flag.
 
         A flag is known if it is an option of the command or a key of its file.
         """
@@ -93,13 +93,13 @@ class _Command:
             raise UserError(f"--{flag} {shortened(text)}: a key of the file: name the file before it")
 
     def _hint(self, flag: str, text: str | None) -> str:
-        """Return the end of an error: what `flag` may have meant, and what is allowed."""
+        """Return the end of an error: names that `flag` may have meant, and the allowed names."""
         known = {} if self.kind is None else keys(self.kind)
         found = meant(flag, text, self.takes, known) or meant(flag, None, self.takes, known)
         return f"{_either(found)}Allowed: {', '.join(self._allowed(flag, known)) or 'none'}"
 
     def _allowed(self, flag: str, known: Iterable[str]) -> list[str]:
-        """Return the keys of the section that `flag` starts with, or else all options and sections."""
+        """Return the keys of the section that `flag` names, or else all options and sections."""
         section = flag.rpartition(".")[0]
         inside = [f"--{key}" for key in sorted(known) if section and key.rpartition(".")[0] == section]
         if inside or not known:
@@ -120,7 +120,7 @@ def require_known(app: App, words: Sequence[str]) -> None:
 
 
 def _split(words: Sequence[str], takes: dict[str, bool]) -> Iterator[tuple[str | None, Any]]:
-    """Yield (flag, value or None) for each flag, and (None, word) for each word that belongs to no flag."""
+    """Yield (flag, its value or None) for each flag, and (None, word) for each word without a flag."""
     rest = list(words)
     while rest and rest[0] != "--":
         word = rest.pop(0)
@@ -135,7 +135,7 @@ def _split(words: Sequence[str], takes: dict[str, bool]) -> Iterator[tuple[str |
 
 
 def _kind(function: Any) -> type | None:
-    """Return the type of the file whose keys a command takes, by the mark on its overrides."""
+    """Return the dataclass of the file whose keys the command accepts as overrides, or None."""
     if function is None or "overrides" not in inspect.signature(function).parameters:
         return None
     marks = get_args(get_type_hints(function, include_extras=True)["overrides"])

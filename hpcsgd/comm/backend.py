@@ -13,9 +13,9 @@ from torch import Tensor
 
 Reduction = Literal["sum", "mean", "max"]
 ANY = -1
-"""As the source of a message: whichever rank sends first."""
+"""Given as the source of a message: any rank may send it."""
 Ending = Callable[[float], bool]
-"""Waits at most the given seconds for the end of an operation, and returns whether it has ended."""
+"""A function that waits at most the given seconds for an operation, and returns whether it has ended."""
 # Seconds: how long to poll an operation without pauses, and the longest pause thereafter.
 _EAGER = 1e-4
 _LONGEST_PAUSE = 5e-4
@@ -23,9 +23,10 @@ _NARROW = frozenset({torch.float16, torch.bfloat16})
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for sums and for values that change by small amounts.
+    """Return the dtype for sums of `dtype`, and for values that change by small amounts.
 
-    16-bit floats overflow, and small increments vanish in them.
+    It is float32 for 16-bit floats, in which sums overflow and small increments vanish. Otherwise it is
+    `dtype`.
     """
     return torch.float32 if dtype in _NARROW else dtype
 
@@ -74,14 +75,14 @@ class Backend(ABC):
     rank: int
     size: int
     node: int
-    """The lowest world rank on this rank's node. So it is the same on all ranks that share memory."""
+    """A number that identifies this rank's node: the lowest world rank on the node."""
     name: str
     """The library and its version, for logs and run folders."""
     thread_level: str = "MULTIPLE"
-    """What the library allows threads to do, in MPI's terms."""
+    """What the library allows threads to do: one of MPI's thread levels, without `MPI_THREAD_`."""
     returns_early: bool = False
-    """True if operations on device tensors may return before other ranks have begun them, or may be delayed
-    by other things than these ranks."""
+    """True if operations on device tensors may return before other ranks have begun them, or may wait for
+    something else than these ranks. It is then unknown for which ranks an operation waits."""
 
     @property
     @abstractmethod

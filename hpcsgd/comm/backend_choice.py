@@ -76,7 +76,10 @@ def place_on_node(world: Communicator) -> int:
 
 
 def local_device(world: Communicator, wanted: str = "auto") -> Device:
-    """Return the accelerator of this rank's number on its node, or none if "cpu" is `wanted`. Collective."""
+    """Return the accelerator whose number is this rank's number on its node; collective.
+
+    The result has no device if "cpu" is `wanted`, or if there is no accelerator.
+    """
     place = place_on_node(world)
     device = of_place(place)
     if device is None or wanted == "cpu":
@@ -122,7 +125,10 @@ def share_thread(intra_group: Communicator, inter_group: Communicator) -> Commun
 
 
 def _without(ranks: Communicator, wish: BackendName, identities: Sequence[str]) -> tuple[Communicator, str]:
-    """Use host staging, because some rank has no accelerator."""
+    """Return `ranks` unchanged, to stage device tensors in host memory, and why: a rank has no accelerator.
+
+    The reason is empty if no rank has one. Raises `UserError` if the user named another backend.
+    """
     lacking = [rank for rank, identity in enumerate(identities) if not identity]
     why = f"rank {lacking[0]} of {ranks.size} has no accelerator for torch {torch.__version__}"
     if wish != "auto":
@@ -175,6 +181,6 @@ def _gpu_mpi(host: Backend, device: torch.device, timeout: float) -> Backend:
 
 
 def _first(ranks: Communicator, why: str) -> str:
-    """Return the reason of the first rank that gives one."""
+    """Return the first reason `why` in rank order that is not empty; "" if all are empty. Collective."""
     answers: list[str] = ranks.gather_objects(why)
     return next(filter(None, answers), "")

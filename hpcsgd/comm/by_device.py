@@ -12,11 +12,14 @@ from hpcsgd.comm.backend import Backend, Ending, Reduction
 from hpcsgd.comm.staged import Staged
 
 DeviceBackendOf = Callable[[Backend], Backend]
-"""Makes a backend for device tensors from the one of the same ranks for host tensors; collective."""
+"""A function that makes a backend for device tensors from the same ranks' host backend; collective."""
 
 
 class ByDevice(Backend):
-    """Uses `devices` for device tensors, otherwise `host`. After `split`, `Staged` sends device tensors."""
+    """A backend that uses the backend `devices` for device tensors, and `host` for host tensors.
+
+    Backends that its `split` makes send device tensors by `Staged`.
+    """
 
     def __init__(self, host: Backend, beside: DeviceBackendOf = Staged) -> None:
         self.rank, self.size, self.node, self.name = host.rank, host.size, host.node, host.name

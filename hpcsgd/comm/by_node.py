@@ -1,11 +1,11 @@
 """Collectives of ranks on H nodes, L on each: data crosses the network once per node.
 
-The parts of a vector are numbered like the ranks: h·L + l for local rank l of node h.
+The parts of a vector are numbered like the ranks: part h·L + l belongs to local rank l of node h.
 
-    allgather       across nodes   the ranks with one l give each other their parts (·, l)
-                    in the node    every rank gives the others what it has fetched
-    reduce_scatter  in the node    rank l sums, for its node, the parts (·, l) of all
-                    across nodes   the ranks with one l add up the sums of their nodes
+    allgather       across nodes   ranks with the same l exchange their own parts
+                    in the node    each rank gives the others all parts that it now has
+    reduce_scatter  in the node    rank l sums the parts of local ranks l, of all nodes, over its node's ranks
+                    across nodes   ranks with the same l add up the sums of their nodes
 
 So a node receives (H−1)/H of a vector. A ring of all ranks sends (H·L−1)/(H·L) of it over each link, and an
 all-to-all L·(H−1)/H. The sums are computed here: over local ranks first, then over nodes, each in order.
@@ -21,7 +21,7 @@ from hpcsgd.comm import sums
 from hpcsgd.comm.backend import Backend
 
 SHORTEST = 1 << 17
-"""Bytes of the shortest vector for which this pays: below, an extra message costs as much as it saves."""
+"""Bytes of the shortest vector for which two levels are used. Below, they cost as much time as they save."""
 
 
 def levels(nodes: Sequence[int]) -> tuple[int, int] | None:
@@ -34,7 +34,7 @@ def levels(nodes: Sequence[int]) -> tuple[int, int] | None:
 
 
 class ByNode:
-    """Collectives in two levels, in nodes and across nodes; all of `ranks` make it together."""
+    """Collectives in two levels, in nodes and across nodes. Making one is collective over `ranks`."""
 
     def __init__(self, ranks: Backend, H: int, L: int) -> None:
         h, l = divmod(ranks.rank, L)  # noqa: E741
@@ -42,7 +42,7 @@ class ByNode:
         self._inside, self._across = ranks.split(h, l), ranks.split(l, h)
 
     def allgather(self, out: Tensor, x: Tensor) -> None:
-        """Do what `Backend.allgather` does; needs memory for another `out`."""
+        """Do what `Backend.allgather` does; needs additional memory of the size of `out`."""
         rows = out.new_empty(self.L, self.H, x.numel())
         fetched = rows[self._inside.rank]
         self._across.allgather(fetched, x)
@@ -50,7 +50,7 @@ class ByNode:
         out.view(self.H, self.L, -1).copy_(rows.transpose(0, 1))
 
     def reduce_scatter(self, out: Tensor, x: Tensor, mean: bool) -> None:
-        """Do what `Backend.reduce_scatter` does for a sum or mean; needs memory for two more `x`."""
+        """Do what `Backend.reduce_scatter` does for a sum or mean; needs additional memory of 2 × `x`."""
         by_place = x.view(self.H, self.L, -1).transpose(0, 1).contiguous()
         of_node = x.new_empty(self.H, out.numel())
         sums.reduce_scatter(self._inside, of_node, by_place, "sum")

@@ -1,7 +1,8 @@
 """A communication thread: it executes blocking calls in the order in which they were submitted.
 
-The paper's framework does the same ("a communication-dedicated thread that performs blocking MPI
-communications"): nonblocking MPI collectives make almost no progress while the rank computes.
+The framework of the hierarchical local SGD paper does the same ("a communication-dedicated thread that
+performs blocking MPI communications"), because nonblocking MPI collectives make almost no progress while the
+rank computes.
 
 On a device the thread has its own stream. A call begins there after the work that the submitter's stream
 already has. After `wait()`, the waiting thread's stream continues when the call is done. The host need not
@@ -37,13 +38,13 @@ if TYPE_CHECKING:
 _comm_threads: weakref.WeakSet[CommThread] = weakref.WeakSet()
 _here = threading.local()  # .on_a_comm_thread: True on a communication thread
 _numbers = itertools.count()
-_SET_TIMER_SLACK = 29  # of prctl
+_SET_TIMER_SLACK = 29  # PR_SET_TIMERSLACK, an option of prctl
 
 
 class Work:
     """The pending result of a call on a communication thread.
 
-    A call may return another `Work`, of another communication thread; then it is done when that one is.
+    A call may return the `Work` of another communication thread. It is then done when that `Work` is done.
 
     `keep`, such as the operation's tensors, stays alive until `wait()`. Otherwise the device's allocator
     could reuse their memory too early, because it does not know the communication thread's stream.
@@ -78,9 +79,9 @@ class Work:
         On a device, block until the work is queued on the communication thread's stream; the caller's
         current stream waits for it there.
 
-        Raises `PeerLost` after the communicator's timeout, or the operation's own exception. Time
-        that one communication thread waits for another is not counted, because its owner computes
-        meanwhile.
+        Raises `PeerLost` after the communicator's timeout, or the operation's own exception. The
+        seconds of the wait are added to `stats`, unless a communication thread waits for another
+        one: the training thread computes meanwhile.
         """
         start, standing = time.perf_counter(), not self._future.done()
         try:
@@ -126,7 +127,7 @@ def finished(call: Callable[[], Any], what: str, stats: CommStats) -> Work:
 
 
 class CommThread:
-    """Runs submitted calls one by one on a daemon thread, which the first call starts."""
+    """A daemon thread that runs submitted calls one by one. The first call starts it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -139,7 +140,7 @@ class CommThread:
         self.entries: deque[object] = deque()
         """One entry for each call that has not ended."""
         self.executing: Operation | None = None
-        """The operation in progress."""
+        """The operation that the thread executes now, or None."""
         self.single = False
         """True if the current call consists of the operation `executing` only."""
         self.serves = False
@@ -224,7 +225,7 @@ class CommThread:
 
 
 def close_comm_threads(timeout: float, comm_threads: Iterable[CommThread] = _comm_threads) -> bool:
-    """End these threads, or all of this process; return False if one is busy `timeout` seconds later."""
+    """End `comm_threads`, by default all; return False if one was still busy after `timeout` seconds."""
     ordered = sorted(comm_threads, key=lambda comm_thread: comm_thread.number)
     for comm_thread in ordered:
         farewell, comm_thread.before_exit = comm_thread.before_exit, None
@@ -238,8 +239,9 @@ def know_processor() -> None:
     """Compute the first square root of a process, before other threads can compute theirs.
 
     The first sqrt, tanh or exp makes MKL detect the processor. MKL in torch's wheels (2024.2) stores a
-    raw number before the right one. A thread that reads it in between computes with another kernel: sqrt
-    in float64 is right to 10⁻¹¹ only, and tanh has other bits. Issue 188792 of pytorch/pytorch.
+    provisional result before the final one. A thread that reads the provisional result computes with
+    another kernel: sqrt in float64 is right to 10⁻¹¹ only, and tanh has other bits. Issue 188792 of
+    pytorch/pytorch.
     """
     torch.ones(1, dtype=torch.float64, device="cpu").sqrt()
 

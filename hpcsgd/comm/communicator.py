@@ -52,8 +52,8 @@ class Communicator:
         self.comm_thread = comm_thread or CommThread(f"communication thread of rank {backend.rank}")
         self.stats = CommStats()
         self.member = member
-        """Reports this rank's operations here to its `RankWatch`, which finds deadlocks; None without a
-        watch."""
+        """The object that reports this rank's operations on this communicator to its `RankWatch`, which
+        finds deadlocks. None without a watch."""
         if member is not None:
             member.watch.adopt(self.comm_thread)
         self.device_backend = "mpi"
@@ -160,7 +160,7 @@ class Communicator:
         return Work(posted, label, self.timeout, self.stats, comm_thread=self._place)
 
     def barrier(self) -> None:
-        """Return once every rank has called this."""
+        """Return once every rank has called this method."""
         self.gather_objects(None)
 
     def split(self, color: int, key: int) -> Communicator:
@@ -190,13 +190,13 @@ class Communicator:
         return self._relative(self.backend, self.member, comm_thread)
 
     def with_backend(self, backend: Backend, way: str) -> Communicator:
-        """Return this communicator with another backend of the same ranks, which `split` does not inherit."""
+        """Return this communicator with another backend; communicators that it splits do not inherit it."""
         made = self._relative(backend, self.member, self.comm_thread)
         made.device_backend = way
         return made
 
     def close_dups(self, timeout: float) -> bool:
-        """End the extra threads; return False if one is still busy `timeout` seconds later. Collective."""
+        """End the `dup_threads`; return False if one is still busy after `timeout` seconds. Collective."""
         self.run(lambda: None, "calls that are still pending").wait()
         return close_comm_threads(timeout, self.dup_threads)
 
@@ -222,7 +222,7 @@ class Communicator:
         needed: Callable[[], Iterable[int]] | None = None,
         messages: Messages | None = None,
     ) -> Work:
-        """Execute `operation`, which waits for all ranks, for `needed`, or for senders of `messages`."""
+        """Submit `operation`, which waits for all ranks, the ranks `needed`, or the senders of `messages`."""
         label, member = f"{what} over {self.size} ranks", self.member
         self.stats.add(calls=1, sent=sent)  # counted in the step that submits, not in that which executes
 
@@ -273,7 +273,7 @@ class Communicator:
         return made
 
     def _posted(self, messages: Mapping[int, Tensor]) -> int:
-        """Count messages and return their bytes; what a rank sends to itself does not count."""
+        """Count `messages` in `stats` and return their bytes; those to this rank itself do not count."""
         sizes = {to: nbytes(x) for to, x in messages.items() if to != self.rank}
         self.stats.add_messages(sizes)
         return sum(sizes.values())

@@ -24,9 +24,9 @@ _END = -1  # tag
 _FIRST = 2.0
 """Seconds that ranks wait before they end because of another rank, if torchrun runs them.
 
-Its agent then records that the other rank failed first.
+torchrun's agent then records that the other rank failed first.
 """
-_ECHO = 1.0  # seconds
+_ECHO = 1.0  # seconds to wait for the relay's copy of the message of `end`, and for stdout
 
 
 class Group(Protocol):
@@ -66,21 +66,21 @@ class Connections:
         """True if other code calls `close` when this rank leaves."""
         self._to_relays: list[RelayConnection] = []
         for i, address in enumerate(relays):
-            with contextlib.suppress(OSError):  # the second one is needed only if the first has gone
+            with contextlib.suppress(OSError):  # the second relay is needed only if the first has gone
                 there = socket.create_connection((address.address, address.port), timeout=patience)
                 there.settimeout(None)
                 lost = self._lose_first if i == 0 else lambda: None
                 self._to_relays.append(RelayConnection(there, rank, token, self._hear, lost))
 
     def client(self) -> Any:
-        """Return a new store client, because waiting for a key blocks every thread that shares the client."""
+        """Return a new client of the job's store; a shared one blocks all its threads while one waits."""
         return distributed().TCPStore(
             self._store.host, self._store.port, is_master=False, wait_for_workers=False,
             timeout=timedelta(seconds=self.patience),
         )  # fmt: skip
 
     def add(self, group: Group) -> None:
-        """Close `group` when this rank leaves."""
+        """Remember `group`, so that it is closed when this rank leaves."""
         self._groups.add(group)
 
     def end(self, code: int) -> None:
@@ -106,11 +106,10 @@ class Connections:
         return False
 
     def close(self, timeout: float) -> None:
-        """Leave when rank 0 closes the connection, or after `timeout` seconds.
+        """Close all connections of this rank once rank 0 closes its own, or after `timeout` seconds.
 
-        Ranks that still work would report an earlier end as a loss of this rank.
-
-        Rank 0 calls this when all others have left.
+        If this rank left earlier, ranks that still work would report it as lost. Rank 0 calls this
+        method when all other ranks have left.
         """
         if self.rank != 0:
             self._to_relays[0].await_end(timeout)
@@ -134,7 +133,7 @@ class Connections:
 
 
 def _end(code: int) -> NoReturn:
-    """End this rank because another one asked for it."""
+    """End this process with the exit code `code`, because another rank has ended the job."""
     _within(_ECHO, sys.stdout.flush)
     if AGENT in os.environ:
         time.sleep(_FIRST)

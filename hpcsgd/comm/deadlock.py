@@ -7,10 +7,10 @@ ranks is in a deadlock if every wait of every rank in it needs a rank of the set
 
 Ranks also wait in vain if an operation has the same number on all of them, but not the same kind.
 
-The reports may be old, and the answer is right nevertheless. Suppose that some ranks of the set continued
-after their reports, and let r be the first one. It got what it needed from a rank s of the set, which began
-that operation after its own report. A blocked rank begins nothing before it continues, so s continued before
-r did: a contradiction.
+The result is right even if reports are old. Suppose that some ranks of the set continued after their reports,
+and let r be the first of them. Then r got what it needed from a rank s of the set, and s began that operation
+after the report of s. A blocked rank begins nothing before it continues, so s continued before r did: a
+contradiction.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hpcsgd.comm.backend import PeerLost
 SHOWN = 8
 """The largest number of ranks that a message lists."""
 KEPT = 64
-"""The largest number of calls of a channel that are kept."""
+"""The number of recent calls of each channel that are kept, to be compared with those of other ranks."""
 _REMEDY = "all ranks of a group have to make the same calls in the same order"
 
 
@@ -64,7 +64,7 @@ class Report(NamedTuple):
     counts: Mapping[str, int] = {}
     calls: Mapping[str, Sequence[Call]] = {}
     last: str | None = None
-    """The last operation of a rank that is leaving."""
+    """The last activity of a rank that has left or is leaving, as text; None while the rank works."""
 
 
 class Deadlock(PeerLost):
@@ -72,7 +72,7 @@ class Deadlock(PeerLost):
 
 
 class Reports(Protocol):
-    """Receives the reports of the ranks of one world. Reports of one rank stay in order."""
+    """A receiver of the reports of all ranks of one world. Reports of one rank stay in order."""
 
     def add(self, rank: int, report: Report) -> None: ...
 
@@ -81,7 +81,7 @@ class Reports(Protocol):
         ...
 
     def missing(self, needs: Sequence[Need]) -> list[int]:
-        """Return the ranks that are not known to have satisfied these needs."""
+        """Return the ranks that are not known to have satisfied all of `needs`."""
         ...
 
 
@@ -104,12 +104,12 @@ class Table:
                 self.deadlock = self._mismatch(rank, report) or self._found()
 
     def check(self) -> None:
-        """Raise the deadlock that was found."""
+        """Raise `Deadlock` if `add` has found a deadlock."""
         if self.deadlock is not None:
             raise Deadlock(str(self.deadlock), self.deadlock.ranks)
 
     def missing(self, needs: Sequence[Need]) -> list[int]:
-        """Return the ranks that have not reported that they satisfied these needs."""
+        """Return the ranks that have not reported that they satisfied all of `needs`."""
         with self._lock:
             return sorted({rank for need in needs for rank in need.ranks if self._misses(need, rank)})
 
@@ -156,13 +156,13 @@ class Table:
         return Deadlock(_line(awaited, self._reports), waiting)
 
     def _missing_of(self, held: set[int]) -> dict[Need, list[int]]:
-        """Return, for each need of the ranks in `held`, those of them that have not satisfied it."""
+        """Return for each need of the ranks `held` which of the ranks `held` have not satisfied it."""
         needs = {need for rank in held for wait in self._reports[rank].waits for need in wait.needs}
         return {need: [s for s in need.ranks if s in held and self._misses(need, s)] for need in needs}
 
 
 def _line(awaited: Mapping[int, Sequence[int]], reports: Mapping[int, Report]) -> str:
-    """Return the message of a deadlock, in which every key waits for the ranks that are its values."""
+    """Return the message of a deadlock; `awaited` has for each waiting rank the ranks that it waits for."""
     for rank in sorted(awaited, key=lambda rank: reports[rank].last is not None):
         if gone := [s for s in awaited[rank] if reports[s].last is not None]:
             return _left(rank, gone, awaited, reports)

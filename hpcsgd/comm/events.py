@@ -29,7 +29,7 @@ MESSAGE, WAIT, SPAN = "message", "wait", "span"
 
 
 class Events:
-    """The events of one rank, created by its training thread. Any thread may add events."""
+    """The events of one rank. Its training thread makes this object; any thread may add events."""
 
     def __init__(self) -> None:
         self.owner = threading.get_ident()

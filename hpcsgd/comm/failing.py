@@ -33,7 +33,7 @@ class Faults:
 
 
 class FailingBackend(Backend):
-    """Wraps `inner` with the faults planned for the world rank that `inner` had when it was wrapped."""
+    """A backend around `inner` with the faults planned for `world_rank`, by default the rank of `inner`."""
 
     def __init__(self, inner: Backend, faults: Faults, world_rank: int | None = None) -> None:
         self.rank, self.size, self.node, self.name = inner.rank, inner.size, inner.node, inner.name

@@ -32,7 +32,7 @@ SHORT = 1 << 15
 # Tags: of messages that callers send, and of those that make up an allgather.
 _ASKED, _GATHERED = 0, 1
 PARTING = 5.0
-"""Seconds for messages that are still in progress when their sender leaves."""
+"""Seconds that a leaving rank waits until messages that it has begun to send are received."""
 
 
 class GlooBackend(Backend):
@@ -49,7 +49,7 @@ class GlooBackend(Backend):
             self._group = _guarded(lambda: self._connected(connections), "connecting", self)
             connections.add(self)
         self._levels = by_node.Levels([node])  # until the other ranks have reported their nodes
-        # After this all ranks are connected. One that left earlier would block the others.
+        # After this all ranks are connected. A rank that left earlier would block the others.
         self._levels = by_node.Levels(self.gather_objects(node))
 
     @property
@@ -246,6 +246,6 @@ def _guarded(call: Callable[[], Any], what: str, ranks: GlooBackend) -> Any:
 
 
 def _lost(error: RuntimeError, what: str, ranks: GlooBackend) -> PeerLost:
-    """Return the error without gloo's source locations and its guess at the cause."""
+    """Return a `PeerLost` with the text of `error` without gloo's source locations and guess at a cause."""
     cause = re.sub(r"\[\S*\.(?:cc|cpp|h):\d+\] ", "", first_line(error)).split(". This", 1)[0]
     return PeerLost(f"{what} over {ranks.size} ranks by {ranks.name}: {cause}")

@@ -30,7 +30,7 @@ def world(place: Place, timeout: float) -> Communicator:
     if connections is None:
         return comm
     if ending is None:
-        # Another world was guarded first, and it does not close these connections.
+        # `guard` has been called for another world, whose `Shutdown` does not close these connections.
         if not connections.is_attended:
             connections.is_attended = True
             _partings.append(_Parting(connections, backend.split(0, backend.rank)))
@@ -43,7 +43,7 @@ def world(place: Place, timeout: float) -> Communicator:
 
 
 class _Parting:
-    """Closes the connections of this rank once all ranks leave."""
+    """The end of this rank's connections, which `close` closes once all ranks leave."""
 
     def __init__(self, connections: Connections, ranks: Backend) -> None:
         self._connections, self._ranks = connections, ranks

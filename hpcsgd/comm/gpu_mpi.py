@@ -1,4 +1,4 @@
-"""Tensors on a device by an MPI library that reads and writes device memory itself ("GPU-aware")."""
+"""Communication of device tensors by an MPI library that accesses device memory itself ("GPU-aware")."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Runtime(NamedTuple):
     queries: tuple[str, ...]
     """Names of library functions that return 1 if this memory is supported, otherwise 0."""
     kinds: tuple[str, ...]
-    """Its names among the "memory allocation kinds" of MPI 4.1."""
+    """Names of this memory among the "memory allocation kinds" of MPI 4.1."""
     gtl: str
     """The library file of the "GPU transport layer" (GTL) of Cray's MPICH."""
 
@@ -45,10 +45,10 @@ class TakesAddresses(Protocol):
 
 
 class GpuAware(Backend):
-    """Wraps `host`, whose library takes device addresses like host addresses.
+    """A backend for device tensors around `host`, whose library takes device addresses like host addresses.
 
-    MPI knows no streams: the work of the current stream is done before MPI gets an address. torch
-    computes the sums, on the device.
+    MPI knows no streams. So this backend waits until the work of the current stream is done before it
+    passes an address to MPI. torch computes the sums, on the device.
     """
 
     def __init__(self, host: Backend) -> None:
@@ -147,7 +147,7 @@ def loaded_files() -> set[str]:
 
 
 def missing_gtl(gtl: str, environ: Mapping[str, str], loaded: Collection[str]) -> str:
-    """Return the path of the library `gtl` by Cray's variables, or just its name; empty if it is loaded."""
+    """Return the path of the file `gtl`, from Cray's variables, or else its name; empty if it is loaded."""
     if any(Path(path).name.startswith(gtl) for path in loaded):
         return ""
     word = gtl.removeprefix("lib").removesuffix(".so")
@@ -167,7 +167,7 @@ def _judged_cray(gtl: str, environ: Mapping[str, str], loaded: Collection[str]) 
 
 
 def answer(symbols: ctypes.CDLL, query: str) -> bool | None:
-    """Return the answer of a function without arguments; `None` if the library has none of this name."""
+    """Return whether the function `query` of the library returns true; None if it has no such function."""
     try:
         return bool(getattr(symbols, query)())
     except AttributeError:
@@ -175,5 +175,5 @@ def answer(symbols: ctypes.CDLL, query: str) -> bool | None:
 
 
 def runtime_of(device: torch.device) -> str:
-    """Return the runtime of a device; torch calls those of ROCm "cuda", too."""
+    """Return the runtime of `device`, such as "cuda", but "hip" for ROCm, which torch calls "cuda", too."""
     return "hip" if device.type == "cuda" and torch.version.hip else device.type

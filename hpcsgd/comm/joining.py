@@ -69,7 +69,7 @@ def reported_once(choose: Callable[[], Choice]) -> Choice:
 def chosen(backend: str, environ: Mapping[str, str], no_mpi: Callable[[], str]) -> Choice:
     """Return the backend to use. Raises `NoWorld`.
 
-    `no_mpi` returns why there is no MPI; it is called only if that matters.
+    `no_mpi` returns why there is no MPI. It is called only if the choice depends on it, as it starts MPI.
     """
     if backend not in REQUESTED_BACKEND:
         raise NoWorld(

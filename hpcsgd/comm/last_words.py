@@ -61,7 +61,7 @@ def under_way(error: BaseException) -> BaseException | None:
     A collective call in a `finally:` hides the first exception behind that of the call.
     """
     if not isinstance(error, (UserError, PeerLost)):
-        return None  # Python prints both
+        return None  # Python itself prints both exceptions
     outside = list(_frames_of_script(error.__traceback__))
     seen: set[int] = set()
     handled = error.__context__

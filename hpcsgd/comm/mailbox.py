@@ -50,9 +50,9 @@ class Inbox:
 
 
 class Outbox:
-    """Messages in progress for which the sender does not wait; gloo sends them once they are received.
+    """Messages being sent, for which no call waits; gloo ends a send only when the message is received.
 
-    A thread keeps their memory until they have been sent.
+    A thread keeps the memory of each message until it has been sent.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Outbox:
         self._thread: threading.Thread | None = None
 
     def put(self, work: Any) -> None:
-        """Keep `work` until it is done."""
+        """Keep `work`, a send in progress, until it is done."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._wait, name="outbox", daemon=True)
             self._thread.start()

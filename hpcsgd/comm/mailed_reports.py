@@ -12,7 +12,7 @@ from hpcsgd.comm.deadlock import Call, Need, Report, Table, Wait
 from hpcsgd.comm.rank_watch import LOOK
 
 ANSWERED = 1.0
-"""Seconds for which a rank waits for the answer of rank 0 to which ranks are missing."""
+"""Seconds for which a rank waits until rank 0 answers the question which ranks are missing."""
 _PAUSE = 0.01  # seconds
 _REPORT, _QUESTION, _ANSWER = 0, 1, 2  # tags
 
@@ -60,7 +60,7 @@ class MailedReports:
             self._thread.start()
 
     def add(self, rank: int, report: Report) -> None:
-        """Send the report, with the counts that have changed."""
+        """Send `report` to rank 0, with only the counts that have changed; on rank 0, record it."""
         if self._mail.rank == 0:
             self._table.add(0, report)
             return

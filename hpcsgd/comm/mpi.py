@@ -177,10 +177,10 @@ class MpiBackend(Backend):
 
 
 class _UnderWay:
-    """Polls a request until it ends, as `Ending` requires.
+    """A request in progress; a call polls the request until it ends, as `Ending` requires.
 
-    MPI writes into the request's buffers until then. They are kept alive even if an exception drops every
-    other reference.
+    MPI writes into the request's buffers until it ends. The buffers are kept alive even if an exception drops
+    every other reference.
     """
 
     _forgotten: ClassVar[list[MPI.Request]] = []
@@ -206,7 +206,7 @@ class _UnderWay:
 
 
 class _Posting:
-    """The messages of a ring, on their own tag, separate from other messages of the communicator."""
+    """The `Messages` of `ring.allreduce`; their own tag separates them from other messages."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()

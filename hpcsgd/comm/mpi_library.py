@@ -1,4 +1,4 @@
-"""mpi4py's `MPI` without its warning about launchers; `mpi.world` reports the same, with a remedy."""
+"""mpi4py's `MPI` without its warning about launchers; `mpi.world` reports that problem, with a remedy."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _PORTS = range(10000, 30000)
 
 
 class NoWorld(JobError):
-    """The ranks cannot connect, so that no rank can report it for the others."""
+    """The ranks cannot connect. So each rank raises this error, and none can report it for the others."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _numbers(environ: Mapping[str, str], reported: Launched | None) -> tuple[int
 
 
 def _by_slurm(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the first node of a Slurm step, and a port that other steps there do not use."""
+    """Return variables with the first node of a Slurm step, and a port that other steps there do not use."""
     number = 77 * int(environ.get("SLURM_JOB_ID", 0)) + int(environ.get("SLURM_STEP_ID", 0))
     found = {PORT: str(_PORTS[number % len(_PORTS)])}
     if nodes := environ.get("SLURM_STEP_NODELIST"):

@@ -20,7 +20,7 @@ from hpcsgd.comm.rank_watch import Operation
 class Posted(Future[Any]):
     """The future of an operation in progress, whose result is `received` when it has ended.
 
-    `place` is a `CommThread` that never starts its thread. The rank's watch reads from it for which
+    `place` is a `CommThread` that never starts its thread. The rank's watch reads from `place` for which
     `operation` a thread waits.
     """
 

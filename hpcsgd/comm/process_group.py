@@ -1,8 +1,8 @@
 """Ranks as members of a process group of torch.distributed, for tensors on devices.
 
 Groups use NCCL (RCCL, XCCL), or gloo, which runs the same code without devices. No default group is made or
-changed, because the user may have one. Each group has its own store; the existing backend sends its address
-to all ranks. torch.distributed is imported only when a group is made.
+changed, because the user may have one. Each group has its own store, whose address the host backend sends to
+all ranks. torch.distributed is imported only when a group is made.
 """
 
 from __future__ import annotations
@@ -203,8 +203,8 @@ def _reaching(address: str) -> Generator[None, None, None]:
 def address_towards(others: Sequence[str]) -> str:
     """Return this node's address on the network that leads to the hosts `others`.
 
-    If they cannot be resolved, return the address of this host's name, or else of gloo's interface.
-    Raises `UserError`.
+    If the name of the first of them cannot be resolved, return the address of this host's name, or else of
+    gloo's interface. Raises `UserError` if there is no such address.
     """
     if not others:
         return "127.0.0.1"
@@ -277,7 +277,7 @@ def starting_at(root: int) -> Any:
 
 
 def distributed() -> Any:
-    """Import torch.distributed only when a group is made; typed Any, because much of it has no types."""
+    """Return the module torch.distributed, imported on first use; typed Any, as much of it has no types."""
     import torch.distributed
 
     return torch.distributed

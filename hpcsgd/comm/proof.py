@@ -21,7 +21,7 @@ def fault(ranks: Backend, device: torch.device) -> str:
 
 
 def _numbers(number: int) -> Tensor:
-    """Return float32 [_LENGTH] numbers that identify their sender."""
+    """Return float32 [_LENGTH] numbers that differ for each `number`, so that a wrong sender is noticed."""
     return ((torch.arange(_LENGTH, device="cpu") * 3 + number) % 101).float()
 
 

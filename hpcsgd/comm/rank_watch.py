@@ -1,8 +1,8 @@
-"""Know what the threads of a rank wait for, and report it once they have waited for a while.
+"""A watch of a rank: it reports what the rank's threads wait for once they have waited for a while.
 
 Nothing here takes a lock while a rank makes progress: threads only store their current operation. A thread
-that has waited for `PATIENCE` seconds reads this state twice. If nothing has changed in between, all threads
-of the rank were in that state at the same time.
+that has waited for `PATIENCE` seconds reads the operations of all threads twice. If nothing has changed in
+between, all threads of the rank were in these operations at the same time.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ class Operation:
 
 
 class _State(NamedTuple):
-    """The state of a rank whose threads all wait. If two reads are equal, it did not change in between."""
+    """The state of a rank whose threads all wait. Two equal reads mean that it did not change in between."""
 
     operations: list[Operation]
-    """One of these has to end before the rank begins another one; that of the main thread comes first."""
+    """Operations of which one has to end before the rank begins another one. The first of them is the one
+    that the main thread waits for."""
     waiting: list[tuple[int, Future[Any]]]
     """What each thread waits for, with the identity of the thread."""
     comm_threads: list[tuple[int, Operation | None]]
@@ -92,10 +93,10 @@ class RankWatch:
             self._comm_threads.append(comm_thread)
 
     def submits(self) -> None:
-        """Note that the calling thread, which is no communication thread, uses one.
+        """Record that the calling thread, which is no communication thread itself, uses one.
 
-        Threads that Python did not start, such as autograd's, work while a Python thread waits for
-        them.
+        Threads that Python did not start, such as autograd's, are left out: a Python thread waits
+        while they work.
         """
         if threading.get_ident() != self._owner:
             thread = threading.current_thread()
@@ -215,8 +216,8 @@ class Member:
     def __init__(self, watch: RankWatch, channel: str, ranks: Sequence[int]) -> None:
         self.watch = watch
         self.answers = False
-        """True if threads that answer requests send messages here; then the order of operations is
-        unknown."""
+        """True if threads that answer requests send messages on this communicator; then the order of
+        operations is unknown."""
         self._channel = channel
         self._ranks = _compact(ranks)
         self._calls = watch.calls[channel] = deque(maxlen=REMEMBERED)

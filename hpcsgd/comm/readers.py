@@ -13,7 +13,7 @@ LISTENED = 1.0
 
 
 def wait_for_readers(*files: int) -> None:
-    """Wait until the pipes are empty: a launcher may discard unread output once it learns of an abort."""
+    """Wait until pipes among `files` have been read, as a launcher may discard unread output at an abort."""
     deadline = time.monotonic() + LISTENED
     while any(unread(file) for file in files) and time.monotonic() < deadline:
         time.sleep(1e-3)

@@ -1,6 +1,6 @@
 """How ranks without MPI connect: each registers at a store, and rank 0 publishes all addresses there.
 
-From then on they use a store and connections of their own (`hpcsgd.comm.connections`).
+From then on the ranks use a new store and connections of their own (`hpcsgd.comm.connections`).
 """
 
 from __future__ import annotations
@@ -59,14 +59,17 @@ _kept: list[Any] = []
 
 @dataclass(frozen=True)
 class Published:
-    """What rank 0 publishes once all ranks have registered, and the new store that it serves."""
+    """What rank 0 publishes once all ranks have registered, and the new store that rank 0 serves."""
 
     store: Any
     published: dict[str, Any]
 
     @classmethod
     def of(cls, store: Any, prefix: str, size: int, patience: float) -> Published:
-        """Wait for all ranks, and return what to publish; after a `UserError`, publish its message."""
+        """Wait until all ranks have registered, and return what to publish.
+
+        After a `UserError` this is only the error's message.
+        """
         try:
             everybody = _everybody(store, prefix, size, patience)
             return cls.among(everybody, patience)
@@ -75,7 +78,10 @@ class Published:
 
     @classmethod
     def among(cls, everybody: Sequence[Mapping[str, Any]], patience: float) -> Published:
-        """Make the new store, and return what these ranks need to connect. Raises `UserError`."""
+        """Make the new store, and return what all ranks need to connect. Raises `UserError`.
+
+        `everybody`: what each rank has registered, in rank order.
+        """
         places = [(each["host"], each["boot"]) for each in everybody]
         nodes = [places.index(place) for place in places]
         others = [each["host"] for each, node in zip(everybody, nodes, strict=True) if node]

@@ -1,4 +1,4 @@
-"""Requests to other ranks, answered while they compute.
+"""Requests to other ranks, which answer them while they compute.
 
 Passive MPI windows make no progress across hosts while the target computes, so every rank has a thread that
 receives and answers. Requests and answers travel on separate communicators. The receives of answers are
@@ -66,7 +66,10 @@ class RequestServer:
 
     @contextmanager
     def at_rest(self) -> Generator[None, None, None]:
-        """Wait until no rank has a request in progress, inside the block. Collective."""
+        """Return a context inside which no rank has a request in progress. Collective.
+
+        Entering and leaving it wait until every rank has all its answers.
+        """
         self._serve_until_all_rest()
         yield
         self._serve_until_all_rest()

@@ -67,7 +67,7 @@ def allreduce(ranks: Messages[Request], x: Tensor, mean: bool) -> None:
 
     def post(k: int) -> None:
         if k >= adding:
-            ranks.complete(sent[k - adding])  # what was sent from this memory long ago
+            ranks.complete(sent[k - adding])  # that message was sent from the memory that now receives
         room = segment(k) if k >= adding else rooms[k % ahead][: segment(k).numel()]
         posted.append((ranks.post_recv(room, left), room))
 

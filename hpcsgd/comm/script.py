@@ -39,8 +39,8 @@ class MainModule:
     def uncaught(self) -> BaseException | None:
         """Return the exception that ended the script, once `sys.excepthook` has got it.
 
-        An exception that was caught does not count, although pytest and IPython also store such a one as the
-        last.
+        An exception that was caught does not count, although pytest and IPython also store caught ones in
+        `sys.last_value`.
         """
         trace = getattr(sys, "last_traceback", None)
         while self._frame is not None and trace is not None:

@@ -36,13 +36,13 @@ GRACE = 5.0
 
 
 class Shutdown:
-    """Handles the end of this process; one per process, made by `guard`."""
+    """The code that runs when this process ends: a process has one `Shutdown`, which `guard` makes."""
 
     def __init__(self, world: Communicator) -> None:
         self._world = world
         self._parting = world.backend.split(0, world.rank)  # separate from other collectives
         self._parted: _Parting | None = None
-        self._telling = threading.Lock()  # of two threads that miss the same rank, one reports it
+        self._telling = threading.Lock()  # if two threads miss the same rank, only one reports it
         self._raise_exit = sys.exit
         self._exit_code: object = None
         self._has_called_exit = False
@@ -191,7 +191,7 @@ class Shutdown:
             self._reports.close(self._world.timeout)
 
     def _end_as_printed(self, error: BaseException) -> None:
-        """End the other ranks: the script's own hook has reported the error, but only on this rank."""
+        """End the other ranks after `error`, which the script's own hook has printed on this rank only."""
         if isinstance(error, JobError):
             self._uncaught(JobError, error, error.__traceback__)
             return
@@ -211,13 +211,13 @@ class Shutdown:
 
 
 class ClosableReports(Reports, Protocol):
-    """Reports that are sent by a library, and must be closed when there are no more."""
+    """`Reports` that travel by a library, and must be closed after the last report."""
 
     def close(self, timeout: float) -> None: ...
 
 
 class _Parting:
-    """Makes all ranks of `backend` leave together: a daemon thread of each joins an allreduce."""
+    """A barrier at which all ranks of `backend` leave together: an allreduce on a daemon thread of each."""
 
     def __init__(self, backend: Backend, code: int) -> None:
         self.code = code

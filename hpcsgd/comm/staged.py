@@ -19,7 +19,7 @@ from hpcsgd.comm.streams import on_accelerator, settle
 
 
 class Staged(Backend):
-    """Wraps `host` for tensors on devices."""
+    """A backend for device tensors that copies them through pinned memory and sends them by `host`."""
 
     def __init__(self, host: Backend) -> None:
         self.rank, self.size, self.node = host.rank, host.size, host.node

@@ -1,9 +1,10 @@
 """Every byte and second of communication, counted per phase in one place that all reports read.
 
 A byte is counted at the rank that sends it, under the bandwidth-optimal algorithm of each collective
-(Rabenseifner for allreduce), as the α-β formulas count. Over p ranks, a rank sends 2·(p−1)/p·n bytes in an
-allreduce of n bytes; (p−1)/p·n in an all-to-all, reduce-scatter or broadcast of n bytes in all; (p−1)·n in an
-allgather of n bytes per rank. If p does not divide n, the figure is the mean over the ranks.
+(Rabenseifner for allreduce), as in the formulas for a latency α and a time per byte β. Over p ranks, a rank
+sends 2·(p−1)/p·n bytes in an allreduce of n bytes; (p−1)/p·n in an all-to-all, reduce-scatter or broadcast of
+n bytes in all; (p−1)·n in an allgather of n bytes per rank. If p does not divide n, the figure is the mean
+over the ranks.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ class Total:
     calls: int = 0
     bytes: float = 0.0
     seconds: float = 0.0
-    """The time that the communication itself took."""
+    """Seconds that the communication itself took."""
     waited: float = 0.0
-    """The time that the caller was blocked, which overlap did not hide."""
+    """Seconds for which the caller was blocked, because overlap did not hide them."""
 
 
 class CommStats:
@@ -70,7 +71,7 @@ class CommStats:
         self._links: Counter[int] = Counter()
         self._lock = threading.Lock()
         self.events: Events | None = None
-        """Receives each event with its times while a trace is recorded; otherwise None."""
+        """The record to which each event is added while a trace is taken; otherwise None."""
 
     def add(self, *, calls: int = 0, sent: float = 0.0, seconds: float = 0.0, waited: float = 0.0) -> None:
         """Add calls, bytes sent and seconds to the totals of the current phase."""

@@ -63,7 +63,7 @@ def device_for(wanted: str, number: int) -> torch.device:
 
 
 def current(kind: str) -> torch.device | None:
-    """Return this thread's current device if it is of that kind; `None` if there is none."""
+    """Return this thread's current device, or None if that is not an accelerator of this `kind`."""
     there = accelerator()
     if there is None or there.type != kind:
         return None
@@ -153,7 +153,7 @@ def properties(device: torch.device) -> Any:
 
 
 def reaches(device: torch.device, other: torch.device) -> bool | None:
-    """Return True if one device reads the other's memory without the host; `None` if torch does not know."""
+    """Return True if `device` reads the memory of `other` without the host; None if torch does not know."""
     ask = getattr(_module(device), "can_device_access_peer", None)
     return None if ask is None else ask(device, other)
 
@@ -200,14 +200,14 @@ def take_over(result: object) -> None:
 
 
 class Confluence:
-    """A set of streams of `device` that have been given work; always empty on the host."""
+    """A set of streams of `device` whose work later work will wait for; always empty on the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._streams: set[torch.Stream] | None = set() if on_accelerator(device) else None
 
     def join(self) -> None:
-        """Add the current stream."""
+        """Add the current stream of the device to the set."""
         if self._streams is not None:
             self._streams.add(torch.accelerator.current_stream(self._device))
 
@@ -245,5 +245,5 @@ def choose_no_kernels_by_time() -> None:
 
 
 def settle(device: torch.device) -> None:
-    """Wait until the current stream has done all its work; the core is free meanwhile."""
+    """Wait until the current stream of `device` has done all its work; the host's core is free meanwhile."""
     StreamEvent(device).await_it()

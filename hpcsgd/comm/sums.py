@@ -14,7 +14,7 @@ from hpcsgd.comm.backend import Backend, Reduction, accumulation_dtype
 
 
 def reduce_scatter(ranks: Backend, out: Tensor, x: Tensor, reduction: Reduction) -> None:
-    """Do what `Backend.reduce_scatter` does, by one all-to-all; needs memory for another `x`."""
+    """Do what `Backend.reduce_scatter` does, by one all-to-all; needs as much memory as `x` in addition."""
     received = torch.empty_like(x)
     ranks.alltoall(received, x)
     reduce_into(out.view(-1), received.view(ranks.size, -1).unbind(), reduction)

@@ -219,7 +219,8 @@ def run(
     """
     know_processor()
     reports = Table()
-    rendezvous = Rendezvous(n, 0.8 * timeout, [])  # It gives up first, because it can name the missing ranks.
+    # The rendezvous has a shorter timeout than `Work`, because it can name the missing ranks.
+    rendezvous = Rendezvous(n, 0.8 * timeout, [])
     results: list[Any] = [None] * n
     errors: list[BaseException] = []
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-_LONGEST_PAUSE = 1.0  # seconds between two looks
+_LONGEST_PAUSE = 1.0  # seconds between two checks
 
 
 class _Operation(NamedTuple):
@@ -21,7 +21,7 @@ class _Operation(NamedTuple):
 
 
 class Watch:
-    """Calls `lost` once, with the operation's name, if an operation takes more than `timeout` seconds.
+    """A watch that calls `lost` once, with an operation's name, if it takes more than `timeout` seconds.
 
     Operations are done in the order in which they are added. The time of an operation starts when it has been
     added and all earlier ones are done.

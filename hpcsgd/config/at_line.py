@@ -1,4 +1,4 @@
-"""Add the line number of the faulty key to errors about a TOML file."""
+"""Add to errors about a TOML file the line number of the key that caused the error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcsgd.files.reading import read_text
 
 @contextmanager
 def at_line(file: Path, overrides: Sequence[str] = ()) -> Iterator[None]:
-    """Add the line number to a `UserError` that is raised in the block and is about a key of `file`.
+    """Add a line number to a `UserError` that the block raises about a key of `file`.
 
     No line is added if one of the overrides may have caused the error, because a wrong line would mislead.
     """
@@ -29,7 +29,10 @@ def at_line(file: Path, overrides: Sequence[str] = ()) -> Iterator[None]:
 
 
 def line_of(about: About, file: Path, overrides: Sequence[str] = ()) -> int | None:
-    """Return the line number of the key, or of the section that should contain it; None if uncertain."""
+    """Return the line of the key that an error is about, or of its section if the key is missing.
+
+    Return None if the line is uncertain.
+    """
     if about.file != str(file):
         return None
     try:
@@ -54,7 +57,7 @@ def _outwards(path: KeyPath) -> Iterator[KeyPath]:
 
 
 def _differs(reported: object, value: Any) -> bool:
-    """Return True if an error is about another value than the file has, which came from elsewhere."""
+    """Return True if the `reported` value of an error is not the file's `value`, but has another origin."""
     return not (
         reported is None or isinstance(value, Mapping) or reported == value or str(reported) == str(value)
     )

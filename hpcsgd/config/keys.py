@@ -16,13 +16,13 @@ from hpcsgd.renamed import RENAMED
 CLOSE = 0.6
 """The least similarity, from 0 to 1, between what was typed and a name that is suggested for it."""
 AS_CLOSE = 0.1
-"""How much less similar than the best suggestion another suggestion may be."""
+"""The largest difference in similarity between the best suggestion and another one."""
 SHOWN = 3
 """The largest number of suggestions."""
 
 
 def keys(kind: Any) -> dict[str, Any]:
-    """Return the annotation of each key and section of the dataclass `kind`, by dotted path."""
+    """Return the annotations of all keys and sections of the dataclass `kind`, by dotted path."""
     return dict(_keys(kind, ""))
 
 
@@ -40,7 +40,7 @@ def _keys(kind: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 def is_known(path: str, kind: Any) -> bool:
     """Return True if a file that the dataclass `kind` describes can have the key `path`.
 
-    Free tables, such as [method], can have any key.
+    Tables without a fixed set of keys, such as [method], can have any key.
     """
     name, _, rest = path.partition(".")
     fields = {field.name: field for field in dataclasses.fields(kind)}
@@ -70,7 +70,7 @@ def meant(given: str, text: str | None, flags: Iterable[str], known: Mapping[str
 
 
 def _with_new_names(given: str) -> list[str]:
-    """Return `given` unchanged, and with each renamed part replaced by its new names."""
+    """Return `given`, and variants in which parts that were renamed have their new names."""
     parts = [(part, *RENAMED.get(part.replace("-", "_"), ())) for part in given.split(".")]
     return [".".join(names) for names in itertools.product(*parts)]
 
@@ -81,7 +81,7 @@ def _likeness(given: str, name: str) -> float:
 
 
 def _likeness_to_key(given: str, path: str) -> float:
-    """Return the similarity of `given` to the key `path`; the section may be missing or wrong."""
+    """Return the similarity of `given` to the key `path`. Its section may be missing or wrong in `given`."""
     last = path.rpartition(".")[2]
     of_last = 0.9 * _likeness(given.rpartition(".")[2], last) if "." in given else _likeness(given, last)
     return max(_likeness(given, path), of_last)

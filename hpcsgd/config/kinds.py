@@ -70,7 +70,7 @@ def expectation(kind: Any) -> str:
 
 
 def _several(kind: Any) -> str:
-    """Return the plural, such as ``numbers ≥ 0``."""
+    """Return the annotation as text in the plural, such as ``numbers ≥ 0``."""
     if len(kinds := _members(kind)) > 1:
         return " or ".join(map(_several, kinds))
     if get_origin(kind) is dict:
@@ -80,7 +80,7 @@ def _several(kind: Any) -> str:
 
 
 def convert(kind: Any, value: Any) -> Any:
-    """Return ``value``, from TOML or a flag, as ``kind``. Raises `ValueError` with what is expected."""
+    """Return ``value``, from TOML or a flag, as ``kind``. Raises `ValueError` that says what is expected."""
     try:
         return _fit(kind, value)
     except (ValueError, OverflowError):
@@ -93,7 +93,7 @@ def convert(kind: Any, value: Any) -> Any:
 
 
 def _in_range(value: Any) -> bool:
-    """Return True if all whole numbers in `value` are within ±`LARGEST`, which other programs can read."""
+    """Return True if all whole numbers in `value` are within ±`LARGEST`, so that other programs read them."""
     if isinstance(value, int):
         return -LARGEST <= value <= LARGEST
     if isinstance(value, dict):
@@ -168,13 +168,13 @@ def _text(value: Any) -> Any:
 
 
 def without_none(kind: Any) -> Any:
-    """Return the other member of a union with None, such as ``int`` of ``int | None``."""
+    """Return the type in a union of one type with None, such as ``int`` of ``int | None``."""
     (inner,) = _members(kind)
     return inner
 
 
 def alternatives_to_none(kind: Any) -> list[Any]:
-    """Return what the annotation allows except None: ``int`` and ``str`` of ``int | str | None``."""
+    """Return the types that a union allows except None: ``int`` and ``str`` of ``int | str | None``."""
     return _members(kind) or [kind]
 
 

@@ -1,4 +1,4 @@
-"""Find the line number of each key in a TOML file. tomllib only has line numbers of syntax errors."""
+"""Find the line number of each key in a TOML file, because tomllib only knows those of syntax errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"[^,\]}#\n]+")
 
 
 def lines(text: str) -> Mapping[KeyPath, int]:
-    """Return the line number of each key, from 1 on; for a table, the first line that names it.
+    """Return the line number of each key, counted from 1; for a table, the first line that names it.
 
     The result is empty if this module cannot scan `text`, because a wrong line would mislead.
     """
@@ -42,11 +42,11 @@ def _paths(value: Any, place: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 class _Lost(Exception):
-    """The error if the scanner finds a text that it does not expect."""
+    """The error for text that the scanner does not expect."""
 
 
 class _Scanner:
-    """A scanner for a text that is known to be TOML; it can be used once."""
+    """A scanner for the keys of a text that is known to be TOML. It can be used once."""
 
     def __init__(self, text: str) -> None:
         self._text = text.replace("\r\n", "\n")

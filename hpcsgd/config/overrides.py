@@ -12,13 +12,13 @@ from hpcsgd.errors import UserError, shortened
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """The text after a command-line flag. The type of the flag's key determines what it means."""
+    """The text after a command-line flag. What the text means depends on the type of the flag's key."""
 
     flag: str
     text: str
 
     def value(self) -> Any:
-        """Return the text as a TOML value (or ``True``, ``False``), or unchanged if it is not one."""
+        """Return the TOML value of the text (also of ``True``, ``False``), or the text if it is none."""
         for spelling in (self.text, self.text.lower()):
             try:
                 return tomllib.loads(f"value = {spelling}")["value"]
@@ -34,9 +34,8 @@ def overlay(table: dict[str, Any], words: Sequence[str]) -> None:
     """Merge ``--section.key value`` (or ``--section.key=value``) overrides into ``table``, in place.
 
     ``--section '{ key = value, … }'`` replaces the whole section; flags for keys of the section may follow.
-    Raises
-    `UserError` for words of another form, for keys below a single value, and for a section that would replace
-    a key of an earlier flag.
+    Raises `UserError` for words of another form, for a key inside a single value, and for a section that
+    would replace a key of an earlier flag.
     """
     for typed in _typed_pairs(words):
         *sections, key = typed.flag.removeprefix("--").split(".")
@@ -55,9 +54,9 @@ def overlay(table: dict[str, Any], words: Sequence[str]) -> None:
 
 
 def _each(flag: str, section: dict[str, Any]) -> dict[str, Any]:
-    """Return `section` with each string as if its key had been typed alone.
+    """Return `section` with each string as if it had been typed after a flag of its own.
 
-    So relative paths in it start at the working directory.
+    So a relative path in the section starts at the working directory, not at the job file.
     """
     return {
         key: Typed(f"{flag}.{key}", value) if isinstance(value, str) else value
@@ -89,7 +88,7 @@ def plain(value: Any) -> Any:
 
 
 def first_typed(value: Any) -> Typed | None:
-    """Return the first override inside ``value``, to name it in an error; None if all came from the file."""
+    """Return the first override in ``value``, for an error; None if all of ``value`` is from the file."""
     match value:
         case Typed():
             return value

@@ -1,4 +1,4 @@
-"""Nested parts in a job file: the annotation of a parameter decides what a value for it means.
+"""Parts of methods in a job file: the annotation of a parameter decides what a value means.
 
     def mine(grad_reduce: GradReduce, sync_every: int, then: Method | None = None): ...
 
@@ -19,7 +19,7 @@ from hpcsgd.errors import UserError, in_section, located, near_miss, spot
 from hpcsgd.named import annotations_of, call_named, require_arguments, resolve
 
 NAME = "name"
-"""The key of a table that names the part."""
+"""The key, in the table of a part, whose value names the part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Parts:
     """The steps of one epoch; None if their number is not known."""
 
     def make(self, kind: Any, value: Any, section: str, *keys: str) -> Any:
-        """Make the part of type `kind` that `value` names; `value` is the section, or what it has at `keys`.
+        """Make the part of type `kind` that `value` names: the value of a section, or of `keys` in it.
 
         Raises `UserError` with the section and keys if `value` names no part, has wrong arguments or makes
         something else. The exceptions of a user's own function pass unchanged.
@@ -58,7 +58,7 @@ class Parts:
         return made
 
     def _argument(self, function: Callable[..., Any], value: Any, section: str, *keys: str) -> Any:
-        """Return what `value` means for the parameter of `function` that the last of `keys` names."""
+        """Return the argument of `function` that `value` stands for; the last of `keys` is its parameter."""
         kinds = alternatives(annotations_of(function).get(keys[-1]))
         if int in kinds and isinstance(value, dict) and type(value.get("epoch")) is int:
             if self.steps_per_epoch is None:
@@ -95,7 +95,7 @@ def alternatives(annotation: Any) -> list[Any]:
 def _called(
     value: Any, table: Mapping[str, Any], section: str, *keys: str
 ) -> tuple[tuple[str, ...], str, Mapping[str, Any]]:
-    """Return (the key of the name, if `value` is a table; the name; the arguments) of a part."""
+    """Return, of the part `value`: the keys to its name (none if `value` is the name), name, arguments."""
     if isinstance(value, str):
         return (), value, {}
     if not (isinstance(value, dict) and isinstance(value.get(NAME), str)):
@@ -124,7 +124,7 @@ def _bound(
         return function
 
     def part(*values: Any) -> Any:
-        # the caller adds the place of the call to errors
+        # the section is left out of errors, because the caller of `part` adds it
         with located(keys[-1], keys[-1]) if keys else in_section(section):
             return call_named(name, function, table, arguments, *values)
 

@@ -39,7 +39,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_section(kind: type[T], table: Mapping[str, Any], file: Path, at: KeyPath = ()) -> T:
-    """Build the dataclass `kind` from `table`, the section `at` of `file`, or raise `UserError`."""
+    """Return the dataclass `kind` with the values of `table`, the section of `file` at the path `at`.
+
+    Raises `UserError` for a key or value that `kind` does not allow.
+    """
     section = _Section(file, at, table)
     hints = get_type_hints(kind, include_extras=True)
     fields: tuple[Field[Any], ...] = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
@@ -57,7 +60,7 @@ def read_section(kind: type[T], table: Mapping[str, Any], file: Path, at: KeyPat
 
 
 def as_table(section: Any) -> dict[str, Any]:
-    """Return a table of TOML values that `read_section` reads back as an equal dataclass."""
+    """Return a table of TOML values from which `read_section` builds a dataclass equal to `section`."""
     table: dict[str, Any] = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
@@ -77,7 +80,7 @@ def _toml(value: Any) -> Any:
 
 
 def section_kind(kind: Any) -> Any:
-    """Return the dataclass if `kind` is a dataclass or a union of one with None, otherwise None."""
+    """Return the dataclass that `kind` is, or that it joins with None in a union; None for other types."""
     if get_origin(kind) in (Union, UnionType):
         kind = without_none(kind)
     return kind if dataclasses.is_dataclass(kind) else None
@@ -94,7 +97,7 @@ def _required(field: Field[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """One section of a TOML file with its overrides. It reads keys and names them in errors."""
+    """One section of a TOML file with its overrides: reads the section's keys and names them in errors."""
 
     file: Path
     at: KeyPath
@@ -114,7 +117,7 @@ class _Section:
             raise UserError(f"{self._given(key)}: {error}", **self._about(key)) from None
 
     def of_any_kind(self, strangers: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys in `strangers`, whose types are unknown; any TOML value is allowed."""
+        """Return the values of the keys in `strangers`, which may be any TOML values."""
         return {key: self.read(Any, key) for key in strangers}
 
     def _subsection(self, kind: Any, key: str) -> Any:
@@ -138,7 +141,7 @@ class _Section:
 
     @contextmanager
     def origin(self) -> Iterator[None]:
-        """Begin the message of a `UserError` with the section's origin: its first flag, or the file."""
+        """Begin the message of a `UserError` with the first flag that set the section, or with the file."""
         if typed := first_typed(self.table):
             with located(str(typed)):
                 yield
@@ -147,7 +150,7 @@ class _Section:
                 yield
 
     def _given(self, key: str) -> str:
-        """Return the flag or the line of the file that gave the key its value, as text for an error."""
+        """Return, as text for an error, the flag or the line of the file that sets the key."""
         value = self.table[key]
         if typed := first_typed(value):
             return str(typed)
@@ -156,12 +159,12 @@ class _Section:
         return f"{_name(self.at, key)} = {shortened(json.dumps(value, default=str, ensure_ascii=False))}"
 
     def _about(self, key: str) -> dict[str, Any]:
-        """Return the key and file for a `UserError`, or nothing if a flag gave the key."""
+        """Return the arguments `key` and `file` of a `UserError`; none if a flag set the key."""
         return {} if first_typed(self.table[key]) else {"key": (*self.at, key), "file": self.file}
 
 
 def _name(section: KeyPath, key: str = "") -> str:
-    """Return how errors name a section or a key: ``[data]``, ``[link 1]``, ``[data] path``, ``seed``."""
+    """Return a section or key as text for errors: ``[data]``, ``[link 1]``, ``[data] path``, ``seed``."""
     words = (f" {part + 1}" if isinstance(part, int) else f".{part}" for part in section)
     named = f"[{''.join(words).removeprefix('.')}]" if section else ""
     return f"{named} {key}".strip()

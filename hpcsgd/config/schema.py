@@ -227,7 +227,7 @@ class Config:
                 raise UserError(message, key=("parallel", "fsdp"))
 
     def _without_shards(self) -> dict[str, bool]:
-        """Return, for each setting that needs whole parameters on every rank, whether it is used."""
+        """Return the settings that need whole parameters on every rank, each with whether it is used."""
         return {
             "[training] overlap_param_gather": self.training.overlap_param_gather,
             "[training] channels_last": self.training.channels_last,
@@ -295,5 +295,5 @@ def _absolute(given: Path, said: Any, path: Path) -> Path:
 
 
 def dump(config: Config) -> str:
-    """Return TOML text that `load` reads back as an equal `Config`."""
+    """Return the configuration as TOML text, from which `load` returns an equal `Config`."""
     return tomli_w.dumps(as_table(config))

@@ -28,16 +28,16 @@ from hpcsgd.config.schema import Config, checked, read_tables
 from hpcsgd.errors import UserError, located, near_miss
 
 SECTIONS = ("data", "lr_schedule", "method", "optimizer", "parallel")
-"""What a variant may change. Seed, model and length are the same for all."""
+"""The sections that a variant may change. Seed, model and length are the same for all variants."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant of the job file, with its label."""
+    """One variant of the job file: its label, and its changes to the file."""
 
     label: str
     changes: Mapping[str, Any]
-    """Sections, as in a job file."""
+    """The sections that replace or extend those of the job file."""
 
     def laid_over(self, tables: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of `tables`, those of a job file, with the variant's changes."""
@@ -50,14 +50,14 @@ class Variant:
 
 
 def folder_name(label: str) -> str:
-    """Return a label as the name of a folder."""
+    """Return the name of the folder for the variant with this label."""
     return re.sub(r"[^\w.=+-]+", "-", label).strip("-.")
 
 
 def variants(text: str) -> list[Variant]:
     """Return the variants that `text` lists, or that the TOML file with this name contains.
 
-    Raises `UserError` for mistakes in them.
+    Raises `UserError` for a mistake in a variant, or if there is none.
     """
     with located("--methods"):
         found = _of_file(Path(text)) if text.endswith(".toml") else _typed(text)
@@ -72,9 +72,9 @@ def variants(text: str) -> list[Variant]:
 
 
 def configs(path: Path, overrides: Sequence[str], methods: str) -> dict[str, Config]:
-    """Return the configuration of each variant by its label, with the job file's run folder.
+    """Return the configuration of each variant by its label. All have the job file's run folder.
 
-    Raises `UserError`.
+    Raises `UserError` for a mistake in the job file, in an override or in a variant.
     """
     chosen = variants(methods)
     flag = next((word for word in overrides if re.match(r"--method\b", word)), None)

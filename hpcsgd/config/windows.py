@@ -1,4 +1,4 @@
-"""Windows of consecutive steps, such as those that a run traces."""
+"""Windows (ranges of consecutive steps), such as those that a run traces."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ AUTO = "auto"
 LENGTH = 8
 """The number of steps in a window of "auto"."""
 SETTLED = 2
-"""The number of steps after a start that "auto" skips, because they still allocate buffers."""
+"""The number of steps after a start that "auto" skips, because the first steps allocate buffers."""
 _WINDOW = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 
 
 def windows(text: str, done: int = 0) -> Iterator[range]:
-    """Return the windows of steps after step `done`, in order.
+    """Return the windows that start after step `done`, in order.
 
     `text` is a list such as "10-17, 500", or "auto": soon after the start, and then from steps 100, 1000, …
     on. Raises `UserError` at once if `text` is neither.

@@ -40,20 +40,22 @@ class Traits:
     """
 
     waits: Waits = field(default_factory=_missing)
-    """Which groups wait for which when the groups average. The schedule says how often that is."""
+    """Which groups wait for which others at a synchronization. The schedule says how often that is."""
 
     whole_model: bool = False
-    """True: it averages the whole model. False: it averages the shard of each bucket that this rank owns."""
+    """True: the averager averages the whole model. False: only the shard of each bucket that this rank
+    owns."""
     reads_gradients: bool = True
-    """True: its `prepare` reads or changes gradients, so all gradients must have been averaged in the group
-    before."""
+    """True: the averager's `prepare` reads or changes gradients. So the engine averages all gradients in the
+    group before it calls `prepare`."""
     leaves_mean: bool = False
-    """True: it leaves all groups with the mean of their models and changes nothing else."""
+    """True: the averager leaves all groups with the mean of their models and changes nothing else."""
     vectors_only: bool = False
-    """True: it uses only the vectors, the step number and its own state. It may then run on copies, or on
-    parts of the vectors, and on other communicators, while training goes on."""
+    """True: the averager uses only the vectors to average, the step number and its own state. Other code may
+    then let it average copies or parts of the vectors, on other communicators, while training goes on."""
     elastic: bool = False
-    """True: it averages with other jobs (`Topology.replica_groups`), not with the groups of this job."""
+    """True: the averager averages with other jobs (`Topology.replica_groups`), not with the groups of this
+    job."""
     histogram_names: tuple[str, ...] = ()
     """Metrics that are small whole numbers. For these a histogram over all ranks is kept, instead of each
     rank's value in every step."""
@@ -61,7 +63,7 @@ class Traits:
 
 @runtime_checkable
 class Averager(Protocol):
-    """The part of a method that averages the groups' models, or does something else in its place."""
+    """The part of a method that changes the groups' models at a synchronization, such as to their mean."""
 
     @property
     def traits(self) -> Traits: ...
@@ -69,10 +71,11 @@ class Averager(Protocol):
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterable[Tensor]:
         """Average `vectors` in place, and return all of them in the same order. Collective.
 
-        Both iterables may be lazy. Taking the next one of `vectors` waits until the optimizer has updated its
-        bucket. A returned vector is final, so its bucket can be gathered while others are averaged. An
-        averager that changes vectors after an inner one has averaged them first waits for all of them.
-        Nothing happens until the caller iterates over the result, as `run_averager` does.
+        Both iterables may be lazy. Taking the next vector from `vectors` waits until the optimizer has
+        updated the bucket of that vector. A returned vector is final, so its bucket can be gathered while
+        other vectors are averaged. An averager that changes vectors after an inner averager has averaged them
+        first waits for all vectors. Nothing happens until the caller iterates over the result, as
+        `run_averager` does.
         """
         ...
 

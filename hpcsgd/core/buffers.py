@@ -20,7 +20,7 @@ from hpcsgd.core.fsdp import is_fsdp
 
 
 def is_dense(x: Tensor) -> bool:
-    """Return whether memory has one number for each element of `x`: not if it is sparse or quantized."""
+    """Return whether memory has one number for each element of `x`, which is neither sparse nor quantized."""
     return x.layout == torch.strided and not x.is_quantized
 
 
@@ -30,12 +30,12 @@ def is_averaged(x: Tensor) -> bool:
 
 
 def averaged_buffers(model: nn.Module) -> list[Tensor]:
-    """Return the reals of all buffers that are averaged, as views of the buffers."""
+    """Return views of the real numbers in all buffers of `model` that are averaged over the ranks."""
     return [as_reals(x) for x in model.buffers() if is_averaged(x)]
 
 
 def places(model: nn.Module) -> Iterator[tuple[dict[str, Tensor | None], str, Tensor]]:
-    """Yield, for each buffer, the dict in which its module keeps it, its key there, and the buffer."""
+    """Yield for each buffer the dict in which its module keeps it, its key in that dict, and the buffer."""
     tables = [torch_private.buffers_of(m) for m in model.modules()]
     return ((table, key, x) for table in tables for key, x in table.items() if x is not None)
 
@@ -64,10 +64,10 @@ def widened(x: Tensor) -> Tensor:
 
 
 def put(x: Tensor, values: Tensor) -> None:
-    """Copy `values` into `x`; both are dense, both sparse or both quantized."""
+    """Copy `values` into `x`, which is dense, sparse or quantized as `values` is."""
     here = values.to(x.device)
     if x.is_quantized:
-        x.data = here  # with their scale
+        x.data = here  # replaces the scale, too
         return
     if x.layout != torch.strided:
         x.detach().resize_as_sparse_(here)

@@ -18,8 +18,8 @@ BEAT = 1.0
 def by_rank_0(world: Communicator, what: str, call: Callable[[], None]) -> None:
     """Let rank 0 run `call`, which communicates with no other rank; collective.
 
-    The others wait as long as the call takes, but no longer than the timeout without a sign of life from
-    rank 0. The call runs in its own thread.
+    The other ranks wait as long as the call takes. They give up if rank 0 sends no sign of life for as long
+    as the timeout. The call runs in its own thread.
 
     Raises:
         JobError: On all ranks, if the call raises.

@@ -1,7 +1,7 @@
 """Collectives for scripts: means and sums of a script's metrics, the value of one rank, and a barrier.
 
-A script may call them between `backward()` and `step()`: each optimizer has communicators and threads of its
-own. Every call first compares the ranks' calls and the kinds of their values, and refuses different ones.
+A script may call them between `backward()` and `step()`, because each optimizer has its own communicators and
+threads. `allreduce` and `broadcast` first check that all ranks make the same call with values of one kind.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _gathered(call: str, x: object, topology: Topology) -> list[Any]:
 
 
 def _of_numbers(xs: Sequence[Any], op: Reduction) -> Any:
-    """Return an int for sums and maxima of whole numbers, else a float computed in float64."""
+    """Return the mean, sum or maximum of `xs`: an int for a sum or maximum of whole numbers, else a float."""
     if op != "mean" and all(isinstance(x, Integral) for x in xs):
         return int(sum(xs) if op == "sum" else max(xs))
     values = torch.tensor([float(x) for x in xs], dtype=torch.float64)

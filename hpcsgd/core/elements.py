@@ -28,20 +28,20 @@ def num_reals(tensors: Iterable[Tensor]) -> int:
 
 
 def as_reals(x: Tensor) -> Tensor:
-    """Return the reals of `x`; for a complex tensor a view with one more dimension.
+    """Return `x`, or for a complex `x` a view of its real numbers, with one more dimension of size 2.
 
-    If `x` is conjugated, its memory holds other numbers, so the result is a copy.
+    If `x` is lazily conjugated, its memory holds the numbers before conjugation, so the result is a copy.
     """
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def as_elements(flat: Tensor, reals: int) -> Tensor:
-    """Return `flat` as a vector of elements of `reals` numbers each; a view."""
+    """Return a view of the vector of reals `flat`: complex numbers if `reals` is 2, `flat` itself if 1."""
     return flat if reals == 1 else torch.view_as_complex(flat.view(-1, reals))
 
 
 def in_rows(flat: Tensor, reals: int) -> Tensor:
-    """Return a view of `flat` with one row per element if elements have several reals; any dtype."""
+    """Return `flat`, of any dtype, or if `reals` is 2 a view of it with one row of two reals per element."""
     return flat if reals == 1 else flat.view(-1, reals)
 
 

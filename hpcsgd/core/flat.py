@@ -38,12 +38,12 @@ class ShardRange:
 
     @property
     def in_own(self) -> slice:
-        """The range of these elements in the bucket's `param_shard`."""
+        """The range of this part's elements in the bucket's `param_shard`."""
         return slice(self.offset, self.offset + (self.stop - self.start) * self.slot.reals)
 
     @property
     def in_w(self) -> slice:
-        """The range of these elements in the bucket's `w`."""
+        """The range of this part's elements in the bucket's `w`."""
         start = self.slot.start + self.start * self.slot.reals
         return slice(start, start + (self.stop - self.start) * self.slot.reals)
 
@@ -95,7 +95,7 @@ class Bucket:
 
     @property
     def parameters(self) -> Tensor:
-        """Return `w` without the padding: the same on groups of any K."""
+        """Return `w` without the padding behind the last parameter, whose length depends on K."""
         return self.w[: self.slots[-1].stop]
 
     @property
@@ -123,7 +123,7 @@ class Bucket:
         return vector.view(self._K, -1)[self._j]
 
     def found(self) -> list[Tensor]:
-        """Return the gradients that autograd has set in `param.grad`; for a sparse gradient, its values."""
+        """Return the gradients in `param.grad` of the bucket's parameters; of a sparse one, its values."""
         return [values for slot in self.slots if (values := _values(slot)) is not None]
 
     def gather(self) -> None:
@@ -134,7 +134,10 @@ class Bucket:
         self.gathered = True
 
     def show_found(self) -> None:
-        """Set `param.grad` where it was missing in `gather` and that part of `g` is no longer zero."""
+        """Set the missing `param.grad` of each parameter whose part of `g` is no longer zero.
+
+        `gather` had set that part to zero. Since then the reduction has added gradients of other ranks.
+        """
         if self.gathered:
             for slot in self.slots:
                 if slot.gradient is None and slot.any():
@@ -142,7 +145,7 @@ class Bucket:
             self.gathered = False
 
     def allocate(self) -> None:
-        """Allocate memory for gradients."""
+        """Allocate memory for the bucket's gradients `g`, unless it has been allocated before."""
         if self._g is None:
             with room_for(f"no room for {self.size:,} gradients on {self.w.device}"):
                 self._tracked = torch.zeros_like(self.w)
@@ -162,7 +165,7 @@ def flatten(
     bucket_bytes: float,
     whole: Collection[nn.Parameter] = frozenset(),
 ) -> list[Bucket]:
-    """Make trainable parameters views of new buckets, for rank `j` of a group of K.
+    """Make trainable parameters views of new buckets, which are returned, for rank `j` of a group of K.
 
     `whole`: parameters that must each be in one shard. Raises `UserError` for a parameter without a dense
     layout.

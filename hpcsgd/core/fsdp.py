@@ -1,9 +1,9 @@
 """Parameters of FSDP models: this rank's part of each as a view of flat vectors.
 
-A bucket of such parameters holds only this rank's part: `param_shard` is `w`, and hpcsgd does not gather it.
-torch gathers it, unit by unit, when a module is used. torch cuts a parameter along dimension 0 into K equal
-parts, of which the last ones may be shorter or empty. It pads these to the length of the first, and so does
-the bucket. So the bucket is equally long on every rank, and zero where there is no row.
+A bucket of such parameters holds only this rank's parts: `param_shard` is `w`. hpcsgd does not gather them;
+torch does, unit by unit, when a module is used. torch cuts a parameter along dimension 0 into K equal parts,
+of which the last ones may be shorter or empty. torch pads shorter parts to the length of the first, and so
+does the bucket. So the bucket is equally long on every rank, and zero where there is no row.
 
 torch has two tensors in the memory of a part: the parameter's tensor, and the padded vector from which it
 gathers. Both are made views of the bucket.
@@ -45,7 +45,10 @@ def local(x: Tensor) -> Tensor:
 
 
 def local_of(whole: Tensor, x: Tensor) -> Tensor:
-    """Return this rank's part of `whole`, cut as `x` is."""
+    """Return this rank's part of the tensor `whole`, cut into rows as the DTensor `x` is.
+
+    If `x` is not a DTensor, return `whole`.
+    """
     if is_fsdp(x):
         rows = whole.chunk(x.device_mesh.size())
         j = x.device_mesh.get_local_rank()
@@ -71,7 +74,7 @@ def local_like(x: Tensor, here: Tensor) -> Tensor:
 class FsdpSlot(Slot):
     """This rank's part of one FSDP parameter, from element `first` on.
 
-    In the bucket it is followed by padding, up to the length of the part of rank 0 of the group.
+    In the bucket the part is followed by padding, up to the length of the part of rank 0 of the group.
     """
 
     may_pend = False
@@ -123,7 +126,7 @@ def flatten_shards(
 ) -> list[Bucket]:
     """Make rank `j`'s part of each trainable FSDP parameter a view of new buckets, for a group of K.
 
-    On all ranks of the group together, a bucket has as many bytes as one of parameters that are not sharded.
+    Return the buckets. A bucket ends once it has `bucket_bytes` bytes on all ranks of the group together.
     """
     kept = {each.sharded_param: each for each in _fsdp_params_of(model)}
     found: list[Bucket] = []

@@ -45,7 +45,7 @@ def generators_state(device: torch.device = HOST) -> dict[str, Any]:
 
 
 def load_generators_state(state: dict[str, Any], device: torch.device = HOST) -> None:
-    """Set the generators to `state`; that of `device` keeps its state if `state` has none for it."""
+    """Set the generators to `state`; the one of `device` does not change if `state` lacks its state."""
     torch.set_rng_state(state["torch"])
     if "device" in state and on_accelerator(device):
         set_generator_state(device, state["device"])

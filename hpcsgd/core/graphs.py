@@ -20,7 +20,7 @@ from hpcsgd.errors import UserError
 class Graph(Protocol):
     """The nodes that each of n nodes, 0 … n−1, sends to in step t = 0, 1, …; a node is a group.
 
-    `sgp` and `d_psgd` take such a graph. Any class with these three members is one.
+    `sgp` and `d_psgd` take such a graph. Any class with these three members is a graph.
 
     Example:
         >>> class Partners:
@@ -53,7 +53,7 @@ class Graph(Protocol):
 class Exponential:
     """A directed graph: node i sends to i + j·(p+1)^k (mod n), j = 1 … p, with the next k in each step.
 
-    For p = 1 these are the paper's distances 1, 2, 4, …; for larger p they are those of its authors' code.
+    For p = 1 the distances are the paper's 1, 2, 4, …; for larger p they are those of its authors' code.
     The mean is exact after k + 1 steps if n = m·(p+1)^k with m ≤ p + 1. Two distances that lead to the same
     node count once, and none leads to i itself. So for some n the last k has fewer than p peers.
 
@@ -85,7 +85,7 @@ class Exponential:
         return max(len(_powers(self.per_step + 1, n)), 1)
 
     def peers(self, i: int, t: int, n: int) -> list[int]:
-        multiples = range(1, min(self.per_step, n - 1) + 1)  # from n on they come again
+        multiples = range(1, min(self.per_step, n - 1) + 1)  # multiples ≥ n lead to the same nodes again
         hops = _in_turn(_powers(self.per_step + 1, n), t, 1)
         return _others(i, [i + j * hop for hop in hops for j in multiples], n)
 
@@ -236,7 +236,7 @@ GRAPHS: Mapping[str, Callable[..., Graph]] = {
 def senders(graph: Graph, i: int, t: int, n: int) -> list[int]:
     """Return the nodes from which node i receives in step t.
 
-    They equal `graph.peers(i, t, n)`, the nodes that it sends to, if edges go both ways.
+    If edges go both ways, they equal the nodes that node i sends to, `graph.peers(i, t, n)`.
 
     Args:
         graph: The graph of the nodes.

@@ -22,7 +22,7 @@ from hpcsgd.core.elements import num_reals, require_dense
 from hpcsgd.core.slot import Slot, Whole
 
 EMPTY = 1 / 16
-"""The largest share of padding in a bucket of whole tensors, if more tensors could reduce it."""
+"""The share of padding above which a bucket of whole tensors gets more tensors, if there are more."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def cost(shape: torch.Size) -> int:
 
 
 def _well_filled(runs: list[list[Entry]], K: int) -> list[list[Entry]]:
-    """Join the last bucket's parameters with those before until at most `EMPTY` of it is padding."""
+    """Join the last bucket with the buckets before it until at most `EMPTY` of it is padding."""
     *others, last = runs
     while others and _too_empty(last, K):
         last = others.pop() + last
@@ -129,7 +129,7 @@ def _too_empty(run: Sequence[Entry], K: int) -> bool:
 
 def _side_by_side(run: Sequence[Entry], K: int) -> Layout:
     slots = list(_one_behind_the_other(run, 0))
-    cuts = K * slots[0].reals  # no shard cuts a complex number
+    cuts = K * slots[0].reals  # so that no shard cuts a complex number
     return Layout(slots, -(-slots[-1].stop // cuts) * cuts, whole=False)
 
 

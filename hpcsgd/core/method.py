@@ -54,8 +54,8 @@ def fitted(
 ) -> dict[str, State]:
     """Return the `states` that one rank saved, in a form that this rank can load for `buckets`.
 
-    `same_ranks`: P × K has not changed. Otherwise only state that is valid on any P × K is returned, and
-    `aloud` logs a warning about the rest.
+    `same_ranks`: P × K has not changed. Otherwise only state that is valid on any P × K is returned, and, if
+    `aloud`, a warning names the rest.
     """
     placed = _with(states, buckets)
     return placed if same_ranks else _alike_everywhere(placed, aloud=aloud)
@@ -101,7 +101,8 @@ class Method:
         averager: How the groups average their models.
 
     Raises:
-        UserError: If a part has no traits or traits of another kind, or a loaded state is of other parts.
+        UserError: If a part has no traits or traits of another kind, or if a loaded state belongs to other
+            parts.
 
     Example:
         >>> method = hpcsgd.hierarchical(sync_every=8)
@@ -171,7 +172,7 @@ class Method:
 
 
 def remembering(part: Any) -> dict[str, Stateful]:
-    """Return those of the averager `part` and the parts inside it that have state, by role."""
+    """Return by role the parts that have state: the averager `part` itself, and parts inside it."""
     return {role: found for role, found in parts_of("averager", part) if isinstance(found, Stateful)}
 
 

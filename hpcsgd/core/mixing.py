@@ -37,7 +37,10 @@ def symmetric_matrix(graph: Graph, t: int, n: int) -> Tensor:
 
 
 def mean_leaving(graph: Graph, n: int, per_host: int) -> float:
-    """Return the share of the messages of one period that go to another host; `per_host`: nodes per host."""
+    """Return the share of the messages of one period of `graph` that go to another host.
+
+    `per_host`: number of nodes on each host. Node i is on host ⌊i / `per_host`⌋.
+    """
     if n <= per_host:
         return 0.0
     nodes = range(n if n <= 64 else per_host)

@@ -25,7 +25,7 @@ def squared_norm(x: Tensor) -> Tensor:
 
 
 def norm(x: Tensor, order: float = 2.0) -> Tensor:
-    """Return ‖x‖ of any order, float64; a complex number counts with its absolute value."""
+    """Return the norm of `x` of the given order, in float64; for complex numbers, of absolute values."""
     if not x.numel():
         return torch.zeros((), dtype=torch.float64, device=x.device)
     if order == 2:
@@ -34,7 +34,7 @@ def norm(x: Tensor, order: float = 2.0) -> Tensor:
 
 
 def sum_on_host(numbers: Iterable[Tensor]) -> Tensor:
-    """Return the sum of float64 numbers, in their order; waits for a device once."""
+    """Return the sum of float64 `numbers`, added in their order on the host; waits for a device once."""
     total = torch.zeros((), dtype=torch.float64, device="cpu")
     for number in as_vector(list(numbers)).cpu():
         total += number
@@ -59,7 +59,10 @@ def total_norm(parts: Sequence[Tensor], order: float, ranks: Communicator | None
 
 
 def clip(parts: Sequence[Tensor], most: float, order: float, ranks: Communicator | None) -> Tensor:
-    """Scale `parts` to a total norm of at most `most`; return their norm before. Collective with `ranks`."""
+    """Scale `parts` to a total norm of at most `most`, and return the norm that they had before.
+
+    With `ranks` the norm includes the parts of all those ranks: collective.
+    """
     total = total_norm(parts, order, ranks)
     scale = torch.clamp(most / (total + 1e-6), max=1.0)
     for part in parts:
@@ -73,7 +76,7 @@ def as_vector(numbers: Sequence[Tensor]) -> Tensor:
 
 
 def _norms_of_blocks(x: Tensor, dtype: torch.dtype) -> Tensor:
-    if x.is_cpu:  # separate calls are twice as fast here
+    if x.is_cpu:  # on a CPU one call per block is twice as fast as one call for all
         return torch.stack([_vector_norm(block, 2.0, dtype) for block in torch.split(x, BLOCK)])
     whole = x.numel() // BLOCK * BLOCK
     norms = _vector_norm(x[:whole].view(-1, BLOCK), 2.0, dtype, dim=1)

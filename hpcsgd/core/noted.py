@@ -1,7 +1,7 @@
 """Facts that must be the same on all ranks: each rank notes them, and an optimizer compares them.
 
-A sampler sends nothing, because one rank may use it alone. In its first step an optimizer compares the facts
-that each rank has noted of the sampler that it began to use last.
+A sampler sends nothing itself, because one rank may use it alone. It only notes facts, such as its seed, when
+a rank begins to use it. In its first step an optimizer compares the facts that the ranks noted last.
 """
 
 from __future__ import annotations

@@ -8,15 +8,15 @@
 Three protocols predict the cost of a part. `hpcsgd.cost` adds their results up:
 
     WithCommOps   the operations of a step or of a synchronization
-    WithMemory    the bytes that it keeps from step to step
+    WithMemory    the bytes that a part keeps from step to step
     WithSearch    the elements that a gradient reduction searches
 
 They are separate because different parts implement them: many send something, few keep vectors, and one
-gradient reduction searches. A part that does none of it implements none.
+gradient reduction searches. A part that does none of these implements none of the three.
 
-A part around other parts implements `Wrapping` or `Composed`. The parts inside it are then found and used
-directly, and the outer part forwards nothing. `WithCommOps` is the exception: an outer part may change the
-operations of an inner one, so its `comm_ops` includes all of them.
+A part around other parts implements `Wrapping` or `Composed`. Callers then find the parts inside and use them
+directly; the outer part forwards no calls to them. `WithCommOps` is the exception: an outer part may change
+the operations of an inner one, so the outer part's `comm_ops` includes those of all parts inside.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Prepares(Protocol):
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         """Act before the update of step `s`, whose gradients have been averaged in the group.
 
-        `vectors` are those that `average` is given after the update. This call may change them, and also the
-        gradients if `Traits.reads_gradients` is True. Collective.
+        `vectors` are the vectors that are passed to `average` after the update. This call may change them,
+        and, if `Traits.reads_gradients` is True, the gradients. Collective.
         """
         ...
 
@@ -55,7 +55,7 @@ class Late(Protocol):
     def is_due(self, s: StepContext, wanted: bool) -> bool:
         """Return whether `average` is to be called after this update of step `s`; the same on every rank.
 
-        `wanted`: what the schedule returned.
+        `wanted`: the schedule's decision, True for a synchronization.
         """
         ...
 
@@ -67,9 +67,9 @@ class Late(Protocol):
         ...
 
     def finish(self, vectors: Sequence[Tensor], s: StepContext, due: bool) -> None:
-        """Write all pending results into `vectors`, and begin nothing that arrives later. Collective.
+        """Write all pending results into `vectors`, and begin no average that would end later. Collective.
 
-        `s` is the step, and `due` is what `is_due` returned.
+        `s` is the step, and `due` is what `is_due` returned for it.
         """
         ...
 
@@ -86,13 +86,13 @@ class Stateful(Protocol):
         ...
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from `state`, using its tensors themselves. What is not in it starts anew."""
+        """Continue from `state`, using its tensors themselves. Whatever `state` lacks starts anew."""
         ...
 
 
 @runtime_checkable
 class Wrapping(Protocol):
-    """A part of a method around another part, which may be a different one at different times."""
+    """A part of a method around one other part, `inner`, which may be replaced during a training."""
 
     @property
     def inner(self) -> Any: ...
@@ -118,9 +118,9 @@ class Staged(Protocol):
 
 @runtime_checkable
 class WithCommOps(Protocol):
-    """A part of a method that sends something.
+    """A part of a method that communicates, with its predicted communication operations.
 
-    A gradient reduction or a schedule sends it in each step, an averager at each synchronization.
+    A gradient reduction or a schedule communicates in each step, an averager at each synchronization.
     """
 
     def comm_ops(self, m: ModelLayout) -> Iterable[CommOp]:
@@ -133,9 +133,10 @@ class WithMemory(Protocol):
     """A part of a method that keeps vectors from one step to the next."""
 
     def memory_bytes(self, m: ModelLayout) -> float:
-        """Return the peak bytes on one rank for the model `m`, without parts inside that are `WithMemory`.
+        """Return the peak bytes that this part keeps on one rank for the model `m`.
 
-        For an averager: the bytes if there are other groups to average with.
+        Parts inside that are `WithMemory` themselves do not count. For an averager: the bytes if there are
+        other groups to average with.
         """
         ...
 
@@ -172,7 +173,7 @@ def begin(averager: Averager, vectors: Sequence[Tensor], s: StepContext) -> None
 
 
 def finish(averager: Averager, vectors: Sequence[Tensor], s: StepContext, due: bool) -> None:
-    """Average for the last time if that is `due`, and finish pending averages. Collective."""
+    """Average once more if that is `due`, and write all pending averages into `vectors`. Collective."""
     if isinstance(averager, Late):
         averager.finish(vectors, s, due)
     elif due:
@@ -185,7 +186,7 @@ def comm_ops(part: object, m: ModelLayout) -> list[CommOp]:
 
 
 def memory_bytes(parts: Iterable[object], m: ModelLayout) -> float:
-    """Return the bytes that these parts keep from one step to the next."""
+    """Return the bytes that all `parts` together keep from one step to the next."""
     return sum(part.memory_bytes(m) for part in parts if isinstance(part, WithMemory))
 
 

@@ -41,7 +41,8 @@ _ABOUT: frozenset[Any] = frozenset(
 class PendingGradient(Tensor):
     """A gradient that is not averaged yet.
 
-    A tensor becomes one when its class is changed in place. Once averaged, it is changed back.
+    A gradient becomes pending when its class is changed to this one in place. Once it has been averaged, its
+    class is changed back.
     """
 
     use: Callable[[], Callable[[], None] | None]

@@ -40,7 +40,10 @@ class ReplicaGroups(Protocol):
 
 @dataclass(frozen=True)
 class Absent:
-    """`ReplicaGroups` without other jobs; also used to check whether a job could be one of several."""
+    """The `ReplicaGroups` of a job that averages with no other job.
+
+    The check of a job before it starts also uses one, with the `count` of the planned jobs.
+    """
 
     index: int = 0
     count: int = 1
@@ -56,4 +59,4 @@ class Absent:
 
 
 NO_REPLICA_GROUPS: ReplicaGroups = Absent()
-"""The value for a job that trains by itself."""
+"""The `replica_groups` of a job that trains by itself."""

@@ -30,7 +30,8 @@ class Unit:
     """Bytes of the gradients of trained parameters; 16-bit ones are summed in float32."""
     numel: int
     stays: bool = False
-    """True if the unit stays gathered from its forward pass to its backward pass, as outside blocks."""
+    """True if the unit stays gathered from its forward pass to its backward pass, as that of the parameters
+    outside blocks does."""
 
     @classmethod
     def of(cls, params: Collection[nn.Parameter], K: int, *, stays: bool) -> Unit:

@@ -18,13 +18,14 @@ from hpcsgd.core.pending_gradient import PendingGradient
 from hpcsgd.errors import UserError
 
 OWN = 2
-"""`sys.getrefcount` of a slot's view to which nothing but the slot refers."""
+"""The result of `sys.getrefcount` for a gradient's view to which nothing but its slot refers."""
 
 
 class Slot(ABC):
     """This rank's part of one parameter: a view of the elements [start, stop) of its bucket.
 
-    The slot's *view* is the same part of the bucket's gradients `g`. Once attached, `param.grad` is the view.
+    The gradient's *view* is the same part of the bucket's gradients `g`. Once it is attached, `param.grad` is
+    this view.
     """
 
     first = 0
@@ -44,8 +45,8 @@ class Slot(ABC):
         self._view: Any = None
         """The parameter's part of g, in the parameter's shape and strides; None until g is allocated."""
         self.padded = self.stop - start  # number of elements of w that are reserved for the parameter
-        self._part: Tensor  # these elements
-        self._place: Tensor  # the parameter within them, in its shape and strides
+        self._part: Tensor  # the reserved elements of w
+        self._place: Tensor  # the parameter within `_part`, in its shape and strides
         self._home: int | None = None
         self._use: Callable[[], Callable[[], None] | None] = lambda: None
 
@@ -57,11 +58,11 @@ class Slot(ABC):
     @property
     @abstractmethod
     def gradient(self) -> Tensor | None:
-        """This rank's part of `param.grad`, which need not be the view; None if there is no gradient."""
+        """This rank's part of `param.grad`, which may be another tensor than the view in `g`; or None."""
 
     @abstractmethod
     def pend(self) -> None:
-        """Mark the view as pending: it does not hold the averaged gradient, or not all of it."""
+        """Mark the gradient's view in `g` as pending: not all of it has been averaged yet."""
 
     @abstractmethod
     def _become(self, view: Tensor) -> None:
@@ -73,15 +74,15 @@ class Slot(ABC):
 
     @abstractmethod
     def _make_gradient(self) -> None:
-        """Make from the view the tensor that will be `param.grad`."""
+        """Make the tensor that will be `param.grad` from the gradient's view in `g`."""
 
     @abstractmethod
     def _show_gradient(self) -> None:
-        """Set `param.grad` to the view."""
+        """Set `param.grad` to the gradient's view in `g`."""
 
     @abstractmethod
     def _is_view(self, grad: Tensor | None) -> bool:
-        """Return whether `grad` is the view, not another tensor or None."""
+        """Return whether `grad` is the gradient's view in `g`, not another tensor or None."""
 
     def move_into(self, w: Tensor) -> None:
         """Make the parameter a view of `w`, keeping its values."""
@@ -105,13 +106,13 @@ class Slot(ABC):
             self._become(self._place)
 
     def make_room(self, g: Tensor) -> None:
-        """Make a part of `g` the view that will be the parameter's gradient."""
+        """Make the gradient's view, the parameter's part of `g`, in the shape of the parameter."""
         self._view = shaped(as_elements(g[self.start : self.stop], self.reals), 0, self.tensor)
         self._room = self._view.detach(), self._view.data_ptr()
         self._make_gradient()
 
     def is_attached(self) -> bool:
-        """Return whether `param.grad` is the view, not another tensor or None."""
+        """Return whether `param.grad` is the gradient's view in `g`, not another tensor or None."""
         return self._is_view(self.gradient)
 
     def has_graph(self) -> bool:
@@ -124,7 +125,7 @@ class Slot(ABC):
         self._use = use
 
     def settle(self) -> None:
-        """Make the view, which now holds the gradient, a plain tensor that can be copied and saved."""
+        """Make the gradient's view, no longer pending, a plain tensor that can be copied and saved."""
         torch_private.become(self._view, Tensor)
         self._view.__dict__.pop("use", None)
 
@@ -134,9 +135,9 @@ class Slot(ABC):
         return self._view.__class__ is PendingGradient
 
     def attach(self) -> None:
-        """Copy the gradient that autograd or the user set into the view, and set `param.grad` to the view.
+        """Copy the gradient that autograd or the user set into `g`, and set `param.grad` to its view there.
 
-        If there is no gradient, the view is filled with zeros and `param.grad` stays None.
+        If there is no gradient, its part of `g` is filled with zeros and `param.grad` stays None.
         """
         grad = self.gradient
         if self._is_view(grad):
@@ -169,7 +170,7 @@ class Slot(ABC):
             kept.use = lambda: functools.partial(refuse_kept, self.name)
 
     def _bring_back(self) -> None:
-        """If the view was given other memory, as by `param.grad.data = x`, copy the values back into `g`."""
+        """If the gradient's view was given other memory, as by `param.grad.data = x`, copy that into `g`."""
         room, place = self._room
         if self._view.data_ptr() != place:
             given = self._view.detach()
@@ -179,17 +180,17 @@ class Slot(ABC):
             self._view.data = room
 
     def any(self) -> bool:
-        """Return whether the view holds anything but zeros."""
+        """Return whether the parameter's part of `g` holds anything but zeros."""
         with torch_private.plainly():
             return bool(self._view.any())
 
     def blank(self) -> None:
-        """Fill the view with zeros."""
+        """Fill the parameter's part of `g` with zeros."""
         with torch_private.plainly():
             self._view.zero_()
 
     def show(self) -> None:
-        """Set `param.grad` to the view, even if it was another tensor."""
+        """Set `param.grad` to the gradient's view in `g`, even if it was another tensor."""
         self._show_gradient()
 
     def hide(self) -> None:
@@ -218,10 +219,10 @@ class Whole(Slot):
         self.param.data = view
 
     def _is_gathered_from_here(self) -> bool:
-        return True  # it is never gathered
+        return True  # such a parameter is never gathered
 
     def _make_gradient(self) -> None:
-        """Do nothing: the view itself is the gradient."""
+        """Do nothing: the gradient's view in `g` can itself be `param.grad`."""
 
     def _show_gradient(self) -> None:
         self.param.grad = self._view

@@ -1,4 +1,4 @@
-"""The state of a part of a method, sorted by what happens to it on another P × K."""
+"""The state of a part of a method, sorted by what happens to it if a run continues on another P × K."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from hpcsgd.errors import UserError
 
 @dataclass
 class State:
-    """The state of a part of a method. Each field says what happens to its values on another P × K."""
+    """The state of a part of a method.
+
+    Each field says what happens to its values if the run continues with other numbers of groups (P) or of
+    ranks per group (K).
+    """
 
     replicated: dict[str, Any] = field(default_factory=dict[str, Any])
     """Values by name that are the same on all ranks. Every rank gets them."""
@@ -26,9 +30,9 @@ class State:
     They are cut anew like the parameters. For another P each group gets the mean of the groups' values. With
     one group they are dropped, unless they belong to a gradient reduction."""
     per_rank_params: dict[str, dict[str, Tensor]] = field(default_factory=dict[str, dict[str, Tensor]])
-    """Tensors by name and parameter, as many elements as the parameter has; each rank has its own. Ranks get
-    the mean over the ranks of a group, or over all ranks for another P. The tensors are dropped if there is
-    no other rank to reduce gradients with."""
+    """Tensors by name and parameter, each with as many elements as its parameter; each rank has its own.
+    Ranks get the mean over the ranks of a group, or over all ranks for another P. The tensors are dropped if
+    there is no other rank to reduce gradients with."""
     per_rank: dict[str, Any] = field(default_factory=dict[str, Any])
     """Values by name that only one group or rank can use. They are dropped, and a warning names them."""
 

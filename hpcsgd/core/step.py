@@ -76,12 +76,13 @@ class StepContext:
     """Loss of this rank's batch, if the training loop gave it. Reading it waits for the device."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     """What a method reports of this step. Any key is logged and plotted. Two keys have a fixed meaning:
-    `distance` of a synchronization, and `shared`, which the engine sets."""
+    `distance` is the model distance D at a synchronization. The engine sets `grads_shared` to 1 in a step in
+    which groups shared gradients and did not average models."""
     squared_distance: float | None = None
     """‖x − x̄‖² of this rank's vectors x and their average x̄, set by the averager that measures the model
     distance D."""
     squared_elsewhere: float = 0.0
-    """The same sum for parts of the model that are averaged separately. D includes it."""
+    """‖x − x̄‖² of those vectors of this rank that are averaged separately. D includes it."""
     of_fragment: bool = False
     """True if the averaged vectors are those of a fragment of the model, without padding."""
 
@@ -125,9 +126,9 @@ class StepContext:
     def agreement(self) -> Comparison:
         """Begin to compare this step with that of the other groups, and return the comparison.
 
-        Its `wait()` raises `UserError` unless all groups synchronize after the same number of updates at the
-        same learning rates. An averager that needs all groups calls this before it sends anything, and waits
-        before it changes anything. Collective over the groups.
+        The comparison's `wait()` raises `UserError` unless all groups synchronize after the same number of
+        updates at the same learning rates. An averager that needs all groups calls this method before it
+        sends anything, and `wait()` before it changes anything. Collective over the groups.
         """
         return Agreement.of_position(self.topology).begin(Call("a synchronization", self.t - 1, self.rates))
 
@@ -161,7 +162,7 @@ class StepContext:
 
 
 def squared_norm_of(buckets: Sequence[Bucket], *, reduced: bool) -> Tensor:
-    """Return the squared norm of the gradients in these buckets, or in `param.grad` if not `reduced`."""
+    """Return the squared norm of the `grad_shard` of all `buckets`; if not `reduced`, of all `param.grad`."""
     parts = [g for b in buckets for g in ([b.grad_shard] if reduced else b.found())]
     norms = [squared_norm(g) for g in parts]
     if not norms:
@@ -212,7 +213,7 @@ class GroupGradReduce(GradReduce, Protocol):
     """A gradient reduction that can also run among all ranks of the job."""
 
     def across_groups(self) -> GradReduce:
-        """Return the same reduction among all ranks instead of those of a group."""
+        """Return this gradient reduction as one among all ranks of the job, not only those of a group."""
         ...
 
 
@@ -232,7 +233,10 @@ class QuantizedGather(Protocol):
         ...
 
     def gather(self, s: StepContext) -> None:
-        """Set `w` to the quantized values, after an update and in place of its allgather. Collective."""
+        """After an update, set `w` of every bucket to the quantized shards of the group. Collective.
+
+        This replaces the allgather of the exact shards.
+        """
         ...
 
     def clear(self) -> None:

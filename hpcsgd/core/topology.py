@@ -138,7 +138,7 @@ class Topology:
 
 
 def form(world: Communicator, groups: int | None = None, group_size: int | None = None) -> Topology:
-    """Return the ranks of `world` as P groups of K; collective."""
+    """Return the topology of the ranks of `world`, arranged as P groups of K; collective."""
     with raise_on_all_ranks(world, "forming groups"):
         P, K = shape(world.size, groups, group_size)
     nodes = world.gather_objects(world.backend.node)

@@ -60,7 +60,7 @@ class CommOp:
     """Mean factor by which the operation takes longer because several messages may reach one rank."""
 
     def within(self, phase: str, share: float = 1.0) -> CommOp:
-        """Return the operation for this `share` of all steps, with `phase` if it has none of its own."""
+        """Return this operation if only a `share` of steps has it; `phase` is used if it has no phase."""
         return replace(self, phase=self.phase or phase, times=self.times * share)
 
 
@@ -87,7 +87,7 @@ class BucketLayout:
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """What the bytes of a step depend on: P groups of K, and the model as the engine lays it out."""
+    """The values on which the bytes of a step depend: P groups of K, and the layout of the model."""
 
     P: int
     K: int
@@ -95,7 +95,8 @@ class ModelLayout:
     layers: tuple[int, ...] = ()
     """Elements of each parameter, bucket by bucket."""
     optimizer_state: Mapping[str, Collection[int]] = field(default_factory=dict[str, Collection[int]])
-    """By name of a state tensor that is shaped like its parameter: the indices in `layers` that have one."""
+    """For each name of an optimizer-state tensor that is shaped like its parameter: the indices in `layers`
+    of the parameters that have such a tensor."""
     numbers: Mapping[str, Collection[int]] = field(default_factory=dict[str, Collection[int]])
     """The same for optimizer state that is one float32 per `ShardRange` of a parameter."""
     buffers: tuple[int, ...] = ()
@@ -176,11 +177,11 @@ class ModelLayout:
         return {"intra_group": self.K, "inter_group": self.P, "world": self.N, "replica_groups": self.P}[over]
 
     def shard(self, b: BucketLayout) -> int:
-        """Return the elements of one rank's shard of a bucket, padding included."""
+        """Return the number of elements of one rank's shard of a bucket, padding included."""
         return b.padded // self.K
 
     def filled(self, b: BucketLayout) -> list[int]:
-        """Return the elements of each rank's shard of a bucket, without padding.
+        """Return the number of elements of each rank's shard of a bucket, without padding.
 
         The result is approximate if shards do not cut tensors or rows.
         """
@@ -198,7 +199,7 @@ class ModelLayout:
         return sum(self.shard(b) * (b.wide if wide else b.width) for b in self.buckets)
 
     def rows_of(self, layers: Collection[int]) -> float:
-        """Return how many parts of these layers (indices) a rank owns: the mean over the K ranks."""
+        """Return how many parts of the layers with these indices a rank owns: the mean over the K ranks."""
         counts = self.having or [
             1 if b.whole else (stop - 1) // self.shard(b) - start // self.shard(b) + 1
             for b, start, stop in self._places()
@@ -206,7 +207,7 @@ class ModelLayout:
         return sum(counts[i] for i in layers) / self.K
 
     def by_width(self, layers: Collection[int]) -> Mapping[int, int]:
-        """Return the number of elements of these layers, by the bytes of one element."""
+        """Return the number of elements of the layers with these indices, by the bytes of one element."""
         found = Counter[int]()
         for i, (b, start, stop) in enumerate(self._places()):
             if i in layers:
@@ -248,7 +249,7 @@ def allreduce(over: Over, nbytes: float, phase: str = "") -> CommOp:
 
 
 def overlapped(x: CommOp, steps: int) -> CommOp:
-    """Return `x` overlapped with `steps` steps, so that its result is used when all of it has arrived."""
+    """Return operation `x`, overlapped with the next `steps` steps; its whole result is used after them."""
     return replace(x, overlap_steps=steps, bucket=None)
 
 

@@ -1,4 +1,4 @@
-"""The traits of schedules and gradient reductions: what other code has to know of each.
+"""The traits of schedules and of gradient reductions: what other code has to know of them.
 
 The traits of averagers are `hpcsgd.core.averager.Traits`. A part around another part copies the traits of the
 inner one, and changes what differs by `dataclasses.replace`.
@@ -66,9 +66,10 @@ class GradReduceTraits:
     leaves_shards: bool
     """True: the result for bucket b is `b.grad_shard`, and each rank updates its own shard. False: `b.g`."""
     across: bool = False
-    """True: it averages the gradients of all groups, not only those of one."""
+    """True: the gradient reduction averages the gradients of all groups, not only those of one."""
     per_bucket: bool = False
-    """True: it finishes each bucket separately, so one bucket can be updated while the next is being reduced.
-    False: it finishes all of them with the last one."""
+    """True: the gradient reduction finishes each bucket separately, so one bucket can be updated while the
+    next is being reduced. False: it finishes all buckets with the last one."""
     keeps_gradients: bool = True
-    """True: it keeps something of a step's gradients for later steps."""
+    """True: the gradient reduction keeps values made from a step's gradients for later steps, as error
+    feedback does."""

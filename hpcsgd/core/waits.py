@@ -1,8 +1,8 @@
 """Values that say which groups wait for which; each method has one, and simulations use it.
 
-An averager has it in its `Traits`, without a period. `waits_of` (`hpcsgd.core.method`) adds the period of
-the method's schedule; `StepPlan.waits` is the result. An averager around another one copies the value of the
-inner one, and changes it with `later` if it uses results later.
+An averager has such a value in its `Traits`, without a period. `waits_of` (`hpcsgd.core.method`) adds the
+period of the method's schedule; `StepPlan.waits` is the result. An averager around another averager copies
+the value of the inner one, and changes the copy with `later` if it uses results later.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def in_turns(stages: Sequence[tuple[int | None, Waits]]) -> Waits:
 
 
 def with_period(waits: Waits, period: Period | None) -> Waits:
-    """Return `waits` for a method whose groups synchronize with this period."""
+    """Return `waits` for a method whose groups synchronize after every `period` steps on average."""
     return waits if isinstance(waits, Then | Unknown) else replace(waits, period=period)
 
 

@@ -1,9 +1,9 @@
 """The time of an operation over p ranks, T = s·α + w·β: s consecutive messages, w bytes sent per rank.
 
-α is the seconds of a message, β the seconds of a byte. n is the size in bytes of the operation's vector: the
-whole vector of an alltoall, reduce_scatter, allreduce or bcast, and the gathered vector of an allgather. For
-a sendrecv n is the bytes that a rank sends to all its peers together. The bytes that `CommStats` counts are
-this w, too.
+α is the seconds that each message takes, and β those that each of its bytes adds. n is the size in bytes of
+the operation's vector: the whole vector of an alltoall, reduce_scatter, allreduce or bcast, and the gathered
+vector of an allgather. For a sendrecv n is the bytes that a rank sends to all its peers together. `CommStats`
+counts bytes in the same way as w.
 
 References: S. Lee et al., IEEE Big Data 2020 ("the hierarchical local SGD paper"), section III-C, eq. 3 for
 Rabenseifner's allreduce. R. Thakur, R. Rabenseifner, W. Gropp: Optimization of Collective Communication
@@ -23,10 +23,12 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Shape:
-    """An operation's s (consecutive messages) and w / n (share of bytes sent), as functions of p."""
+    """The number of messages and the share of bytes that an operation sends, as functions of p ranks."""
 
     messages: Callable[[Numbers], Numbers]
+    """s, the number of consecutive messages."""
     share: Callable[[Numbers], Numbers]
+    """w / n, the bytes that a rank sends as a share of the vector's size."""
 
 
 def _others(p: Numbers) -> Numbers:
@@ -50,11 +52,11 @@ SHAPES: Mapping[str, Shape] = {
     "sendrecv": Shape(np.ones_like, np.ones_like),
     "reduce_scatter": Shape(_others, _all_but_own),
 }
-"""The shapes by `CommOp.operation`. A `sendrecv` sends to all peers at once."""
+"""The `Shape` of each operation, by `CommOp.operation`. A `sendrecv` sends to all peers at once."""
 
 
 def messages(operation: str, p: ArrayLike) -> Numbers:
-    """Return s, the number of consecutive messages over `p` ranks; 0 for one rank."""
+    """Return s, the number of consecutive messages of `operation` over `p` ranks; 0 for one rank."""
     p = np.asarray(p, float)
     return np.where(p > 1, SHAPES[operation].messages(p), 0.0)
 
@@ -66,5 +68,5 @@ def sent(operation: str, n: ArrayLike, p: ArrayLike) -> Numbers:
 
 
 def seconds(operation: str, n: ArrayLike, p: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Numbers:
-    """Return s·α + w·β, with `alpha` in seconds and `beta` in seconds per byte."""
+    """Return the seconds s·α + w·β of `operation`, with `alpha` in seconds and `beta` in seconds per byte."""
     return messages(operation, p) * np.asarray(alpha) + sent(operation, n, p) * np.asarray(beta)

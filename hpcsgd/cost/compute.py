@@ -19,7 +19,8 @@ Seconds = Annotated[float, Above(0)]
 class Compute:
     """The [compute] section of a machine file: times of the slowest rank while all ranks compute.
 
-    Times of a model exist only if `hpcsgd measure` got a job file; lists have one entry per batch size.
+    The times of forward and backward passes exist only if `hpcsgd measure` got a job file with a model. They
+    are lists with one entry per batch size.
     """
 
     numel: Count | None = None
@@ -29,11 +30,11 @@ class Compute:
     forward_seconds_by_batch: tuple[Seconds, ...] = ()
     backward_seconds_by_batch: tuple[Seconds, ...] = ()
     update_seconds_per_element: Seconds | None = None
-    """Per element that a rank updates, by the job file's optimizer or, without one, SGD with momentum."""
+    """Seconds for each element that a rank updates by the job file's optimizer, or by SGD with momentum."""
     mean_seconds_per_element: Seconds | None = None
-    """Per element that a rank receives in an all-to-all, for averaging: n/4 for a gradient of n bytes."""
+    """Seconds to average, for each element that a rank receives in an all-to-all of gradients."""
     selection_seconds_per_element: dict[str, Seconds] = field(default_factory=dict)
-    """Per element from which a sparsifier selects, by the name of the sparsifier."""
+    """Seconds for each element that a sparsifier searches, by the name of the sparsifier."""
     busy: Busy | None = None
 
     def __post_init__(self) -> None:
@@ -47,22 +48,22 @@ class Compute:
         return _of_batch(self.batch_sizes, self.forward_seconds_by_batch, batch)
 
     def backward_seconds(self, batch: float) -> float:
-        """Return the seconds of a backward pass, like `forward_seconds`."""
+        """Return the seconds of a backward pass of `batch` samples per rank, fitted as `forward_seconds`."""
         return _of_batch(self.batch_sizes, self.backward_seconds_by_batch, batch)
 
     def update_seconds(self, elements: float) -> float:
-        """Return the seconds to update `elements` parameters. Raises `UserError` if not measured."""
+        """Return the seconds to update `elements` parameters. Raises `UserError` if this was not measured."""
         return _known("update_seconds_per_element", self.update_seconds_per_element) * elements
 
     def mean_seconds(self, elements: float) -> float:
         """Return the seconds to average `elements` gradient elements, received from all ranks of a group.
 
-        Raises `UserError` if it was not measured.
+        Raises `UserError` if this was not measured.
         """
         return _known("mean_seconds_per_element", self.mean_seconds_per_element) * elements
 
     def selection_seconds(self, sparsifier: str, elements: float) -> float:
-        """Return the seconds of a selection from `elements` elements.
+        """Return the seconds in which `sparsifier` selects from `elements` elements.
 
         Raises `UserError` if the sparsifier was not measured.
         """
@@ -74,7 +75,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """Factors by which parts of a step are slower while communication threads send without a pause."""
+    """Factors by which parts of a step take longer while communication threads send without a pause."""
 
     forward: Seconds | None = None
     backward: Seconds | None = None

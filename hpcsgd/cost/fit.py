@@ -1,11 +1,11 @@
 """Fit lines T = messages·α + load·β to measured seconds T, piecewise in the message size.
 
 `messages` counts consecutive messages, `load` the bytes on shared links. Libraries change their algorithms
-with the message size, so α and β change, too. The fit tries all divisions into at most three pieces of sizes,
-and uses the one with the least BIC (Bayesian information criterion). It rejects divisions with which more
-bytes would take less time, as noise can cause. Residuals are logarithms, so that eight bytes count as much as
-64 MB, and half the time as much as twice the time. Their loss is soft L1, so that a disturbed point changes
-the line little.
+with the message size, so α and β change, too. The fit tries all ways to divide the sizes into at most three
+ranges with a line each, and uses the one with the least BIC (Bayesian information criterion). It rejects
+divisions with which more bytes would take less time, as noise can cause. Residuals are differences of
+logarithms, so that the error at eight bytes counts as much as at 64 MB, and half the time as much as twice
+the time. Their loss is soft L1, so that a single disturbed point changes the line little.
 
 The error of the lines is measured at held-out points: every third size of each communicator.
 """
@@ -30,20 +30,23 @@ Numbers = NDArray[np.float64]
 SIZES = 4
 """The minimum number of sizes at which an operation has to be measured."""
 PIECES = 3
+"""The maximum number of pieces (lines)."""
 SIZES_OF_A_PIECE = 3
+"""The minimum number of sizes of a piece, if there are several pieces."""
 NOTHING = 1e-9
 """The lower bound of the scaled α and β, because a logarithm needs a positive number."""
 SCATTER = 0.1
-"""Residuals above about this count as disturbances, with less weight than their square."""
+"""Residuals above about this value count as disturbances: their loss is less than their square."""
 HELD = 0.9
+"""The share of the held-out points that are within the reported error."""
 EXACT = 1e-3
-"""Residuals below this never justify another piece."""
+"""Residuals below this value are so small that no further piece is added to reduce them."""
 
 
 def fit(points: Sequence[Points]) -> Link:
-    """Return the lines through `points`, which have one operation and one kind, as a `Link`.
+    """Return the lines fitted to `points` as a `Link`.
 
-    Each of `points` must have at least `SIZES` sizes.
+    All `points` are of the same operation and kind of communicator. Each must have at least `SIZES` sizes.
     """
     operation, kind = points[0].operation, points[0].kind
     assert all((each.operation, each.kind) == (operation, kind) for each in points)
@@ -63,7 +66,7 @@ def fit(points: Sequence[Points]) -> Link:
 
 
 def fits(points: Sequence[Points]) -> Iterator[Link]:
-    """Return a link for each operation, kind of communicator and number of ranks."""
+    """Yield a fitted `Link` for each operation, kind of communicator and number of ranks in `points`."""
 
     def name(each: Points) -> tuple[str, str, int]:
         return each.operation, each.kind, each.ranks
@@ -73,9 +76,9 @@ def fits(points: Sequence[Points]) -> Iterator[Link]:
 
 
 def held_out_error(points: Sequence[Points]) -> float:
-    """Return the error e, at a third of the sizes, of lines through the other two thirds.
+    """Return the error e, at every third size, of lines that are fitted to the other two thirds.
 
-    The share `HELD` (nine in ten) of the held-out points is within a factor 1 + e of the lines, in either
+    The share `HELD` (nine in ten) of these held-out points is within a factor 1 + e of the lines, in either
     direction.
     """
     lines = _lines(_samples([_only(each, lambda place: place % 3 != 1) for each in points]))
@@ -86,7 +89,10 @@ def held_out_error(points: Sequence[Points]) -> float:
 
 @dataclass(frozen=True)
 class Samples:
-    """Points of one operation and kind, by ascending size; each array has one entry per point."""
+    """Measured points of one operation on one kind of communicator, in order of their size.
+
+    Each array has one entry per point.
+    """
 
     nbytes: Numbers
     messages: Numbers
@@ -105,7 +111,7 @@ class Line:
     """One piece of a piecewise fit: T = messages·alpha + load·beta from `start` bytes on."""
 
     start: int
-    """The size in bytes from which the piece holds."""
+    """The size in bytes from which on this line is used."""
     alpha: float
     beta: float
     alpha_error: float
@@ -132,7 +138,7 @@ def _samples(points: Sequence[Points]) -> Samples:
 
 
 def _only(points: Points, wanted: Callable[[int], bool]) -> Points:
-    """Return the points at those sizes whose index, in ascending order, is `wanted`."""
+    """Return the points at some of the sizes: those for whose index in ascending order `wanted` is true."""
     sizes = sorted(set(points.bytes))
     kept = {size for place, size in enumerate(sizes) if wanted(place)}
     pairs = [pair for pair in zip(points.bytes, points.seconds, strict=True) if pair[0] in kept]
@@ -141,9 +147,9 @@ def _only(points: Points, wanted: Callable[[int], bool]) -> Points:
 
 
 def _lines(x: Samples) -> list[Line]:
-    """Return the lines of the division with the least BIC.
+    """Return the lines of the division of sizes into pieces that has the least BIC.
 
-    A piece has two parameters (α and β), and each boundary between pieces is another one.
+    Each piece counts as two parameters (α and β), and each boundary between pieces as one.
     """
     sizes = _apart(x.nbytes)
     ends = [0, *sizes[1:], np.inf]
@@ -166,17 +172,20 @@ def _lines(x: Samples) -> list[Line]:
 
 
 def _grows(x: Samples, before: Line, after: Line) -> bool:
-    """Return True if `after`, at its start, predicts at least the time of `before` (within `SCATTER`)."""
+    """Return True if the line `after` begins with at least the time that `before` predicts there.
+
+    `SCATTER` is the tolerance.
+    """
     there = replace(x, nbytes=np.full_like(x.nbytes, after.start), load=after.start * x.load / x.nbytes)
     times = [there.messages * line.alpha + there.load * line.beta for line in (before, after)]
     return bool(np.all(times[1] >= (1 - SCATTER) * times[0]))
 
 
 def _apart(nbytes: Numbers) -> list[int]:
-    """Return sizes of which each is at least twice the one before.
+    """Return some of the sizes in `nbytes`, in ascending order, each at least twice the one before.
 
-    Communicators of different numbers of ranks have almost the same sizes, which need no boundary between
-    them.
+    Communicators of different numbers of ranks were measured at almost the same sizes, between which no
+    boundary of pieces is needed.
     """
     kept: list[int] = []
     for size in np.unique(nbytes):
@@ -186,7 +195,7 @@ def _apart(nbytes: Numbers) -> list[int]:
 
 
 def _cuts(sizes: int) -> Iterator[tuple[int, ...]]:
-    """Yield all divisions of `sizes` sizes into pieces: the indices at which pieces begin, and the end."""
+    """Yield all divisions of `sizes` sizes into pieces, each as the indices at which pieces begin or end."""
     for knees in range(PIECES):
         for inner in itertools.combinations(range(1, sizes), knees):
             cut = (0, *inner, sizes)
@@ -215,5 +224,5 @@ def _line(start: int, x: Samples) -> Line:
 
 
 def _rounded(value: float) -> float:
-    """Return `value` rounded to four digits, as machine files have them."""
+    """Return `value` rounded to the four significant digits that a machine file has."""
     return float(f"{value:.4g}")

@@ -1,4 +1,7 @@
-"""Classes of communicators, by ranks, hosts, and other communicators that share the links."""
+"""Classes of communicators whose operations take the same time.
+
+They differ in ranks, hosts, and the number of communicators that share the links.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,20 @@ Kind = Literal["inside", "across", "mixed"]
 
 @dataclass(frozen=True)
 class LinkClass:
-    """What the speed of a communicator depends on: its ranks, its hosts, and others on the same links."""
+    """A class of communicators with the same ranks, hosts and load on the links, and so the same speed."""
 
     ranks: int
     """Number of ranks p, spread evenly over the hosts."""
     hosts: int = 1
     at_once: int = 1
-    """The number of such communicators on each host, all of which send at the same time."""
+    """The number of communicators of this class on each host. All of them send at the same time."""
 
     @property
     def kind(self) -> Kind:
-        """ "inside" one host, "across" hosts with one rank on each, or "mixed": several ranks on each."""
+        """Where the ranks are: "inside" one host, "across" hosts with one rank on each, or "mixed".
+
+        In the last case there are several hosts with several ranks on each.
+        """
         if self.hosts == 1:
             return "inside"
         return "across" if self.ranks <= self.hosts else "mixed"
@@ -50,10 +56,11 @@ def link_classes(P: int, K: int, ranks_per_host: int) -> dict[str, LinkClass]:
 
 
 def load(operation: str, n: float, way: LinkClass) -> float:
-    """Return the bytes that an operation sends over the resource that the ranks of a host share.
+    """Return the bytes that `operation` sends over the link or memory that the ranks of a host share.
 
-    The resource is the link of each host, in one direction, or the memory inside a host. For an allreduce and
-    similar operations the result is the minimum; the measured β covers what an algorithm sends in addition.
+    `n` is the size of the vector, as in `collectives`. Between hosts the result is the bytes on the link of
+    each host in one direction, otherwise those through the host's memory. For an allreduce and similar
+    operations it is the least that is possible; the measured β covers what an algorithm sends in addition.
     """
     if way.ranks == 1:
         return 0.0

@@ -15,7 +15,7 @@ from hpcsgd.cost.link_classes import Kind, LinkClass, load
 from hpcsgd.errors import UserError, near_miss
 
 ANY = "any"
-"""The operation of a link that is used for all operations without an own link."""
+"""The `operation` of a `Link` that is used for all operations that have no link of their own."""
 
 Seconds = Annotated[float, Minimum(0)]
 Count = Annotated[int, Minimum(1)]
@@ -24,16 +24,16 @@ Size = Annotated[int, Minimum(0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The seconds T = messages·α + load·β of one operation on one kind of communicator, by size.
+    """Lines T = messages·α + load·β for the seconds of one operation on one kind of communicator.
 
-    Segment i of the lists holds from `from_bytes[i]` bytes on. A manually written link may have only α and β,
-    as lists of one element.
+    Entry i of each list is for sizes from `from_bytes[i]` bytes on. A manually written link may have only α
+    and β, as lists of one element.
     """
 
     operation: str
     kind: Literal["inside", "across", "mixed"]
     ranks: tuple[Count, ...] = ()
-    """Numbers of ranks p that were measured."""
+    """The numbers of ranks with which the operation was measured."""
     from_bytes: tuple[Size, ...] = (0,)
     alpha_seconds: tuple[Seconds, ...]
     beta_seconds_per_byte: tuple[Seconds, ...]
@@ -42,7 +42,7 @@ class Link:
     relative_error: Seconds = 0.5
     """The error e: nine of ten held-out points were within a factor 1 + e of the lines, up or down.
 
-    In a manually written file this is a guess.
+    The default, for manually written files, is a guess.
     """
 
     def __post_init__(self) -> None:
@@ -59,11 +59,17 @@ class Link:
             raise UserError(f"from_bytes = {list(self.from_bytes)}: segments begin with 0 and ascend")
 
     def apart(self, ranks: int) -> float:
-        """Return |log2(ranks / p)| for the nearest measured number of ranks p; 0 if none was measured."""
+        """Return how far `ranks` is from the nearest measured number of ranks p: |log2(ranks / p)|.
+
+        Return 0 if no number is given.
+        """
         return min((abs(math.log2(ranks / p)) for p in self.ranks), default=0.0)
 
     def seconds(self, operation: str, nbytes: float, way: LinkClass) -> float:
-        """Return the seconds of `operation`, which may be another one than that of this link."""
+        """Return the seconds of `operation` on communicators of the class `way`, by the lines of this link.
+
+        `operation` may differ from that of the link, if the link replaces one that was not measured.
+        """
         i = bisect.bisect_right(self.from_bytes, nbytes) - 1
         latency = float(messages(operation, way.ranks)) * self.alpha_seconds[i]
         return latency + load(operation, nbytes, way) * self.beta_seconds_per_byte[i]
@@ -80,7 +86,10 @@ _PER_SEGMENT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """The slowest rank's median seconds of one operation on one class of communicators, by bytes."""
+    """Measured times of one operation on one class of communicators, for several sizes in bytes.
+
+    A time is the median of the slowest rank.
+    """
 
     operation: str
     ranks: Count
@@ -89,7 +98,7 @@ class Points:
     bytes: tuple[Count, ...]
     seconds: tuple[Annotated[float, Above(0)], ...]
     bare_seconds: tuple[Annotated[float, Above(0)], ...] = ()
-    """Seconds if the rank itself calls the operation, without the communication thread."""
+    """Seconds if the calling thread runs the operation itself, without the communication thread."""
 
     def __post_init__(self) -> None:
         require_operation(self.operation, SHAPES)
@@ -110,6 +119,6 @@ class Points:
 
 
 def require_operation(operation: str, allowed: Collection[str]) -> None:
-    """Raise `UserError` if `operation` is not `allowed`."""
+    """Raise `UserError`, with the nearest allowed name, unless `operation` is in `allowed`."""
     if operation not in allowed:
         raise UserError(f"operation = {operation!r}: {near_miss(operation, allowed)}")

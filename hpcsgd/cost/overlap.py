@@ -1,8 +1,9 @@
-"""The exposed seconds of messages, which overlap with each other, with computation and with updates.
+"""The exposed seconds of a step, in which a rank waits for messages.
 
-A rank waits during exposed seconds. One bucket may be reduced inside its group while another one is reduced
-between groups or is updated. A communication thread executes messages in the order in which they were
-started. Messages inside groups and between groups do not overlap if they share links.
+Messages overlap with each other, with computation and with updates. One bucket may be reduced inside its
+group while another one is reduced between groups or is updated. A communication thread executes messages in
+the order in which they were started. Messages inside groups and between groups do not overlap if they share
+links.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ Seconds = Sequence[float]
 
 @dataclass(frozen=True)
 class Buckets:
-    """Seconds of the messages of each bucket, by the stages of a step."""
+    """The seconds of each stage of a step, as a list with one entry per bucket."""
 
     inside: Seconds
     """Gradient reduction inside the group."""
     across: Seconds
     """Gradient reduction between groups."""
     model_average: Seconds
-    """The model average, if each bucket is averaged by itself; otherwise 0."""
+    """The model average, if each bucket is averaged separately; otherwise 0."""
     gather: Seconds
     """The allgather of the bucket's shards in the group."""
     own_links: bool
@@ -31,24 +32,24 @@ class Buckets:
 
 @dataclass(frozen=True)
 class Update:
-    """The optimizer's update of the whole model."""
+    """The optimizer's update of all elements that a rank updates, and when its parts can begin."""
 
     seconds: float
     in_parts: bool
-    """True if each bucket is updated once its gradients are reduced."""
+    """True if each bucket is updated as soon as its own gradients are reduced."""
     gathered: bool
     """True if, in a local step, each bucket's parameters are gathered right after its update."""
 
 
 @dataclass(frozen=True)
 class Exposed:
-    """Exposed seconds, in which a rank waits for communication."""
+    """The exposed seconds of a step, in which a rank waits for communication, by stage."""
 
     grad_reduce: float
     gather: float
-    """The parameter gather of a local step."""
+    """The exposed seconds of the parameter gather in a local step."""
     gather_after_sync: float
-    """The parameter gather of a step with a synchronization."""
+    """The exposed seconds of the parameter gather in a step with a synchronization."""
 
 
 def exposed(ready: Seconds, backward: float, b: Buckets, update: Update) -> Exposed:
@@ -72,7 +73,10 @@ def exposed(ready: Seconds, backward: float, b: Buckets, update: Update) -> Expo
 
 
 def pipelined(ready: Seconds, seconds: Seconds) -> float:
-    """Return when the last message is done, if messages run one by one and none before it is `ready`."""
+    """Return when the last of some messages is done, if they are sent one by one.
+
+    Message i begins at ready[i] or later and takes seconds[i].
+    """
     done = 0.0
     for start, takes in zip(ready, seconds, strict=True):
         done = max(done, start) + takes
@@ -82,7 +86,8 @@ def pipelined(ready: Seconds, seconds: Seconds) -> float:
 def awaited(used: Seconds, gather: Seconds, forward: float) -> float:
     """Return the seconds for which a forward pass waits for parameters that are gathered during the pass.
 
-    Parameters that are used first are gathered first. `used`: elements of each bucket, in backward order.
+    Parameters that are used first are gathered first. `used`: elements of each bucket, in the order of the
+    backward pass. `gather`: seconds of each bucket's gather. `forward`: seconds of the forward pass.
     """
     done = arrived = 0.0
     for elements, seconds in zip(reversed(used), reversed(gather), strict=True):
@@ -92,17 +97,17 @@ def awaited(used: Seconds, gather: Seconds, forward: float) -> float:
 
 
 def among_blocks(compute: Seconds, gather: Seconds, reduce: Seconds) -> float:
-    """Return the seconds of a pass through FSDP units in this order.
+    """Return the seconds of a forward or backward pass through FSDP units.
 
-    A unit is gathered while the unit before it is computed. Its gradients are reduced, on the same links,
-    while the unit after it is computed.
+    Each list has the seconds of every unit, in the order of the pass. A unit is gathered while the unit
+    before it is computed. Its gradients are reduced, on the same links, while the unit after it is computed.
     """
     beside = [g + r for g, r in zip([*gather[1:], 0.0], [0.0, *reduce[:-1]], strict=True)]
     return gather[0] + sum(map(max, compute, beside)) + reduce[-1]
 
 
 def _reduced(ready: Seconds, b: Buckets) -> tuple[float, list[float]]:
-    """Return when the last reduction inside the group is done, and when each bucket is reduced."""
+    """Return when the last reduction inside the group is done, and when each bucket is reduced completely."""
     inside = across = 0.0
     done: list[float] = []
     for start, first, second in zip(ready, b.inside, b.across, strict=True):

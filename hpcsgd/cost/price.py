@@ -1,13 +1,13 @@
-"""The seconds of a step: communication, priced by a machine file, and a rank's computation.
+"""The seconds of a step: communication, predicted from a machine file, and a rank's computation.
 
     forward → backward, with gradient reduction → selection → [sync decision] → update → [model average]
     → allgather
 
 Buckets of gradients are reduced during the backward pass; only the time after the end of the pass counts. If
 groups have their own links, one bucket is reduced in its group while another one is reduced between groups
-(see `overlap`). Messages that are sent during the next steps count only for the time that they take longer
-than computing these steps. Everything else is a sum. All groups are assumed to compute equally fast. How long
-they wait for slow groups is what `hpcsgd simulate` predicts.
+(see `overlap`). Of messages that are sent during the next steps, only the time that exceeds the computation
+of these steps counts. The seconds of all other parts are added up. All groups are assumed to compute equally
+fast. `hpcsgd simulate` predicts how long groups wait for slower ones.
 
 With FSDP the passes also wait for torch's messages. On devices other than the CPU the messages of an FSDP
 unit are sent while its neighbours are computed.
@@ -34,12 +34,12 @@ from hpcsgd.errors import UserError
 from hpcsgd.parts.sparsifiers import SPARSIFIERS, Sparsifier
 
 LARGER = 0.2
-"""Added to the relative error of messages for each doubling of ranks beyond the machine's.
+"""The amount added to messages' relative error per doubling of ranks beyond the measured machine.
 
 `benchmarks/model_error.py` measures about this value.
 """
 COMPUTE_ERROR = 0.1
-"""The assumed relative error of a rank's compute seconds, as a factor 1 + this in either direction."""
+"""The assumed relative error e of compute seconds: they are right within a factor 1 + e, up or down."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Computed:
     selection: float = 0.0
     update: float = 0.0
     slowed: float = 1.0
-    """The factor by which the backward pass is slower while the communication thread is busy."""
+    """The factor by which the backward pass takes longer while the communication thread is busy."""
 
     def times(self, factor: float) -> Computed:
         parts = (self.forward, self.backward, self.selection, self.update)
@@ -66,15 +66,15 @@ class StepCost:
     """Seconds by phase: `compute`, and the exposed seconds of each phase of communication."""
     low: float
     high: float
-    """Bounds of the seconds, if everything is faster or slower by the error of nine in ten measurements."""
+    """The bounds of the step's seconds, if every part is faster or slower by its relative error."""
     nbytes: float
     """Bytes that a rank sends, as `CommStats` counts them."""
     hidden: float = 0.0
-    """Seconds of communication that computation hides."""
+    """Seconds of communication during which the rank computes, so that it does not wait."""
     behind: float = 0.0
-    """Seconds of messages that are sent during the next steps, hidden or not."""
+    """Seconds of the messages that are sent during the next steps, hidden or not."""
     by_torch: float = 0.0
-    """Bytes that torch sends in addition, for an FSDP model."""
+    """Bytes that torch sends per rank in addition, for an FSDP model."""
 
     @property
     def seconds(self) -> float:
@@ -101,10 +101,10 @@ def price(
     """Return the predicted cost of a step of `plan` on `machine`.
 
     `sync_rate`, `broadcast`: see `hpcsgd.cost.traffic.of_step`.
-    `overlap`: gradients are reduced during the backward pass.
-    `prefetch`: parameters are gathered during the next forward pass.
+    `overlap`: True if gradients are reduced during the backward pass.
+    `prefetch`: True if parameters are gathered during the next forward pass.
 
-    Raises `UserError` if the method's traffic cannot be predicted, or if the machine file lacks links for it.
+    Raises `UserError` if the messages cannot be predicted, or if the machine file lacks links for them.
     """
     sent_in_step = of_step(plan, m, sync_rate=sync_rate, broadcast=broadcast)
     over = link_classes(m.P, m.K, ranks_per_host or machine.ranks_per_host)
@@ -147,7 +147,7 @@ def price(
 
 
 def over_run(costs: Sequence[tuple[StepCost, int]]) -> StepCost:
-    """Return the mean cost of the steps of a run; `costs` has each cost with its number of steps."""
+    """Return the mean cost of a run's steps; `costs` has each stage's cost and number of steps."""
     if len(costs) == 1:
         return costs[0][0]
     total = sum(steps for _, steps in costs)
@@ -189,13 +189,13 @@ def computed(plan: StepPlan, m: ModelLayout, compute: Compute, batch: float) -> 
 
 @dataclass(frozen=True)
 class _Flow:
-    """Which parts of a step may overlap."""
+    """The conditions that decide which parts of a step may overlap; see `price`."""
 
     plan: StepPlan
     overlap: bool
     prefetch: bool
     own_links: bool
-    """True if groups have their own links: each group is inside one host, unlike messages between groups."""
+    """True if groups are inside hosts and messages between groups are not, so that they share no links."""
 
 
 def _seconds(x: CommOp, machine: Machine, way: LinkClass, beyond: float, sign: int) -> float:
@@ -238,11 +238,10 @@ def _waiting(timed: Iterable[tuple[CommOp, float]], m: ModelLayout, c: Computed,
 def _standing_still(
     timed: Iterable[tuple[CommOp, float]], m: ModelLayout, c: Computed, inside: float, flow: _Flow
 ) -> tuple[dict[str, float], float]:
-    """Return the exposed seconds by phase, and the hidden seconds.
+    """Return the exposed seconds of the operations in `timed` by phase, and the hidden seconds.
 
     Messages that are sent during the next steps share the network with the messages of these steps. So only
-    computation and messages inside hosts (`inside`: their seconds) can hide them, in the steps during which
-    they are sent.
+    computation in these steps can hide them, and messages inside hosts, which take `inside` seconds a step.
     """
     phases: dict[str, float] = defaultdict(float)
     stages = {stage: [0.0] * len(m.buckets) for stage in ("inside", "across", "model_average", "gather")}
@@ -281,7 +280,7 @@ def _standing_still(
 
 
 def _ready(m: ModelLayout, backward: float, overlap: bool) -> list[float]:
-    """Return when the gradients of each bucket are ready, in seconds, if each element takes equally long."""
+    """Return when the gradients of each bucket are ready, in seconds, if all elements take equally long."""
     if not overlap:
         return [backward] * len(m.buckets)
     done, found = 0, []
@@ -292,7 +291,7 @@ def _ready(m: ModelLayout, backward: float, overlap: bool) -> list[float]:
 
 
 def _sparsifier(plan: StepPlan) -> str:
-    """Return the name of the plan's sparsifier in a job file."""
+    """Return the name that the plan's sparsifier has in job files. Raises `UserError` if it has none."""
     for _, part in parts_of("grad_reduce", plan.grad_reduce):
         for name, kind in SPARSIFIERS.items():
             if isinstance(kind, type) and isinstance(part, Sparsifier) and type(part) is kind:

@@ -2,7 +2,7 @@
 
     gradient reduction → [sync decision] → [model average] → allgather
 
-The operations of a synchronization are weighted with the share of steps that have one.
+The list is for a mean step: the operations of a synchronization count times the share of steps that have one.
 
 With an FSDP model hpcsgd needs no allgather. torch gathers each unit before computing it, in the forward and
 in the backward pass, and reduce-scatters its gradients. The prediction assumes one backward pass per step,
@@ -21,7 +21,7 @@ from hpcsgd.engine.plan import StepPlan
 BY_TORCH = "by torch"
 """The phase of the messages that torch sends."""
 LAYOUT = 16
-"""Bytes of the allreduce by which ranks check that they have the same buffers."""
+"""The bytes of the allreduce by which ranks check that they have the same float buffers."""
 
 
 def of_step(
@@ -31,9 +31,9 @@ def of_step(
     sync_rate: float | None = None,
     broadcast: float = 0.0,
 ) -> list[CommOp]:
-    """Return the operations of a mean step, in the order in which they are issued.
+    """Return the operations of a mean step of `plan`, in the order in which they are issued.
 
-    `sync_rate`: the share of steps with a synchronization, for schedules that depend on the training.
+    `sync_rate`: the share of steps with a synchronization, needed for schedules that depend on the training.
     `broadcast`: bytes of the buffers that the first rank of a group sends to the others after each step.
     Raises `UserError` if `sync_rate` is needed and missing, or if a sparsifier cannot predict its selection.
     """
@@ -56,7 +56,11 @@ def of_step(
 
 
 def ops_of_sync(plan: StepPlan, m: ModelLayout) -> list[CommOp]:
-    """Return the operations of a synchronization, with the allgather that makes whole models of shards."""
+    """Return the operations of a synchronization.
+
+    If the averager needs whole models and ranks have updated shards, an allgather precedes. If it averages
+    shards and ranks have updated whole models, an allgather follows.
+    """
     assert not plan.sequence, "each stage has its own synchronizations"
     grad_reduce, whole = plan.grad_reduce, plan.averager.traits.whole_model
     before = param_gathers(m) if grad_reduce.traits.leaves_shards and whole else []
@@ -67,7 +71,8 @@ def ops_of_sync(plan: StepPlan, m: ModelLayout) -> list[CommOp]:
 def gathered(plan: StepPlan, m: ModelLayout) -> list[CommOp]:
     """Return the operations that make a whole model of a group's shards, after the update.
 
-    Each bucket is gathered while others are processed, except by a quantized gather, which needs all buckets.
+    Each bucket is gathered while others are processed. A quantized gather is an exception: it begins when all
+    buckets are updated.
     """
     if plan.quantizes_gather is not None:
         return list(gather_ops(plan.grad_reduce, m))
@@ -77,7 +82,7 @@ def gathered(plan: StepPlan, m: ModelLayout) -> list[CommOp]:
 def by_torch(m: ModelLayout) -> list[CommOp]:
     """Return the operations of torch inside a group for an FSDP model, unit by unit.
 
-    A unit that `stays` (the outermost one) remains whole from the forward pass on.
+    A unit that `stays` (the outermost one) remains gathered from the forward pass to the backward pass.
     """
     if m.K == 1:
         return []

@@ -1,4 +1,4 @@
-"""Check that the α and β of a machine file are in seconds, and not in microseconds or GB/s."""
+"""Check that α and β in a machine file are in seconds, and not in units such as microseconds or GB/s."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from hpcsgd.cost.links import Link
 from hpcsgd.errors import UserError
 
 ALPHA_SECONDS = (50e-9, 1e-3)
+"""The bounds of a plausible α."""
 BETA_SECONDS_PER_BYTE = (1e-13, 1e-6)
-"""From 10 TB/s to 1 MB/s."""
+"""The bounds of a plausible β: from 10 TB/s to 1 MB/s."""
 
 
 def require_plausible(link: Link) -> None:
-    """Raise `UserError`, which suggests a unit, if no network and no memory has the α or β of `link`."""
+    """Raise `UserError` if no network and no memory has the α or β of `link`; it suggests the unit meant."""
     for alpha in link.alpha_seconds:
         if not _within(alpha, ALPHA_SECONDS):
             raise UserError(f"alpha_seconds = {alpha:g}: {_doubt_alpha(alpha)}")
@@ -44,7 +45,10 @@ def _doubt_beta(beta: float) -> str:
 
 
 def _guess(meant: Mapping[str, float], bounds: tuple[float, float]) -> str:
-    """Return a hint: the first unit in which the number would be plausible."""
+    """Return a hint for a number that is out of `bounds`: the first unit in which it would be plausible.
+
+    `meant` has the number in seconds, by the unit that the user may have meant.
+    """
     low, high = bounds
     fitting = [(unit, seconds) for unit, seconds in meant.items() if _within(seconds, bounds)]
     if not fitting:

@@ -1,4 +1,4 @@
-"""Data for training: conversion to a dataset file, reading it, the sampler, augmentation."""
+"""Data for training: conversion to dataset files, reading samples, samplers, augmentation."""
 
 from __future__ import annotations
 

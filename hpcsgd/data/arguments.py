@@ -16,9 +16,10 @@ LARGEST = 2**63 - 1
 
 
 def whole_number(name: str, given: Any, least: int = 0) -> int:
-    """Return `given` (also an integer of NumPy or torch) as an int. Raises `UserError` for anything else.
+    """Return `given`, which may be an integer of NumPy or torch, as an int.
 
-    The number must be from `least` to `LARGEST`.
+    Raises `UserError`, which names the argument `name`, unless it is a whole number from `least` to
+    `LARGEST`.
     """
     try:
         number = operator.index(given)
@@ -32,9 +33,9 @@ def whole_number(name: str, given: Any, least: int = 0) -> int:
 
 
 def require_same_samples(data: object, assigned: int | None) -> None:
-    """Raise `UserError` unless `data` can be indexed and has the sampler's number of samples.
+    """Raise `UserError` unless `data` can be indexed and has as many samples as its sampler.
 
-    `assigned` is the sampler's number of samples, or None if it is unknown.
+    `assigned` is the number of samples of the sampler, or None if it is unknown.
     """
     if not isinstance(data, Sized) or not hasattr(data, "__getitem__"):
         raise UserError(
@@ -48,12 +49,12 @@ def require_same_samples(data: object, assigned: int | None) -> None:
 
 
 def partition_text(partition: Partition | None) -> str:
-    """Return a text for the partition that is equal on all ranks: no address of an object is in it."""
+    """Return a text for `partition` that ranks can compare, so without the address of an object."""
     if partition is None or dataclasses.is_dataclass(partition):
         return repr(partition)
     return type(partition).__qualname__
 
 
 def digest_of(values: list[Any]) -> str:
-    """Return a short hash of the values."""
+    """Return a short hash of `values`, as text, by which ranks can compare them."""
     return hashlib.blake2b(repr(values).encode(), digest_size=4).hexdigest()

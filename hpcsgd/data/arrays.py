@@ -1,4 +1,4 @@
-"""Samples of any shape with a class each, from a user's own arrays."""
+"""Samples of any shape with a class label each, from a user's own arrays."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from hpcsgd.data.split import Batch, Split, damaged, require_labels
 from hpcsgd.errors import UserError, count_text, near_miss
 
 LABELS_A_CHUNK = 1 << 16
+"""Number of labels in a chunk of the HDF5 file."""
 LARGEST_BYTE = 255.0
 
 
 class Part(NamedTuple):
-    """One split: `x` uint8 or float32 [n, ...], `y` int64 [n]."""
+    """The arrays of one split: samples `x`, uint8 or float32 [n, ...], and labels `y`, int64 [n]."""
 
     x: NDArray[np.uint8] | NDArray[np.float32]
     y: NDArray[np.int64]
@@ -30,7 +31,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Labelled:
-    """Arrays with labels that are to be written to a dataset file."""
+    """The samples and labels of each split that are to be written to a dataset file, and the classes."""
 
     parts: Mapping[str, Part]
     classes: tuple[str, ...]
@@ -41,7 +42,7 @@ class Labelled:
         return {split: len(part.y) for split, part in self.parts.items()}
 
     def write(self, file: h5py.File, kind: str) -> Holds:
-        """Write the arrays to `file`, a new dataset file, and return its content."""
+        """Write the arrays to `file`, a new dataset file of the collection `kind`; return its header."""
         label(file, "arrays", kind=kind, classes=self.classes)
         for split, (x, y) in self.parts.items():
             group = file.create_group(split)
@@ -52,7 +53,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Holds:
-    """The content of a dataset file of arrays."""
+    """The header of a dataset file of arrays: its collection, shape of samples and number of classes."""
 
     kind: str
     shape: tuple[int, ...]
@@ -60,7 +61,7 @@ class Holds:
 
     @property
     def holds(self) -> str:
-        """A description of the contents, for the output of `convert`."""
+        """A description of the file's content, for the output of `convert`."""
         return f"samples of shape {list(self.shape)}, {count_text(self.classes, 'class')}"
 
 
@@ -101,7 +102,7 @@ class Arrays(Split):
         return len(self._labels)
 
     def trial(self) -> Tensor:
-        """Return the first and the last sample."""
+        """Return the x of the first and the last sample."""
         return self.__getitems__([0, len(self) - 1]).x
 
     def _read(self, indices: Sequence[int]) -> Batch:

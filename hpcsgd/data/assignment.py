@@ -1,4 +1,4 @@
-"""The facts that a sampler needs: the number of samples, and the place of this rank among the ranks."""
+"""The facts that a sampler needs: the number of samples, and which of how many ranks this rank is."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class _World(Protocol):
 
 @runtime_checkable
 class Assignment(Protocol):
-    """The properties of a topology that samplers use: P groups of K ranks, and the place of this rank.
+    """The properties of a topology that samplers use: P groups of K ranks, and which of them this rank is.
 
-    This rank has index `shard_index` in group `group_index`.
+    This rank is rank `shard_index` of group `group_index`.
     """
 
     @property
@@ -38,9 +38,9 @@ class Assignment(Protocol):
 
 @dataclass(frozen=True)
 class AsRank:
-    """A reader of samples that is no rank of the topology, such as a virtual rank or an elastic group.
+    """An `Assignment` for a reader that is not a rank of the topology, such as a virtual or elastic group.
 
-    It is reader number `rank` of `size` readers, from 0. Every `group_size` readers form a group.
+    The reader is number `rank` of `size` readers, from 0. Every `group_size` readers form a group.
     """
 
     rank: int
@@ -65,7 +65,10 @@ class AsRank:
 
 
 def length_of(data: object) -> int:
-    """Return the number of samples to divide. Raises `UserError` if `data` has no length."""
+    """Return the number of samples of `data`, a dataset or the number itself.
+
+    Raises `UserError` if `data` has no length.
+    """
     if isinstance(data, int):
         return data
     if not isinstance(data, Sized):

@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 from hpcsgd.errors import UserError
 
 PADDING = 4
+"""Number of zeros added on each side of an image."""
 
 
 def crop_and_flip(x: Tensor, generator: Generator) -> Tensor:

@@ -1,7 +1,7 @@
-"""A group's samples in batches of B, and the part of each batch that one of its K ranks takes.
+"""A group's samples in batches of B, and the part of each batch that one of the group's K ranks reads.
 
-K need not divide B: ranks may differ by one sample. The factor `weight` makes the mean of the ranks'
-gradients equal to the gradient of the batch.
+B need not be a multiple of K: ranks may differ by one sample. The factor `weight` of a rank's loss makes the
+mean of the ranks' gradients equal to the gradient of the batch.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from hpcsgd.data.sampler import Sampler
 from hpcsgd.data.split import Drawn
 
 AHEAD = 32
-"""Number of batches that are announced to the dataset together, this many batches before they are read."""
+"""Number of batches that are announced to the dataset together, and how many batches ahead of reading."""
 
 
 class Batches(torch.utils.data.Sampler[list[int]]):
-    """A batch sampler for `DataLoader(batch_sampler=...)`: the rest of the epoch of `sampler`.
+    """A batch sampler for `DataLoader(batch_sampler=...)` that yields what is left of the sampler's epoch.
 
-    The sampler assigns samples to groups. Rank j of the group takes the samples j, j + K, j + 2K, … of each
-    batch. A last batch of fewer than K samples is left out. For a `Stream` every last batch that is not
-    whole is left out.
+    `sampler` yields the samples of a group, or with K = 1 those of a single rank. They are divided into
+    batches of B. Rank j of the K ranks gets the samples j, j + K, j + 2K, … of each batch. A last batch of
+    fewer than K samples is left out. For a `Stream` a last batch of fewer than B samples is left out.
     """
 
     def __init__(self, sampler: Sampler, B: int, K: int = 1, j: int = 0) -> None:
@@ -36,7 +36,7 @@ class Batches(torch.utils.data.Sampler[list[int]]):
 
     @property
     def per_step(self) -> int:
-        """Number of samples of the sampler that a step takes; the last step of an epoch may take fewer."""
+        """Number of the sampler's samples that a step uses; the last step of an epoch may use fewer."""
         return self._B
 
     def __len__(self) -> int:
@@ -53,11 +53,11 @@ class Batches(torch.utils.data.Sampler[list[int]]):
             yield Drawn(rows[start : start + self._B][self._j :: self._K].tolist(), seed, epoch)
 
     def weight(self, samples: int) -> float:
-        """Return the factor for this rank's mean loss over its `samples` samples of the present batch."""
+        """Return the factor for this rank's mean loss over its `samples` samples of the current batch."""
         return samples * self._K / self._due
 
     def advance(self) -> None:
-        """Move past this batch, after all ranks of all groups have trained on it."""
+        """Move past the current batch, after all ranks of all groups have trained on it."""
         self.sampler.advance(self._due)
 
     def start_after(self, seen: int, steps: int) -> None:

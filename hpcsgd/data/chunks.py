@@ -1,7 +1,8 @@
 """Fast reading of single rows of an HDF5 dataset, with verified checksums.
 
-HDF5's own row selection costs 0.1 to 0.3 ms per row. Here each row is a chunk of its own, which is fetched
-as it is stored, payload and Fletcher-32 checksum. The checksums of a whole batch are computed at once.
+HDF5's own row selection costs 0.1 to 0.3 ms per row. Here each row is stored as a separate chunk, which is
+read unprocessed: the row's bytes and their Fletcher-32 checksum. The checksums of a whole batch are computed
+together.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MODULUS = 65535
 
 
 class DamagedRowsError(Exception):
-    """An error: these rows cannot be read, or do not match their checksums."""
+    """The error if some rows, `rows`, cannot be read or do not match their checksums."""
 
     def __init__(self, rows: Sequence[int]) -> None:
         super().__init__(f"damaged rows: {list(rows)}")
@@ -27,9 +28,9 @@ class DamagedRowsError(Exception):
 
 
 def read_rows(dataset: h5py.Dataset, rows: Sequence[int]) -> NDArray[np.uint8]:
-    """Return the `rows` of a dataset [n, ...], one chunk per row, as bytes: uint8 [len(rows), bytes].
+    """Return the `rows` of a dataset [n, ...] with one chunk per row, as bytes: uint8 [len(rows), bytes].
 
-    Raises `DamagedRowsError`. The result is read-only.
+    The result is read-only. Raises `DamagedRowsError` if rows cannot be read or do not match their checksums.
     """
     width = prod(dataset.shape[1:]) * dataset.dtype.itemsize + CHECKSUM_BYTES
     source, inner = dataset.id, (0,) * (dataset.ndim - 1)
@@ -53,10 +54,10 @@ def _chunk(source: h5py.h5d.DatasetID, place: tuple[int, ...], width: int) -> by
 
 
 def fletcher32(rows: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """Return the checksum that HDF5's filter of this name gives each of `rows` [b, bytes]: uint32 [b].
+    """Return the checksums that HDF5's filter of this name computes for `rows` [b, bytes]: uint32 [b].
 
-    Over the big-endian 16-bit words w_1 … w_n it has Σ w_i in the lower half and Σ (n + 1 - i) w_i in the
-    upper half, both modulo 65535, with 65535 in place of 0 unless all words are 0.
+    The words w_1 … w_n are the row's big-endian 16-bit numbers. The checksum has Σ w_i in its lower half and
+    Σ (n + 1 - i) w_i in its upper half, both modulo 65535, with 65535 in place of 0 unless all words are 0.
     """
     odd = rows.shape[1] % 2
     words = np.pad(rows, ((0, 0), (0, odd))).view(">u2") if odd else np.ascontiguousarray(rows).view(">u2")
@@ -67,9 +68,9 @@ def fletcher32(rows: NDArray[np.uint8]) -> NDArray[np.uint32]:
 
 @cache
 def _weights(words: int) -> NDArray[np.float64]:
-    """Return the weights of the two sums, [words, 2].
+    """Return the factors of the words in the two sums of `fletcher32`, float64 [words, 2].
 
-    Sums of products stay below 2^53, so float64 is exact, and it is fast.
+    The sums stay below 2^53, so they are exact in float64, which is fast.
     """
     falling = np.arange(words, 0, -1) % MODULUS
     return np.stack([np.ones_like(falling), falling], axis=1).astype(np.float64)

@@ -39,12 +39,16 @@ class Collection(Protocol):
 
 
 OWN = ("npz", "text", "images", "pairs")
-"""Kinds of data that have their own functions and commands for conversion."""
+"""Kinds of data that have functions and commands of their own, such as `convert_text`."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The result of a conversion: path, header, number of images (tokens, ratings) per split, bytes."""
+    """The result of a conversion.
+
+    It has the path and header of the dataset file, the number of images, tokens or ratings of each split, and
+    the size in bytes.
+    """
 
     path: Path
     header: Any

@@ -1,4 +1,4 @@
-"""A text as tokens that are to be written to a dataset file, and its vocabulary."""
+"""A text, as tokens that are to be written to a dataset file, and the vocabulary of the tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BYTES_A_CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The content of a dataset file of tokens of the collection `kind`, made by a tokenizer.
+    """The header of a dataset file of tokens: the collection `kind` and the tokenizer that was used.
 
     The tokenizer is described by `name` and `definition`, and has `types` types of tokens. Its token `end`
     follows each document.
@@ -39,11 +39,11 @@ class Vocabulary:
 
     @property
     def holds(self) -> str:
-        """A description of the contents, for the output of `convert`."""
+        """A description of the file's content, for the output of `convert`."""
         return f"{self.types} types"
 
     def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer. Raises `UserError` if its library is missing."""
+        """Return the tokenizer that made the tokens. Raises `UserError` if its library is missing."""
         return TOKENIZERS[self.name](self.definition, self.end)
 
     def write(self, file: h5py.File) -> None:
@@ -54,7 +54,10 @@ class Vocabulary:
 
     @staticmethod
     def read(file: h5py.File) -> Vocabulary:
-        """Read the vocabulary. Raises `KeyError` if something is missing, and `OSError` if it is damaged."""
+        """Read the vocabulary of `file`.
+
+        Raises `KeyError` if a part of the vocabulary is missing, and `OSError` if one is damaged.
+        """
         attributes: dict[str, Any] = dict(file.attrs)
         return Vocabulary(
             attributes["kind"].decode(),
@@ -66,7 +69,10 @@ class Vocabulary:
 
 
 def tokenizer_of_store(path: Path) -> Tokenizer:
-    """Return the tokenizer of the dataset file of tokens at `path`. Raises `UserError` if there is none."""
+    """Return the tokenizer that made the dataset file of tokens at `path`.
+
+    Raises `UserError` if there is no such file, or its vocabulary is damaged.
+    """
     with open_store(path, "tokens") as file:
         try:
             vocabulary = Vocabulary.read(file)

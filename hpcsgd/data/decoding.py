@@ -21,13 +21,15 @@ from hpcsgd.errors import UserError
 
 FORMATS = ("JPEG", "PNG")
 MIDDLE = 7 / 8
+"""Side of the centre that is used for tests, as a fraction of the shorter side of the image."""
 RATIOS = log(3 / 4), log(4 / 3)
-"""Logarithms of the extreme ratios of width to height of a random crop, which are uniform in between."""
+"""Bounds of the logarithm of a random crop's ratio of width to height, which is distributed uniformly."""
 ATTEMPTS = 10
+"""Number of random crops that are tried until one fits into the image."""
 DRAWS = 4 * ATTEMPTS + 1
 """Number of random numbers for a crop."""
 Box = tuple[float, float, float, float]
-"""Left, top, right and bottom."""
+"""The left, top, right and bottom of a box in an image, in pixels."""
 
 
 @cache
@@ -41,7 +43,10 @@ def pillow() -> Any:
 
 
 def decoded(encoded: bytes) -> Any:
-    """Return a JPEG or PNG as Pillow's image in RGB. Raises `UserError` for damage and other formats."""
+    """Return a JPEG or PNG file's bytes as an RGB image of Pillow.
+
+    Raises `UserError` for damaged images and other formats.
+    """
     library = pillow()
     try:
         image = library.open(io.BytesIO(encoded), formats=FORMATS)
@@ -56,17 +61,17 @@ def decoded(encoded: bytes) -> Any:
 
 
 def pixels(image: Any) -> NDArray[np.uint8]:
-    """Return the pixels, [H, W, 3]."""
+    """Return the pixels of an image of Pillow: uint8 [H, W, 3]."""
     return np.asarray(image, np.uint8)
 
 
 def histogram(image: Any) -> NDArray[np.int64]:
-    """Return how often each value occurs in each channel: [3, 256]."""
+    """Return how often each pixel value occurs in each channel of an image of Pillow: [3, 256]."""
     return np.array(image.histogram(), np.int64).reshape(3, 256)
 
 
 def middle(image: Any, size: int) -> NDArray[np.uint8]:
-    """Return the centre of the image, resized to size x size: [size, size, 3]."""
+    """Return the centre of the image, resized to size x size pixels: [size, size, 3]."""
     width, height = image.size
     side = min(width, height) * MIDDLE
     left, top = (width - side) / 2, (height - side) / 2
@@ -74,18 +79,19 @@ def middle(image: Any, size: int) -> NDArray[np.uint8]:
 
 
 def varied(image: Any, size: int, smallest: float, draws: Sequence[float]) -> NDArray[np.uint8]:
-    """Return a random crop with at least the fraction `smallest` of the area, mirrored or not.
+    """Return a random crop of the image, resized to size x size pixels and mirrored half of the times.
 
-    `draws` are `DRAWS` numbers in [0, 1).
+    The crop has at least the fraction `smallest` of the image's area. `draws` are the random numbers to use,
+    `DRAWS` numbers in [0, 1).
     """
     piece = _resized(image, _random_box(image.size, smallest, draws), size)
     return piece[:, ::-1] if draws[-1] < 0.5 else piece
 
 
 def _random_box(size: tuple[int, int], smallest: float, draws: Sequence[float]) -> Box:
-    """Return the first of `ATTEMPTS` random boxes that fits into an image of this `size`.
+    """Return the first of `ATTEMPTS` random boxes that fits into an image of `size` (width, height).
 
-    If none fits, return the largest centred box with an allowed ratio of width to height.
+    If no box fits, return the largest centred box with an allowed ratio of width to height.
     """
     (width, height), (low, high) = size, RATIOS
     for i in range(0, DRAWS - 1, 4):

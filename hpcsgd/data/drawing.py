@@ -21,7 +21,10 @@ _seeding = threading.Lock()
 
 
 def require_whole(sampler: Drawing, ours: type[Drawing]) -> None:
-    """Raise `UserError` for a sampler that divides samples among ranks itself, as `ours` does."""
+    """Raise `UserError` if `sampler` divides samples among ranks itself.
+
+    These are torch's `DistributedSampler` and the class `ours`, which is `hpcsgd.Sampler`.
+    """
     if isinstance(sampler, DistributedSampler | ours):
         raise UserError(
             f"data is a {type(sampler).__name__}, which divides samples among ranks: give hpcsgd.Sampler "
@@ -30,7 +33,7 @@ def require_whole(sampler: Drawing, ours: type[Drawing]) -> None:
 
 
 def drawn(sampler: Drawing, seed: int, epoch: int) -> list[Any]:
-    """Return all that `sampler` draws in an epoch, with random numbers that depend on `seed` and `epoch`.
+    """Return all draws of `sampler` in an epoch; their random numbers depend on `seed` and `epoch` alone.
 
     Raises:
         UserError: If the number of draws differs from the sampler's length.
@@ -52,7 +55,7 @@ def drawn(sampler: Drawing, seed: int, epoch: int) -> list[Any]:
 
 @contextmanager
 def _seeded(sampler: Any, seed: int) -> Iterator[None]:
-    """Seed all generators on the host that the sampler may draw from, inside this context."""
+    """Seed all generators on the host that the sampler may use, and restore their states afterwards."""
     of_process, own = generators_state(), list(_generators(sampler))
     before = [generator.get_state() for generator in own]
     seed_on_host(seed)
@@ -67,7 +70,7 @@ def _seeded(sampler: Any, seed: int) -> Iterator[None]:
 
 
 def _generators(sampler: Any) -> Iterator[torch.Generator]:
-    """Yield the generators of the sampler and of one inside it, as in torch's BatchSampler."""
+    """Yield the generators of the sampler and of samplers inside it, as in torch's `BatchSampler`."""
     while sampler is not None:
         if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
             yield generator

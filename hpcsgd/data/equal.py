@@ -61,7 +61,7 @@ def equal_batches(loader: Iterable[Batch], topology: Topology) -> Iterator[Batch
 
 
 def _length(loader: Iterable[Any]) -> int | None:
-    """Return the loader's length, or None. Torch's `DataLoader` has one if its dataset has one."""
+    """Return the loader's length, or None if it has none, like a `DataLoader` of a dataset without length."""
     try:
         return len(loader) if isinstance(loader, Sized) else None
     except TypeError:

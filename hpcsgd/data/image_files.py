@@ -23,14 +23,19 @@ from hpcsgd.errors import UserError, located, near_miss
 
 SCALE = 255.0
 LARGEST = 1 << 14
-"""Largest side of a sample."""
+"""Largest side of a sample, in pixels."""
 INDEX = ("y", "shard", "begin", "length", "crc32")
+"""The columns of the index of images; see `hpcsgd.data.layout`."""
 ROWS_A_CHUNK = 1 << 16
+"""Number of rows in a chunk of the HDF5 file."""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """A folder of images with complete shards, for a dataset file of samples of `size` x `size` pixels."""
+    """A folder of images whose shards are written, ready to be indexed in a dataset file.
+
+    Samples will have `size` x `size` pixels.
+    """
 
     source: ImageFolder
     shards: Mapping[str, Sequence[Written]]
@@ -100,7 +105,7 @@ class ImageFiles(Split):
         return len(self.labels)
 
     def trial(self) -> Tensor:
-        """Return the first and the last sample."""
+        """Return the x of the first and the last sample."""
         return self.__getitems__([0, len(self) - 1]).x
 
     def _read(self, indices: Sequence[int]) -> Batch:
@@ -134,13 +139,13 @@ def _write_index(group: h5py.Group, labels: NDArray[np.int64], shards: Sequence[
 
 
 def require_size(size: int) -> None:
-    """Raise `UserError` if the size of samples is out of range."""
+    """Raise `UserError` unless samples can have `size` x `size` pixels: `size` from 1 to `LARGEST`."""
     if not 1 <= size <= LARGEST:
         raise UserError(f"size = {size}: a sample has 1 to {LARGEST} pixels a side", key="size", value=size)
 
 
 def _read_index(path: Path, split: str) -> tuple[Header, Mapping[str, NDArray[np.int64]], list[str]]:
-    """Return the header, the index of all images, and the names of the shards."""
+    """Return the header of the dataset file at `path`, and the split's index and names of shards."""
     with open_store(path, "image files") as file:
         splits = [name for name in ("train", "test") if name in file]
         if split not in splits:

@@ -14,30 +14,34 @@ from hpcsgd.errors import UserError
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 SPLITS = {"train": ("train",), "test": ("val", "valid", "test")}
-"""Splits of a dataset file, and the names of their folders, of which the first existing one is used."""
+"""For each split of a dataset file, the allowed names of its folder; the first existing one is used."""
 SHARD = 1 << 29
 """Approximate number of bytes of images in a shard. A killed conversion loses at most one shard."""
 
 
 class File(NamedTuple):
-    """An image: its path relative to the folder, index of its class, size in bytes, time of change (ns)."""
+    """An image file in a folder of images."""
 
     path: str
+    """The path relative to the folder."""
     label: int
+    """The index of the image's class."""
     size: int
+    """The size in bytes."""
     changed: int
+    """The time of the last change, in nanoseconds."""
 
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """The files of each split, by class and in the order of their names."""
+    """A folder of images with its classes, and the files of each split in the order of classes and names."""
 
     folder: Path
     classes: tuple[str, ...]
     files: dict[str, list[File]]
 
     def shards(self, split: str) -> Iterator[list[File]]:
-        """Yield the files of each shard. Where a shard ends depends only on the sizes of the files."""
+        """Yield the files of each shard of a split. Only the files' sizes determine where a shard ends."""
         some, size = [], 0
         for file in self.files[split]:
             some.append(file)
@@ -50,7 +54,7 @@ class ImageFolder:
 
 
 def listed(source: Path) -> ImageFolder:
-    """Return the files in the folder `source`, without opening any.
+    """Return the image files in the folder `source`, without opening any.
 
     Names that begin with a dot are ignored. Raises `UserError` for a folder with another layout.
     """
@@ -82,7 +86,7 @@ def split_folder(folder: Path, split: str) -> Path:
 
 
 def entries(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the entries by name, without those that begin with a dot."""
+    """Return the entries of `folder` in the order of their names, without names that begin with a dot."""
     with os.scandir(folder) as found:
         return sorted((e for e in found if not e.name.startswith(".")), key=lambda e: e.name)
 
@@ -93,7 +97,7 @@ def require_suffix(entry: os.DirEntry[str], allowed: Sequence[str]) -> None:
 
 
 def fingerprint(files: Iterable[File]) -> str:
-    """Return a hash of the paths, classes, sizes and times of these files."""
+    """Return a hash of the paths, classes, sizes and times of change of `files`."""
     return hashlib.sha256("\n".join(map(repr, files)).encode()).hexdigest()[:32]
 
 

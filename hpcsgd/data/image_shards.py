@@ -1,14 +1,14 @@
 """Write encoded images to shards, HDF5 files in a folder next to the dataset file, and read them.
 
-The name of a shard is the fingerprint of the files in it: paths, sizes and times. So a repeated conversion
-of a folder finds the shards that are complete. An existing dataset file keeps its shards until the new
-dataset file is complete.
+The name of a shard is a hash of the paths, sizes and times of the files in it. So a repeated conversion of a
+folder finds the shards that are complete. An existing dataset file keeps its shards until the new dataset
+file is complete. A shard of n images has these HDF5 datasets:
 
 =========  =======================================================================================
-x          uint8 [bytes], one file after the other
-length     uint32 [n], of each file, in bytes
-crc32      uint32 [n], of each file
-histogram  int64 [3, 256]: how often each value occurs in each channel of these images, all together
+x          uint8 [bytes]: the content of all files, one after the other
+length     uint32 [n]: the size of each file in bytes
+crc32      uint32 [n]: the checksum of each file
+histogram  int64 [3, 256]: how often each value occurs in each channel, in all images together
 =========  =======================================================================================
 """
 
@@ -41,7 +41,7 @@ DAMAGE = (OSError, RuntimeError, KeyError, ValueError)
 
 @dataclass(frozen=True)
 class Written:
-    """A complete shard: lengths and checksums of its images, and the histogram of their values."""
+    """A complete shard: its file name, and the datasets in it except the images themselves."""
 
     name: str
     length: NDArray[np.uint32]
@@ -50,7 +50,7 @@ class Written:
 
 
 def folder_of(store: Path) -> Path:
-    """Return the folder with the shards of the dataset file at this path."""
+    """Return the folder with the shards of the dataset file at the path `store`."""
     return store.with_name(f"{store.name}.shards")
 
 
@@ -64,7 +64,7 @@ def shards_of(
     """
     folder, everything = folder_of(store), sum(map(len, source.files.values()))
     folder.mkdir(exist_ok=True)
-    for left in folder.glob(".*.part"):  # of a conversion that was killed
+    for left in folder.glob(".*.part"):  # incomplete files of a conversion that was killed
         left.unlink()
     found: dict[str, list[Written]] = {split: [] for split in source.files}
     behind = 0
@@ -84,7 +84,7 @@ def shards_of(
 
 
 def remove_others(store: Path, shards: Mapping[str, Sequence[Written]]) -> None:
-    """Remove the shards of an earlier dataset file."""
+    """Remove the shards in the dataset file's folder that are not in `shards`: those of an earlier file."""
     own = {shard.name for some in shards.values() for shard in some}
     for path in folder_of(store).glob("*.h5"):
         if path.name not in own:
@@ -92,7 +92,7 @@ def remove_others(store: Path, shards: Mapping[str, Sequence[Written]]) -> None:
 
 
 def complete(folder: Path, files: Sequence[File]) -> Written | None:
-    """Return the shard of these `files` if it is complete, or None. Checksums are not compared here."""
+    """Return the shard of `files` in `folder` if it is complete, or None; checksums are not compared."""
     name = f"{fingerprint(files)}.h5"
     try:
         with h5py.File(folder / name, "r", locking=False) as file:

@@ -1,4 +1,4 @@
-"""Blocks of images between the reader of an original format and the writer of the dataset file."""
+"""Labelled images in blocks, on their way from a reader of an original format to a dataset file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ from numpy.typing import NDArray
 from hpcsgd.data.layout import Header
 
 BLOCK_ROWS = 1000
+"""The largest number of images in a block."""
 STATISTICS_SPLIT = "train"
+"""The split of which the mean and standard deviation are computed."""
 LABELS_A_CHUNK = 1 << 16
+"""Number of labels in a chunk of the HDF5 file."""
 
 
 class Block(NamedTuple):
-    """Rows of one split from `start` on: `images` uint8 [b, C, H, W] and `labels` uint8 [b]."""
+    """The images and labels for b rows of a split, from row `start` on.
+
+    `images` is uint8 [b, C, H, W], and `labels` is uint8 [b].
+    """
 
     split: str
     start: int
@@ -32,7 +38,7 @@ class Images:
     """A labelled image collection that is read once, block by block, in any order.
 
     `shape` is (C, H, W). `scale` is the largest pixel value of the format. `rows` has the number of images of
-    each split. `blocks` together fill every row exactly once, or raise `UserError`.
+    each split. `blocks` yields every row exactly once, or raises `UserError`.
     """
 
     shape: tuple[int, int, int]
@@ -79,7 +85,7 @@ def _create(
 
 
 def _histogram(block: Block) -> NDArray[np.int64]:
-    """Return how often each pixel value occurs in each channel: [C, 256]."""
+    """Return how often each pixel value occurs in each channel of the block's images: [C, 256]."""
     channels = range(block.images.shape[1])
     return np.stack([np.bincount(block.images[:, c].ravel(), minlength=256) for c in channels])
 

@@ -5,8 +5,8 @@ rank j of each other group. A rank's own batch shrinks to b' = b / (1 + αβP), 
 on b samples. Batch sizes here and below are those of one rank. For b = 32 and 8 groups eq. 3 gives 10.7 at
 (α, β) = (½, ½) and 5.8 at (¾, ¾): the 11 and 6 that the paper quotes, though for 10 groups.
 
-Samples are whole, and all ranks train on exactly b of them: see `Injection.portions`. Seed, epoch and step
-alone determine which groups share, so this needs no message.
+The sizes are whole numbers, and all ranks train on exactly b samples: see `Injection.portions`. Seed, epoch
+and step alone determine which groups share their samples, so that no message is needed for this choice.
 
     batches = hpcsgd.InjectedBatches(sampler, topology, b, hpcsgd.Injection(alpha=0.5, beta=0.5))
     loader = hpcsgd.Injected(DataLoader(data, batch_sampler=batches), topology)
@@ -38,9 +38,10 @@ from hpcsgd.errors import UserError, count_text
 
 
 class Portions(NamedTuple):
-    """The composition of the b samples that a rank trains on.
+    """The composition of the b = b' + S·s samples that a rank trains on in a step.
 
-    A rank keeps `own` samples (b') to itself. Each of `sharers` groups (S) adds `shared` samples (s).
+    `own` (b') samples are those that the rank loads and does not share. Each of `sharers` (S) groups shares
+    `shared` (s) samples with all groups.
     """
 
     own: int
@@ -108,15 +109,15 @@ class Injection:
         return Portions(b - S * s, s, S)
 
     def sharers(self, P: int, seed: int, epoch: int, step: int) -> list[int]:
-        """Return the groups, of `P`, that share in this `step` of `epoch` (both counted from 0), in order.
+        """Return, in ascending order, which of `P` groups share samples in a step of an epoch.
 
-        `seed` determines the choice.
+        `step` and `epoch` are counted from 0. `seed` determines the choice.
         """
         groups = shuffled(np.arange(P), seed, Purpose.SHARERS, epoch, step)
         return sorted(groups[: self._sharing(P)].tolist())
 
     def _sharing(self, P: int) -> int:
-        return ceil(self.alpha * P - 1e-9) if P > 1 else 0  # a tolerance: 0.07 · 100 is a little more than 7
+        return ceil(self.alpha * P - 1e-9) if P > 1 else 0  # in floats, 0.07 · 100 is a little more than 7
 
 
 @checked
@@ -172,15 +173,15 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
 
     @property
     def step(self) -> int:
-        """The step of the epoch that training has reached."""
+        """The number of the epoch's next step, counted from 0."""
         return self.sampler.taken // self.per_step
 
     def sharers(self, step: int) -> list[int]:
-        """Return the groups that share in this `step` of the epoch, counted from 0."""
+        """Return the groups that share samples in step number `step` of the epoch, counted from 0."""
         return self._injection.sharers(self._P, self.sampler.seed, self.sampler.epoch, step)
 
     def loaded(self, step: int) -> int:
-        """Return the number of samples that this rank loads in this `step` of the epoch, from 0."""
+        """Return how many samples this rank loads in step number `step` of the epoch, counted from 0."""
         return self.portions.own + (self.portions.shared if self._g in self.sharers(step) else 0)
 
     def weight(self, _: int) -> float:
@@ -188,12 +189,12 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
         return 1.0
 
     def advance(self) -> None:
-        """Move past this batch, after all ranks of all groups have trained on it."""
+        """Move past the current batch, after all ranks of all groups have trained on it."""
         self.sampler.advance(self.per_step)
 
     @property
     def per_step(self) -> int:
-        """Number of samples of the sampler that a step takes, whether it loads or skips them."""
+        """Number of the sampler's samples that a step uses; the rank loads them or skips some."""
         return self.portions.own + self.portions.shared
 
 
@@ -283,13 +284,13 @@ def _packed(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _room(like: Sequence[Tensor], rows: int) -> Tensor:
-    """Return an empty buffer for a message of `rows` rows."""
+    """Return an uninitialized buffer for a message with `rows` rows of each tensor in `like`."""
     width = sum(x[0].numel() * x.element_size() for x in like)
     return torch.empty(rows * width, dtype=torch.uint8, device=like[0].device)
 
 
 def _unpacked(message: Tensor, like: Sequence[Tensor], rows: int) -> list[Tensor]:
-    """Return the tensors of a message: `rows` rows each, with the shapes and dtypes of `like`."""
+    """Return the tensors in `message`: `rows` rows each, shaped otherwise like those in `like`."""
     sizes = [rows * x[0].numel() * x.element_size() for x in like]
     parts = zip(message.split(sizes), like, strict=True)
     return [part.clone().view(x.dtype).view(rows, *x.shape[1:]) for part, x in parts]  # a clone is aligned

@@ -1,4 +1,4 @@
-"""Ratings of items by users, for a dataset file. One item of each user is held out for tests.
+"""Ratings of items by users that are to be written to a dataset file; some are held out for tests.
 
 The protocol is that of "Neural Collaborative Filtering" (https://arxiv.org/abs/1708.05031, section 4.1).
 Ratings count as signs of interest, whatever their value. The latest rating of each user is held out (leave
@@ -20,17 +20,20 @@ from hpcsgd.data.rng import distinct
 from hpcsgd.errors import UserError, located
 
 OTHERS = 99
-"""Number of items in a test sample that the user has not rated. They are drawn at the conversion, so that all
-runs have the same ones.
+"""Number of items in a test sample that the user has not rated.
+
+They are drawn at the conversion, so that all runs have the same ones.
 """
 ROWS_A_CHUNK = 1 << 12
+"""Number of rows in a chunk of the HDF5 file."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """The header of a dataset file of ratings: the collection `kind`, and original numbers (int64).
+    """The header of a dataset file of ratings: the collection's name, and users and items.
 
-    User i of the file has the number `users[i]` in the original data. Item i has the number `items[i]`.
+    User i of the file has the number `users[i]` in the original data, and item i has the number `items[i]`
+    (int64).
     """
 
     kind: str
@@ -39,7 +42,7 @@ class Names:
 
     @property
     def holds(self) -> str:
-        """A description of the contents, for the output of `convert`."""
+        """A description of the file's content, for the output of `convert`."""
         return f"{len(self.users)} users, {len(self.items)} items"
 
     def write(self, file: h5py.File) -> None:
@@ -49,7 +52,10 @@ class Names:
 
     @staticmethod
     def read(file: h5py.File) -> Names:
-        """Read the names. Raises `KeyError` if something is missing, and `OSError` if it is damaged."""
+        """Read the header of `file`.
+
+        Raises `KeyError` if a part of the header is missing, and `OSError` if one is damaged.
+        """
         kind = str(file.attrs["kind"].decode())  # pyright: ignore[reportAttributeAccessIssue]
         return Names(kind, np.asarray(file["users"]), np.asarray(file["items"]))
 
@@ -94,7 +100,10 @@ class Interactions:
 
     @cached_property
     def _held_out(self) -> NDArray[np.bool_]:
-        """A mask of the latest rating of each user with two or more; of equally late ones, the last."""
+        """True [n] for the ratings that are held out for tests.
+
+        They are the latest rating of each user with two or more; of equally late ones, the last in the file.
+        """
         order = np.lexsort([self.times, self.users])  # lexsort is stable
         users = self.users[order]
         change = users[1:] != users[:-1]
@@ -105,7 +114,10 @@ class Interactions:
 
 
 def _others(pairs: NDArray[np.int32], users: NDArray[np.int32], names: Names) -> NDArray[np.int32]:
-    """Return, for each of `users`, items which the user has not rated: int32 [len(users), OTHERS]."""
+    """Return, for each of `users`, `OTHERS` items that the user has not rated: int32 [len(users), OTHERS].
+
+    `pairs` has all ratings, as user and item.
+    """
     count = len(names.items)
     by_user = pairs[np.argsort(pairs[:, 0], kind="stable")]
     starts = np.searchsorted(by_user[:, 0], np.arange(len(names.users) + 1))

@@ -1,21 +1,22 @@
 """The layout of a dataset file, for its writer and its readers.
 
-A dataset file is an HDF5 file with groups, its splits, which include `train` and `test`. All data have
-Fletcher-32 checksums, except tokens, with a CRC-32 for every 4096. A dataset file has one of these forms:
+A dataset file is an HDF5 file. Each split, such as `train` and `test`, is a group in it. All data have
+Fletcher-32 checksums, except tokens, which have a CRC-32 for every 4096. A dataset file has one of these
+forms, in which each split contains
 
 =======  =================================================================================================
-images   `x` uint8 [n, C, H, W], one HDF5 chunk per row, and `y` uint8 [n]
-arrays   `x` uint8 or float32 [n, ...], one HDF5 chunk per row, and `y` int64 [n]
-image    files as they were, in shards next to the dataset file (`image_shards.py`): `y` uint32 [n], and of
-files    each image `shard`, `begin`, `length` and `crc32`; attribute of the split: names of its `shards`
-pairs    `0`, `1`, …, each of `high` uint8 [H, W, 3] and `low` uint8 [H/s, W/s, 3]; attribute of the split:
-         `count`; of the file: `scale`, which is s
-tokens   segments `0`, `1`, … of 2^24 tokens, in the last one fewer: each a group of `x` uint8, uint16 or
-         uint32 [n], as the types need, without gaps in the file, and `crc32` uint32; attributes of the
-         split are `tokens`, and for text from files the numbers of `bytes` and `documents`; next to
-         the splits `definition`, of the tokenizer
-ratings  `x` int32 [n, 2 + m]: a user, an item that the user has rated, and m that the user has not;
-         next to the groups `users` and `items`, int64: the authors' numbers of user and item 0, 1, …
+images   `x` uint8 [n, C, H, W], one HDF5 chunk per row, and the labels `y` uint8 [n]
+arrays   `x` uint8 or float32 [n, ...], one HDF5 chunk per row, and the labels `y` int64 [n]
+image    the labels `y` uint32 [n], and `shard`, `begin`, `length` and `crc32` of each image; the images
+files    themselves are in shards next to the dataset file (`image_shards.py`), whose names are in `shards`
+pairs    a group `0`, `1`, … for each image, with `high` uint8 [H, W, 3] and `low` uint8 [H/s, W/s, 3];
+         the attribute `count` is the number of images, and `scale` of the file is s
+tokens   a group `0`, `1`, … for each segment of 2^24 tokens (fewer in the last one), with `x` uint8, uint16
+         or uint32 [n], as the number of types needs, without gaps in the file, and `crc32` uint32; the
+         attributes `tokens` and, for text from files, `bytes` and `documents` are numbers of these; the
+         file also has `definition`, that of the tokenizer
+ratings  `x` int32 [n, 2 + m]: a user, an item that the user has rated, and m items that the user has not
+         rated; the file also has `users` and `items` int64: the authors' numbers of user and item 0, 1, …
 =======  =================================================================================================
 
 The fields of `Header`, and further properties of a form, are attributes of the file.
@@ -50,10 +51,11 @@ VERSIONS: dict[Form, int] = {
 
 @dataclass(frozen=True)
 class Header:
-    """The content of a dataset file of images, or of image files.
+    """The header of a dataset file of images, or of image files.
 
-    `kind` is the collection's name, `shape` (C, H, W), `scale` the largest pixel value. `mean` and `std` are
-    those of the training split, one value per channel, of pixels divided by `scale`.
+    `kind` is the collection's name, `shape` is (C, H, W), and `scale` the largest pixel value. `mean` and
+    `std` are mean and standard deviation of the training split, one value per channel, of pixels divided by
+    `scale`.
     """
 
     kind: str
@@ -65,18 +67,18 @@ class Header:
 
     @property
     def holds(self) -> str:
-        """A description of the contents, for the output of `convert`."""
+        """A description of the file's content, for the output of `convert`."""
         return f"{' x '.join(map(str, self.shape))}, {count_text(len(self.classes), 'class')}"
 
     def write(self, file: h5py.File, form: Form = "images") -> None:
-        """Set the attributes of `file`."""
+        """Write the header to the attributes of `file`, a dataset file of this `form`."""
         label(file, form, kind=self.kind, classes=self.classes)
         numbers = {"shape": self.shape, "scale": self.scale, "mean": self.mean, "std": self.std}
         file.attrs.update(numbers)
 
     @staticmethod
     def read(file: h5py.File) -> Header:
-        """Return the attributes of `file`. Raises `KeyError` if one is missing."""
+        """Read the header from the attributes of `file`. Raises `KeyError` if one is missing."""
         attributes: dict[str, Any] = dict(file.attrs)
         channels, height, width = (int(size) for size in attributes["shape"])
         return Header(
@@ -90,8 +92,8 @@ class Header:
 
 
 def label(file: h5py.File, form: Form, **texts: str | Sequence[str]) -> None:
-    """Set the attributes of `file` that state its form and version, and these `texts`."""
-    # HDF5 stores texts of fixed length in its checksummed headers, others elsewhere.
+    """Set the attributes of `file` for its form and version, and an attribute for each of `texts`."""
+    # HDF5 stores texts of fixed length in its checksummed headers, and others in places without checksums.
     given = {"format": f"hpcsgd {form}", **texts}
     file.attrs.update({name: np.char.encode(text, "utf-8") for name, text in given.items()})
     file.attrs["version"] = VERSIONS[form]
@@ -108,9 +110,9 @@ def form_of(path: Path) -> Form:
 
 
 def open_store(path: Path, form: Form = "images") -> h5py.File:
-    """Open a dataset file for reading.
+    """Open the dataset file at `path`, which must be of this `form`, for reading.
 
-    Raises `UserError` if there is none at `path`, or it has another form or version.
+    Raises `UserError` if there is no dataset file, or it has another form or version.
     """
     file, found = _open(path)
     if found != form:
@@ -120,7 +122,7 @@ def open_store(path: Path, form: Form = "images") -> h5py.File:
 
 
 def dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    """Return the dataset with this name in `file`. Raises `KeyError` if there is none."""
+    """Return the HDF5 dataset called `name` in `file`. Raises `KeyError` if there is none."""
     found = file[name]
     if not isinstance(found, h5py.Dataset):
         raise KeyError(f"{name} is no dataset")

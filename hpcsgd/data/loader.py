@@ -1,4 +1,4 @@
-"""Samples in batches, with a position that can be saved and restored."""
+"""Loaders that read samples in batches, with a position that can be saved and restored."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def reading(
     *,
     pinned: bool = False,
 ) -> DataLoader[Any]:
-    """Return a `DataLoader` of `batches` of `data`, with `num_workers` loader processes.
+    """Return a `DataLoader` that reads `batches` of `data`, with `num_workers` loader processes.
 
-    With `pinned` it puts batches into pinned memory, for copies to a device.
+    With `pinned` the loader puts batches into pinned memory, for copies to a device.
     """
     if num_workers := require_num_workers(num_workers):
         start_fork_server()
@@ -40,14 +40,14 @@ def reading(
         num_workers=num_workers,
         pin_memory=pinned,
         persistent_workers=num_workers > 0,
-        generator=Generator("cpu"),  # else resuming draws once more from the model's generator
+        generator=Generator("cpu"),  # otherwise a resumed run would draw once more from torch's generator
         multiprocessing_context="forkserver" if num_workers else None,  # a fork would copy MPI's threads
         worker_init_fn=partial(end_by_owner_alone, os.getpid()) if num_workers else None,
     )
 
 
 def require_a_batch(batches: Batches) -> None:
-    """Raise `UserError` if an epoch has no batch."""
+    """Raise `UserError` if an epoch of `batches` has no batch, because there are too few samples."""
     if not len(batches):
         raise UserError(
             f"an epoch has {count_text(len(batches.sampler), 'sample')} per rank or group, of "
@@ -119,7 +119,7 @@ class Loader:
         self._sampler.set_epoch(self.epoch + 1)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the seed, the epoch, and the number of its samples that all ranks have consumed."""
+        """Return the sampler's state: seed, epoch, and how many of its samples all ranks have consumed."""
         return self._sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

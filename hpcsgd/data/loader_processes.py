@@ -1,7 +1,7 @@
 """Loader processes that survive the signals of a batch system.
 
-A batch system warns all processes of a job by SIGUSR1 or SIGTERM. The rank saves and leaves. Until then it
-needs its loader processes, and the two processes of Python that serve them.
+A batch system warns all processes of a job by SIGUSR1 or SIGTERM. A rank then saves a checkpoint and ends.
+Until then it needs its loader processes, and the two processes of Python that serve them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 def require_num_workers(given: Any) -> int:
     """Return the number of loader processes that the user gave as `num_workers`.
 
-    Raises `UserError` for more than `PER_CORE` per core, because they would fill the memory of the node.
+    Raises `UserError` for more than `PER_CORE` per core, because they would fill the memory of the node, and
+    for anything that is not a whole number ≥ 0.
     """
     num_workers, cores = whole_number("num_workers", given), os.cpu_count() or 1
     if num_workers > PER_CORE * cores:
@@ -39,7 +40,7 @@ def require_num_workers(given: Any) -> int:
 
 
 def start_fork_server() -> None:
-    """Start the process from which loader processes are forked, with signals blocked in all of them."""
+    """Start the process from which loader processes are forked; `_SIGNALS` are blocked in all of them."""
     with _blocked():
         resource_tracker.ensure_running()  # in Python 3.11 this unblocks SIGTERM
     with _blocked():

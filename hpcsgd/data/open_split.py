@@ -1,4 +1,4 @@
-"""Opening of a split of a dataset file of any form."""
+"""The function that opens a split of a dataset file of any form."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ SPLITS: Mapping[Form, type[Store | Arrays | ImageFiles | Pairs | Windows | Ratin
 def open_split(path: Path, split: str, arguments: Mapping[str, Any] | None = None) -> Split:
     """Return the split of the dataset file at `path`, as an object of the class for its form.
 
-    The class is called with `arguments`. Raises `UserError` if it does not accept them, and what it raises.
+    The class is called with `arguments`. Raises `UserError` if the class does not accept them, and the errors
+    of the class.
     """
     form = form_of(path)
     return call_named(form, SPLITS[form], {form: SPLITS[form]}, arguments or {}, path, split)

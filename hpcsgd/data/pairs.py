@@ -20,7 +20,7 @@ from hpcsgd.errors import UserError, near_miss
 
 SCALE = 255.0
 Place = tuple[int, int]
-"""First row and column of a patch in the small image."""
+"""The first row and column of a patch in the reduced image."""
 
 
 class Pairs(Split):
@@ -61,7 +61,7 @@ class Pairs(Split):
 
     @property
     def scale(self) -> int:
-        """Factor by which y is larger than x."""
+        """The factor s by which the sides of y are longer than those of x."""
         return self.header.scale
 
     @property
@@ -73,7 +73,7 @@ class Pairs(Split):
         return self._images * self.patches
 
     def trial(self) -> Tensor:
-        """Return the x of two grey patches."""
+        """Return the x of two grey patches, as a batch."""
         return torch.full((2, 3, self.patch, self.patch), 0.5)
 
     def _read(self, indices: Sequence[int]) -> Batch:
@@ -85,7 +85,10 @@ class Pairs(Split):
         return Batch(_tensor(x), _tensor(y))
 
     def _sample(self, row: int, among: Sequence[int]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Return the small and the large image of a sample, [h, w, 3] each."""
+        """Return the reduced and the original image of sample `row`, uint8 [h, w, 3] and [s·h, s·w, 3].
+
+        If `among`, the samples that are read together, were drawn by a sampler, the patch is random.
+        """
         image = row // self.patches
         try:
             low, high = (self._opened_file()[f"{self.split}/{image}/{name}"] for name in ("low", "high"))
@@ -112,7 +115,10 @@ class Pairs(Split):
 
 
 def turned(x: NDArray[np.uint8], way: int) -> NDArray[np.uint8]:
-    """Return x [h, w, 3] in one of eight ways: rotated by 0 to 3 right angles, and mirrored or not."""
+    """Return the image x [h, w, 3] turned in way number `way` of eight.
+
+    It is rotated by 0 to 3 right angles, and mirrored if `way` ≥ 4.
+    """
     quarters, mirrored = way % 4, way >= 4
     found = np.rot90(x, quarters)
     return found[:, ::-1] if mirrored else found
@@ -124,7 +130,7 @@ def _tensor(images: Sequence[NDArray[np.uint8]]) -> Tensor:
 
 
 def _read_header(path: Path, split: str) -> tuple[Reduced, int]:
-    """Return the header, and the number of images of the split."""
+    """Return the header of the dataset file at `path`, and the number of images of the split."""
     with open_store(path, "pairs") as file:
         splits = [name for name in ("train", "test") if name in file]
         if split not in splits:

@@ -1,8 +1,8 @@
 """Partitions: how samples are divided among the P groups. A group is the papers' worker.
 
-A partition assigns every group an ordered list of samples for an epoch. All lists have the same length. The K
-ranks of a group take turns: rank j of the group gets the samples j, j + K, j + 2K, … of that list. So ranks
-with batches of B/K hold the next B samples of the list together.
+A partition assigns every group an ordered list of samples for an epoch. All lists have the same length. Rank
+j of the K ranks of a group gets the samples j, j + K, j + 2K, … of the group's list. So the batches of B/K
+samples of these ranks together are the next B samples of the list.
 
 Without a partition, samples are assigned to ranks, whatever groups the ranks form (see `sampler`).
 """
@@ -23,14 +23,16 @@ from hpcsgd.data.rng import Purpose, dirichlet, epoch_order, shuffled
 from hpcsgd.errors import UserError, count_text
 
 Rows = NDArray[np.int64]
+"""Indices of samples in the dataset."""
 
 
 @dataclass(frozen=True)
 class Samples:
     """The samples 0 … n − 1, which are divided among P groups.
 
-    `seed` determines all random choices; without `shuffle` there are none. `labels` has shape [n], or is
-    None where labels are not known. `run` is the number of neighbouring samples that are read together.
+    `seed` determines all random choices; without `shuffle` there are none. `labels` has the label of each
+    sample, [n], or is None if labels are not known. `run` is the number of neighbouring samples that are read
+    together.
     """
 
     n: int
@@ -41,7 +43,7 @@ class Samples:
     run: int = 1
 
     def of_epoch(self, epoch: int) -> Rows:
-        """Return all samples, in the order of this epoch."""
+        """Return the indices of all samples, in the order of the given epoch."""
         return epoch_order(self.n, self.seed, epoch, self.run) if self.shuffle else np.arange(self.n)
 
     def shuffled(self, rows: Rows, purpose: Purpose, *of: int) -> Rows:
@@ -54,23 +56,23 @@ class Samples:
 
 @runtime_checkable
 class Partition(Protocol):
-    """The way in which samples are divided among groups. It is the same on all ranks."""
+    """A rule that divides samples among groups. All ranks must use the same rule."""
 
     allows_elastic_groups: ClassVar[bool]
     """True if the number of groups may change during training, as with elastic groups of `hpcsgd launch`.
 
-    Then the samples of a group in an epoch must follow from `Samples`, g and the epoch alone.
+    In this case `Samples`, the group's index g and the epoch must alone determine the samples of a group.
     """
 
     def require(self, samples: Samples) -> None:
-        """Raise `UserError` if these samples cannot be divided in this way."""
+        """Raise `UserError` if this rule cannot divide `samples`."""
 
     def length(self, n: int, P: int) -> int:
-        """Return the number of samples of each group in an epoch."""
+        """Return the number of samples of each of P groups in an epoch, of n samples in total."""
         ...
 
     def assign(self, samples: Samples, g: int, epoch: int) -> Rows:
-        """Return the samples of group g in an epoch, in order."""
+        """Return the samples of group g in the given epoch, in the order in which they are read."""
         ...
 
 
@@ -93,7 +95,7 @@ class SelDP:
         S. Tyagi, M. Swany, IEEE CLUSTER 2023 (arXiv:2307.07950), section III-D.
     """
 
-    allows_elastic_groups: ClassVar[bool] = False  # with another P some parts would come twice, or never
+    allows_elastic_groups: ClassVar[bool] = False  # with another P a group would miss or repeat some parts
 
     def require(self, samples: Samples) -> None:
         """Accept any samples."""
@@ -132,7 +134,7 @@ class Overlapping:
 
     share: float
 
-    allows_elastic_groups: ClassVar[bool] = True  # each epoch is divided anew
+    allows_elastic_groups: ClassVar[bool] = True  # the samples of each epoch are divided anew
 
     def require(self, samples: Samples) -> None:
         if not 1 / samples.P <= self.share <= 1:
@@ -178,7 +180,7 @@ class OwnedByGroups(ABC):
 
     @abstractmethod
     def shares(self, samples: Samples) -> list[Rows]:
-        """Return the rows of `samples` that each group owns: every row once."""
+        """Return, for each group, the indices of the samples that it owns; every sample has one owner."""
 
 
 @checked
@@ -275,11 +277,14 @@ PARTITIONS: Mapping[str, Callable[..., Partition]] = {
     "overlapping": Overlapping,
     "seldp": SelDP,
 }
-"""The names of partitions in a job file."""
+"""The partitions, by their names in job files."""
 
 
 def _by_label(samples: Samples, partition: Partition) -> list[Rows]:
-    """Return the rows of each label that occurs, in the order of the labels, shuffled once."""
+    """Return, for each label that occurs, the indices of its samples, shuffled; labels ascend.
+
+    Raises `UserError`, which names `partition`, if there is not one label per sample.
+    """
     labels = samples.labels
     if labels is None or labels.shape != (samples.n,):
         given = "none are given" if labels is None else f"given are labels of shape {labels.shape}"

@@ -1,8 +1,9 @@
-"""Ratings as samples for a recommender: an item that the user has rated, and unrated items.
+"""Ratings as samples for a recommender: an item that a user has rated, and items that are unrated.
 
 The method is that of "Neural Collaborative Filtering" (https://arxiv.org/abs/1708.05031, sections 3.1.1 and
-4.1). The paper shuffles ratings and negatives together. Here a sample is a rating with all of its negatives,
-so a batch of b samples has b · (1 + negatives) pairs.
+4.1). Items that the user has not rated are called negatives. The paper shuffles ratings and negatives
+together. Here a sample is a rating with all of its negatives, so a batch of b samples has b · (1 + negatives)
+pairs.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Ratings(Split):
         return len(self._pairs)
 
     def trial(self) -> Tensor:
-        """Return samples of the first user and item, and of the last."""
+        """Return the x of two samples: the first user with the first item, and the last with the last."""
         return torch.tensor([[[0, 0]], [[self.users - 1, self.items - 1]]])
 
     def vary(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
@@ -96,7 +97,7 @@ class Ratings(Split):
 
 
 def _read_all(path: Path, split: str) -> tuple[Names, NDArray[np.int32], NDArray[np.int32]]:
-    """Return the header of the file, the rows of the split, and those of `train`."""
+    """Return the header of the dataset file at `path`, the rows of the split, and the rows of `train`."""
     with open_store(path, "ratings") as file:
         splits = [name for name in ("train", "test") if name in file]
         if split not in splits:

@@ -1,11 +1,11 @@
 """Images with reduced copies that are to be written to a dataset file of pairs for super-resolution.
 
 Images are reduced by Pillow's bicubic interpolation (a = −½), with a kernel that grows with the scale. So
-fine details are averaged and not sampled. Most published figures are of images reduced by MATLAB's
+fine details are averaged and not sampled. Most published results are for images reduced by MATLAB's
 `imresize`. Its kernel is the same and grows in the same way (antialiasing). But `imresize` mirrors the image
 beyond the borders, where Pillow uses only pixels that exist. Pillow also rounds to 8 bits after each
-direction. So pixels differ by about one of 255, near borders by more. Differences of a few hundredths of a
-decibel are not comparable.
+direction. So pixels differ by about 1 on the scale to 255, near borders by more. Do not compare published
+results with ours if they differ by only a few hundredths of a decibel.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from hpcsgd.errors import UserError, located
 
 SCALES = (2, 4)
 TILE = 64
-"""Side, in pixels, of a tile that is read as a whole."""
+"""Side, in pixels, of the square tiles in which the file stores images; a tile is read as a whole."""
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """The content of a dataset file of pairs: images of the collection `kind`, reduced `scale` times.
+    """The header of a dataset file of pairs: images of the collection `kind`, reduced `scale` times.
 
     `least` is the shortest side, in pixels, of all reduced images for training.
     """
@@ -43,7 +43,7 @@ class Reduced:
 
     @property
     def holds(self) -> str:
-        """A description of the contents, for the output of `convert`."""
+        """A description of the file's content, for the output of `convert`."""
         return f"reduced {self.scale} times, to {self.least} pixels a side or more"
 
     def write(self, file: h5py.File) -> None:
@@ -52,14 +52,14 @@ class Reduced:
 
     @staticmethod
     def read(file: h5py.File) -> Reduced:
-        """Read the header. Raises `KeyError` if something is missing."""
+        """Read the header of `file`. Raises `KeyError` if a part of it is missing."""
         attributes: dict[str, Any] = dict(file.attrs)
         return Reduced(attributes["kind"].decode(), int(attributes["scale"]), int(attributes["least"]))
 
 
 @dataclass(frozen=True)
 class Reductions:
-    """PNG files of each split, which are read once and reduced.
+    """The PNG files of each split, which are read once and reduced when the dataset file is written.
 
     `progress` is called with the numbers of images done and in total.
     """
@@ -70,7 +70,10 @@ class Reductions:
 
     @staticmethod
     def of(source: Path, scale: int, progress: Callable[[int, int], None]) -> Reductions:
-        """List the images. Raises `UserError` for another scale, and for a folder with another layout."""
+        """List the PNG files in the folder `source`.
+
+        Raises `UserError` for a scale that is not in `SCALES`, and for a folder with another layout.
+        """
         if scale not in SCALES:
             raise UserError(
                 f"scale = {scale}: images are reduced {' or '.join(map(str, SCALES))} times",
@@ -120,7 +123,7 @@ def _pngs(place: Path) -> list[Path]:
 
 
 def _pair(path: Path, scale: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return an image, cropped to a multiple of the scale, and the reduced one."""
+    """Return the image at `path`, cropped to sides that are multiples of `scale`, and the reduced image."""
     try:
         image = decoded(path.read_bytes())
     except OSError as error:

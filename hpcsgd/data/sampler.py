@@ -1,8 +1,8 @@
 """The sampler: which samples each rank sees. It distributes one shuffle per epoch among the ranks.
 
-Let π be the permutation of an epoch. Of N ranks, rank r takes π[r], π[r + N], π[r + 2N], … So in a single
-group, K ranks with batches of B/K together hold the next B samples of π. All ranks have the same number of
-samples. The n mod N samples left out differ from epoch to epoch.
+Let π be the random order of the n samples in an epoch. Of N ranks, rank r gets π[r], π[r + N], π[r + 2N], …
+So in a single group, the batches of B/K samples of the K ranks together are the next B samples of π. All
+ranks have the same number of samples. The n mod N samples left out differ from epoch to epoch.
 
 A `Partition` divides the samples among groups instead.
 
@@ -34,7 +34,7 @@ from hpcsgd.errors import UserError, count_text
 class Stream(Protocol):
     """A dataset whose samples are consecutive parts of something long, such as a text.
 
-    All batches of an epoch are whole, so a step has the same samples for every number of ranks.
+    All batches of an epoch are whole, so that a step has the same samples for every number of ranks.
     """
 
     @property
@@ -43,7 +43,7 @@ class Stream(Protocol):
         ...
 
     def expect(self, rows: NDArray[np.int64]) -> None:
-        """Announce that `rows` will be read soon."""
+        """Announce that the samples `rows` will be read soon, so that the dataset can read ahead."""
         ...
 
 
@@ -135,7 +135,7 @@ class Sampler(torch.utils.data.Sampler[int]):
             partition.require(self._samples)
 
     def assigned(self, rank: int, ranks: int) -> None:
-        """From now on divide samples among `ranks` ranks, as groups of one; this is number `rank`."""
+        """From now on divide samples among `ranks` ranks, each a group of one; this rank is number `rank`."""
         self._P, self._K, self._g, self._j = ranks, 1, rank, 0
         self._ranks = ranks
 
@@ -156,7 +156,7 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     @property
     def whole_batches(self) -> bool:
-        """True if the last batch of an epoch is left out when it is not whole."""
+        """True if the last batch of an epoch is left out if it is not whole."""
         return self._stream is not None
 
     @property
@@ -180,7 +180,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         self._consumed = self._checked(consumed)
 
     def advance(self, samples: int) -> None:
-        """Count `samples` further samples of every rank as consumed, or those that are left."""
+        """Count `samples` further samples of every rank as consumed, at most those that are left."""
         consumed = self._consumed + samples * self._ranks
         self._consumed = self._checked(consumed if self._drop_last else min(consumed, self._assigned))
 
@@ -203,7 +203,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         return np.asarray(left, np.int64)
 
     def expect(self, rows: NDArray[np.int64]) -> None:
-        """Announce to the data that `rows` will be read soon."""
+        """Announce to the dataset, if it is a `Stream`, that the samples `rows` will be read soon."""
         if self._stream is not None:
             self._stream.expect(rows)
 
@@ -229,7 +229,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         consumed, dealt = state["consumed"], state.get("dealt", state["samples"])
         if state["samples"] != self._total:
             consumed = self._assigned if self._is_over(state, dealt) else 0
-        elif self._partition is not None:  # the same fraction of each group's samples
+        elif self._partition is not None:  # skip the same fraction of each group's samples
             consumed = self._assigned // self._P * consumed // dealt * self._P
         elif dealt != self._assigned:
             consumed = self._assigned * consumed // dealt
@@ -237,7 +237,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         self._seed, self._epoch = state["seed"], state["epoch"]
 
     def _is_over(self, state: Mapping[str, int], dealt: int) -> bool:
-        """Return True at the end of an epoch of another size, False at its start; else raise `UserError`."""
+        """Return True if `state` is at the end of an epoch, False if at its start; else raise `UserError`."""
         over = dealt - state["consumed"] < state["ranks"]
         if state["consumed"] and not over:
             raise UserError(
@@ -255,13 +255,13 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     @property
     def _assigned(self) -> int:
-        """Samples of all ranks together: more than exist, if several ranks see the same ones."""
+        """Number of samples of all ranks in an epoch; a sample counts for each group that sees it."""
         if self._partition is None:
             return self._total
         return self._P * self._partition.length(self._total, self._P)
 
     def _left(self) -> NDArray[np.int64] | list[Any]:
-        """Return the samples that are left for this rank, perhaps with one that it will not use."""
+        """Return the samples that are left for this rank, perhaps with a last one that it will not use."""
         if self._drawing is not None:
             return drawn(self._drawing, self._seed, self._epoch)[self._consumed :][self._g :: self._P]
         if self._partition is None:
@@ -270,14 +270,14 @@ class Sampler(torch.utils.data.Sampler[int]):
         return hand[self._consumed // self._P :][self._j :: self._K]
 
     def _used(self) -> NDArray[np.int64] | list[Any]:
-        """Return the samples that are left for this rank. The first call records `_facts` for comparison."""
+        """Return the samples left for this rank. The first call records `_facts`, for ranks to compare."""
         topology, self._job = self._job, None
         if topology is not None:
             note(topology.world, self._facts())
         return self._left()[: len(self)]
 
     def _facts(self) -> Iterator[tuple[str, str]]:
-        """Yield names and values that must be equal on all ranks, or samples would come twice, or never."""
+        """Yield names and values that must be equal on all ranks, or several or none would see a sample."""
         yield "the length of the data of a sampler", str(self._total)
         yield "the seed of a sampler", str(self._seed)
         yield "the epoch of a sampler", str(self._epoch)

@@ -22,10 +22,11 @@ from hpcsgd.errors import UserError, count_text
 
 
 class Drawn(list[int]):
-    """Samples that a sampler has drawn, with the seed and the epoch.
+    """Indices of samples that a sampler has drawn, with its seed and epoch.
 
-    Some parts of samples are drawn anew in every epoch, such as a patch of an image. They follow from the
-    sample's row, `seed` and `epoch` alone, so that they do not depend on the process that reads the sample.
+    Some parts of samples, such as a patch of an image, are drawn at random in every epoch. The sample's
+    index, `seed` and `epoch` alone determine them, so that they do not depend on the process that reads the
+    sample.
     """
 
     def __init__(self, rows: Iterable[int], seed: int, epoch: int) -> None:
@@ -33,13 +34,13 @@ class Drawn(list[int]):
         self.seed, self.epoch = seed, epoch
 
     def chance(self, count: int, row: int) -> list[float]:
-        """Return `count` random numbers in [0, 1) for the sample `row`."""
+        """Return `count` random numbers in [0, 1) for the sample with index `row`."""
         return uniform(count, self.seed, Purpose.PIECES, self.epoch, row).tolist()
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples that were read together: one per row of `x` and of `y`. A sequence of pairs (x_i, y_i)."""
+    """Samples that were read together, as a sequence of pairs (x_i, y_i): rows i of `x` and `y`."""
 
     x: Tensor
     y: Tensor
@@ -55,7 +56,7 @@ class Batch:
 
 
 def collate(samples: Batch | Sequence[Any]) -> Any:
-    """Return (x, y) of a `Batch` as they are, and collate other samples as PyTorch does."""
+    """Return (x, y) of a `Batch` without a copy; collate other samples as PyTorch does by default."""
     return (samples.x, samples.y) if isinstance(samples, Batch) else default_collate(list(samples))
 
 
@@ -86,7 +87,7 @@ class Split(Dataset[tuple[Tensor, Tensor]], ABC):
 
     @abstractmethod
     def trial(self) -> Tensor:
-        """Return the x of two extreme samples: a model that accepts both accepts all samples."""
+        """Return the x of two extreme samples, as a batch. A model that accepts both accepts all samples."""
 
     @abstractmethod
     def _read(self, indices: Sequence[int]) -> Batch:
@@ -97,7 +98,7 @@ class Split(Dataset[tuple[Tensor, Tensor]], ABC):
         return batch.x[0], batch.y[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Return the samples at `indices`, read together. Raises `IndexError` outside [0, len)."""
+        """Return the samples at `indices`, read together. Raises `IndexError` for an index out of range."""
         count = len(self)
         outside = [index for index in indices if not 0 <= index < count]
         if outside:
@@ -110,7 +111,10 @@ class Split(Dataset[tuple[Tensor, Tensor]], ABC):
         return {**vars(self), "_opened": None}
 
     def _rows(self, rows: Sequence[int]) -> NDArray[np.uint8]:
-        """Return the bytes of these rows of the split's `x`. Raises `UserError` if they are damaged."""
+        """Return the bytes of the given rows of the split's `x`: uint8 [len(rows), bytes].
+
+        Raises `UserError` if one is damaged.
+        """
         try:
             return read_rows(self._dataset(), rows)
         except DamagedRowsError as damage:
@@ -126,7 +130,7 @@ class Split(Dataset[tuple[Tensor, Tensor]], ABC):
 
 
 def require_labels(path: Path, split: str, labels: NDArray[Any], classes: int) -> None:
-    """Raise `UserError` if a label is outside the classes."""
+    """Raise `UserError` unless all labels are from 0 to `classes` − 1."""
     if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
         wrong = labels[(labels < 0) | (labels >= classes)]
         text = f"label {wrong[0]}, and its {classes} classes are 0 to {classes - 1}"
@@ -134,19 +138,22 @@ def require_labels(path: Path, split: str, labels: NDArray[Any], classes: int) -
 
 
 def damaged(path: Path, split: str, what: str) -> UserError:
-    """Return a `UserError` which says that the split is damaged."""
+    """Return a `UserError` which says that the split is damaged, and `what` is wrong."""
     return UserError(f"{path}: split {split!r} is damaged: {what}; convert it again")
 
 
 @runtime_checkable
 class Varying(Protocol):
-    """A split whose samples have a random part, drawn for every batch after the samples were read."""
+    """A split whose samples get a random part, which is drawn for every batch after it was read."""
 
     def vary(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Return the samples to train on in place of the loaded x, y; draw from `generator`."""
+        """Return the samples to train on in place of the loaded x, y, with random numbers of `generator`."""
         ...
 
 
 def varied(split: Split, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Return the samples to train on in place of the loaded x, y: the same if `split` draws nothing."""
+    """Return the samples to train on in place of the loaded x, y.
+
+    They are varied if `split` has a random part (`Varying`), and unchanged otherwise.
+    """
     return split.vary(x, y, generator) if isinstance(split, Varying) else (x, y)

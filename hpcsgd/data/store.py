@@ -1,4 +1,4 @@
-"""Samples of a dataset file of images. Each image is read when it is needed."""
+"""The samples of a dataset file of images, each of which is read when it is needed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Store(Split):
         return len(self._labels)
 
     def trial(self) -> Tensor:
-        """Return the first and the last sample."""
+        """Return the x of the first and the last sample."""
         return self.__getitems__([0, len(self) - 1]).x
 
     def _read(self, indices: Sequence[int]) -> Batch:

@@ -1,8 +1,8 @@
 """Read documents from text files, and write their tokens to a dataset file.
 
 No file has to fit into memory. A file is one document, or several if a separator line is given. In a
-`.jsonl` each line is an object with the document as its "text". Files may be compressed, which their first
-bytes show. The tokenizer's end token follows each document.
+`.jsonl` file each line is a JSON object with the document as its "text". Files may be compressed, which is
+detected from their first bytes. The tokenizer's end token follows each document.
 
 The tokenizer gets at most about `SEGMENT` bytes at once. Longer documents are cut at the ends of lines.
 """
@@ -26,6 +26,7 @@ from hpcsgd.data.tokenizers import Tokenizer, decoded
 from hpcsgd.errors import UserError, located
 
 SEGMENT = 1 << 20
+"""Approximate maximum number of bytes that the tokenizer gets at once."""
 LONGEST = 4
 """Maximum number of bytes of a character in UTF-8."""
 HELD_OUT = 100
@@ -33,7 +34,10 @@ HELD_OUT = 100
 
 
 class Segment(NamedTuple):
-    """A part of a document. `last` is True for its last part. `place` says where it is in the sources."""
+    """A part of a document. `last` is True for the document's last part.
+
+    `place` says where the part is in the sources, for errors.
+    """
 
     text: bytes
     last: bool
@@ -92,7 +96,7 @@ def _require_enough(documents: int) -> None:
 
 
 class Writer:
-    """A writer of one split. It tokenizes many parts of documents at once, and counts their bytes."""
+    """A writer of one split, which tokenizes many parts of documents at once and counts their bytes."""
 
     def __init__(self, group: h5py.Group, tokenizer: Tokenizer) -> None:
         self._group, self._tokenizer = group, tokenizer
@@ -134,7 +138,7 @@ class Writer:
         try:
             return self._tokenizer.encode([piece.text for piece in self._waiting])
         except UserError:
-            for piece in self._waiting:  # find the faulty one
+            for piece in self._waiting:  # find the faulty part, so that the error names its place
                 with located(piece.place):
                     self._tokenizer.encode([piece.text])
             raise
@@ -166,7 +170,7 @@ def _has_objects(path: Path) -> bool:
 
 
 def _segments(stream: InputStream) -> Iterator[Segment]:
-    """Yield the parts of a stream that is one document."""
+    """Yield the parts of a document that is all of `stream`."""
     kept, begin = b"", 0
     while block := stream.read(SEGMENT):
         kept += block
@@ -177,7 +181,7 @@ def _segments(stream: InputStream) -> Iterator[Segment]:
 
 
 def _cut(text: bytes) -> int:
-    """Return where a part of the text ends: after a line, or else after a character."""
+    """Return where to cut the text: after its last line break, or before its last character without one."""
     if (end := text.rfind(b"\n")) >= 0:
         return end + 1
     last = next((i for i in range(1, min(len(text), LONGEST) + 1) if text[-i] & 0xC0 != 0x80), 0)

@@ -1,8 +1,8 @@
-"""The tokens of a split, in segments in the order of the text, which are mapped from the file.
+"""The tokens of a split, in segments, which are mapped into memory from the file.
 
-A segment is a dataset without gaps or filters. So its bytes in the file can be mapped into memory, at any
-size. Instead of HDF5's checksums there is a CRC-32 of every block of `BLOCK` tokens. A process compares it
-when it first reads the block.
+Segments are in the order of the text. A segment is an HDF5 dataset without gaps or filters, so that its bytes
+in the file can be mapped into memory, at any size. Instead of HDF5's checksums there is a CRC-32 for every
+block of `BLOCK` tokens. A process compares it when it first reads the block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ BLOCK = 1 << 12
 RUN = 1 << 17
 """Number of neighbouring tokens that are read together."""
 REMEMBERED = 512
-"""Number of runs that a process remembers to have announced to the kernel, and does not announce again."""
+"""Number of announced runs that a process remembers, so that it does not announce them again.
+
+Runs are announced to the kernel, which then reads them ahead.
+"""
 Tokens = NDArray[np.unsignedinteger[Any]]
 
 
@@ -37,7 +40,7 @@ def dtype_of(types: int) -> np.dtype[Any]:
 
 
 class Writer:
-    """A writer for the group of a split, segment by segment; at most one segment is in memory."""
+    """A writer of the tokens of a split to its HDF5 `group`; at most one segment is in memory."""
 
     def __init__(self, group: h5py.Group, types: int) -> None:
         self._group, self._types = group, types
@@ -74,10 +77,10 @@ class Writer:
 
 
 class TokenSegments:
-    """The `count` tokens of a split of the dataset file at `path`, with `types` types.
+    """The `count` tokens of a split of the dataset file at `path`, with `types` types of tokens.
 
     Each process maps the file when it first reads, so the object may be pickled and may cross forks. Raises
-    `UserError` if the file lacks the tokens. Reading raises `UserError` if the file is damaged.
+    `UserError` if the file does not have these tokens. Reading raises `UserError` if the file is damaged.
     """
 
     def __init__(self, path: Path, split: str, count: int, types: int) -> None:
@@ -103,7 +106,7 @@ class TokenSegments:
             del self._expected[next(iter(self._expected))]
 
     def windows(self, starts: NDArray[np.int64], length: int) -> Tokens:
-        """Return `length` tokens from each of `starts` on: [len(starts), length]."""
+        """Return the windows of `length` tokens that begin at `starts`: [len(starts), length]."""
         content = self._mapped()
         self._check(content, starts, length)
         shards, places = np.divmod(starts, SHARD)
@@ -117,7 +120,7 @@ class TokenSegments:
         return windows
 
     def _segments(self, content: mmap.mmap, start: int, length: int) -> Iterator[Tokens]:
-        """Yield the parts of one window, one for each segment that it touches."""
+        """Yield the parts of the window of `length` tokens from `start` on, one for each of its segments."""
         stop = start + length
         while start < stop:
             shard, place = divmod(start, SHARD)
@@ -137,7 +140,7 @@ class TokenSegments:
     def _check(self, content: mmap.mmap, starts: NDArray[np.int64], length: int) -> None:
         """Compare the checksums of those blocks of the windows that this process has not read before.
 
-        Raises `UserError` if one does not match.
+        Raises `UserError` if a block does not match its checksum.
         """
         first, last = starts // BLOCK, (starts + (length - 1)) // BLOCK
         there = {*first.tolist(), *last.tolist()}
@@ -159,7 +162,10 @@ class TokenSegments:
         self._mapped().madvise(mmap.MADV_WILLNEED, begin - before, before + length)
 
     def _bytes_of(self, start: int, tokens: int) -> tuple[int, int]:
-        """Return the first byte and the number of bytes of up to `tokens` tokens, within one segment."""
+        """Return the first byte in the file and the number of bytes of `tokens` tokens from `start` on.
+
+        There are fewer if their segment ends before.
+        """
         number, before = divmod(start, SHARD)
         width = self._dtype.itemsize
         begin = int(self._places[number]) + before * width
@@ -168,8 +174,8 @@ class TokenSegments:
     def _mapped(self) -> mmap.mmap:
         """Return the whole file, mapped once, because every mapping costs a descriptor.
 
-        Reading beyond the end of a file that was cut off would kill the process, so the size is compared
-        each time.
+        Raises `UserError` if the file has been cut off. Its size is compared each time, because reading
+        beyond the end would kill the process.
         """
         if self._content is None:
             with self.path.open("rb") as file:
@@ -202,7 +208,10 @@ class TokenSegments:
             return np.array([self._place(file, number) for number in range(len(names))], np.int64)
 
     def _place(self, file: h5py.File, number: int) -> int:
-        """Return the offset of a segment. HDF5 has already checked that the file is long enough."""
+        """Return the offset in bytes of segment `number` in the file.
+
+        HDF5 has already checked that the file is long enough. Raises `UserError` if the segment is damaged.
+        """
         length = min(SHARD, self.count - number * SHARD)
         try:
             x = dataset(file, f"{self.split}/{number}/x")

@@ -23,7 +23,7 @@ EOS, UNKNOWN = "<eos>", "<unk>"
 
 
 class Tokenizer(Protocol):
-    """A tokenizer. Tokens are numbers from 0 to `types` − 1; `end` follows each document."""
+    """A tokenizer, which converts texts to numbers from 0 to `types` − 1; `end` follows each document."""
 
     @property
     def name(self) -> str:
@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
 
     @property
     def definition(self) -> bytes:
-        """A description of everything except `end`; not empty."""
+        """All properties of the tokenizer except `end`, as bytes; not empty."""
         ...
 
     @property
@@ -42,7 +42,7 @@ class Tokenizer(Protocol):
     def end(self) -> int: ...
 
     def encode(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
-        """Return the tokens of each text. Raises `UserError`, which names the byte, for what is not text."""
+        """Return the tokens of each text. Raises `UserError`, which names the byte, if one is not text."""
         ...
 
     def decode(self, tokens: Iterable[int]) -> str: ...
@@ -139,10 +139,10 @@ TOKENIZERS: Mapping[str, Callable[[bytes, int], Tokenizer]] = {
 
 
 def tokenizer_of(given: str, end: str | None = None) -> Tokenizer:
-    """Return the tokenizer "bytes", or that of a file of the library `tokenizers`.
+    """Return the tokenizer `given`: "bytes", or the path of a file of the library `tokenizers`.
 
-    `end` is the name of the file's end token, by default the first of `ENDS` that it has. Raises `UserError`
-    if there is no such file, the library cannot read it, or it has no such token.
+    `end` is the name of the file's end token, by default the first of `ENDS` that the file has. Raises
+    `UserError` if there is no such file, the library cannot read it, or it has no such token.
     """
     if given == Bytes.name:
         if end is not None:
@@ -156,7 +156,7 @@ def tokenizer_of(given: str, end: str | None = None) -> Tokenizer:
 
 
 def definition_of(given: str) -> bytes:
-    """Return the definition of the tokenizer "bytes", or the content of a file.
+    """Return the definition of the tokenizer `given`: "bytes", or the path of a file, which is read.
 
     Raises `UserError` if the file cannot be read.
     """

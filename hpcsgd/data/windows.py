@@ -28,7 +28,7 @@ from hpcsgd.data.tokenizers import TOKENIZERS, Tokenizer, definition_of, fingerp
 from hpcsgd.errors import UserError, count_text, near_miss
 
 IGNORED = -100
-"""A target that does not count, the default of torch's cross-entropy."""
+"""A target that does not count in the loss; it is the default of torch's cross-entropy."""
 
 
 class Windows(Split):
@@ -91,7 +91,7 @@ class Windows(Split):
         return self._count
 
     def trial(self) -> Tensor:
-        """Return two windows: of the first type of token, and of the last."""
+        """Return two windows, one of the first type of token only, and one of the last type only."""
         return torch.tensor([[0], [self.types - 1]]).expand(-1, self.bptt)
 
     def _read(self, indices: Sequence[int]) -> Batch:
@@ -117,7 +117,7 @@ class Windows(Split):
 
 
 def _read_header(path: Path, split: str) -> tuple[Vocabulary, int, int | None]:
-    """Return the vocabulary, the number of tokens of the split, and of bytes of text, or None if unknown."""
+    """Return the vocabulary, and the split's number of tokens and of bytes of text, or None if unknown."""
     with open_store(path, "tokens") as file:
         splits = [name for name, value in file.items() if isinstance(value, h5py.Group)]
         if split not in splits:

@@ -1,1 +1,1 @@
-"""Elastic replica groups: jobs of their own that may fail and return, connected by a coordinator."""
+"""Elastic replica groups: separate jobs that may fail and return, connected by a coordinator."""

@@ -1,12 +1,12 @@
 """`python -m hpcsgd.elastic`: the coordinator as a separate process, which ends with its launcher.
 
-Its standard input begins with a line of JSON, the arguments of `Coordinator`. Then comes a line for every
-event that the launcher adds to the event log. The process prints its address as its first line. It ends when
-its input ends; it ignores signals, which are for the processes that train.
+The first line of its standard input is JSON with the arguments of `Coordinator`. Each further line is an
+event that the launcher adds to the event log. The first line of the process's output is its address. The
+process ends when its input ends; it ignores signals, which are for the processes that train.
 
-With the argument `term` it is the coordinator of replica groups that were started separately. Then it ends
-silently if another process has claimed that term. Otherwise it also ends when there is a later coordinator,
-or when the training has ended and all groups have left.
+With the argument `term` it is the coordinator of replica groups that were started separately. If another
+process has claimed that term, this process ends without output. Otherwise it also ends when there is a later
+coordinator, or when the training has ended and all groups have left.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def _apart(folder: Path, term: int, host: str, **arguments: Any) -> None:
 async def _listening(
     at: Coordinator, host: str, port: int, events: EventLog
 ) -> tuple[asyncio.Task[Any], asyncio.Task[None]]:
-    """Return a task that ends when the launcher leaves, and a task that ends after the last client."""
+    """Return two tasks once `at` listens: one ends with the launcher, one after the last client left."""
     serving = asyncio.create_task(at.serve(host, port))
     while not at.address:
         if serving.done():

@@ -1,4 +1,4 @@
-"""The addresses by which nodes reach each other."""
+"""Functions that find the network addresses by which nodes reach each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpcsgd.errors import UserError
 
 
 def of_node(name: str) -> str:
-    """Return the address of the node `name`, or of this node if that name is unknown."""
+    """Return the IP address of the node `name`, or of this node if that name is unknown."""
     try:
         return socket.gethostbyname(name)
     except OSError:
@@ -24,7 +24,7 @@ def require_own(host: str) -> None:
 
 
 def own_towards(coordinator: str) -> str:
-    """Return this node's address on the network that leads to the coordinator (host:port)."""
+    """Return this node's address on the network over which it reaches `coordinator` (host:port)."""
     host, port = coordinator.rsplit(":", 1)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, int(port)))  # sends nothing

@@ -22,20 +22,20 @@ log = logging.getLogger(__name__)
 
 
 NOTHING = Register()
-"""The register before the coordinator has sent one."""
+"""The register that a client has before the coordinator has sent one."""
 
 
 class Evicted(Exception):
-    """The error if the others have continued without this replica group. It may join again."""
+    """The error if the other groups have continued without this replica group, which may join again."""
 
 
 class Client:
-    """The connection of one rank, for one life of its replica group.
+    """The connection of one rank to the coordinator, for one life of its replica group.
 
     A life is one stay of a replica group in the run. If the connection breaks, the client tries to reconnect
     for `patience` seconds, because the coordinator may be restarted, and then repeats its last message. The
-    listening thread calls `on_change` with every new register, and with None when the replica group is
-    evicted.
+    listening thread calls `on_change` with every new register, and with None when the connection has ended
+    for good, for example because the replica group was evicted.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Client:
     ) -> None:
         """Connect to `coordinator`: host:port, or a folder as in `coordinator_address`.
 
-        `hello`: identifies the rank by replica_group, rank, ranks (of the group) and life.
+        `hello`: identifies the rank. Its keys are replica_group, rank, ranks (of the group) and life.
         """
         self._coordinator = coordinator
         self._token, self._hello = token, dict(hello)
@@ -73,9 +73,10 @@ class Client:
 
     @property
     def register(self) -> Register:
-        """The latest register. Raises `Evicted`.
+        """The latest register.
 
-        Raises `PeerLost` if the coordinator is gone, or if newer processes run this replica group now.
+        Raises `Evicted` if the other groups have continued without this one. Raises `PeerLost` if the
+        coordinator is gone, or if newer processes run this replica group now.
         """
         with self._news:
             if self._ended is not None:
@@ -89,19 +90,22 @@ class Client:
 
     @property
     def ended(self) -> bool:
-        """True if nothing more will be received."""
+        """True if the connection has ended for good, so that `register` raises an error."""
         return self._ended is not None
 
     def complete_since(self, generation: int, rounds: int) -> float | None:
-        """Return when all ranks of all members had arrived at this round, as `time.monotonic`, or None."""
+        """Return the `time.monotonic` at which all ranks of all members had arrived at this round, or None.
+
+        None means that some have not arrived yet.
+        """
         *of_round, moment = self._complete
         return moment if of_round == [generation, rounds] else None
 
     def come(self, address: str, rounds: int) -> Register:
-        """Ask to average: this rank listens at `address` and has the mean of the first `rounds` rounds.
+        """Ask to join the groups that average, and wait for a new generation with this replica group.
 
-        Return the register of a new generation with this rank's replica group, which may have ended
-        meanwhile.
+        This rank listens at `address` and has the mean of the first `rounds` rounds. Return the register of
+        the new generation, which may already have ended, or the register of the finished training.
         """
         replica_group = self._hello["replica_group"]
         last = self.register.generation
@@ -110,20 +114,23 @@ class Client:
             now = self._wait(lambda now, last=last: now.phase is Phase.FINISHED or now.generation > last)
             if now.phase is Phase.FINISHED or replica_group in now.replica_groups:
                 return now
-            # not that of the latest register, in which this replica group may be by now
+            # not the generation of the latest register, which may already include this replica group
             last = now.generation
 
     def arrive(self, generation: int, rounds: int) -> None:
-        """Report that this rank is ready to average, so that the coordinator limits the wait for others."""
+        """Report that this rank is ready to average in the round after `rounds` committed rounds.
+
+        From the first such report on, the coordinator limits how long groups wait for each other.
+        """
         self._say({"do": "arrive", "generation": generation, "rounds": rounds})
 
     def vote(
         self, generation: int, rounds: int, ballot: Vote, progress: float = 0.0, pace: float = 0.0
     ) -> Register:
-        """Report that this rank holds the whole mean; return the register once the round has ended.
+        """Report that this rank has the whole mean; return the register once the round has ended.
 
-        `progress` is in epochs. `pace` is the seconds that this rank computes per step, 0 if unknown. The
-        register shows whether the round was committed.
+        The register shows whether the round was committed. `progress` is the training's progress in epochs.
+        `pace` is the seconds that this rank computes per step, 0 if unknown.
         """
         said = {**asdict(ballot), "progress": progress, "pace": pace}
         self._say({"do": "vote", "generation": generation, "rounds": rounds, **said})
@@ -139,12 +146,12 @@ class Client:
         return self._outcome(generation, rounds)
 
     def move(self) -> None:
-        """Report that this replica group leaves to return with more or fewer ranks; wait for the answer."""
+        """Report that this group leaves to return with more or fewer ranks; wait for the acknowledgement."""
         self._say({"do": "move"})
         self._wait(lambda _: self._moved)
 
     def finish(self, generation: int) -> None:
-        """Report that the training is done and saved."""
+        """Report that the training is done and saved; wait until the register says so."""
         self._say({"do": "finish", "generation": generation})
         self._wait(lambda after: after.phase is Phase.FINISHED)
 
@@ -167,9 +174,9 @@ class Client:
         return self.register
 
     def _say(self, message: Mapping[str, Any]) -> None:
-        """Send `message`, and repeat it on a new connection until another one is sent."""
+        """Send `message`. The listening thread repeats it after each reconnection until it is answered."""
         self._standing = message
-        with suppress(OSError):  # the listening thread notices it, too, and connects again
+        with suppress(OSError):  # the listening thread notices the broken connection, too, and reconnects
             self._send(message)
 
     def _send(self, message: Mapping[str, Any]) -> None:

@@ -14,10 +14,11 @@ from hpcsgd.elastic.watch import Watch
 
 @dataclass(eq=False)
 class Connection:
-    """The connection to one rank.
+    """The coordinator's connection to one rank of a replica group.
 
-    A `life` is one stay of a replica group, as text that is the same for all its ranks. The part before the
-    dot identifies their processes.
+    A `life` is one stay of the replica group in the run, as a text that is the same for all its ranks. The
+    part of the text before the dot identifies the group's processes. `heard` is the coordinator's clock when
+    the last message arrived.
     """
 
     replica_group: int
@@ -32,16 +33,17 @@ class Connection:
         return self.life.partition(".")[0]
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Queue `message`, so that a client that does not read blocks no other client."""
+        """Queue `message` for sending and return, so that a client that does not read blocks no other one."""
         self.writer.write(json.dumps(message).encode() + b"\n")
 
 
 async def greeted(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, watch: Watch
 ) -> Connection:
-    """Return the connection of a client that has proved that it knows the token, and identified itself.
+    """Do the handshake with a client, and return its connection once it has identified itself.
 
-    An unknown client may cause `OSError`, `EOFError`, `ValueError`, `KeyError` or `TypeError`.
+    Raises `OSError`, `EOFError`, `ValueError`, `KeyError` or `TypeError` for a client that does not know the
+    token or sends something else.
     """
     at = place(COORDINATOR, writer.get_extra_info("peername"), writer.get_extra_info("sockname"))
     host = challenge()

@@ -1,4 +1,4 @@
-"""The coordinator: a small server that keeps the register, receives events from ranks and informs all.
+"""The coordinator: a small server that keeps the register, receives events and informs all ranks.
 
 The register records which replica groups average (see `register`). The coordinator runs where the groups were
 started: in the batch step or next to the launcher. A message is one JSON object per line. A rank introduces
@@ -31,7 +31,7 @@ from hpcsgd.elastic.watch import Watch, beat
 log = logging.getLogger(__name__)
 
 STARTED_AGAIN = "it was started again"
-"""The reason to report if a replica group is lost because newer processes run it."""
+"""The reason that is reported when a replica group is lost because newer processes run it."""
 
 
 class Coordinator:
@@ -62,7 +62,7 @@ class Coordinator:
         self.superseded = False
         """True if there is a later coordinator, so that this one sends nothing more."""
         for replica_group in saved.going:
-            self.membership.lose(replica_group)  # it had to stop, and has left or will leave soon
+            self.membership.lose(replica_group)  # the group had to stop, and has left or will leave soon
         self.address = ""
         self._token = token
         self._heartbeat_timeout, self._timeout = heartbeat_timeout, timeout
@@ -72,7 +72,7 @@ class Coordinator:
         self._reported = saved
         self._watch = Watch(beat(heartbeat_timeout))
         self._since = self._watch.look()
-        """When waiting began: at the start of this phase, or when the first counting member arrived."""
+        """The clock when waiting began: at the last change, or when the first counting member arrived."""
         self._arrived: set[tuple[int, int]] = set()
         self._quarrels: Counter[frozenset[int]] = Counter()
         """For each pair of replica groups, how many rounds failed because they did not reach each other."""
@@ -80,9 +80,9 @@ class Coordinator:
         self._moving: set[Connection] = set()
         """Clients whose replica group leaves to come back with more or fewer ranks."""
         self._processes: defaultdict[int, list[str]] = defaultdict(list)
-        """For each replica group, the processes that have run it, in the order of their start."""
+        """For each replica group, the identifiers of the processes that have run it, in order of start."""
         self._awaited: set[int] = set()
-        """The replica groups of clients in `_moving`, until these groups are back."""
+        """The replica groups that left to come back with more or fewer ranks, and are not back yet."""
         self._paces = StepTimes()
 
     @property
@@ -90,7 +90,7 @@ class Coordinator:
         return self.membership.register
 
     async def serve(self, host: str, port: int = 0) -> None:
-        """Serve at `host`, an address in the job's own network; set `address` once listening."""
+        """Serve clients at `host`, an address in the job's own network; set `address` once listening."""
         server = await asyncio.start_server(self._converse, host, port)
         self.address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
         async with server:
@@ -138,7 +138,7 @@ class Coordinator:
         client.tell({"register": self.register.to_json()})
 
     def _was_followed(self, client: Connection) -> bool:
-        """Return True if newer processes run the client's group, as after the death of its launcher."""
+        """Return True if newer processes run the client's group, for example after its launcher died."""
         return client.processes in self._processes[client.replica_group][:-1]
 
     def _evict(self, client: Connection, why: str) -> None:
@@ -195,7 +195,7 @@ class Coordinator:
         return (now.phase, now.generation, now.rounds) == (Phase.RUN, said["generation"], said["rounds"])
 
     def _arrive(self, client: Connection) -> None:
-        """Record that a rank has arrived. Waiting is timed from the first counting member on."""
+        """Record that a rank is ready to average. The first one of a counting group starts the time limit."""
         now = self.register
         if client.replica_group in now.counting and not any(i in now.counting for i, _ in self._arrived):
             self._since = self._watch.look()
@@ -204,20 +204,20 @@ class Coordinator:
             self._tell_all({"all_arrived": [now.generation, now.rounds]})
 
     def _object(self, replica_group: int, said: Mapping[str, Any]) -> None:
-        """Abort the round. If two replica groups caused that twice, leave out the higher number."""
+        """Abort the round. If two groups fail to reach each other a second time, remove the higher number."""
         log.info("replica group %d objects to round %d: %s", replica_group, said["rounds"], said["why"])
         pair = frozenset({replica_group, said["blamed"]})
         self.membership.object(replica_group, said["generation"], said["rounds"])
         if said["blamed"] is not None:
             self._quarrels[pair] += 1
-            if self._quarrels[pair] > 1:  # or they fail forever: both reach only the coordinator
+            if self._quarrels[pair] > 1:  # otherwise all rounds would fail: both reach only the coordinator
                 del self._quarrels[pair]
                 self._lose(
                     max(pair), Loss.CUT, f"replica groups {min(pair)} and {max(pair)} do not reach each other"
                 )
 
     def _allot(self) -> None:
-        """Move resources between the groups if samples have just been assigned."""
+        """Rebalance the groups' resources, if there is a budget and samples have just been assigned."""
         before, now = self._reported, self.register
         if self._budget is None or now.assigned_at == before.assigned_at:
             return
@@ -255,7 +255,7 @@ class Coordinator:
             self._quarrels.clear()
 
     def _still(self, asked: Callable[[Journal], None]) -> bool:
-        """Do `asked` and return True. If a later coordinator exists, disconnect all clients instead."""
+        """Call `asked`; return True. If a later coordinator exists, disconnect all clients; return False."""
         try:
             if self._journal is not None and not self.superseded:
                 asked(self._journal)
@@ -272,7 +272,7 @@ class Coordinator:
             client.tell(message)
 
     def _look_around(self) -> None:
-        """Check for silent clients, and for waiting that has lasted too long."""
+        """Remove groups with silent clients, and end waiting that has lasted too long."""
         if not self._still(lambda journal: journal.require_current()):
             return
         clock = self._watch.look()
@@ -285,7 +285,7 @@ class Coordinator:
         waited = clock - self._since
         if waited > self._heartbeat_timeout and now.phase is not Phase.FINISHED and not now.leaving:
             for replica_group in (set(now.replica_groups) & self.membership.expected) - here - self._awaited:
-                # to this coordinator, which has just started
+                # This coordinator was just started, and the group did not reconnect.
                 self._lose(replica_group, Loss.DIED, "it did not come back")
         if waited > self._timeout:
             self._end_waiting(now)

@@ -1,8 +1,9 @@
 """How separately started replica groups find their coordinator: a file in the folder of each term.
 
-A term is the time of one coordinator, and the next one may run on another node. The file has the
-coordinator's address and the run's token, so only its owner may read it. It is renamed into place, so that it
-is never incomplete. All terms have the same token, because rings of replica groups outlive coordinators.
+A term is the time of one coordinator. The next coordinator may run on another node. The file has the
+coordinator's address and the run's token, so only its owner may read it. It is written under another name and
+then renamed, so that it is never incomplete. All terms have the same token, because connections between
+replica groups outlive coordinators.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ PAUSE = 0.25
 
 @dataclass(frozen=True)
 class CoordinatorAddress:
-    """The address of the coordinator of one term."""
+    """The address of the coordinator of one term, and the token of the run."""
 
     address: str
     """host:port; empty once the coordinator has left, so that the next one starts at once."""
     token: str
 
     def publish(self, terms: Path, term: int) -> None:
-        """Write the file, readable by its owner only."""
+        """Write the file of term `term` in the folder `terms`, readable by its owner only."""
         with replacing(terms / str(term) / NAME) as part:
             part.touch(0o600)
             part.write_text(json.dumps(asdict(self)))
 
     async def answers(self, patience: float) -> bool:
-        """Return True if a coordinator of this run answers within `patience` seconds."""
+        """Return True if a coordinator that knows the token answers within `patience` seconds."""
         with suppress(OSError, EOFError, TimeoutError):
             await asyncio.wait_for(self._greet(), patience)
             return True
@@ -63,7 +64,7 @@ class CoordinatorAddress:
 
 
 def of_term(terms: Path, term: int) -> CoordinatorAddress | None:
-    """Return the address for a term; None if its coordinator has not published it yet."""
+    """Return the coordinator's address in term `term`; None if the coordinator has not published it yet."""
     path = terms / str(term) / NAME
     text = text_of(path)
     try:
@@ -73,7 +74,7 @@ def of_term(terms: Path, term: int) -> CoordinatorAddress | None:
 
 
 def token_for(terms: Path, term: int) -> str:
-    """Return the token of earlier terms, or a new one."""
+    """Return the token of the terms before `term`, or a new token if none has published one."""
     for earlier in range(term - 1, 0, -1):
         if (found := of_term(terms, earlier)) is not None:
             return found.token
@@ -81,7 +82,7 @@ def token_for(terms: Path, term: int) -> str:
 
 
 def awaited(coordinator: str, patience: float) -> str:
-    """Wait for the coordinator's `address` and return it. Raises `PeerLost` after `patience` seconds."""
+    """Return `address(coordinator)` once a coordinator runs. Raises `PeerLost` after `patience` seconds."""
     until = time.monotonic() + patience
     while True:
         try:
@@ -93,7 +94,7 @@ def awaited(coordinator: str, patience: float) -> str:
 
 
 def moves(coordinator: str) -> bool:
-    """Return True if `coordinator` is a folder, which has its current address."""
+    """Return True if `coordinator` is a folder of terms, so that the coordinator's address may change."""
     return os.path.isabs(coordinator)
 
 

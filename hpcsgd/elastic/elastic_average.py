@@ -1,13 +1,16 @@
 """The average over the elastic replica groups that are alive; all of them use it, or none does.
 
 EnsembleSync, section 3: after T local steps the parameters are averaged over the workers that answer. Here a
-worker is a replica group i of K_i ranks. Its own parameters stay unchanged until the coordinator's register
-commits the round:
+worker is a replica group i of K_i ranks. A round, the attempt to average, has these stages:
 
-    arrive → each shard is averaged over its owners, in a copy → all ranks of the group get the whole
-           → vote → committed: use the average; otherwise: repeat with the remaining groups
+    arrive   each rank reports that it is ready
+    sum      the owners of each shard average it, in a copy; the group's parameters stay unchanged
+    spread   all ranks of the group get the whole average
+    vote     each rank reports that it has the whole average
+    end      if the coordinator's register commits the round, the groups use the average; otherwise they
+             repeat the round with the remaining groups
 
-The model is cut into C shards, the same for all groups: C is the largest K_i, and rank j of a group owns the
+The model is cut into C shards, the same for all groups. C is the largest K_i, and rank j of a group owns the
 shards c with c mod K_i = j. A group that missed rounds adds nothing to the average but uses it.
 """
 
@@ -39,21 +42,24 @@ class Over(Exception):
 
 
 class State(IntEnum):
-    """The state of an attempt to average on one rank; for a group, the maximum of its ranks counts."""
+    """The state of a rank in an attempt to average. The state of a group is the maximum over its ranks."""
 
     FINE = 0
     OUTSIDE = 1
     """The rank is in no running generation, or had an error in it."""
     EVICTED = 2
+    """The other groups have continued without this one."""
     OVER = 3
+    """The other groups have finished the training."""
 
 
 class ElasticAverage:
-    """Averages models with other replica groups. Every rank of a group has one; creating it is collective.
+    """One rank's access to the average over all replica groups; creating it is collective in the group.
 
-    `replica_groups`: how many were started. `host`: the address of this node in the job's own network.
-    `heartbeat_timeout`: seconds without a message after which a group counts as lost. `timeout`: seconds to
-    wait for groups that are alive but do not arrive.
+    `replica_group`: the index of this group. `replica_groups`: the number of groups that were started.
+    `host`: the address of this node in the job's own network. `heartbeat_timeout`: seconds without a message
+    after which a group counts as lost. `timeout`: seconds to wait for groups that are alive but do not
+    arrive.
     """
 
     def __init__(
@@ -71,24 +77,24 @@ class ElasticAverage:
         self.rounds = 0
         """The number of committed rounds whose result this replica group has."""
         self.report = Report()
-        """What the next round reports about the training; the training loop sets it."""
+        """The report about the training that this rank sends in the next round; the training loop sets it."""
         self.seconds = 0.0
-        """Seconds spent averaging."""
+        """Seconds that this rank has spent averaging so far."""
         self.counted: tuple[int, ...] = ()
         """The replica groups whose models are in the last mean."""
         self.index, self.count = replica_group, replica_groups
-        """The index of this replica group, and how many were started."""
+        """The index of this replica group, and the number of groups that were started."""
         self._group = group
         self._coordinator, self._token = coordinator, token
         self._heartbeat_timeout, self._timeout = heartbeat_timeout, timeout
         self._rings = Rings(replica_group, host, token, heartbeat_timeout)
         self._generation = Register()
-        """The register at the start of this generation: its members, and the rounds whose mean they had."""
+        """The register at the start of this generation, with its members."""
         self.after = Register()
-        """The register after the last committed round: the training's position, the assignment of samples."""
+        """The register after the last committed round, with the training's position and who has samples."""
         self._vote = Vote()
         self._due = 0
-        """The number of committed rounds before the next round."""
+        """The number of rounds that were committed before the next round."""
         self._why, self._blamed = "", None
         self._control: list[Tensor] = []
         self._alike = True
@@ -102,7 +108,7 @@ class ElasticAverage:
 
     @property
     def leaving(self) -> bool:
-        """True if this replica group has to stop after the last round, alone or with all others."""
+        """True if this replica group has to stop after the last committed round, alone or with all others."""
         return self.after.stops(self.index)
 
     def mean(self, w: Sequence[Tensor], t: int = 0, *, alike: bool = True) -> None:
@@ -125,30 +131,31 @@ class ElasticAverage:
 
     def move(self) -> None:
         """Report that this replica group leaves to return with more or fewer ranks; the others wait."""
-        with suppress(Evicted):  # then the group returns like any lost group
+        with suppress(Evicted):  # an evicted group returns like any lost group
             self._client.move()
 
     def finish(self) -> None:
-        """Report that the training is done and saved, so that no group has to come back."""
-        with suppress(Evicted):  # then the other groups finish and save again
+        """Report that the training is done and saved, so that lost groups do not return."""
+        with suppress(Evicted):  # if this group was evicted, the others finish and save again
             self._client.finish(self._generation.generation)
 
     def close(self) -> None:
-        """Close all connections, by which the others learn at once that this rank leaves."""
+        """Close all connections, which tells the coordinator and other groups that this rank leaves."""
         self._client.close()
         self._rings.close()
 
     def _room_for(self, w: Sequence[Tensor]) -> list[Tensor]:
-        """Return memory for a mean of `w`; in float32 for 16-bit floats, because every group adds to the sum.
+        """Return memory for the mean of `w`, in float32 for 16-bit floats, because it first holds a sum.
 
-        The memory is kept: the first touch of fresh memory costs as much as the sum itself.
+        The memory is kept for the next round, because the first access to new memory costs as much time as
+        the sum itself.
         """
         if [(x.shape, x.dtype) for x in self._control] != [(x.shape, accumulation_dtype(x.dtype)) for x in w]:
             self._control = [room_for(x, accumulation_dtype(x.dtype)) for x in w]
         return self._control
 
     def _attempt(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> bool:
-        """Return True if the round was committed; the same on all ranks of the replica group."""
+        """Try once to average `w` into `aside`; return, on all ranks alike, if the round was committed."""
         self._why, self._blamed = "another rank of the replica group is in trouble", None
         state = self._agree(self._look_around)
         if state is State.OUTSIDE:
@@ -162,8 +169,8 @@ class ElasticAverage:
             return False
         if state is State.FINE:
             self._spread(aside)
-        # If one rank has seen the commit, it counts, whatever the others heard before they were
-        # evicted.
+        # If any rank has seen the commit, the round is committed, even if other ranks were evicted before
+        # they heard of it.
         seen = [after for after in self._group.gather_objects(self._outcome(state)) if after is not None]
         if not seen:
             return False
@@ -172,7 +179,7 @@ class ElasticAverage:
         return True
 
     def _agree(self, stage: Callable[[], None]) -> State:
-        """Run `stage` on every rank of the replica group, and return the worst state; collective."""
+        """Run `stage` on every rank of the replica group; return the worst of their states. Collective."""
         state = State.FINE
         try:
             stage()
@@ -191,13 +198,13 @@ class ElasticAverage:
         return State(int(worst.item()))
 
     def _look_around(self) -> None:
-        """Raise `OSError` if this rank's generation has ended."""
+        """Raise `OSError` if the generation of the last round, as this rank knows it, has ended."""
         now = self._client.register
         if now.phase is not Phase.RUN or now.generation != self._generation.generation:
             raise ConnectionError("the generation has ended")
 
     def _enter(self) -> None:
-        """Ask to join, and wait for a generation with this replica group."""
+        """Ask to join the groups that average, and wait for a generation with this replica group."""
         self._rings.drop()
         now = self._client.come(self._rings.address, self.rounds)
         if now.phase is Phase.FINISHED:
@@ -211,7 +218,7 @@ class ElasticAverage:
             )
 
     def _sum(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> None:
-        """Compute the mean of this rank's shards in `aside`. Raises `OSError` if a connection breaks."""
+        """Average this rank's shards of `w` into `aside`. Raises `OSError` if a connection breaks."""
         now = self._generation
         self._client.arrive(now.generation, self._due)
         counting = self._client.register.counting
@@ -225,7 +232,7 @@ class ElasticAverage:
             self._rings.mean(w, aside, *part, ring, counting)
 
     def _is_overdue(self, since: float) -> bool:
-        """Return True if a neighbour in the ring, awaited since then, is late.
+        """Return True if this rank has waited too long for a neighbour in the ring, since time `since`.
 
         The limit is `timeout` while some groups still train, and `heartbeat_timeout` once all ranks have
         arrived.
@@ -240,7 +247,7 @@ class ElasticAverage:
         return members[(members.index(self.index) + side) % len(members)]
 
     def _spread(self, aside: Sequence[Tensor]) -> None:
-        """Broadcast each shard to every rank of the replica group."""
+        """Broadcast each shard of the mean from its owner to every rank of the replica group. Collective."""
         if not self._alike:
             return
         C = max(member.ranks for member in self._generation.members)
@@ -249,9 +256,9 @@ class ElasticAverage:
                 self._group.bcast(part_of(mean, c, C), root=c % self._group.size).wait()
 
     def _outcome(self, state: State) -> tuple[Register, tuple[int, ...]] | None:
-        """Return the register after the round and the groups in its mean, or None if it was not committed."""
+        """Vote or object; return the register after the round and the groups in its mean, None if aborted."""
         g, r = self._generation.generation, self._due
-        with suppress(Evicted):  # the next attempt notices it
+        with suppress(Evicted):  # the next attempt notices that this group was evicted
             counting = self._client.register.counting
             if state is State.FINE:
                 after = self._client.vote(g, r, self._vote, self.report.progress, self.report.step_seconds)
@@ -262,7 +269,7 @@ class ElasticAverage:
         return None
 
     def _come_back(self) -> None:
-        """Reconnect as a new life, all ranks of the replica group together."""
+        """Connect to the coordinator again, as a new life of the replica group; all its ranks do so."""
         self._client.close()
         self._rings.drop()
         self._generation = Register()
@@ -284,7 +291,7 @@ class ElasticAverage:
         )  # fmt: skip
 
     def _cut_what_is_past(self, now: Register | None) -> None:
-        """Interrupt threads that wait in a ring of an old generation. The client's thread calls this."""
+        """Interrupt waiting in the rings of a generation that has ended. The client's thread calls this."""
         if now is None or now.phase is not Phase.RUN or now.generation != self._generation.generation:
             self._rings.cut()
 

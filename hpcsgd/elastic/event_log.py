@@ -1,4 +1,4 @@
-"""The log of a run's replica groups: one JSON object per event and line, in the order of time.
+"""The log of events of a run's replica groups: one JSON object per line, in the order of time.
 
 ===============  =========================================================================================
 event            fields in addition to ``event``, ``unix`` and ``at``
@@ -39,22 +39,22 @@ NAME = "events.jsonl"
 
 
 class Loss(StrEnum):
-    """How a replica group was lost."""
+    """The ways in which a replica group can be lost."""
 
     DIED = "died"
-    """Its processes or its connection ended."""
+    """The group's processes or its connection ended."""
     SILENT = "silent"
-    """It sent nothing, not even heartbeats, though its connections were open."""
+    """The group sent nothing, not even heartbeats, though its connections were open."""
     LATE = "late"
-    """It was alive, but did not arrive in time to average."""
+    """The group was alive, but was not ready to average in time."""
     CUT = "cut"
-    """It and another group did not reach each other over the network."""
+    """The group and another one did not reach each other over the network."""
     LEFT = "left"
-    """It had to stop, and reported that before."""
+    """The group had to stop, and had reported this."""
 
 
 class EventLog:
-    """Appends events to a JSONL file; each line is written whole and can be read at once.
+    """A JSONL file to which events are appended; each line is written whole and can be read at once.
 
     Only one `EventLog` at a time may write to a file. A later one continues the file: it removes an
     incomplete last line, and counts seconds from the same start, never backwards.
@@ -97,16 +97,16 @@ class EventLog:
         epoch: int,
         fraction: float,
     ) -> None:
-        """Log a committed round: all members have the mean.
+        """Log a committed round: all members now have the mean of their models.
 
-        It is the mean of models after ``t`` updates, which are ``epoch`` epochs and a ``fraction`` of the
-        next.
+        The models were averaged after ``t`` updates, which are ``epoch`` epochs and a ``fraction`` of the
+        next epoch.
         """
         who = {"members": sorted(members), "counted": sorted(counted)}
         self._note("commit", generation=generation, rounds=rounds, **who, t=t, epoch=epoch, fraction=fraction)
 
     def lost(self, *, replica_group: int, why: str, kind: Loss) -> None:
-        """Log that the others continue without this replica group."""
+        """Log that the other groups continue without this replica group."""
         self._note("lost", replica_group=replica_group, why=why, kind=Loss(kind))
 
     def units(self, *, unit: str, units: Mapping[int, int]) -> None:
@@ -143,18 +143,19 @@ class EventLog:
 
 
 def read(path: Path) -> list[Event]:
-    """Return all events in order; an incomplete last line is left out. Replica groups are numbers.
+    """Return all events in the file, in order; an incomplete last line is left out.
 
-    Raises `UserError` naming the line if anything else is damaged.
+    Keys of ``units`` are converted to the indices of replica groups. Raises `UserError`, which names the
+    line, if anything else is damaged.
     """
     return _load(path)[0]
 
 
 def of_run(folder: Path) -> list[Event]:
-    """Return all events of a run, in order of the time of day; an empty list if there is no log.
+    """Return all events of the run in `folder`, in order of the time of day; an empty list without a log.
 
     They come from the log in the run's folder, or from the logs of coordinators and separately started
-    replica groups. With several logs, ``at`` is counted from the first event of all.
+    replica groups. With several logs, ``at`` is counted from the first event in any of them.
     """
     logs = [folder / NAME, *folder.glob(f"coordinators/*/{NAME}"), *folder.glob(f"replica_groups/*/{NAME}")]
     found = [read(log) for log in logs if log.exists()]
@@ -165,7 +166,7 @@ def of_run(folder: Path) -> list[Event]:
 
 
 def _load(path: Path) -> tuple[list[Event], int]:
-    """Return the events, and the number of bytes up to the end of the last complete line."""
+    """Return the events in `path`, and the number of bytes up to the end of the last complete line."""
     *lines, half = (text := path.read_bytes()).split(b"\n")
     events = [_event(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
     return events, len(text) - len(half)

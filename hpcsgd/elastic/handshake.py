@@ -1,9 +1,10 @@
 """Both ends of a connection prove that they know the job's token before they send anything else.
 
 The client is the end that connects, the host the end that listens. The token itself is never sent. Each end
-answers the other's challenge (random bytes) with a keyed hash of both challenges and of the connection: its
-purpose, and the addresses and ports of its two ends as this end sees them. So an answer is useless on any
-other connection. The handshake fails if the network translates addresses, which a cluster's network does not.
+sends a challenge (random bytes). The other end answers with a proof: a hash, with the token as its key, of
+both challenges and of the connection. The connection is described by its purpose, and by the addresses and
+ports of its two ends as the answering end sees them. So a proof is useless on any other connection. The
+handshake fails if the network translates addresses, which a cluster's network does not.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import time
 COORDINATOR, RING = "coordinator", "ring"
 """The two purposes of connections, called `door` in this module."""
 CHALLENGE = 32
+"""Bytes of a challenge."""
 PROOF = 32
+"""Bytes of a proof."""
 GREETING = 10.0
-"""Seconds that a client may take to introduce itself."""
+"""Seconds within which a client must have completed the handshake."""
 
 
 class Unwelcome(ConnectionError):
-    """The error if the other end does not know the token."""
+    """The error if the other end of a connection does not know the token."""
 
 
 def challenge() -> bytes:
@@ -30,17 +33,20 @@ def challenge() -> bytes:
 
 
 def place(door: str, client: object, host: object) -> bytes:
-    """Return bytes that identify a connection from `client` to `host` for the purpose `door`."""
+    """Return bytes that identify a connection between the addresses `client` and `host`, for `door`."""
     return repr((door, client, host)).encode()
 
 
 def proof(token: str, who: str, at: bytes, host: bytes, client: bytes) -> bytes:
-    """Return the proof of `who`, "host" or "client", for both challenges on the connection `at`."""
+    """Return the proof that `who`, "host" or "client", knows the token.
+
+    `at` identifies the connection, as `place` returns it. `host` and `client` are the ends' challenges.
+    """
     return hmac.digest(token.encode(), who.encode() + host + client + at, "sha256")
 
 
 def require(token: str, who: str, at: bytes, host: bytes, client: bytes, given: bytes) -> None:
-    """Raise `Unwelcome` unless `given` is the proof of `who`."""
+    """Raise `Unwelcome` unless `given` equals `proof(token, who, at, host, client)`."""
     if not hmac.compare_digest(given, proof(token, who, at, host, client)):
         raise Unwelcome(f"the {who} of a connection does not know this job's token, or has passed on a proof")
 
@@ -48,7 +54,7 @@ def require(token: str, who: str, at: bytes, host: bytes, client: bytes, given: 
 def introduce(connection: socket.socket, token: str, door: str) -> None:
     """Do the client's part of the handshake.
 
-    Raises `Unwelcome`, or another `OSError` if the other end is gone.
+    Raises `Unwelcome` if the host does not know the token, or another `OSError` if it is gone.
     """
     at = place(door, connection.getsockname(), connection.getpeername())
     host, client = read(connection, CHALLENGE), challenge()
@@ -57,9 +63,9 @@ def introduce(connection: socket.socket, token: str, door: str) -> None:
 
 
 def welcome(connection: socket.socket, token: str, door: str, until: float | None = None) -> None:
-    """Do the host's part of the handshake, by the time `until` of `time.monotonic`.
+    """Do the host's part of the handshake, until the time `until` of `time.monotonic` at the latest.
 
-    Raises the same errors as `introduce`.
+    Raises the same errors as `introduce`, and `TimeoutError`.
     """
     at = place(door, connection.getpeername(), connection.getsockname())
     host = challenge()
@@ -70,10 +76,10 @@ def welcome(connection: socket.socket, token: str, door: str, until: float | Non
 
 
 def read(connection: socket.socket, size: int, until: float | None = None) -> bytes:
-    """Return exactly `size` bytes.
+    """Receive and return exactly `size` bytes.
 
     Raises `ConnectionError` if the other end closes the connection before, and `TimeoutError` if fewer bytes
-    have come at the time `until` of `time.monotonic`.
+    have come by the time `until` of `time.monotonic`.
     """
     found = b""
     while len(found) < size:

@@ -1,4 +1,4 @@
-"""What a launcher passes to its replica group, in one environment variable."""
+"""The environment variable in which a launcher tells the ranks of its replica group how to join."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ VARIABLE = "HPCSGD_REPLICA_GROUP"
 
 @dataclass(frozen=True)
 class JoinInfo:
-    """How one of `replica_groups` replica groups joins the others."""
+    """The information with which replica group number `replica_group` joins the others.
+
+    `replica_groups` is the number of groups that are started.
+    """
 
     replica_group: int
     replica_groups: int
     coordinator: str
-    """host:port, or the folder of all terms, which has that; see `coordinator_address`."""
+    """host:port of the coordinator, or the folder of all terms, which has it; see `coordinator_address`."""
     token: str
     heartbeat_timeout: float
     timeout: float
@@ -41,6 +44,6 @@ class JoinInfo:
 
 
 def join_info(environ: Mapping[str, str] = os.environ) -> JoinInfo | None:
-    """Return the information that this process was started with, or None."""
+    """Return the information in `environ`; None if this process was not started as an elastic group."""
     text = environ.get(VARIABLE)
     return None if text is None else JoinInfo(**json.loads(text))

@@ -1,12 +1,14 @@
-"""Where the register is saved, so that the next coordinator continues from it.
+"""The files in which the register is saved, so that the next coordinator continues from it.
 
-If replica groups were started together, their launcher restarts the coordinator, and a file is enough. If
+If replica groups were started together, their launcher restarts the coordinator, and one file is enough. If
 they were started separately, any launcher may start the next coordinator when it hears nothing of the last
-one, which may still be alive behind a broken network. So each coordinator has a term with a number:
+one, which may still be alive behind a broken network. So each coordinator has a term with a number. Let n be
+the number of the last term:
 
-    claim      make the folder n+1, where n is the last term: if several try, one succeeds
-    continue   from the register of the newest term that has saved one
-    publish    write n+1/register.json, then look for n+2: if it exists, send nothing any more
+    claim      make the folder n+1; if several processes try, one succeeds and becomes the next coordinator
+    continue   read the register of the newest term that has saved one
+    publish    before a register is sent: write n+1/register.json, then look for the folder n+2; if it exists,
+               send nothing any more
 
 The coordinator that claims n+2 reads the register of n+1 only after that. So either it finds what coordinator
 n+1 is about to send, or coordinator n+1 finds the claim and sends nothing. Ranks never learn of a round that
@@ -36,14 +38,14 @@ class Superseded(Exception):
 
 
 class Journal(Protocol):
-    """Saves and loads the register of one coordinator."""
+    """The place in which a coordinator saves the register, and finds that of the coordinator before."""
 
     def load(self) -> Register:
-        """Return the register to continue from."""
+        """Return the last saved register, from which this coordinator continues, or an initial one."""
         ...
 
     def write(self, now: Register) -> None:
-        """Save the register before it is sent. Raises `Superseded`."""
+        """Save the register `now` before it is sent. Raises `Superseded` if there is a later coordinator."""
         ...
 
     def require_current(self) -> None:
@@ -52,7 +54,7 @@ class Journal(Protocol):
 
 
 class Alone:
-    """The journal for coordinators of which only one runs at a time: a single file."""
+    """The journal in a single file, for coordinators of which only one runs at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -68,14 +70,14 @@ class Alone:
 
 
 class Term:
-    """The journal of the coordinator that claimed this term number."""
+    """The journal of the coordinator that claimed the term `number` in the folder `terms`."""
 
     def __init__(self, terms: Path, number: int) -> None:
         self._terms, self._number = terms, number
         self.folder = terms / str(number)
 
     def load(self) -> Register:
-        """Return the newest register with `leaving` = False: groups that had to leave have left by now."""
+        """Return the newest register, with `leaving` = False because groups that had to stop have left."""
         return replace(newest(self._terms), leaving=False)
 
     def write(self, now: Register) -> None:
@@ -87,7 +89,7 @@ class Term:
             raise Superseded(f"there is a coordinator after number {self._number}")
 
     def _put(self, now: Register) -> None:
-        """Write with fsync, because other nodes continue from this register if this node crashes."""
+        """Write the register with fsync, because other nodes continue from it if this node crashes."""
         with replacing(self.folder / REGISTER) as part:
             part.write_text(json.dumps(now.to_json()))
 
@@ -108,7 +110,7 @@ def claim(terms: Path, number: int) -> bool:
 
 
 def newest(terms: Path) -> Register:
-    """Return the newest saved register."""
+    """Return the newest register that was saved in the folder `terms`, or an initial one."""
     for number in range(last_claimed(terms), 0, -1):
         if (register := written(terms / str(number) / REGISTER)) is not None:
             return register

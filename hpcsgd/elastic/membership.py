@@ -15,7 +15,11 @@ from hpcsgd.elastic.register import Member, Phase, Register, Vote
 
 @dataclass
 class Candidate:
-    """A replica group that wants to join the next generation; complete once all its ranks have asked."""
+    """A replica group that asks to join the next generation; complete once all its ranks have asked.
+
+    `addresses` has the addresses at which ranks listen. `rounds` has the numbers of rounds whose mean they
+    have.
+    """
 
     ranks: int
     addresses: dict[int, str] = field(default_factory=dict[int, str])
@@ -43,13 +47,13 @@ class Membership:
         self._candidates: dict[int, Candidate] = {}
         self._votes: dict[tuple[int, int], Vote] = {}
         self._left_out: dict[int, int] = {}
-        """For each group that was left out, the number of committed rounds at which it may return."""
+        """For each group that was left out, the number of committed rounds from which on it may return."""
         self._times_left_out: Counter[int] = Counter()
 
     def come(self, replica_group: int, rank: int, ranks: int, address: str, rounds: int) -> None:
-        """Record that a rank, of `ranks` in its group, asks to join.
+        """Record that rank `rank` of a group with `ranks` ranks asks to join.
 
-        It listens at `address` and has the mean of the first `rounds` rounds.
+        The rank listens at `address` and has the mean of the first `rounds` rounds.
         """
         if self.register.phase is Phase.FINISHED:
             return
@@ -60,11 +64,14 @@ class Membership:
             return
         self.expected |= {replica_group}
         if self.register.phase is Phase.RUN and replica_group in self.register.replica_groups:
-            self._open()  # it died and is back before its death was noticed
+            self._open()  # the group died and is back before its death was noticed
         self._close_if_all_came()
 
     def vote(self, replica_group: int, rank: int, generation: int, rounds: int, ballot: Vote) -> None:
-        """Record the vote of a rank that has the whole mean of the round after `rounds`."""
+        """Record the vote of a rank that has the whole mean; commit the round if all ranks have voted.
+
+        The round is the one after `rounds` committed rounds.
+        """
         if not self._running(replica_group, generation, rounds):
             return
         self._votes[replica_group, rank] = ballot
@@ -77,12 +84,15 @@ class Membership:
             self._open()
 
     def object(self, replica_group: int, generation: int, rounds: int) -> None:
-        """Abort the round after `rounds`, because a rank of a member cannot finish it."""
+        """Abort the round after `rounds` committed rounds, because a rank of a member cannot finish it."""
         if self._running(replica_group, generation, rounds):
             self._open()
 
     def allot(self, units: Mapping[int, int]) -> None:
-        """Set the units of resource of each group, before the commit that assigned samples is sent."""
+        """Record how many units of the resource each group has from now on; see `rebalancing`.
+
+        This must happen before the register with the commit that assigned samples is sent.
+        """
         self.register = replace(self.register, units=tuple(sorted(units.items())))
 
     def expect(self, replica_group: int) -> None:
@@ -120,12 +130,12 @@ class Membership:
             self._close_if_all_came()
 
     def _came(self) -> frozenset[int]:
-        """Return the groups all of whose ranks have asked to join, without those that are left out."""
+        """Return the groups of which all ranks have asked to join, without those that are left out."""
         came = {replica_group for replica_group, candidate in self._candidates.items() if candidate.complete}
         return frozenset(came - self._left_out.keys())
 
     def finish(self, replica_group: int, generation: int) -> None:
-        """Finish, because a member has completed the training and saved it."""
+        """End the training in the register, because a member has completed and saved it."""
         if generation == self.register.generation and replica_group in self.register.replica_groups:
             self.register = replace(self.register, phase=Phase.FINISHED)
 

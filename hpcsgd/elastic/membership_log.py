@@ -1,4 +1,4 @@
-"""Write changes of the register to the event log."""
+"""The writer that reports changes of the register to the event log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class MembershipLog:
-    """Writes changes to `events`, together with the progress that counting groups report."""
+    """A writer of changes to the log `events`, together with the progress that counting groups report."""
 
     def __init__(self, events: EventLog) -> None:
         self.events = events

@@ -12,11 +12,14 @@ from contextlib import contextmanager
 from itertools import count
 
 MOST = 1024
-"""The largest number at once; half of the files that the process may open is another limit."""
+"""The largest number at once. Another limit is half of the number of files that the process may open."""
 
 
 class PendingConnections:
-    """Closes the oldest connection if there are too many; clients that know the token are done quickly."""
+    """The connections that are not identified yet; if there are too many, the oldest is closed.
+
+    Clients that know the token identify themselves quickly, so the oldest connections are of other processes.
+    """
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -29,7 +32,10 @@ class PendingConnections:
 
     @contextmanager
     def one_more(self, leave: Callable[[], None]) -> Generator[None, None, None]:
-        """Count one connection inside the block; `leave` closes it and may be called on another thread."""
+        """Count a connection as pending inside the block; `leave` closes it.
+
+        `leave` is called if there are too many connections, perhaps on another thread.
+        """
         number = next(self._numbers)
         too_many: list[Callable[[], None]] = []
         with self._changing:

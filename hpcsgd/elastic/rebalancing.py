@@ -1,14 +1,14 @@
 """Rebalancing: slow replica groups get more compute, and lost groups' compute goes to living groups.
 
-EnsembleSync (papers/ensemblesync.txt), section 3.2. With x_i units of compute group i needs t_i = α_i/x_i
-seconds for an epoch, so α_i = t_i·x_i is estimated from the last epoch. Lemma 1: max t_i is smallest under Σ
-x_i = X (the paper's budget B) if all t_i are the same,
+EnsembleSync (papers/ensemblesync.txt), section 3.2. With x_i units of compute, group i needs t_i = α_i/x_i
+seconds for an epoch. So α_i = t_i·x_i can be estimated from the last epoch. All groups have Σ x_i = X units
+(the paper's budget B). Lemma 1: the longest t_i is smallest if all t_i are the same, namely
 
     t* = Σ α_j / X,   x_i* = X·α_i / Σ α_j.
 
 A unit is anything that can be moved: a rank of the group, a CPU thread of each rank, or a sample of the
-micro-batch, which is the paper's GPU memory. This module only decides what to move. Differences from the
-paper:
+micro-batch, which stands for the paper's GPU memory. This module only decides what to move. Differences from
+the paper:
 
 - Units are whole, and each group keeps at least one, because with none it would never finish. Under x_i ≥ 1
   the lemma reads x_i = max(1, α_i/t) with t such that the sum is X; `shares` rounds that.
@@ -57,7 +57,10 @@ def shares(alpha: Mapping[int, float], X: int) -> dict[int, int]:
 
 
 def _lemma_1(alpha: Mapping[int, Fraction], X: int) -> dict[int, Fraction]:
-    """Return x_i* = max(1, α_i/t*), as fractions, so that equal remainders compare equal."""
+    """Return x_i* = max(1, α_i/t*) by group, with t* such that Σ x_i* = X.
+
+    The values are exact fractions, so that equal remainders compare equal.
+    """
     shares = dict.fromkeys(alpha, Fraction(1))
     richer: Mapping[int, Fraction] = alpha
     while richer:
@@ -71,15 +74,15 @@ def _lemma_1(alpha: Mapping[int, Fraction], X: int) -> dict[int, Fraction]:
 
 @dataclass(frozen=True)
 class Rebalancing:
-    """Decides when and where to move units. It keeps no state, and uses the last epoch only.
+    """The rule that decides when and where to move units. It keeps no state, and uses the last epoch only.
 
-    `X`: the number of units of all groups. `min_gain`: the part of an epoch's seconds that a move has to
-    save.
+    `X`: the number of units of all groups together. `min_gain`: the fraction of an epoch's seconds that a
+    move has to save.
 
-    Why nothing oscillates: let ε be the relative noise of the seconds, and let a move from x to y be proposed
-    for its predicted gain. Then max t(y)·(1−ε) < (1−min_gain)·(1+ε)·max t(x) for the true t. So with min_gain
-    ≥ 2ε/(1+ε) every move makes the true max t_i smaller, and none is ever reversed. The default tolerates a
-    noise of 5 %.
+    Why units do not move to and fro: let ε be the relative noise of the measured seconds, and let a move from
+    the units x to the units y be proposed for its predicted gain. Then max t(y)·(1−ε) <
+    (1−min_gain)·(1+ε)·max t(x) for the true t. So with min_gain ≥ 2ε/(1+ε) every move makes the true max t_i
+    smaller, and none is ever reversed. The default tolerates a noise of 5 %.
     """
 
     X: int
@@ -98,7 +101,7 @@ class Rebalancing:
         cost: float = 0.0,
         ahead: float = 1.0,
     ) -> dict[int, int] | None:
-        """Return the units of each living group from now on, or None if they stay as they are.
+        """Return how many units each living group has from now on, or None if no unit moves.
 
         `units`: x_i of each living group in its last epoch, 0 if it had none; lost groups are left out.
         `seconds`: t_i, the seconds that group i computed in its last epoch, without waiting for other groups.
@@ -129,7 +132,7 @@ class Rebalancing:
 
 
 def _alpha(seconds: Mapping[int, float], units: Mapping[int, int]) -> dict[int, float]:
-    """Return α_i = t_i·x_i of each group in `units`; if it is unknown, the mean of the known ones."""
+    """Return α_i = t_i·x_i for each group in `units`; if t_i or x_i is missing, the mean of the others."""
     known = {
         replica_group: seconds[replica_group] * x
         for replica_group, x in units.items()

@@ -1,15 +1,16 @@
-"""The register: the one record of which replica groups average in which round.
+"""The register: the record of which replica groups average in which round.
 
-Each elastic group is an MPI job of its own. The register decides which groups connect and average; it
-replaces the parameter server of EnsembleSync, section 3.2. Every rank of a group is a client of the
-coordinator, which keeps the register. Round r + 1 of generation g ends in one of two ways, the same for all:
+Each elastic group is a separate MPI job. The register decides which groups connect and average; it replaces
+the parameter server of EnsembleSync, section 3.2. Every rank of a group is a client of the coordinator, which
+keeps the register. A generation is the time in which the same groups, its members, average. After r committed
+rounds, generation g is in the state (g, r). The next round ends in one of two ways, the same for all ranks:
 
     commit   every client of every member has voted: all of them have the whole mean       (g, r) → (g, r+1)
     abort    a member was lost or a client could not finish: no rank uses the mean         (g, r) → open
 
 An open register waits until every group that is not lost has asked to join. Then it closes: these groups are
-the members of generation g+1, which starts at the largest round among them. The parameters of groups that
-missed rounds, or join for the first time, do not count in the first round.
+the members of generation g+1, whose r is the largest number of rounds that a member has. The parameters of
+groups that missed rounds, or join for the first time, do not count in the first round.
 
 The register also has the position of the training, for groups that return. An epoch's samples are assigned to
 the members of the round at which the epoch began. A group that joins later has no samples, and does not
@@ -28,16 +29,21 @@ from typing import Any
 
 
 class Phase(StrEnum):
+    """The phases of a register."""
+
     OPEN = "open"
+    """The register waits for groups that ask to join."""
     RUN = "run"
+    """The members of a generation average."""
     FINISHED = "finished"
+    """The training is done and saved."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """The position of a training: `t` updates done, in `epoch`.
+    """The position of a training: `t` updates done, in epoch number `epoch`.
 
-    The epoch's remaining samples were assigned last when all replica groups together had used `seen` of them.
+    Samples were last assigned to groups when all groups together had used `seen` samples of this epoch.
     """
 
     t: int = 0
@@ -50,15 +56,18 @@ class Point:
 
 
 NOWHERE = Point(epoch=-1)
+"""The position before the training has begun."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A replica group in a generation: where its ranks listen, and the round whose mean it holds."""
+    """A replica group in a generation."""
 
     replica_group: int
     addresses: tuple[str, ...]
+    """The address (host:port) at which each rank of the group listens."""
     rounds: int
+    """The number of committed rounds whose mean the group had when the generation began."""
 
     @property
     def ranks(self) -> int:
@@ -67,26 +76,29 @@ class Member:
 
 @dataclass(frozen=True)
 class Register:
-    """The state that all replica groups and coordinators share."""
+    """The state that all replica groups and coordinators share; see the module docstring."""
 
     generation: int = 0
     rounds: int = 0
     """The number of committed rounds."""
     began: int = 0
-    """The number of committed rounds before this generation."""
+    """The number of rounds that were committed before this generation began."""
     phase: Phase = Phase.OPEN
     members: tuple[Member, ...] = ()
     """The members of this generation (of the last one while the register is open), by ascending number."""
     place: Point = NOWHERE
-    """The position at the last commit."""
+    """The training's position at the last commit."""
     assigned_at: Point = NOWHERE
-    """The position at which samples were assigned last."""
+    """The training's position at which samples were last assigned."""
     sharing: tuple[int, ...] = ()
-    """The replica groups to which samples were assigned last."""
+    """The replica groups to which samples were last assigned."""
     units: tuple[tuple[int, int], ...] = ()
-    """(replica group, x_i): how many ranks, threads or samples each has; empty without rebalancing."""
+    """(replica group, x_i) for each group: x_i is its number of ranks, threads or samples.
+
+    Empty if nothing is rebalanced.
+    """
     leaving: bool = False
-    """True if all groups save and stop here, because one has to stop after a signal or at its time limit."""
+    """True if all groups save and stop here, because one got a signal or is near its time limit."""
     going: tuple[int, ...] = ()
     """Separately started replica groups that have to stop; the others continue without them."""
 
@@ -100,14 +112,14 @@ class Register:
         return {(member.replica_group, rank) for member in self.members for rank in range(member.ranks)}
 
     def stops(self, replica_group: int) -> bool:
-        """Return True if the replica group has to stop here."""
+        """Return True if `replica_group` has to save and stop after the last committed round."""
         return self.leaving or replica_group in self.going
 
     def grants(self, replica_group: int, last: int) -> bool:
-        """Return whether `replica_group` is in a running generation that began after generation `last`.
+        """Return whether `replica_group` is a member of a running generation whose number is above `last`.
 
-        A client asks again to join when a generation begins without it. If its first request was granted
-        meanwhile, the second request must not end the new generation.
+        Then a request to join is already granted: a client asks again when a generation begins without its
+        group, and this second request must not end a generation that began with the group meanwhile.
         """
         return self.phase is Phase.RUN and replica_group in self.replica_groups and last < self.generation
 
@@ -142,20 +154,22 @@ class Register:
 
 @dataclass(frozen=True)
 class Vote:
-    """A rank's vote: the position if the round is committed, and whether its group has to leave."""
+    """A rank's vote to commit a round."""
 
     place: Point = Point()
+    """The training's position if the round is committed."""
     leaving: bool = False
+    """True if the rank's group has to stop after the round."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank reports about the training when it averages."""
+    """The facts about the training that a rank reports when it averages."""
 
     deal: tuple[int, int] = (0, 0)
     """(epoch, seen) of the training's position after the round, as in `Point`."""
     progress: float = 0.0
-    """The progress in epochs, for the event log."""
+    """The training's progress in epochs, for the event log."""
     step_seconds: float = 0.0
     """Seconds that this rank computes per step, 0 if unknown."""
     leaving: bool = False

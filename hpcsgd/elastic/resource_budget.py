@@ -1,4 +1,4 @@
-"""The resource that rebalancing moves between groups, ranks, threads or samples, and its amount."""
+"""The resource that rebalancing moves between groups (ranks, threads or samples), and its amount."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from hpcsgd.elastic.register import Register
 
 @dataclass(frozen=True)
 class ResourceBudget:
-    """The resource to move and its amount. `resource`: "ranks", "threads" or "samples".
+    """The resource that rebalancing moves between groups, and the amount of it.
 
-    `total`: the amount X for all living replica groups. For ranks it is ignored: X is then the ranks of the
-    living groups, because ranks of a lost group are gone with their nodes. `cost`: seconds that a move takes.
-    `epochs`: the epochs of the whole training.
+    `resource`: "ranks", "threads" or "samples". `total`: the number X of units for all living replica groups.
+    For ranks `total` is ignored: X is then the number of ranks of the living groups, because the ranks of a
+    lost group are gone with their nodes. `min_gain`: see `Rebalancing`. `cost`: seconds that a move takes.
+    `epochs`: the number of epochs of the whole training.
     """
 
     resource: str
@@ -26,9 +27,10 @@ class ResourceBudget:
     epochs: int
 
     def units(self, now: Register, seconds: Mapping[int, float]) -> dict[int, int] | None:
-        """Return the units of each member after samples have been assigned; None if nothing moves.
+        """Return how many units each member has from now on, or None if no unit moves.
 
-        `seconds`: the seconds that each group computed in the last epoch.
+        `now`: the register after samples have been assigned. `seconds`: the seconds that each group computed
+        in the last epoch.
         """
         given = dict(now.units)
         if self.resource == "ranks":
@@ -40,7 +42,7 @@ class ResourceBudget:
 
 
 class StepTimes:
-    """Seconds per step of each replica group since samples were assigned, on its slowest rank."""
+    """The seconds per step of each replica group's slowest rank, since samples were last assigned."""
 
     def __init__(self) -> None:
         self._pace: defaultdict[int, float] = defaultdict(float)
@@ -50,7 +52,10 @@ class StepTimes:
         self._pace[replica_group] = max(self._pace[replica_group], pace)
 
     def seconds(self, steps: int) -> dict[int, float]:
-        """Return the seconds that each group computed in `steps` steps, if known, and clear the records."""
+        """Return the seconds that each group computed in `steps` steps, and clear the records.
+
+        Groups that have not reported their seconds per step are left out.
+        """
         seconds = {
             replica_group: pace * steps for replica_group, pace in self._pace.items() if pace and steps
         }

@@ -1,7 +1,8 @@
 """Sums over the replica groups of a generation, by a ring of TCP connections that can be interrupted.
 
-A shard of the model has an owner in every replica group, and its owners are one ring. A rank that owns
-several shards is in several rings. The register decides which groups take part, not this module.
+A shard of the model has an owner, a rank, in every replica group. The owners of a shard form a ring: each
+sends to its right neighbour and receives from its left one. A rank that owns several shards is in several
+rings. The register decides which groups take part, not this module.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from hpcsgd.elastic.handshake import GREETING, RING, introduce, read, welcome
 from hpcsgd.elastic.pending_connections import PendingConnections
 
 _LINE = 256
+"""Bytes of the message by which a neighbour says for which ring it connects."""
 _GLANCE = 0.1
 """Seconds between two checks of whether to continue waiting."""
 _AT_THE_DOOR = 64
@@ -31,7 +33,7 @@ _BLOCK = 1 << 20
 """Bytes to send or add at once: large, but so that data just received is still in the cache."""
 
 Overdue = Callable[[float], bool]
-"""A function that returns True if a rank that has waited since a given time should give up."""
+"""A function that gets the time since which a rank has waited, and returns True if it should give up."""
 
 
 class Broken(ConnectionError):
@@ -43,7 +45,7 @@ class Broken(ConnectionError):
 
 
 class Listener:
-    """Listens for connections of this rank's left neighbours, in all rings and generations."""
+    """The socket at which this rank's left neighbours connect, in all rings and generations."""
 
     def __init__(self, host: str, token: str) -> None:
         """Listen at `host`, the address of this node in the job's own network."""
@@ -59,9 +61,9 @@ class Listener:
     def wait_for(
         self, generation: int, chunk: int, overdue: Overdue, given_up: Callable[[], bool]
     ) -> socket.socket:
-        """Return the left neighbour's connection in the ring of shard `chunk`.
+        """Wait for the left neighbour's connection in the ring of shard `chunk`, and return it.
 
-        Raises `ConnectionError` if the neighbour does not connect.
+        Raises `ConnectionError` if `given_up` or `overdue` returns True before the neighbour connects.
         """
         since = time.monotonic()
         with self._news:
@@ -93,7 +95,7 @@ class Listener:
             except OSError:
                 if self._closed:
                     return
-                time.sleep(_GLANCE)  # there are too many open files, or the client has left
+                time.sleep(_GLANCE)  # there are too many open files, or the neighbour has left
                 continue
             threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
@@ -112,7 +114,7 @@ class Listener:
 
 
 class TcpRing:
-    """The ring of the owners of one shard; this rank has index `place` of `size`."""
+    """The connections to both neighbours in the ring of one shard; this rank is number `place` of `size`."""
 
     def __init__(
         self,
@@ -129,11 +131,11 @@ class TcpRing:
                 connection.setblocking(False)
 
     def mean(self, x: Tensor | None, mean: Tensor, counting: int) -> None:
-        """Set `mean` to the sum of `x` over all ranks, divided by `counting`; the same bits on all ranks.
+        """Set `mean` to the sum of `x` over the ring's ranks, divided by `counting`. Collective.
 
-        If `x` is None, the rank adds nothing. `x` and `mean` are contiguous, on the CPU, and do not overlap.
-        A reduce-scatter and an allgather send 2·(size−1)/size of the bytes of x around the ring. Raises
-        `OSError` if a connection breaks or is interrupted; `mean` is then invalid.
+        All ranks get the same bits. If `x` is None, the rank adds nothing. `x` and `mean` are contiguous, on
+        the CPU, and do not overlap. A reduce-scatter and an allgather send 2·(size−1)/size of the bytes of x
+        around the ring. Raises `OSError` if a connection breaks or is interrupted; `mean` is then invalid.
         """
         cuts = [mean.numel() * i // self.size for i in range(self.size + 1)]
         means = [mean[a:b] for a, b in pairwise(cuts)]
@@ -167,8 +169,8 @@ class TcpRing:
     def _pass_on(self, out: Tensor, into: Tensor, addend: Tensor | None = None) -> None:
         """Send `out` to the right and receive `into` from the left at the same time.
 
-        With large messages, blocking sends would deadlock. `addend` is added to the received data block by
-        block, while the block is in the cache and the next one is being sent.
+        The sends do not block, because blocking sends of large messages would deadlock. `addend` is added to
+        the received data block by block, while the block is in the cache and the next one is being sent.
         """
         assert self._left is not None
         assert self._right is not None
@@ -202,10 +204,11 @@ def connect(
     overdue: Overdue,
     given_up: Callable[[], bool],
 ) -> TcpRing:
-    """Return the ring of `addresses`, all of which call this. Raises `OSError` if a neighbour is missing.
+    """Return the ring of the ranks at `addresses`, each of which must call this function.
 
-    Listeners are always open, so the right neighbour must answer within `heartbeat_timeout` seconds. The left
-    neighbour connects when it has trained; `overdue` limits this wait.
+    This rank is number `place`. Listeners are always open, so the right neighbour must answer within
+    `heartbeat_timeout` seconds. The left neighbour connects when it has trained; `overdue` limits this wait.
+    Raises `OSError` if a neighbour is missing.
     """
     size = len(addresses)
     if size == 1:
@@ -233,7 +236,7 @@ def _shut(connection: socket.socket) -> None:
 
 
 def _done(side: int, call: Callable[[], Any]) -> Any:
-    """Return the result of `call`; raise an `OSError` in it as `Broken` of the neighbour on `side`."""
+    """Return `call()`; if it raises `OSError`, raise `Broken` that blames the neighbour on `side`."""
     try:
         return call()
     except OSError as error:
@@ -245,7 +248,7 @@ def _bytes(x: Tensor) -> memoryview:
 
 
 def _send(right: socket.socket, message: memoryview) -> int:
-    """Send and return the number of bytes sent."""
+    """Send as much of `message` as is possible without waiting; return the number of bytes sent."""
     try:
         return right.send(message) if message else 0
     except BlockingIOError:
@@ -255,7 +258,7 @@ def _send(right: socket.socket, message: memoryview) -> int:
 
 
 def _receive(left: socket.socket, room: memoryview) -> int:
-    """Receive and return the number of bytes received."""
+    """Receive into `room` what has arrived, without waiting; return the number of bytes received."""
     try:
         count = left.recv_into(room) if room else 0
     except BlockingIOError:
@@ -268,7 +271,7 @@ def _receive(left: socket.socket, room: memoryview) -> int:
 
 
 def _look(left: socket.socket | None, right: socket.socket | None) -> bool:
-    """Wait a moment until one of the sockets is ready, and return True if one is."""
+    """Wait until `left` can be read or `right` written, at most `_GLANCE` seconds; return True if so."""
     poll = select.poll()
     if left is not None:
         poll.register(left, select.POLLIN)

@@ -12,14 +12,14 @@ from hpcsgd.elastic.ring import Listener, Overdue, TcpRing, connect
 
 
 def part_of(x: Tensor, c: int, C: int) -> Tensor:
-    """Return the c-th of C parts of a vector; some may be empty."""
+    """Return part c of C about equal parts of the tensor `x`, as a vector; some may be empty."""
     return x.view(-1)[x.numel() * c // C : x.numel() * (c + 1) // C]
 
 
 class Rings:
-    """The rings of a rank by shard, in one generation.
+    """The rings of one rank in the current generation: one for each shard that the rank owns.
 
-    `host`: the address of this node. `heartbeat_timeout`: seconds in which a neighbour has to answer.
+    `host`: the address of this node. `heartbeat_timeout`: seconds within which a neighbour has to answer.
     """
 
     def __init__(self, replica_group: int, host: str, token: str, heartbeat_timeout: float) -> None:
@@ -30,11 +30,14 @@ class Rings:
 
     @property
     def address(self) -> str:
-        """host:port at which this rank listens, for the register."""
+        """The host:port at which this rank listens for neighbours, for the register."""
         return self._listener.address
 
     def of(self, c: int, now: Register, overdue: Overdue, given_up: Callable[[], bool]) -> TcpRing:
-        """Return the ring of the owners of shard `c` in generation `now`. Raises `OSError` if it fails."""
+        """Return the ring of the owners of shard `c` in the generation of the register `now`.
+
+        The ring is connected if it does not exist yet. Raises `OSError` if that fails.
+        """
         if c not in self._rings:
             place = now.replica_groups.index(self._replica_group)
             owners = [member.addresses[c % member.ranks] for member in now.members]
@@ -43,7 +46,7 @@ class Rings:
                 token=self._token, heartbeat_timeout=self._heartbeat_timeout, overdue=overdue,
                 given_up=given_up,
             )  # fmt: skip
-        if given_up():  # a change of the register before the ring existed has not interrupted it
+        if given_up():  # a change of the register could not interrupt a ring that did not exist yet
             raise ConnectionError("the generation has ended")
         return self._rings[c]
 
@@ -56,9 +59,10 @@ class Rings:
         ring: TcpRing,
         counting: Sequence[int],
     ) -> None:
-        """Set shard `c` of C of `aside` to the mean of that of `w` over the `counting` groups.
+        """Set shard `c` of C of the tensors `aside` to the mean over groups of the same shard of `w`.
 
-        Raises `OSError` if a connection breaks; `aside` is then invalid.
+        Only the groups in `counting` contribute to the mean. Raises `OSError` if a connection breaks; `aside`
+        is then invalid.
         """
         for x, mean in zip(w, aside, strict=True):
             mine = on_host(part_of(x, c, C).to(mean.dtype)) if self._replica_group in counting else None

@@ -1,4 +1,4 @@
-"""A clock for measuring how long others are silent, which only runs while this process listens."""
+"""A clock that measures how long other processes are silent; it only runs while this process listens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 def beat(heartbeat_timeout: float) -> float:
-    """Return the seconds between two heartbeats; `heartbeat_timeout` seconds without one mean death."""
+    """Return the seconds between two heartbeats, if a process counts as dead after `heartbeat_timeout` s."""
     return min(1.0, heartbeat_timeout / 4)
 
 
@@ -33,5 +33,8 @@ class Watch:
         return self._seconds
 
     def just_woke(self) -> bool:
-        """Return True if this process was stopped until a moment ago, so that others may have given up."""
+        """Return True if this process was stopped until a moment ago.
+
+        Then other processes may have given up on it meanwhile.
+        """
         return self.look() - self._woke < self._longest

@@ -30,7 +30,7 @@ from hpcsgd.errors import JobError, in_one_line
 Fact = tuple[str, str]
 """A name and its value on this rank, such as "lr of param group 0", "0.1"."""
 SAMPLER_BYTES = 4096
-"""Bytes in which a rank sends the facts that it has noted of its sampler: some numbers and names."""
+"""Bytes of the message in which a rank sends the facts about its sampler, some numbers and names."""
 SHORT = 200
 """Largest length of a repr in characters. A longer one lists an object's contents and is not compared."""
 
@@ -119,7 +119,7 @@ def require_same_sampler(world: Communicator, call: Call, everyone: Agreement) -
 
 
 def difference(lists: Sequence[Sequence[Fact]]) -> str:
-    """Return one line about the first fact that differs between the ranks' `lists`; some fact must."""
+    """Return one line about the first fact that differs between the ranks' `lists`, which are not equal."""
     tables = [dict(facts) for facts in lists]
     for what in dict.fromkeys(what for facts in lists for what, _ in facts):
         values = [table.get(what, "missing") for table in tables]
@@ -137,7 +137,7 @@ def difference(lists: Sequence[Sequence[Fact]]) -> str:
 
 
 def in_words(value: Any) -> str:
-    """Return `value` as text to compare between ranks: no addresses, and for large objects only the type."""
+    """Return `value` as text to compare between ranks: without addresses; of large objects only the type."""
     if isinstance(value, Tensor):
         one = value.numel() == 1
         return str(value.item()) if one else f"a tensor of {tuple(value.shape)}, {value.dtype}"

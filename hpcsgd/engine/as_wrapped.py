@@ -31,7 +31,7 @@ SINCE = "after DistributedOptimizer was made"
 
 
 class AsWrapped:
-    """Checks that `model` and the optimizers have the same parameters as when they were wrapped.
+    """A check that `model` and the optimizers have the same parameters as when they were wrapped.
 
     The optimizers are the user's, inside `local`, and `outer`, the `DistributedOptimizer` around it.
     """
@@ -155,7 +155,7 @@ class InPlace:
 
 
 class Grouped:
-    """A check of the parameter groups and the state that both optimizers, the user's and `outer`, share."""
+    """A check of the parameter groups and the state that the user's `optimizer` and `outer` share."""
 
     def __init__(self, outer: optim.Optimizer, optimizer: optim.Optimizer) -> None:
         self._outer, self._optimizer = outer, optimizer

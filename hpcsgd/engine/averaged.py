@@ -59,7 +59,7 @@ class Block:
 
     @contextlib.contextmanager
     def around(self, mean: contextlib.AbstractContextManager[float]) -> Generator[float, None, None]:
-        """Run a block in which `mean` replaces the model; yield the model distance D."""
+        """Run a block inside `mean`, which makes the model the mean there; yield the model distance D."""
         self.require_left("averaged_model()")
         with mean as D:
             self._open = True
@@ -74,10 +74,10 @@ def averaged(s: StepContext, central: HoldsModel | None, model: nn.Module) -> Ge
     """Make `model` the mean over the groups, or the model that `central` holds, inside the block.
 
     Buffers of averaged dtypes become the mean over all ranks. After the block, parameters and buffers are as
-    before, bit for bit, even if the block wrote into them, and also with one group. For that a copy of this
-    rank's w is kept. Collective.
+    before, bit for bit, even if the block wrote into them, and also with one group. For that a copy of the
+    buckets' vectors `w` is kept. Collective.
 
-    Yields D, the mean distance of the groups' models from that one (see `averagers.distance`).
+    Yields D, the mean distance of the groups' models from the averaged model (see `averagers.distance`).
     """
     brought = [b.w.clone() for b in s.buckets]
     parameters = [(b.w, w) for b, w in zip(s.buckets, brought, strict=True)]
@@ -102,7 +102,10 @@ def averaged(s: StepContext, central: HoldsModel | None, model: nn.Module) -> Ge
 
 
 def _agree(s: StepContext, central: HoldsModel | None, brought: Sequence[Tensor]) -> float:
-    """Set all groups' models to the averaged one; return D, the distance of the models `brought` from it."""
+    """Set all groups' models to the averaged one; return D, the distance of the earlier models from it.
+
+    `brought`: copies of the buckets' earlier vectors `w`.
+    """
     set_to_average(s.shards, s, central)
     mine = [b.shard_of(w) for b, w in zip(s.buckets, brought, strict=True)]
     D = distance(s, mine, s.shards, shards=True)

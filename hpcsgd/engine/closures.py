@@ -26,7 +26,7 @@ Versions = list[tuple[ref[Tensor], int] | None]
 
 @dataclass(frozen=True)
 class Ranks:
-    """Functions of the ranks that share gradients; all except `drop_gradients` are collective."""
+    """Functions that act for all ranks that share gradients; all except `drop_gradients` are collective."""
 
     evaluate: Callable[[Callable[[], Any]], Any]
     """Returns the loss of this rank's batch at the optimizer's current weights, and averages gradients."""
@@ -62,9 +62,9 @@ class Evaluated:
 class Closure:
     """The closure that the optimizer gets in place of the user's.
 
-    If there are no gradients before the step, the closure is evaluated before it, as methods may use
-    gradients or the loss. The optimizer's first call then returns that loss, unless it has changed parameters
-    or dropped gradients since.
+    If there are no gradients before the optimizer's step, `evaluate_ahead` evaluates the closure first, as
+    methods may use gradients or the loss. The optimizer's first call of the closure then returns that loss,
+    unless the optimizer has changed parameters or dropped gradients since.
     """
 
     def __init__(self, closure: Callable[[], Any], ranks: Ranks, held: Sequence[OptimizerParam]) -> None:
@@ -84,7 +84,7 @@ class Closure:
         return self._loss
 
     def step(self, optimizer: optim.Optimizer) -> None:
-        """Run the optimizer's `step()` with this closure; its gradients have been averaged."""
+        """Run the optimizer's `step()` with this closure, after its gradients have been averaged."""
         if self._is_ahead:
             self._ahead = Evaluated.now(self._loss, self._held)
         self.returned = step_without_hooks(optimizer, self)

@@ -34,8 +34,8 @@ def laid_out(
 ) -> tuple[StepPlan, list[Bucket]]:
     """Return the plan of a step of `method` for this optimizer, and the `trained` parameters as buckets.
 
-    `elementwise`, `tensorwise`, `bucket_cap_mb`: as the user set them. None: as is known of the optimizer's
-    class, or the default size.
+    `elementwise`, `tensorwise`, `bucket_cap_mb`: as the user set them. If the first two are None, the
+    optimizer's class decides; if the last is None, buckets have the default size.
     """
     in_bucket = bucket_bytes(nbytes(p for _, p in trained), bucket_cap_mb)
     by_torch = is_fsdp(trained[0][1])
@@ -52,7 +52,7 @@ def laid_out(
 def update_of(
     optimizer: optim.Optimizer, elementwise: bool | None = None, tensorwise: bool | None = None
 ) -> Update:
-    """Return how `optimizer` updates a model: as the user says, or if that is None, as its class does."""
+    """Return how `optimizer` updates a model: as the user's arguments say, or where None, as its class."""
     elements, tensors = is_elementwise(optimizer), is_tensorwise(optimizer)
     name, by_itself = type(optimizer).__name__, elements or tensors
     if elements if elementwise is None else elementwise:
@@ -63,7 +63,7 @@ def update_of(
 def uncut(
     plan: StepPlan, optimizer: optim.Optimizer, K: int, elementwise: bool | None = None
 ) -> Collection[nn.Parameter]:
-    """Return the parameters that no shard may cut."""
+    """Return the parameters that no shard may cut; none if the plan does not divide tensors, or K is 1."""
     if not plan.divides_tensors or K == 1:
         return ()
     every = {param for group in optimizer.param_groups for param in group["params"]}

@@ -28,9 +28,10 @@ class GradientNorm:
         self._wanted = True
 
     def see(self, buckets: Sequence[Bucket]) -> None:
-        """Add the gradients of `buckets`, which the update is about to use."""
+        """Add the norms of the gradients of `buckets`, which the update is about to use, if requested."""
         if self._wanted:
-            # Bucket by bucket: how many come at once depends on timing, and would change the sum's last bits.
+            # One norm per bucket: the number of buckets in a call depends on timing, and one norm for all
+            # of them would change the last bits of the sum.
             self._parts += [squared_norm_of([b], reduced=self._reduced) for b in buckets]
 
     def take(self) -> Tensor | None:

@@ -19,14 +19,15 @@ NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "mu": lambda group: 1.0,
     "mu_product": lambda group: 1.0,
 }
-"""State that is one number for a whole parameter, even for a parameter of one element. Each function returns
-the number with which torch's optimizers start, given the parameter group."""
+"""Names of state that is one number for a whole parameter, not one per element. Each function returns the
+number with which torch's optimizers start, given the parameter group."""
 
 
 def like_new(optimizer: optim.Optimizer, params: Iterable[Sequence[Tensor]]) -> optim.Optimizer:
-    """Return a new optimizer of the same kind and options, over `params` of each parameter group.
+    """Return a new optimizer of the same kind and options for other tensors.
 
-    Raises `UserError` if the class needs arguments that are not in the optimizer's `defaults`.
+    `params`: the tensors of each parameter group. Raises `UserError` if the class needs arguments that are
+    not in the optimizer's `defaults`.
     """
     if isinstance(optimizer, ChainedOptimizer):
         rest = iter(params)
@@ -57,7 +58,7 @@ def start_counters(optimizer: optim.Optimizer) -> None:
         ]
         _step_at_rest(fresh)
         for group, start, later in zip(groups, starts, fresh.param_groups, strict=True):
-            for key in later.keys() - takes - start.keys():  # set by its first step
+            for key in later.keys() - takes - start.keys():  # keys that the first step sets
                 group.pop(key, None)
             group.update({key: value for key, value in start.items() if _counts(value)})
 

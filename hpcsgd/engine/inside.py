@@ -19,7 +19,7 @@ WHOLE = "DistributedOptimizer is made with elementwise=False and tensorwise=Fals
 
 
 def optimizers_in(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
-    """Return `optimizer`, all optimizers in its attributes or lists of these, and those inside them."""
+    """Return `optimizer` and all optimizers inside it, in attributes or lists in attributes, at any depth."""
     found = [optimizer]
     for each in found:
         found += [inner for inner in _attributes(each) if all(inner is not other for other in found)]
@@ -66,7 +66,7 @@ def load_own_state(optimizers: Sequence[optim.Optimizer], key: Any, state: Mappi
 
 
 def forget_tensors(optimizers: Sequence[optim.Optimizer]) -> None:
-    """Drop the state of all parameters."""
+    """Drop the state of all parameters in each of `optimizers`."""
     for each in optimizers:
         state = cast("dict[Any, Any]", each.state)
         for key in [key for key in state if isinstance(key, Tensor)]:
@@ -84,7 +84,7 @@ def shared_state(optimizer: optim.Optimizer) -> dict[Any, Any]:
 
 
 def load_shared_state(optimizer: optim.Optimizer, state: Mapping[Any, Any]) -> None:
-    """Replace the state that `shared_state` returns with copies of `state`, on the same devices."""
+    """Replace the state that `shared_state` returns with a copy of `state`; tensors stay on their devices."""
     parts = _states(optimizer)
     before = shared_state(optimizer)
     for name in before:

@@ -142,7 +142,10 @@ class WarmUp:
 
 
 class Living:
-    """Scales the rates of a warm-up, which begins at the rate of one group, with the living groups."""
+    """The scaling of the rates of `warm_up` with the number of living groups, by `rule`.
+
+    The warm-up begins at the rate of one group.
+    """
 
     def __init__(self, warm_up: WarmUp, rule: str) -> None:
         self._warm_up, self._rule = warm_up, rule

@@ -1,8 +1,8 @@
 """Master weights: float32 copies through which 16-bit parameters are updated.
 
 P. Micikevicius et al.: Mixed Precision Training, ICLR 2018, section 3.1: an update of less than half an ulp
-of a narrow parameter does not change it, however many such updates follow. In a step, for the elements that a
-rank updates,
+of a narrow parameter does not change it, however many such updates follow. In a step, for the elements w that
+a rank updates, and their master weights m,
 
     m ← m + (w − rounded(m))    follow other changes of w: a synchronization, a server, a checkpoint
     m ← the optimizer's update of m, with the reduced gradient
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 MASTER = "master"
-"""Name of master weights in saved optimizer state: one more state tensor, with an element for each of w."""
+"""Name of master weights in saved optimizer state: one more state tensor, shaped like the parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Master:
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Add to m all changes of w since it was set to m; without any, m stays the same to the bit."""
+        """Add to m all changes of w since w was set to m; without changes, m stays the same to the bit."""
         self.m.add_(self.w.to(self.m.dtype).sub_(self.m.to(self.w.dtype)))
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""State tensors shaped like a parameter, for any order of its elements in memory."""
+"""Conversions of state tensors shaped like a parameter, for any order of its elements in memory."""
 
 from __future__ import annotations
 

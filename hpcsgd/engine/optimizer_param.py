@@ -25,7 +25,7 @@ class OptimizerParam:
     start: int
     stop: int
     bucket: Bucket | None = None
-    """None if every rank updates whole parameters."""
+    """The bucket of the parameter. None if every rank updates whole parameters."""
     offset: int = 0
     """Index of the tensor's first element in the bucket's `param_shard`."""
     whole: bool = True
@@ -54,7 +54,7 @@ class OptimizerParam:
             self.tensor.grad = g
 
     def as_reals(self) -> Tensor:
-        """Return the tensor with its gradient, or views of the reals of both."""
+        """Return the tensor with its gradient; if it is complex, views of the real numbers of both."""
         if not self.is_complex:
             return self.tensor
         reals, g = as_reals(self.tensor.detach()), self.tensor.grad

@@ -1,4 +1,4 @@
-"""The options of parameter groups except the learning rate, which must be the same on all ranks."""
+"""The options of parameter groups that must be the same on all ranks: all except the learning rate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcsgd.engine.in_parts import ELEMENTWISE, TENSORWISE
 OPTIONS = {name for kind in (*ELEMENTWISE, *TENSORWISE) for name in signature(kind).parameters} - {
     "params", "lr", "d"
 }  # fmt: skip
-"""Options of torch's optimizers. No optimizer changes them itself, except for `d` of Prodigy."""
+"""Names of options of torch's optimizers that no optimizer changes itself. Prodigy changes `d`."""
 
 
 class Options:
@@ -26,7 +26,7 @@ class Options:
         self._digest = 0
 
     def digest(self) -> int:
-        """Return the checksum, without tensors on accelerators: the host would have to wait for these."""
+        """Return the checksum. Options that are tensors on accelerators are left out: the host would wait."""
         values = [_plain(group.get(name)) for group, name in self._named]
         if values != self._values:
             self._values, self._digest = values, zlib.crc32(repr(values).encode())

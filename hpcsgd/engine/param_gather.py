@@ -19,12 +19,14 @@ log = logging.getLogger(__name__)
 
 
 class ParamGather:
-    """The gather at the end of a step that makes w whole; if not `shards`, w is whole already.
+    """The gather at the end of a step that makes each bucket's `w` whole from the ranks' shards.
+
+    If not `shards`, `w` is whole already, and there is nothing to gather.
 
     A bucket is gathered while others are updated or averaged, in the same order on all ranks. There are two
-    exceptions. If `publishing` quantizes the gather, it runs once at the end; before the update it restores
-    the exact shards. If `pending` is enabled, buckets are gathered at the end, in the order of the next use.
-    The object is made before the update.
+    exceptions. If there is a `publishing`, which quantizes the gather, the gather runs once at the end, and
+    `publishing` restores the exact shards before the update. If `pending` is enabled, buckets are gathered at
+    the end, in the order of the next use. The object is made before the update.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class ParamGather:
             publishing.restore(s)
 
     def shards_are_final(self, buckets: Iterable[Bucket]) -> None:
-        """Begin to gather these buckets, whose shards do not change any more in this step."""
+        """Begin to gather `buckets`, whose shards do not change any more in this step."""
         if self._pending is None:
             self._begin(buckets)
 

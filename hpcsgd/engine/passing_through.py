@@ -35,7 +35,7 @@ NAME = "the closure of step()"
 
 
 class PassingThrough:
-    """Passes closures and public methods through to an unknown optimizer."""
+    """The part of `DistributedOptimizer` that passes closures and public methods to an unknown optimizer."""
 
     local: ShardedOptimizer
     updating: LocalUpdate

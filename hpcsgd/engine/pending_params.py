@@ -43,7 +43,7 @@ class PendingParams:
         self._under_way: list[_PendingParam] = []
 
     def begin(self, works: Mapping[Bucket, Work]) -> None:
-        """Let these gathers continue after the step; the first use of a weight waits for its bucket."""
+        """Let the gathers `works` continue after the step; the first use of a weight waits for its bucket."""
         self._under_way = [_PendingParam(b, work) for b, work in works.items()]
 
     def finish(self) -> None:
@@ -54,7 +54,7 @@ class PendingParams:
 
 
 class _PendingParam:
-    """The gather of one bucket."""
+    """The gather of one bucket, for which its parameters wait at their first use."""
 
     def __init__(self, b: Bucket, work: Work) -> None:
         self._params = [slot.param for slot in b.slots]

@@ -116,7 +116,7 @@ class StepPlan:
 
     @property
     def waits(self) -> Waits:
-        """Which groups wait for which. For a method that switches: in both stages and at the switch."""
+        """Which groups wait for which others; of a method that switches, in both stages and at the switch."""
         return waits_of(self.grad_reduce, self.schedule, self.averager)
 
     @property

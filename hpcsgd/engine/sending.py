@@ -1,4 +1,4 @@
-"""The gradient reductions of one step: buckets are sent in their order, and waited for."""
+"""The gradient reductions of one step: they begin in the order of the buckets, and are waited for."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hpcsgd.errors import UserError
 
 
 class SendsGradients:
-    """Sends `buckets` through `grad_reduce`, the gradient reduction.
+    """The sender of `buckets`: it runs the gradient reduction `grad_reduce` on each of them.
 
-    `departing` is called when the first bucket of a step is sent. Errors name what `activity` returns then,
-    such as "backward() of step 3".
+    When it sends the first bucket of a step, it calls `departing`, which returns the context of the step's
+    reductions, and `activity`, which returns the name for errors, such as "backward() of step 3".
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SendsGradients:
         self._doing = ""
 
     def gradient_ready(self, index: int) -> None:
-        """Remember the stream on which a gradient of bucket `index` was computed; there may be several."""
+        """Remember the current stream, on which a gradient of bucket `index` was computed."""
         self._arrived_on[index].join()
 
     def send_until(self, stop: int) -> None:
@@ -76,7 +76,7 @@ def wait_for(works: Sequence[Work]) -> None:
 
 
 def arrived(waiting: Sequence[Work]) -> int:
-    """Wait for the first of the `waiting` reductions; return how many in a row, from it on, are done."""
+    """Wait for the first of the `waiting` reductions; return how many consecutive ones are done by then."""
     count = 0
     with phase("grad_reduce"):
         for work in waiting:

@@ -73,9 +73,9 @@ class StateOfParts(defaultdict[Any, Any]):
 
 
 class OfWhole(MutableMapping[str, Any]):
-    """The state under a divided parameter: values of other code; the optimizer's `names` are refused.
+    """The values that other code stores under a divided parameter; the optimizer's own names are refused.
 
-    Once it has a value, `keep` stores this object in the optimizer's state.
+    `names` returns these names. Once there is a value, `keep` stores this object in the optimizer's state.
     """
 
     def __init__(self, names: Callable[[], set[str]], keep: Callable[[OfWhole], None]) -> None:

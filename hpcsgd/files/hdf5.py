@@ -17,7 +17,7 @@ import h5py
 
 from hpcsgd.files.atomic import replacing
 
-VERSIONS = ("v110", "v110")  # any HDF5 since 1.10 reads it; it finds chunks by a flat index
+VERSIONS = ("v110", "v110")  # HDF5 since 1.10 reads these files, and finds their chunks by a flat index
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def new_file(target: Path) -> Iterator[h5py.File]:
         try:
             with h5py.File(disk, "w", libver=VERSIONS) as hdf5:
                 yield hdf5
-        except Exception:  # reading what never reached the disk may raise; then the write is the cause
+        except Exception:  # reading data that a failed write lost may raise; then raise the write's error
             disk.finish()
             raise
         disk.finish()
@@ -47,7 +47,7 @@ class Disk:
         self.read, self.readinto = file.read, file.readinto
 
     def finish(self) -> None:
-        """Raise the first failure, if there was one."""
+        """Raise the error of the first write that failed, if one did."""
         if self._failure is not None:
             raise self._failure
 

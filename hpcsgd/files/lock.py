@@ -113,7 +113,7 @@ def _locked(path: Path) -> IO[str] | None:
         )  # fmt: skip
         return file
     if not _is_there(path, file):
-        file.close()  # its last holder has just removed it
+        file.close()  # the last holder of the lock has just removed the file
         return None
     file.truncate(0)
     file.write(_this_process())

@@ -1,4 +1,4 @@
-"""Reading of whole files of users or runs, which may be missing, damaged, or something else."""
+"""Reading of whole files, of a user or a run, that may be missing or damaged, or may be no regular files."""
 
 from __future__ import annotations
 

@@ -219,8 +219,8 @@ def pack(x: Tensor, code: Tensor, block: int, bits: int, draw: int | None = None
     Blocks of magnitudes below 10⁻⁴³, which float32 cannot divide by 127 or 7, become zeros.
 
     Numbers of 2 bits are −2, −1, 0 and 1, rounded to nearest. The scale is 1.4 times the mean magnitude. It
-    is negative if the element of largest magnitude is positive, so that −2 stands for that side. Zeros stay
-    zeros.
+    is negative if the element of largest magnitude is positive, so that −2 stands for elements of its sign.
+    Zeros stay zeros.
     """
     _require_packable(x, code, block, bits)
     assert bits > 2 or draw is None
@@ -258,7 +258,7 @@ def _packing(x: Tensor, code: Tensor, bits: int) -> Native | Cuda | None:
 
 
 def _in_torch(x: Tensor) -> ModuleType:
-    """Return the module that computes without a native library."""
+    """Return the module with the operations for `x` in torch, for use without a native library."""
     return reference if x.is_cpu or x.dtype == torch.float64 else on_device
 
 

@@ -23,7 +23,7 @@ from hpcsgd.kernels.native import GRADIENT_TYPES, float32_at_least
 FILE = Path(__file__).with_name("libhpcsgd_cuda.so")
 TILE, GROUP, SAMPLE = 8192, 16, 8192
 """Elements of a tile, tiles of a group, elements of a sample: the same numbers as in csrc/cuda/."""
-_ROW = 9 * 8  # bytes of a row of the table
+_ROW = 9 * 8  # bytes of a row of `Table.rows`
 _LEAD = 3  # elements by which a tile may begin before its segment, at a multiple of 16 bytes
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _WHERE = [_INT, _POINTER]  # device, stream
@@ -93,7 +93,7 @@ class Cuda:
 
     @classmethod
     def load(cls, path: Path = FILE) -> Cuda:
-        """Load the library; raise `OSError` if there is none, or it cannot be used here."""
+        """Load the shared object; raise `OSError` if it is missing or from another version of csrc/cuda/."""
         functions = ctypes.CDLL(str(path))
         try:
             for name, arguments in (_LAUNCHES | _BYTES).items():
@@ -150,7 +150,7 @@ class Cuda:
         return out
 
     def above(self, x: Tensor, threshold: float) -> Tensor:
-        """Return the indices; wait for the device, because only it knows their number."""
+        """Do what `hpcsgd.kernels.above` does; wait for the device, which computes the number of indices."""
         if x.numel() == 0:
             return torch.empty(0, dtype=torch.int64, device=x.device)
         least = float32_at_least(threshold)
@@ -162,13 +162,13 @@ class Cuda:
         return out
 
     def pack(self, x: Tensor, code: Tensor, block: int, bits: int, draw: int | None) -> None:
-        """Pack numbers of 8 or 4 bits."""
+        """Do what `hpcsgd.kernels.pack` does, for numbers of 8 or 4 bits."""
         if x.numel():
             rounding = (int(draw is not None), draw or 0)
             self._call("pack", x.device, x.data_ptr(), x.numel(), block, bits, *rounding, code.data_ptr())
 
     def unpack(self, code: Tensor, out: Tensor, block: int, bits: int) -> None:
-        """Unpack numbers of 8 or 4 bits."""
+        """Do what `hpcsgd.kernels.unpack` does, for numbers of 8 or 4 bits."""
         if out.numel():
             self._call("unpack", out.device, code.data_ptr(), out.numel(), block, bits, out.data_ptr())
 

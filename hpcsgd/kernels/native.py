@@ -52,7 +52,7 @@ class Native:
 
     @classmethod
     def load(cls, path: Path = FILE) -> Native:
-        """Load the library; raise `OSError` if there is none, or it cannot be used here."""
+        """Load the shared object; raise `OSError` if it is missing or from another version of csrc/."""
         functions = ctypes.CDLL(str(path))
         try:
             for name, arguments in _SIGNATURES.items():
@@ -79,7 +79,7 @@ class Native:
         return norms
 
     def largest(self, x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
-        """Return the indices; the library checks the segments itself."""
+        """Do what `hpcsgd.kernels.largest` does; the library also checks the segments."""
         segments = (starts.data_ptr(), stops.data_ptr(), k.data_ptr(), k.numel())
         out = torch.empty(self._call("wanted", *segments, x.numel()), dtype=torch.int64, device="cpu")
         self._call("largest", x.data_ptr(), *segments, out.data_ptr(), *self._how())
@@ -99,7 +99,11 @@ class Native:
     def share_out(
         self, squared_norms: Tensor, bounds: Tensor, k: int, floor: int, workers: int
     ) -> tuple[Tensor, Tensor]:
-        """Run DEFT's algorithms 3 and 4: return k (int64) and bin (int32) of each layer; see `deft`."""
+        """Run algorithms 3 and 4 of the DEFT paper: return k and the bin of each layer.
+
+        k, int64, is the number of elements to select in the layer. One worker searches all layers with one
+        bin, int32: see `deft`.
+        """
         layers = squared_norms.numel()
         ks, bins = (
             torch.empty(layers, dtype=torch.int64, device="cpu"),

@@ -16,10 +16,10 @@ _INDEX_BITS = 32
 
 
 def largest(x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
-    """Return the indices, by `torch.topk` of integers that consist of an element's magnitude and index.
+    """Do what `hpcsgd.kernels.largest` does, by `torch.topk` of an integer per element.
 
-    No two of these integers are equal. `x` has at most 32 bits per element, and segments have less than 2³²
-    elements.
+    The integer consists of the element's magnitude and its index, so no two are equal. `x` has at most 32
+    bits per element, and segments have less than 2³² elements.
     """
     parts = [torch.empty(0, dtype=torch.int64, device=x.device)]
     for start, stop, count in zip(*map(integers, (starts, stops, k)), strict=True):
@@ -39,7 +39,7 @@ def _of_segment(x: Tensor, k: int) -> Tensor:
 
 
 def encode(indices: Tensor, bound: int) -> Tensor:
-    """Encode indices below `bound`."""
+    """Do what `hpcsgd.kernels.encode` does, for `indices` that are all below `bound`."""
     gaps = indices.diff(prepend=indices.new_full((1,), -1)) - 1
     most = max(1, -(-(bound - 1).bit_length() // _BITS))  # bytes of an index
     sizes = torch.ones_like(gaps)
@@ -59,10 +59,10 @@ def encode(indices: Tensor, bound: int) -> Tensor:
 
 
 def decode(code: Tensor, count: int) -> Tensor:
-    """Decode a result of `encode`, without checking that it is one."""
+    """Return the `count` indices in `code`, a result of `encode`, without checking that it is one."""
     last = code < 0x80
-    first = last.roll(1)  # the last byte of the code ends an index
-    number = first.cumsum(0) - 1  # for each byte of the code, which index it belongs to
+    first = last.roll(1)  # True for byte 0, too, because the last byte of the code ends an index
+    number = first.cumsum(0) - 1  # for each byte of the code, the number of the index it belongs to
     places = torch.arange(code.numel(), device=code.device)
     none = torch.zeros(count, dtype=torch.int64, device=code.device)
     begins = none.index_add(0, number, places * first)

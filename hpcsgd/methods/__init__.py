@@ -1,4 +1,4 @@
-"""All methods. To add one, add its import here; that also makes it public.
+"""All methods of training. To add a method, import it here; that also makes it public.
 
 `hpcsgd/__init__.pyi` exports all names that this file imports with `as`.
 """

@@ -5,9 +5,10 @@ X. Lian, W. Zhang, C. Zhang, J. Liu: Asynchronous Decentralized Parallel Stochas
 x_i with that of a random neighbour, and applies the gradient to the result. Workers are active or passive,
 which rules out deadlock: active ones send requests, and passive ones answer them.
 
-The paper's worker is a group here. All ranks of a group average with the same partner. Each averages the
-shard that it owns, at its own time. As in the paper, communication overlaps computation: an average begun at
-the end of a step is applied at the end of the next one, as a difference that is added to x_i.
+The paper's worker is a group here. All ranks of a group average with the same partner group. Each rank
+averages the shard that it owns, and does not wait for the other ranks. As in the paper, communication
+overlaps computation: an average begun at the end of a step is applied at the end of the next one, as a
+difference that is added to x_i.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ PAPER = """
 
 
 class PairShard:
-    """The shard `x` that groups average with each other, and this rank's connection to other groups.
+    """This rank's shard `x` of its group's model, and the connection over which pairs average it.
 
-    `x` is in host memory, where a thread answers requests. It is float32 or wider: repeated averages in 16
-    bits would keep losing small differences.
+    `x` is in host memory, where a thread answers the requests of other groups. It is float32 or wider,
+    because repeated averages in 16 bits would keep losing small differences.
     """
 
     def __init__(self, owned: Sequence[Tensor], x: Sequence[Tensor], inter_group: Communicator) -> None:
-        """Start with the values of `x`, which has the layout of `owned`. Collective."""
+        """Copy the initial values `x`; `owned` are the model's shards, which set the layout. Collective."""
         self.x = [_kept(chunk) for chunk in x]
         self.averaged = 0
-        """How many averages were made since the last `update`."""
+        """The number of averages of x with other groups since the last `update`."""
         self._inter_group = inter_group
         self._lock = threading.Lock()
         self._sent, self._answer, self._average = (MessageBuffer.like(owned, HOST) for _ in range(3))
@@ -66,7 +67,7 @@ class PairShard:
             self._service = RequestServer(inter_group, self._reply, self._sent.bytes.numel())
 
     def update(self, updates: Sequence[Tensor], chunks: Sequence[Tensor]) -> int:
-        """Apply x ← x + updates and copy x into `chunks`.
+        """Apply x ← x + updates and copy the new x into `chunks`, this rank's shards of the model.
 
         Return how many averages were made since the last call.
         """
@@ -78,12 +79,15 @@ class PairShard:
         return averaged
 
     def ask(self, partner: int) -> None:
-        """Send x to group `partner` to be averaged, and return at once."""
+        """Request an average of x with that of group `partner`, and return without waiting for the answer."""
         self._sent.pack(self.x)
         self._asked = self._service.ask({partner: self._sent.bytes}, {partner: self._answer.bytes})
 
     def take_in(self) -> None:
-        """Wait for the answer, and add to x how much the average differs from the x that was sent."""
+        """Wait for the answer to `ask`, and add to x the difference of the average from the x that was sent.
+
+        x may have changed since `ask`, because the group of this rank answered requests meanwhile.
+        """
         if self._asked is not None:
             self._asked.wait()
             self._asked = None
@@ -93,13 +97,13 @@ class PairShard:
 
     @contextlib.contextmanager
     def at_rest(self) -> Generator[None, None, None]:
-        """Wait until no average is under way, and let none begin inside the block. Collective."""
+        """Wait until no average is under way on any rank; inside the context none begins. Collective."""
         self.take_in()
         with self._service.at_rest():
             yield
 
     def mean(self) -> list[Tensor]:
-        """Return the mean of the x of all groups. Collective."""
+        """Return the mean of x over all groups, as this rank's shards. Collective."""
         with self.at_rest():
             mean = [x.clone() for x in self.x]
             for x in mean:
@@ -107,7 +111,10 @@ class PairShard:
         return mean
 
     def _reply(self, active: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
-        """Average x with the request of an active group; return the answer. Runs on the server's thread."""
+        """Average x with the x_i in the request of group `active`; return the new x as the answer.
+
+        The request server's thread calls this.
+        """
         with self._lock:
             for x in self.x:
                 x.div_(2)
@@ -118,11 +125,12 @@ class PairShard:
 
 
 class PairAverage:
-    """The averager x_i, x_k ← (x_i + x_k)/2 of an active (even) group i and a random passive (odd) group k.
+    """The averager x_i, x_k ← (x_i + x_k)/2 of an active (even) group i and a random odd group k.
 
-    x is kept in a `PairShard`, and the model that is trained is a copy of x from the end of the last step.
-    The update is everything that has changed in the model since then, including what the user wrote into
-    parameters between two steps. The metric `staleness` counts how often x was averaged while the gradient
+    x_i is the model of group i, and odd groups are passive. A rank keeps its shard of x_i in a `PairShard`.
+    The parameters that are trained are a copy of x_i from the end of the last step. The update that is added
+    to x_i is everything that has changed in this copy since then, including what the user wrote into
+    parameters between two steps. The metric `staleness` counts how often x_i was averaged while the gradient
     was computed.
     """
 
@@ -130,7 +138,7 @@ class PairAverage:
         self.seed = seed
         self.traits = Traits(RandomPartner(seed), histogram_names=("staleness",))
         self._shared: PairShard | None = None
-        """Set in the first step, if there are several groups."""
+        """This rank's x and connection; made in the first step, if there are several groups."""
         self._saved: list[Tensor] | None = None
         """The initial value of x, if it was loaded before `_shared` exists."""
         self._model: MessageBuffer | None = None
@@ -162,9 +170,10 @@ class PairAverage:
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         """Return the messages with x_i from the active groups to the passive ones, and with the average back.
 
-        `contention` accounts for random partners. In addition, if a host has active and passive groups, its
-        link carries requests and answers at the same time. Its value was fitted manually to a simulation of
-        evenly shared links, on four or more hosts. `benchmarks/model_error.py` compares it with real steps.
+        `contention` accounts for random partners, several of which may share a link. In addition, if a host
+        has active and passive groups, its link carries requests and answers at the same time. The value of
+        `contention` was fitted manually to a simulation of evenly shared links, on four or more hosts.
+        `benchmarks/model_error.py` compares the predicted times with real steps.
         """
         passive, active = m.P // 2, (m.P + 1) // 2
         if not passive:
@@ -178,22 +187,22 @@ class PairAverage:
         return [once, once]
 
     def model(self) -> list[Tensor] | None:
-        """Return the mean of the x of all groups.
+        """Return the mean of the groups' models x_i; None before the first step or with one group.
 
-        The parameters that groups train on lag behind this mean: some averages have so far reached only one
-        of the two groups.
+        The parameters that groups train on lag behind this mean, because some averages have so far reached
+        only one of their two groups.
         """
         return None if self._shared is None else self._shared.mean()
 
     def state_dict(self) -> State:
-        """Wait for pending averages, and return a copy of x, because new averages may begin at any time."""
+        """Wait for pending averages and return a copy of x, which later averages do not change."""
         if self._shared is None:
             return State() if self._saved is None else State(sharded={"x": self._saved})
         with self._shared.at_rest():
             return State(sharded={"x": self._shared.x}).cloned()
 
     def load_state_dict(self, state: State) -> None:
-        """Load x, before the first step or on all ranks. The parameters of the next step must match it."""
+        """Load x, before the first step or on all ranks. The parameters of the next step must equal x."""
         self._model = None
         x = state.sharded.get("x")
         if self._shared is None:

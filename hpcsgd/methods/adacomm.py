@@ -2,11 +2,11 @@
 
 J. Wang, G. Joshi: Adaptive Communication Strategies to Achieve the Best Error-Runtime Trade-off in
 Local-Update SGD, SysML 2019 (arXiv:1810.08313), section 4. I is the number of steps between two
-synchronizations, η the learning rate, F(w) the loss; 0 marks their values at first. After every block of
-training
+synchronizations, η the learning rate, F(w) the loss; I_0, η_0 and F(w_0) are their initial values. After
+every block of training
 
-    I ← ⌈√(η_0/η · F(w)/F(w_0)) · I_0⌉     where that is less than the I before
-    I ← ⌈γ·I⌉, γ = 1/2                     elsewhere: the loss did not fall enough
+    I ← ⌈√(η_0/η · F(w)/F(w_0)) · I_0⌉     if that is less than the previous I
+    I ← ⌈γ·I⌉, γ = 1/2                     otherwise, because the loss did not fall enough
 
 Differences from the paper:
 
@@ -15,7 +15,7 @@ Differences from the paper:
 - F(w) is the mean training loss of the block over all ranks, at the groups' own models. F(w_0) is the mean
   loss of the first step.
 - η_0 is the highest learning rate so far, since a warm-up starts lower.
-- If the learning rate fell from η_before to η since the last change, the I before is multiplied by
+- If the learning rate fell from η_before to η since the last change of I, the previous I is multiplied by
   √(η_before/η) first. Without this factor, γ would undo the longer interval that a lower rate allows.
 - The loss must be positive.
 """
@@ -60,9 +60,11 @@ class BlockState:
     """The progress of a rank in the current block of training; only the losses differ between ranks."""
 
     I: int  # noqa: E741 - the papers' letter
+    """The current number of steps between two synchronizations."""
     since_sync: int = 0
     """Steps since the last synchronization."""
     since_change: int = 0
+    """Steps since the last change of I."""
     losses: float = 0.0
     """The sum of the losses since the last change of I."""
     first_loss: float | None = None
@@ -72,7 +74,10 @@ class BlockState:
 
 
 class Adaptive:
-    """The schedule with I steps between synchronizations; I changes at the first one after `block` steps."""
+    """The schedule with I steps between synchronizations; every `block` steps, I adapts to the loss.
+
+    I changes at the first synchronization at which `block` or more steps have passed since its last change.
+    """
 
     def __init__(self, I_0: int, block: int) -> None:
         for name, value in (("initial_sync_every", I_0), ("adapt_every", block)):
@@ -82,11 +87,11 @@ class Adaptive:
         self.block = block
         self.block_state = BlockState(I_0)
         self._world: Communicator | None = None
-        """All ranks, known from the first step on."""
+        """The communicator of all ranks; None before the first step."""
 
     @property
     def traits(self) -> ScheduleTraits:
-        """The traits, with the current share of steps that synchronize."""
+        """The traits of this schedule; `rate` is 1/I, the current share of steps that synchronize."""
         return ScheduleTraits(rate=1 / self.block_state.I)
 
     def __call__(self, s: StepContext) -> bool:
@@ -106,9 +111,9 @@ class Adaptive:
         return [allreduce("world", 2 * FLOAT64).within("loss", once)]
 
     def state_dict(self) -> State:
-        """Return the state with the losses averaged over all ranks.
+        """Return the state with the losses averaged over all ranks. Collective.
 
-        The equations need only these means, so the state of any rank will do for all ranks. Collective.
+        Only these means enter the equations, so every rank can continue from the state of any other.
         """
         same = asdict(self.block_state)
         losses, first = (same.pop(name) for name in ("losses", "first_loss"))
@@ -137,7 +142,7 @@ class Adaptive:
         now.eta_0 = max(now.eta_0, s.lr)
 
     def _change(self, s: StepContext) -> None:
-        """Compute the new I. Collective over all ranks; sends 16 bytes."""
+        """Compute the new I and begin a new block. Collective over all ranks; sends 16 bytes."""
         now = self.block_state
         with phase("loss"):
             F, F_0 = self._over_all_ranks(s)
@@ -157,7 +162,7 @@ class Adaptive:
 
 
 def _means(ranks: Communicator, *numbers: float) -> list[float]:
-    """Return the mean of each number over all ranks. Collective."""
+    """Return the mean of each of `numbers` over all ranks. Collective."""
     means = torch.tensor(numbers, dtype=torch.float64, device="cpu")
     ranks.allreduce(means, "mean").wait()
     return [mean.item() for mean in means]

@@ -1,9 +1,9 @@
 """Asynchronous SGD: no group ever waits for another one.
 
 J. Dean et al.: Large Scale Distributed Deep Networks, NIPS 2012, section 4.1 (Downpour SGD). Each step pushes
-an update and reads the parameters. A group takes the place of a model replica, and the parameters are sharded
-over all N ranks. The group's own optimizer makes the update, which is pushed times 1/P; the paper's Adagrad
-ran on the server.
+an update and reads the parameters. The paper's model replica is a group here, and the parameters are
+distributed over all N ranks, which together are the server. The group's own optimizer makes the update, and
+the server adds 1/P of it; in the paper the server runs Adagrad.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ PAPER = """
 
 
 class Delayed:
-    """The averager `inner`, whose results are used `steps` ≥ 1 updates after it began.
+    """The averager `inner` in the background: groups use each result `steps` ≥ 1 updates after it began.
 
     If `average` is called when no result is due, it first applies the pending average, if there is one, and
     then averages at once. The metric `distance` is measured at w_t, the models that were averaged, and is
@@ -68,9 +68,10 @@ class Delayed:
         self._on_own_thread: Topology | None = None
 
     def is_due(self, s: StepContext, wanted: bool) -> bool:
-        """Return whether a result is due after this update.
+        """Return whether the result of the pending average must be used after this update.
 
-        If a synchronization is `wanted`, it begins after this update, unless an average is still pending.
+        If the schedule wants a synchronization (`wanted`), record the update, so that `begin` starts it. It
+        is skipped if an average is still pending then.
         """
         if wanted:
             self._wanted = s.t
@@ -97,11 +98,11 @@ class Delayed:
         return found
 
     def finish(self, vectors: Sequence[Tensor], s: StepContext, due: bool = False) -> None:
-        """Wait for the pending average, if there is one, and apply w ← w̄_t + (w − w_t)."""
+        """Wait for the pending average, if there is one, and apply w ← w̄_t + (w − w_t) to `vectors` (w)."""
         if self._pending is None:
             return
         self._pending.wait()
-        # A state that has passed through a run with one group has no vectors.
+        # A state that was loaded and saved by a run with one group no longer has vectors.
         mine: Sequence[Tensor] = vectors if self._brought else ()
         for own, then, mean in zip(mine, self._brought, self._pending.shards, strict=True):
             own.copy_(torch.sub(own.to(accumulation_dtype(own.dtype)), then).add_(mean))
@@ -115,7 +116,7 @@ class Delayed:
         return [overlapped(x, self.steps) for x in comm_ops(self.inner, m)]
 
     def state_dict(self) -> State:
-        """Wait for the pending average, and return the state with its w_t and w̄_t."""
+        """Wait for the pending average; return its due update, its metrics, the models w_t and result w̄_t."""
         pending = self._pending
         if pending is None:
             return State(replicated={"due": None, "metrics": {}})
@@ -133,7 +134,10 @@ class Delayed:
 
 
 def require_vectors_only(name: str, method: Method) -> None:
-    """Raise `UserError` if the method's averager cannot work on copies while groups train on."""
+    """Raise `UserError` if `method` cannot average in the background, on copies of a rank's shards.
+
+    `name` is the method that was to wrap it, `delayed` or `streaming`.
+    """
     if not method.averager.traits.vectors_only:
         raise UserError(
             f"{name}: this method needs more than a rank's shards to average. Expected one of "

@@ -1,24 +1,26 @@
-"""DES-LOC: parameters and each kind of optimizer state are averaged, each at its own interval.
+"""DES-LOC: the groups average parameters and each kind of optimizer state, each at its own interval.
 
 A. Iacob et al.: DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models, 2025
-(arXiv:2505.22549). Groups train with Adam or a similar optimizer. With periods K_x, K_u and K_v
+(arXiv:2505.22549). Groups train with Adam or a similar optimizer, which keeps a first moment u and a second
+moment v of the parameters x. With periods K_x, K_u and K_v
 
-    x ← mean over the groups of x    after updates t that are multiples of K_x
-    u ← mean of u                    of K_u, the first moment
-    v ← mean of v                    of K_v, the second moment
+    x ← mean over the groups of x    if the number t of the update is a multiple of K_x
+    u ← mean over the groups of u    if t is a multiple of K_u
+    v ← mean over the groups of v    if t is a multiple of K_v
 
 The influence of an old gradient on a moment with decay β halves in ln 0.5 / ln β steps. The second moment has
-the larger β and changes more slowly. The paper advises K_u = 3·K_x and K_v = 6·K_x. That sends 1 + 1/3 + 1/6
-times what parameters alone need, instead of 3 times.
+the larger β and changes more slowly. The paper advises K_u = 3·K_x and K_v = 6·K_x. A rank then sends 1 + 1/3
++ 1/6 times as much as for the parameters alone, instead of 3 times as much.
 
 Differences from the paper:
 
 - The paper's worker is a group here, and each rank averages what it owns of the optimizer state.
 - The paper averages before an update. We average after the previous update, which is the same.
-- The intervals need not be multiples of each other. If only optimizer state is averaged after a step, no
-  parameter crosses groups, and a group gathers its own parameters as after any step.
+- The intervals need not be multiples of each other. If only optimizer state is averaged after a step, groups
+  send each other no parameters, and a group gathers its own parameters as after any step.
 - State that is one number per parameter, such as Adam's step count, is averaged whenever any other state is.
-  These numbers differ if groups have not updated the same parts, and Adam divides by them.
+  The step counts differ if groups have not updated the same parameters, and Adam divides by values that
+  depend on them.
 """
 
 from __future__ import annotations
@@ -59,8 +61,9 @@ PAPER = r"""
 log = logging.getLogger(__name__)
 
 FIRST = ("exp_avg", "momentum_buffer")
+"""The names that torch's optimizers give to the first moment."""
 SECOND = ("exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg")
-"""The names that torch's optimizers give to the second moment; `FIRST` has those of the first."""
+"""The names that torch's optimizers give to the second moment."""
 OWN_THREAD = (
     "optimizer state is averaged between two synchronizations of the parameters, after steps that depend on "
     "the optimizer: choose intervals that are multiples of sync_every"
@@ -69,16 +72,20 @@ OWN_THREAD = (
 
 @dataclass(frozen=True)
 class Periods:
-    """The intervals, in steps, at which optimizer state is averaged: one per kind, or per name in `named`."""
+    """The intervals, in steps, at which optimizer state is averaged.
+
+    `first` and `second` are for all state of the first and the second moment; `named` has intervals for
+    single state names, which take precedence.
+    """
 
     first: int
     second: int
     named: Mapping[str, int]
     wanted: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
-    """The kinds for which the user gave an interval, and the state names of each."""
+    """The state names of each kind of moment for which the user gave an interval, by argument name."""
 
     def of(self, name: str) -> int | None:
-        """Return the interval, in steps, for the state of this name; None if it has none."""
+        """Return the interval, in steps, for the state called `name`; None if it is never averaged."""
         by_kind = dict.fromkeys(FIRST, self.first) | dict.fromkeys(SECOND, self.second)
         return {**by_kind, **self.named}.get(name)
 
@@ -95,7 +102,7 @@ class Periods:
 
 @dataclass
 class Desynced:
-    """The averager `inner` for parameters, and averages of each kind of optimizer state when it is due."""
+    """The averager `inner` for parameters, with averages of each kind of optimizer state at its interval."""
 
     inner: Averager
     every: int
@@ -112,7 +119,7 @@ class Desynced:
         return wanted
 
     def begin(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """Average the state that is due, after an update without a synchronization of the parameters."""
+        """Average the optimizer state that is due after an update at which parameters are not averaged."""
         self._average_due(s)
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterator[Tensor]:
@@ -124,7 +131,7 @@ class Desynced:
             run_averager(self, vectors, s)
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Yield the operations per synchronization, with the state averages until the next one."""
+        """Yield the operations of a synchronization and of the state averages up to the next one."""
         yield from comm_ops(self.inner, m)
         periods = {
             name: period for name in m.optimizer_state if (period := self.periods.of(name)) is not None
@@ -153,10 +160,11 @@ class Desynced:
         return self.periods.of(name) is None and all(x.dim() == 0 for x in tensors)
 
     def _require_known(self, s: StepContext) -> None:
-        """Check the names that the user gave, after the first update.
+        """Check, after the first update, that the optimizer has the state for which the user gave intervals.
 
-        By then an optimizer has all of its state. One rank may lack some, because it owns no tensor of a
-        kind. Collective.
+        Raise `UserError` for a name that it does not have, and warn about a missing kind of moment. By then
+        an optimizer has all of its state. A single rank may lack some, because it owns no parameter with
+        this state, so the ranks gather the names. Collective.
         """
         self._checked = True
         if not (self.periods.named or self.periods.wanted):

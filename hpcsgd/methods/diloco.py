@@ -68,15 +68,16 @@ OUTER_STATE = "outer "
 
 
 class OuterOptimizer:
-    """The averager `inner`, followed by an outer step whose gradient is θ minus the result of `inner`.
+    """The averager `inner`, followed by a step of the outer optimizer on θ.
 
-    θ is the group's model after the last synchronization, or before its first update.
+    θ is the group's model after the last synchronization, or before its first update. The gradient of the
+    outer step is θ minus the result of `inner`.
     """
 
     def __init__(
         self, inner: Averager, make_optimizer: MakeOptimizer, moved_on: Callable[[Sequence[Tensor]], None]
     ) -> None:
-        """Keep the parts, and try out `make_optimizer`.
+        """Store the arguments, and try out `make_optimizer`, which makes the outer optimizer.
 
         `moved_on` is called with the group's model after each outer step. All groups pass the same model if
         `inner` leaves them with the same one.
@@ -118,11 +119,11 @@ class OuterOptimizer:
         states = [dict(self._optimizer.state[theta]) for theta in self._theta]
         names = [name for name, value in states[0].items() if _is_like(value, self._theta[0])]
         moments = {f"{OUTER_STATE}{name}": [state.pop(name) for state in states] for name in names}
-        # The rest, such as a step count, is the same for all buckets.
+        # The remaining state, such as a step count, is the same for all buckets.
         return State(replicated={"rest": states[0]}, sharded={"theta": self._theta, **moments})
 
     def load_state_dict(self, state: State) -> None:
-        """Store the state, which takes effect in the next step."""
+        """Store `state`; `prepare` loads it into θ and the outer optimizer at the next step."""
         self._saved, self._optimizer = state, None
 
     def _start(self, mine: Sequence[Tensor]) -> None:

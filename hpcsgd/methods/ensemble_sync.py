@@ -1,11 +1,12 @@
 """EnsembleSync: groups that may die and return train alone, and those alive average every T steps.
 
-M. Xie, M. Yasunaga: EnsembleSync (manuscript), section 3.1, with M living groups:
+M. Xie, M. Yasunaga: EnsembleSync (manuscript), section 3.1, with M living groups. W_i is the model of group
+i, and W the model that the groups share. The right column says what hpcsgd does:
 
-    1  pull W                                   at a group's first synchronization
-    2  T steps of local SGD                     a group shares each batch among its K_i ranks
-    3  send W_i                                 ring over the groups in the membership, no server
-    4  W ← (1/M) Σ_i W_i over the living
+    1  get W                                    at a group's first synchronization
+    2  train with T steps of local SGD          a group divides each batch among its K_i ranks
+    3  send W_i                                 in a ring over the groups in the membership, without a server
+    4  W ← (1/M) Σ_i W_i over living groups
 
 Differences from the paper:
 

@@ -1,4 +1,4 @@
-"""Federated averaging in a data centre: a few times per epoch, all groups take the mean of some.
+"""Federated averaging in a data centre: a few times per epoch, groups take the mean of some models.
 
 H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas: Communication-Efficient Learning of Deep
 Networks from Decentralized Data, AISTATS 2017, algorithm 1, in the form with which the SelSync paper compares
@@ -59,7 +59,10 @@ PAPER = r"""
 
 @dataclass(frozen=True)
 class PerEpoch:
-    """The schedule with x synchronizations in every S steps, one after each update t where ⌊t·x/S⌋ grows."""
+    """The schedule with x synchronizations in every S steps, at intervals as even as whole steps allow.
+
+    The groups synchronize after update t if ⌊t·x/S⌋ is larger than after the update before.
+    """
 
     x: int
     S: int
@@ -89,7 +92,7 @@ class PerEpoch:
 class MeanOfSome:
     """The averager that sets every group's model w to the mean over ⌈C·P⌉ groups, shard by shard.
 
-    The groups are drawn anew for each synchronization.
+    These groups are drawn anew, from `seed` and t, for each synchronization.
     """
 
     C: float
@@ -105,7 +108,7 @@ class MeanOfSome:
             )
 
     def drawn(self, t: int, P: int) -> list[int]:
-        """Return the groups whose models enter the mean after step t."""
+        """Return the indices of those of the P groups whose models enter the mean after step t."""
         count = math.ceil(Fraction(str(self.C)) * P)  # exact decimals: 0.55 of 100 groups is 55
         return random.Random(f"{self.seed} {t}").sample(range(P), count)
 

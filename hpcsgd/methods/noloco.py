@@ -64,7 +64,10 @@ PAPER = r"""
 
 
 class PairOuterStep:
-    """The outer step of a pair of groups. Slow weights φ and momentum δ are kept for this rank's shards."""
+    """The averager in which pairs of groups take an outer step, with slow weights φ and momentum δ.
+
+    A rank keeps the φ and δ of the shards that it owns. The formulas are those of the module docstring.
+    """
 
     def __init__(self, pairs: Pairs, alpha: float, beta: float, gamma: float) -> None:
         self.pairs = pairs
@@ -77,7 +80,7 @@ class PairOuterStep:
         self._arrived: MessageBuffer | None = None
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """Before the first update, set the slow weights φ to the initial model, or to their saved value."""
+        """Before the first update, set φ to the initial model and δ to zero, or load their saved values."""
         if s.topology.num_groups > 1 and not self._phi:
             kept, self._saved = self._saved.sharded, State()
             self._phi = kept.get("phi") or [_accumulated(own) for own in vectors]
@@ -103,7 +106,7 @@ class PairOuterStep:
         return 2 * m.own_elements(wide=True) + 2 * m.message_buffer()
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """Return the message to one other group: y_i = β·Δ_i + γ·φ_i."""
+        """Return the operation that sends y_i = β·Δ_i + γ·φ_i to one other group, the partner."""
         away = 0.0 if m.groups_per_host >= m.P else (m.P - m.groups_per_host) / (m.P - 1)
         paired = m.P // 2 * 2 / m.P
         return [
@@ -116,11 +119,14 @@ class PairOuterStep:
         return State(sharded={"phi": self._phi, "delta": self._delta}) if self._phi else self._saved
 
     def load_state_dict(self, state: State) -> None:
-        """Store the state, which takes effect in the next step."""
+        """Store `state`; `prepare` loads φ and δ from it at the next step."""
         self._saved, self._phi, self._delta = state, [], []
 
     def _sendrecv(self, s: StepContext, partner: int, like: Sequence[Tensor], moved: list[Tensor]) -> None:
-        """Exchange y with `partner` j in the dtypes of `like`, and apply δ_i ← δ_i + (y_j − y_i)/2."""
+        """Exchange y with group `partner` (j), and apply δ_i ← δ_i + (y_j − y_i)/2.
+
+        `moved` has the movement Δ_i and is overwritten with y_i. y is sent in the dtypes of `like`.
+        """
         y = [by.mul_(self.beta).add_(phi, alpha=self.gamma) for by, phi in zip(moved, self._phi, strict=True)]
         self._sent = self._sent or MessageBuffer.like(like)
         self._arrived = self._arrived or MessageBuffer.like(like)

@@ -1,13 +1,13 @@
 """Post-local SGD: synchronous SGD at first, local SGD once the learning rate has fallen.
 
 T. Lin, S. U. Stich, K. K. Patel, M. Jaggi: Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020
-(arXiv:1808.07217), section 3. H_t, the number of steps between two synchronizations, is 1 up to t', the step
-of the first decay of the learning rate, and H from then on.
+(arXiv:1808.07217), section 3. t' is the step of the first decay of the learning rate. The number of steps
+between two synchronizations is 1 up to t', and H from then on.
 
 The paper's worker is a group here. Until t' the groups average gradients, as in mini-batch SGD, not models;
-for plain SGD both give the same result. The step in which the learning rate is lower than in the step before,
-for the first time, is still synchronous. Until then the optimizer state is the same on all groups; afterwards
-each group has its own.
+for plain SGD both give the same result. Step t', the first one whose learning rate is lower than that of the
+step before, is still synchronous. Until then the optimizer state is the same on all groups; afterwards each
+group has its own.
 """
 
 from __future__ import annotations

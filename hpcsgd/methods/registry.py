@@ -1,4 +1,4 @@
-"""The registry of methods by name. A function that makes a method is added to it at import."""
+"""The registry of methods by name. `@method` adds the decorated function when its file is imported."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ METHODS: dict[str, Callable[..., Method]] = {}
 PAPERS: dict[str, str] = {}
 """The citation of each method's paper, by the method's name.
 
-It is a BibTeX entry, or the key of an entry in ``papers.bib`` if other parts cite the paper, too.
+A citation is a BibTeX entry, or the key of an entry in ``papers.bib`` if other parts cite the paper, too.
 It is empty for a method without a paper.
 """
 DELAYABLE: set[str] = set()
-"""The methods that `delayed` accepts if their other arguments have the default values."""
+"""The names of the methods that `delayed` accepts if their optional arguments have the default values."""
 
 
 def method(*, cite: str = "", delayable: bool = False) -> Callable[[F], F]:
-    """Register the decorated function as the method of its name, with its paper.
+    """Return a decorator that registers a function as the method of its name, with the citation `cite`.
 
     The names in job files, the public names, the citations and the website's pages are made from this
     registry.

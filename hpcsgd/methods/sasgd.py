@@ -54,18 +54,22 @@ PAPER = """
 """
 
 PLAIN = {"momentum": 0, "weight_decay": 0, "maximize": False}
+"""The arguments of torch's SGD, with the values that they have in plain SGD."""
 
 
 class Accumulated:
-    """The averager that updates the common model w with the groups' mean gradient sum, shard by shard."""
+    """The averager that takes one step from the common model w with the groups' mean gradient sum.
+
+    A rank does this for the shards that it owns.
+    """
 
     traits = Traits(All())
 
     def __init__(self) -> None:
         self.agreed: list[Tensor] = []
-        """The common model w; empty before the first step."""
+        """This rank's shards of the common model w; empty before the first step."""
         self.sums: list[Tensor] = []
-        """The sum of this group's gradients since the last synchronization, G_i."""
+        """This rank's shards of G_i, the sum of the group's gradients since the last synchronization."""
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         if s.topology.num_groups == 1:

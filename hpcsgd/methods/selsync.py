@@ -3,17 +3,19 @@
 S. Tyagi, M. Swany: Accelerating Distributed ML Training via Selective Synchronization, IEEE CLUSTER 2023,
 algorithm 1. In step i the worker n
 
-    7   computes g_i, the gradient at its own w
-    8   Δ(g_i) = |E‖g_i‖² − E‖g_{i−1}‖²| / E‖g_{i−1}‖²   (eq. 2), E a moving average
-    9   updates w by g_i
-    11  flag_n = 1 if Δ(g_i) ≥ δ
-    14  gathers the flags of all
-    15  if any is 1: w ← (1/N) Σ_n w_n   (16, 17; to average gradients, 9 applies their mean instead)
+    7   computes g_i, the gradient at its own model w_n
+    8   computes Δ(g_i) = |E‖g_i‖² − E‖g_{i−1}‖²| / E‖g_{i−1}‖²   (eq. 2), where E is a moving average
+    9   updates w_n by g_i
+    11  sets flag_n = 1 if Δ(g_i) ≥ δ
+    14  gathers the flags of all N workers
+    15  if any flag is 1, sets w_n ← (1/N) Σ_n w_n   (lines 16 and 17)
 
-The paper's worker is a group here: its gradient is that of all its K ranks. Instead of a flag, every rank
-sends its part of the squared norm of its group's gradient, 8 bytes. All ranks compute the flags from these.
-So every rank knows the Δ of every group without a second message for K > 1, and the numbers travel during the
-update.
+The paper can also average gradients instead of models: then line 9 applies the mean gradient.
+
+The paper's worker is a group here: its gradient is the mean of those of its K ranks. Instead of a flag, every
+rank sends its part of the squared norm of its group's gradient, 8 bytes. All ranks compute the flags from
+these numbers. So every rank knows the Δ of every group without a second message for K > 1, and the numbers
+travel during the update.
 
 Differences from the paper:
 
@@ -56,9 +58,11 @@ LARGEST = sys.float_info.max
 
 
 class RelativeChange:
-    """Computes Δ(g) of eq. 2 for every group at once, from the squared norms of each step.
+    """A function that computes Δ of eq. 2 for all groups, from the squared norms of a step's gradients.
 
-    There are P norms, in float64. `smoothing` (a) is in (0, 1]; with 1 only the newest norm counts.
+    It gets a float64 vector of P squared norms, one per group, and returns a vector of P values of Δ. It
+    remembers the last `window` vectors for the moving average. `smoothing` (a) is in (0, 1]; with 1 only the
+    newest norms count.
     """
 
     def __init__(self, window: int, smoothing: float) -> None:
@@ -78,7 +82,7 @@ class RelativeChange:
         return torch.where(self._average == before, 0.0, change).clamp(max=LARGEST)
 
     def restore(self, norms: list[Tensor]) -> None:
-        """Continue from these saved squared norms."""
+        """Replace the remembered squared norms with `norms`, one vector per step, oldest first."""
         self.norms.clear()
         self.norms.extend(norms)
         self._average = self._mean() if norms else None
@@ -90,10 +94,10 @@ class RelativeChange:
 
 
 class Significance:
-    """The schedule of lines 8, 11 and 14: decides whether the groups share this step, alike on all ranks.
+    """The schedule of lines 8, 11 and 14: the groups share a step if Δ of any group reached δ.
 
-    Its metrics are `delta` (Δ of the group), `wants_sync` (1.0 if Δ reached δ), and `synced` (1.0 if all
-    groups share the step).
+    All ranks decide alike. Its metrics are `delta` (Δ of this group), `wants_sync` (1.0 if that Δ reached δ),
+    and `synced` (1.0 if all groups share the step).
     """
 
     def __init__(self, delta: float, window: int, smoothing: float | None) -> None:
@@ -105,7 +109,7 @@ class Significance:
         self.traits = ScheduleTraits(threshold=delta)
 
     def begin(self, s: StepContext) -> None:
-        """Start to gather the squared norms, once the gradient is reduced; return at once."""
+        """Start to gather the squared norms of the reduced gradients from all ranks; do not wait for them."""
         if s.topology.num_groups == 1:
             return
         if self._change is None:
@@ -124,7 +128,7 @@ class Significance:
             self._gathering = s.topology.world.run(gather, "sync_decision", part)
 
     def __call__(self, s: StepContext) -> bool:
-        """Return whether the step is significant, once the allgather of `begin` is done."""
+        """Wait for the allgather of `begin`; return whether Δ of any group reached δ in this step."""
         if self._gathering is not None:
             assert self._change is not None
             with phase("sync_decision"):
@@ -141,7 +145,7 @@ class Significance:
         return self._significant
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """Return the operation of line 14: one number from each rank in every step."""
+        """Return the operation of line 14, which gathers one number from each rank in every step."""
         return [CommOp("allgather", "world", FLOAT64 * m.N, "sync_decision")] if m.P > 1 else []
 
     def state_dict(self) -> State:
@@ -153,7 +157,7 @@ class Significance:
 
 @dataclass(frozen=True)
 class Watching:
-    """The averager `inner`; before the update it also starts the decision whether to synchronize."""
+    """The averager `inner`, which also starts the decision of `significance` before each update."""
 
     inner: Averager
     significance: Significance
@@ -197,10 +201,14 @@ class MeanGradient:
 
 
 Aggregate = Callable[[Significance, WithOptimizerState], Averager]
+"""A function that returns the averager for the steps that `Significance` selects."""
 
 
 def parameters(significance: Significance, moments: WithOptimizerState) -> Averager:
-    """Return an averager that averages the groups' models in a significant step (PA)."""
+    """Return an averager that averages the groups' models in a significant step (PA).
+
+    `moments` wraps the averager in one that also treats the optimizer state.
+    """
     return Watching(moments(WithDistance(Mean())), significance)
 
 

@@ -5,8 +5,8 @@ algorithm 1. Node i holds a biased model x_i, a weight w_i, which is 1 at first,
 w_i. In every step it
 
     1  computes its gradient at z_i
-    2  updates x_i by it (SGD, momentum, Adam: their state stays local)
-    3  sends p_ji·x_i and p_ji·w_i to its out-neighbours j, and keeps p_ii of both
+    2  updates x_i by this gradient (with SGD, momentum or Adam, whose state stays local)
+    3  sends p_ji·x_i and p_ji·w_i to its out-neighbours j, and keeps p_ii·x_i and p_ii·w_i
     4  x_i ← Σ_j p_ij·x_j,  w_i ← Σ_j p_ij·w_j,  z_i ← x_i / w_i
 
 The paper's node is a group here. Each of its K ranks gossips the shard that it owns: M/K elements per link.
@@ -44,10 +44,10 @@ from hpcsgd.parts.schedules import Every
 
 @dataclass
 class MessageRound:
-    """The messages of one step: those received, once `work` is done, and the one sent.
+    """The messages of one step: those that this rank receives, and the one that it sends.
 
-    `work` returns the received weights. The communication thread reads them, so that the training thread does
-    not wait for the device.
+    They are complete once `work` is done. `work` returns the weights in the received messages. The
+    communication thread reads the weights, so that the training thread does not wait for the device.
     """
 
     incoming: list[MessageBuffer]
@@ -66,8 +66,8 @@ def _numbers(parcels: Sequence[MessageBuffer]) -> list[float]:
 class PushSum:
     """The averager of lines 3 and 4: x ← P_t x, w ← P_t w with a column-stochastic matrix P_t (push-sum).
 
-    A message is added `staleness` (τ) steps after it was sent, so the messages of at most τ steps are under
-    way between two steps.
+    x has the biased models of all groups, and w their weights. A message is added `staleness` (τ) steps after
+    it was sent, so the messages of at most τ steps are under way between two steps.
     """
 
     def __init__(self, graph: Graph, staleness: int = 0) -> None:
@@ -87,9 +87,9 @@ class PushSum:
         self._link: Communicator | None = None
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """Multiply z_i by w_i, so that the optimizer updates x_i.
+        """Multiply the parameters z_i by w_i, so that the optimizer updates x_i.
 
-        If every rank updates the whole model, this multiplies the whole model, otherwise only the shards.
+        If every rank updates the whole model, multiply the whole model, otherwise only this rank's shards.
         """
         if self.weight != 1:
             for b in s.buckets:
@@ -106,7 +106,7 @@ class PushSum:
         return found
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """Return the messages of line 3, averaged over a period of the graph."""
+        """Return the messages that carry x_i and w_i (line 3), averaged over a period of the graph."""
         nbytes = mean_peers(self.graph, m.P) * m.message_buffer()
         leaving = mean_leaving(self.graph, m.P, m.groups_per_host)
         return [
@@ -114,9 +114,9 @@ class PushSum:
         ]
 
     def state_dict(self) -> State:
-        """Wait for the messages under way, and return them with the weight.
+        """Wait for the messages under way, and return them with the push-sum weight.
 
-        If P or K changes, groups start from the model z with weight 1.
+        If P or K has changed when the state is loaded, groups start from the model z with weight 1.
         """
         arrived = [[message.state_dict() for message, _ in sent.wait()] for sent in self._under_way]
         return State(per_rank={"weight": self.weight, "under_way": arrived})
@@ -129,10 +129,10 @@ class PushSum:
         )
 
     def _send(self, s: StepContext, like: Sequence[Tensor], x: list[Tensor]) -> MessageRound:
-        """Send equal shares of x_i and w_i to the out-neighbours and keep one share.
+        """Send equal fractions of x_i and w_i to the out-neighbours, and keep the same fraction.
 
-        `x` keeps everything that was not sent, so that rounding does not change the sum over all groups. The
-        messages have the layout of `like`.
+        `x` is x_i and becomes what is kept: exactly what was not sent, so that rounding does not change the
+        sum over all groups. The messages have the layout of `like`.
         """
         t, i, n = s.t - 1, s.topology.group_index, s.topology.num_groups
         peers, sources = self.graph.peers(i, t, n), senders(self.graph, i, t, n)
@@ -160,7 +160,7 @@ class PushSum:
         for theirs, weight in sent.wait():
             theirs.add_to(x)
             self.weight += weight
-        if sent.work is not None:  # otherwise they come from a checkpoint, in host memory
+        if sent.work is not None:  # otherwise the buffers come from a checkpoint and are in host memory
             self._spare += sent.incoming + sent.sent
 
     def _room(self, like: Sequence[Tensor]) -> MessageBuffer:

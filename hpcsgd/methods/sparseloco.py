@@ -2,7 +2,7 @@
 
 A. Sarfi, B. Thérien, J. Lidin, E. Belilovsky: Communication Efficient LLM Pre-training with SparseLoCo, 2025
 (arXiv:2508.15706), algorithm 1. From the common model θ each of R workers takes H steps of the inner
-optimizer, to θ_r. With its error feedback e_r and the outer learning rate α:
+optimizer, to θ_r. With the worker's error feedback e_r and the outer learning rate α:
 
     Δ_r = θ − θ_r
     e_r ← β·e_r + Δ_r
@@ -23,8 +23,8 @@ Differences from the paper:
   of the 64 is 0, the smaller size is 0, too, so that a weight with nothing to send does not change. With 4, 8
   or 16 bits Q is `quantizers.int4`, `int8` or `bf16`; with 32 bits there is no quantization.
 - Indices are encoded by `kernels.chosen`, in 8 bits each at the density of 1/64.
-- A separate part decides how many elements of which block are sent: `PerBlock` is the paper's, `AcrossShards`
-  is not.
+- How many elements of which block are sent is a separate choice: `PerBlock` is the paper's, `AcrossShards` is
+  our own.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ VALUES: Mapping[int, Quantizer] = {2: Levels(), 4: int4(), 8: int8(), 16: bf16()
 
 @dataclass(frozen=True)
 class SparseMessage:
-    """The message about one vector: indices and values of the selected elements. `share` sets its size."""
+    """The format of the message about one vector: indices and values of the selected elements.
+
+    `share` says how many elements of which block are selected, and so determines the size of the message.
+    """
 
     share: Share
     values: Quantizer
@@ -92,14 +95,15 @@ class SparseMessage:
         return self.share.starts, self.share.stops, self.share.k
 
     def _places(self) -> int:
-        """Return the bytes of the indices, rounded up to a multiple of 4, where float values may begin."""
+        """Return the bytes of the indices, rounded up to a multiple of 4, so that floats can follow."""
         return -(-kernels.chosen_bytes(*self._segments()) // 4) * 4
 
 
 class SparseDelta:
     """The averager in which groups send a part of their movement and keep the rest for the next time.
 
-    It keeps two vectors like the shards: the common model θ and the error feedback e, M/K elements each.
+    On each rank it keeps two vectors of M/K elements, shaped like the rank's shards: the common model θ and
+    the error feedback e.
     """
 
     traits = Traits(All(), reads_gradients=False, vectors_only=True)
@@ -148,11 +152,11 @@ class SparseDelta:
         return State(sharded={"theta": self._theta, "error": self._error}) if self._theta else self._saved
 
     def load_state_dict(self, state: State) -> None:
-        """Store the state, which takes effect in the next step."""
+        """Store `state`; `prepare` loads θ and e from it at the next step."""
         self._saved, self._theta, self._error = state, [], []
 
     def _start(self, owned: Sequence[Tensor], filled: list[list[slice]]) -> None:
-        """Start from the groups' common model, or from the saved state."""
+        """Set θ to the groups' common model `owned` and e to zero, or both to their saved values."""
         self._filled = filled
         kept, self._saved = self._saved.sharded, State()
         theta = kept.get("theta", owned)
@@ -164,14 +168,17 @@ class SparseDelta:
             e.copy_(saved)
 
     def _without_padding(self, chunks: Sequence[Tensor]) -> list[Tensor]:
-        """Return views of the parts of `chunks` without padding; one empty view if this rank owns nothing."""
+        """Return views of `chunks` without their padding; one empty view if this rank owns no elements."""
         pairs = zip(chunks, self._filled, strict=True)
         return [chunk[run] for chunk, runs in pairs for run in runs] or [chunks[0][:0]]
 
     def _gathered(
         self, s: StepContext, codes: Sequence[SparseMessage], errors: Sequence[Tensor]
     ) -> list[list[Tensor]]:
-        """Exchange the messages over the groups; return, for each vector, those of all groups. Collective."""
+        """Gather the messages of all groups; return, for each vector, a list with one message per group.
+
+        `errors` are the vectors from which this group's messages are made. Collective over the groups.
+        """
         sizes = [code.nbytes for code in codes]
         mine = torch.zeros(sum(sizes), dtype=torch.uint8, device=errors[0].device)
         for code, e, part in zip(codes, errors, torch.split(mine, sizes), strict=True):
@@ -183,7 +190,10 @@ class SparseDelta:
         return [list(column) for column in torch.split(rows, sizes, dim=1)]
 
     def _mean(self, code: SparseMessage, said: Sequence[Tensor], e: Tensor, mine: int) -> Tensor:
-        """Return the mean of the values that the groups sent; subtract from e those of this group."""
+        """Return the mean over the groups of the messages `said` about one vector.
+
+        Subtract from `e`, the error feedback of this vector, what this group (`mine`) sent.
+        """
         total = torch.zeros_like(e)
         for group, part in enumerate(said if code.count else ()):
             where, what = code.read(part.contiguous())

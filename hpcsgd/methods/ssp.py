@@ -2,8 +2,9 @@
 
 Q. Ho, J. Cipar, H. Cui, S. Lee, J. K. Kim, P. B. Gibbons, G. A. Gibson, G. Ganger, E. Xing: More Effective
 Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013, section 2: a worker that reads
-parameters at clock c sees every update of clocks up to c − s − 1, and its own. It may see later ones, too. It
-waits while the slowest worker is more than s clocks behind. With s = 0 that is synchronous SGD.
+parameters at clock c sees every update of clocks up to c − s − 1, and all of its own updates. It may see
+later updates, too. It waits while the slowest worker is more than s clocks behind. With s = 0 the training is
+synchronous SGD.
 
 The paper's worker is a group here. Its clock counts its steps. The parameters, which the paper calls the
 table, are distributed over all N ranks. A group pushes the change that its own optimizer made, times 1/P;

@@ -5,8 +5,8 @@ A. Douillard et al.: Streaming DiLoCo with overlapping communication: Towards a 
 every H steps at an offset of its own, so that the link is always in use. w_i,p is this fragment in the model
 of group i, and θ_p is the common one:
 
-    after update t     θ_p ← OuterOpt(θ_p, θ_p − (1/P) Σ_i w_i,p)    begins
-    after update t+τ   w_i,p ← α·w_i,p + (1 − α)·θ_p                 arrives
+    after update t     groups begin to compute θ_p ← OuterOpt(θ_p, θ_p − (1/P) Σ_i w_i,p)
+    after update t+τ   each group uses the result: w_i,p ← α·w_i,p + (1 − α)·θ_p
 
 With α = 0 a group drops the changes that it made to the fragment in between; with α = 1 it would ignore the
 results. The paper's α is 1/2.
@@ -17,8 +17,7 @@ Differences from the paper:
 - Layers of different sizes are divided evenly, see `hpcsgd.parts.averagers.fragments`.
 - Any method with a fixed period I can be used; without an outer optimizer θ_p is the mean.
 - The offsets of consecutive fragments differ by about I/F steps.
-- Values are sent in their own dtype, or in the format `quantize` of the inner method. That is a format of
-  blocks with a scale, not the paper's E3M0.
+- Values are sent in their own dtype or in the format `quantize` of the inner method, not in the paper's E3M0.
 """
 
 from __future__ import annotations
@@ -54,10 +53,11 @@ log = logging.getLogger(__name__)
 
 
 class Streaming:
-    """The averager with a copy of `how` for each fragment; `turn` says when each fragment begins.
+    """The averager that averages fragments in turn, each with its own copy of the averager `how`.
 
-    If `average` is called when no result is due, the groups first apply the pending averages and then average
-    the whole model at once. The metric `distance` covers all fragments, each as of its last synchronization.
+    `turn` says after which updates each fragment begins; `delay` is τ and `blend` α. If `average` is called
+    when no result is due, groups first apply the pending averages and then average the whole model. The
+    metric `distance` covers all fragments, each as of its last synchronization.
     """
 
     def __init__(self, how: Averager, turn: InTurn, delay: int, blend: float) -> None:
@@ -77,12 +77,12 @@ class Streaming:
             self._start(list(vectors), s)
 
     def is_due(self, s: StepContext, wanted: bool) -> bool:
-        """Return whether a fragment's result is due after this update; without delay, return `wanted`."""
+        """Return whether a fragment's result must be used after this update; without delay, `wanted`."""
         self._asked = s.t
         return any(self._pending(s.t)) if self.delay else wanted
 
     def begin(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """Begin to average the fragments that `turn` lists for this update, except those still under way."""
+        """Begin to average the fragments that `turn` lists for this update; skip those still under way."""
         for p in self.turn.at(s.t):
             if self._streams[p].pending is None:
                 self._begin(self._streams[p], vectors, s)
@@ -102,14 +102,14 @@ class Streaming:
         return found
 
     def finish(self, vectors: Sequence[Tensor], s: StepContext, due: bool) -> None:
-        """Wait for all pending fragments and blend them in; without delay, begin those that are due first."""
+        """Wait for the pending averages and blend them in. Without delay, first begin those that are due."""
         if due and not self.delay:
             self.begin(vectors, s)
         for stream in self._streams:
             self._take_in(stream, vectors, s)
 
     def memory_bytes(self, m: ModelLayout) -> float:
-        """Include the averagers of all fragments: together they keep as much as one for the whole model."""
+        """Return the bytes of pending averages and averagers; the fragments' averagers count as one."""
         I, F = self.turn.I, self.turn.F  # noqa: E741 - the papers' letter
         begun = [[(t + offset) % I for offset in self.turn.offsets] for t in range(I)]
         most = max(sum(steps_ago < self.delay for steps_ago in each) for each in begun)
@@ -119,8 +119,8 @@ class Streaming:
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
         """Yield the operations of a synchronization, which averages one fragment, about 1/F of the model.
 
-        One of F fragments is averaged at a time, each by operations that are counted 1/F times here. So they
-        overlap F·τ steps.
+        Each fragment's operations are counted 1/F times, so that the sum is the mean over the F fragments.
+        They overlap F·τ steps, because only one fragment is averaged at a time.
         """
         F = self.turn.F
         for p in range(F):
@@ -150,7 +150,7 @@ class Streaming:
         return State(replicated=replicated, sharded=chunks, per_rank={"distances": distances})
 
     def load_state_dict(self, state: State) -> None:
-        """Store the state, which takes effect in the next step."""
+        """Store `state`; `prepare` loads it into the fragments at the next step."""
         for stream in self._streams:
             if stream.pending is not None:
                 stream.pending.wait()
@@ -167,11 +167,10 @@ class Streaming:
             prepare(stream.how, stream.fragment.of(owned), replace(s, of_fragment=True))
 
     def _go_on(self, saved: State, s: StepContext) -> None:
-        """Continue from a saved state.
+        """Continue from a saved state, with its pending averages if the number of fragments is the same.
 
-        With the same number of fragments, pending averages continue. Otherwise they are dropped: every
-        fragment gets the vectors that all saved fragments have, and the numbers of the saved fragment that
-        has the fewest vectors.
+        Otherwise these averages are dropped. Every fragment then gets the vectors that all saved fragments
+        have, and the other state of the saved fragment with the fewest vectors.
         """
         same, chunks = saved.replicated, saved.sharded
         known = [{name for name in names if name != LEFT} for names in same["names"]]
@@ -248,12 +247,10 @@ def streaming(method: Method, num_fragments: int, sync_delay: int, update_alpha:
         method: Method with a fixed period I, whose averager needs only the shards that a rank owns.
             `hierarchical` and `diloco` with `keep_state` are examples; others are refused. In a job file:
             ``method = { name = "diloco", sync_every = 30 }``.
-        num_fragments: Number of fragments F, 1 to I. Layers are assigned in strides, so that fragments have
-            about the same size.
+        num_fragments: Number of fragments F, 1 to I. Fragments have about the same size.
         sync_delay: Steps τ from the beginning of a synchronization to the use of its result, 0 to I.
         update_alpha: Weight α of the group's own values when the result is blended in, 0 ≤ α < 1. With 0 the
-            result replaces the fragment, and the changes that the group made to it in between are dropped.
-            Default 0.5, the paper's.
+            result replaces the fragment and all changes made to it in between. Default 0.5, the paper's.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.

@@ -1,4 +1,4 @@
-"""Training with one method and then another: AR/1P-SGP, 2P/1P-SGP (SGP paper, table 5), post-local SGD."""
+"""Training with one method and then another, such as AR/1P-SGP of the SGP paper (table 5)."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ FIRST_LR_DECAY = "first lr decay"
 
 
 class Switch:
-    """The state of a switch: which of the two methods trains now.
+    """The state of a change from the method `first` to the method `then`: which of the two trains now.
 
-    The last step of `first` ends with the plain mean of the models, or with the model that its server holds.
-    So `then` starts from one model.
+    The last step of `first` ends with the plain mean of the groups' models, or with the model that its
+    parameter server holds. So `then` starts from one model. The parts of both methods share this object.
     """
 
     def __init__(self, first: Method, then: Method, at: int | str) -> None:
@@ -56,7 +56,10 @@ class Switch:
 
     @property
     def sequence(self) -> tuple[tuple[int | None, Method], ...]:
-        """Each method with its last step; `first` is left out if it has no step."""
+        """Both methods in order, each with the number of its last step, or None if it has none known.
+
+        `first` is left out if it trains no step.
+        """
         if self.at == 0:
             return ((None, self.then),)
         return ((self.at if isinstance(self.at, int) else None, self.first), (None, self.then))
@@ -67,7 +70,7 @@ class Switch:
 
     @property
     def changes(self) -> bool:
-        """True if the groups are about to become one model for `then`."""
+        """True if this is the last step of `first`, and the groups have not been set to one model yet."""
         return self.last and not self.over
 
     def look(self, s: StepContext) -> None:
@@ -116,8 +119,8 @@ class SwitchedGradReduce:
     def gather(self, s: StepContext) -> None:
         """Gather the parameters of the group.
 
-        In the last step of `first` they are gathered unquantized, so that no error remains that `then` does
-        not know.
+        In the last step of `first` they are gathered unquantized, so that no quantization error remains,
+        which `then` would not know.
         """
         if self._beside is not None and not self._turn.last:
             self._beside.gather(s)
@@ -146,7 +149,7 @@ class SwitchedSchedule:
 
     @property
     def traits(self) -> ScheduleTraits:
-        """The traits, with the share of synchronized steps of the method that trains now."""
+        """The traits of this schedule; `rate` is that of the method that trains now."""
         return ScheduleTraits(rate=self._turn.method.schedule.traits.rate)
 
 
@@ -195,9 +198,9 @@ class SwitchedAverager:
             finish(self._turn.method.averager, vectors, s, due)
 
     def _to_one_model(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """Set all groups to one model.
+        """Set all groups to one model, from which `then` starts.
 
-        The distance is measured, unless `first` has just measured its own or the models of its groups never
+        Measure the model distance, unless `first` has just measured its own or its groups' models never
         differ.
         """
         first = self._turn.first

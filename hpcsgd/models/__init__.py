@@ -45,11 +45,14 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 LIBRARIES: Mapping[str, Callable[[str, Mapping[str, Any]], nn.Module]] = {"transformers": of_transformers}
-"""For each library, a function that makes a model from the name of one of its classes and arguments."""
+"""For each library, a function that makes a model from a class name of the library and arguments."""
 
 
 def is_known(name: str) -> bool:
-    """Return whether `name` is a built-in model or one of a library. Their errors are due to arguments."""
+    """Return whether `name` is a built-in model or one of a library.
+
+    If such a model cannot be built, the reason is in its arguments.
+    """
     return name in MODELS or name.partition(":")[0] in LIBRARIES
 
 

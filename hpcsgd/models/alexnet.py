@@ -1,9 +1,9 @@
 """AlexNet, in the form of "One weird trick for parallelizing convolutional neural networks".
 
 Krizhevsky, 2014, https://arxiv.org/abs/1404.5997: five convolutions, three of them with 3 × 3 max pooling,
-and three linear layers, on one device and without normalization of responses. Difference: the result of the
-last pooling is averaged to 6 × 6, so that images may have any size from 63 × 63. SelSync trains it on
-ImageNet (section IV-A).
+and three linear layers, on one device and without normalization of responses. Difference from the paper: the
+result of the last pooling is averaged to 6 × 6, so that images may have any size from 63 × 63. SelSync trains
+the model on ImageNet (section IV-A).
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from torch import nn
 from hpcsgd.errors import UserError
 
 POOLED = 6
+"""Side of the averaged result of the convolutions, in pixels."""
 HIDDEN = 4096
+"""Number of units of a hidden linear layer."""
 
 
 def alexnet(classes: int = 1000, channels: int = 3, dropout: float = 0.5) -> nn.Sequential:

@@ -10,9 +10,10 @@ from hpcsgd.errors import UserError
 
 
 def cnn(shape: Sequence[int], classes: int = 10, widths: Sequence[int] = (32, 64)) -> nn.Sequential:
-    """Return 3 x 3 convolutions of these widths, each with ReLU and 2 x 2 pooling, and a linear layer.
+    """Return 3 x 3 convolutions, each followed by ReLU and 2 x 2 pooling, and a linear layer.
 
-    `shape` is (C, H, W): [b, C, H, W] → [b, classes]. Raises `UserError` if the pooling leaves nothing.
+    [b, C, H, W] → [b, classes]. `shape` is (C, H, W), and `widths` has the numbers of output channels of the
+    convolutions. Raises `UserError` if the pooling leaves no pixel.
     """
     if len(shape) != 3:
         raise UserError(f"shape {list(shape)}: three numbers are needed, channels, height, width")

@@ -1,10 +1,15 @@
 """EDSR: super-resolution of images by a factor of 2 or 4.
 
 "Enhanced Deep Residual Networks for Single Image Super-Resolution" (Lim et al., 2017),
-https://arxiv.org/abs/1707.02921, section 3 and figure 3. A convolution is followed by residual blocks
-without batch norm, whose results are scaled down before they are added, a convolution, and the sum over all
-blocks. Then each doubling has a convolution that makes four pixels of one, and a last convolution follows.
-Hierarchical local SGD trains it on DIV2K with 32 blocks (section IV-A), which are the defaults here.
+https://arxiv.org/abs/1707.02921, section 3 and figure 3. The layers are:
+
+- a convolution
+- residual blocks without batch norm, whose results are scaled down before they are added, and a convolution;
+  their result is added to that of the first convolution
+- for each doubling of the size, a convolution that makes four pixels of one
+- a last convolution
+
+Hierarchical local SGD trains the model on DIV2K with 32 blocks (section IV-A), which are the defaults here.
 """
 
 from __future__ import annotations
@@ -16,13 +21,13 @@ from torch.nn.functional import relu
 from hpcsgd.errors import UserError
 
 MEAN = (0.4488, 0.4371, 0.4040)
-"""Mean of the training images of DIV2K, from 0 to 1; it is subtracted from the input."""
+"""Mean of each channel of DIV2K's training images, from 0 to 1, which is subtracted from the input."""
 DOUBLINGS = {2: 1, 4: 2}
-"""Number of doublings for each scale."""
+"""Number of doublings of the size, by scale."""
 
 
 class EDSR(nn.Module):
-    """The model: images [b, 3, H, W], from 0 to 1 → [b, 3, scale·H, scale·W]."""
+    """The EDSR model: images [b, 3, H, W] with values from 0 to 1 → [b, 3, scale·H, scale·W]."""
 
     mean: Tensor
 
@@ -42,7 +47,7 @@ class EDSR(nn.Module):
 
 
 class Block(nn.Module):
-    """A block x + residual · f(x), with two convolutions in f: [b, width, H, W] → the same shape."""
+    """A residual block x + residual · f(x), where f has two convolutions: [b, width, H, W] → the same."""
 
     def __init__(self, width: int, residual: float) -> None:
         super().__init__()
@@ -54,7 +59,7 @@ class Block(nn.Module):
 
 
 class Doubling(nn.Module):
-    """A layer that doubles the size: [b, width, H, W] → [b, width, 2·H, 2·W]."""
+    """A layer that doubles height and width of images: [b, width, H, W] → [b, width, 2·H, 2·W]."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Distribution of rank 0's values of an FSDP model, block by block. Other ranks need not have values."""
+"""Distribution of rank 0's values of an FSDP model, unit by unit. Other ranks need not have values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from hpcsgd.errors import UserError
 
 META = torch.device("meta")
 Outline = dict[str, tuple[str, bool]]
-"""By name: a description that must be equal on all ranks, and True if this rank has values for it."""
+"""The outline of a model, by name of each parameter and buffer.
+
+It has a description that must be equal on all ranks, and True if this rank has values for the tensor.
+"""
 NOTHING = "nothing", False
+"""The entry of an outline for a tensor that a rank does not have."""
 
 
 def outline(model: nn.Module, parts: Sequence[nn.Module], kind: str) -> Outline:
@@ -28,7 +32,10 @@ def outline(model: nn.Module, parts: Sequence[nn.Module], kind: str) -> Outline:
 
 
 def require_alike(mine: Outline, first: Outline) -> None:
-    """Raise `UserError` unless rank 0 (`first`) has the same model, with all values that this rank has."""
+    """Raise `UserError` unless rank 0 has the same model, with values for all tensors that have some here.
+
+    `mine` is this rank's outline, `first` that of rank 0.
+    """
     for name in dict.fromkeys([*mine, *first]):
         (ours, here), (theirs, there) = mine.get(name, NOTHING), first.get(name, NOTHING)
         if ours != theirs:
@@ -40,7 +47,10 @@ def require_alike(mine: Outline, first: Outline) -> None:
 
 
 def share_values(topology: Topology, model: nn.Module, unit: nn.Module, given: Collection[str]) -> None:
-    """Copy rank 0's values to all ranks, for those parameters of `unit` whose names are in `given`."""
+    """Copy rank 0's values of the parameters of `unit` to all ranks, if their names are in `given`.
+
+    Collective.
+    """
     within = next(name for name, module in model.named_modules() if module is unit)
     for name, param in list(unit.named_parameters(within)):
         if name in given and not is_fsdp(param):
@@ -60,14 +70,14 @@ def share_buffers(topology: Topology, model: nn.Module, given: Collection[str], 
 
 @torch.no_grad()
 def _share(topology: Topology, x: Tensor) -> None:
-    """Broadcast rank 0's values of x in host memory, because ranks may have x on different devices."""
+    """Broadcast rank 0's values of x through host memory, because ranks may have x on different devices."""
     values = x.detach().cpu().contiguous()
     topology.world.bcast(values.view(torch.uint8) if values.dtype == torch.bool else values).wait()
     x.copy_(values)
 
 
 def make_room(model: nn.Module, param: nn.Parameter) -> None:
-    """Replace a parameter by one with memory on the host, in every module that has it."""
+    """Replace `param` with a parameter that has memory on the host, in every module that has it."""
     room = nn.Parameter(torch.empty_like(param, device="cpu"), requires_grad=param.requires_grad)
     for module in model.modules():
         for name, theirs in list(module.named_parameters(recurse=False, remove_duplicate=False)):

@@ -1,10 +1,12 @@
-"""A decoder-only Transformer: each token is predicted from those before it.
+"""A decoder-only Transformer: each token is predicted from the tokens before it.
 
 "Language Models are Unsupervised Multitask Learners" (Radford et al., 2019), GPT-2: blocks of attention and
-perceptron, each with a normalization before it. The sizes of the presets are from this paper, too. So are the
-initial weights, with which the sum over all blocks does not grow with the number of blocks. Differences, as
-in most models since: positions by rotation of queries and keys (RoFormer, https://arxiv.org/abs/2104.09864,
-eqs. 15 and 34), RMSNorm (https://arxiv.org/abs/1910.07467), no biases. So texts may have any length.
+perceptron, each with a normalization before it. The sizes of the presets and the initial weights are from
+this paper, too. With these weights the sum over all blocks does not grow with the number of blocks.
+
+Differences from the paper, as in most models since: positions are represented by rotation of queries and keys
+(RoFormer, https://arxiv.org/abs/2104.09864, eqs. 15 and 34), so that texts may have any length. The model has
+RMSNorm (https://arxiv.org/abs/1910.07467) and no biases.
 """
 
 from __future__ import annotations
@@ -18,14 +20,20 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 from hpcsgd.errors import UserError, near_miss
 
 PRESETS: Mapping[str, tuple[int, int, int]] = {"small": (768, 12, 12), "medium": (1024, 24, 16)}
-"""Width, layers and heads. With 50,257 types, tied, they have 124 and 354 million parameters."""
+"""Width, layers and heads of each preset.
+
+With 50,257 types and tied weights, the models have 124 and 354 million parameters.
+"""
 BASE = 10_000.0
+"""The base of the angles by which queries and keys are rotated; see `rotation`."""
 SPREAD = 0.02
+"""Standard deviation of the initial weights."""
 EPSILON = 1e-5
+"""The number that RMSNorm adds to the mean square."""
 
 
 class GPT(nn.Module):
-    """The model: token ids int64 [b, T] → scores [b, T, types] of the next token after each."""
+    """The GPT model: token ids int64 [b, T] → scores [b, T, types] of the next token after each."""
 
     def __init__(self, types: int, width: int, layers: int, heads: int, dropout: float, tied: bool) -> None:
         super().__init__()
@@ -41,7 +49,10 @@ class GPT(nn.Module):
             self.scores.weight = self.embedding.weight
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize a module. `fully_shard` calls this method, as it does for models of `transformers`."""
+        """Initialize `module`, a part of the model.
+
+        `fully_shard` also calls this method, whose name is that in models of the library `transformers`.
+        """
         if isinstance(module, nn.Linear | nn.Embedding):
             std = SPREAD / (2 * len(self.blocks)) ** 0.5 if isinstance(module, IntoTheSum) else SPREAD
             nn.init.normal_(module.weight, std=std)
@@ -55,11 +66,14 @@ class GPT(nn.Module):
 
 
 class IntoTheSum(nn.Linear):
-    """The last linear layer of attention or perceptron, whose result is added to the block's input."""
+    """The last linear layer of an attention or perceptron: its result is added to the block's input."""
 
 
 class Block(nn.Module):
-    """A block: the result of attention is added to x, and then the result of a perceptron."""
+    """A Transformer block, which adds the result of attention, and then of a perceptron, to its input.
+
+    [b, T, width] → the same shape.
+    """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -74,7 +88,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention: every token attends to itself and to those before it."""
+    """Causal attention, in which every token attends to itself and to the tokens before it."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -93,6 +107,8 @@ class Attention(nn.Module):
 
 
 class Perceptron(nn.Module):
+    """Two linear layers with GELU between them, applied to each token."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.first = nn.Linear(width, 4 * width, bias=False)

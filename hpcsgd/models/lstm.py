@@ -1,4 +1,4 @@
-"""The classical language model: an embedding, LSTM layers, and a score for every type of token.
+"""The classical recurrent language model: an embedding, LSTM layers, and a score for every token type.
 
 "Recurrent Neural Network Regularization" (Zaremba et al., 2014), https://arxiv.org/abs/1409.2329: dropout
 between layers, not along time. Tied weights: https://arxiv.org/abs/1608.05859. Both papers carry the state
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from hpcsgd.errors import UserError
 
 SPREAD = 0.1
-"""Embeddings and scores start uniform in ± this value, biases at 0."""
+"""Initial weights of embedding and scores are uniform in ± this value; initial biases are 0."""
 
 
 class LanguageModel(nn.Module):
-    """The model: token ids int64 [b, T] → scores [b, T, types] of the next token after each."""
+    """The LSTM model: token ids int64 [b, T] → scores [b, T, types] of the next token after each."""
 
     def __init__(
         self, types: int, embedding: int, hidden: int, layers: int, dropout: float, tied: bool

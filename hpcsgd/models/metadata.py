@@ -1,6 +1,7 @@
-"""Safe reading of the index of a torch.distributed.checkpoint, a pickle that torch would let run code.
+"""A check of the index of a checkpoint of torch.distributed.checkpoint, before torch reads it.
 
-Before torch reads the index, it is checked here: it may refer only to classes that such an index needs.
+The index is a pickle, and torch would let it run any code. The check allows it to refer only to the classes
+that an index needs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ALLOWED = {
 
 
 class IndexUnpickler(pickle.Unpickler):
-    """An unpickler that knows only the parts of an index."""
+    """An unpickler that makes only objects of the classes that an index needs."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         """Return an allowed class, or a tensor type. Raises `UnpicklingError` for anything else."""
@@ -42,9 +43,10 @@ class IndexUnpickler(pickle.Unpickler):
 
 
 def member(of: Any, name: str) -> Enum:
-    """Return a member of an enumeration, without executing any other code.
+    """Return the member `name` of the enumeration `of`; refuse anything else.
 
-    Python 3.11.0 to 3.11.3 writes such a member as a call of `getattr`.
+    Python 3.11.0 to 3.11.3 writes such a member as a call of `getattr`, which this function replaces, because
+    `getattr` could be used to run code.
     """
     if not (isinstance(of, type) and issubclass(of, Enum) and name in of.__members__):
         refuse("builtins.getattr")
@@ -56,6 +58,9 @@ def refuse(what: str) -> NoReturn:
 
 
 def require_plain(folder: Path) -> None:
-    """Raise `UnpicklingError`, or another exception of a damaged pickle, unless the index is plain."""
+    """Raise `UnpicklingError` if the index in `folder` refers to other classes than an index needs.
+
+    A damaged index may cause other exceptions.
+    """
     with (folder / INDEX).open("rb") as file:
         IndexUnpickler(file).load()

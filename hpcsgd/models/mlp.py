@@ -9,7 +9,10 @@ from torch import nn
 
 
 def mlp(inputs: int, hidden: Sequence[int] = (128,), classes: int = 10) -> nn.Sequential:
-    """Return linear layers of `hidden` units with ReLU: [b, ...], `inputs` values each → [b, classes]."""
+    """Return linear layers with `hidden` units and ReLU, and a last layer: [b, ...] → [b, classes].
+
+    `inputs` is the number of values of a sample.
+    """
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise([inputs, *hidden]):
         layers += [nn.Linear(before, after), nn.ReLU()]

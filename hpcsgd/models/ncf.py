@@ -1,9 +1,9 @@
 """NeuMF of "Neural Collaborative Filtering" (He et al., 2017): https://arxiv.org/abs/1708.05031.
 
-The model predicts which items a user likes, from users and items alone. One layer (eq. 12) joins a product
-of embeddings (GMF, eqs. 8 and 9) and a perceptron on other embeddings (eq. 10). Differences from the paper:
-the loss applies the sigmoid, not the model. The two halves are trained together from the beginning, not each
-alone first.
+The model predicts which items a user likes, from the numbers of user and item alone. It has two halves: a
+product of embeddings (GMF, eqs. 8 and 9), and a perceptron on other embeddings (eq. 10). A linear layer (eq.
+12) makes a score of their results. Differences from the paper: the loss applies the sigmoid, not the model.
+The two halves are trained together from the beginning; the paper first trains each separately.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ DEVIATION = 0.01
 
 
 class NeuMF(nn.Module):
-    """The model: pairs of user and item, int64 [..., 2] → scores [...], above 0 if a rating is likely."""
+    """The NeuMF model: pairs of user and item, int64 [..., 2] → scores [...].
+
+    A score is above 0 if the user is likely to have rated the item.
+    """
 
     def __init__(self, users: int, items: int, factors: int, hidden: Sequence[int]) -> None:
         super().__init__()

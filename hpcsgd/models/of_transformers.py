@@ -1,7 +1,7 @@
 """Models of the library `transformers`, built from a configuration, with random weights; no download.
 
-The models keep their classes and names of weights, so that the library can read the trained model. Only the
-output changes: it is the scores instead of a table of results.
+The models keep their classes and the names of their weights, so that the library can read the trained model.
+Only the output changes: it is the tensor of scores ("logits"), instead of an object with several results.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from hpcsgd.named import require_arguments
 
 TYPE = "model_type"
 OF_THEIR_VOCABULARY = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Arguments whose defaults fit only the vocabulary of the library's own model."""
 _BUILDING = threading.Lock()
-"""A lock, because ranks may be threads: building changes torch's defaults, and the library must not be
-imported by two threads at once.
+"""The lock for building models, because ranks may be threads.
+
+Building changes torch's defaults, and two threads must not import the library at the same time.
 """
 
 
@@ -85,7 +87,7 @@ def _config_class(library: Any, model_type: Any) -> Any:
 
 
 def _reported(name: str, library: Any, make: Any, *values: Any, **arguments: Any) -> Any:
-    """Return the result of `make`. Exceptions of the library become a `UserError` of one line."""
+    """Return the result of `make`. An exception of the library is raised as a one-line `UserError`."""
     from huggingface_hub.errors import StrictDataclassError
 
     try:

@@ -10,10 +10,11 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def regions(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost modules that consist of others, except those that only contain regions.
+    """Yield the regions: the outermost modules that consist of other modules, at any depth.
 
-    Regions are, for example, residual blocks or the layers of a Transformer, at any depth. Each element of a
-    `ModuleList` of such blocks is one region, even if it has lists of its own, such as one of experts.
+    Regions are, for example, residual blocks or the layers of a Transformer. A container, or a module with a
+    `ModuleList` of such blocks, is not itself a region; the search continues inside it. Each element of such
+    a list is one region, even if it has lists of its own, such as one of experts.
     """
     for child in model.children():
         listed = isinstance(model, nn.ModuleList) or not any(map(_lists_regions, child.modules()))

@@ -1,9 +1,10 @@
 """The residual networks for CIFAR of "Deep Residual Learning for Image Recognition" (He et al., 2015).
 
-https://arxiv.org/abs/1512.03385, section 4.2: a 3 x 3 stem, three stages of n blocks with 16, 32 and 64
-channels, global average pooling, one linear layer: 6n + 2 layers. Shortcuts are option A: where the size
-changes, every second pixel is taken and new channels are zero, so that they have no parameters. The networks
-of that paper for ImageNet (torchvision's resnet18 and so on) are different, and wider.
+https://arxiv.org/abs/1512.03385, section 4.2. The networks have a first 3 x 3 convolution, three stages of n
+blocks with 16, 32 and 64 channels, global average pooling and one linear layer: 6n + 2 layers. Shortcuts are
+the paper's option A: if the size changes, they use every second pixel and fill new channels with zeros, so
+that they have no parameters. The networks of that paper for ImageNet (torchvision's resnet18 and so on) are
+different, and wider.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch.nn.functional import pad, relu
 from hpcsgd.errors import UserError
 
 WIDTHS = (16, 32, 64)
+"""Number of channels of each stage."""
 
 
 class Block(nn.Module):

@@ -1,11 +1,11 @@
 """The residual networks of 10 and 18 layers (He et al., 2015) as they are trained on CIFAR.
 
-https://arxiv.org/abs/1512.03385, table 1: four stages of two blocks with 64, 128, 256 and 512 channels; each
-stage except the first has half the size of the one before. With one block each, it is the network of 10
-layers that EnsembleSync trains (its section 4.1), which is not in the paper of He et al. Shortcuts are
-option B: where the size changes, a 1 x 1 convolution with batch norm. Difference from the paper's networks,
-which are for ImageNet: a 3 x 3 stem without stride and no max pooling, so that 32 x 32 pixels are still 4 x
-4 in the last stage.
+https://arxiv.org/abs/1512.03385, table 1. The network of 18 layers has four stages of two blocks, with 64,
+128, 256 and 512 channels. Each stage except the first halves height and width. With one block per stage, it
+is the network of 10 layers that EnsembleSync trains (its section 4.1), which is not in the paper of He et al.
+Shortcuts are the paper's option B: if the size changes, a 1 x 1 convolution with batch norm. Difference from
+the paper's networks, which are for ImageNet: the first convolution is 3 x 3 without stride, and there is no
+max pooling, so that images of 32 x 32 pixels are still 4 x 4 in the last stage.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 WIDTHS = (64, 128, 256, 512)
+"""Number of channels of each stage."""
 
 
 class ProjectionBlock(nn.Module):
@@ -54,7 +55,7 @@ def resnet18(classes: int = 10, channels: int = 3) -> nn.Sequential:
 
 
 def _of_blocks(blocks: int, classes: int, channels: int) -> nn.Sequential:
-    """Return a network with this number of blocks in each stage."""
+    """Return a network with `blocks` blocks in each stage."""
     layers: list[nn.Module] = [_conv(channels, WIDTHS[0], 1), nn.BatchNorm2d(WIDTHS[0]), nn.ReLU()]
     inputs = WIDTHS[0]
     for width in WIDTHS:

@@ -1,8 +1,9 @@
 """The residual networks of 50 and 101 layers (He et al., 2015) as they are trained on ImageNet.
 
-https://arxiv.org/abs/1512.03385, table 1 and figure 5: a 7 × 7 stem with max pooling, then four stages of 3,
-4, 6 and 3 bottlenecks, or of 3, 4, 23 and 3. Difference from the paper: if a stage halves the size, its 3 ×
-3 convolution does so, not the 1 × 1 before it, as in most code since.
+https://arxiv.org/abs/1512.03385, table 1 and figure 5. A 7 × 7 convolution and max pooling (the stem) are
+followed by four stages of 3, 4, 6 and 3 bottlenecks, or of 3, 4, 23 and 3. Difference from the paper, as in
+most code since: if a stage halves height and width, its first 3 × 3 convolution does so, and not the 1 × 1
+convolution before it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from torch.nn.functional import relu
 from hpcsgd.errors import UserError
 
 WIDTHS = (64, 128, 256, 512)
-"""Channels of the 3 × 3 convolutions of a stage."""
+"""Number of channels of the 3 × 3 convolutions of each stage."""
 STEMS = {7: "for ImageNet", 3: "for 32 × 32 pixels"}
-"""Sizes of the first convolution. The one for ImageNet has stride 2, and pooling after it."""
+"""Allowed sizes of the first convolution. The one for ImageNet has stride 2, and pooling after it."""
 EXPANSION = 4
+"""How many times as many channels a bottleneck's result has as its 3 × 3 convolution."""
 
 
 class Bottleneck(nn.Module):
@@ -63,7 +65,7 @@ def resnet101(classes: int = 1000, channels: int = 3, stem: int = 7) -> nn.Seque
 
 
 def _of_blocks(blocks: Sequence[int], classes: int, channels: int, stem: int) -> nn.Sequential:
-    """Return a network with these numbers of blocks in the stages."""
+    """Return a network with `blocks[i]` bottlenecks in stage i, and a first convolution of size `stem`."""
     if stem not in STEMS:
         allowed = " and ".join(f"{size} ({which})" for size, which in STEMS.items())
         raise UserError(f"stem = {stem}: allowed are {allowed}", key="stem", value=stem)

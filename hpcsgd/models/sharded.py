@@ -1,10 +1,10 @@
-"""FSDP models, which no rank ever holds whole.
+"""FSDP models, which no rank ever has to hold whole.
 
-The model is built without values. torch (`fully_shard`) shards it over the group block by block. Each block
-gets its values just before it is sharded.
+The model can be built without values. torch's `fully_shard` shards it over the group, one FSDP unit after the
+other. Each unit gets its values just before it is sharded.
 
-A generator of the host draws the initial values of a module, from a seed that depends on the module's name.
-So the model is the same for every K and on every device.
+A random generator on the host draws the initial values of a module, with a seed that depends on the module's
+name. So the model is the same for every K and on every device.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ from hpcsgd.models.regions import regions
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Create parameters of modules on the meta device inside this context; buffers keep their values."""
+    """Let modules create their parameters on the meta device inside this context, so without values.
+
+    Buffers keep their values.
+    """
     register = nn.Module.register_parameter
     made: MutableMapping[nn.Parameter, nn.Parameter] = WeakIdKeyDictionary()
 
@@ -181,7 +184,10 @@ def fsdp_units(model: nn.Module, units: Sequence[str] | None) -> list[tuple[nn.M
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Return whether each component fits: "blocks.*" are the blocks, not the modules inside them."""
+    """Return whether each component of `name` fits that of `pattern`.
+
+    For example, "blocks.*" fits the blocks, but not the modules inside them.
+    """
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
@@ -232,14 +238,14 @@ def _start(model: nn.Module, module: nn.Module, name: str, seed: int) -> None:
 
 
 def _nothing(dtype: torch.dtype) -> float | int:
-    """Return a value that marks buffers which have no values yet."""
+    """Return the value that marks elements of a buffer of `dtype` which have not been initialized yet."""
     if dtype.is_floating_point:
         return float("nan")
     return True if dtype == torch.bool else torch.iinfo(dtype).min
 
 
 def _require_known(policies: Iterable[str]) -> None:
-    """Raise `UserError` for a name that neither torch's `fully_shard` nor ours has as an argument."""
+    """Raise `UserError` for a name in `policies` that torch's `fully_shard` does not have as an argument."""
     from torch.distributed.fsdp import fully_shard as of_torch
 
     allowed = [name for name in inspect.signature(of_torch).parameters if "mesh" not in name]
@@ -270,7 +276,10 @@ def _shard(unit: nn.Module, mesh: Any, policies: dict[str, Any]) -> None:
 
 
 def _accumulated(unit: nn.Module) -> dict[str, Any]:
-    """Return a policy that adds up gradients of 16 bits in float32; torch's default adds them in 16 bits."""
+    """Return a policy by which torch adds up 16-bit gradients of `unit` in float32, and not in 16 bits.
+
+    Return {} if the unit has no 16-bit parameters.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     dtypes = {p.dtype for p in unit.parameters() if not is_fsdp(p)}

@@ -26,7 +26,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.torch_private import BatchNorm
 
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-"""The allowed classes, exactly: a subclass may compute something else."""
+"""The classes of the layers that can be replaced. Subclasses are excluded: they may compute anything."""
 
 
 @checked
@@ -92,7 +92,10 @@ def _is_plain(layer: nn.Module, name: str, model: nn.Module) -> TypeGuard[BatchN
 
 
 class SyncBatchNorm(BatchNorm):
-    """A batch norm layer over the ranks of a group, with all attributes of the `layer` that it replaces."""
+    """A batch norm layer that uses the samples of all `ranks`, made from the `layer` that it replaces.
+
+    It gets all attributes of `layer`.
+    """
 
     def __init__(self, layer: BatchNorm, ranks: Communicator) -> None:
         super().__init__(layer.num_features)
@@ -100,7 +103,7 @@ class SyncBatchNorm(BatchNorm):
         self._ranks = ranks
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
-        """Copy the layer, as for a moving average of a model; the copy uses the same ranks."""
+        """Return a copy of the layer that uses the same ranks, for example in a moving average of a model."""
         memo[id(self._ranks)] = self._ranks
         memo[id(self)] = made = type(self).__new__(type(self))
         made.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -116,7 +119,7 @@ class SyncBatchNorm(BatchNorm):
             raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch calls it so
-        """Normalize `input`, in training by the samples of all ranks."""
+        """Normalize `input`, in training with the mean and variance of the samples of all ranks."""
         if self._ranks.size == 1 or not self.training:
             return super().forward(input)
         self._check_input_dim(input)
@@ -133,7 +136,7 @@ class SyncBatchNorm(BatchNorm):
         )
 
     def _factor(self) -> float:
-        """Count this step, and return the weight of its statistics in the running statistics."""
+        """Count this step, and return the weight of the batch's mean and variance in the running ones."""
         if self.num_batches_tracked is None:
             return self.momentum or 0.0
         self.num_batches_tracked.add_(1)
@@ -194,9 +197,10 @@ class _Normalize(Function):
 
 
 def _together(x: Tensor, ranks: Communicator) -> tuple[float, Tensor, Tensor]:
-    """Return the statistics of each channel over all ranks.
+    """Return n, m and M of the module docstring over all ranks; m and M have one value per channel.
 
-    These are: the number of values, their mean, and the sum of their squared deviations from it.
+    n is the number of values of a channel, m their mean, and M the sum of their squared deviations from m.
+    Collective.
     """
     flat = x.transpose(0, 1).reshape(x.size(1), -1)
     mean = flat.mean(1) if flat.size(1) else flat.new_zeros(flat.size(0))

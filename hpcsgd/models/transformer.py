@@ -1,10 +1,11 @@
-"""The Transformer's encoder as a language model: each token is predicted from those before it.
+"""The Transformer's encoder as a language model: each token is predicted from the tokens before it.
 
 "Attention Is All You Need" (Vaswani et al., 2017), https://arxiv.org/abs/1706.03762, sections 3.1 to 3.5.
-The result of attention is added and the sum normalized, then the result of a perceptron of two layers.
-Embeddings are multiplied by √width, and positions are sines and cosines. There is no decoder, and a mask
-hides later tokens, as in PyTorch's example of a language model on words. SelSync trains it on WikiText-103
-(section IV-A) with the sizes that are the defaults here.
+A layer adds the result of attention to its input and normalizes the sum. Then it does the same with the
+result of a perceptron of two layers. Embeddings are multiplied by √width, and positions are represented by
+sines and cosines. There is no decoder, and a mask hides later tokens, as in PyTorch's example of a language
+model on words. SelSync trains the model on WikiText-103 (section IV-A) with the sizes that are the defaults
+here.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from torch.nn.functional import relu, scaled_dot_product_attention
 from hpcsgd.errors import UserError
 
 BASE = 10_000.0
+"""The base of the wavelengths of sines and cosines; see `positions`."""
 SPREAD = 0.1
-"""Embeddings and scores start uniform in ± this value, biases of scores at 0."""
+"""Initial weights of embedding and scores are uniform in ± this value."""
 
 
 class Transformer(nn.Module):
-    """The model: token ids int64 [b, T] → scores [b, T, types] of the next token after each."""
+    """The Transformer: token ids int64 [b, T] → scores [b, T, types] of the next token after each."""
 
     def __init__(
         self, types: int, width: int, layers: int, heads: int, hidden: int, dropout: float, tied: bool
@@ -39,7 +41,10 @@ class Transformer(nn.Module):
             self.scores.weight = self.embedding.weight
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize a module. `fully_shard` calls this method, as it does for models of `transformers`."""
+        """Initialize `module`, a part of the model.
+
+        `fully_shard` also calls this method, whose name is that in models of the library `transformers`.
+        """
         if module is self.embedding or module is self.scores:
             nn.init.uniform_(module.weight, -SPREAD, SPREAD)  # pyright: ignore[reportArgumentType]
         if module is self.scores:
@@ -62,7 +67,11 @@ class Projections(nn.Linear):
 
 
 class Layer(nn.Module):
-    """A layer: results of attention and then of a perceptron are added to x, and each sum is normalized."""
+    """A layer of the encoder: attention and a perceptron, with sums and normalizations.
+
+    [b, T, width] → the same shape. The results of attention, and then of the perceptron, are added to the
+    input, and each sum is normalized.
+    """
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -77,7 +86,7 @@ class Layer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention: every token attends to itself and to those before it."""
+    """Causal attention, in which every token attends to itself and to the tokens before it."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -93,7 +102,10 @@ class Attention(nn.Module):
 
 
 def positions(T: int, width: int, device: torch.device) -> Tensor:
-    """Return sine, at even places, and cosine of t · BASE^(−2i / width), position t: float32 [T, width]."""
+    """Return the encodings of positions t = 0 … T − 1: float32 [T, width].
+
+    Elements 2i and 2i + 1 are sine and cosine of t · BASE^(−2i / width).
+    """
     frequencies = torch.exp(torch.arange(0, width, 2, device=device) * (-log(BASE) / width))
     angles = torch.outer(torch.arange(T, device=device, dtype=torch.float32), frequencies)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)

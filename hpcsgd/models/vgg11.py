@@ -1,9 +1,10 @@
 """VGG-A, with 11 layers, of "Very Deep Convolutional Networks for Large-Scale Image Recognition".
 
 Simonyan and Zisserman, 2014, https://arxiv.org/abs/1409.1556, table 1: eight convolutions of 3 × 3, 2 × 2
-max pooling after five of them, and three linear layers. Difference: the result of the last pooling is
-averaged to a square of fixed size, so that images may have any size from 32 × 32. SelSync trains it on
-CIFAR-100 (section IV-A). The 507 MB in that paper (section II-A) are all weights, for 1000 classes.
+max pooling after five of them, and three linear layers. Difference from the paper: the result of the last
+pooling is averaged to a square of fixed size, so that images may have any size from 32 × 32. SelSync trains
+the model on CIFAR-100 (section IV-A). The 507 MB that the SelSync paper names (section II-A) are the size of
+all weights with 1000 classes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import nn
 from hpcsgd.errors import UserError
 
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
-"""Channels of the convolutions between one pooling and the next."""
+"""For each stage, which ends with a pooling, the numbers of channels of its convolutions."""
 
 
 def vgg11(
@@ -54,9 +55,9 @@ def vgg11(
 
 
 def _initialize(module: nn.Module) -> None:
-    """Initialize a layer such that signals pass eight layers without batch norm.
+    """Initialize a layer such that signals neither vanish nor explode over eight convolutions.
 
-    The paper trained a smaller network first instead.
+    This is needed because the network has no batch norm. The paper trained a smaller network first instead.
     """
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

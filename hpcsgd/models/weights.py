@@ -1,12 +1,14 @@
-"""Reading of weights into a model: from an export, a run or another program.
+"""Loading of weights into a model, from files of an export, of a run or of another program.
 
 =====================  ===================================================================================
-a file of safetensors  as the library of that name reads it
+path                   what is read
+=====================  ===================================================================================
+a file of safetensors  all its tensors, by the library `safetensors`
 another file           a state_dict that `torch.save` wrote, such as `model.pt` of a run; nothing but tensors
                        is unpickled
-a folder               with `model.safetensors`, whole or in parts, as `save_pretrained` of the library
-                       `transformers` writes it; a checkpoint of `torch.distributed.checkpoint`; or the
-                       folder of a run, of which `model.pt` is read
+a folder               `model.safetensors`, whole or in parts, as `save_pretrained` of the library
+                       `transformers` writes it; otherwise a checkpoint of `torch.distributed.checkpoint`;
+                       otherwise `model.pt`, as in the folder of a run
 =====================  ===================================================================================
 """
 
@@ -28,7 +30,7 @@ from hpcsgd.models.pretrained import pretrained
 Weights = dict[str, Tensor]
 INDEX = "model.safetensors.index.json"
 SHOWN = 3
-"""Maximum number of names in an error line, which also has the number of further names."""
+"""Maximum number of names that an error line lists; it also says how many more there are."""
 
 
 def load_into(model: nn.Module, path: Path) -> None:
@@ -49,7 +51,7 @@ def load_into(model: nn.Module, path: Path) -> None:
 
 
 def read(path: Path) -> Weights:
-    """Return the weights at `path` by name, on the host. Raises `UserError` if they cannot be read."""
+    """Return the weights at `path` by name, in host memory. Raises `UserError` if they cannot be read."""
     try:
         if path.is_dir():
             return _read_folder(path)
@@ -61,7 +63,10 @@ def read(path: Path) -> Weights:
 
 
 def twins(own: Mapping[str, Tensor], there: Iterable[str]) -> dict[str, str]:
-    """Return, for names in `own` that are not in `there`, another name of the same tensor that is."""
+    """Return, for names in `own` that are not in `there`, another name of the same tensor in `there`.
+
+    Names whose tensor has no name in `there` are left out.
+    """
     known = set(there)
     homes = {_home(own[name]): name for name in own if name in known}
     missing = [name for name in own if name not in known]
@@ -69,7 +74,7 @@ def twins(own: Mapping[str, Tensor], there: Iterable[str]) -> dict[str, str]:
 
 
 def distinct(weights: Mapping[str, Tensor]) -> tuple[Weights, dict[str, str]]:
-    """Return each tensor once, by its first name, and a map from all other names to the first one."""
+    """Return each tensor in `weights` once, by its first name, and a map from other names to the first."""
     first: dict[Any, str] = {}
     names = {name: first.setdefault(_home(x), name) for name, x in weights.items()}
     once = {name: weights[name] for name in first.values()}
@@ -97,7 +102,7 @@ def first_line(error: BaseException) -> str:
 
 
 def safetensors_library() -> Any:
-    """Return the library's module for torch. Raises `UserError` if it is missing."""
+    """Return `safetensors.torch`. Raises `UserError` if the library `safetensors` is missing."""
     try:
         import safetensors.torch
     except ImportError as error:
@@ -106,7 +111,10 @@ def safetensors_library() -> Any:
 
 
 def _targets(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that weights may be of: the model, and the pretrained model inside it, if any."""
+    """Return the modules to which loaded weights may belong.
+
+    They are the model and, if it is a wrapper around a model of the library `transformers`, that model.
+    """
     inside = pretrained(model)
     return [model] if inside is None or inside is model else [model, inside]
 
@@ -118,7 +126,10 @@ def _home(x: Tensor) -> Any:
 
 
 def _is_safetensors(path: Path) -> bool:
-    """Return whether `path` is a safetensors file, by its name or first bytes: a length, then JSON."""
+    """Return whether `path` is a safetensors file, by its suffix or its first bytes.
+
+    Such a file begins with a length of 8 bytes and JSON.
+    """
     with path.open("rb") as file:
         return path.suffix == ".safetensors" or file.read(9)[8:] == b"{"
 

@@ -1,4 +1,4 @@
-"""``hpcsgd compare``: train variants of one job file one after the other, on the same ranks."""
+"""``hpcsgd compare``: train the variants of a job file, one after the other, on the same ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OWN_TO_A_START = (
 
 @dataclass(frozen=True)
 class Trial:
-    """One variant of the comparison: its label, its configuration and this rank's groups."""
+    """One variant to train: its label, its configuration and its topology on this rank."""
 
     label: str
     config: Config
@@ -75,7 +75,7 @@ def _run(
     with raise_on_all_ranks(world, "reading the job file"):
         chosen = configs(path, overrides, methods)
     log_to_stdout(world.rank)
-    section = next(iter(chosen.values())).training  # the variants share it
+    section = next(iter(chosen.values())).training  # all variants have the same section
     reasons = Reasons(section.time_limit_s, section.stop_before_end_s, asks_scheduler=world.rank == 0)
     use_threads(section.threads)
     compute_alike(section.deterministic)
@@ -84,7 +84,7 @@ def _run(
 
 
 def folder_of(run: RunSection) -> Path:
-    """Return the folder of a comparison, which is next to the folder of the job file's run."""
+    """Return the folder of the comparison, next to the folder that the job file names for its run."""
     return run.output_dir.with_name(f"{run.output_dir.name}-compare")
 
 
@@ -99,7 +99,8 @@ def compare(
 ) -> str | None:
     """Train the variants `chosen`, and return why the training stopped early, or None. Collective.
 
-    All variants of the job file at `path` are built before the first is trained, so that mistakes show early.
+    All variants of the job file at `path` are built before the first one is trained, so that mistakes show
+    early.
     """
     trials = [_prepared(world, path, label, config) for label, config in chosen.items()]
     folder = trials[0].folder.parent
@@ -122,7 +123,7 @@ def _trained(
     target: float | None,
     resume: bool,
 ) -> str | None:
-    """Train the incomplete variants, and return why the training stopped early, or None."""
+    """Train the variants that are not complete, and return why training stopped early, or None."""
     complete: set[str] = world.gather_objects(_completed(folder) if world.rank == 0 else None)[0]
     reason = None
     for number, trial in enumerate(trials, start=1):
@@ -139,7 +140,7 @@ def _trained(
 
 
 def _prepared(world: Communicator, path: Path, label: str, config: Config) -> Trial:
-    """Return the variant `label` as a trial. Collective; raises `JobError` if it cannot be built."""
+    """Return the trial of variant `label`. Collective; raises `JobError` if the variant cannot be built."""
     with located(f"variant {label!r}"):
         world.timeout = config.parallel.timeout_s
         with in_file(path), in_section("parallel"):
@@ -163,7 +164,7 @@ def _train(trial: Trial, path: Path, reasons: Reasons, *, resume: bool) -> str |
 
 
 def _require_begun_so(folder: Path, trials: Sequence[Trial], ranks: int) -> None:
-    """Raise `UserError` if the comparison in `folder` was begun with other settings or ranks."""
+    """Raise `UserError` if an earlier start of the comparison in `folder` had other settings or ranks."""
     if not _reported(folder):
         with replacing(folder / "compare.json") as part:
             part.write_text(json.dumps({"ranks": ranks, "variants": []}))
@@ -189,7 +190,7 @@ def _lasting(config: Config | dict[str, Any]) -> dict[str, Any]:
 
 
 def _reported(folder: Path) -> dict[str, Any]:
-    """Return what ``compare.json`` contains, or nothing if there is no such file."""
+    """Return the content of ``compare.json`` in `folder`, or an empty dict if there is no such file."""
     file = folder / "compare.json"
     return read_comparison(file) if file.exists() else {}
 
@@ -205,7 +206,7 @@ def _write(
 
 
 def _comparison(trials: Sequence[Trial], complete: set[str], target: float | None) -> Comparison:
-    """Return the comparison of the trials that have begun."""
+    """Return the comparison of those `trials` whose training has begun."""
     begun = [(trial, file) for trial in trials if (file := trial.folder / "metrics.jsonl").exists()]
     entries = [
         Entry(

@@ -26,7 +26,7 @@ LOSS = Figure("loss", min, ".4g")
 
 @dataclass(frozen=True)
 class Entry:
-    """One variant of the training, in P groups of K ranks, with its records so far."""
+    """One variant of the training, which runs in P groups of K ranks, and its records so far."""
 
     label: str
     P: int
@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Point:
-    """An evaluation: the steps, seconds and bytes up to then, and the value of the figure of merit."""
+    """An evaluation: the steps, seconds and bytes of the run until then, and the figure of merit."""
 
     steps: int
     seconds: float
@@ -47,14 +47,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of all variants, in order; ratios are relative to the first."""
+    """The comparison of all variants, in order. Ratios are relative to the first variant."""
 
     entries: Sequence[Entry]
     target: float | None = None
 
     @property
     def metric(self) -> str:
-        """The key in records by which variants are compared: the first figure of merit, or the loss."""
+        """The key, in records, of the number to compare: the first figure of merit, or else the loss."""
         found = found_in(record for entry in self.entries for record in of_kind(entry.records, "eval"))
         return found[0] if found else "loss"
 
@@ -63,7 +63,7 @@ class Comparison:
         return FIGURES.get(self.metric, LOSS)
 
     def course(self, entry: Entry) -> list[Point]:
-        """Return a point for each evaluation on the test data."""
+        """Return a `Point` for each evaluation of `entry` on the test data, in order."""
         key, readings = self.metric, iter(of_kind(entry.records, "step"))
         points: list[Point] = []
         seconds = sent = 0.0
@@ -77,14 +77,14 @@ class Comparison:
         return points
 
     def reached(self, entry: Entry) -> Point | None:
-        """Return the first evaluation whose value is as good as the target or better, or None."""
+        """Return the first evaluation of `entry` with a value as good as the target or better, or None."""
         if self.target is None:
             return None
         best, target = self.figure.best, self.target
         return next((p for p in self.course(entry) if best(p.value, target) == p.value), None)
 
     def rows(self) -> list[Row]:
-        """Return a row of numbers for each variant. Unknown numbers are None."""
+        """Return the numbers of each variant, by name. Unknown numbers are None."""
         rows = [self._row(entry) for entry in self.entries]
         spent = [name for name in rows[0] if name.startswith(("seconds", "bytes"))]
         return [row | {f"{name}_ratio": _ratio(row[name], rows[0][name]) for name in spent} for row in rows]
@@ -114,7 +114,7 @@ def _ratio(value: float | None, first: float | None) -> float | None:
 
 
 def read_comparison(file: Path) -> dict[str, Any]:
-    """Return the content of a ``compare.json``. Raises `UserError` for any other file."""
+    """Return the content of the ``compare.json`` at `file`. Raises `UserError` for any other file."""
     found = read_json(file)
     try:
         for row in found["variants"]:
@@ -126,7 +126,7 @@ def read_comparison(file: Path) -> dict[str, Any]:
 
 
 def write_comparison(folder: Path, comparison: Comparison, **more: Any) -> None:
-    """Write ``compare.json``, including `more`, and ``compare.csv``."""
+    """Write ``compare.json`` (with the fields `more` in addition) and ``compare.csv`` to `folder`."""
     rows = comparison.rows()
     whole = {**more, "metric": comparison.metric, "target": comparison.target, "variants": rows}
     with replacing(folder / "compare.json") as part:
@@ -138,7 +138,7 @@ def write_comparison(folder: Path, comparison: Comparison, **more: Any) -> None:
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """Return the comparison as a table of text, for the user."""
+    """Return the comparison as a table to print, with a line per variant."""
     figure, key = comparison.figure, comparison.metric
     head = ["", "P × K", "steps", "samples", figure.name, "best", *_SPENT]
     if comparison.target is not None:
@@ -170,7 +170,7 @@ def _text(value: Any, text: Any) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Return the lines as text, with the first column aligned to the left, and numbers to the right."""
+    """Return rows of cells as lines of text, with the first column aligned left and the others right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines

@@ -17,13 +17,13 @@ from hpcsgd.report.curves import GREY, LOGARITHMIC_FROM, PHASE_COLOURS
 
 COLOURS = tuple(colour for colour in PHASE_COLOURS if colour != GREY)
 LINES = ("-", "--", ":")
-"""Line styles; each is used with all colours before the next."""
+"""Line styles of variants. All colours are used with one style before the next style."""
 PANELS = {"steps": "steps", "seconds": "seconds of training", "bytes": "bytes sent by a rank"}
 """Axis labels of the panels, by the quantity on the axis."""
 
 
 def plot_comparison(comparison: Comparison, target: Path) -> None:
-    """Draw a PNG at `target`: one panel each for steps, seconds and bytes, the last one logarithmic.
+    """Draw a PNG at `target`: the figure of merit against steps, seconds, and bytes (logarithmic).
 
     If nothing was evaluated, no file is written. If nothing was sent, there is no panel for bytes.
     """

@@ -27,14 +27,14 @@ Draw = Callable[[Axes, Sequence[Record]], None]
 SMOOTHED_FROM = 20  # with fewer points, no smoothed curve is drawn
 LOGARITHMIC_FROM = 20  # if largest / smallest exceeds this ratio, the axis is logarithmic
 LEGEND_COLUMNS = 4
-NOTE_WIDTH = 3.0  # inches; minimum width of a panel of a method's metrics
+NOTE_WIDTH = 3.0  # minimum width, in inches, of a panel of a method's metrics
 AMOUNT_TEXT: dict[str, Callable[[float], str]] = {"seconds": second_text, "bytes": byte_text}
 
 
 def plot_curves(records: Sequence[Record], target: Path) -> None:
     """Draw ``records`` as a PNG at ``target``; panels without data are left out.
 
-    Without any record no file is written.
+    If there are no records, no file is written.
     """
     found = {draw: what for draw, find in CURVES.items() if (what := find(records))}
     said = {name for draw in found for name in SAID.get(draw, ())}
@@ -63,7 +63,7 @@ def plot_curves(records: Sequence[Record], target: Path) -> None:
 
 @dataclass(frozen=True)
 class _Row:
-    """Panels next to each other, in several lines if there are more than `columns`."""
+    """A row of panels of one height, in several lines if there are more panels than `columns`."""
 
     height: float
     """Height of a line, in inches."""
@@ -97,7 +97,7 @@ def _gradient(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _speed(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw tokens per second, with the fraction of the ranks' peak on the right axis."""
+    """Draw tokens per second; the right axis shows the fraction of the ranks' peak FLOP/s."""
     steps, speeds = _column(records, "step"), _column(records, "tokens_per_s")
     axes.plot(steps, speeds, color=BLUE, linewidth=1)
     axes.set(title=f"tokens/s: median {np.median(speeds):,.0f}", xlabel="step")
@@ -110,7 +110,7 @@ def _speed(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _merit(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw the first figure of merit, and the loss on the right axis."""
+    """Draw the first figure of merit of the tests, and the test loss on the right axis."""
     key = found_in(records)[0]
     figure = FIGURES[key]
     epochs, values = _column(records, "epoch"), _column(records, key)
@@ -141,7 +141,7 @@ def _distance(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _distances(records: Sequence[Record]) -> list[Record]:
-    """Return records with distances: those of synchronizations, or else of evaluations.
+    """Return the records that have a distance: synchronizations, or evaluations if there are none.
 
     Methods whose groups never average all together have distances at evaluations only.
     """
@@ -149,7 +149,7 @@ def _distances(records: Sequence[Record]) -> list[Record]:
 
 
 def _counts(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw a histogram of each number that the method counts, such as the staleness."""
+    """Draw a histogram of each metric that the method counts, such as the staleness."""
     totals = Totals.of(records).counts
     width = 0.8 / len(totals)
     for i, (name, counts) in enumerate(totals.items()):
@@ -165,7 +165,7 @@ def _counts(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _changes(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw the change Δ of the gradient, without the first step, which has none."""
+    """Draw the relative change Δ of the gradient for all steps but the first, which has no Δ."""
     steps, delta = _column(records, "step")[1:], _column(records, "delta")[1:]
     synced = _column(records, "synced")[1:] > 0
     for which, colour, label in ((~synced, BLUE, "local"), (synced, ORANGE, "synchronized")):
@@ -210,16 +210,16 @@ CURVES: dict[Draw, Callable[[Sequence[Record]], list[Record]]] = {
     _gradient: partial(_with, "gradient_norm"),
     _speed: partial(_with, "tokens_per_s"),
 }
-"""For each panel, the function that draws it, and one that returns the records to draw."""
+"""For each function that draws a panel: a function that returns the records to draw."""
 SAID: dict[Draw, tuple[str, ...]] = {
     _changes: ("delta", "wants_sync", "synced"),
     _sparse: ("density", "error"),
 }
-"""The method's metrics that these panels draw."""
+"""For some panels of `CURVES`: the metrics of the method that the panel draws."""
 
 
 def _together(records: Sequence[Record], said: Collection[str]) -> list[list[str]]:
-    """Return the names of metrics not in `said`, by panel; all ``…_seconds`` share one panel."""
+    """Return the names of the metrics not in `said`, one list per panel; all ``…_seconds`` share a panel."""
     panels: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for record in of_kind(records, "method") for name in record):
         if name not in ("kind", "step", *said):
@@ -228,7 +228,7 @@ def _together(records: Sequence[Record], said: Collection[str]) -> list[list[str
 
 
 def _note(axes: Axes, records: Sequence[Record], names: Sequence[str]) -> None:
-    """Draw those metrics of the method that no other panel draws."""
+    """Draw the metrics `names` of the method, which no other panel draws, in one panel."""
     found = {name: noted(records, name) for name in names}
     values = {name: _column(those, name) for name, those in found.items()}
     for name, colour in zip(names, itertools.cycle(PHASE_COLOURS)):
@@ -246,7 +246,7 @@ def _note(axes: Axes, records: Sequence[Record], names: Sequence[str]) -> None:
 
 
 def _phases(axes: Axes, bars: dict[str, dict[str, float]]) -> None:
-    """Draw one bar for seconds and one for bytes, divided into phases. The legend has the amounts."""
+    """Draw one bar for seconds and one for bytes, divided into phases. The legend states the amounts."""
     phases = list(dict.fromkeys(phase for totals in bars.values() for phase in totals if totals[phase]))
     ends = dict.fromkeys(bars, 0.0)
     for phase, colour in zip(phases, itertools.cycle(PHASE_COLOURS)):

@@ -1,4 +1,4 @@
-"""The report at the end of a run: files in its folder, and lines that are printed."""
+"""The report at the end of a run: files in the run's folder, and lines to print."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcsgd.report.summary import summary, summary_text
 
 
 def report(folder: Path) -> str:
-    """Write `summary.json` and `curves.png` of the run in `folder`, and `timeline.png` of traced steps.
+    """Write `summary.json`, `curves.png`, and `timeline.png` if steps were traced, to the run's `folder`.
 
     Return the lines to print. If nothing was recorded, return "" and write nothing.
     """

@@ -1,4 +1,4 @@
-"""Figures of merit of tasks, training speed, and their text forms."""
+"""Figures of merit of tasks, and the text forms of these figures and of the training speed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of merit. `best` is `min` or `max`, and selects the best value; `form` formats a value."""
+    """A figure of merit, such as accuracy. `best` (`min` or `max`) selects the best value.
+
+    `form` is the format specification with which a value is printed.
+    """
 
     name: str
     best: Callable[..., Any]
@@ -31,18 +34,21 @@ FIGURES: Mapping[str, Figure] = {
 
 
 def found_in(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the keys of the figures that all these records have, the most important one first."""
+    """Return the keys of the figures of merit that all `records` have, the most important first."""
     rows = list(records)
     return [key for key in FIGURES if rows and all(key in row for row in rows)]
 
 
 def written(values: Mapping[str, float]) -> str:
-    """Return those of `values` that are figures of merit as text, such as ``accuracy 0.9000``."""
+    """Return the figures of merit among `values` as text, such as ``accuracy 0.9000``."""
     return "  ".join(f"{FIGURES[key].name} {FIGURES[key].text(values[key])}" for key in found_in([values]))
 
 
 def speed_text(numbers: Mapping[str, Any]) -> str:
-    """Return the speed as text: ``1,234 samples/s``, or in tokens; with the fraction of the peak if known."""
+    """Return the speed as text, such as ``1,234 samples/s``, or tokens/s if samples have tokens.
+
+    If the utilization is known, it is added as a fraction of the peak.
+    """
     quantity = "samples" if numbers.get("tokens_per_s") is None else "tokens"
     speed = f"{numbers[f'{quantity}_per_s']:,.0f} {quantity}/s"
     part = numbers.get("utilization")

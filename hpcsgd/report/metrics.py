@@ -43,7 +43,7 @@ STEP_TABLES = ("phase_seconds", "phase_bytes", "link_bytes")
 
 
 class Metrics:
-    """A writer of records to a JSONL file. Each line is written whole and can be read at once."""
+    """A writer of records to a JSONL file. Each line is written whole, and can be read immediately."""
 
     def __init__(
         self, path: Path, *, resumed_step: int = 0, also: Callable[[bytes], None] | None = None
@@ -87,7 +87,7 @@ class Metrics:
         self._append("step", step=step, epoch=epoch, loss=loss, lr=lr, **speed, **phases, **more)
 
     def sync(self, *, step: int, distance: float) -> None:
-        """Append a record of a synchronization after ``step``; ``distance`` is D of eq. 9."""
+        """Append a record of the synchronization after ``step``; ``distance`` is D before it (eq. 9)."""
         self._append("sync", step=step, distance=distance)
 
     def method(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -125,7 +125,7 @@ class Metrics:
 
 
 def read(path: Path) -> list[Record]:
-    """Return all records in order, without a last line that a killed run left half written.
+    """Return all records of the file in order, except a last line that a killed run left half written.
 
     Raises `UserError`, which names the line, if anything else is damaged.
     """
@@ -133,7 +133,7 @@ def read(path: Path) -> list[Record]:
 
 
 def stream(path: Path) -> Iterator[Record]:
-    """Yield the same records as `read`, one at a time: a file of any length in little memory."""
+    """Yield the same records as `read`, one at a time, so that a long file needs little memory."""
     return (record for _, record in _records(path))
 
 
@@ -147,7 +147,7 @@ def _size_until(path: Path, step: int) -> int:
 
 
 def _records(path: Path) -> Iterator[tuple[int, Record]]:
-    """Yield each record with the file offset where its line ends."""
+    """Yield, for each record, the offset in the file at which its line ends, and the record."""
     end = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -172,7 +172,7 @@ _NEEDED: Mapping[str, Mapping[str, type]] = {
 
 
 def _require_sound(record: Record) -> Record:
-    """Raise `ValueError` for a record that hpcsgd does not write."""
+    """Return `record`, or raise `ValueError` if hpcsgd does not write such records."""
     for name, kind in {"step": int, **_NEEDED.get(record["kind"], {})}.items():
         value = record.get(name)
         if type(value) is not kind and not (kind is float and type(value) is int):
@@ -189,7 +189,7 @@ def _require_sound(record: Record) -> Record:
 
 _PLAIN = (int, float, str, type(None))
 _NUMBERED = {"link_bytes": 1, "counts": 2}
-"""Fields with whole numbers as keys: of the field itself (1), or of the dicts inside it (2)."""
+"""Fields of dicts with whole numbers as keys, by level: the field itself (1), or the dicts in it (2)."""
 
 
 def _require_numbers(name: str, table: Mapping[str, Any], numbered: int) -> None:
@@ -201,7 +201,7 @@ def _require_numbers(name: str, table: Mapping[str, Any], numbered: int) -> None
 
 
 def _as_today(record: Any) -> Record:
-    """Return the record in today's form. Older ones have other kinds, and counts outside a dict."""
+    """Return the record in today's form. Older records have other kinds, and counts outside a dict."""
     if (
         not isinstance(record, dict)
         or not {"kind", "step"} <= record.keys()

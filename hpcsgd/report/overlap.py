@@ -1,4 +1,4 @@
-"""The cost of communication in the traced steps: seconds that training waited, and hidden seconds."""
+"""Seconds of communication in traced steps: exposed (training waited) and hidden (it computed)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcsgd.report.trace import Window, read
 
 Interval = tuple[float, float]
 PATIENT = ("recv",)
-"""Operations that mostly wait for a sender: no communication thread is busy with them."""
+"""Operations that do not count as busy time of a communication thread: they mostly wait for a sender."""
 QUANTITIES = ("exposed", "hidden")
 
 
@@ -41,7 +41,7 @@ def overlap(window: Window, owner: int) -> dict[str, dict[str, float]]:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the same times as disjoint intervals, in order."""
+    """Return disjoint intervals, in order, that cover the same times as `intervals`."""
     found: list[Interval] = []
     for start, end in sorted(intervals):
         if found and start <= found[-1][1]:
@@ -72,7 +72,7 @@ def length(intervals: Iterable[Interval]) -> float:
 
 
 def together(ranks: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """Return the mean over the ranks of their results of `overlap`."""
+    """Return the mean of `ranks`, which has each rank's result of `overlap`."""
     sums = {quantity: Counter[str]() for quantity in QUANTITIES}
     for rank in ranks:
         for quantity in QUANTITIES:
@@ -84,7 +84,7 @@ def together(ranks: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, di
 
 
 def per_step(file: Path) -> dict[str, Any]:
-    """Return the totals of all windows of a trace: steps, seconds per step by phase, and the clock error."""
+    """Return the traced steps, exposed and hidden seconds per step by phase, and the clock error."""
     windows = [line["args"] for line in read(file, '"overlap"') if line["name"] == "overlap"]
     steps = sum(window["steps"] for window in windows)
     found: dict[str, Any] = {"steps": steps}

@@ -1,4 +1,4 @@
-"""The progress of a run: a readable line at each report, or a live bar on a terminal."""
+"""The progress of a run: one log line per report, or a live bar on a terminal."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ logger = logging.getLogger(__name__)
 class Progress:
     """The display of steps and notes: lines of `logging`, or a bar if stdout is a terminal.
 
-    With a bar, lines are logged as DEBUG, for the log file only. A process whose log is silenced (every rank
-    but 0) draws no bar either, since some launchers give each rank a terminal.
+    With a bar, lines are logged as DEBUG, for the log file only. Ranks other than 0, which do not log, draw
+    no bar either, because some launchers give each rank a terminal.
     """
 
     def __init__(
         self, total_steps: int, total_epochs: int, *, first_step: int = 0, console: Console | None = None
     ) -> None:
-        """Start at ``first_step``: steps before a resume do not count for the remaining time."""
+        """Start at ``first_step``, so that steps before a resume do not count for the remaining time."""
         self._total_steps = total_steps
         self._total_epochs = total_epochs
         self._first_step = first_step
@@ -38,7 +38,7 @@ class Progress:
             self._task = self._bar.add_task("", total=total_steps, completed=first_step, state="")
 
     def step(self, *, step: int, epoch: int, loss: float, lr: float, speed: str) -> None:
-        """Report that ``step`` of the whole run is done, in ``epoch``, both from 1, at this ``speed``."""
+        """Report that ``step`` of the whole run, in ``epoch``, is done. Both numbers begin at 1."""
         place = f"epoch {epoch}/{self._total_epochs}  step {step}/{self._total_steps}"
         state = f"loss {loss:.4g}  lr {lr:.4g}  {speed}  eta {self._eta(step)}"
         logger.log(self._level, "%s  %s", place, state)
@@ -46,7 +46,7 @@ class Progress:
             self._bar.update(self._task, completed=step, description=place, state=state)
 
     def expect(self, total_steps: int) -> None:
-        """Set the expected number of steps. When groups die, the others have more steps."""
+        """Set the expected number of steps of the run. It grows for groups that outlive others."""
         self._total_steps = total_steps
         if self._bar is not None:
             self._bar.update(self._task, total=total_steps)

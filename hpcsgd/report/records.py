@@ -16,7 +16,7 @@ def of_run(folder: Path) -> Iterable[Record]:
     """Return all records of a run in order, one at a time; none if nothing was recorded.
 
     In an elastic run, steps and epochs are those of the group that made the most steps. Evaluations are those
-    of all groups, because the first group of each round evaluates, and that may be a different group.
+    of all groups: in each round the first group evaluates, which may be a different group each time.
     """
     if (file := folder / METRICS).exists():
         return metrics.stream(file)
@@ -28,7 +28,7 @@ def of_run(folder: Path) -> Iterable[Record]:
 
 
 def samples_of_replica_groups(folder: Path) -> int | None:
-    """Return the samples of all replica groups together, or None for a static run."""
+    """Return the number of samples of all replica groups together, or None for a static run."""
     if not (folder / REPLICA_GROUPS).is_dir():
         return None
     return sum(r.get("samples", 0) for file in _of_replica_groups(folder) for r in metrics.stream(file))

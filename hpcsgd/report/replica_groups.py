@@ -10,21 +10,24 @@ from hpcsgd.elastic.event_log import Event, Loss
 
 RETURNED = "returned"
 Point = tuple[float, float]
-"""Seconds and epochs."""
+"""A time in seconds, and the progress at that time in epochs."""
 
 
 @dataclass
 class Timeline:
-    """Lines and marks of the replica groups. Groups and kinds are in the order of their first event."""
+    """The progress of the replica groups over time, as lines, and their losses and returns, as marks.
+
+    Groups and kinds of losses are in the order of their first event.
+    """
 
     lines: dict[int, list[list[Point]]] = field(default_factory=lambda: defaultdict(list))
-    """For each group, one line per time that it was a member."""
+    """For each group: a line of points for each period in which the group was a member."""
     marks: dict[str, list[tuple[int, Point]]] = field(default_factory=lambda: defaultdict(list))
-    """By kind of loss or `RETURNED`: the group, and where its line ends or begins."""
+    """By kind of loss, or `RETURNED`: each group's number, and the point at which its line ends or begins."""
     units: dict[str, list[tuple[float, Mapping[int, int]]]] = field(default_factory=lambda: defaultdict(list))
-    """By resource: each time at which it was assigned, and the units that each group has from then on."""
+    """By resource: the seconds of each assignment, and the units of each group from then on."""
     end: float = 0.0
-    """End of the log, in seconds."""
+    """The time of the last event of the log, in seconds."""
 
     @property
     def replica_groups(self) -> list[int]:
@@ -35,12 +38,12 @@ class Timeline:
 
     @property
     def progress(self) -> list[Point]:
-        """The progress of the members over time. All have the progress of the last committed round."""
+        """The progress over time, which all members share: that of the last committed round."""
         return sorted({point for lives in self.lines.values() for life in lives for point in life})
 
 
 def tell(events: Sequence[Event]) -> Timeline:
-    """Return the lines of all replica groups, from changes of members and committed rounds."""
+    """Return the timeline of all replica groups, from the events of an elastic run's log."""
     timeline = Timeline(end=max((event["at"] for event in events), default=0.0))
     members: set[int] = set()
     lost: set[int] = set()
@@ -80,7 +83,7 @@ def tell(events: Sequence[Event]) -> Timeline:
 
 
 def _leave(timeline: Timeline, replica_groups: set[int], here: Point) -> None:
-    """End the lines of these groups at the point `here`."""
+    """End the lines of these groups at the point `here`, because they are no longer members."""
     for replica_group in replica_groups:
         timeline.lines[replica_group][-1].append(here)
 

@@ -1,4 +1,4 @@
-"""The folder of a run: configuration, versions, place and time, and log. Only rank 0 uses it."""
+"""The folder of a run: configuration, starts (versions, host, time) and log. Only rank 0 uses it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints in the run folder."""
 PACKAGES = ("hpcsgd", "torch", "numpy", "h5py", "mpi4py")
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
-GIT_TIMEOUT = 10  # seconds; a slow file system must not hold up the job
+GIT_TIMEOUT = 10  # seconds for a git command; a slow file system must not hold up the job
 
 
 def open_run_folder(folder: Path, *, resume: bool) -> None:
@@ -61,7 +61,7 @@ def owned(folder: Path, *, resume: bool) -> Iterator[None]:
 
 @contextmanager
 def usable(folder: Path) -> Iterator[None]:
-    """Raise `UserError` if the block cannot read or write in the run folder."""
+    """Turn an `OSError` of the block, which uses the run folder, into a `UserError`."""
     try:
         yield
     except OSError as error:
@@ -91,7 +91,7 @@ def write_config(folder: Path, config: Config) -> None:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the differences between two tables of a job file as text, or "" if there are none."""
+    """Return the differences between the tables of two job files as text, or "" if there are none."""
     old, new = dict(flat(before)), dict(flat(now))
     keys = [key for key in old | new if old.get(key) != new.get(key)]
     return ", ".join(f"{key} {old.get(key, 'default')} → {new.get(key, 'default')}" for key in keys)
@@ -159,7 +159,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_state() -> dict[str, Any] | None:
-    """Return the commit of the working directory and whether files differ from it, or None."""
+    """Return the commit of the working directory and whether files differ from it; None if git fails."""
     try:
         commit = _git("rev-parse", "HEAD")
         return {"commit": commit, "dirty": bool(_git("status", "--porcelain"))}
@@ -190,7 +190,7 @@ def log_into(folder: Path) -> Iterator[None]:
 
 
 def write_summary(folder: Path, numbers: Mapping[str, Any]) -> None:
-    """Write ``summary.json``: `numbers` are those of `hpcsgd.report.summary.summary`, and others."""
+    """Write ``summary.json`` with `numbers`, which `hpcsgd.report.summary.summary` and others return."""
     _write(folder / "summary.json", json.dumps(numbers, indent=2))
 
 

@@ -1,4 +1,4 @@
-"""Measure the steps between two records: loss, speed, and the time and bytes of each phase."""
+"""Measure the steps from one record to the next: loss, speed, and the time and bytes of each phase."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from hpcsgd.comm import Communicator, Work, phase
 from hpcsgd.core.topology import Topology
 
 LARGEST = 63
-"""Largest number that is counted. Larger numbers count as this number."""
+"""Largest value of a counted metric. Larger values count as this value."""
 _OWN = "metrics"
-"""The phase of the timer's own messages. Their bytes are left out: when they are sent depends on all ranks.
+"""The phase of the timer's own messages. Their bytes are not counted: other ranks affect when they are sent.
 """
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The tokens and FLOPs of a sample, and a rank's peak speed; None if not known."""
+    """The tokens and FLOPs of one sample, and the peak speed of a rank. Unknown values are None."""
 
     tokens: int | None = None
     """Tokens per sample."""
     flops: float | None = None
-    """FLOPs of a forward and a backward pass."""
+    """FLOPs of a forward and a backward pass of one sample."""
     peak: float | None = None
-    """Peak of a rank in TFLOP/s."""
+    """Peak speed of a rank in TFLOP/s."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The measurements since the last record.
+    """The measurements of the steps since the previous record.
 
     Of all ranks: `loss` is the mean per sample. `tokens` and `flops` follow from a `Sample`. `utilization` is
     `flops` per second as a fraction of the ranks' peak. `counts` says, for each name, how often each number
@@ -60,7 +60,7 @@ class StepRecord:
 
 
 class StepTimer:
-    """A timer that adds up steps until it is read.
+    """A timer that adds up the measurements of steps until a record is read.
 
     Sums over all ranks are taken on `control`, a communicator with its own thread, so that independent
     groups do not wait for each other here. `counted` has the names of the method's metrics that are small
@@ -75,7 +75,7 @@ class StepTimer:
         sample: Sample | None = None,
         by_torch: float | None = None,
     ) -> None:
-        """Start. `by_torch` is the bytes that torch sends from this rank in a forward and backward pass."""
+        """Start. `by_torch` is the bytes that torch sends from this rank per forward and backward pass."""
         self._job = topology
         self._control = control
         self._data_seconds = 0.0
@@ -90,7 +90,7 @@ class StepTimer:
         self.pause()
 
     def step(self, loss: Tensor, samples: int, data_seconds: float, metrics: Mapping[str, float]) -> None:
-        """Count a step: this rank's mean loss over `samples`, waiting time, and the method's metrics."""
+        """Add a step: this rank's mean loss over `samples`, its seconds of waiting for data, and metrics."""
         losses = (loss.detach() * samples).double()  # without waiting for a device
         self._losses = losses if self._losses is None else self._losses + losses
         self._samples += samples
@@ -100,11 +100,11 @@ class StepTimer:
                 counts[min(int(metrics[name]), LARGEST)] += 1
 
     def passes(self, count: int) -> None:
-        """Add `count` backward passes of the next step."""
+        """Add `count` backward passes, those of the step that is counted next."""
         self._passes += count
 
     def gradient(self, square: Tensor | None) -> None:
-        """Set this rank's part of ‖g‖², the squared norm of the gradient, in the step just counted."""
+        """Set this rank's part of ‖g‖², the squared norm of the gradient in the last counted step."""
         self._square = square
 
     def pause(self) -> None:
@@ -114,7 +114,7 @@ class StepTimer:
         self._since = time.perf_counter()
 
     def read(self) -> Work:
-        """Return the work whose result is the `StepRecord` since the last one.
+        """Return the work that results in the `StepRecord` of the steps since the last call.
 
         The work is done after all ranks have called `read`. The call itself waits for the model's device.
         """
@@ -126,7 +126,7 @@ class StepTimer:
         link_bytes: dict[int, float] = dict(self._job.world.stats.links() - self._links)
         losses = 0.0 if self._losses is None else self._losses.item()
         square = 0.0 if self._square is None else self._square.item()
-        known = self._square is not None  # on all ranks or none
+        known = self._square is not None  # either on all ranks or on none
         sums = torch.tensor([losses, self._samples, square], dtype=torch.float64, device="cpu")
         joined = torch.cat([sums, self._counts.flatten()])
         by_torch = None if self._by_torch is None else self._passes * self._by_torch
@@ -159,7 +159,7 @@ class StepTimer:
             return self._control.run(over_all_ranks, "metrics")
 
     def _amounts(self, samples: int, seconds: float) -> dict[str, Any]:
-        """Return the amounts and rates of tokens and FLOPs."""
+        """Return the record's fields for tokens and FLOPs: amounts, and rates over `seconds`."""
         sample, found = self._sample, dict[str, Any]()
         if sample.tokens is not None:
             found |= {"tokens": samples * sample.tokens, "tokens_per_s": samples * sample.tokens / seconds}

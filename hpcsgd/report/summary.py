@@ -1,4 +1,4 @@
-"""The numbers of a run, from all its records, for ``summary.json`` and for the last printed lines."""
+"""The numbers of a run, from all its records, for ``summary.json`` and for the lines at the end."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ def of_kind(records: Iterable[Record], kind: str) -> list[Record]:
 
 
 def noted(records: Iterable[Record], *names: str) -> list[Record]:
-    """Return the records of kind "method" that have all of these names."""
+    """Return the records of kind "method" that have all metrics called `names`."""
     return [record for record in of_kind(records, "method") if all(name in record for name in names)]
 
 
 def summary(records: Iterable[Record]) -> Summary:
-    """Return the numbers of a run; None if never measured. Seconds are those of training steps."""
+    """Return the numbers of a run by name, or None for those that no record has.
+
+    Seconds are those of training steps, without evaluations and checkpoints.
+    """
     return Totals.of(records).numbers()
 
 
@@ -107,7 +110,7 @@ def _replica_groups(numbers: Summary) -> str:
 
 
 TOLD = 0.02
-"""Phases below this fraction of the total are not printed."""
+"""Phases that take less than this fraction of the traced communication are not printed."""
 
 
 def _traced(found: Summary) -> str:

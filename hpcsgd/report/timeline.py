@@ -1,4 +1,4 @@
-"""A picture of a few steps of a trace: computing and waiting of the training, and messages."""
+"""A picture of a few traced steps: when the training thread computed and waited, and the messages."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ COMPUTING: Mapping[str, str] = {
 }
 WAITING = "#b2182b"
 Row = tuple[int, int]
-"""Rank and thread."""
+"""A row of the picture: the numbers of its rank and thread."""
 
 
 def plot_timeline(trace: Path, target: Path) -> None:
-    """Draw some steps of the trace in the file `trace` as a PNG at `target`, if any steps were traced."""
+    """Draw a few steps of the trace in the file `trace` as a PNG at `target`, if there are any."""
     found = [line for line in read(trace, '"ph": "X"') if line["pid"] < RANKS]
     extent = _extent(found)
     if extent is None:
@@ -46,9 +46,9 @@ def plot_timeline(trace: Path, target: Path) -> None:
 
 
 def _extent(found: Sequence[Line]) -> tuple[float, float] | None:
-    """Return begin and end, in microseconds, of the steps to draw, or None if there are none.
+    """Return begin and end, in microseconds, of the steps to draw, or None if no step was traced.
 
-    These are `STEPS` steps, up to the last one with a synchronization, or else up to the last one.
+    `STEPS` steps are drawn, up to the last step with a synchronization, or else up to the last step.
     """
     steps = [line for line in found if line["pid"] == 0 and line["name"].startswith("step ")]
     if not steps:
@@ -102,7 +102,7 @@ def _draw(figure: Figure, drawn: Sequence[Line], rows: Sequence[Row], extent: tu
 
 
 def _places(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
-    """Yield the vertical position of each row in the figure, from top to bottom, with gaps between ranks."""
+    """Yield each row with its vertical position, from top to bottom, with gaps between ranks."""
     low = 0.0
     for i, row in enumerate(rows):
         low -= 1 + (GAP if i and rows[i - 1][0] != row[0] else 0)

@@ -1,4 +1,4 @@
-"""The totals of a run's records, which are added one after the other: little memory for any run."""
+"""The totals of a run's records. Records are added one after the other, to need little memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcsgd.report.metrics import Record
 
 
 class Totals:
-    """The totals of all records added so far. All distances are kept, because their median is needed."""
+    """The totals of all records added so far. All distances are kept, to compute their median."""
 
     def __init__(self) -> None:
         self.steps = self.epochs = self.samples = 0
@@ -22,18 +22,18 @@ class Totals:
         self.bytes = 0.0
         """Bytes sent by rank 0."""
         self.by_torch: float | None = None
-        """Computed bytes that torch sends in addition, or None."""
+        """Bytes, by formula, that torch has sent in addition for an FSDP model; None for other models."""
         self.together = 0
         """Steps in which groups averaged models or exchanged anything else."""
         self.distances = array("d")
         self.phases: dict[str, Counter[str]] = {"seconds": Counter(), "bytes": Counter()}
         self.counts: dict[str, Counter[int]] = {}
-        """By the name of what the method counts: how often each number occurred, over all ranks."""
+        """For each metric that the method counts: how often each value occurred, over all ranks."""
         self.links: Counter[int] = Counter()
         self.amounts: Counter[str] = Counter()
-        """Tokens and FLOPs."""
+        """The numbers of tokens and FLOPs."""
         self.evaluated = Evaluated()
-        self._used: float | None = None  # seconds at the peak
+        self._used: float | None = None  # seconds that the model's FLOPs take at the peak
         self._last: Record = {}  # the last "step" record
         self._norm: float | None = None
         self._synced_at: int | None = None
@@ -87,21 +87,21 @@ class Totals:
             if quantity in record:
                 self.amounts[quantity] += record[quantity]
         if "utilization" in record:
-            # The peak is that of the ranks at that time.
+            # The peak is that of the ranks that made these steps.
             self._used = (self._used or 0.0) + record["utilization"] * seconds
         self._norm = record.get("gradient_norm", self._norm)
         self._last = record
 
     @property
     def lssr(self) -> float | None:
-        """The fraction of local steps (LSSR, eq. 4 of the SelSync paper), in which groups exchanged nothing.
+        """The fraction of steps in which groups exchanged nothing (LSSR, eq. 4 of the SelSync paper).
 
-        None if no record says that groups ever exchanged anything.
+        None if no record shows that groups ever exchanged anything.
         """
         return 1 - self.together / self.steps if self.steps and (self.together or self._chosen) else None
 
     def numbers(self) -> dict[str, Any]:
-        """Return the numbers for `hpcsgd.report.summary.summary`."""
+        """Return the numbers that `hpcsgd.report.summary.summary` returns."""
         return {
             "steps": self.steps,
             "epochs": self.epochs,
@@ -139,7 +139,7 @@ class Totals:
 
 
 class Evaluated:
-    """The results of evaluations: the last and the best, for each figure of merit that all of them have."""
+    """The last and the best result of the evaluations, for each figure of merit that all of them have."""
 
     def __init__(self) -> None:
         self._last: Record = {}
@@ -173,6 +173,6 @@ class Evaluated:
 
 
 def mean_of(counts: dict[int, int] | Counter[int]) -> float | None:
-    """Return the mean of numbers, of which `counts` says how often each occurred, or None."""
+    """Return the mean of the keys of `counts`, each weighted with its count; None without counts."""
     total = sum(counts.values())
     return sum(value * count for value, count in counts.items()) / total if total else None

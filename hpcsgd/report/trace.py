@@ -1,8 +1,8 @@
 """A trace: the events of every thread of every rank in some steps, for viewers of Perfetto and Chrome.
 
-The format is JSON in the Trace Event Format, gzipped. A process is a rank. Its threads are the training
-thread and the communication threads. Times are microseconds on rank 0's clock since the trace began. Each
-event is one line, so windows of steps can be added and read without holding all of them in memory.
+The format is gzipped JSON in the Trace Event Format. Its processes are the ranks; the threads of a process
+are the training thread and the communication threads. Times are microseconds on rank 0's clock since the
+trace began. Each event is one line, so windows of steps can be added and read one at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpcsgd.files.reading import parsed
 
 NAME = "trace.json.gz"
 TRAINING, SYNCS = 0, 999
-"""Thread numbers, in addition to those of communication threads: 1, 2, …"""
+"""Thread numbers of the training and of synchronizations. Communication threads have 1, 2, …"""
 _END = "]}"
 _COMPRESSION = 5
 Line = dict[str, Any]
@@ -31,12 +31,12 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Clock:
-    """The conversion of this rank's clock to that of the trace, in seconds."""
+    """The conversion of a rank's clock to the clock of the trace."""
 
     ahead: float = 0.0
-    """The number that is added to `time.perf_counter` of this rank."""
+    """Seconds to add to this rank's `time.perf_counter` to get the time of the trace."""
     error: float = 0.0
-    """Largest error relative to rank 0: half of the fastest round trip of a message."""
+    """Largest error, in seconds, relative to rank 0: half of the fastest round trip of a message."""
 
     def ns(self, seconds: float) -> int:
         return round((seconds + self.ahead) * 1e9)
@@ -44,7 +44,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class TraceSync:
-    """A synchronization after step `t`, at distance `D`; `ended` is the time at which that step ended."""
+    """A synchronization after step `t`, with the model distance `D` before it; the step ended at `ended`."""
 
     t: int
     D: float
@@ -66,7 +66,7 @@ class Window:
 def lines(
     window: Window, rank: int, label: str, threads: dict[int, int], names: Mapping[int, str], clock: Clock
 ) -> Iterator[Line]:
-    """Yield the lines of a rank's window. New threads are numbered in `threads`, in the order of `names`."""
+    """Yield the lines of a rank's window. Threads without a number get one in `threads`, which changes."""
     seen = dict.fromkeys(event.thread for event in window.events)
     for thread in [*(thread for thread in names if thread in seen), *seen]:
         threads.setdefault(thread, len(threads))
@@ -115,7 +115,7 @@ def _instant(rank: int, clock: Clock, name: str, at: float, **arguments: Any) ->
 
 
 def _syncs(window: Window) -> Iterator[tuple[float, float] | None]:
-    """Yield, for each synchronization, begin and end of its messages, or None if there were none."""
+    """Yield begin and end of the messages of each synchronization, or None for one without messages."""
     since = window.begin
     for sync in window.syncs:
         own = [
@@ -128,7 +128,7 @@ def _syncs(window: Window) -> Iterator[tuple[float, float] | None]:
 
 
 def totals_line(at: float, clock: Clock, totals: Mapping[str, Any]) -> Line:
-    """Return the line with the totals of all ranks of a window."""
+    """Return the line with a window's totals over all ranks; `at` is the time when the window ended."""
     return _instant(0, clock, "overlap", at, **totals)
 
 
@@ -137,9 +137,9 @@ def text_of(found: Iterable[Line]) -> bytes:
 
 
 def append(file: Path, began: float, pieces: Iterable[bytes]) -> None:
-    """Add lines, made by `text_of`, to the trace in `file`, or begin one; `began` is as in `beginning`.
+    """Add `pieces`, results of `text_of`, to the trace in `file`; a new trace begins at the time `began`.
 
-    The file is complete at all times.
+    The file is a complete trace at all times.
     """
     with replacing(file) as part, gzip.open(part, "wb", _COMPRESSION) as out:
         # The standard library has no types for the result of `gzip.open`.
@@ -183,7 +183,7 @@ def _whole(file: Path) -> Iterator[None]:
 
 
 def _lines(file: Path) -> Iterator[str]:
-    """Yield the lines without the last one."""
+    """Yield the lines of the trace in `file`, without the line that ends it."""
     with gzip.open(file, "rt", encoding="utf-8") as text:
         for line in text:
             if (bare := line.rstrip("\n")) != _END:

@@ -1,4 +1,4 @@
-"""The bytes that torch sends for an FSDP model, by formula: `CommStats` does not count them."""
+"""The bytes that torch sends for an FSDP model, by formula, because `CommStats` does not count them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcsgd.models.sharded import fsdp_units
 
 
 def bytes_by_torch(model: nn.Module, units: Sequence[str] | None, K: int) -> float:
-    """Return the bytes that a rank sends in a step with one backward pass that uses all parameters."""
+    """Return the bytes that each of `K` ranks sends in a step with one backward pass over all parameters."""
     params = [params for _, params in fsdp_units(model, units)]
     messages = by_torch(ModelLayout(P=1, K=K, buckets=(), units=units_of(params, K)))
     return sum(float(sent(x.operation, x.nbytes, K)) for x in messages)

@@ -1,4 +1,4 @@
-"""The device of a rank, and how samples are copied to it."""
+"""The device of a rank, and the copying of samples to the device."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Delivery:
     def __call__(self, x: Tensor) -> Tensor:
         """Return a copy of `x` on the device, without waiting.
 
-        The caller may drop `x`: its pinned memory is kept until the copy is done.
+        The caller may drop `x`, because its pinned memory is kept until the copy is done.
         """
         if not on_accelerator(self._device):
             return x

@@ -1,4 +1,4 @@
-"""The error for a loss that is not finite."""
+"""The error for a loss (or another value of the training) that is not finite."""
 
 from __future__ import annotations
 

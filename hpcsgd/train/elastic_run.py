@@ -36,15 +36,15 @@ from hpcsgd.train.training_setup import TrainingSetup
 
 
 class Relocated(Exception):
-    """The signal that this replica group has to be started again, with other ranks."""
+    """The signal that this replica group has to be started again, with another number of ranks."""
 
 
 class ElasticLoop(TrainLoop):
     """The training loop of a replica group.
 
     The first of the groups whose models counted in a round evaluates and saves for all groups. `train`
-    raises `Over` if another group has finished the training and saved the result. It raises `Relocated` if
-    this group has to be started again with other ranks.
+    raises `Over` if another group has finished the training and saved the result, and `Relocated` if this
+    group has to be started again with another number of ranks.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class ElasticLoop(TrainLoop):
         self._reason: str | None = None
         self._steps_per_epoch = 0
         self._computed, self._steps = 0.0, 0
-        """Seconds of computing, without waiting for other groups, and steps, since samples were assigned."""
+        """Since samples were assigned: seconds of computing, without waits for other groups, and steps."""
         self._resource = reallocated
         self._living = living
 
     def _train_epochs(self) -> str | None:
         elastic_average, sampler = self.elastic_average, self._parts.sampler
         self._report(deal=(self._epoch, sampler.state_dict()["consumed"]))
-        self._synced_at = self._parts.optimizer.t  # before any step of this start
+        self._synced_at = self._parts.optimizer.t  # do not record the average at the start, before any step
         self._synchronize()
         while self._epoch < self._parts.length.epochs:
             if elastic_average.leaving:
@@ -107,7 +107,7 @@ class ElasticLoop(TrainLoop):
         self._synchronize()
 
     def _look_on(self) -> None:
-        """Take part in a round without training.
+        """Take part in a round without training, because this group has no samples.
 
         If all groups that had samples have left, the samples that they have not used are assigned again.
         """
@@ -123,7 +123,7 @@ class ElasticLoop(TrainLoop):
     def _synchronize(self) -> None:
         optimizer = self._parts.optimizer
         optimizer.average_models()
-        if self.elastic_average.after.place.t == optimizer.t:  # else it has no metrics of this step
+        if self.elastic_average.after.place.t == optimizer.t:  # else there are no metrics of this round
             self._note(optimizer.metrics)
         self._settle()
 
@@ -166,7 +166,7 @@ class ElasticLoop(TrainLoop):
         self._epoch = place.epoch
 
     def _take_share(self) -> None:
-        """Begin this group's part of the assigned samples, after those that the other groups' steps used."""
+        """Start this group's part of the assigned samples, behind those that were used for earlier steps."""
         elastic_average, sampler = self.elastic_average, self._parts.sampler
         place, dealt, sharing = (
             elastic_average.after.place,
@@ -193,7 +193,7 @@ class ElasticLoop(TrainLoop):
         self._meter.pause()
 
     def _use(self, units: int) -> None:
-        """Use the assigned `units`: threads, or samples per pass. Another number of ranks needs `_move`."""
+        """Set torch's threads, or the samples per pass, by the assigned `units`; `_move` changes ranks."""
         match self._resource:
             case "threads":
                 torch.set_num_threads(units)
@@ -212,7 +212,7 @@ class ElasticLoop(TrainLoop):
         }
 
     def _move(self) -> None:
-        """Save. Then groups with a new number of ranks leave, and the other groups wait for their return."""
+        """Save. Groups with a new number of ranks leave to be restarted; the others wait for their return."""
         moving = self._moving()
         self._save()
         self._checkpoints.finish()
@@ -223,7 +223,7 @@ class ElasticLoop(TrainLoop):
         self._synchronize()
 
     def _stands_for_all(self) -> bool:
-        """Return whether this group is the first one and has the common model, as after a round."""
+        """Return whether this group is the first one, and has the averaged model, as after a round."""
         return self._is_first() and self.elastic_average.after.place.t == self._parts.optimizer.t
 
     def _at_exit(self) -> str:
@@ -233,7 +233,7 @@ class ElasticLoop(TrainLoop):
         return saved_at(t)
 
     def _is_first(self) -> bool:
-        """Return whether this group is the first of those that continue, or of all if none does.
+        """Return whether this group is the first of those that continue, or of all if none continues.
 
         Groups that have to stop are passed over, so that they do not have to wait for files.
         """
@@ -246,7 +246,7 @@ class ElasticLoop(TrainLoop):
 
 @dataclass(frozen=True)
 class ElasticRun:
-    """The parts of an elastic run that a static run does differently; see `static_run.StaticRun`."""
+    """What an elastic run does differently from a static run; the counterpart is `static_run.StaticRun`."""
 
     config: Config
     topology: Topology
@@ -270,7 +270,7 @@ class ElasticRun:
         return True
 
     def own(self, state: dict[str, Any] | None) -> None:
-        return None  # the random state of another group is not this one's
+        return None  # another group may have saved it: its random state does not fit this group
 
     def loop(
         self, parts: TrainingSetup, checkpoints: Writer, stopping: Stopping, control: Communicator
@@ -295,6 +295,6 @@ def living_of(schedule: LrScheduleSection, parts: TrainingSetup) -> Living | Non
 
 
 def _fast_forward(scheduler: LRScheduler, times: int) -> None:
-    with without_warnings():  # torch warns that no update came before; it came in another group
+    with without_warnings():  # torch warns of a missing `optimizer.step()`: other groups made these steps
         for _ in range(times):
             scheduler.step()

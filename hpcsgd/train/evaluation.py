@@ -21,7 +21,8 @@ class Score:
     """The result of an evaluation of the averaged model.
 
     `loss` is the mean over the tested samples. `figures` has the task's figures of merit by name, such as
-    the accuracy. `distance` is the mean distance D of the groups' models from the averaged model.
+    the accuracy. `distance` is the mean distance D of the groups' models from the averaged model. `seconds`
+    is the duration of the evaluation.
     """
 
     loss: float
@@ -32,7 +33,7 @@ class Score:
 
 @torch.no_grad()
 def evaluate(parts: TrainingSetup) -> Score:
-    """Test the mean of all groups' models, with the mean of their batch-norm statistics; collective."""
+    """Return the score of the mean of all groups' models and batch-norm statistics; collective."""
     started = time.perf_counter()
     world, task = parts.optimizer.topology.world, parts.task
     total = torch.zeros(task.tallied, dtype=torch.float64, device=parts.device)

@@ -52,7 +52,7 @@ FAMILIES: Mapping[Any, Mapping[str, Callable[..., Any]]] = {
     Sparsifier: SPARSIFIERS,
     Quantizer: QUANTIZERS,
 }
-"""By the type of a parameter: the names that job files use for its values, and functions that make them."""
+"""By type of a parameter: the names that job files use for its values, and functions that make them."""
 
 
 def method_of(table: Mapping[str, Any], steps_per_epoch: int | None) -> Method:

@@ -1,4 +1,4 @@
-"""How far P may grow: while the distance D between the groups' models grows in proportion to P.
+"""The largest useful number of groups P, from the distances D between the groups' models.
 
 The hierarchical local SGD paper, section III-C: raise P (2, 4, 8, …) while D grows in proportion to P. The
 paper's figures, read by eye, accept growth ratios of 1.15, 1.10 and 0.91 and reject 0.82 and less. The
@@ -18,11 +18,11 @@ from hpcsgd.engine.lr import lr_scale
 
 THRESHOLD = 0.87
 MARGIN = 0.03
-"""Within this distance of the threshold, on either side, ρ decides nothing."""
+"""A growth ratio ρ that is closer to the threshold than this decides nothing."""
 WINDOW = 2
 """Number of synchronizations over which D is averaged."""
 COMPARED = 2 * WINDOW
-"""Number of last synchronizations in which D must be flat. They are compared between two values of P."""
+"""Number of last synchronizations whose D must be flat, and is compared between two values of P."""
 FLAT = 0.1
 """D is flat if its mean over a window differs from that of the window before by at most this fraction."""
 
@@ -33,12 +33,12 @@ class Growth:
 
     P: int
     further: int
-    """The paper's P'."""
+    """The larger number of groups, the paper's P'."""
     rho: float
     """The median ratio."""
     low: float
     high: float
-    """The quartiles around the median."""
+    """`low` and `high` are the quartiles of the ratios."""
 
     def clear(self, threshold: float) -> bool:
         """Return whether both quartiles are on the same side of `threshold`, and not near it."""
@@ -47,12 +47,12 @@ class Growth:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result `P`. If the distances are not clear, `unclear` is the next larger P, which may also do."""
+    """The largest useful number of groups, `P`; `unclear` is the next larger one if it may do as well."""
 
     P: int
     unclear: int | None
     final: bool
-    """True if probing further P could not change the result."""
+    """True if a probe of more groups could not change the result."""
 
 
 def is_flat(distances: Sequence[float]) -> bool:
@@ -66,9 +66,9 @@ def is_flat(distances: Sequence[float]) -> bool:
 def growth(smaller: int, D: Sequence[Sequence[float]], larger: int, E: Sequence[Sequence[float]]) -> Growth:
     """Return the growth from P = `smaller` with distances `D` to P' = `larger` with `E`.
 
-    `D` and `E` have one series of distances per seed. The n-th distance of a series is compared with the n-th
-    of the other, for the last `COMPARED` numbers n that both series have. Up to the n-th synchronization the
-    groups of both had made equally many updates, and were at the same point of their warm-ups.
+    `D` and `E` have one series of distances per seed. The n-th distances of two series are compared, for the
+    last `COMPARED` numbers n that both series have. At the n-th synchronization all groups have made equally
+    many updates, with P and with P', and are at the same point of their warm-ups.
     """
     ratios: list[float] = []
     for d, e in zip(D, E, strict=True):
@@ -83,7 +83,8 @@ def growth(smaller: int, D: Sequence[Sequence[float]], larger: int, E: Sequence[
 def verdict(P: int, growths: Sequence[Growth], threshold: float = THRESHOLD) -> Verdict:
     """Return the largest P before ρ falls below `threshold`.
 
-    The smallest, `P`, is assumed to be possible, because no ratio leads to it. D needs two groups.
+    `P` is the smallest number of groups of the probe. It is assumed to be possible, because no growth ratio
+    leads to it: D needs two groups.
     """
     for step in growths:
         if not step.clear(threshold):
@@ -95,7 +96,7 @@ def verdict(P: int, growths: Sequence[Growth], threshold: float = THRESHOLD) -> 
 
 
 def ideal(P: int, further: int, rule: str) -> float:
-    """Return ρ(P→`further`) if groups move independently, by their learning rate: D = lr(P)·√((P−1)/P)."""
+    """Return ρ(P→`further`) if groups move independently: D = lr(P)·√((P−1)/P), with lr by `rule`."""
 
     def distance(groups: int) -> float:
         return lr_scale(rule, groups) * math.sqrt((groups - 1) / groups)

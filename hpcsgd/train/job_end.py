@@ -12,7 +12,7 @@ from datetime import datetime
 
 log = logging.getLogger(__name__)
 
-TIMEOUT = 20  # seconds; a busy controller must not hold up the job
+TIMEOUT = 20  # seconds for a command of a scheduler; a busy controller must not hold up the job
 NEVER = 2**32 - 1
 """Seconds that Flux reports for a job without a time limit: UINT_MAX."""
 
@@ -37,7 +37,7 @@ class _Scheduler:
     variable: str
     """The environment variable with the job's number."""
     left: Callable[[str, Environ], float | None]
-    """A function that returns the seconds that are left, or raises the exceptions of `subprocess.run`."""
+    """A function that returns the seconds until the job ends, or raises as `subprocess.run` does."""
 
 
 def _said(scheduler: _Scheduler, environ: Environ) -> float | None:
@@ -51,7 +51,10 @@ def _said(scheduler: _Scheduler, environ: Environ) -> float | None:
 
 
 def _of_slurm(_: str, environ: Environ) -> float | None:
-    """Return the seconds left. Newer versions set an environment variable; older ones need `scontrol`."""
+    """Return the seconds until Slurm ends this job.
+
+    Newer versions of Slurm set an environment variable with the end; with older ones `scontrol` reports it.
+    """
     reported = environ.get("SLURM_JOB_END_TIME", "")
     end = (
         float(reported)
@@ -62,20 +65,23 @@ def _of_slurm(_: str, environ: Environ) -> float | None:
 
 
 def slurm_job(environ: Environ) -> str:
-    """Return a name that means this job only: the last task of an array has the number of the array."""
+    """Return Slurm's name of this job, with its task if it is in a job array.
+
+    The job number alone is ambiguous, because the last task has the same number as the whole array.
+    """
     if "SLURM_ARRAY_TASK_ID" in environ:
         return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
     return environ["SLURM_JOB_ID"]
 
 
 def slurm_end(description: str) -> float | None:
-    """Return `EndTime` of scontrol's description, in seconds since 1970, or None if the job has no end."""
+    """Return `EndTime` in `scontrol`'s description of a job, in seconds since 1970, or None without end."""
     found = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", description)
     return datetime.fromisoformat(found[1]).timestamp() if found else None
 
 
 def _of_pbs(job: str, environ: Environ) -> float | None:
-    """Return the seconds left. If qstat is missing or fails, the script's variable has the requested end."""
+    """Return the seconds until PBS ends the job, by `qstat`, or by `PBS_END` if `qstat` fails."""
     try:
         end = pbs_end(_answer("qstat", "-f", job))
     except (OSError, subprocess.SubprocessError):
@@ -86,7 +92,7 @@ def _of_pbs(job: str, environ: Environ) -> float | None:
 
 
 def pbs_end(description: str) -> float | None:
-    """Return the end of a job, in seconds since 1970, by `stime` and `walltime` of `qstat -f`, or None."""
+    """Return the end of a job in seconds since 1970, from `stime` and `walltime` in `qstat -f`, or None."""
     began = re.search(r"^ *stime = (.+)$", description, re.MULTILINE)
     limit = re.search(r"^ *Resource_List\.walltime = (\d+):(\d\d):(\d\d)$", description, re.MULTILINE)
     if began is None or limit is None:

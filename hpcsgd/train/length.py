@@ -1,7 +1,7 @@
 """The length of a run: a number of epochs, steps, samples or tokens.
 
-With steps, samples or tokens the last epoch may end early. They count from the beginning of the run, even if
-it is resumed with another number of ranks.
+With steps, samples or tokens the last epoch may end early. These numbers count from the beginning of the run,
+even if the run is resumed with another number of ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Length:
 
     epochs: int
     expected: int
-    """Steps of the run, if it keeps its number of groups."""
+    """Number of steps of the whole run, if its number of groups does not change."""
     steps: int | None = None
     """The step after which the run ends, whatever the epoch."""
     samples: int | None = None
@@ -101,7 +101,7 @@ def warn_of_few(samples: int, batch_size: int) -> None:
 
 
 def tested(training: TrainingSection, samples: int, tokens: int | None) -> int:
-    """Return the number of test `samples` that an evaluation uses. `tokens` is per sample, or None."""
+    """Return how many of the test `samples` an evaluation uses. A sample has `tokens` tokens, or None."""
     if training.eval_tokens is None:
         return samples
     return min(-(-training.eval_tokens // _made_of(tokens, "eval_tokens")), samples)

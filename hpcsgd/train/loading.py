@@ -40,7 +40,7 @@ class LoaderFactory(Protocol):
     def sampler(self, train: Split, config: Config) -> Sampler: ...
 
     def batches(self, sampler: Sampler, data: DataSection) -> Batches | InjectedBatches:
-        """Return the batches of this rank. The batches of its group have `data.group_batch_size` samples."""
+        """Return the batches of this rank; those of its group have `data.group_batch_size` samples."""
         ...
 
 

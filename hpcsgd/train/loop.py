@@ -52,15 +52,15 @@ class TrainLoop(ABC):
         self._schedule = config.lr_schedule
         self._per_step = self._schedule.interval == "step"
         self._parts = parts
-        self._expected = parts.length.expected  # steps of the whole run, as far as known
+        self._expected = parts.length.expected  # steps of the whole run, as far as they are known
         self._checkpoints = checkpoints
         self._stopping = stopping
         self._epoch = 0
-        self._lr = 0.0  # of the last update
+        self._lr = 0.0  # learning rate of the last update
         self._epoch_sums = _no_sums()
-        self._cut = False  # the run has ended within an epoch, with known results so far
-        self._saved_at = (-1, -1, False)  # of the last checkpoint: step, epoch, `_cut`
-        self._scaled_for = parts.optimizer.topology.total_groups  # groups that the rates are scaled for
+        self._cut = False  # the run has ended within an epoch, and has reported this epoch's results so far
+        self._saved_at = (-1, -1, False)  # step, epoch and `_cut` of the last checkpoint
+        self._scaled_for = parts.optimizer.topology.total_groups  # groups that learning rates are scaled for
         self._grads_shared = 0  # steps since the last record that shared gradients without averaging models
         self._synced_at = 0  # the last step after which groups averaged their models
         self._pass_size: int | None = None  # samples of a pass, if a batch is split into passes
@@ -72,7 +72,7 @@ class TrainLoop(ABC):
         self.monitor: DistanceMonitor | None = None
 
     def resume_from(self, shared: Tree, own: Tree | None) -> None:
-        """Continue from a checkpoint; this rank's `own` state is None if it is of another P × K."""
+        """Continue from a checkpoint: `shared` state, and this rank's `own`, None if P × K has changed."""
         parts = self._parts
         self._epoch = shared["epoch"]
         self._epoch_sums = shared["epoch_sums"]
@@ -90,13 +90,13 @@ class TrainLoop(ABC):
             parts.natural_gradient.resume_from((own or {}).get("natural_gradient"))
 
     def train(self) -> str | None:
-        """Train to the end. Return why it stopped early, or None. Collective."""
+        """Train to the end. Return why the training stopped early, or None. Collective."""
         length, done = self._parts.length, self._parts.optimizer.t
         self._meter.pause()
         with Progress(self._expected, length.epochs, first_step=done) as self._progress:
             try:
                 reason = self._train_epochs()
-            except JobError:  # all ranks raise it: a checkpoint that is being written need not be lost
+            except JobError:  # all ranks raise it, so that a checkpoint that is being written can be finished
                 self._checkpoints.finish()
                 raise
             if reason is not None:
@@ -108,7 +108,7 @@ class TrainLoop(ABC):
 
     @abstractmethod
     def _train_epochs(self) -> str | None:
-        """Train from here to the last epoch. Return why it stopped early, or None."""
+        """Train from the current step to the last epoch. Return why training stopped early, or None."""
 
     @abstractmethod
     def _at_exit(self) -> str:
@@ -116,7 +116,7 @@ class TrainLoop(ABC):
 
     @abstractmethod
     def _stands_for_all(self) -> bool:
-        """Return whether these ranks have the common model now, and evaluate and save it for all."""
+        """Return whether these ranks have the model of all groups now, and evaluate and save for all."""
 
     def _step(self, x: Tensor, y: Tensor, data_seconds: float) -> None:
         parts = self._parts
@@ -150,7 +150,7 @@ class TrainLoop(ABC):
             self._meter.gradient(optimizer.updating.norm.take())
             self._begin_reading()
         self._tell_readings()
-        if self._checkpoint_due() and self._left():  # at the end of an epoch: after its results
+        if self._checkpoint_due() and self._left():  # at an epoch's end `_close_epoch` saves
             self._save()
 
     def _note(self, metrics: Mapping[str, float]) -> None:
@@ -164,7 +164,7 @@ class TrainLoop(ABC):
             self._record_sync(metrics)
 
     def _record_sync(self, metrics: Mapping[str, float]) -> None:
-        """Record the first synchronization of a step; further ones in that step do not count."""
+        """Record the synchronization that `metrics` report, unless this step has another one already."""
         t, D = self._parts.optimizer.t, metrics["distance"]
         if t == self._synced_at:
             return
@@ -185,7 +185,7 @@ class TrainLoop(ABC):
             asked = time.perf_counter()
 
     def _close_epoch(self, *, cut: bool = False) -> None:
-        """End the epoch, or the run within it (`cut`). If made longer later, the run continues there."""
+        """End the epoch. With `cut` the run ends within the epoch; a longer run can continue there."""
         parts, number = self._parts, self._epoch + 1
         self._read_meter()
         total, samples, seconds = self._epoch_sums.tolist()
@@ -246,7 +246,7 @@ class TrainLoop(ABC):
         self._meter.pause()
 
     def _read_meter(self) -> None:
-        """Report the records of all steps so far; collective."""
+        """Report the records of all steps so far, and wait for those that are being gathered; collective."""
         self._begin_reading()
         self._tell_readings(all_of_them=True)
 
@@ -296,5 +296,5 @@ class TrainLoop(ABC):
 
 
 def _no_sums() -> Tensor:
-    """Return zeros for the sum of loss · samples, the samples, and the seconds."""
+    """Return zeros to which an epoch adds loss · samples, samples and seconds: float64 [3]."""
     return torch.zeros(3, dtype=torch.float64, device="cpu")

@@ -25,8 +25,8 @@ def make_warm_up(
 ) -> WarmUp:
     """Return the warm-up of `schedule` for P groups.
 
-    If the learning rate is scaled with P, it begins at the rate of one group. With a single group it stays
-    the same, and the log says so.
+    If the learning rate is scaled with P, the warm-up begins at the rate of one group. With a single group
+    the rate stays the same, and the log says so.
     """
     steps = round(schedule.warmup_epochs * steps_per_epoch)
     start = first_factor(schedule.scaling, P, steps)

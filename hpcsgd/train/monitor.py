@@ -12,16 +12,14 @@ from hpcsgd.errors import count_text
 from hpcsgd.train.growth import COMPARED
 
 FACTOR = 2.0
-"""Distances that differ by this factor from the probe's are reported; the fall of the loss changes D by
-less.
-"""
+"""Distances D that differ from the probe's by this factor are reported. A falling loss changes D by less."""
 FULL_RATE = 0.9
 """At learning rates below this fraction of the probe's, a small D is expected and not reported."""
 
 
 @dataclass
 class DistanceMonitor:
-    """The distance D of P groups that the probe saw at the learning rate `lr`, and recent distances."""
+    """A comparison of recent distances with D, the distance of P groups that a probe saw at the rate `lr`."""
 
     P: int
     D: float
@@ -38,7 +36,7 @@ class DistanceMonitor:
     def hear(self, D: float, lr: float) -> str | None:
         """Record the distance D of a synchronization at the learning rate `lr`.
 
-        Return a text to report if recent distances compare with the probe's otherwise than before, or None.
+        Return a text to report if the result of the comparison has changed since the last call, else None.
         """
         self._recent.append((D, lr))
         if len(self._recent) < COMPARED:

@@ -1,4 +1,4 @@
-"""Choose the fastest gradient communication by a few steps before the run, or by a machine file."""
+"""Choose the fastest settings for gradient communication, by a few trial steps or by a machine file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def tuned(config: Config, topology: Topology, source: str, resume: bool) -> Config:
-    """Return `config`, read from `source`, with the fastest settings if it asks for them; collective."""
+    """Return `config`, which was read from `source`, with the fastest settings if requested; collective."""
     if not is_to_choose(config.training):
         return config
     section = config.training
@@ -60,9 +60,9 @@ def tuned(config: Config, topology: Topology, source: str, resume: bool) -> Conf
 
 
 def fastest(config: Config, choices: Open, topology: Topology, source: str, steps: int) -> ReduceSettings:
-    """Return the fastest of the open `choices`, measured by `steps` steps of each; collective.
+    """Return the fastest of the settings that `choices` allow, by `steps` steps with each; collective.
 
-    This tries all bucket sizes, then the other gradient reductions with the best size, then the best
+    All bucket sizes are tried, then the other gradient reductions with the best size, then the best
     combination without overlap.
     """
     overlap, grad_reduce = choices.overlaps[0], choices.grad_reduces[0]
@@ -81,7 +81,7 @@ def fastest(config: Config, choices: Open, topology: Topology, source: str, step
 
 
 def _reported(found: Mapping[ReduceSettings, float]) -> ReduceSettings:
-    """Log all choices and return the best."""
+    """Log the seconds per step of all settings in `found`, and return the fastest settings."""
     best = min(found, key=lambda sending: found[sending])
     for sending, seconds in found.items():
         log.info("%.4g s a step with %s%s", seconds, sending, ": taken" if sending == best else "")
@@ -93,7 +93,7 @@ def _reported(found: Mapping[ReduceSettings, float]) -> ReduceSettings:
 
 
 def _seconds(config: Config, topology: Topology, source: str, steps: int) -> float:
-    """Return the median seconds of a step on the slowest rank, without the first. The model is dropped."""
+    """Return the median seconds of trial steps, without the first, on the slowest rank; collective."""
     parts = assemble(config, topology, source)
     taken = torch.tensor(
         median(list(_times(parts, config.data.group_batch_size, steps + 1))[1:]),

@@ -13,10 +13,10 @@ from hpcsgd.engine.muon import muon
 from hpcsgd.train.families import OPTIMIZERS, method_of, subclasses
 
 OF_A_MODEL: Mapping[str, Callable[..., optim.Optimizer]] = {**OPTIMIZERS, "Muon": muon}
-"""Optimizers for a model's parameters or for a model: the annotation of the first parameter decides."""
+"""Optimizers that take a model's parameters, or a model if their first parameter is annotated so."""
 SCHEDULERS = subclasses(optim.lr_scheduler, LRScheduler)
 
 
 def make_method(section: MethodSection, steps_per_epoch: int) -> Method:
-    """Return the method of a section. Raises `UserError`, which names the key of the job file."""
+    """Return the method that `section` describes. Raises `UserError`, which names the key of the job file."""
     return method_of({"name": section.name, **section.arguments}, steps_per_epoch)

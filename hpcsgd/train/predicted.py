@@ -1,4 +1,4 @@
-"""The fastest settings for gradient communication, predicted by the cost model from a machine file."""
+"""Predict, from a machine file, the seconds of a step with each setting of gradient communication."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hpcsgd.train.training_profile import profile_of, require_same_model
 def predicted(config: Config, P: int, K: int, file: Path, ranks_per_host: int) -> dict[ReduceSettings, float]:
     """Return the predicted seconds of a step for each combination of settings that `config` leaves open.
 
-    The job has P groups of K ranks. Raises `UserError` if the machine file `file` has no measurements of
-    its links or of its model, or if the cost of its method is unknown.
+    The job has P groups of K ranks. Raises `UserError` if the machine file `file` has no measurements of the
+    job's links or model, or if the cost of the job's method is unknown.
     """
     machine, subject = machines.load(file), profile_of(config)
     require_same_model(subject, machine, file)

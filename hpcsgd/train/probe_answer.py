@@ -28,7 +28,7 @@ def setting(config: Config) -> dict[str, Any]:
 def take_answer(config: Config, file: Path, ranks: int) -> tuple[Config, DistanceMonitor | None]:
     """Return `config` with the number of groups that the probe found, and a monitor of their distance.
 
-    If that number does not divide `ranks`, the next smaller one that does is used. This warns if the probe
+    If that number does not divide `ranks`, the next smaller divisor is used. A warning is logged if the probe
     was of another training. Raises `UserError` if `file` is not the ``probe.json`` of a probe.
     """
     try:

@@ -16,7 +16,7 @@ from hpcsgd.config.schema import load
 from hpcsgd.errors import UserError
 
 CUBLAS_WORKSPACES = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-"""With this setting cuBLAS gives the same bits every time. torch needs it for deterministic operations."""
+"""The setting with which cuBLAS gives the same bits every time; torch's deterministic mode needs it."""
 
 # Constants of glibc's <malloc.h>.
 _TRIM_THRESHOLD = -1

@@ -16,14 +16,14 @@ Tree = dict[str, Any]
 
 
 class Readings:
-    """The pending records of `meter`, in the order in which they were begun, the same on all ranks."""
+    """The records of `meter` that are being gathered, in the same order on all ranks."""
 
     def __init__(self, meter: StepTimer) -> None:
         self._meter = meter
         self._under_way: deque[tuple[Tree, Work]] = deque()  # `taken` and the pending content of each record
 
     def begin(self, **taken: Any) -> None:
-        """Begin to gather a record. `taken` has what is known already, such as the `step`."""
+        """Begin to gather a record. `taken` has the fields that are known already, such as the `step`."""
         self._under_way.append((taken, self._meter.read()))
 
     def arrived(self, *, all_of_them: bool = False) -> Iterator[tuple[Tree, StepRecord]]:
@@ -37,6 +37,6 @@ class Readings:
             reading: StepRecord = work.wait()
             if not reading.samples:
                 continue
-            if not math.isfinite(reading.loss):  # the same on all ranks
+            if not math.isfinite(reading.loss):  # all ranks have the same loss
                 raise JobError(diverged("loss", reading.loss, taken["step"]))
             yield taken, reading

@@ -1,4 +1,4 @@
-"""Activation checkpointing: regions keep only inputs and recompute the rest in the backward pass.
+"""Activation checkpointing: regions keep only inputs and recompute other values in the backward pass.
 
 "Training Deep Nets with Sublinear Memory Cost" (Chen et al., 2016), https://arxiv.org/abs/1604.06174. With n
 equal layers, memory shrinks from the values of n layers to n inputs and the values of one layer, for one more
@@ -22,14 +22,14 @@ Buffers = dict[str, Tensor | None]
 
 
 def recompute(regions: Iterable[nn.Module]) -> None:
-    """Make each region recompute its values in the backward pass, with the same bits."""
+    """Make each region recompute its inner values in the backward pass, with the same bits."""
     for region in regions:
         again = functools.partial(_contexts, region)
         region.forward = functools.partial(checkpoint, region.forward, use_reentrant=False, context_fn=again)
 
 
 def _contexts(region: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return contexts for the forward pass and for its repetition, which starts from the same buffers."""
+    """Return contexts for the forward pass and its repetition. Both passes start from the same buffers."""
     begun: list[Buffers] = []
     return _remembered(region, begun), _on_copies(region, begun)
 

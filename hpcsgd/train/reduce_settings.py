@@ -23,12 +23,12 @@ from hpcsgd.report.run_folder import JOB_FILE
 
 BUCKETS_MB = (1.0, 4.0, 25.0)
 DENSE = ("alltoall", "reduce_scatter")
-"""Gradient reductions that give the same mean, the usual one first."""
+"""The names of gradient reductions that give the same mean, the usual one first."""
 
 
 @dataclass(frozen=True)
 class ReduceSettings:
-    """Bucket size in MB, whether buckets are sent during the backward pass, and the gradient reduction."""
+    """A choice of bucket size in MB, overlap with the backward pass, and gradient reduction."""
 
     bucket_cap_mb: float
     overlap: bool
@@ -53,7 +53,7 @@ class ReduceSettings:
 
 @dataclass(frozen=True)
 class Open:
-    """The settings to choose among, the usual ones first."""
+    """The values to choose among for each open setting, the usual value first."""
 
     sizes: tuple[float, ...]
     overlaps: tuple[bool, ...]
@@ -61,7 +61,7 @@ class Open:
 
 
 def left_open(config: Config, K: int) -> Open:
-    """Return the settings that `config` leaves open, in groups of K ranks.
+    """Return the values to choose among for settings that `config` leaves open, with K ranks per group.
 
     Raises `UserError` for an unknown method.
     """
@@ -80,13 +80,13 @@ def is_to_choose(training: TrainingSection) -> bool:
 
 
 def as_it_began(config: Config) -> Config:
-    """Return `config`, with open settings as they were chosen when the run in its folder began, if any."""
+    """Return `config`; if its folder has a run, with the open settings that this run chose at its start."""
     before = of_the_run(config) if is_to_choose(config.training) else None
     return config if before is None else before.within(config)
 
 
 def of_the_run(config: Config) -> ReduceSettings | None:
-    """Return the settings with which the run in the output folder began, or None if there is none."""
+    """Return the settings with which the run in the output folder began, or None without such a run."""
     file = config.run.output_dir / JOB_FILE
     reported = read_toml(file) if file.exists() else {"training": {}}
     training = reported["training"]
@@ -101,7 +101,7 @@ def of_the_run(config: Config) -> ReduceSettings | None:
 
 
 def _unsaid(section: MethodSection) -> list[Sequence[str]]:
-    """Return the keys, as paths into a method's table, that may name a reduction but are not given."""
+    """Return the keys for a gradient reduction that the section leaves out, as paths into its arguments."""
     return list(_unsaid_in(section.name, section.arguments))
 
 
@@ -118,7 +118,7 @@ def _unsaid_in(name: str, said: Mapping[str, Any]) -> Iterator[Sequence[str]]:
 
 
 def _table(part: Any) -> Mapping[str, Any]:
-    """Return a part of a method as a table, also if the job file gives only its name; else an empty one."""
+    """Return the table of a method's part, also if `part` is only its name; an empty one for other values."""
     if isinstance(part, Mapping):
         return part
     return {"name": part} if isinstance(part, str) else {}

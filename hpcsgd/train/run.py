@@ -97,9 +97,9 @@ def train(
     monitor: DistanceMonitor | None = None,
     elastic_average: ElasticAverage | None = None,
 ) -> str | None:
-    """Run `config`, read from the file `source`, in its folder. Return why it stopped early, or None.
+    """Train as `config`, read from the file `source`, says. Return why training stopped early, or None.
 
-    In an elastic run `topology` is one replica group, and `elastic_average` connects it to the others.
+    In an elastic run `topology` is one replica group, and `elastic_average` connects it to other groups.
     Collective.
     """
     config = tuned(config, topology, source, resume)
@@ -175,12 +175,15 @@ def _train(
 
 
 def _close_loggers(loggers: LoggerProcesses | None, topology: Topology) -> None:
-    """Close the loggers on rank 0. The other ranks wait here, where waiting may take longer than at exit."""
+    """Close the loggers on rank 0. Other ranks wait here, because a wait at exit may not last as long."""
     by_rank_0(topology.world, "closing the loggers", lambda: None if loggers is None else loggers.close())
 
 
 def to_begin(config: Config, goes_on: bool) -> Config:
-    """Return `config`, without `init_from` if a checkpoint has the weights: its file may be gone."""
+    """Return `config`, without `init_from` if a checkpoint has the weights.
+
+    The file that `init_from` names may be gone by then.
+    """
     if goes_on and titles(config.run.output_dir / CHECKPOINTS):
         return replace(config, model=replace(config.model, init_from=None))
     return config

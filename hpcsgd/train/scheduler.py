@@ -1,4 +1,4 @@
-"""The state of a learning-rate scheduler in a checkpoint, and its length when a run is resumed."""
+"""The state of a learning-rate scheduler in a checkpoint, and the steps it covers in a resumed run."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ def resume_schedule(
 
 
 def _expected(parts: TrainingSetup, epoch: int, saved: Mapping[str, int] | None, *, same_ranks: bool) -> int:
-    """Return the steps of the whole run.
+    """Return the number of steps of the whole run, to which the schedule is stretched.
 
-    This is the checkpoint's number, unless the length of the run or P × K has changed. A new number would be
-    smaller after steps without an update (overflows in float16), and would change the schedule.
+    This is the number in the checkpoint, unless the length of the run or P × K has changed. A number that is
+    computed anew would be smaller after steps without an update (overflows in float16), and would change the
+    schedule.
     """
     asked = parts.length.expected
     saved = saved or {"asked": asked, "expected": asked}
@@ -55,9 +56,10 @@ def _expected(parts: TrainingSetup, epoch: int, saved: Mapping[str, int] | None,
 
 
 def resume_scheduler(scheduler: LRScheduler | None, saved: Tree, arguments: Mapping[str, Any]) -> None:
-    """Continue from `saved`, with this job's `arguments`.
+    """Continue the scheduler from its state `saved`, with this job's `arguments`.
 
-    If arguments differ from the checkpoint's, rates are from now on as if the new ones had always applied.
+    If arguments differ from the checkpoint's, the learning rates are from now on those of a schedule that had
+    the new arguments from its start.
     """
     theirs, ours = saved.get("kind", "none"), scheduler_state(scheduler).get("kind", "none")
     if theirs != ours:
@@ -69,7 +71,7 @@ def resume_scheduler(scheduler: LRScheduler | None, saved: Tree, arguments: Mapp
         return
     state = saved["state"]
     scheduler.load_state_dict(state)
-    fixed = {name: value for name, value in arguments.items() if name != "last_epoch"}  # a counter
+    fixed = {name: value for name, value in arguments.items() if name != "last_epoch"}  # a step count
     numbers = {name: value for name, value in fixed.items() if isinstance(value, int | float)}
     if changed := {name: value for name, value in numbers.items() if state.get(name, value) != value}:
         _hold_to(scheduler, changed)

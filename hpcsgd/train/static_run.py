@@ -1,4 +1,4 @@
-"""A run with a fixed set of ranks: if one of them fails, all end."""
+"""A run with a fixed set of ranks, in which all ranks end if one of them fails."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def record_start(folder: Path, topology: Topology, devices: Mapping[str, int]) -
 
 @dataclass(frozen=True)
 class StaticRun:
-    """The parts of a static run that an elastic run does differently."""
+    """What a static run does differently from an elastic run; the counterpart is `ElasticRun`."""
 
     config: Config
     topology: Topology
@@ -89,7 +89,7 @@ class StaticRun:
                     record_start(folder, topology, devices)
 
     def goes_on(self, resume: bool) -> bool:
-        """Return whether to begin at the newest checkpoint, if there is one."""
+        """Return whether the run begins at the newest checkpoint, if there is one."""
         return resume
 
     def own(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -102,12 +102,12 @@ class StaticRun:
         return StaticLoop(self.config, parts, checkpoints, stopping, control)
 
     def conclude(self, complete: bool) -> None:
-        """Log the report at the end of the training. If it is `complete`, its model has been saved."""
+        """Log the report of the run. If the training is `complete`, its model has been saved."""
         by_rank_0(self.topology.world, "reporting", lambda: _report(self.folder))
 
 
 def _report(folder: Path) -> None:
-    """Log the report. Only rank 0 calls this, so that other ranks do not load what it imports."""
+    """Log the report of the run in `folder`. Only rank 0 calls this, to spare the other ranks the import."""
     from hpcsgd.report.end_of_run import report
 
     with run_folder.usable(folder):

@@ -24,7 +24,7 @@ _TIME_LIMIT, _JOB_END = 1, 2  # reasons in addition to the signals, with smaller
 
 
 class Reasons:
-    """The reasons to stop that this process knows of, from the moment this object is made.
+    """The reasons to stop that this process notices, from the time when this object is made.
 
     These are a signal, the time limit, and the end of the batch job, if this process asks the scheduler.
     """
@@ -43,7 +43,7 @@ class Reasons:
             signal.signal(number, self._caught)
 
     def now(self) -> int:
-        """Return the number of a reason to stop now, or 0. Of several, the largest number counts."""
+        """Return the number of a reason to stop now, or 0. If there are several, return the largest."""
         over = [reason for deadline, reason in self._deadlines if time.monotonic() > deadline]
         return max([self._signal, *over])
 
@@ -55,7 +55,7 @@ class Stopping:
     """The decision of all ranks whether to stop, the same on all ranks at the same step.
 
     A signal may reach some ranks only, and clocks of ranks differ. So from time to time a small allreduce
-    decides. It also fixes the number of steps until the next allreduce, and its result is read only then, so
+    decides. The allreduce also fixes the number of steps until the next one. Its result is read only then, so
     that no rank waits for it. `control` is a communicator with its own thread.
     """
 
@@ -88,7 +88,8 @@ class Stopping:
         now = time.monotonic()
         per_step = max((now - self._last_check) / max(self._steps, 1), 1e-6)
         pause = min(int(CHECK_EVERY / per_step), 10_000)
-        mine = torch.tensor([self._reasons.now(), -max(pause, 1)], device="cpu")  # most urgent, shortest
+        # The maxima are the most urgent reason and the shortest pause.
+        mine = torch.tensor([self._reasons.now(), -max(pause, 1)], device="cpu")
         self._asked = mine, self._control.allreduce(mine, "max")
         self._steps, self._last_check = 0, now
 

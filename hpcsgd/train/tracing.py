@@ -41,9 +41,9 @@ from hpcsgd.report.trace import (
 log = logging.getLogger(__name__)
 
 ASKED = 8
-"""How often a remote clock is read. The reading with the shortest round trip counts."""
+"""Number of times that rank 0 reads another rank's clock. The shortest round trip counts."""
 RARE = ("eval", "checkpoint")
-"""Spans that are also recorded between windows."""
+"""Names of spans that are also recorded between windows."""
 
 
 class Tracer(Protocol):
@@ -99,7 +99,7 @@ class Trace:
         self._began = 0.0
         if topology.rank == 0:
             self._began = beginning(file) or time.time()
-        control.barrier()  # no rank records anything before the beginning
+        control.barrier()  # no rank records anything before the time `_began`
         self._follow(done, time.perf_counter())
 
     @contextlib.contextmanager
@@ -160,7 +160,7 @@ class Trace:
         self._under_way.append(brought)
 
     def _bring_together(self, seen: Window, names: Mapping[int, str]) -> None:
-        """Send this rank's window to rank 0, which writes all; runs on the thread of `control`."""
+        """Send this rank's window to rank 0, which writes all windows; runs on the thread of `control`."""
         topology, owner = self._job, self._events.owner
         clock = self._compared()
         label = (
@@ -196,7 +196,7 @@ class Trace:
         yield text_of([totals_line(seen.end, clock, totals)])
 
     def _compared(self) -> Clock:
-        """Return this rank's clock relative to rank 0's. Rank 0 asks one rank after the other."""
+        """Return this rank's clock relative to rank 0's. Rank 0 reads one rank's clock after the other."""
         here = time.time() - time.perf_counter() - self._began
         far = self._control.backend
         if far.rank == 0:
@@ -213,7 +213,7 @@ class Trace:
 
 
 def _asked(far: Backend, rank: int, here: float) -> Tensor:
-    """Return the seconds that `rank` has to add to its clock, and the possible error of that number."""
+    """Return the seconds that `rank` has to add to its clock, and their largest error: float64 [2]."""
     answer, found = _seconds(0.0), []
     for _ in range(ASKED):
         before = time.perf_counter()

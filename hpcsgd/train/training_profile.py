@@ -33,7 +33,7 @@ from hpcsgd.train.tasks import task_of
 from hpcsgd.train.training_setup import make_optimizer
 
 Having = Mapping[str, Collection[nn.Parameter]]
-"""For each name of a state tensor: the parameters that have one."""
+"""For each name of a state tensor: the parameters that have such a tensor."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TrainingProfile:
 
     config: Config
     samples: int
-    """Samples of an epoch."""
+    """Number of samples of an epoch."""
     model: nn.Module
     optimizer: optim.Optimizer
     """The optimizer of the job file, for the model's parameters."""
@@ -76,7 +76,7 @@ class TrainingProfile:
         return self.samples // (P * self.B)
 
     def epochs(self, P: int) -> float:
-        """Return the epochs of the run, from the epochs, steps, samples or tokens of the job file."""
+        """Return the epochs of a run with P groups, from epochs, steps, samples or tokens in the job file."""
         training = self.config.training
         if training.steps is not None:
             return training.steps / self.steps_per_epoch(P)
@@ -93,16 +93,16 @@ class TrainingProfile:
         return training.epochs
 
     def steps(self, P: int) -> int:
-        """Return the steps of the run."""
+        """Return the steps of a run with P groups."""
         given = self.config.training.steps
         return max(round(self.epochs(P) * self.steps_per_epoch(P)), 1) if given is None else given
 
     def plan(self, method: Method) -> StepPlan:
-        """Return how the engine carries out a step of this method."""
+        """Return the plan by which the engine carries out a step of `method`."""
         return StepPlan.of(method, update_of(self.optimizer), by_torch=self.config.parallel.fsdp)
 
     def sizes(self, P: int, K: int, ranks_per_host: int, plan: StepPlan) -> ModelLayout:
-        """Return the layout that the engine gives the model by this plan."""
+        """Return the model's layout (buckets, buffers, FSDP units) under `plan` with P groups of K ranks."""
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         bucket = bucket_bytes(nbytes(p for _, p in trained), self.config.training.bucket_cap_mb)
         return ModelLayout.of(
@@ -125,7 +125,7 @@ class TrainingProfile:
         return self.with_config(dataclasses.replace(self.config, method=section)).own_method(P)
 
     def own_method(self, P: int) -> Method:
-        """Return the method of the job file."""
+        """Return the method of the job file, for P groups."""
         return make_method(self.config.method, self.steps_per_epoch(P))
 
     def with_config(self, config: Config) -> TrainingProfile:
@@ -166,7 +166,7 @@ def require_same_model(subject: TrainingProfile, machine: Machine, file: Path) -
 
 
 def state_of(optimizer: optim.Optimizer) -> tuple[Having, Having]:
-    """Return what the optimizer keeps per parameter: tensors of its shape, and those of one number."""
+    """Return the optimizer's state tensors with their parameter's shape, and those with one number."""
     found = defaultdict[str, set[nn.Parameter]](set), defaultdict[str, set[nn.Parameter]](set)
     for part in parts_of(optimizer):
         for group in part.param_groups:
@@ -182,7 +182,8 @@ def state_of(optimizer: optim.Optimizer) -> tuple[Having, Having]:
 def _state(like: optim.Optimizer, group: Mapping[str, Any], dim: int) -> tuple[list[str], list[str]]:
     """Return the names of the state that an optimizer keeps for a parameter with `dim` dimensions.
 
-    They are found by a step of an optimizer of the same class, on a small parameter.
+    The first list has tensors of the parameter's shape, the second tensors with one number. An optimizer of
+    the same class makes a step on a small parameter to find the names.
     """
     param = nn.Parameter(torch.zeros((2, 3, *[1] * dim)[:dim]))
     param.grad = torch.zeros_like(param)

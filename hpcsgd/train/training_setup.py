@@ -73,13 +73,13 @@ class TrainingSetup:
     scheduler: LRScheduler | None
     sampler: Sampler
     batches: Batches | InjectedBatches
-    """The rest of the epoch of `sampler`."""
+    """The batches that are left in the current epoch of `sampler`."""
     loader: DataLoader[Any]
     injected: Injected | None
     """Completes the batches of `loader`, if groups share samples."""
     transform: Transform
     generator: Generator
-    """This rank's random generator for `vary`."""
+    """This rank's random generator, with which `vary` changes samples."""
     train: Split
     test: Split
     steps_per_epoch: int
@@ -90,10 +90,10 @@ class TrainingSetup:
     by_torch: float | None
     """Bytes that torch sends per rank in a backward pass, if it shards the model (FSDP)."""
     natural_gradient: NaturalGradient | None
-    """The wrapper of `optimizer`. Its hooks do everything, so that nothing has to call its `step()`."""
+    """The natural gradient, which wraps `optimizer`, or None. Its hooks suffice; `step()` is not called."""
 
     def vary(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return these samples as they are trained on: transformed, varied by the dataset, on the device."""
+        """Return these samples on the device, after the transform and the dataset's random changes."""
         x, y = varied(self.train, self.transform(x, self.generator), y, self.generator)
         return self.deliver(x), self.deliver(y)
 
@@ -200,7 +200,7 @@ def _flops(training: TrainingSection, rank: int, task: Task, model: nn.Module, d
 
 
 def number_of(topology: Topology) -> int:
-    """Return this rank's number among all ranks that train together.
+    """Return this rank's number among all ranks of all replica groups, which makes its seed differ.
 
     Ranks of replica groups with different sizes may have the same number.
     """
@@ -208,7 +208,7 @@ def number_of(topology: Topology) -> int:
 
 
 def sending(training: TrainingSection) -> dict[str, Any]:
-    """Return the settings of the job file for gradient and parameter communication."""
+    """Return the communication settings that the job file gives, as arguments of `DistributedOptimizer`."""
     said = {name: getattr(training, name) for name in SENDING}
     return {name: value for name, value in said.items() if value is not None}
 
@@ -248,7 +248,7 @@ def make_optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:
 
 
 def _takes_model(name: str) -> bool:
-    """Return whether the optimizer takes a model, by the annotation of its first parameter."""
+    """Return whether the first parameter of the optimizer called `name` is annotated as a module."""
     with in_section("optimizer", "name"):
         annotations = list(annotations_of(resolve(name, OF_A_MODEL)).values())
     first = annotations[0] if annotations else None

@@ -1,4 +1,4 @@
-"""Test whether the model fits the data, before anything is written, for an error of one clear line."""
+"""Test whether the model fits the data, before a run writes anything, so that errors are one line."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def require_model_fits(model: nn.Module, data: Split, task: Task, name: str, dev
 
 
 def _numbers(x: Tensor) -> str:
-    """Return a text with the largest integer input (token, user), for which a model may lack an entry."""
+    """Return, for an error, the largest integer input (token, user): a model may lack an entry for it."""
     return "" if x.is_floating_point() else f" with numbers up to {x.max().item()}"
 
 
 def _scores(model: nn.Module, x: Tensor) -> object:
-    """Return the scores as in an evaluation, which changes neither the model nor any random state."""
+    """Return the model's scores for x in evaluation mode; the model and random states do not change."""
     model.eval()
     with torch.no_grad():
         scores = model(x)

@@ -1,4 +1,4 @@
-"""BibTeX entries for what a job file uses, and for hpcsgd."""
+"""BibTeX entries for the parts that a job file uses, and for hpcsgd."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cite(path: Path, overrides: Sequence[str] = ()) -> str:
 
 
 def entries() -> Mapping[str, str]:
-    """Return all BibTeX entries by key: those in ``papers.bib``, and those in the files of methods."""
+    """Return all BibTeX entries by key, from ``papers.bib`` and from the files of methods."""
     shared = (files("hpcsgd.cli.citing") / "papers.bib").read_text(encoding="utf-8")
     text = "\n\n".join([shared, *PAPERS.values()])
     return {match[1]: match[0] for match in ENTRY.finditer(text)}
@@ -51,7 +51,7 @@ def _of_method(section: MethodSection) -> list[str]:
 
 
 class _Noted(Mapping[str, Callable[..., Any]]):
-    """A mapping from names to parts that adds the papers of each part it returns to `found`."""
+    """A mapping from names to parts; each look-up adds the papers of the part to the list `found`."""
 
     def __init__(self, table: Mapping[str, Callable[..., Any]], found: list[str]) -> None:
         self._table, self._found = table, found

@@ -1,6 +1,7 @@
 """The papers of every part that a job file may name, as keys of ``papers.bib``.
 
-A method's own papers are in its file. Parts without a paper are listed, too, so that none is forgotten.
+The papers of a method are in the method's file. Parts without a paper are listed, too, so that no part is
+forgotten.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ RESNETS = [name for name in MODELS if "resnet" in name]
 
 
 ENTRY = re.compile(r"^@\w+\{(\w+),$.*?^\}$", re.MULTILINE | re.DOTALL)
-"""One BibTeX entry, with its key."""
+"""A pattern for one BibTeX entry; its group is the entry's key."""
 
 
 def _keys(paper: str) -> Sequence[str]:
-    """Return the keys of the BibTeX entries in `paper`, or `paper` itself if it is a key."""
+    """Return the keys of the BibTeX entries in the text `paper`, or `paper` itself if it is a key."""
     return ENTRY.findall(paper) or [paper] if paper else []
 
 
@@ -151,9 +152,9 @@ OTHERS: Papers = {
     "fsdp": ["rajbhandari2020zero", "zhao2023fsdp"],
     "overlap_share": [LEE],
 }
-"""Papers by the key that turns the feature on."""
+"""Papers of other features, by the key of the job file that turns the feature on."""
 
 
 def papers_of(table: Table, name: str) -> Sequence[str]:
-    """Return the papers of a part; none for the user's own."""
+    """Return the papers of the part called `name` in `table`; none for a part of the user's own."""
     return next(papers for known, papers in USES if known is table).get(name, ())

@@ -1,4 +1,4 @@
-"""What a job requests from a scheduler: nodes, ranks on them, and a time."""
+"""The request of a job to a scheduler: nodes, ranks on each node, and a time limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """A request for nodes and time. Raises `UserError` for values that no job can have."""
+    """A request for nodes, ranks, GPUs and time. Raises `UserError` for values that no job can have."""
 
     nodes: int = 1
     ranks_per_node: int = 1
@@ -40,7 +40,7 @@ class Allocation:
 
     @property
     def gpus_on_node(self) -> int | None:
-        """GPUs per node, from either option; None if neither is given."""
+        """GPUs per node, from `gpus_per_node` or `gpus_per_rank`; None if neither is given."""
         each = self.gpus_per_rank
         return self.gpus_per_node if each is None else each * self.ranks_per_node
 
@@ -50,7 +50,7 @@ class Allocation:
         return self.nodes * seconds(self.time) / 3600
 
     def options(self) -> dict[str, str]:
-        """Return the allocation as options of sbatch."""
+        """Return the allocation as options of sbatch, by name without dashes."""
         options = {
             "nodes": str(self.nodes),
             "ntasks-per-node": str(self.ranks_per_node),
@@ -62,7 +62,7 @@ class Allocation:
 
 
 def seconds(time: str) -> int:
-    """Return the seconds of a time in sbatch's notation.
+    """Return the seconds of a `time` in sbatch's notation.
 
     Examples are ``90`` (minutes), ``90:00``, ``1:30:00`` and ``2-0`` (days and hours).
     """

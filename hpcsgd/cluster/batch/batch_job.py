@@ -19,7 +19,7 @@ from hpcsgd.cluster.launch.python import of_ranks
 from hpcsgd.errors import UserError, count_text
 from hpcsgd.files.atomic import replacing
 
-TIMEOUT = 60  # seconds for an answer of the scheduler
+TIMEOUT = 60  # seconds to wait for an answer of the scheduler
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class BatchJob:
     allocation: Allocation
     placement: str
     starts: int
-    """The largest number of starts of the job, which may restart itself."""
+    """The largest number of starts, including those in which the job restarts itself."""
     tasks: int | None = None
-    """The number of tasks if it is a job array, otherwise None."""
+    """The number of tasks of a job array; None for a single job."""
 
     def __str__(self) -> str:
         a = self.allocation
@@ -60,10 +60,10 @@ def prepare(
     own: Mapping[str, str] = MappingProxyType({}),
     tasks: int | None = None,
 ) -> BatchJob:
-    """Fill the template `kind` for the command line `words`, and write it next to the run folder.
+    """Write the script from the template `kind` for the command line `words`, next to the run folder.
 
     `own`: values that only this template has. `tasks`: the number of tasks of a job array, each of which gets
-    `allocation`.
+    `allocation`; None for a single job.
     """
     scheduler, run = scheduler_of(site), checked.config.run.output_dir
     text = template(scheduler.template(kind))
@@ -107,7 +107,7 @@ def _python(site: Site) -> str:
 
 
 def estimate(order: BatchJob) -> str:
-    """Return when and where the scheduler could start the job, or why that is unknown.
+    """Return, as text, when and where the scheduler could start the job, or why that is unknown.
 
     Raises `UserError` if the scheduler would reject the job.
     """
@@ -129,7 +129,7 @@ def submit(order: BatchJob) -> str:
 
 
 def by_hand(order: BatchJob) -> str:
-    """Return the command with which a user submits the script."""
+    """Return the command, as text, with which the user can submit the script."""
     words = [word for word in order.scheduler.submits if not word.startswith("-")]
     return " ".join([*words, str(order.script)])
 

@@ -1,4 +1,4 @@
-"""Check a job before it is submitted, so that it does not wait for nodes in vain."""
+"""Check a job before it is submitted, so that a job with mistakes does not wait for nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hpcsgd.train.training_setup import assemble
 
 @dataclass(frozen=True)
 class Checked:
-    """A job file that has passed the checks, and a text about its groups and nodes."""
+    """The configuration of a job file that has passed the checks, and a text about its groups and nodes."""
 
     config: Config
     placement: str
@@ -45,10 +45,10 @@ def check_training(
     probe: Path | None = None,
     awaited: bool = False,
 ) -> Checked:
-    """Build everything that the job file names, on one rank and without training.
+    """Check a job of `hpcsgd train`: build everything that its file names, on one rank, without training.
 
     With `fresh` the run folder must be unused. `probe` is a probe.json with the number of groups; if
-    `awaited`, another job may write it later. Raises `UserError` if the job would fail.
+    `awaited`, another job may write that file later. Raises `UserError` if the job would fail.
     """
     config = load(path, overrides)
     if fresh:
@@ -82,7 +82,7 @@ def check_comparison(
 def check_ensemble(
     path: Path, overrides: Sequence[str], allocation: Allocation, *, fresh: bool = False
 ) -> Checked:
-    """Check a job of elastic groups like `check_training`. The returned configuration has their number."""
+    """Check a job of elastic groups like `check_training`; the result's configuration has their number."""
     config = load(path, overrides)
     if fresh:
         require_unused(config.run.output_dir)
@@ -96,9 +96,9 @@ def check_ensemble(
 def check_replica_groups(
     path: Path, overrides: Sequence[str], allocation: Allocation, *, fresh: bool = False
 ) -> Checked:
-    """Check separately started groups like `check_ensemble`, if each of them gets `allocation`.
+    """Check separately started groups like `check_ensemble`. Each of them gets `allocation`.
 
-    With `fresh` the run folder may be that of a run that other such groups have started.
+    With `fresh` the run folder may also be that of a run that other groups have started separately.
     """
     config = load(path, overrides)
     if fresh and not (config.run.output_dir / COORDINATORS).exists():
@@ -111,7 +111,7 @@ def check_replica_groups(
 
 
 def check_probe(path: Path, overrides: Sequence[str]) -> Checked:
-    """Build everything that the job file names. Raises `UserError` if the probe would fail."""
+    """Check a probe: build everything that the job file names. Raises `UserError` if it cannot run."""
     config = load(path, overrides)
     plan_of(config, path, None, 1)
     _assemble_alone(config, path)
@@ -119,7 +119,7 @@ def check_probe(path: Path, overrides: Sequence[str]) -> Checked:
 
 
 def check_measure(path: Path, overrides: Sequence[str]) -> Checked:
-    """Build everything that the job file names. Raises `UserError` if its model cannot be measured."""
+    """Check a measurement: build what the job file names. Raises `UserError` if it cannot be measured."""
     config = load(path, overrides)
     _assemble_alone(_undivided(config), path)
     return Checked(config, "groups of every size in turn")
@@ -144,7 +144,7 @@ def _placed(config: Config, path: Path, allocation: Allocation) -> str:
 
 
 def _undivided(config: Config) -> Config:
-    """Return `config` without partition and injection, which need several ranks."""
+    """Return `config` without partition and injection, so that one rank can build it alone."""
     return dataclasses.replace(
         config, data=dataclasses.replace(config.data, partition=None, overlap_share=None, injection=None)
     )

@@ -1,4 +1,4 @@
-"""The supported batch systems (schedulers), and how each expects a job's options."""
+"""The supported batch systems (schedulers), and the form in which each expects a job's options."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from hpcsgd.errors import UserError, count_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a job requests, in a form that is the same for all schedulers."""
+    """The request of a job, in the same form for all schedulers."""
 
     name: str
     folder: Path
-    """The working directory."""
+    """The working directory of the job."""
     log: Path
     """The path of the log, without a suffix."""
     script: Path
     after: str | None
-    """The number of the job that has to succeed before this one starts."""
+    """The number of the job that has to succeed before this job starts; None if there is none."""
     allocation: Allocation
     site: Site
     tasks: int | None = None
-    """The number of tasks if it is a job array, each of which gets `allocation`; otherwise None."""
+    """The number of tasks of a job array, each of which gets `allocation`; None for a single job."""
 
 
 Values = Mapping[str, str | Sequence[str]]
@@ -48,22 +48,22 @@ class Scheduler:
     options: Callable[[Order], Mapping[str, str]]
     """A function that returns the scheduler's options for a job, by name."""
     values: Callable[[Order], Values]
-    """A function that returns the values that only this scheduler's templates have."""
+    """A function that returns, for a job, the values that only this scheduler's templates have."""
     submits: tuple[str, ...]
-    """The command to which a script is added to submit it, and which prints the job's number."""
+    """The command that submits a script, if the script's path is added to it; prints the job's number."""
     tries: tuple[str, ...] | None
-    """The command that reports whether a script would be accepted; None if there is none."""
+    """The command that reports, with the script's path added, whether a script is accepted; or None."""
     starting: str
     """The command that starts ranks by default, as text for the user."""
     kinds: Mapping[str, str]
-    """The name of the template for each kind of job."""
+    """The name of the template, without suffix, for each kind of job."""
 
     @property
     def is_here(self) -> bool:
         return shutil.which(self.submits[0]) is not None
 
     def template(self, kind: str) -> str:
-        """Return the name of the template in ``jobs/``. Raises `UserError` for a kind of job without one."""
+        """Return the file name of the template for this `kind` of job, or raise `UserError`."""
         if kind not in self.kinds:
             raise UserError(
                 f"scheduler = {self.name!r}: no script for hpcsgd job {kind}; there are some for "
@@ -172,7 +172,7 @@ def _with_flux_run(order: Order) -> Values:
 
 
 def _again(order: Order) -> Values:
-    """Return the values that scripts need to submit themselves again."""
+    """Return the values with which a script can submit itself again."""
     a = order.allocation
     return {"SCRIPT": str(order.script), "RANKS": str(a.ranks), "CORES": str(a.cpus_per_rank)}
 

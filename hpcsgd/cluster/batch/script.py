@@ -1,4 +1,4 @@
-"""Fill in the options and values of a template in ``jobs/``, which are in one block of the script."""
+"""Fill in a template in ``jobs/``: scheduler options and values, which are in one block of the script."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONTROL = {"Cc", "Zl", "Zp", "Cs"}  # Unicode: control characters, line and par
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """How a script contains scheduler options: a line has the prefix, dashes, a name and a value."""
+    """The form of scheduler options in a script: each is a line of prefix, dashes, name and value."""
 
     prefix: str
     dashes: str
@@ -32,7 +32,7 @@ class Directives:
         return f"{self.prefix} {self.dashes}{name}"
 
     def sets(self, name: str) -> re.Pattern[str]:
-        """Return a pattern for the line of a script that sets the option `name`."""
+        """Return a pattern that matches the line of a script that sets the option `name`."""
         return re.compile(rf"^{re.escape(self.beginning(name))}({self._between(name)}.*)?$", re.MULTILINE)
 
     def _between(self, name: str) -> str:
@@ -79,8 +79,8 @@ def fill(
 ) -> str:
     """Return the template `text` with these scheduler options and values in its block.
 
-    Options that the template lacks are added. Every value must have a line in the template. Sequences become
-    arrays of the shell.
+    Options that the template lacks are added. Every value must have a line in the template. A sequence
+    becomes an array of the shell.
     """
     block = _BLOCK.search(text)
     assert block is not None

@@ -78,9 +78,9 @@ def _candidates() -> list[Path]:
 
 
 def load_site(path: Path | None) -> tuple[Site, Path | None]:
-    """Return the site, and the file that it is from.
+    """Return the site, and the file that describes it, or None.
 
-    The file is ``path``, else the first ``site.toml`` in `PLACES`. Without a file the site has defaults.
+    The file is ``path``, or else the first ``site.toml`` in `PLACES`. Without a file the site has defaults.
     Raises `UserError`, which names the file and key.
     """
     if path is None:

@@ -18,7 +18,7 @@ from hpcsgd.start import form_as_launched
 
 __all__ = ["Finding", "Level", "run"]
 
-TIMEOUT = 60.0  # seconds; a rank that does not answer in this time will not answer in training
+TIMEOUT = 60.0  # seconds to wait for a rank; one that does not answer by then will not answer in training
 
 
 def run(groups: int | None = None, group_size: int | None = None, store: Path | None = None) -> None:
@@ -26,7 +26,7 @@ def run(groups: int | None = None, group_size: int | None = None, store: Path | 
 
     The process ends with exit code 1 if a finding is an error. Warnings do not count.
     """
-    # no warnings while groups are formed, because the findings report the same
+    # no warnings while groups are formed, because the findings report the same problems
     logging.getLogger("hpcsgd").setLevel(logging.ERROR)
     topology = form_as_launched(joining.world(TIMEOUT), groups, group_size).topology
     ranks = topology.world.gather_objects(examine(topology, topology.world.backend.thread_level))

@@ -18,7 +18,7 @@ from hpcsgd.core.topology import Topology
 from hpcsgd.errors import UserError, count_text
 
 BACKENDS: tuple[BackendName, ...] = ("mpi", "nccl", "gpu_mpi")
-SIZE = 64 << 20  # bytes that a measurement copies or sends
+SIZE = 64 << 20  # bytes that one measurement copies or sends
 
 
 def look_at_accelerators(topology: Topology) -> list[Finding]:
@@ -36,7 +36,7 @@ def look_at_accelerators(topology: Topology) -> list[Finding]:
 
 
 def driver(world: Communicator, files: Sequence[Path]) -> Finding:
-    """Check that all nodes have the same driver."""
+    """Return a finding about the driver version in `files`, a warning if it differs between nodes."""
     reported = sorted(set(world.gather_objects(driver_version(files))))
     if len(reported) > 1:
         return warning(f"driver: {' and '.join(reported)}: the nodes differ")
@@ -44,12 +44,12 @@ def driver(world: Communicator, files: Sequence[Path]) -> Finding:
 
 
 def links(world: Communicator) -> Finding:
-    """Check which accelerators of rank 0's node can read each other's memory directly."""
+    """Return a finding about which accelerators of rank 0's node read each other's memory directly."""
     return world.gather_objects(_links(all_visible()) if world.rank == 0 else None)[0]
 
 
 def copies(world: Communicator, device: torch.device) -> Finding:
-    """Measure the speed of copies between pinned host memory and the device, which staging needs."""
+    """Return a finding about the speed of copies between pinned host memory and the device (staging)."""
     there = torch.zeros(SIZE // 4, device=device)
     here = torch.zeros(SIZE // 4, device="cpu", pin_memory=on_accelerator(device))
 
@@ -66,7 +66,7 @@ def copies(world: Communicator, device: torch.device) -> Finding:
 
 
 def travel(world: Communicator, way: BackendName, own: Device) -> Finding:
-    """Measure how fast the backend `way` sends device tensors, or report why it cannot be used."""
+    """Return a finding about how fast the backend `way` sends device tensors, or why it cannot be used."""
     try:
         ranks, _ = chosen(world, way, own, inside=True)
     except UserError as error:
@@ -80,7 +80,7 @@ def _without(having: Sequence[bool]) -> Finding:
             f"GPUs: {having.count(False)} of {count_text(len(having), 'rank')} have none that torch can use"
         )
     reported = f"GPUs: none that torch {torch.__version__} can use"
-    # without a driver no GPU is expected, so the reason does not matter
+    # without a driver the node has no GPU, so the reason does not matter
     driver = any(path.exists() for path in DRIVERS)
     return warning(f"{reported}: {why}") if driver and (why := why_none("cuda")) else ok(reported)
 

@@ -1,4 +1,4 @@
-"""Checks that only need the information about each rank, and no communication."""
+"""Checks of the information about all ranks, without communication. Each check returns its findings."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def check(ranks: Sequence[RankInfo], K: int, environ: Mapping[str, str]) -> list
 
 
 def launcher(size: int, environ: Mapping[str, str]) -> Finding:
-    """Report which launcher started the ranks; warn if it is none.
+    """Return a finding about the launcher that started the ranks, a warning if there is none.
 
-    If launcher and MPI disagree about the number of ranks, connecting them has failed before.
+    If launcher and MPI disagreed about the number of ranks, connecting the ranks has failed before.
     """
     meant = launched(environ, size)
     if meant is not None:
@@ -58,7 +58,7 @@ def cores(ranks: Sequence[RankInfo]) -> list[Finding]:
 
 
 def threads(ranks: Sequence[RankInfo]) -> list[Finding]:
-    """Check that there are no more busy threads than cores, or than ranks if there are more ranks."""
+    """Check that a node has no more busy threads than cores, or one per rank if ranks outnumber cores."""
     found: list[Finding] = []
     for host, here in _by_node(ranks).items():
         have, busy = len(_cpus(here)), sum(rank.threads for rank in here)
@@ -113,7 +113,7 @@ def versions(ranks: Sequence[RankInfo]) -> Finding:
 
 
 def extra(module: str, package: str, name: str, use: str) -> Finding:
-    """Report whether an optional package is installed; only the command `use` needs it."""
+    """Return a finding about whether an optional package is installed, which the command `use` needs."""
     if find_spec(module) is not None:
         return ok(f"extra: {package} is installed")
     return ok(f"extra: {package} is not installed; only `{use}` needs it (pip install 'hpcsgd[{name}]')")

@@ -1,4 +1,4 @@
-"""Communicate for a few hundred milliseconds, to check results and measure speed."""
+"""Short communication between all ranks, to check its results and measure its speed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGE_BYTES = 8 << 20
 
 
 def exercise(world: Communicator) -> list[Finding]:
-    """Return the findings, the same on every rank; collective."""
+    """Return the findings about results and speed, the same on every rank; collective."""
     if world.size == 1:
         return [ok("exercise: one rank does not communicate")]
     return [
@@ -61,7 +61,7 @@ def alltoall(world: Communicator, dtype: torch.dtype) -> bool:
 
 
 def latency(world: Communicator) -> Finding:
-    """Measure how long the smallest allreduce takes."""
+    """Return a finding about the time of the smallest allreduce; collective."""
     x = torch.ones(1)
     seconds = slowest(world, median_seconds(lambda: world.allreduce(x).wait(), SMALL_ROUNDS))
     return ok(
@@ -72,7 +72,7 @@ def latency(world: Communicator) -> Finding:
 def bandwidth(
     world: Communicator, what: str = "bandwidth", device: torch.device | None = None, size: int = LARGE_BYTES
 ) -> Finding:
-    """Measure the bytes per second that a rank sends if all ranks send `size` bytes from `device` at once."""
+    """Return a finding about the bytes per second of each rank in an all-to-all of `size` bytes."""
     sent = torch.ones(size // 4 // world.size * world.size, device=device)
     received = torch.empty_like(sent)
 
@@ -89,18 +89,18 @@ def bandwidth(
 
 
 def finish(device: torch.device | None) -> None:
-    """Return when `device` has done all its work."""
+    """Wait until `device`, if it is an accelerator, has done all its work."""
     if device is not None and on_accelerator(device):
         settle(device)
 
 
 def _pattern(number: int) -> Tensor:
-    """Return numbers, int64 of shape [LENGTH], that identify the sender and are exact in bfloat16."""
+    """Return a message for a test, int64 [LENGTH]: it identifies its sender, and is exact in bfloat16."""
     return (torch.arange(LENGTH) * 3 + number) % 101
 
 
 def _judge(world: Communicator, what: str, right: dict[str, bool]) -> Finding:
-    """Return a finding about `what`. `right`: for each type, whether this rank got the right result."""
+    """Return the finding of test `what`. `right` says for each dtype whether this rank's result is right."""
     answers = world.gather_objects(right)
     types = [name for name in right if not all(answer[name] for answer in answers)]
     if types:

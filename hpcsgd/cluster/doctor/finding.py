@@ -1,4 +1,4 @@
-"""One line of the doctor's report."""
+"""A finding: one line of the report of `hpcsgd doctor`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A result of a check and, for warnings and errors, what to do."""
+    """The result of a check. For warnings and errors the text also says what to do."""
 
     level: Level
     text: str
@@ -38,7 +38,7 @@ def error(text: str) -> Finding:
 
 
 def numbers(values: list[int]) -> str:
-    """Return sorted numbers in short form: ``0-3,8``."""
+    """Return the numbers as text in ascending order, with ranges, such as ``0-3,8``."""
     runs: list[list[int]] = []
     for value in sorted(set(values)):
         if runs and value == runs[-1][-1] + 1:

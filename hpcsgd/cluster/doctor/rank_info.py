@@ -1,4 +1,4 @@
-"""What `hpcsgd doctor` collects about each rank, and a table of it."""
+"""The information that `hpcsgd doctor` collects about each rank, and a table of all ranks."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _version(package: str) -> str:
 
 
 def table(ranks: Sequence[RankInfo], grouped: bool) -> str:
-    """Return a table with a line per rank; if `grouped`, with group and shard index."""
+    """Return a table with a line per rank. If `grouped`, it also shows each rank's group and shard index."""
     titles = ["rank", "node", *(["group", "position"] if grouped else [])]
     titles += ["CPUs", "threads", "GPU", "MPI", "thread level"]
     rows = [titles, *(_row(rank, grouped) for rank in ranks)]

@@ -1,6 +1,6 @@
 """Pack the Python environment into one file, which each node of a job reads once.
 
-Without that, each rank opens thousands of files on a shared file system.
+Without a pack, each rank opens thousands of files on a shared file system.
 """
 
 from hpcsgd.cluster.environment.contents import Environment, ask

@@ -1,7 +1,7 @@
 """The contents of a packed environment, and their paths in the archive.
 
-    bin lib …   the virtual environment, unchanged except for scripts, which use the Python next to them
-    base/       its interpreter and standard library, which are often on a shared file system, too
+    bin lib …   the virtual environment, unchanged except that scripts use the Python next to them
+    base/       the environment's interpreter and standard library, often from a shared file system, too
 
 Packages that are installed in place (``pip install -e``) are packed where a normal installation puts them.
 """
@@ -21,24 +21,24 @@ from hpcsgd.errors import UserError
 
 QUESTION = Path(__file__).with_name("question.py")
 WITHOUT = {"test", "tests", "idlelib", "turtledemo", "ensurepip", "site-packages", "dist-packages"}
-"""Folders of the standard library that are not packed.
+"""Folders of the standard library that are not packed with it.
 
-The base's packages are packed separately, if the environment uses them.
+Packages of the base installation are packed separately, if the environment uses them.
 """
 INTERPRETERS = re.compile(r"python[\d.]*|[aA]ctivate.*|pyvenv\.cfg")
-"""Files that are not copied: new ones are in the archive, or are written when it is unpacked."""
+"""Files that are not copied. The archive has new ones, or unpacking writes them."""
 ADDED_FILES = b"""#!/bin/sh
 '''exec' "$(dirname -- "$(realpath -- "$0")")/python" "$0" "$@"
 ' '''
 """
 """The first lines of scripts, valid for the shell and Python; they start the Python next to them."""
 SYSTEM = Path("/usr")
-"""The folder of libraries that each node has itself."""
+"""The folder whose libraries need not be packed, because each node has them itself."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A file of the archive: a copy of `source`, or with `content` in its place, or a symbolic link."""
+    """A file of the archive: a copy of `source`, a file with the given `content`, or a symbolic link."""
 
     name: str
     source: Path
@@ -63,7 +63,7 @@ class Environment:
     path: list[Path]
     """The interpreter's `sys.path`."""
     editable: list[dict[str, Any]]
-    """Packages that are installed in place."""
+    """Descriptions of packages that are installed in place: `name`, `sources` and `leads`."""
 
     @property
     def sources(self) -> list[Path]:
@@ -81,14 +81,14 @@ class Environment:
 
     @property
     def left(self) -> list[Path]:
-        """Folders on the interpreter's path that are not packed."""
+        """Folders on the interpreter's path that are not packed, and are read from where they are."""
         typed = [Path(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         packed = {self.prefix, self.base}
         beside = {source.parent for source in self.sources} - set(typed)
         return [p for p in self.path if p not in beside and not any(p.is_relative_to(x) for x in packed)]
 
     def members(self) -> Iterator[Member]:
-        """Yield all files of the archive; the last one, bin/python, shows that an archive is complete."""
+        """Yield all files of the archive. The last one, bin/python, shows that unpacking is complete."""
         leads = {Path(lead) for each in self.editable for lead in each["leads"]}
         for member in below(self.prefix, ""):
             if member.source in leads or INTERPRETERS.fullmatch(member.name.removeprefix("bin/")):
@@ -126,7 +126,7 @@ class Environment:
         return str("base" / path.relative_to(self.base))
 
     def _beside(self, member: Member) -> Member:
-        """Return `member`; if it is a script of this environment, changed to use the Python next to it."""
+        """Return `member`, but a script of this environment with a first line for the Python next to it."""
         if member.link is not None:
             return member
         with member.source.open("rb") as file:

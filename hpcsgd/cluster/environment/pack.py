@@ -1,4 +1,4 @@
-"""Write an environment into one file: a script, ``unpacking.sh``, followed by the archive to unpack."""
+"""Write an environment into one file: the script ``unpacking.sh``, and the archive that it unpacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpcsgd.files.atomic import replacing
 
 SCRIPT = Path(__file__).with_name("unpacking.sh")
 HEADER = 8192
-"""Bytes of the script before the archive; the script skips them as one block of dd."""
+"""Bytes that the script occupies before the archive; the script skips them as one block of dd."""
 UNQUOTABLE = re.compile(r"[\"`\\\n]|\$\(")
 
 
@@ -28,7 +28,7 @@ class Packed:
 
     file: Path
     name: str
-    """The name of the folder into which nodes unpack the file. It changes with the contents."""
+    """The name of the folder into which nodes unpack the file. Other contents have another name."""
     files: int
     bytes: int
 
@@ -66,9 +66,9 @@ def fingerprint(members: Sequence[Member]) -> str:
 
 
 def changed_since(environment: Environment, file: Path) -> bool:
-    """Return True if the environment has changed since `file` was written.
+    """Return True if the environment has changed since it was packed in `file`.
 
-    That is, if packages were installed or removed, or sources that are installed in place were edited.
+    Installed and removed packages count as changes, and so do edited sources that are installed in place.
     """
     packed = file.stat().st_mtime
     edited = (path for source in environment.sources for path in [source, *source.rglob("*.py")])
@@ -111,7 +111,7 @@ def _header(environment: Environment, name: str, local: str) -> bytes:
 
 
 def _libraries(environment: Environment) -> str:
-    """Return a shell line that makes the interpreter load its libraries from the unpacked folder."""
+    """Return a shell line that makes an unpacked interpreter load its own libraries, or a comment."""
     if not environment.shared:
         return "# (the interpreter finds its libraries)"
     folders = {os.path.relpath(path.parent, environment.base) for path in environment.libraries()}

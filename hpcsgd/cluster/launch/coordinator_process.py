@@ -18,7 +18,7 @@ PAUSE = 0.5
 
 
 class CoordinatorProcess:
-    """The coordinator's process. `arguments` has its arguments; see `hpcsgd.elastic.__main__`."""
+    """The coordinator's process. For its `arguments`, see `hpcsgd.elastic.__main__`."""
 
     def __init__(self, **arguments: Any) -> None:
         self.address = ""
@@ -37,7 +37,7 @@ class CoordinatorProcess:
             await asyncio.sleep(PAUSE)
 
     async def start(self) -> None:
-        """Start the process, after the first time at the same port, at which replica groups reach it."""
+        """Start the process if it does not run. After the first time, use the port that groups know."""
         if self._process is not None and self._process.returncode is None:
             return
         self._process = await asyncio.create_subprocess_exec(

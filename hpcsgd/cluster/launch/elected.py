@@ -1,4 +1,4 @@
-"""The coordinator of separately started replica groups, which one of their launchers runs."""
+"""The coordinator of replica groups that start separately; one of their launchers runs it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from hpcsgd.report.run_folder import replica_group_folder
 
 
 class Elected:
-    """Makes sure, in each launcher, that a coordinator runs: if none answers, this launcher starts one.
+    """The part of each launcher that makes sure that some launcher runs a coordinator.
 
     If no coordinator has answered for `heartbeat_timeout` seconds, or the last one has left, this launcher
-    starts the next one. If several launchers do so, `journal.claim` lets one coordinator continue.
+    starts the next one. If several launchers do so, `journal.claim` lets only one coordinator continue.
     `arguments` has the arguments of the coordinator's process; see `hpcsgd.elastic.__main__`.
     """
 
@@ -74,7 +74,7 @@ class Elected:
         return newest(self._terms)
 
     async def end(self) -> None:
-        """End this launcher's coordinator; after the training, once all groups know that it is finished."""
+        """End this launcher's coordinator. After the training, first give it time to inform all groups."""
         process = self._process
         if process is not None and self.has_it:
             assert process.stdin is not None
@@ -89,7 +89,7 @@ class Elected:
         return self.register().phase is Phase.FINISHED
 
     async def _there(self) -> bool:
-        """Return True if a coordinator answers; otherwise start one here if necessary."""
+        """Return True if a coordinator answers. Otherwise return False, and start one here if it is due."""
         if not self._terms.exists():
             raise UserError(f"{self._folder}: it has been removed")
         term, now = last_claimed(self._terms), time.monotonic()

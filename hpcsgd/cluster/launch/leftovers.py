@@ -1,8 +1,8 @@
 """Remove shared memory of killed ranks: `python -m hpcsgd.cluster.launch.leftovers`, on each node.
 
-MPICH names the memory shared by ranks of a node after job and job step, and a restarted job counts its steps
-from zero again. Memory that killed ranks have left blocks the same step of the next start: when MPI starts,
-the step's ranks wait forever, or find too little memory.
+MPICH names the memory that ranks of a node share after the job and its step, and a restarted job counts its
+steps from zero again. Memory that killed ranks have left blocks the same step of the next start: when MPI
+starts, the step's ranks wait forever, or find too little memory.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import os
 from pathlib import Path
 
 STEPS = 1000
-"""The largest number of job steps in one start of a job; there are never so many starts of groups."""
+"""The number of job steps to clear, which is more than a start of a job ever has."""
 
 
 def clear(job: str, folder: Path = Path("/dev/shm")) -> None:
-    """Remove from `folder` the files that steps of `job`, a Slurm job's number, have left there."""
+    """Remove from `folder` the files that steps of the Slurm job with number `job` have left there."""
     ours = {f"mpich_shm_{fnv(f'{job}.{step}')}" for step in range(STEPS)}
     for path in folder.glob("mpich_shm_*"):
         if path.name.rpartition("_")[0] in ours:

@@ -10,6 +10,6 @@ ORIGIN = "hpcsgd-pack"
 
 
 def of_ranks(prefix: Path = Path(sys.prefix)) -> str:
-    """Return this Python or, if it was unpacked, the packed file, which other nodes may have to unpack."""
+    """Return this Python's path. If it was unpacked, return the packed file, which runs on every node."""
     origin = prefix / ORIGIN
     return origin.read_text(encoding="utf-8").strip() if origin.exists() else sys.executable

@@ -1,6 +1,6 @@
-"""`hpcsgd launch --replica-group`: start one replica group of a run. Others start separately.
+"""`hpcsgd launch --replica-group`: start one replica group of a run. Other groups start separately.
 
-The groups find each other by the run folder, which the first one makes. At any time one of their launchers
+The groups find each other by the run folder, which the first group makes. At any time one of their launchers
 runs the coordinator. A group that joins later continues where the others are.
 """
 

@@ -82,7 +82,7 @@ def launch(
 def group_sizes(
     path: Path, config: Config, ranks: int, groups: int | None = None, group_size: int | None = None
 ) -> list[int]:
-    """Return the number of ranks of each group. `ranks`: ranks of the allocation, 0 without one.
+    """Return the number of ranks of each group. `ranks` is that of the allocation, or 0 without one.
 
     Raises `UserError` if the job file's method does not support elastic groups.
     """

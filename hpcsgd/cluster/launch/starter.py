@@ -28,14 +28,14 @@ class Starter(Protocol):
 
     @property
     def ranks(self) -> int:
-        """The largest number of ranks in all groups together; 0 if only the user can know it."""
+        """The largest number of ranks in all groups together; 0 if the environment does not say."""
         ...
 
     def command(self, replica_group: int, K: int, program: Sequence[str]) -> list[str]: ...
 
 
 class Mpiexec:
-    """The starter by mpiexec, which starts all replica groups on this machine."""
+    """The starter that uses mpiexec: all replica groups run on this machine."""
 
     host = "127.0.0.1"
     ranks = 0
@@ -52,11 +52,11 @@ class Mpiexec:
 
 
 class Srun:
-    """The starter by srun: each replica group is a step of the Slurm job in which this process runs.
+    """The starter that uses srun: each replica group is a step of the Slurm job of this process.
 
     `words`: further options of srun, such as `--mpi=pmi2`. A replica group is restarted on its nodes or, if
-    one of them is lost, on those with the fewest groups. Slurm does not free cores of a job that has lost a
-    node. So from then on, and once ranks have moved between groups, steps share cores.
+    one of them is lost, on the nodes with the fewest groups. Slurm does not free cores of a job that has lost
+    a node. So after such a loss, and once ranks have moved between groups, steps share cores.
     """
 
     def __init__(self, environ: Mapping[str, str], words: Sequence[str]) -> None:
@@ -117,7 +117,7 @@ def _reported(*command: str) -> str:
 
 
 def starter(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> Starter:
-    """Return the starter for this environment; `words` are options for srun."""
+    """Return `Srun` with the options `words` inside a Slurm job, otherwise `Mpiexec`."""
     if "SLURM_JOB_ID" in environ and shutil.which("srun") is not None:
         return Srun(environ, words)
     if words:

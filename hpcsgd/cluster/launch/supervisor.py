@@ -1,9 +1,9 @@
 """Keep the replica groups of a run alive: start them, wait until they end, restart those that died.
 
 The coordinator's register shows whether the training is complete (exit code 0) or saved for a later start
-(75). Exit codes of groups do not: `srun` returns 0 if a node was lost. A group that ends otherwise has died
-and is restarted, a limited number of times. If a group with exit code 1 does so before the first
-synchronization, the job itself is at fault.
+(75). Exit codes of groups do not show that, because `srun` returns 0 if a node was lost. A group that ends in
+another way has died and is restarted, a limited number of times. If a group dies with exit code 1 before the
+first synchronization, the job itself is at fault.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hpcsgd.errors import MOVED, STOPPED, UserError, count_text
 from hpcsgd.report.run_folder import replica_group_folder
 
 PAUSE = 1.0
-"""Seconds between a group's death and its restart; doubled after each further life without a round."""
+"""Seconds between a group's death and its restart, doubled after each further life without a round."""
 GRACE = 30.0
 """Seconds that other groups have to end after the first group has ended."""
 LOG = "output.log"
@@ -36,7 +36,7 @@ QUOTED = 20
 
 
 class Coordination(Protocol):
-    """The coordinator, as the launcher of replica groups uses it."""
+    """The interface of a coordinator to the launcher of replica groups."""
 
     address: str
     """The coordinator's address for replica groups; see `Client`."""
@@ -64,14 +64,14 @@ class Coordination(Protocol):
 
 @dataclass
 class ReplicaGroup:
-    """One replica group: its ranks, how often it was started and has died, and its last exit code."""
+    """The state of one replica group: its ranks, starts (`lives`) and deaths, and its last exit code."""
 
     number: int
     ranks: int
     lives: int = 0
     deaths: int = 0
     in_vain: int = 0
-    """The number of consecutive last lives without a committed round."""
+    """The number of lives, up to the last one, that followed each other without a committed round."""
     code: int | None = None
     spoke: bool = False
     """True if the group's last line of output was shown."""
@@ -98,7 +98,7 @@ class ReplicaGroup:
 
 
 class Supervisor:
-    """Runs the groups in `ranks`, {number: ranks}, of `count`. `moves_ranks`: restarts may change ranks."""
+    """Runs the groups in `ranks` ({number: ranks}) of `count`. With `moves_ranks` a restart changes ranks."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Supervisor:
         self._heartbeat_timeout, self._timeout = heartbeat_timeout, timeout
         self._moves_ranks = moves_ranks
         self.fault = False
-        """True if groups failed before the first synchronization, so that the job itself is at fault."""
+        """True if a group failed before the first synchronization, so that the job itself is at fault."""
         self._interrupted = False
         self._ending = False
         """True if the run is over or has to stop, so that no group is restarted."""
@@ -129,7 +129,7 @@ class Supervisor:
         """True if all groups were signalled to save and leave, so that none is restarted."""
 
     async def run(self) -> int:
-        """Run until all groups have ended; return 0 if complete, 75 if stopped and saved, else failed."""
+        """Run until all groups have ended. Return 0 if complete, 75 if saved, otherwise another exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGUSR1, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
@@ -147,12 +147,12 @@ class Supervisor:
     async def _serve(self) -> None:
         await self._coordinator.keep()
         register = self._coordinator.register()
-        if register.phase is Phase.FINISHED:  # a group that is still starting would wait for a coordinator
+        if register.phase is Phase.FINISHED:  # a group that is still starting would wait in vain
             self._kill_others(register.replica_groups)
 
     async def _keep(self, group: ReplicaGroup) -> None:
         while not (self._ending or self._stopping):
-            if self._coordinator.register().phase is Phase.FINISHED:  # while this group was away
+            if self._coordinator.register().phase is Phase.FINISHED:  # it finished while this group was away
                 return
             group.lives += 1
             before = self._coordinator.register().rounds
@@ -227,18 +227,18 @@ class Supervisor:
         )
 
     def _speaks(self, group: ReplicaGroup) -> bool:
-        """Return True for the first running group, whose output is shown; that of others is only in files."""
+        """Return True for the first running group. Only its output is shown; others write to files alone."""
         return group is next((other for other in self.replica_groups if other.running), group)
 
     def _end(self, members: Collection[int]) -> None:
-        """End the run after one group has ended: kill non-members now, and members after a while."""
+        """End the run after a group has ended: kill groups that are no members now, members after a while."""
         if not self._ending:
             self._ending = True
             self._kill_others(members)
             asyncio.get_running_loop().call_later(self._heartbeat_timeout + GRACE, self._kill_all)
 
     def _stop(self) -> None:
-        """Signal all groups to save and stop. A group that got the signal informs the others at a round."""
+        """Signal all groups to save and stop. A group that got the signal informs others in a round."""
         self._stopping = True
         for group in self.replica_groups:
             group.signal(signal.SIGUSR1)

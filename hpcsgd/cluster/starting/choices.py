@@ -13,16 +13,16 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """What job files for data of one form, such as images or tokens, have in common."""
+    """The values that job files for data of one form, such as images or tokens, have in common."""
 
     models: Mapping[str, tuple[str, ...]]
-    """The models for such data; for each, the names of the data's sizes that are its arguments."""
+    """The models for data of this form, each with the names of its arguments, which are sizes of the data."""
     optimizer: Values
     schedule: Values
     arguments: Values = field(default_factory=dict[str, Any])
     """The values of [data.arguments]."""
     unit: str = "samples"
-    """What a batch consists of, as a plural for a comment."""
+    """The plural of the things that a batch consists of, for a comment."""
 
 
 SGD = {"name": "SGD", "lr": 0.05, "arguments": {"momentum": 0.9, "weight_decay": 1e-4}}
@@ -115,7 +115,7 @@ COLLECTIONS: Mapping[str, Data] = {
     "movielens": Data("ratings", {"users": 943, "items": 1682}, "movielens ml-100k", 256, 20),
 }  # fmt: skip
 AFTER_STORE = {"text": " --tokenizer bytes"}
-"""What follows the file's name in the command that makes the dataset file."""
+"""The words after the file's name in the command that makes the dataset file, by the name of the data."""
 
 METHODS: Mapping[str, tuple[Values, str]] = {
     "bsp": ({}, "gradients are averaged over all ranks in every step"),
@@ -128,7 +128,7 @@ METHODS: Mapping[str, tuple[Values, str]] = {
 
 
 OPENED_WITH: Mapping[str, Values] = {"pairs": {"patch": 1}}
-"""Arguments with which any dataset file of a form can be opened."""
+"""For some forms of data: arguments with which any dataset file of the form can be opened."""
 
 
 def data_of_store(path: Path) -> Data:

@@ -1,4 +1,4 @@
-"""The text of a first job file, in which every line has a comment."""
+"""The text of a first job file, with comments for the user."""
 
 from __future__ import annotations
 

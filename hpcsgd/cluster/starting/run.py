@@ -1,4 +1,4 @@
-"""``hpcsgd init``: ask for settings that no flag has given, and write files that do not exist yet."""
+"""``hpcsgd init``: ask for settings that no flag gives, and write the files that do not exist yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcsgd.files.atomic import new_file
 
 Ask = Callable[[str], str]
 SITES = (Path("site.toml"), Path("~", ".config", "hpcsgd", "site.toml"))
-"""The paths at which `hpcsgd job` looks for the site's file."""
+"""The paths at which `hpcsgd job` looks for ``site.toml``."""
 
 
 def begin(

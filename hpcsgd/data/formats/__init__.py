@@ -19,3 +19,4 @@ READERS: dict[str, Callable[[Path | None], Images | Corpus | Interactions]] = {
     "movielens": movielens.read,
     "wikitext": wikitext.read,
 }
+"""For each kind of collection, the function that reads it from the path of its files."""

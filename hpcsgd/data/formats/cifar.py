@@ -34,7 +34,7 @@ television tiger tractor train trout tulip turtle wardrobe whale willow_tree wol
 
 
 class Batch(NamedTuple):
-    """One distributed file: `count` images that become the rows of `split` from `start` on."""
+    """One file of a CIFAR collection: `count` images that become the rows of `split` from `start` on."""
 
     name: str
     split: str
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
 
 
 class Label(NamedTuple):
-    """One label of a record: its key in the Python batches, and the number of its classes."""
+    """One of the labels of an image: its key in the Python batches, and its number of classes."""
 
     key: str
     classes: int
@@ -51,7 +51,7 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The division of a CIFAR collection into files; the last of `labels` is the one to learn."""
+    """The files, labels and class names of a CIFAR collection; the last of `labels` is the one to learn."""
 
     batches: tuple[Batch, ...]
     labels: tuple[Label, ...]

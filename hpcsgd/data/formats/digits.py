@@ -12,6 +12,7 @@ from hpcsgd.data.images import Block, Images, in_blocks
 from hpcsgd.errors import UserError
 
 TEST_EVERY = 5
+"""One of this many samples of each class is for tests."""
 
 
 def read(source: Path | None) -> Images:

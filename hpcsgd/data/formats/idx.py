@@ -1,7 +1,7 @@
 """MNIST, and collections in its format (Fashion-MNIST, KMNIST): four idx files, gzipped or not.
 
-An idx file is 0, 0, 8 (for unsigned bytes), its number of dimensions, each dimension as a big-endian 32-bit
-number, then the values.
+An idx file begins with the bytes 0, 0, 8 (for unsigned bytes) and the number of dimensions. The size of each
+dimension follows, as a big-endian 32-bit number, and then the values.
 """
 
 from __future__ import annotations

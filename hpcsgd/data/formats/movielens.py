@@ -20,7 +20,7 @@ from hpcsgd.errors import UserError
 
 
 class Table(NamedTuple):
-    """The format of lines: the separator of fields, and the header line, or None."""
+    """The format of a file: the separator of fields in a line, and the header line, or None."""
 
     between: bytes
     head: bytes | None = None
@@ -31,6 +31,7 @@ TABLES = {
     "ratings.dat": Table(b"::"),
     "ratings.csv": Table(b",", b"userId,movieId,rating,timestamp"),
 }
+"""The formats of the distributed files, by their names."""
 
 
 def read(source: Path | None) -> Interactions:
@@ -65,7 +66,10 @@ def _find(source: Path) -> Path:
 
 
 def _lines(path: Path, table: Table) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield the number and the fields of each line below the header; at least one."""
+    """Yield the number and the fields of each line below the header.
+
+    Raises `UserError` if the header is wrong or there is no such line.
+    """
     with opened(path) as stream:
         number = 0
         for number, line in enumerate(stream.lines(), start=1):

@@ -20,7 +20,7 @@ ALLOWED = {
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """An unpickler that knows only NumPy arrays and plain containers."""
+    """An unpickler that makes only NumPy arrays and plain containers, so that it runs no other code."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         """Return an allowed constructor of arrays. Raises `UnpicklingError` for anything else."""

@@ -24,9 +24,9 @@ DECOMPRESSORS: dict[bytes, Callable[..., Any]] = {
 
 
 class InputStream:
-    """The bytes of one file or archive member, read once, forwards.
+    """The bytes of one file or archive member, which are read once, from beginning to end.
 
-    `name` is their origin and `offset` the number of bytes read; both are in every error.
+    `name` says where they come from, and `offset` is the number of bytes read so far. Every error names both.
     """
 
     def __init__(self, name: str, stream: IO[bytes]) -> None:
@@ -40,7 +40,7 @@ class InputStream:
         return PurePosixPath(self.name).name
 
     def error(self, message: str, offset: int | None = None) -> UserError:
-        """Return a `UserError` that names the byte `offset`, by default the present position."""
+        """Return a `UserError` that names the byte `offset`, by default the current position."""
         return UserError(f"{self.name}: byte {self.offset if offset is None else offset}: {message}")
 
     def read(self, count: int = -1) -> bytes:
@@ -60,7 +60,7 @@ class InputStream:
         return data
 
     def lines(self) -> Iterator[bytes]:
-        """Yield what is left, line by line without the line breaks."""
+        """Yield the remaining lines, without their line breaks."""
         begun = b""
         while block := self.read(BLOCK):
             *whole, begun = (begun + block).split(b"\n")
@@ -69,7 +69,7 @@ class InputStream:
             yield begun
 
     def expect_end(self, what: str) -> None:
-        """Raise `UserError` if more bytes follow."""
+        """Raise `UserError`, which says that `what` should end here, if more bytes follow."""
         end = self.offset
         if self.read(1):
             raise self.error(f"{what} should end here, but more bytes follow", end)
@@ -93,7 +93,10 @@ def opened(path: Path) -> Iterator[InputStream]:
 
 
 def members(source: Path, wanted: Container[str]) -> Iterator[InputStream]:
-    """Yield, one at a time, files with `wanted` names in a folder (or one below) or in a tar archive."""
+    """Yield the files with `wanted` names in a folder, in folders inside it, or in a tar archive.
+
+    Only one is open at a time.
+    """
     return _in_folder(source, wanted) if source.is_dir() else _in_archive(source, wanted)
 
 
@@ -121,7 +124,7 @@ def _in_archive(path: Path, wanted: Container[str]) -> Iterator[InputStream]:
 
 
 def _drain(stream: IO[bytes]) -> None:
-    """Read to the end, where gzip and xz compare their checksums."""
+    """Read the stream to its end, because gzip and xz compare their checksums there."""
     while stream.read(BLOCK):
         pass
 

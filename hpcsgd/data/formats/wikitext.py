@@ -33,7 +33,7 @@ def read(source: Path | None) -> Corpus:
 
 
 def _tokens(path: Path, places: dict[str, int]) -> NDArray[np.int32]:
-    """Return the tokens of a file, and add new words with their numbers to `places`."""
+    """Return the tokens of a file; add new words, with the next free numbers as tokens, to `places`."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; the folder that WikiText unpacks to is needed")
     found = array("i")

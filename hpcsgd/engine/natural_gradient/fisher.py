@@ -10,7 +10,8 @@ vectors that come in minibatches X [N, D]:
     (D − r) ρ_{t+1} = tr(T_t) − tr(C^½)                                      so that tr(F_{t+1}) = tr(T_t)
     G_t = F_t + α tr(F_t) / D · I,          η = 1 − exp(−N / N_S)
 
-r, α and N_S are the options `rank`, `alpha` and `history` of `NaturalGradient`. Differences from the paper:
+η is the weight of the new minibatch, and U C Uᵀ is an eigendecomposition. r, α and N_S are the options
+`rank`, `alpha` and `history` of `NaturalGradient`. Differences from the paper:
 
 - R_{t+1} is made orthonormal by QR every time, not only where the condition of C demands it.
 - All floors are relative to F itself; the paper's ρ ≥ 1e-10 would be large for derivatives of a mean loss.
@@ -19,7 +20,8 @@ r, α and N_S are the options `rank`, `alpha` and `history` of `NaturalGradient`
   of the finished gradient is kept.
 
 The host decomposes the r × r matrix Y_t Y_tᵀ. So an update of vectors on a device begins on the device, and
-finishes once the host has received that matrix, perhaps much later. Neither waits for the other in between.
+finishes once the host has received that matrix, perhaps much later. Until then, host and device do not wait
+for each other.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ linalg: Any = torch.linalg
 """torch.linalg, for which torch has no types."""
 
 DELTA = 5e-4
-"""The least eigenvalue of F, as a share of the largest."""
+"""The least eigenvalue of a Fisher estimate F, as a share of its largest."""
 
 FIRST = 4
-"""Number of power-method steps that compute F_0 from the first minibatch."""
+"""Number of power-method steps that compute the first estimate F_0 from the first minibatch."""
 
 
 def largest(X: Tensor) -> Tensor:
@@ -52,14 +54,14 @@ def largest(X: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Fisher:
-    """An estimate F = Rᵀ diag(eigenvalues − ρ) R + ρ I, which is never changed in place."""
+    """A Fisher estimate F = Rᵀ diag(eigenvalues − ρ) R + ρ I, which is never changed in place."""
 
     R: Tensor
     """[r, D], orthonormal rows."""
     eigenvalues: Tensor
     """[r], the eigenvalues of F along the rows of R, the paper's D_t + ρ_t I; float64 on the CPU."""
     rho: float
-    """The eigenvalue in all other directions."""
+    """ρ, the eigenvalue of F in all directions orthogonal to the rows of R."""
 
     @classmethod
     def of(cls, X: Tensor, rank: int) -> Fisher | None:
@@ -85,7 +87,7 @@ class Fisher:
         return self.eigenvalues.sum().item() + (D - r) * self.rho
 
     def updated(self, X: Tensor, eta: float) -> Fisher:
-        """Return F_{t+1}, from F_t and the minibatch [N, D]; F_t if the minibatch has no information."""
+        """Return F_{t+1} from this F_t and the minibatch X [N, D]; F_t if X is zero or not finite."""
         return self.begun(X, eta, Arrivals()).finished()
 
     def begun(self, X: Tensor, eta: float, pending: Arrivals) -> Update:
@@ -96,13 +98,13 @@ class Fisher:
         size = s.double()
         a = eta * size * size / N
         trace = a * scaled.square().sum().double() + (1 - eta) * self.trace
-        # Everything is relative to tr(T): Y = R T / tr(T).
+        # From here on, all is divided by tr(T): Y = R T / tr(T).
         Y = (a / trace) * ((scaled @ R.T).T @ scaled).double()
         Y.add_((torch.full_like(trace, 1 - eta) / trace * on_device(self.eigenvalues, R.device))[:, None] * R)
         return Update(self, Y, pending.bring(torch.cat([size[None], trace[None], (Y @ Y.T).view(-1)])))
 
     def is_finite(self) -> bool:
-        """Return whether F is finite: the eigenvalues are.
+        """Return whether all eigenvalues of F are finite.
 
         R is then finite, too, because Y Yᵀ of a Y that is not finite has no eigenvalues.
         """
@@ -120,11 +122,11 @@ class Fisher:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An update that has begun: F_{t+1} from F_t and a minibatch X."""
+    """An update that has begun, from the Fisher estimate F_t to F_{t+1} by a minibatch X."""
 
     F: Fisher
     Y: Tensor
-    """[r, D], relative to tr(T_t)."""
+    """[r, D], the matrix Y_t divided by tr(T_t)."""
     seen: Callable[[], Tensor]
     """Waits for the device, and returns one vector: the largest |X|, tr(T_t), and Y Yᵀ."""
 
@@ -133,7 +135,7 @@ class Update:
         return math.isfinite(self.seen()[0].item())
 
     def finished(self) -> Fisher:
-        """Return F_{t+1}, or F_t if X has no information."""
+        """Wait for the device, and return F_{t+1}, or F_t if X is zero or not finite."""
         Y, (r, D) = self.Y, self.F.R.shape
         trace = self.seen()[1].item()
         if not 0 < trace < math.inf:
@@ -149,7 +151,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Shrinkage:
-    """The matrix I − Rᵀ E R."""
+    """The matrix I − Rᵀ E R, with which a gradient is multiplied: β G⁻¹ of `Fisher.shrinkage`."""
 
     R: Tensor
     """[r, D]"""

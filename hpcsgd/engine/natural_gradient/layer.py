@@ -1,8 +1,8 @@
 """The natural gradient of one weight: hooks observe minibatches, and change gradients before `.grad`.
 
-A tensor hook replaces the gradient. torch calls it before it adds to `.grad`: once per backward pass, for all
-uses of the weight together. So whatever uses gradients later (reduction, clipping, optimizer) sees the
-preconditioned one.
+A tensor hook replaces the gradient. torch calls the hook before it adds the gradient to `.grad`: once per
+backward pass, for all uses of the weight together. So whatever uses gradients later (reduction, clipping,
+optimizer) sees the preconditioned gradient.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from hpcsgd.engine.natural_gradient.rows import input_rows, output_rows
 log = logging.getLogger(__name__)
 
 FASTEST = 0.9
-"""The largest η, so that an estimate never forgets everything at once."""
+"""The largest weight η of a new minibatch, so that a Fisher estimate never forgets everything at once."""
 
 ROWS = 512
-"""Most rows that an update uses; a convolution has a row for each position."""
+"""Most rows that an update of an estimate uses; a convolution has a row for each position of a sample."""
 
 
 class Side:
@@ -70,7 +70,7 @@ class Side:
         self._update = F.begun(X.to(F.R), eta, pending)
 
     def _first(self, X: Tensor) -> Fisher | None:
-        """Return the first estimate. The host waits for each of its steps, as they depend on each other."""
+        """Return the first Fisher estimate; the host waits for the device in each step of its computation."""
         if not math.isfinite(largest(X).item()):
             return self._complain("are not finite: left out")
         return self._attempt(lambda: Fisher.of(X, self._rank))
@@ -220,7 +220,7 @@ class Layer:
             output.register_hook(functools.partial(self._came_back, module, X))  # pyright: ignore[reportUnknownMemberType]
 
     def _came_back(self, module: nn.Module, X: Tensor, g: Tensor) -> None:
-        if not torch.is_grad_enabled():  # enabled with create_graph: these would be higher derivatives
+        if not torch.is_grad_enabled():  # with create_graph, g would be a higher derivative
             self._X.append(X)
             self._Y.append(output_rows(module, g, ROWS, self._shift))
 

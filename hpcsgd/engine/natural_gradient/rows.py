@@ -52,7 +52,10 @@ def output_rows(module: nn.Module, g: Tensor, n: int, shift: float) -> Tensor:
 
 
 def _patches(conv: Convolution, x: Tensor) -> Tensor | None:
-    """Return a view [b, *positions, C, *kernel] of the padded input."""
+    """Return a view [b, *positions, C, *kernel] of the padded input: b samples of C channels.
+
+    None if `x` does not have the shape of an input of `conv`.
+    """
     k = len(conv.kernel_size)
     if x.dim() == k + 1:
         x = x[None]

@@ -1,9 +1,9 @@
 """The distance metric of a synchronization, D = (1/P) Σ_i ‖W_i − W̄‖₂.
 
-It is eq. 9 of the hierarchical local SGD paper and measures how far the groups' models differ. W_i is the
-model of group i, and W̄ their mean. At a synchronization D is computed from the model of each group before
-and after. So D is exact for any averager that leaves all groups with W̄. Other methods have a D only at
-evaluations, for which the mean is made temporarily.
+D is eq. 9 of the hierarchical local SGD paper and measures how far the groups' models differ. W_i is the
+model of group i, and W̄ the mean of the groups' models. At a synchronization D is computed from the model of
+each group before and after it. So D is exact for any averager that leaves all groups with W̄. Other methods
+have a D only at evaluations, for which the mean is made temporarily.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
 
 
 def distance(s: StepContext, mine: Sequence[Tensor], mean: Sequence[Tensor], shards: bool) -> float:
-    """Return D from this group's vectors and their means over the groups.
+    """Return D from this group's vectors (`mine`) and the means of such vectors over the groups (`mean`).
 
-    `shards` is True if the vectors are the shards of this rank. Collective; sends 8 bytes in the group and 8
-    bytes across groups.
+    `shards` is True if the vectors are the shards of this rank, and False if they are the whole model.
+    Collective; sends 8 bytes across groups and, for shards, 8 bytes in the group.
     """
     squared = sum_on_host(squared_norm(w - mean_w) for w, mean_w in zip(mine, mean, strict=True))
     return _of_squared(s, squared, shards)
@@ -43,7 +43,7 @@ def _of_squared(s: StepContext, squared: Tensor, shards: bool) -> float:
 
 @dataclass(frozen=True)
 class WithDistance:
-    """The averager `inner`; it also stores the distance D in `s.metrics["distance"]`."""
+    """The averager `inner`, after which the distance D is stored in `s.metrics["distance"]`."""
 
     inner: Averager
 

@@ -2,9 +2,9 @@
 
     W ← (1/M) Σ_i W_i   over the M groups of the membership in this round
 
-Float buffers are averaged with the parameters, over all ranks, because a group that returns has no buffers of
-its own. `hpcsgd.elastic.elastic_average` makes sure that either all groups take the mean or none does, even
-if groups die meanwhile.
+W_i is the model of group i. Float buffers are averaged, too, over all ranks of the groups, because a group
+that returns has no buffers of its own. `hpcsgd.elastic.elastic_average` makes sure that either all groups use
+the mean or none does, even if groups die meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from hpcsgd.parts.averagers.flattened import average_flattened, require_same_lay
 
 @dataclass(frozen=True)
 class ElasticMean:
-    """The averager over `topology.replica_groups`; `distance` is ‖W_i − W̄‖₂ of this replica group."""
+    """The averager over the living replica groups, `topology.replica_groups`.
+
+    The metric `distance` is ‖W_i − W̄‖₂ of this replica group, where W̄ is the mean.
+    """
 
     traits = Traits(Living(), whole_model=True, elastic=True)
 
@@ -49,7 +52,10 @@ class ElasticMean:
         return found
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Yield the operations; each of the K ranks averages 1/K of the model in a ring with other groups."""
+        """Yield the operations of a synchronization.
+
+        Each of the K ranks of a group averages 1/K of the model in a ring with ranks of other groups.
+        """
         yield allreduce("intra_group", 16, "buffers")
         yield from (allreduce("intra_group", nbytes) for nbytes in m.buffers)
         model = sum(b.used * b.width for b in m.buckets) + sum(m.buffers)

@@ -1,4 +1,4 @@
-"""Average many small tensors in a few large messages: one flat vector per dtype."""
+"""Average many small tensors in a few large messages: all tensors of one dtype become one flat vector."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def average_flattened(
     ranks: Communicator,
     further: Callable[[Sequence[Tensor]], None] = lambda joined: None,
 ) -> None:
-    """Set `tensors` to their mean over all `ranks`, as changed by `further`. Collective.
+    """Set `tensors` to their means over all `ranks`, changed by `further` if it is given. Collective.
 
-    `further` gets one flat vector per dtype and changes it in place. All ranks must have the same tensors:
-    see `require_same_layout`.
+    `further` gets the means, as a list with one flat vector per dtype, and may change them in place. All
+    ranks must have tensors of the same sizes and dtypes: see `require_same_layout`.
     """
     dtypes = dict.fromkeys(_dtype_of_sums(x) for x in tensors)
     alike = [[x for x in tensors if _dtype_of_sums(x) == dtype] for dtype in dtypes]
@@ -40,7 +40,8 @@ def require_same_layout(
 ) -> None:
     """Raise `UserError` on all `ranks` unless their tensors have the same sizes and dtypes. Collective.
 
-    The check sends 16 bytes. Without it, MPI would silently mix up vectors of different lengths.
+    `named` has tensors by name. In the message, `what` is what differs, and `who` is what each rank stands
+    for. The check sends 16 bytes. Without it, MPI would silently mix up vectors of different lengths.
     """
     layout = {name: [f"{x.numel()} of {x.dtype}" for x in tensors] for name, tensors in named.items()}
     sum_of_it = zlib.crc32(repr(layout).encode())
@@ -57,5 +58,5 @@ def require_same_layout(
 
 
 def _dtype_of_sums(x: Tensor) -> torch.dtype:
-    """Return the dtype in which x can be summed: 8-bit floats cannot be added."""
+    """Return the dtype in which x is summed: its own, or float32 for 8-bit floats, which cannot be added."""
     return torch.float32 if x.element_size() == 1 else x.dtype

@@ -16,9 +16,9 @@ from hpcsgd.parts.averagers.fragments import Fragment
 from hpcsgd.parts.averagers.pending_average import PendingAverage
 
 LEFT = "left"
-"""The name, in a saved state, of the vectors that pending averages have produced.
+"""The name of the results of pending averages in a saved state.
 
-Other names belong to parts of the averager.
+All other names of vectors in the state belong to parts of the averager.
 """
 
 
@@ -29,16 +29,19 @@ class FragmentSync:
     fragment: Fragment
     how: Averager
     pending: PendingAverage | None = None
-    """The average under way, if there is one."""
+    """The average of this fragment that is under way, if there is one."""
 
     distance: float | None = None
-    """`StepContext.squared_distance` of the last synchronization on this rank, if the averager measures D."""
+    """The fragment's part of D² on this rank at its last synchronization (`StepContext.squared_distance`).
+
+    None before the first synchronization, or if the averager does not measure D.
+    """
 
     def synchronize(self, vectors: list[Tensor], mine: StepContext, others: Sequence[FragmentSync]) -> None:
-        """Average the fragment's `vectors`.
+        """Average the fragment's `vectors` over the groups, in place; `others` are the other fragments.
 
         The reported distance D covers all fragments, each as of its last synchronization. It is not reported
-        before every fragment has been synchronized once.
+        before every fragment has been synchronized once. `mine` gets the metrics.
         """
         distances = [other.distance for other in others]
         mine.squared_elsewhere = sum(x for x in distances if x is not None)
@@ -48,10 +51,10 @@ class FragmentSync:
             mine.metrics.pop("distance", None)
 
     def saved(self) -> tuple[dict[str, list[Tensor]], dict[str, Any]]:
-        """Wait for the pending average; return the vectors of the state, and the rest by the part's role.
+        """Wait for the pending average; return the state as vectors by name, and other values by role.
 
         The vectors have one number per element of the fragment. They are the result of the pending average
-        and those in the averager's state.
+        and the vectors in the state of the averager's parts. The other values are those of each part.
         """
         vectors: dict[str, list[Tensor]] = {}
         if self.pending is not None:
@@ -63,7 +66,7 @@ class FragmentSync:
         return vectors, {role: state.replicated for role, state in states.items()}
 
     def apply(self, vectors: Mapping[str, list[Tensor]], rest: Mapping[str, Any]) -> None:
-        """Load the averager's state, as `saved` returns it."""
+        """Load the state of the averager's parts: vectors by name and other values by role, as in `saved`."""
         for role, part in remembering(self.how).items():
             prefix = f"{role} "
             mine = {k.removeprefix(prefix): xs for k, xs in vectors.items() if k.startswith(prefix)}

@@ -18,28 +18,29 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.slot import Slot
 
 ShardPart = tuple[int, int, int]
-"""start, stop, fragment: the real numbers [start, stop) of a parameter, and the index of their fragment."""
+"""(start, stop, fragment): the real numbers [start, stop) of a parameter, and their fragment's index."""
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """One fragment: where its elements are in `param_shard` of every bucket, on this rank."""
+    """One fragment of the model: where its elements are in this rank's shard of every bucket."""
 
     cuts: Sequence[Sequence[slice]]
+    """For each bucket, the slices of `param_shard` that belong to the fragment."""
 
     def of(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """Return copies of the fragment's parts of `vectors`, which have the shapes of `param_shard`.
 
-        There is one copy per bucket. Buckets without elements of the fragment are left out, but if all are,
-        the result is one empty tensor.
+        There is one copy per bucket; buckets without elements of the fragment are left out. If no bucket has
+        any, the result is one empty tensor.
         """
         pairs = zip(vectors, self.cuts, strict=True)
         return [torch.cat([x[c] for c in cuts]) for x, cuts in pairs if cuts] or [vectors[0][:0].clone()]
 
     def parts(self, vectors: Sequence[Tensor], mine: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield views of the fragment's part of `vectors`, each with the matching values of `mine`.
+        """Yield views of the fragment's parts of `vectors`, each with the matching values of `mine`.
 
-        `mine` is like `of(vectors)`.
+        `mine` has the shapes of `of(vectors)`.
         """
         rest = iter(mine)
         for x, cuts in zip(vectors, self.cuts, strict=True):
@@ -48,7 +49,7 @@ class Fragment:
                 yield from zip((x[c] for c in cuts), pieces, strict=True)
 
     def dtypes(self, mine: Sequence[Tensor]) -> dict[int, torch.dtype]:
-        """Return the dtypes of `mine`, which is like `of(vectors)`, by the index of the bucket."""
+        """Return the dtypes of `mine`, by index of the bucket; `mine` has the shapes of `of(vectors)`."""
         numbers = [i for i, cuts in enumerate(self.cuts) if cuts]
         return {i: x.dtype for i, x in zip(numbers, mine, strict=False)}
 
@@ -56,9 +57,10 @@ class Fragment:
 def fragments(buckets: Sequence[Bucket], F: int) -> list[Fragment]:
     """Return the model as F fragments of about the same size.
 
-    A layer is the parameters of one module. It goes to the fragment that has the fewest elements so far, or
-    to the first such fragment. A layer with more than 1/F of the model is first cut into equal pieces. Layers
-    are taken in the order of the forward pass, so that layers of one size go to all fragments in turn.
+    A layer is the parameters of one module. It is assigned to the fragment with the fewest elements so far,
+    in a tie to the first of them. A layer with more than 1/F of the model is first cut into equal pieces.
+    Layers are assigned in the order of the forward pass, so that layers of one size go to all fragments in
+    turn.
     """
     layers: dict[str, list[Slot]] = {}
     for slot in sorted((slot for b in buckets for slot in b.slots), key=lambda slot: slot.number):
@@ -79,7 +81,10 @@ def fragments(buckets: Sequence[Bucket], F: int) -> list[Fragment]:
 def put_together(
     owned: Sequence[Tensor], pieces: Sequence[tuple[Fragment, Sequence[Tensor]]]
 ) -> list[Tensor]:
-    """Return vectors like `owned`, with the values in `pieces` for each fragment, and zeros elsewhere."""
+    """Return vectors shaped like `owned`, with the fragments' values in `pieces` and zeros elsewhere.
+
+    `pieces` has fragments, each with values in the shapes of `Fragment.of`.
+    """
     dtypes: dict[int, torch.dtype] = {}
     for fragment, mine in pieces:
         dtypes.update(fragment.dtypes(mine))
@@ -105,7 +110,10 @@ def _within(slots: Sequence[Slot], low: int, high: int) -> Iterator[tuple[Slot, 
 
 
 def _cuts(bucket: Bucket, shares: Mapping[str, Sequence[ShardPart]], p: int) -> list[slice]:
-    """Return where fragment `p` lies in `param_shard` of a bucket; adjacent parts are joined."""
+    """Return the slices of the bucket's `param_shard` that belong to fragment `p`, adjacent ones joined.
+
+    `shares` says by parameter name which of its numbers belong to which fragment.
+    """
     found: list[slice] = []
     for piece in bucket.ranges:
         first, last = piece.start * bucket.reals, piece.stop * bucket.reals

@@ -16,15 +16,16 @@ from hpcsgd.core.traffic import CommOp, ModelLayout, allreduce
 from hpcsgd.core.waits import All
 
 AT_ONCE = 4
-"""The number of buckets averaged at the same time.
+"""The largest number of buckets that are averaged at the same time.
 
-Four buckets keep the links busy. More would cost memory, because `WithDistance` keeps a copy of each.
+Four buckets keep the links busy. More would cost memory, because `WithDistance` keeps a copy of each bucket
+that is being averaged.
 """
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The average by shards: each rank allreduces its shard, M/K elements, over the groups, times 1/P."""
+    """The averager in which each rank allreduces its own shards, M/K elements, over the P groups."""
 
     traits = Traits(All(), reads_gradients=False, leaves_mean=True, vectors_only=True)
 
@@ -35,14 +36,14 @@ class Mean:
         """Do nothing, because shards are sent unchanged, not as differences from a reference."""
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Yield the allreduces of a synchronization, T1 of eq. 7."""
+        """Yield the allreduces of a synchronization, whose time is T1 in eq. 7 of the paper."""
         for i, b in enumerate(m.buckets):
             yield replace(allreduce("inter_group", b.nbytes / m.K), bucket=i)
 
 
 @dataclass(frozen=True)
 class MeanOfAll:
-    """The paper's baseline: each rank allreduces the whole model, M elements, over the groups, times 1/P."""
+    """The averager in which each rank allreduces the whole model, M elements: the paper's baseline."""
 
     traits = Traits(All(), whole_model=True, reads_gradients=False, leaves_mean=True)
 
@@ -54,12 +55,12 @@ class MeanOfAll:
         return found
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return the allreduces of a synchronization, the second term of eq. 5."""
+        """Return the allreduces of a synchronization, whose time is the second term of the paper's eq. 5."""
         return (allreduce("inter_group", m.here(b)) for b in m.buckets)
 
 
 def pipelined(vectors: Iterable[Tensor], s: StepContext, start: Callable[[Tensor], Work]) -> Iterator[Tensor]:
-    """Start an operation over the groups on each vector and yield the vector once it is done.
+    """Call `start` on each vector to begin an operation over the groups; yield vectors that are done.
 
     At most `AT_ONCE` operations are under way. Raises `UserError` before it yields the first vector, unless
     all groups take part in this synchronization.
@@ -85,7 +86,10 @@ def pipelined(vectors: Iterable[Tensor], s: StepContext, start: Callable[[Tensor
 
 
 def set_to_average(vectors: Sequence[Tensor], s: StepContext, central: HoldsModel | None) -> None:
-    """Set this rank's shards, `vectors`, to the model that `central` holds, or else to the groups' mean."""
+    """Set this rank's shards, `vectors`, to the model that `central` holds, or to the groups' mean.
+
+    The mean is used if `central` is None or does not hold a model yet.
+    """
     model = None if central is None else central.model()
     if model is None:
         run_averager(Mean(), vectors, s)

@@ -1,4 +1,4 @@
-"""One message for everything that a rank sends at once: a number and tensors of any dtypes."""
+"""A message in one buffer, with all that a rank sends at once: a number and tensors of any dtypes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MessageBuffer:
 
     @classmethod
     def like(cls, tensors: Sequence[Tensor], device: torch.device | None = None) -> MessageBuffer:
-        """Return an empty buffer for `tensors`, on `device`, or else on the device of the first tensor."""
+        """Return a buffer of zeros with room for `tensors`, on `device` or on that of the first tensor."""
         where = tensors[0].device if device is None else device
         layout = tuple((x.dtype, x.numel()) for x in tensors)
         size = _ALIGNED + sum(_room(*each) for each in layout)
@@ -39,13 +39,13 @@ class MessageBuffer:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> MessageBuffer:
-        """Return the buffer of a `state_dict`; the two share their bytes."""
+        """Return the buffer whose `state_dict()` is `state`; it shares the bytes in `state`."""
         layout = tuple((getattr(torch, name), numel) for name, numel in state["layout"])
         return cls(state["bytes"], layout)
 
     @property
     def weight(self) -> float:
-        """The number in the buffer. Reading it waits for the buffer's device."""
+        """The number at the beginning of the buffer. Reading it waits for the buffer's device."""
         return self._number.item()
 
     def pack(self, tensors: Sequence[Tensor], share: float = 1.0, number: float = 1.0) -> None:
@@ -58,12 +58,12 @@ class MessageBuffer:
         self._number.fill_(share * number)
 
     def unpack(self, tensors: Sequence[Tensor]) -> None:
-        """Copy the buffer's content into `tensors`."""
+        """Copy the tensors in the buffer into `tensors`."""
         for x, mine in zip(tensors, self._contents(), strict=True):
             x.copy_(mine)
 
     def add_to(self, tensors: Sequence[Tensor], factor: float = 1.0) -> None:
-        """Add `factor` times the buffer's content to `tensors`."""
+        """Add `factor` times each tensor in the buffer to the matching one of `tensors`."""
         for x, mine in zip(tensors, self._contents(), strict=True):
             x.add_(mine.to(x.device), alpha=factor)
 

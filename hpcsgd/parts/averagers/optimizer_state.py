@@ -1,12 +1,12 @@
 """What happens to the optimizer state, such as momentum, at a synchronization.
 
-The hierarchical local SGD paper does not say what happens. `keep_state` does what implementations of local
-SGD do. `AverageState` sends another M/K elements for every state tensor. `ResetState` starts each round with
-new state.
+The hierarchical local SGD paper does not say what happens to it. `keep_state` does what implementations of
+local SGD do. `AverageState` averages another M/K elements per rank for every state tensor. `ResetState`
+begins with new state after each synchronization.
 
 A group that has never had a gradient for a parameter has no state for it. `AverageState` then uses the
-optimizer's initial state. So it also averages state that is one number per parameter, such as Adam's step
-count, by which Adam divides.
+optimizer's initial state. So it must also average state that is one number per parameter, such as the step
+count from which Adam computes its bias correction.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def keep_state(inner: Averager) -> Averager:
 
 
 def average_states(named: Mapping[str, Sequence[Tensor]], s: StepContext) -> None:
-    """Average the optimizer's state tensors of these names over the groups.
+    """Average the optimizer's state tensors over the groups, in place; `named` has them by state name.
 
     Collective; raises `UserError` if groups have state tensors of different names or sizes.
     """
@@ -64,14 +64,15 @@ def average_states(named: Mapping[str, Sequence[Tensor]], s: StepContext) -> Non
 
 
 def comparison() -> CommOp:
-    """Return the operation that compares the sizes of the tensors that groups are about to average."""
+    """Return the operation of `require_same_layout`, which checks that groups have the same state tensors."""
     return allreduce("inter_group", 16, "state_average")
 
 
 def sent_by_state(m: ModelLayout, layers: Collection[int], shards: bool) -> Iterator[CommOp]:
-    """Yield the operations that average one kind of state tensor of `layers`, as large as the parameters.
+    """Yield the operations that average one kind of state: a tensor of the size of each parameter.
 
-    If `shards` is True, each rank averages only its shard.
+    `layers` has the indices, in `m.layers`, of the parameters with such state. If `shards` is True, each rank
+    averages only its shard.
     """
     for width, elements in m.by_width(layers).items():
         yield allreduce(
@@ -80,7 +81,11 @@ def sent_by_state(m: ModelLayout, layers: Collection[int], shards: bool) -> Iter
 
 
 def sent_by_number(m: ModelLayout, layers: Collection[int], shards: bool) -> CommOp:
-    """Return the operation that averages state which is one number for each parameter in `layers`."""
+    """Return the operation that averages one kind of state: one number for each parameter.
+
+    `layers` has the indices, in `m.layers`, of the parameters with such state. If `shards` is True, each rank
+    averages only the numbers of its shard.
+    """
     return allreduce(
         "inter_group", (m.rows_of(layers) if shards or m.sharded else len(layers)) * 4, "state_average"
     )

@@ -1,10 +1,10 @@
 """A parameter server without separate processes: every rank holds a part of the parameters.
 
-Rank j of group h holds part h of shard j, M/(P·K) elements. The rank is the holder of this part. The part is
-in host memory, and a thread adds updates to it, also if the group trains on a device. In every step a rank
+Rank j of group h holds part h of shard j, M/(P·K) elements, and is the "holder" of this part. The part is in
+host memory, where a thread adds updates to it, also if the group trains on a device. In every step a rank
 sends each holder the change that its group's update made to the holder's part, and receives the new values.
-Groups never average directly. The evaluated and saved model is that of the holders, not the mean of what the
-groups have read.
+Groups never average directly. The evaluated and saved model consists of the holders' parts. It is not the
+mean of the models that the groups have read.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from hpcsgd.parts.averagers.message_buffer import MessageBuffer
 
 
 class ServerPart:
-    """One part of the server: it adds 1/P of each update it receives, and answers when the group may go on.
+    """One part of the server's model, to which 1/P of each received update is added.
 
-    `staleness` is s. A group that has pushed c updates may read once every group has pushed c − s; if s is
-    None, it may read at once. The part is float32 or wider, since many updates are too small to change a
-    16-bit number.
+    Each group sends its updates to the part ("pushes" them) and reads the new values. `staleness` is s: a
+    group that has pushed c updates may read once every group has pushed c − s. If s is None, it may always
+    read. The part is float32 or wider, since many updates are too small to change a 16-bit number.
     """
 
     def __init__(self, part: Sequence[Tensor], like: Sequence[Tensor], P: int, staleness: int | None) -> None:
-        """Start with the values of `part`; messages have the layout of `like`."""
+        """Start with the values of `part`; messages of the P groups have the layout of `like`."""
         self.begin(part)
         self.clocks = [0] * P
-        """How many updates each group has pushed."""
+        """For each group, how many updates it has pushed."""
         self.staleness = staleness
         self.missed = [0] * P
-        """For each group, how many updates of other groups came between its last read and its last push."""
+        """For each group, the number of other groups' updates between its last read and its last push."""
         self._read_at = [0] * P
         self._waiting: set[int] = set()
         self._answers = [MessageBuffer.like(like, HOST) for _ in range(P)]
 
     def begin(self, part: Sequence[Tensor]) -> None:
-        """Set the part to these values."""
+        """Replace the values of the part with those of `part`."""
         self.part = [x.to(HOST, accumulation_dtype(x.dtype), copy=True) for x in part]
 
     def __call__(self, group: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
-        """Add the update that `group` pushed; return the answers to all groups that may now go on."""
+        """Add the update `question` of `group`; return the new values for all groups that may read now."""
         self.missed[group] = sum(self.clocks) - self._read_at[group]
         MessageBuffer(question, self._answers[group].layout).add_to(self.part, 1 / len(self.clocks))
         self.clocks[group] += 1
@@ -63,7 +63,7 @@ class ServerPart:
         return [(g, self._answers[g].bytes) for g in free]
 
     def ahead(self, group: int) -> int:
-        """Return how many steps `group` is ahead of the slowest."""
+        """Return how many steps `group` is ahead of the slowest group."""
         return self.clocks[group] - min(self.clocks)
 
     def _may_read(self, group: int) -> bool:
@@ -71,9 +71,9 @@ class ServerPart:
 
 
 class ServerConnection:
-    """This rank's connection to the holders of all parts, and the part that it holds itself.
+    """This rank's connection to the holders of all parts, and the part that the rank holds itself.
 
-    It is made in the first step, while all groups have the same `owned` shards.
+    The connection is made in the first step, while all groups have the same `owned` shards.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ServerConnection:
         inter_group: Communicator,
         staleness: int | None,
     ) -> None:
-        """Give the holders `model`, which has the layout of `owned`, as initial values. Collective."""
+        """Set the holders' initial values to `model`, which has the layout of `owned`. Collective."""
         parts = parts_of(owned, inter_group.size)
         self.pushed, self.read = ([MessageBuffer.like(part) for part in parts] for _ in range(2))
         self._rooms = [x if x.is_cpu else room_for(x) for x in (read.bytes for read in self.read)]
@@ -105,7 +105,7 @@ class ServerConnection:
                 read.bytes.copy_(room, non_blocking=True)
 
     def model(self) -> list[Tensor]:
-        """Return the holders' values, including all updates of the finished steps. Collective."""
+        """Return this rank's shards of the server's model, with all updates of finished steps. Collective."""
         made: list[Tensor] = []
         with self._service.at_rest():
             for part, counts in zip(self.keeper.part, self._counts, strict=True):
@@ -115,23 +115,24 @@ class ServerConnection:
         return made
 
     def begin(self, model: Sequence[Tensor]) -> None:
-        """Let the holders continue from `model`. Collective."""
+        """Replace the holders' values with those of `model`. Collective."""
         with self._service.at_rest():
             self.keeper.begin(self._kept(model))
 
     def _kept(self, chunks: Sequence[Tensor]) -> list[Tensor]:
-        """Return this rank's part of `chunks`."""
+        """Return the part of the shards `chunks` that this rank holds."""
         return [chunk.tensor_split(self._inter_group.size)[self._inter_group.rank] for chunk in chunks]
 
 
 class ParameterServer:
-    """The averager that pushes 1/P of the group's update in every step, and reads the holders' values.
+    """The averager that sends the group's update to the holders in every step, and reads their new values.
 
-    The update is everything that has changed since the last read, including what the user wrote into the
-    parameters between two steps. With the factor 1/P a learning rate has the same effect as with averaged
-    gradients. In every step there are two metrics, both counted at the part that this rank holds. `staleness`
-    counts the updates by other groups since this group read the parameters at which its gradient was
-    computed. `ahead` counts by how many steps this group is ahead of the slowest one.
+    The holders add 1/P of it. With this factor a learning rate has the same effect as with averaged
+    gradients. The update is everything that has changed since the last read, including what the user wrote
+    into the parameters between two steps. In every step there are two metrics, both counted at the part that
+    this rank holds. `staleness` counts the updates by other groups since this group read the parameters at
+    which its gradient was computed. `ahead` is the number of steps by which this group is ahead of the
+    slowest one.
     """
 
     def __init__(self, staleness: int | None) -> None:
@@ -144,13 +145,13 @@ class ParameterServer:
         self.staleness = staleness
         self.traits = Traits(Slowest(staleness), histogram_names=("staleness", "ahead"))
         self._link: ServerConnection | None = None
-        """Set in the first step, if there are several groups."""
+        """The connection to the holders; made in the first step, if there are several groups."""
         self._owned: Sequence[Tensor] = ()
         """The rank's shards of the model, set together with `_link`."""
         self._saved: list[Tensor] | None = None
         """The initial values of the holders, if they were loaded."""
         self._anew = True
-        """True if the group's parameters are initial or loaded values that were not read from the holders."""
+        """True if the group's parameters were not read from the holders, but are initial or loaded values."""
 
     @property
     def keeper(self) -> ServerPart | None:
@@ -185,14 +186,14 @@ class ParameterServer:
         return found
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """Return the requests to the holders of the other P − 1 parts, and the answers of the same size."""
+        """Return the messages to the holders in the other P − 1 groups, and the answers of the same size."""
         others = m.P - 1
         leaving = (m.P - m.groups_per_host) / others if m.groups_per_host < m.P else 0.0
         push = CommOp("sendrecv", "inter_group", others * m.message_buffer(m.P), off_host_fraction=leaving)
         return [push, push]
 
     def model(self) -> list[Tensor] | None:
-        """Return the holders' values, including all updates of the finished steps."""
+        """Return this rank's shards of the server's model, with all updates of finished steps."""
         return self._saved if self._link is None else self._link.model()
 
     def state_dict(self) -> State:
@@ -202,7 +203,7 @@ class ParameterServer:
     def load_state_dict(self, state: State) -> None:
         """Load the server's model, before the first step or on all ranks.
 
-        The parameters of the next step must match it.
+        The parameters at the beginning of the next step must equal this model.
         """
         self._anew = True
         self._saved = state.sharded.get("model")

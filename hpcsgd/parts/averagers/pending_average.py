@@ -1,8 +1,8 @@
 """An average that is made while the groups train, from copies of the shards, on a separate thread.
 
-The averager gets a `StepContext` as usual, but its topology has separate communicators and a separate
-communication thread. So the gradients of later steps do not wait behind the average, and its metrics are
-separate, too. The caller decides when and how the result is applied to the model.
+The averager gets a `StepContext` as usual, but the topology in this context has separate communicators and a
+separate communication thread. So the gradients of later steps do not wait behind the average. The context
+also has separate metrics. The caller decides when and how the result is applied to the model.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import Topology
 
 Average = Callable[[list[Tensor], StepContext], object]
-"""A function that averages vectors in place."""
+"""A function that averages a rank's vectors over the groups, in place."""
 
 
 @dataclass
 class PendingAverage:
-    """An average in progress, or finished if `work` is None."""
+    """An average of this rank's shards over the groups, in progress or finished."""
 
     due: int
     """The update after which the result is used."""
@@ -31,16 +31,20 @@ class PendingAverage:
     metrics: dict[str, float]
     """The averager's metrics."""
     work: Work | None = None
+    """The operation in progress; None if the average is finished."""
 
     def wait(self) -> None:
-        """Return when the average is finished."""
+        """Wait until the average is finished, so that `shards` and `metrics` have the result."""
         if self.work is not None:
             self.work.wait()
             self.work = None
 
 
 def on_own_thread(topology: Topology) -> Topology:
-    """Return the same ranks with separate communicators, which share one communication thread. Collective."""
+    """Return `topology` with separate communicators of the same ranks, on one new communication thread.
+
+    Collective.
+    """
     world = topology.world.dup_with_thread()
     intra_group, inter_group = (
         ranks.split(0, ranks.rank).with_thread(world.comm_thread)

@@ -1,15 +1,16 @@
 """The quantized mean of the groups' models: groups send how they moved since the last synchronization.
 
 θ is the groups' common model after the last synchronization, or at the beginning, and w_i the model of group
-i. e_i is the part of group i's movement that quantization has lost so far. For every rank and shard,
+i. e_i is the part of group i's movement that quantization has lost so far. Q(x) is x after it was quantized
+and decoded. For every rank and shard,
 
     x_i ← (w_i − θ) + e_i
-    θ ← θ + unpacked, packed mean over the groups of unpacked, packed x_i
+    θ ← θ + Q((1/P) Σ_i Q(x_i))
     w_i ← θ
 
 and e_i becomes what quantization loses this time (see `hpcsgd.parts.quantizers.mean`), if the quantizer keeps
-its errors. Packed means quantized. Quantizing the weights themselves would lose far more: the elements of a
-block share a scale, and movements are much smaller than weights.
+its errors. Quantizing the weights themselves would lose far more, because the elements of a block share a
+scale, and movements are much smaller than weights.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from hpcsgd.parts.quantizers.mean import mean_on_all, padded, sent_by_mean
 
 
 class QuantizedMean:
-    """The average by shards in the format `wire`, in an all-to-all and an allgather over the P groups.
+    """The averager in which ranks average their shards over the groups in the format `wire`.
 
-    If groups have different models at the first synchronization, that is a plain `Mean`, which gives them a
-    common model. The averager keeps θ and e_i, M/K elements each; without e_i if the quantizer does not keep
-    its errors.
+    This takes an all-to-all and an allgather over the P groups. If groups may have different models before
+    the first synchronization, that one is a plain `Mean`, which gives them a common model θ. A rank keeps θ
+    and, if the quantizer keeps its errors, e_i: M/K elements each.
     """
 
     traits = Traits(All(), reads_gradients=False, leaves_mean=True, vectors_only=True)
@@ -73,7 +74,7 @@ class QuantizedMean:
         return (2 if self.wire.keeps else 1) * m.own_elements(wide=True)
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Yield the operations of a synchronization, unless it is a first one with different models."""
+        """Yield the operations of a quantized synchronization, which is every one except maybe the first."""
         for b in m.buckets:
             yield from sent_by_mean(self.wire, m.shard(b), m)
 
@@ -105,5 +106,5 @@ class QuantizedMean:
 
 
 def mean_by(wire: Quantizer | None) -> Mean | QuantizedMean:
-    """Return the averager that sends shards in the format `wire`, or in their own dtype if it is None."""
+    """Return the averager that sends shards in the format `wire`, or in their own dtype if `wire` is None."""
     return Mean() if wire is None else QuantizedMean(wire)

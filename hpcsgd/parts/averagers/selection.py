@@ -1,7 +1,7 @@
 """How many elements of each block of its shards a rank sends at a synchronization of `sparseloco`.
 
-Of each block, a rank sends k elements. Ranks with one shard index have the same blocks and k in all groups,
-and agree on them before they send. So they know the length of each other's messages.
+A block is consecutive elements, of which a rank sends k. In all groups, the ranks with the same shard index
+have the same blocks and k, and agree on k before they send. So they know the length of each other's messages.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ ALLOCATION = "allocation"
 
 @runtime_checkable
 class Selection(Protocol):
-    """How many elements of each block a rank sends."""
+    """A rule that says how many elements of each block a rank sends."""
 
     def shares(self, e: Sequence[Tensor], density: float, topology: Topology) -> list[Share]:
         """Return, for each vector in `e`, its blocks and how many elements of each are sent.
 
-        The result is the same in all groups. Collective in the group and across groups.
+        `e` is the error feedback of this rank's shards, and `density` the fraction of elements to send. The
+        result is the same in all groups. Collective in the group and across groups.
         """
         ...
 
     def expected(self, n: int, density: float) -> Share:
-        """Return the expected blocks of a vector of n elements, and how many elements of each are sent."""
+        """Return the blocks of a vector of n elements, and how many elements each is expected to send."""
         ...
 
     def comm_ops(self, m: ModelLayout) -> Iterable[CommOp]:
-        """Return the operations by which the ranks agree on the numbers of elements."""
+        """Return the operations by which ranks agree on how many elements of each block they send."""
         ...
 
 
@@ -143,7 +144,7 @@ class AcrossShards:
         return shares
 
     def expected(self, n: int, density: float) -> Share:
-        """Return an approximation, because the real numbers depend on norms."""
+        """Return blocks that send equal parts of k: an approximation, because the real k depend on norms."""
         k = wanted(density, n) if n else 0
         spans = itertools.pairwise([*range(0, n, self.block), n])
         return _share([(low, high, k * high // n - k * low // n) for low, high in spans])
@@ -158,7 +159,10 @@ class AcrossShards:
 def _of_all(
     runs: Sequence[Tensor], device: torch.device, topology: Topology
 ) -> tuple[list[float], list[int], slice]:
-    """Return the norms and sizes of all blocks of the group, and which blocks are this rank's."""
+    """Return the norms (over all groups) and sizes of all blocks of the group, and which are this rank's.
+
+    `runs` are the blocks of this rank's shards. Collective in the group and across groups.
+    """
     norms = as_vector([squared_norm(run) for run in runs]) if runs else torch.zeros(0, dtype=torch.float64)
     norms = norms.to(device)
     if runs:

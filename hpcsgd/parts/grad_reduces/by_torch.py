@@ -14,9 +14,9 @@ from hpcsgd.errors import UserError
 
 @dataclass(frozen=True)
 class ByTorch:
-    """A gradient reduction that does nothing, because torch has reduced the gradients of the group.
+    """The gradient reduction that does nothing, because torch has reduced the gradients of the group.
 
-    After torch's backward pass, each rank has the mean of the K gradients in its own rows.
+    After torch's backward pass, each rank has the mean of the K ranks' gradients for its own rows.
     """
 
     traits = GradReduceTraits(leaves_shards=True, per_bucket=True, keeps_gradients=False)
@@ -30,7 +30,7 @@ class ByTorch:
 
 @runtime_checkable
 class Separable(Protocol):
-    """A gradient reduction that lets torch do the part inside the group."""
+    """A gradient reduction whose part inside the group torch can do instead."""
 
     def left_to_torch(self) -> GradReduce:
         """Return the reduction that remains after torch has reduced the gradients inside the group."""

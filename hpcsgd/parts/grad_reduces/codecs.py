@@ -1,4 +1,4 @@
-"""Encode strictly ascending int64 indices as bytes, and decode them."""
+"""Formats in which the strictly ascending int64 indices of selected elements are sent as bytes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hpcsgd.errors import UserError
 
 @runtime_checkable
 class Codec(Protocol):
-    """The format in which strictly ascending indices below M are sent."""
+    """A format in which strictly ascending indices below M are sent."""
 
     def encode(self, indices: Tensor, M: int) -> Tensor:
-        """Return the code, a uint8 vector, on the device of the indices."""
+        """Return the encoded indices, a uint8 vector, on the device of the indices."""
         ...
 
     def decode(self, code: Tensor, count: int) -> Tensor: ...
 
     def bytes_per_index(self, density: float) -> float:
-        """Return the mean number of bytes per index for random indices of this density."""
+        """Return the mean number of bytes per index if a random fraction `density` of indices is sent."""
         ...
 
 
@@ -44,8 +44,8 @@ class Gaps:
     def bytes_per_index(self, density: float) -> float:
         """Return the mean number of bytes per index.
 
-        Gaps are geometrically distributed: a gap is 2⁷ or more, and so needs a second byte, with probability
-        (1 − d)^128.
+        With density d, gaps are geometrically distributed. A gap is 2⁷ or more, and so needs a second byte,
+        with probability (1 − d)^128.
         """
         return sum((1 - density) ** 2.0**bits for bits in range(7, 63, 7)) + 1
 

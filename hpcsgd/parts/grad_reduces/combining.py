@@ -1,4 +1,7 @@
-"""Combine the workers' selections: which worker's values count at which indices."""
+"""Combine the elements that workers selected from their gradients into one sparse mean gradient.
+
+The functions differ in which workers' values count at which indices.
+"""
 
 from __future__ import annotations
 
@@ -16,38 +19,39 @@ from hpcsgd.parts.grad_reduces.codecs import Codec
 
 @dataclass(frozen=True)
 class Selected:
-    """The selection of one worker from its accumulated gradient acc, a vector of M elements."""
+    """The elements that one worker selected from its accumulated gradient acc, a vector of M elements."""
 
     acc: Tensor
     mine: Tensor
     """The indices that this worker selected, int64, ascending."""
     code: Tensor
-    """The encoded indices, uint8."""
+    """The indices `mine` as the codec encodes them, uint8."""
     leader: int | None
     """The worker whose selection counts for all; None if each worker's own selection counts."""
     squared_norm: Tensor
     """The squared norm of acc, float64, one element."""
     disjoint: bool = False
-    """True if no two workers ever select the same element."""
+    """True if the sparsifier guarantees that no two workers select the same element."""
 
 
 @dataclass(frozen=True)
 class Combined:
-    """The result of combining; all fields except `sent` are the same on all workers."""
+    """The combined selections of all workers; all fields except `sent` are the same on all workers."""
 
     joint: Tensor
-    """The union of the indices, int64, ascending."""
+    """The joint indices: the union of those that workers selected, int64, ascending."""
     mean: Tensor
     """The mean of the values over the workers, at the joint indices."""
     errors: Tensor
-    """One or more values, whose mean is the mean of ‖e‖₂, the norm of the rest, over the workers (eq. 2)."""
+    """Values whose mean is the mean over the workers of ‖e‖₂ (eq. 2); e is what a worker has not sent."""
     sent: Tensor
     """The indices of the values that this worker sent and has to remove from its acc."""
     growth: float
-    """The number of joint indices, divided by the mean number that a worker selected."""
+    """The number of joint indices, divided by the mean number of indices that a worker selected."""
 
 
 Combine = Callable[[Selected, Codec, Communicator], Combined]
+"""A function that combines this worker's selection with those of all workers. Collective."""
 
 
 def union(x: Selected, codec: Codec, workers: Communicator) -> Combined:
@@ -88,9 +92,9 @@ COMBINING: Mapping[str, Combine] = {"union": union, "per_worker": per_worker}
 
 
 def joint_indices(runs: Sequence[Tensor], disjoint: bool = False) -> Tensor:
-    """Return the union of ascending index vectors, ascending.
+    """Return the union of the ascending index vectors `runs`, ascending.
 
-    If they are `disjoint`, they are only joined and sorted, because no index occurs twice.
+    If the vectors are `disjoint`, they are only joined and sorted, because no index occurs twice.
     """
     if len(runs) == 1:
         return runs[0]
@@ -117,10 +121,10 @@ def mean_over(values: Tensor, workers: Communicator) -> Tensor:
 def _left(x: Selected, given: Tensor) -> Tensor:
     """Return, as a tensor of one element, the norm ‖e‖₂ of acc after the values `given` are removed from it.
 
-    The result is 0 below about 10⁻⁶ of ‖acc‖ (2.4·10⁻⁶ at M = 10⁷). There the difference of the two sums is
-    not distinguishable from rounding, and a second pass over acc is not worth its time. The bound assumes
-    that n random rounding errors add up to √n times one of them. The kernels' sums are more exact than that,
-    for any M.
+    ‖e‖² is computed as ‖acc‖² minus the squared norm of `given`, which avoids a second pass over acc. A
+    result below about 10⁻⁶ of ‖acc‖ (2.4·10⁻⁶ at M = 10⁷) is returned as 0, because this difference could be
+    due to rounding alone. The bound assumes that M random rounding errors add up to √M times one of them. The
+    kernels' sums are more exact than that, for any M.
     """
     squared = x.squared_norm - given.double().square().sum()
     rounding = 8 * math.sqrt(x.acc.numel()) * sys.float_info.epsilon * x.squared_norm
@@ -129,7 +133,7 @@ def _left(x: Selected, given: Tensor) -> Tensor:
 
 def _of_all(x: Selected, codec: Codec, workers: Communicator) -> list[Tensor]:
     sizes = torch.empty(2 * workers.size, dtype=torch.int64, device="cpu")
-    mine = torch.tensor([x.code.numel(), x.mine.numel()], device="cpu")  # read by the host on both ends
+    mine = torch.tensor([x.code.numel(), x.mine.numel()], device="cpu")  # the hosts need these numbers
     with phase("indices"):
         workers.allgather(sizes, mine).wait()
         lengths, counts = sizes.view(-1, 2).T.tolist()

@@ -1,8 +1,8 @@
 """Predict what a sparse gradient reduction sends, before there are gradients.
 
-If n workers each select a fraction d of M elements, the size of the union depends on the gradients. The
-prediction is that of independent selections: M·(1 − (1 − d)ⁿ) elements. Workers with similar gradients select
-similar elements, so that the real union is smaller.
+If n workers each select a fraction d of M elements, the size of the union of their selections depends on the
+gradients. The prediction assumes that workers select independently: the union then has M·(1 − (1 − d)ⁿ)
+elements. Workers with similar gradients select similar elements, so that the real union is smaller.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from hpcsgd.parts.sparsifiers.base import Expected, Foreseeing, Sparsifier
 
 
 def expected(sparsifier: Sparsifier, n: int, m: ModelLayout) -> Expected:
-    """Return how much `sparsifier` selects; raise `UserError` if that depends on the gradients."""
+    """Return how many elements `sparsifier` is expected to select on n workers, from the model `m`.
+
+    Raise `UserError` if this number depends on the gradients.
+    """
     if not isinstance(sparsifier, Foreseeing):
         raise UserError(
             f"{type(sparsifier).__name__}: how many elements it selects depends on the gradients, so "
@@ -31,7 +34,7 @@ def messages(
 ) -> Iterator[CommOp]:
     """Yield the operations of one sparse reduction, which run after the last gradient of a step.
 
-    Raises `UserError` as `expected` does.
+    `over` are the ranks that are the workers. Raises `UserError` as `expected` does.
     """
     n = m.ranks(over)
     if n == 1:
@@ -63,6 +66,7 @@ TRAFFIC: Mapping[Combine, Callable[[Expected, Codec, Over, int, int], Iterator[C
     union: of_union,
     per_worker: of_per_worker,
 }
+"""For each function that combines selections, the function that predicts its operations."""
 
 
 def _indices(x: Expected, codec: Codec, over: Over, n: int) -> Iterator[CommOp]:

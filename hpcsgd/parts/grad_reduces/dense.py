@@ -1,8 +1,8 @@
 """Dense gradient reductions: the K gradients of a group become their mean.
 
-They are steps one and two of section III-B of the hierarchical local SGD paper. `AllToAll` is the paper's.
-`ReduceScatter` sends the same number of bytes in other messages. `Dense` chooses between the two by where the
-ranks of a group run. `AllReduce` is the paper's baseline.
+This is steps one and two of section III-B of the hierarchical local SGD paper. `AllToAll` is the paper's
+reduction. `ReduceScatter` sends the same number of bytes in other messages. `Dense` chooses between the two
+by where the ranks of a group run. `AllReduce` is the paper's baseline.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class AllToAll(InGroup):
         return m.K * m.own_elements() if m.K > 1 else 0
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Yield the operations of a step, T0 of eq. 6."""
+        """Yield the operations of a step, whose time is T0 in the paper's eq. 6."""
         for x, b in zip(_of_buckets("alltoall", m), m.buckets, strict=True):
             yield replace(x, reduced=b.padded)
 
@@ -124,7 +124,7 @@ class ReduceScatter(InGroup):
         return m.own_elements() if m.K > 1 else 0
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return the operations of a step, which send as much as T0 of eq. 6."""
+        """Return the operations of a step, which send as many bytes as those of `AllToAll`."""
         return _of_buckets("reduce_scatter", m)
 
 
@@ -164,7 +164,7 @@ class Dense(InGroup):
         return sum(room) if m.K > 1 else 0
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Yield the operations of a step, T0 of eq. 6."""
+        """Yield the operations of a step: for each bucket that of `AllToAll` or of `ReduceScatter`."""
         for to_all, scattered, b in zip(
             AllToAll().comm_ops(m), ReduceScatter().comm_ops(m), m.buckets, strict=True
         ):
@@ -190,7 +190,7 @@ class AllReduce(InGroup):
         d.topology.intra_group.allreduce(b.g, "mean").wait()
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
-        """Return the operations of a step, the first term of eq. 5."""
+        """Return the operations of a step, whose time is the first term of the paper's eq. 5."""
         return _of_buckets("allreduce", m)
 
 
@@ -199,9 +199,9 @@ class AllReduce(InGroup):
 class AcrossGroups:
     """The reduction `inner`, then the mean of the gradient shard over the groups.
 
-    A rank sends 2·(P−1)/P·M/K elements more. With one group per host, each rank sends M/K elements over the
-    slow links, instead of the M of a flat all-to-all. While a bucket is averaged over the groups, the next
-    one is reduced in its group.
+    A rank sends 2·(P−1)/P·M/K elements more than with `inner` alone. With one group per host, each rank sends
+    about M/K elements over the slow links. In an all-to-all over all ranks it would send about M elements.
+    While a bucket is averaged over the groups, the next one is reduced in its group.
     """
 
     inner: GradReduce
@@ -234,10 +234,10 @@ class AcrossGroups:
 @checked
 @dataclass(frozen=True)
 class WithAllgather:
-    """The reduction `inner`, then an allgather of the averaged gradient shards, so that every rank has all.
+    """The reduction `inner`, then an allgather that gives every rank the whole averaged gradient.
 
-    A rank sends (K−1)/K·M elements more. It is for optimizers whose update of a tensor depends on other
-    tensors. Every rank does the whole update.
+    A rank sends (K−1)/K·M elements more than with `inner` alone. This reduction is for optimizers whose
+    update of a tensor depends on other tensors, so that every rank does the whole update.
     """
 
     inner: GradReduce
@@ -274,6 +274,6 @@ def _room(b: Bucket, like: Tensor) -> Tensor:
 
 
 def _of_buckets(operation: str, m: ModelLayout) -> Iterator[CommOp]:
-    """Yield one operation over the group per bucket."""
+    """Yield `operation` over the ranks of a group, once for each bucket of the model `m`."""
     for i, b in enumerate(m.buckets):
         yield CommOp(operation, "intra_group", b.nbytes, bucket=i)

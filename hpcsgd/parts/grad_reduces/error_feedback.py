@@ -1,7 +1,8 @@
-"""Error feedback: what was not sent is kept and added to the next gradient, so that nothing is lost.
+"""Error feedback: elements that were not sent are kept and added to the next gradient, not lost.
 
-Every worker has one vector acc, as long as the whole model. Each gradient g is added to the rest e of the
-step before (acc = e + g). What is sent is removed from acc, and what remains is the e of the next step.
+Every worker has one vector acc, as long as the whole model. Each gradient g is added to the rest e that the
+step before did not send (acc = e + g). Elements that are sent are set to zero in acc, and what remains is the
+e of the next step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hpcsgd.errors import UserError
 
 @runtime_checkable
 class Feedback(Protocol):
-    """How gradients are added to acc, and how the mean of what was sent reaches the optimizer."""
+    """A kind of error feedback: how gradients are added to acc, and what the optimizer gets as gradient."""
 
     def require_optimizer(self, optimizer: optim.Optimizer) -> None:
         """Raise `UserError` for an optimizer with which the update would be wrong."""
@@ -34,21 +35,21 @@ class Feedback(Protocol):
         ...
 
     def after(self, d: ReduceContext, mean: Tensor) -> None:
-        """Change `mean`, that of what was sent, in place before the optimizer gets it."""
+        """Change `mean`, the mean of the values that workers sent, in place before the optimizer gets it."""
         ...
 
     @property
     def velocity(self) -> bool:
-        """True if it needs `velocity`, another vector like acc, which is set to zero wherever acc is."""
+        """True if `before` needs a second vector like acc, which is set to zero wherever acc is."""
         ...
 
 
 @dataclass(frozen=True)
 class ErrorFeedback:
-    """acc = e + g; learning rate, momentum and weight decay act on the mean that was sent.
+    """Error feedback acc = e + g; learning rate, momentum and weight decay act on the mean that was sent.
 
-    This is what the code of DEFT's authors does. For plain SGD at a constant learning rate it equals
-    algorithm 1 of their paper.
+    The code of DEFT's authors does the same. For plain SGD at a constant learning rate it equals algorithm 1
+    of their paper.
     """
 
     velocity = False
@@ -189,11 +190,11 @@ class Residual:
             raise UserError(f"Sparse: parameters on {names}: they have to be on one device")
         sizes = [slot.stop - slot.start for b in buckets for slot in b.slots]
         self.layers = torch.tensor([0, *sizes], device="cpu").cumsum(0)
-        """The bounds (int64) of the parameters' vectors in acc."""
+        """The positions (int64) in acc at which the parameters begin, and the end of the last one."""
         self._names = [slot.name for b in buckets for slot in b.slots]
         starts = [0, *itertools.accumulate(b.slots[-1].stop for b in buckets)]
         self.spans = [slice(*ends) for ends in itertools.pairwise(starts)]
-        """The elements of acc that belong to each bucket."""
+        """For each bucket, the slice of acc that belongs to it."""
         dtype = torch.float64 if any(b.w.dtype == torch.float64 for b in buckets) else torch.float32
         self.acc = torch.zeros(starts[-1], dtype=dtype, device=buckets[0].w.device)
         self.velocity = torch.zeros_like(self.acc) if velocity else None
@@ -202,7 +203,8 @@ class Residual:
     def take_in(self, g: Tensor, i: int, bounds: Tensor) -> Tensor:
         """Add the gradient `g` of bucket i to acc, and set `g` to zero.
 
-        Return the squared norms (float64) of the layers between `bounds`, which are positions in acc.
+        Return the squared norm (float64) of each of the bucket's layers in acc. `bounds` are the positions in
+        acc at which layers begin and end.
         """
         span = self.spans[i]
         inside = bounds[(bounds >= span.start) & (bounds <= span.stop)] - span.start
@@ -224,18 +226,21 @@ class Residual:
             b.g[where - span.start] = what.to(b.g.dtype)
 
     def release(self, indices: Tensor) -> None:
-        """Set acc to zero at these indices, which have been sent."""
+        """Set acc, and `velocity` if there is one, to zero at `indices`, whose values have been sent."""
         self.acc.index_fill_(0, indices, 0)
         if self.velocity is not None:
             self.velocity.index_fill_(0, indices, 0)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Return the vectors by name, each as one tensor per parameter."""
+        """Return acc, and `velocity` if there is one, by name, each as one tensor per parameter name."""
         vectors = {"acc": self.acc} if self.velocity is None else {"acc": self.acc, "velocity": self.velocity}
         return {name: dict(zip(self._names, self._by_layer(x), strict=True)) for name, x in vectors.items()}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Load the vectors; an empty `state` is from before the first reduction and sets them to zero."""
+        """Load the vectors that `state_dict` returned; if `state` is empty, set them to zero.
+
+        It is empty if it was saved before the first reduction.
+        """
         for name, layers in self.state_dict().items():
             for layer, own in layers.items():
                 own.copy_(state[name][layer]) if state else own.zero_()

@@ -24,8 +24,10 @@ from hpcsgd.parts.quantizers.base import Quantizer, noise_for
 from hpcsgd.parts.quantizers.mean import mean_of_own, mean_on_all, padded, sent_by_mean
 
 INTRA_GROUP, INTER_GROUP = "intra_group", "inter_group"
-"""Where a quantization error arises: in the group or across groups. `INTER_GROUP` is also a name in the
-state."""
+"""The two places where a quantization error arises: in the group and across groups.
+
+`INTER_GROUP` is also the name of the second kind of errors in a saved state.
+"""
 
 
 @checked
@@ -82,7 +84,7 @@ class Quantized:
         self._gather = None if parameters is None else QuantizedShards(parameters)
 
     def across_groups(self) -> Quantized:
-        """Return a reduction that also averages the shard over the groups, in the same format."""
+        """Return a reduction that also averages each gradient shard over the groups, in the same format."""
         made = Quantized(self.gradients, self.parameters)
         made.traits, made._plain = replace(self.traits, across=True), AllToAll().across_groups()
         return made
@@ -119,7 +121,10 @@ class Quantized:
         return None
 
     def _across(self, d: ReduceContext, b: Bucket, mean: Tensor, i: int, t: int) -> None:
-        """Average `mean` over the groups, while the next bucket is reduced in its group."""
+        """Average `mean`, the group's mean gradient shard of bucket i, over the groups.
+
+        Meanwhile the next bucket is reduced in the group. `t` is the number of the reduction, for the noise.
+        """
         assert self.gradients is not None
         x = (
             padded(mean, d.topology.num_groups)
@@ -185,7 +190,11 @@ class Quantized:
 
 
 class RoundingErrors:
-    """The errors of quantized gradients, per bucket: of `g` in a group, of `grad_shard` across groups."""
+    """The errors of quantized gradients, which are added to the gradients of the next step.
+
+    For each bucket there are the errors of `g` from the reduction in the group, and those of `grad_shard`
+    from the average across groups.
+    """
 
     def __init__(self, d: ReduceContext, across: bool, saved: State) -> None:
         self._slots = [b.slots for b in d.buckets]
@@ -202,7 +211,10 @@ class RoundingErrors:
         self._load(saved)
 
     def add(self, where: str, i: int, x: Tensor) -> Tensor:
-        """Add `x` to the error of bucket i; return the sum, in which the caller must leave the new error."""
+        """Add `x` to the error of bucket i that arose at `where`, and return the sum.
+
+        The sum is not a copy: the caller must overwrite it with the new error.
+        """
         room = self._room[where][i]
         room[: x.numel()] += x
         return room

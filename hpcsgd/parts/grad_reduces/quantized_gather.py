@@ -1,18 +1,18 @@
 """A quantized gather of the updated shards, in which no update is lost.
 
 All ranks of a group have the value p of a shard, and only its owner has the exact value x. e is the
-difference. Packed means quantized. In a step
+difference x − p. In a step
 
-    x ← p + e            before the update
+    x ← p + e                                      before the update
     x ← the optimizer's update of x, and the result of a synchronization
-    q ← packed x − p     sent to all
-    p ← p + unpacked q   on all, the owner, too: the same bits
-    e ← x − p            what was left out, part of the next difference
+    q ← the quantized difference x − p             sent to all ranks of the group
+    p ← p + the decoded q                          on all ranks, also the owner: the same bits
+    e ← x − p                                      what quantization left out, part of the next difference
 
 The difference of one step is small, so that a few bits describe it better than the same number of bits would
-describe the shard. The rounding error is sent later, so that updates of any size take effect. Code that
-changes p on all ranks between two steps (loading a checkpoint, taking a mean) thereby changes x by the same
-amount.
+describe the shard. The rounding error e is sent later, so that updates of any size take effect. Code that
+changes p on all ranks between two steps (loading a checkpoint, averaging models) thereby changes x by the
+same amount.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ from hpcsgd.parts.quantizers.base import Quantizer, noise_for
 from hpcsgd.parts.quantizers.mean import gathered
 
 PARAMETERS = "parameters"
-"""The name of the differences e in the state of a method."""
+"""The name of the differences e (module docstring) in a saved state."""
 
 
 class QuantizedShards:
-    """What makes the exact shards x: one vector per bucket, e between two steps and p within a step."""
+    """The quantized gather of this rank's shards; keeps what is needed to restore the exact shards x.
+
+    That is one vector per bucket: the difference e between two steps, and p, the value on all ranks, within a
+    step.
+    """
 
     def __init__(self, wire: Quantizer) -> None:
         self.wire = wire
@@ -42,7 +46,7 @@ class QuantizedShards:
 
     def restore(self, s: StepContext) -> None:
         """Change `param_shard` of every bucket from p, the value on all ranks, to x, the exact value."""
-        if s.topology.group_size == 1:  # no other rank has p: add the e of a loaded state
+        if s.topology.group_size == 1:  # no other rank has p, so only the e of a loaded state is added
             for b, e in zip(s.buckets, self._saved, strict=False):
                 b.param_shard.add_(e)
             self._saved = []
@@ -67,7 +71,8 @@ class QuantizedShards:
         for i, (b, p) in enumerate(zip(s.buckets, self._beside, strict=True)):
             x = b.param_shard.to(p.dtype, copy=True)
             b.param_shard.copy_(p)
-            # Noise depends on the shard index, not on the group: groups with one model (`bsp`) stay alike.
+            # Noise depends on the shard index and not on the group, so that groups with equal models, as with
+            # `bsp`, keep equal models.
             moved = gathered(
                 x - p, s.topology.intra_group, self.wire, noise_for(s.topology.shard_index, s.t, i, 2)
             )
@@ -84,7 +89,10 @@ class QuantizedShards:
                 yield CommOp("allgather", "intra_group", m.K * self.wire.nbytes(m.shard(b)), "param_gather")
 
     def shards(self) -> dict[str, list[Tensor]]:
-        """Return the difference e of every bucket by its name in the state; called between two steps."""
+        """Return {`PARAMETERS`: the difference e of every bucket}, or {} if there are none.
+
+        Must be called between two steps.
+        """
         kept = self._beside or self._saved
         return {PARAMETERS: list(kept)} if kept else {}
 

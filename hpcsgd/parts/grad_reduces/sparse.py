@@ -1,11 +1,12 @@
 """Sparse gradient reduction: only some elements of each gradient are sent, the rest is kept for later.
 
-D. Yoon, S. Oh: DEFT, ICPP 2023, algorithm 1, "distributed SGD with sparsification", on each of n workers:
+D. Yoon, S. Oh: DEFT, ICPP 2023, algorithm 1, "distributed SGD with sparsification". Each of n workers has a
+gradient g and error feedback e, the elements that it has not sent yet. It computes
 
     5   acc = e + g
-    6   idx_i = select(acc)                 the sparsifier
-    7   idx = union over the workers        gathered
-    8   s = mean over the workers of acc[idx]
+    6   idx_i = select(acc)                 by the sparsifier
+    7   idx = the union of all idx_i        which the workers gather
+    8   s = the mean over the workers of acc[idx]
     10  w −= s                              here by the user's optimizer, from the gradient s
     11  acc[idx] = 0
     12  e = acc
@@ -114,7 +115,7 @@ class Sparse:
         self.sparsifier = sparsifier
         self.combine, self.feedback, self.indices = combine, feedback, indices
         self.t = 0
-        """The number of reductions so far; fewer than steps if `switch` used another reduction before."""
+        """The number of reductions so far; less than that of steps if `switch` used another method before."""
         self.traits = GradReduceTraits(leaves_shards=False)
         self._residual: Residual | None = None
         self._saved: dict[str, dict[str, Tensor]] = {}
@@ -190,7 +191,7 @@ class Sparse:
         self._norms.append(residual.take_in(g, i, self._bounds))
 
     def _send(self, d: ReduceContext) -> None:
-        """Run lines 6 to 12: select, send, and put the mean into the gradients."""
+        """Run lines 6 to 12 except 10: select, send, and write the mean s into the gradients."""
         residual, workers = self._residual, self._workers(d.topology)
         assert residual is not None
         squared_norms = torch.cat(self._norms)
@@ -210,7 +211,7 @@ class Sparse:
         with seconds.of("apply"):
             residual.release(combined.sent)
             self.feedback.after(d, combined.mean)
-            errors = combined.errors.tolist()  # waits for the stream, so do it before adding work to it
+            errors = combined.errors.tolist()  # waits for the device, so do it before giving it more work
             residual.put_into(d.buckets, combined.joint, combined.mean)
         self.t += 1
         d.metrics["density"] = combined.joint.numel() / residual.acc.numel()
@@ -220,7 +221,7 @@ class Sparse:
 
 
 class Seconds:
-    """Measures the seconds that each part of a reduction takes on this worker, as metrics."""
+    """A timer that writes the seconds of each part of a reduction on this worker into `metrics`."""
 
     def __init__(self, metrics: dict[str, float]) -> None:
         self._metrics = metrics

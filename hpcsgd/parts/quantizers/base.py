@@ -1,4 +1,4 @@
-"""The protocol of quantizers, and the noise for those that round stochastically."""
+"""The protocols of quantizers and of their rounding, and the noise for stochastic rounding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @runtime_checkable
 class Quantizer(Protocol):
-    """The format in which a float32 vector is sent: its code is a uint8 vector.
+    """A format in which a float32 vector is sent, encoded as a uint8 vector.
 
     The same vector and noise give the same bytes on any device.
     """
@@ -22,11 +22,17 @@ class Quantizer(Protocol):
         ...
 
     def nbytes(self, n: int) -> int:
-        """Return the bytes that encode n elements; a multiple of 4, so that codes can follow one another."""
+        """Return the number of bytes that encode n elements.
+
+        It is a multiple of 4, so that encoded vectors can follow one another in a buffer.
+        """
         ...
 
     def encode(self, x: Tensor, code: Tensor, dice: int) -> None:
-        """Write float32 `x` into `code`, `nbytes` zeros (uint8). `dice` is 32 bits of noise for rounding."""
+        """Write the encoded float32 `x` into `code`; `dice` is 32 bits of noise for rounding.
+
+        `code` is uint8 and has `nbytes` elements, all zero.
+        """
         ...
 
     def decode(self, code: Tensor, out: Tensor) -> None:
@@ -36,21 +42,21 @@ class Quantizer(Protocol):
 
 @runtime_checkable
 class Rounding(Protocol):
-    """How a number is rounded to one of its two neighbours."""
+    """A kind of rounding: to which of its two neighbours a number is rounded."""
 
     @property
     def unbiased(self) -> bool:
-        """True if the mean of the rounded numbers is the given number."""
+        """True if the rounded number has the given number as its expected value."""
         ...
 
     def draw(self, dice: int) -> int | None:
-        """Return the number from which the kernels derive the noise, or None to round to the nearest."""
+        """Return a number from which the kernels derive noise (from `dice`), or None to round to nearest."""
         ...
 
 
 def noise_for(*numbers: int) -> int:
-    """Return 32 bits of noise that these numbers determine, such as a rank, a step and a bucket.
+    """Return 32 bits of noise that `numbers` determine, such as a rank, a step and a bucket.
 
-    Different numbers give different noise, except with probability 2⁻³².
+    Different `numbers` give different noise, except with probability 2⁻³².
     """
     return int.from_bytes(hashlib.blake2b(struct.pack(f"{len(numbers)}q", *numbers), digest_size=4).digest())

@@ -15,7 +15,10 @@ from hpcsgd.parts.quantizers.rounding import Nearest
 
 @dataclass(frozen=True)
 class Blocks:
-    """The format of `bits`-bit numbers with a float32 scale for every `block` of them: see `kernels.pack`."""
+    """The format of `bits`-bit whole numbers with a float32 scale for every `block` numbers.
+
+    `kernels.pack` describes it.
+    """
 
     bits: int
     block: int

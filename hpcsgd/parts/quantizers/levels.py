@@ -1,4 +1,4 @@
-"""A quantizer to two bits per element: its sign, and which of the two sizes of its block it has."""
+"""A quantizer to two bits per element: the element's sign, and which of two magnitudes it gets."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ _FOUR = (0, 2, 4, 6)
 
 @dataclass(frozen=True)
 class Levels:
-    """The format with two sizes per block: the mean magnitudes of its smaller and its larger elements.
+    """The format with a sign per element and two sizes (magnitudes) per block of `block` elements.
 
-    The sizes are bfloat16. An element counts as larger if its magnitude is above the mean magnitude of its
-    block. Both sizes are NaN if the block has a NaN or an infinity. If the block has a zero, the smaller size
-    is 0. Then zeros stay zeros, and small elements become zero; error feedback keeps what they lose. The
-    format is meant for selected elements, few of which are nearly zero.
+    The sizes are the mean magnitudes of the block's smaller and of its larger elements, as bfloat16. An
+    element counts as larger if its magnitude is above the mean magnitude of its block. Both sizes are NaN if
+    the block has a NaN or an infinity. If the block has a zero, the smaller size is 0. Then zeros stay zeros,
+    and small elements become zero; error feedback keeps what they lose. The format is meant for selected
+    elements, few of which are nearly zero.
     """
 
     block: int = 64
@@ -58,5 +59,5 @@ class Levels:
 
 
 def _mean(x: Tensor, of: Tensor) -> Tensor:
-    """Return, for each row of `x`, the mean of the elements where `of` is True; 0 if there are none."""
+    """Return, for each row of `x`, the mean of the elements where `of` is True; 0 if it is nowhere True."""
     return torch.where(of, x, 0).sum(1) / of.sum(1).clamp_(min=1)

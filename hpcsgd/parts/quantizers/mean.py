@@ -1,13 +1,16 @@
 """Means of quantized vectors: an all-to-all and an allgather, with sums in float32 between them.
 
-    rank i sends piece p of its vector to rank p, packed; rank p makes the mean of its piece, in rank order;
-    if all ranks need it, rank p packs the mean and sends it to all; all unpack the same bytes, rank p, too
+Each of n ranks has a vector of n pieces.
 
-Packed means quantized. A rank does not send to itself, but uses its own elements of its own piece
-unquantized. After use, the input vector holds the quantization errors. Its pieces for other ranks hold the
-errors of what this rank sent them. Its own piece holds the error of the packed mean, times the number of
-ranks. So in every piece, the result plus the mean of the errors over the ranks is the exact mean of the
-inputs.
+    all-to-all   rank i quantizes piece p of its vector and sends it to rank p
+    mean         rank p decodes what it received, and averages the n versions of piece p in rank order
+    allgather    if all ranks need the mean: rank p quantizes its mean and sends it to all ranks; all, also
+                 rank p, decode the same bytes
+
+A rank does not send to itself, but uses its own version of its own piece unquantized. Afterwards the input
+vector holds the quantization errors. Its pieces for other ranks hold the errors of what this rank sent them.
+Its own piece holds the error of the quantized mean, times n. So in every piece, the result plus the mean of
+the errors over the ranks is the exact mean of the inputs.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.parts.quantizers.base import Quantizer
 
 NoiseFor = Callable[[int], int]
-"""A function that returns different noise for each number from 0 on."""
+"""A function that returns noise, different for each number that it gets: 0, 1, …."""
 
 
 def mean_of_own(x: Tensor, ranks: Communicator, wire: Quantizer, dice: NoiseFor) -> Tensor:
-    """Return the mean over `ranks` of this rank's piece of `x`; replace `x` with the errors. Collective.
+    """Return the mean over `ranks` of this rank's piece of `x`. Collective.
 
-    `x` is float32 or float64 and has `ranks.size` equal pieces.
+    `x` is float32 or float64 and has `ranks.size` equal pieces. It is overwritten with the quantization
+    errors.
     """
     mine, rows = ranks.rank, x.view(ranks.size, -1)
     codes = x.new_zeros((ranks.size, wire.nbytes(rows.size(1))), dtype=torch.uint8)
@@ -49,7 +53,10 @@ def mean_of_own(x: Tensor, ranks: Communicator, wire: Quantizer, dice: NoiseFor)
 
 
 def mean_on_all(x: Tensor, ranks: Communicator, wire: Quantizer, dice: NoiseFor) -> Tensor:
-    """Return the mean of `x` over `ranks`, the same bits on all; replace `x` with the errors. Collective."""
+    """Return the mean of `x` over `ranks`, the same bits on all ranks. Collective.
+
+    `x` is overwritten with the quantization errors.
+    """
     mean = mean_of_own(x, ranks, wire, dice)
     arrived = gathered(mean, ranks, wire, dice(ranks.size))
     mine = slice(ranks.rank * mean.numel(), (ranks.rank + 1) * mean.numel())
@@ -58,7 +65,7 @@ def mean_on_all(x: Tensor, ranks: Communicator, wire: Quantizer, dice: NoiseFor)
 
 
 def gathered(x: Tensor, ranks: Communicator, wire: Quantizer, dice: int) -> Tensor:
-    """Gather the quantized `x` of all `ranks` and return them, decoded, as one vector. Collective."""
+    """Quantize `x` and gather it from all `ranks`; return the decoded vectors, joined. Collective."""
     code = x.new_zeros(wire.nbytes(x.numel()), dtype=torch.uint8)
     wire.encode(x.float(), code, dice)
     codes = code.new_empty((ranks.size, code.numel()))

@@ -1,4 +1,4 @@
-"""Rounding to the nearest neighbour, or to a random one of the two."""
+"""The kinds of rounding: to the nearer of the two neighbouring values, or to a random one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Synchronizations at a fixed interval."""
+"""The schedules with a synchronization after every I-th step, and with none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Synchronizations of the fragments of a model, one after the other."""
+"""The schedule by which the fragments of a model synchronize one after the other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class InTurn:
         return ScheduleTraits(known_before_update=True, spacing=Fraction(self.I, self.F))
 
     def at(self, t: int) -> list[int]:
-        """Return the fragments that begin after update t."""
+        """Return the indices of the fragments that begin a synchronization after update t."""
         return [p for p, offset in enumerate(self.offsets) if (t + offset) % self.I == 0]
 
     def __call__(self, s: StepContext) -> bool:

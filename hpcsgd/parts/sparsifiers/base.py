@@ -1,4 +1,4 @@
-"""The protocol of sparsifiers: which elements of the accumulated gradients the workers send in a step."""
+"""The protocol of sparsifiers, which select the elements of accumulated gradients that workers send."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ from hpcsgd.errors import UserError
 
 @dataclass(frozen=True)
 class Accumulated:
-    """The gradients that a worker has not sent yet: acc, the error feedback e plus the gradient g (DEFT)."""
+    """The gradients that a worker has not sent yet: acc = e + g, error feedback plus the new gradient."""
 
     acc: Tensor
     """The accumulated gradient: M elements of any float dtype."""
     bounds: Tensor
-    """L + 1 int64 on the CPU: layer i is acc[bounds[i]:bounds[i+1]], as cut by the sparsifier's `cut`."""
+    """The bounds of L layers: L + 1 int64 on the CPU. Layer i is acc[bounds[i]:bounds[i+1]]; see `cut`."""
     squared_norms: Tensor
-    """L float64: the squared norm of each layer of acc."""
+    """The squared norms of the L layers of acc, float64."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Ascending segments of acc, [start, stop), and how many elements to select in each; int64 on the CPU."""
+    """The segments of a vector in which a worker selects, and how many elements it selects in each.
+
+    Segment i is [starts[i], stops[i]), and k[i] elements are selected there. The segments ascend; all three
+    tensors are int64 on the CPU.
+    """
 
     starts: Tensor
     stops: Tensor
@@ -38,70 +42,73 @@ class Share:
 
     @classmethod
     def whole(cls, M: int, k: int, leader: int | None = None) -> Share:
-        """Return the share that selects k of all M elements."""
+        """Return a share of one segment, all M elements, in which k are selected."""
         start, stop, chosen = torch.tensor([[0], [M], [k]], device="cpu")
         return cls(start, stop, chosen, leader)
 
     def largest_of(self, acc: Tensor) -> Tensor:
-        """Return the indices of the elements with the largest magnitudes in each segment."""
+        """Return the indices of the k elements of `acc` with the largest magnitudes in each segment."""
         return kernels.largest(acc, self.starts, self.stops, self.k)
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The numbers of elements that n workers are expected to select from M elements, on average."""
+    """How many of M elements n workers are expected to select and to search in a step."""
 
     M: int
     each: float
     """The number of elements that one worker selects."""
     joint: float
-    """The number of elements that all workers select together."""
+    """The number of elements in the union of all workers' selections."""
     searched: float
     """The number of elements that the worker with the most work searches."""
     allocation: float = 0.0
-    """The bytes of the broadcast that assigns layers to workers."""
+    """The bytes of the broadcast that assigns layers to workers; 0 without such a broadcast."""
     by_one: bool = False
-    """True if one worker selects for all."""
+    """True if in each step one worker selects the elements for all workers."""
 
     @property
     def density(self) -> float:
-        """The fraction that a worker selects of the elements that it searches."""
+        """The fraction of the elements that a worker searches which it also selects."""
         return min(self.joint / self.M, 1.0) if self.by_one or self.searched < self.M else self.each / self.M
 
 
 @runtime_checkable
 class Foreseeing(Protocol):
-    """A sparsifier that can predict how much it selects."""
+    """A sparsifier that can predict how many elements it selects."""
 
     def expected(self, M: int, layers: Sequence[int], n: int) -> Expected:
-        """Return what n workers are expected to select from M elements, in layers of the sizes `layers`."""
+        """Return how many of M elements n workers are expected to select; `layers` has the layers' sizes."""
         ...
 
 
 def everybodys(density: float, M: int, n: int) -> Expected:
-    """Return the expected numbers if each of n workers selects independently from all M elements."""
+    """Return the expected numbers if each of n workers selects the fraction `density` independently."""
     return Expected(M, each=density * M, joint=M * (1 - (1 - density) ** n), searched=M)
 
 
 @runtime_checkable
 class Sparsifier(Protocol):
-    """Selects elements of the accumulated gradient on each of n workers. `t` counts the steps from 0."""
+    """A rule by which each of n workers selects elements of its accumulated gradient; t counts from 0."""
 
     @property
     def disjoint(self) -> bool:
-        """True if no two workers ever select the same element."""
+        """True if no two workers select the same element in the same step."""
         ...
 
     def cut(self, layers: Tensor, n: int) -> Tensor:
-        """Return the bounds of the layers for `Accumulated`, given `layers`, the bounds of the parameters."""
+        """Return the bounds of the layers for `Accumulated`; `layers` has the bounds of the parameters.
+
+        A sparsifier may cut large parameters into several layers.
+        """
         ...
 
     def share(self, x: Accumulated, t: int, workers: Communicator) -> Share:
-        """Return the part of acc that this worker searches. Collective over the workers."""
+        """Return which segments of acc this worker searches in step t. Collective over the workers."""
         ...
 
     def select(self, x: Accumulated, share: Share) -> Tensor:
-        """Return this worker's indices into acc, int64, ascending."""
+        """Return the indices in acc that this worker selects in its `share`, int64, ascending."""
         ...
 
 
@@ -114,5 +121,5 @@ def require_density(density: float) -> None:
 
 
 def wanted(density: float, M: int) -> int:
-    """Return k, the number of elements to select of M."""
+    """Return k, how many of M elements to select: `density`·M, rounded, at least 1."""
     return max(1, round(density * M))

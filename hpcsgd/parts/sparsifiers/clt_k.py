@@ -20,10 +20,10 @@ from hpcsgd.parts.sparsifiers.base import Accumulated, Expected, Share, require_
 @checked
 @dataclass(frozen=True)
 class CLTk:
-    """Selection by one worker for all: in step t, worker t mod n selects the k elements.
+    """Selection by one worker for all: in step t, worker t mod n of the n workers selects k elements.
 
     These are the k elements of largest magnitude in its own accumulated gradient. Exactly k elements are
-    sent. The other workers wait while one searches all M elements.
+    sent. The other workers wait while that worker searches all M elements.
 
     Args:
         density: Fraction d of the elements that is sent, > 0 and ≤ 1: k = d·M, rounded, at least 1.

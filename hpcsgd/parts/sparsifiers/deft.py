@@ -3,11 +3,13 @@
 D. Yoon, S. Oh: DEFT: Exploiting Gradient Norm Difference between Model Layers for Scalable Gradient
 Sparsification, ICPP 2023 ("algorithm …" below refers to it):
 
-    partition   algorithm 2: a layer of more than M/n elements is cut into equal pieces, layers themselves
-    assign      algorithm 3: k is shared out over the layers by the norms of what they accumulated
-    allocate    algorithm 4: the layers go to n bins of about equal cost; worker t mod n decides for all, and
-                the bins rotate over the workers, so that what a worker has kept of any layer is sent
-    select      algorithm 5: each worker takes the top k_layer of each layer in its bin, and no others
+    partition   algorithm 2: a layer of more than M/n elements is cut into equal pieces, which then count as
+                layers
+    assign      algorithm 3: k is divided among the layers by the norms of their accumulated gradients
+    allocate    algorithm 4: the layers are assigned to n bins of about equal cost. Worker t mod n does this
+                for all in step t. The bins rotate over the workers, so that every worker sends its
+                accumulated gradient of each layer in some step
+    select      algorithm 5: each worker selects the top k_layer elements of each layer in its bin
 
 The index sets of the workers are disjoint, so their union does not grow with n, the number of workers. Each
 worker searches M/n of the M elements, and selection time falls faster than 1/n (eq. 9).
@@ -15,14 +17,16 @@ worker searches M/n of the M elements, and selection time falls faster than 1/n 
 Differences from the paper, and from its authors' code:
 
 - A layer of more than M/n elements is cut into ⌈size·n/M⌉ pieces, whose sizes differ by at most one element.
-  These are the fewest pieces of at most M/n elements; the authors cut into n. Each piece adds work in every
-  step: to assign its k, to search it and to broadcast its bin. ResNet-18 has 72 pieces for 16 workers and 117
-  for 64, not 122 and 566.
-- If a layer has fewer elements than its share of k, the rest goes to the layers after it, so that always Σ
-  k_layer = k. In eq. 3, log k of a layer with k = 1 counts as 1, and a layer with k = 0 costs nothing.
-- Worker r takes bin (t + ⌊t/n⌋ + r) mod n; with the authors it is (t + r) mod n. The latter repeats with the
-  same period as the worker that decides. If the workers have different norms, and so different bins, one
-  worker may always get the same layer. Then what the others keep of this layer grows without bound.
+  This is the least number of pieces of at most M/n elements; the authors cut into n. Each piece adds work in
+  every step: to assign its k, to search it and to broadcast its bin. ResNet-18 has 72 pieces for 16 workers
+  and 117 for 64; with the authors' rule it has 122 and 566.
+- If a layer has fewer elements than its part of k, the remaining number is added to the layers after it, so
+  that always Σ k_layer = k. In eq. 3, log k of a layer with k = 1 counts as 1, and a layer with k = 0 costs
+  nothing.
+- Worker r gets bin (t + ⌊t/n⌋ + r) mod n; in the authors' code it is (t + r) mod n. The latter repeats with
+  the same period as the worker that decides. If the workers have different norms, and so assign layers to
+  different bins, one worker may always get the same layer. Then the accumulated gradients of the other
+  workers for this layer grow without bound.
 - Worker t mod n assigns layers to bins by its own norms. With `exact` False, each worker computes k_layer
   from its own norms, so that about k elements are sent, as in the paper. With True, worker t mod n also
   broadcasts its k_layer, 4 bytes per layer, and exactly k elements are sent.
@@ -121,7 +125,7 @@ class Deft:
 
 
 def share_out(x: Accumulated, k: int, floor: int, n: int) -> tuple[Tensor, Tensor]:
-    """Return k_layer (int64) and bin (int32) of every layer by this worker's norms, on the CPU."""
+    """Return k_layer (int64) and bin (int32) of every layer, from this worker's norms, on the CPU."""
     library, squared_norms = kernels.native(), x.squared_norms.cpu()
     if library is not None:
         return library.share_out(squared_norms, x.bounds, k, floor, n)
@@ -132,9 +136,10 @@ def share_out(x: Accumulated, k: int, floor: int, n: int) -> tuple[Tensor, Tenso
 
 
 def bin_of(rank: int, t: int, n: int) -> int:
-    """Return the bin of a worker in step t.
+    """Return the bin that worker `rank` of n searches in step t.
 
-    A worker gets each bin once in n steps. In n² steps it gets once each bin that one given worker assigned.
+    In n consecutive steps, a worker gets each bin number once. In n² steps it gets each bin number once from
+    each worker that assigns layers to bins.
     """
     return (rank + t + t // n) % n
 
@@ -168,7 +173,10 @@ def assign(norms: list[float], sizes: list[int], k: int, floor: int = 0) -> list
 
 
 def _finite(norms: list[float]) -> list[float]:
-    """Return norms that put layers with a non-finite norm first: all workers get the bad values at once."""
+    """Return `norms`, or 1 for NaN and infinity and 0 for the others if any norm is not finite.
+
+    Layers with such values then are selected first, so that all workers get these values in the same step.
+    """
     if all(map(math.isfinite, norms)):
         return norms
     return [0.0 if math.isfinite(norm) else 1.0 for norm in norms]

@@ -3,16 +3,17 @@
 A. M. Abdelmoniem et al.: An Efficient Statistical-based Gradient Compression Technique for Distributed
 Training Systems, MLSys 2021, with the exponential fit (SIDCo-E):
 
-    of magnitudes that are exponential with mean μ, the fraction r lies above −μ·ln r
-    a first stage keeps 0.25 of all that way; each later one fits what the one before kept, above its
-    threshold; the last one's share makes the product of all of them the density
+- If magnitudes are exponentially distributed with mean μ, the fraction r of them lies above −μ·ln r.
+- The first stage keeps the fraction 0.25 of all elements by this formula. Each later stage fits the elements
+  that the stage before kept, above its threshold. The fraction of the last stage is such that the product of
+  all fractions is the density.
 
 Every fifth step the number of stages changes by one if the achieved density, averaged over the five steps,
 was outside 1 ± 0.2 times the requested one: fewer stages after too many elements, more after too few.
 
 Differences from the paper: this direction reverses if the last change made the density worse, since another
 number of stages has the opposite effect if tails are heavier than exponential. Later stages start from the
-threshold of the stage before, not from the smallest element that it kept.
+threshold of the stage before, not from the smallest element that this stage kept.
 """
 
 from __future__ import annotations
@@ -31,17 +32,20 @@ from hpcsgd.errors import UserError
 from hpcsgd.parts.sparsifiers.base import Accumulated, Expected, Share, everybodys, require_density
 
 FIRST_RATIO = 0.25
+"""The fraction of the elements that each stage except the last one keeps."""
 STEPS_BETWEEN = 5
+"""Steps after which the number of stages may change."""
 TOLERANCE = 0.2
+"""The relative error of the density up to which the number of stages stays."""
 
 
 @checked
 class SIDCo:
     """Selection above a threshold for about k elements, from fits of exponential distributions.
 
-    Several fits follow one another, each to the elements above the threshold so far. Their number changes by
-    at most one every five steps, if the achieved density is outside 1 ± 0.2 times the requested one. As with
-    `TopK`, the selections of n workers overlap little, so that up to n·k elements are sent.
+    Several fits follow one another, each to the elements above the threshold so far. The number of fits
+    changes by at most one every five steps, if the achieved density is outside 1 ± 0.2 times the requested
+    one. As with `TopK`, the selections of n workers overlap little, so that up to n·k elements are sent.
 
     Args:
         density: Approximate fraction d of the elements that a worker selects, > 0 and < 1.
@@ -94,7 +98,7 @@ class SIDCo:
         return indices
 
     def threshold(self, acc: Tensor) -> float:
-        """Return η > 0, from `stages` fits of an exponential distribution to |`acc`|.
+        """Return the threshold η > 0, from `stages` fits of an exponential distribution to |`acc`|.
 
         If `acc` is all zeros, η is above all magnitudes. If a fit is not finite, η is such that only values
         which are not finite are selected.
@@ -110,7 +114,7 @@ class SIDCo:
         return max(eta, limits.tiny) if math.isfinite(eta) else limits.max
 
     def state_dict(self) -> State:
-        """Return the state of this worker; that of other workers differs."""
+        """Return the state of this worker, which differs from that of other workers."""
         found = {
             "stages": self.stages,
             "direction": self._direction,

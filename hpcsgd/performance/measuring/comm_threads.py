@@ -11,12 +11,12 @@ import torch
 from hpcsgd.comm import Communicator
 
 BYTES = 4_000_000
-"""Bytes of each all-to-all that the ranks repeat."""
+"""Bytes that each rank sends in each of the repeated all-to-alls."""
 
 
 @contextlib.contextmanager
 def busy(world: Communicator) -> Generator[None, None, None]:
-    """Keep every rank's communication thread busy inside the block, as in a backward pass. Collective."""
+    """Keep a communication thread of every rank busy inside the block, as in a backward pass. Collective."""
     control = world.dup_with_thread()
     over = threading.Event()
     work = control.run(lambda: _send(control, over), "keeping the communication thread busy")
@@ -30,7 +30,7 @@ def busy(world: Communicator) -> Generator[None, None, None]:
 def _send(comm: Communicator, over: threading.Event) -> None:
     """Repeat all-to-alls until `over` is set on all ranks.
 
-    A rank that stopped earlier would leave the others waiting.
+    If a rank stopped before the others, these would wait for it forever.
     """
     sent = torch.ones(-(-BYTES // (4 * comm.size)) * comm.size)
     received = torch.ones_like(sent)

@@ -1,4 +1,4 @@
-"""Measure how fast a rank computes while all ranks compute, with communication threads idle and busy."""
+"""Measure the speed of computing on all ranks at once, with idle and with busy communication threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hpcsgd.performance.measuring.timing import Together, clock
 from hpcsgd.performance.measuring.workload import Workload
 
 ELEMENTS = 4_000_000
-"""The least number of elements for timing selections; updates without a model have this number."""
+"""The number of elements in timed means and updates without a model, and the least for selections."""
 LAYERS = 32
 DENSITY = 0.01
 SELECTORS: Mapping[str, Callable[[], Sparsifier]] = {
@@ -34,11 +34,14 @@ SELECTORS: Mapping[str, Callable[[], Sparsifier]] = {
 LEAST_ROUNDS = 3
 ROUNDS = 30
 Times = dict[str, list[float]]
-"""Median seconds by part of a step: `forward` and `backward` have a value for each batch size."""
+"""Median seconds of each part of a step. `forward` and `backward` have a value for each batch size."""
 
 
 def measure(world: Communicator, workload: Workload | None, seconds: float) -> Compute:
-    """Measure the parts of a step in about `seconds`. Collective; all ranks return the same result."""
+    """Return the speed of the parts of a step, measured in about `seconds`; the same on all ranks.
+
+    Collective. Without a `workload` only parts that need no model are measured.
+    """
     alone, place = world.split(world.rank, 0), place_on_node(world)
     device = device_for("auto", place) if workload is None else workload.device
     parts = {"mean": _mean(device), **dict(_selections(alone, workload, device))}
@@ -84,7 +87,7 @@ def _times(
 
 
 def _steps(together: Together, step: Callable[[], Sequence[float]], budget: float) -> list[float]:
-    """Return the seconds of each part of a step: the slowest rank's, as a median over the rounds."""
+    """Return the seconds of each part that `step` times, on the slowest rank, as a median over rounds."""
     step()
     rounds: list[list[float]] = []
     spent = 0.0
@@ -121,14 +124,14 @@ def _mean(device: torch.device) -> Callable[[], Any]:
 def _selections(
     alone: Communicator, workload: Workload | None, device: torch.device
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield each sparsifier's name and a function in which one rank selects from all elements."""
+    """Yield each sparsifier's name, and a function with which one rank selects from all elements."""
     x = torch.randn(_searched(workload), device=device)
     for name, make in SELECTORS.items():
         yield name, _selection(make(), x, alone)
 
 
 def _searched(workload: Workload | None) -> int:
-    """Return the number of elements to select from, so large that the overhead of a call is small."""
+    """Return the number of elements to select from, which is large enough to hide a call's overhead."""
     return max(workload.numel if workload else 0, ELEMENTS)
 
 

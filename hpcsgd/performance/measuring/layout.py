@@ -1,4 +1,4 @@
-"""List the communicators that a job on these hosts could have, one of each `LinkClass`."""
+"""List the classes of communicators (`LinkClass`) that a job on these hosts could have."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from hpcsgd.cost.link_classes import LinkClass
 
 Part = Literal["intra_group", "inter_group", "pair"]
 PAIR = ("sendrecv",)
-"""The operations measured on a single pair of ranks: one message, while no other rank sends."""
+"""The operations that are measured on a single pair of ranks, while no other rank sends."""
 
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """A class of communicators to measure, and how to form a communicator of this class."""
+    """A class of communicators to measure, and the groups or pair of ranks that form one of this class."""
 
     link_class: LinkClass
     part: Part
     K: int = 0
     """The size of the groups; 0 for a pair."""
     members: tuple[int, int] = (0, 0)
-    """The ranks of a pair."""
+    """The two ranks, if a pair is measured."""
 
     @property
     def operations(self) -> tuple[str, ...]:
         return PAIR if self.part == "pair" else tuple(SHAPES)
 
     def open(self, world: Communicator) -> Communicator:
-        """Return this rank's communicator. Collective; ranks outside a pair form another communicator."""
+        """Return this rank's communicator of the class. Collective; ranks outside a pair form their own."""
         if self.part == "pair":
             return world.split(int(world.rank in self.members), world.rank)
         topology = form(world, group_size=self.K)
@@ -41,7 +41,7 @@ class MeasuredLink:
 
 
 def courses(nodes: Sequence[int]) -> list[MeasuredLink]:
-    """Return every class of communicator once, for all divisions of the ranks into P groups of K.
+    """Return a link to measure for each class of communicator that P groups of K ranks have, for any K.
 
     `nodes[r]` is the node of rank r, in ascending order. Groups and inter-group communicators that are spread
     unevenly over hosts are left out.
@@ -62,7 +62,7 @@ def courses(nodes: Sequence[int]) -> list[MeasuredLink]:
 
 
 def link_class_of(hosts: Sequence[Sequence[int]]) -> LinkClass | None:
-    """Return the class of communicators that are used at the same time, or None if they differ.
+    """Return the class of communicators that are used at once, or None if their classes differ.
 
     `hosts` has one list per communicator: the hosts of its ranks.
     """
@@ -76,7 +76,7 @@ def link_class_of(hosts: Sequence[Sequence[int]]) -> LinkClass | None:
 
 
 def _pairs(nodes: Sequence[int]) -> Iterator[MeasuredLink]:
-    """Yield a pair of ranks inside a host, and a pair on two hosts, if there are any."""
+    """Yield a pair of ranks inside one host and a pair on two hosts, as far as such pairs exist."""
     first, second = nodes[0], next((node for node in nodes if node != nodes[0]), None)
     if nodes.count(first) > 1:
         yield MeasuredLink(LinkClass(2, 1), "pair", members=(0, 1))

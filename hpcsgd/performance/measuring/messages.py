@@ -1,4 +1,4 @@
-"""Measure every operation on every communicator of a job, with and without the communication thread."""
+"""Measure each operation on each communicator of a job, with and without the communication thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcsgd.performance.measuring.timing import Contest, Together, feasible, tak
 SMALLEST = 8
 STEP = 4
 LEAST_SHARE = 0.5
-"""Each operation gets at least this part of (all seconds / number of operations)."""
+"""The time for each operation is at least this fraction of (all seconds / number of operations)."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Series:
 
 
 def sizes(max_bytes: int) -> list[int]:
-    """Return the sizes 8, 32, 128, …, `max_bytes`."""
+    """Return the message sizes 8, 32, 128, …, `max_bytes`, in bytes."""
     found = [SMALLEST]
     while found[-1] * STEP < max_bytes:
         found.append(found[-1] * STEP)
@@ -39,9 +39,9 @@ def sizes(max_bytes: int) -> list[int]:
 
 
 def measure(world: Communicator, found: list[MeasuredLink], max_bytes: int, seconds: float) -> list[Series]:
-    """Measure all communicators in about `seconds`. Collective; all ranks return the same result.
+    """Return the times of all operations on the communicators `found`, the same on all ranks. Collective.
 
-    While a pair is measured, the other ranks wait, polling now and then as all waiting ranks do.
+    This takes about `seconds`. While a pair is measured, the other ranks wait as in training.
     """
     together = Together(world)
     room = Room(elements_of(max_bytes, world.size))
@@ -60,7 +60,10 @@ def measure(world: Communicator, found: list[MeasuredLink], max_bytes: int, seco
 def _timed(
     world: Communicator, course: MeasuredLink, max_bytes: int, budget: float, together: Together, room: Room
 ) -> dict[str, list[Contest]]:
-    """Return the timed sizes of each operation on one communicator, about `budget` seconds per operation."""
+    """Return the timings of each operation on one communicator, one `Contest` per message size.
+
+    The timing takes about `budget` seconds per operation.
+    """
     comm = course.open(world)
     timed: dict[str, list[Contest]] = {}
     for operation in course.operations:
@@ -105,8 +108,8 @@ def _series(operation: str, course: MeasuredLink, timed: list[Contest]) -> Serie
 def links(measured: list[Series]) -> Iterator[Link]:
     """Yield a `Link` for each operation, kind of communicator and number of ranks.
 
-    Each number of ranks is fitted separately, because more ranks do not just send more of the same messages.
-    A pair measured alone counts only if nothing else was measured, because in a job all ranks are busy.
+    Each number of ranks is fitted separately, because more ranks also send other messages. The times of a
+    pair that was measured alone count only if there are no others, because in a job all ranks are busy.
     """
 
     def kind(series: Series) -> tuple[str, str]:

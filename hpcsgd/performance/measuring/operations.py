@@ -1,4 +1,4 @@
-"""The operations of a communicator, for tensors of a given size, as functions to call repeatedly."""
+"""The operations of a communicator on tensors of a given size, as functions without arguments."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from hpcsgd.comm import Backend, Communicator
 
 Via = Communicator | Backend
-"""What an operation is called on: a communicator, or its backend, which needs no `wait()`."""
+"""The object that performs an operation: a communicator, or its backend, which needs no `wait()`."""
 BYTES = 4  # of a float32
 
 
 class Room:
-    """Buffers to send and to receive, written once so that their pages are mapped."""
+    """A buffer to send and a buffer to receive. Both are written once, so that their pages are mapped."""
 
     def __init__(self, elements: int) -> None:
         self.sent, self.received = torch.ones(elements), torch.ones(elements)
@@ -52,13 +52,13 @@ def _allreduce(via: Via, x: Tensor, out: Tensor) -> Callable[[], Any]:
 
 
 def _bcast(via: Via, x: Tensor, out: Tensor) -> Callable[[], Any]:
-    """Broadcast from every rank in turn, because a fixed root would finish long before the last rank."""
+    """Return a broadcast with a new root per call, because a fixed root would finish before other ranks."""
     roots = itertools.cycle(range(via.size))
     return lambda: via.bcast(x, next(roots))
 
 
 def _sendrecv(via: Via, x: Tensor, out: Tensor) -> Callable[[], Any]:
-    """Send to the rank size / 2 further, all ranks at once, so that with two hosts all data leave a host."""
+    """Return an exchange of each rank with the rank size / 2 further, on another host if there are two."""
     hop = max(via.size // 2, 1)
     after, before = (via.rank + hop) % via.size, (via.rank - hop) % via.size
     return lambda: via.sendrecv({after: x}, {before: out})
@@ -82,8 +82,8 @@ def on_comm_thread(operation: str, comm: Communicator, elements: int, room: Room
 
 
 def bare(operation: str, comm: Communicator, elements: int, room: Room) -> Callable[[], Any]:
-    """Return a function that performs `operation` by the library, on the thread that calls it.
+    """Return a function that performs `operation` by the backend's library, on the calling thread.
 
-    No other thread may use the library meanwhile.
+    No other thread may use the library in the meantime.
     """
     return OPERATIONS[operation](comm.backend, room.sent[:elements], room.received[:elements])

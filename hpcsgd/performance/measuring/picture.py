@@ -12,7 +12,7 @@ from hpcsgd.performance.measuring.summary_text import link_text
 
 
 def draw(machine: Machine, target: Path) -> None:
-    """Draw `machine` into `target`: seconds against bytes, and below them fitted / measured seconds."""
+    """Draw `machine` into the file `target`: seconds against bytes, and below fitted / measured seconds."""
     from matplotlib.figure import Figure
 
     operations = [name for name in SHAPES if any(p.operation == name for p in machine.points)]

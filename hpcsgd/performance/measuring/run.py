@@ -1,4 +1,4 @@
-"""``hpcsgd measure``: measure the ranks that were started, and write a machine file."""
+"""``hpcsgd measure``: measure messages and computing of these ranks, and write a machine file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpcsgd.performance.measuring.workload import Workload
 from hpcsgd.train.process import keep_freed_memory, use_threads
 
 LEAST_BYTES = 4096
-"""The least allowed maximum: with smaller messages the bandwidth remains unknown."""
+"""The least allowed `max_bytes`, because smaller messages do not show the bandwidth."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Extent:
 FULL = Extent(max_bytes=64_000_000, seconds=220)
 QUICK = Extent(max_bytes=16_000_000, seconds=33)
 FOR_MESSAGES = 0.8
-"""The share of the time for measuring messages; the rest is for measuring computation."""
+"""The share of the time that is for measuring messages. The rest is for measuring computation."""
 
 
 def run(
@@ -51,7 +51,10 @@ def run(
     max_bytes: int | None,
     seconds: float | None,
 ) -> None:
-    """Measure, write `out` and a picture next to it, and print a summary. Every rank calls this."""
+    """Measure, write the machine file `out` and a picture next to it, and print a summary.
+
+    Every rank calls this.
+    """
     logging.getLogger("hpcsgd").setLevel(logging.ERROR)  # no warnings: all group sizes are tried, good or bad
     world = joining.world()
     with raise_on_all_ranks(world, "reading what to measure"):

@@ -1,4 +1,4 @@
-"""Show measurements as a table, and derive advice for a training."""
+"""Show measurements as a table, and derive advice for trainings on this machine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LARGE = 25_000_000
 """The number of parameters to assume if the model is not known."""
 CLEAR = 1.1
 WIDE = 0.5
-"""Interquartile ranges and errors above this share are reported."""
+"""Interquartile ranges and relative errors above this fraction are reported."""
 HEAD = ("operation", "way", "ranks", "smallest", "bare", "alpha", "GB/s", "bare", "knees", "error")
 
 
 def table(machine: Machine) -> str:
-    """Return a table with a row per link: µs of its smallest messages, GB/s of its largest.
+    """Return a table with a row per link: µs of the smallest messages, GB/s of the largest.
 
-    Columns named "bare" are without the communication thread.
+    Columns named "bare" are measured without the communication thread.
     """
     rows = [HEAD, *(_row(link, _of(machine, link)) for link in machine.link)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -90,7 +90,7 @@ def _groups(machine: Machine) -> list[LinkClass]:
 
 
 def _sendrecv(machine: Machine, way: LinkClass) -> Iterator[str]:
-    """Yield a line on whether AllToAll or ReduceScatter is faster for a bucket of the model.
+    """Yield a line that says whether AllToAll or ReduceScatter is faster for a bucket of the model.
 
     After an all-to-all the ranks must also compute the mean.
     """

@@ -1,4 +1,4 @@
-"""Time calls that all ranks make together: they begin at the same moment, and the slowest rank counts."""
+"""Time calls that all ranks make together. All begin at the same time, and the slowest rank counts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hpcsgd.cost.fit import SIZES
 ROUNDS = 40
 LEAST_ROUNDS = 3
 BLOCK_SECONDS = 2e-3
-"""Short calls are timed in blocks of this length, because ranks leave a barrier at different times."""
+"""Seconds of a timed block of short calls; one call is too short, because ranks leave barriers unevenly."""
 LARGEST_BLOCK = 20
 SHARE = 0.25
-"""Sizes end with the first for which `LEAST_ROUNDS` rounds take more than this share of the time."""
+"""The largest message size is the first whose `LEAST_ROUNDS` rounds take more than this share of the time."""
 
 
 def clock(device: torch.device) -> float:
-    """Return the time in seconds, once `device` has done all work given to it."""
+    """Wait until `device` has done all work given to it, and return the time in seconds."""
     if on_accelerator(device):
         settle(device)
     return perf_counter()
@@ -51,7 +51,7 @@ class Together:
 
 @dataclass
 class Timed:
-    """Seconds of a call, one entry per round."""
+    """The seconds of one call, measured in several rounds."""
 
     seconds: list[float] = field(default_factory=list)
 
@@ -76,7 +76,7 @@ class Contest:
     calls: Sequence[Callable[[], Any]]
     timed: list[Timed] = field(init=False)
     quickest: float = 0.0
-    """The sum of the shortest seconds of each call."""
+    """The shortest seconds of each call, added over the calls."""
     block: int = 1
     spent: float = 0.0
 
@@ -84,7 +84,7 @@ class Contest:
         self.timed = [Timed() for _ in self.calls]
 
     def round(self, together: Together) -> None:
-        """Time each call `block` times; all ranks record the slowest rank's seconds."""
+        """Time `block` repetitions of each call; all ranks record the slowest rank's seconds per call."""
         for call, timed in zip(self.calls, self.timed, strict=True):
             begun = perf_counter()
             together.barrier()
@@ -97,7 +97,7 @@ class Contest:
             self.spent += spent
 
     def warm_up(self, together: Together) -> None:
-        """Warm up buffers, connections and code paths, and choose the number of calls in a block."""
+        """Make the calls twice to warm up buffers and connections, and choose `block` by their seconds."""
         self.round(together)
         self.round(together)
         self.quickest = sum(min(timed.seconds) for timed in self.timed)
@@ -108,7 +108,7 @@ class Contest:
 
 
 def feasible(together: Together, contests: Sequence[Contest], seconds: float) -> list[Contest]:
-    """Warm up `contests`, by ascending size, and return those with time for some rounds in `seconds`."""
+    """Warm up `contests`, ordered by size, and return those that `seconds` suffice to time in rounds."""
     kept: list[Contest] = []
     for contest in contests:
         contest.warm_up(together)

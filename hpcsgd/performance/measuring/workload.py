@@ -1,4 +1,4 @@
-"""Train the model of a job file on each rank alone, step by step, to time it."""
+"""Time single training steps of a job file's model, which each rank trains alone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hpcsgd.performance.measuring.timing import clock
 from hpcsgd.train.training_setup import TrainingSetup, assemble
 
 BATCHES = 4
-"""The largest number of batch sizes to time; the smallest sizes are used."""
+"""The largest number of batch sizes to time. If there are more, the smallest are timed."""
 
 
 class Workload:
     """The steps of a job file's training, without communication.
 
-    `source` is the job file's name. Raises the errors of `assemble`.
+    `source` is the job file's path. The constructor raises the errors of `assemble`.
     """
 
     def __init__(self, config: Config, source: str, world: Communicator) -> None:

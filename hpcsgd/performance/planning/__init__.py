@@ -1,1 +1,1 @@
-"""Plan a training from a job file and a machine file: how many nodes, which method, what it costs."""
+"""Plan a training from a job file and a machine file: number of nodes, method, and predicted cost."""

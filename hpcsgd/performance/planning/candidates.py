@@ -1,4 +1,4 @@
-"""What a plan compares: methods with their intervals, and numbers of groups and ranks."""
+"""The candidates that a plan compares: methods with intervals, and numbers of groups and ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 @dataclass(frozen=True)
 class Option:
-    """A method with its arguments, as a [method] table of a job file."""
+    """A candidate method with its arguments, as a [method] table of a job file."""
 
     table: Mapping[str, Any]
 
@@ -64,7 +64,10 @@ def _arguments(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ranks_from(text: str) -> list[int]:
-    """Return the numbers in ``64..4096`` (doubling) or ``64,96,128``. Raises `UserError` otherwise."""
+    """Return the numbers of ranks in a text such as ``64..4096`` (doubling) or ``64,96,128``.
+
+    Raises `UserError` for another text.
+    """
     try:
         if found := _RANGE.fullmatch(text):
             low, high = int(found[1]), int(found[2])

@@ -1,4 +1,4 @@
-"""Choose the estimate to recommend, and give the reason in words."""
+"""Choose the estimate that a plan recommends, and state the reason."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from hpcsgd.errors import UserError, count_text
 from hpcsgd.performance.planning.estimate import Estimate
 
 WORTH = 0.5
-"""The efficiency that more nodes must keep if the user sets no limits."""
+"""The least efficiency, relative to one node, of a recommendation if the user sets no limits."""
 GAIN = 0.05
-"""The share of a step that another method must save to replace the job file's method."""
+"""The share of a step's time that another method must save to replace the job file's method."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The user's limits on the cost and duration of a run; None if there is no limit."""
+    """The user's limits on the cost and duration of a run. A limit of None does not apply."""
 
     budget: float | None = None
-    """Node hours."""
+    """Maximum node hours of the run."""
     deadline: float | None = None
-    """Hours for all epochs."""
+    """Maximum hours of all epochs."""
 
     def __post_init__(self) -> None:
         for name in ("budget", "deadline"):
@@ -79,7 +79,7 @@ def _without_need_to_change(best: Estimate, fit: Sequence[Estimate], own: str) -
 
 
 def _too_close(best: Estimate, rest: Sequence[Estimate]) -> str:
-    """Return a remark on other methods, with the same ranks and groups, that may be as fast as `best`."""
+    """Return a text that names methods in `rest`, on the same P × K, that may be as fast as `best`."""
     _, high = best.step.low, best.step.high
     near = [
         str(e.option)

@@ -1,4 +1,4 @@
-"""Write the recommended groups and method into the job file, and keep the rest of it."""
+"""Write the recommended groups and method into the job file, and leave its other lines unchanged."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _HEADER = re.compile(r"^\s*\[\[?\s*([^\]\s.]+)[^\]]*\]\]?\s*(#.*)?$")
 def write_choice(path: Path, groups: int, method: Mapping[str, Any]) -> None:
     """Set the number of groups and the method in the job file `path`.
 
-    Raises `UserError`, and leaves the file unchanged, if [parallel] and [method] are not separate sections,
-    such as inline tables.
+    Raises `UserError`, and leaves the file unchanged, if [parallel] and [method] are not sections of their
+    own but, for instance, inline tables.
     """
     before = read_text(path)
     wanted = tomllib.loads(before)

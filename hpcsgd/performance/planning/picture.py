@@ -43,7 +43,7 @@ def draw(estimates: Sequence[Estimate], runs: Sequence[Mapping[str, Any]], file:
 
 
 def _lines(axes: Axes, estimates: Sequence[Estimate], value: Callable[[Estimate, float], float]) -> None:
-    """Draw a line per option. `value(estimate, seconds)` is the y value if a step takes `seconds`."""
+    """Draw a line per option over ranks; its y values are `value(estimate, seconds of a step)`."""
     for label in dict.fromkeys(str(e.option) for e in estimates):
         line = _fastest([e for e in estimates if str(e.option) == label])
         ranks, values = [e.N for e in line], [value(e, e.step.seconds) for e in line]

@@ -1,4 +1,4 @@
-"""Show a plan as a table and as JSON."""
+"""The forms in which a plan is shown: a table, a recommendation in words, and JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ HEAD = (
 )
 
 LEAST = 0.005
-"""The least share of a step at which a phase is shown."""
+"""Phases that take a smaller share of a step are not shown."""
 
 
 def row(e: Estimate) -> str:
-    """Return the row of an estimate, followed by a row per stage if the method changes to another one."""
+    """Return the estimate's row of the table, and a row per stage if the method changes in the run."""
     first = (
         f"{str(e.option)[:34]:<34} {e.N:>6} {f'{e.P} × {e.K}':>11} {e.nodes:>5}  {_step(e.step)} "
         f"{e.samples_per_s:>10,.0f} {_time(e.epoch_seconds):>9} "
@@ -39,7 +39,7 @@ def _step(step: StepCost) -> str:
 
 
 def in_words(best: Estimate, why: str) -> str:
-    """Return the recommendation, and the shares of a step, as text."""
+    """Return the recommendation, its reason `why`, and the shares of a step's phases, as text."""
     phases = sorted(best.step.phases.items(), key=lambda phase: -phase[1])
     parts = {name: seconds / best.step.seconds for name, seconds in phases}
     shares = ", ".join(f"{name} {share:.0%}" for name, share in parts.items() if share >= LEAST)
@@ -51,7 +51,7 @@ def in_words(best: Estimate, why: str) -> str:
 
 
 def to_json(estimates: Sequence[Estimate], why: str, about: Mapping[str, Any]) -> str:
-    """Return all numbers as JSON, the recommended estimate first."""
+    """Return all `estimates` as JSON. The first one is the recommended one, for the reason `why`."""
     rows = [_numbers(e) for e in estimates]
     return json.dumps({**about, "why": why, "choice": rows[0], "rows": rows}, indent=1) + "\n"
 

@@ -46,7 +46,7 @@ def run(
 ) -> None:
     """Print the plan, and write ``plan.json`` and ``plan.png`` into a folder next to the run folder.
 
-    Raises `UserError`, one line, if there is nothing to recommend.
+    Raises a one-line `UserError` if there is nothing to recommend.
     """
     if sync_rate is not None and not 0 <= sync_rate <= 1:
         raise UserError(
@@ -90,9 +90,9 @@ def estimates(
     *,
     sync_rate: float | None = None,
 ) -> tuple[list[Estimate], dict[str, str]]:
-    """Return the estimates of every option for every P × K, and why options were left out.
+    """Return the estimates of every option for every P × K, and the reasons why options were left out.
 
-    Raises `UserError` if no option is left.
+    Raises `UserError` if there is no estimate.
     """
     per_rank = one_node(subject, machine, limit)
     found: list[Estimate] = []
@@ -126,7 +126,7 @@ def groups_of(probe: Path) -> int:
 
 
 def measured_run(folder: Path, subject: TrainingProfile) -> dict[str, Any]:
-    """Return ranks and seconds per epoch of a finished run. Raises `UserError` if `folder` lacks them."""
+    """Return ranks and seconds per epoch of the finished run in `folder`, or raise `UserError`."""
     try:
         summary = read_json(folder / "summary.json")
         last = read_json(folder / "versions.json")[-1]
@@ -137,9 +137,9 @@ def measured_run(folder: Path, subject: TrainingProfile) -> dict[str, Any]:
 
 
 def _ranks(text: str | None, machine: Machine) -> list[int]:
-    """Return the numbers in `text` (default: up to the whole machine) that fill whole nodes.
+    """Return the numbers of ranks in `text` (default: up to the whole machine) that fill whole nodes.
 
-    Numbers below one node are allowed. Raises `UserError` if none fits.
+    Numbers that are less than one node's ranks are allowed, too. Raises `UserError` if no number fits.
     """
     R = machine.ranks_per_host
     given = ranks_from(text or f"{R}..{R * machine.hosts}")

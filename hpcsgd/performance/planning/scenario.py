@@ -1,6 +1,6 @@
 """Turn an estimate into a scenario of ``hpcsgd simulate``.
 
-A simulation covers stragglers, failures and other effects that an estimate, which adds seconds, misses.
+An estimate only adds seconds. A simulation also covers stragglers, failures and other effects.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from hpcsgd.performance.simulation.rules import rule_of
 STEPS = 1000
 IN_THE_GROUP = ("grad_reduce", "allocation", "indices", "values", BY_TORCH)
 AT_THE_END = "param_gather"
-"""Phases inside a group. All other phases are between groups."""
+"""`IN_THE_GROUP` and `AT_THE_END` are phases inside a group. All other phases are between groups."""
 
 
 def scenario_of(e: Estimate) -> str:
-    """Return the scenario as TOML. Only the exposed part of a gradient reduction counts.
+    """Return the scenario of the estimate `e` as TOML, with only the exposed seconds of reductions.
 
     Raises `UserError` if no simulation rule describes how the method's groups wait for each other.
     """
@@ -60,9 +60,9 @@ def scenario_of(e: Estimate) -> str:
 def _model_average(e: Estimate, waited: float, waits: All | Living) -> float:
     """Return the seconds of a model average.
 
-    `waited`: seconds per step that groups wait. The simulation does not model that a delayed average shares
-    links with its group's own messages. So a delayed average gets the duration for which the simulated groups
-    wait as long as was estimated.
+    `waited`: seconds per step that groups wait for the average. The simulation does not model that a delayed
+    average shares links with the messages inside a group. So the duration of a delayed average is chosen so
+    that the simulated groups wait as long as the estimate says.
     """
     period = float(waits.period or 1)
     if not e.step.behind:

@@ -1,1 +1,1 @@
-"""Probes: short trainings before a long job, such as to find the number of groups that it can use."""
+"""Probes: short trainings that find settings for a long job, such as the number of groups."""

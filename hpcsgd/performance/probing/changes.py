@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from hpcsgd.files.pictures import save
 
 LSSRS = (0.5, 0.75, 0.9, 0.95, 0.99)
-"""The LSSR of each row of the table."""
+"""The local-step ratios (LSSR) for which the table shows δ, one per row."""
 HEAD = f"{'LSSR':>5}  {'δ':>9}  {'syncs':>8}  {'sends 1/':>8}"
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Δ(g) of every step except the first (rows) and every group (columns)."""
+    """The changes Δ(g), one row per step except the first, and one column per group."""
 
     deltas: NDArray[np.float64]
 
@@ -36,7 +36,7 @@ class Changes:
         return self.deltas.max(axis=1)
 
     def lssr(self, delta: float) -> float:
-        """Return the LSSR of `delta`: the share of the measured steps that would have stayed local."""
+        """Return the LSSR of δ = `delta`: the share of measured steps that would have stayed local."""
         return float((self.largest < delta).mean())
 
     def delta(self, lssr: float) -> float:
@@ -46,7 +46,7 @@ class Changes:
 
 
 def table(changes: Changes) -> list[str]:
-    """Return the table's head and a row for each of `LSSRS`."""
+    """Return the lines of the table: its head, and a row for each of `LSSRS`."""
     rows = [HEAD]
     for wanted in LSSRS:
         delta = changes.delta(wanted)
@@ -58,13 +58,13 @@ def table(changes: Changes) -> list[str]:
 
 
 def to_json(changes: Changes, setting: dict[str, Any]) -> dict[str, Any]:
-    """Return all numbers as a JSON object. `setting` describes the training that was measured."""
+    """Return `changes` as a JSON object. `setting` describes the training that was measured."""
     rows = [{"delta": (d := changes.delta(wanted)), "lssr": changes.lssr(d)} for wanted in LSSRS]
     return {"setting": setting, "rows": rows, "deltas": changes.deltas.tolist()}
 
 
 def plot(changes: Changes, path: Path) -> None:
-    """Draw Δ step by step, and LSSR against δ."""
+    """Draw Δ(g) against steps, and LSSR against δ, into the file `path`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
@@ -98,5 +98,5 @@ def _mark(axes: Any, changes: Changes) -> None:
 
 
 def changes_of(rows: Sequence[Sequence[float]]) -> Changes:
-    """Return the changes from `rows`, one per step, without the first, because step 1 has no Δ."""
+    """Return the changes from `rows`, one per step. Row 1 is left out, because step 1 has no Δ."""
     return Changes(np.array(rows[1:], dtype=np.float64))

@@ -70,7 +70,7 @@ def synchronizing_always(config: Config, path: Path) -> Config:
 
 
 def measure(config: Config, topology: Topology, path: Path, steps: int) -> Changes:
-    """Train for `steps` steps and return their Δ(g), the same on every rank. Collective."""
+    """Train for `steps` steps and return the changes Δ(g), the same on every rank. Collective."""
     with topology.raise_on_all_ranks("forming groups"):
         if topology.num_groups == 1:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Where the models of virtual groups are kept while other groups train: memory, pinned memory or disk."""
+"""Places for the models of virtual groups while other groups train: memory, pinned memory or disk."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Tensors = Callable[[], Iterable[Tensor]]
 
 @runtime_checkable
 class Offload(Protocol):
-    """A place that keeps the tensors of models while they are idle; `i` is the number of a model."""
+    """A place that keeps the tensors of idle models. A model is identified by its number `i`."""
 
     def put(self, i: int, tensors: Iterable[Tensor]) -> None:
-        """Store the tensors of model `i`, which are not used again before `awake` restores them."""
+        """Store the tensors of model `i`. They must not be used again before `awake` restores them."""
         ...
 
     @contextmanager
     def awake(self, i: int, tensors: Tensors, *, changed: bool) -> Iterator[None]:
-        """Restore model `i` inside the block. If it `changed`, the result of `tensors` is stored then."""
+        """Restore model `i` for the block. With `changed`, the result of `tensors` is stored afterwards."""
         ...
 
     def free_bytes(self, device: torch.device) -> int:
-        """Return how many more bytes fit on this node, for models trained on `device`."""
+        """Return how many more bytes of models, which train on `device`, this node has room for."""
         ...
 
 
@@ -99,7 +99,7 @@ class _Elsewhere(ABC):
 
 
 class PinnedMemory(_Elsewhere):
-    """Page-locked memory of the host, for models that train on a device."""
+    """An `Offload` to page-locked memory of the host, for models that train on an accelerator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,10 @@ class PinnedMemory(_Elsewhere):
 
 
 class OnDisk(_Elsewhere):
-    """An HDF5 file in `folder` that vanishes with the process. Raises `UserError` if it cannot be made."""
+    """An `Offload` to an HDF5 file in `folder`, which is removed when the process ends.
+
+    Raises `UserError` if the file cannot be made.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

@@ -77,7 +77,7 @@ def _numbers(groups: str | None) -> list[int] | None:
 
 
 def plan_of(config: Config, path: Path, groups: Sequence[int] | None, repeats: int) -> Plan:
-    """Return the plan of a probe. Raises `UserError` if distances cannot judge the job's method."""
+    """Return the plan of a probe. Raises `UserError` if the job's method cannot be judged by distances."""
     if repeats < 1:
         raise UserError(f"--repeats {repeats}: at least 1 is needed")
     with in_file(path):
@@ -140,7 +140,7 @@ def probe_config(
 
 
 def _without_masters(config: Config) -> Config:
-    """Return `config` with bf16 in place of bf16_master, whose saved bytes a probe does not measure."""
+    """Return `config` with precision bf16 in place of bf16_master, which virtual groups do not support."""
     if config.training.precision != "bf16_master":
         return config
     log.warning("[training] precision: the probe's groups train with bf16, whose parameters have 32 bits")

@@ -15,10 +15,10 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def require_room(each: int, Ps: Sequence[int], free: int, world: Communicator) -> None:
-    """Raise `UserError`, with the number that fits, if P models do not fit for a P in `Ps`. Collective.
+    """Raise `UserError` if, for a number P in `Ps`, P models do not fit into memory. Collective.
 
-    `each`: bytes of a model. `Ps`: the numbers of groups, and thus of models. `free`: free bytes on this
-    rank's node.
+    The error states how many models fit. `each`: bytes of a model. `Ps`: the numbers of groups, and thus of
+    models. `free`: free bytes on this rank's node.
     """
     nodes = world.gather_objects(world.backend.node)
     room = free / nodes.count(world.backend.node)
@@ -34,12 +34,12 @@ def require_room(each: int, Ps: Sequence[int], free: int, world: Communicator) -
 
 
 def model_bytes(tensors: Sequence[Tensor]) -> int:
-    """Return the bytes of `tensors`, without gradients, which only the model in training has."""
+    """Return the bytes of `tensors`. Gradients do not count: only the model that trains now has them."""
     return sum(x.numel() * x.element_size() for x in tensors)
 
 
 def free_host_bytes() -> int:
-    """Return the bytes that this process may still allocate, by the kernel and the limits of cgroups."""
+    """Return the bytes of host memory that the kernel and cgroups still allow this process to use."""
     return min([_available(), *_allowed()])
 
 

@@ -1,17 +1,16 @@
 """Find how many groups P a training can use: measure distances D for P = 2, 4, 8, and so on.
 
 D is the mean distance of the groups' models from their average. More groups are tried until D stops growing.
-The procedure is from the hierarchical local SGD paper, section III-C. Differences from it:
+The procedure is from the hierarchical local SGD paper, section III-C. Differences from the paper:
 
 - Virtual groups on few ranks stand for P × K real ranks.
 - The warm-up is shorter. One model, from which all groups start, trains alone for `Plan.settle` steps at the
-  learning rate of a single group. A ramp of `Plan.ramp` synchronizations to the real run's rate follows,
-  because only at that rate are distances meaningful: at a fixed rate they saturate at P ≈ 4 for any model.
-  The paper's figure 4 also shows the time after the warm-up. A ramp from the first step on would see the
-  large gradients of the start, which lead to other distances (benchmarks/probe_distances.py).
-- Every P trains until its distance D is flat, and the last two P make equally many synchronizations. D drifts
-  slowly, so growth compares D after equal numbers of synchronizations. If the larger P needs more of them,
-  the smaller P is trained again, because keeping its models would need half as much memory in addition.
+  learning rate of a single group. Then the rate climbs to the real run's over `Plan.ramp` synchronizations.
+  Distances are meaningful only at the real rate: at a fixed rate they saturate at P ≈ 4 for any model. A
+  ramp from the first step on gives other distances (benchmarks/probe_distances.py), because gradients are
+  large at the start. The paper's figure 4, too, shows the time after the warm-up.
+- Every P trains until its distance D is flat. D drifts slowly, so the last two P are compared after equally
+  many synchronizations. If the larger P needs more, the smaller P is trained again, which saves memory.
 - The loss of the averaged model is a second criterion.
 """
 
@@ -39,12 +38,12 @@ from hpcsgd.train.growth import COMPARED, THRESHOLD, Growth, Verdict, growths_of
 
 GROUPS = (2, 4, 8, 16, 32)
 BEHIND = 1.1
-"""The report objects to the P that was found if its loss is more than this times the smallest P's."""
+"""The report objects to the resulting P if its loss is more than this multiple of the smallest P's loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The settings of a probe. Raises `UserError` for settings with which a probe finds no P."""
+    """The settings of a probe. Raises `UserError` if a probe cannot find a P with them."""
 
     groups: Sequence[int] = GROUPS
     every: int
@@ -59,9 +58,9 @@ class Plan:
     settle: int = 100
     """Steps for which one model trains alone, before all groups start from it."""
     ramp: int = 2
-    """Synchronizations over which the rate climbs from that of one group to that of P groups."""
+    """Number of synchronizations during which the learning rate climbs from one group's to P groups'."""
     cap: int = 20
-    """The largest number of synchronizations; after them the distance D counts even if it is not flat."""
+    """The largest number of synchronizations, after which the distance D counts even if it is not flat."""
     threshold: float = THRESHOLD
 
     def __post_init__(self) -> None:
@@ -78,7 +77,7 @@ class Plan:
 
 @dataclass
 class Row:
-    """The distances and losses with P groups: a series for each seed, with a value per synchronization."""
+    """The distances and losses of P groups: a series for each seed, with a value per synchronization."""
 
     P: int
     lr: float
@@ -88,7 +87,7 @@ class Row:
     seconds: float = 0.0
     samples: int = 0
     diverged: str | None = None
-    """If a loss or distance was not finite: the message about it. The series end before it."""
+    """The message about a loss or distance that was not finite, before which the series end; or None."""
 
     @property
     def D(self) -> float:
@@ -98,7 +97,7 @@ class Row:
 
 @dataclass
 class Probe:
-    """The answer of a probe, and the measurements behind it."""
+    """The result of a probe, and the measurements that it follows from."""
 
     plan: Plan
     rows: list[Row] = field(default_factory=list)
@@ -116,17 +115,17 @@ class Probe:
         return self.settled + sum(row.seconds for row in self.rows)
 
     def num_syncs(self, i: int) -> int:
-        """Return the synchronizations of the last measured P with the `i`-th seed."""
+        """Return the number of synchronizations of the last measured P with the `i`-th seed."""
         return len(self.rows[-1].distances[i]) if self.rows else 0
 
     @property
     def growths(self) -> list[Growth]:
-        """The growth ratios of the P that did not diverge."""
+        """The growth ratios between neighbouring numbers of groups, of those that did not diverge."""
         return growths_of({row.P: row.distances for row in self.rows if row.diverged is None})
 
     @property
     def diverged(self) -> Row | None:
-        """The row of the P that diverged, if any; no larger P is tried."""
+        """The row of the P whose training diverged, or None. No larger P is tried."""
         return next((row for row in self.rows if row.diverged is not None), None)
 
     @property
@@ -135,15 +134,15 @@ class Probe:
         return replace(found, final=found.final or self.diverged is not None)
 
     def loss_after_equal_samples(self, row: Row) -> float:
-        """Return the averaged model's loss after about as many samples as the smallest P used in all.
+        """Return the averaged model's loss after about the number of samples that the smallest P used.
 
-        It is rarely as low as the smallest P's loss, because the smallest P has made more updates.
+        This loss is rarely as low as the smallest P's, because the smallest P has made more updates.
         """
         smallest = self.rows[0]
         return _loss_after(row, smallest.P * min(map(len, smallest.losses)) // row.P)
 
     def objection(self) -> str | None:
-        """Return an objection if, at equal updates, the P found has a higher loss than the smallest P."""
+        """Return an objection if, after equal updates, the P found has a higher loss than the smallest P."""
         first = self.rows[0]
         row = next(row for row in self.rows if row.P == self.verdict.P)
         syncs = min(map(len, first.losses + row.losses))
@@ -164,7 +163,7 @@ def probe(
     report: Callable[[Probe], None] = lambda _: None,
     idle: Offload = IN_MEMORY,
 ) -> Probe:
-    """Measure one P after another until it is clear how many groups to use. Collective.
+    """Measure one number of groups P after another until the result is clear. Collective.
 
     `start(P, seed, world)` builds the virtual groups with a ramped learning rate. `report` is called with the
     probe after every P. `idle` reports how much memory is free for models.
@@ -198,7 +197,7 @@ def probe(
 
 
 Enough = Callable[[Sequence[float]], bool]
-"""A function that returns True if, from its distances so far, a training has synchronized enough."""
+"""A function of a training's distances so far that returns True if it has synchronized enough."""
 
 
 def _flat_after(num_syncs: int, plan: Plan, distances: Sequence[float]) -> bool:
@@ -242,7 +241,7 @@ def _from(
 def _require_room(
     start: Callable[[int, int, Communicator], VirtualGroups], plan: Plan, world: Communicator, idle: Offload
 ) -> None:
-    """Raise `UserError` if the models of all P, measured by one model after a step, do not fit."""
+    """Raise `UserError` if P models do not fit into memory; one model makes a step to get its size."""
     P = plan.groups[0]
     hosts = world.split(int(world.rank < P), world.rank)
     each, device = 0, HOST
@@ -264,7 +263,7 @@ def _measure(
     world: Communicator,
     enough: Enough,
 ) -> None:
-    """Train one P with the `i`-th seed until `enough` returns True, and replace this series of `row`.
+    """Train `row.P` groups with the `i`-th seed until `enough` is True, and set this series of `row`.
 
     The ranks from P on have no group and only receive the result.
     """

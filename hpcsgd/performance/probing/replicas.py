@@ -1,4 +1,4 @@
-"""P virtual groups of K ranks each, which any number of real ranks train by turns.
+"""P virtual groups of K virtual ranks each, which any number of real ranks train in turn.
 
 A group is one local model with batches of B samples: its K members give it K gradients of B/K samples each.
 So P models on n ranks, trained in turn, do the same training as P·K real ranks.
@@ -48,12 +48,12 @@ class Trainee:
     optimizer: optim.Optimizer
     members: Sequence[VirtualRank]
     after_update: Callable[[], None] = field(default=lambda: None)
-    """Called after each update, for a learning-rate scheduler."""
+    """A function to call after each update, for a learning-rate scheduler."""
     precision: Precision = field(default_factory=Precision)
-    """This group's own, so that the other groups still update if its gradients overflow."""
+    """The precision of this group alone, so that other groups still update if its gradients overflow."""
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the parameters, the buffers and the optimizer state."""
+        """Yield the tensors that an `Offload` stores: parameters, buffers and optimizer state."""
         yield from chain(self.model.parameters(), self.model.buffers())
         for state in self.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
@@ -61,7 +61,7 @@ class Trainee:
 
 @dataclass(frozen=True)
 class Chance:
-    """Functions that read and set the process-wide random state, which virtual ranks use in turn."""
+    """Functions that read and set the random state of the process, which virtual ranks use in turn."""
 
     read: Callable[[], dict[str, Any]]
     set: Callable[[dict[str, Any]], None]
@@ -73,10 +73,10 @@ class Chance:
 
 
 class VirtualGroups:
-    """All virtual groups; each rank trains some of them. All methods are collective.
+    """P virtual groups, of which each rank trains some. All methods are collective.
 
-    `trainees`: those of the P groups that this rank hosts, at least one. The models may be on any device, but
-    sums over ranks are made on the host.
+    `trainees`: the groups that this rank trains, at least one. The models may be on any device, but sums over
+    ranks are made on the host.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class VirtualGroups:
         return self._sum(total).div_(self.P)
 
     def _sum(self, x: Tensor) -> Tensor:
-        """Sum `x` over all ranks, in place."""
+        """Sum `x` over all ranks, in place, and return it."""
         host = x.cpu()
         self._world.allreduce(host).wait()
         return x.copy_(host)

@@ -1,4 +1,4 @@
-"""Show a probe as a table, as JSON and as a picture."""
+"""The forms in which a probe is shown: a table, an answer in words, JSON, and a picture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAD = (
 
 
 def table_row(probe: Probe) -> str:
-    """Return the row of the table for the last P."""
+    """Return the table row of the number of groups that was measured last."""
     row = probe.rows[-1]
     if row.diverged is not None:
         syncs = count_text(len(row.distances[-1]), "synchronization")
@@ -39,7 +39,7 @@ def _rho(probe: Probe) -> str:
 
 
 def answer(probe: Probe) -> str:
-    """Return the number of groups and the reason as text, with an objection if there is one."""
+    """Return, as text, the number of groups that the probe found, the reason, and any objection."""
     found = probe.verdict
     lines = [_verdict(probe, found)]
     if (objection := probe.objection()) is not None:
@@ -66,7 +66,7 @@ def _verdict(probe: Probe, found: Verdict) -> str:
 
 
 def to_json(probe: Probe, setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all numbers as a JSON object. `setting` describes the training that was probed."""
+    """Return `probe` as a JSON object. `setting` describes the training that was probed."""
     found = probe.verdict
     return {
         "P": found.P,
@@ -108,7 +108,7 @@ def plot(probe: Probe, path: Path) -> None:
     """Draw the distance D against the number of synchronizations, and against P.
 
     On the left there is a line for each P. On the right, next to a line in proportion to P, D grows from one
-    P to the next by the growth ratio ρ. Measured D of two P would not be comparable there, because their last
+    P to the next by the growth ratio ρ. The measured D of two P would not be comparable, because their last
     synchronizations may have different numbers.
     """
     from matplotlib.figure import Figure

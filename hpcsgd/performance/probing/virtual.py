@@ -47,7 +47,7 @@ def virtual_groups(
 ) -> VirtualGroups:
     """Return P virtual groups of K ranks that train as `config` says, on the ranks of `world`. Collective.
 
-    `warm_up_steps` replaces the configured warm-up. Raises `UserError` if the configuration does not fit.
+    `warm_up_steps` replaces the configured warm-up. Raises `UserError` if `config` cannot be trained.
     """
     train = opened(config.data, "train")
     task = task_of(train)

@@ -1,4 +1,4 @@
-"""Batches and random states of virtual ranks, the same as those of real ranks."""
+"""The batches and random states of virtual ranks, which equal those of real ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Load = Callable[[Sequence[int]], tuple[Tensor, Tensor]]
 def virtual_rank(
     data: Sized, load: Load, batch: int, rank: int, size: int, seed: int, device: torch.device = HOST
 ) -> VirtualRank:
-    """Return virtual rank `rank` of `size`, with endless batches of `batch` samples, epoch after epoch."""
+    """Return virtual rank `rank` of `size`, whose batches of `batch` samples go on epoch after epoch."""
     seed_generators(seed + 1 + rank)
     sampler = Sampler(data, AsRank(rank, size), seed=seed)
     batches = Batches(sampler, batch)

@@ -2,7 +2,7 @@
 
 A simulation covers what closed forms cannot: compute times that vary, stragglers, queues at a host's link,
 groups that do not wait for each other, and failures. A method's plan says which groups wait for which
-(`StepPlan.waits`). All seconds are inputs, because this package knows neither machine nor model.
+(`StepPlan.waits`). All seconds are inputs, because this package does not measure a machine or a model.
 """
 
 from hpcsgd.performance.simulation.compute import Constant, Lasting, LogNormal, Measured, Wandering

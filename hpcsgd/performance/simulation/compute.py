@@ -28,7 +28,7 @@ class Distribution(Protocol):
 
 @runtime_checkable
 class Stragglers(Protocol):
-    """Ranks that take longer than the others."""
+    """A rule that makes some ranks (stragglers) slower than the others."""
 
     def factors(self, steady: Generator, anew: Generator, n: int) -> Seconds:
         """Return a factor for each of `n` ranks, by which its seconds are multiplied.
@@ -40,7 +40,7 @@ class Stragglers(Protocol):
 
 @dataclass(frozen=True)
 class Constant:
-    """The distribution with `mean_seconds` for every rank and step."""
+    """The distribution of a constant: `mean_seconds` for every rank and step."""
 
     mean_seconds: float
 
@@ -96,7 +96,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Lasting:
-    """The same stragglers in every step: the given ranks, or a random fraction of all ranks."""
+    """Stragglers that are the same ranks in every step: given ranks, or a random fraction of all."""
 
     factor: float
     ranks: Sequence[int] = ()
@@ -129,7 +129,7 @@ class Lasting:
 
 @dataclass(frozen=True)
 class Wandering:
-    """New stragglers in every step: each rank is slow with probability `fraction`."""
+    """Stragglers that change in every step: each rank is slow with probability `fraction`."""
 
     factor: float
     fraction: float

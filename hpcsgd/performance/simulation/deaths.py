@@ -21,13 +21,13 @@ class Deaths:
         nodes = math.ceil(layout.K / layout.ranks_per_host)
         self._shared = self._failures is not None and layout.groups_on_a_host > 1
         self._life = math.inf
-        """Mean seconds between failures of a group's own nodes and ranks, without nodes that it shares."""
+        """Mean seconds between failures of a group's ranks and of nodes that it does not share."""
         if self._failures is not None:
             self._life = self._failures.mtbf(0 if self._shared else nodes, layout.K)
         self._of_nodes: dict[int, _Node] = {}
 
     def after(self, now: Seconds, groups: Indices) -> Seconds:
-        """Return when each of `groups` dies; `now` has the time at which it starts."""
+        """Return the time at which each of `groups` dies; `now` has the time at which it starts."""
         dies = np.full(len(groups), np.inf)
         if math.isfinite(self._life):
             dies = now + self._chance.exponential(self._life, len(groups))

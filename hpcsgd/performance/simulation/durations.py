@@ -1,6 +1,6 @@
-"""Inputs of a simulation: where ranks run, and how long each part of a step takes.
+"""Inputs of a simulation: the hosts of the ranks, and the seconds of each part of a step.
 
-This module knows no machine and no model. Seconds come from a file or from a caller that knows the machine.
+The seconds are given by a file or a caller, and do not depend on a machine or model here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hpcsgd.errors import UserError
 
 @dataclass(frozen=True)
 class Layout:
-    """P groups of K ranks. Rank g·K + j, with shard index j in group g, is on the hosts in this order.
+    """P groups of K ranks on hosts. Rank g·K + j has shard index j in group g; ranks fill hosts in order.
 
     Raises `UserError` if any number is below 1.
     """
@@ -69,15 +69,15 @@ class Message:
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds of each part of a step if all participants begin at once."""
+    """Seconds of each part of a step, from the time when all participants have begun it."""
 
     grad_reduce: float = 0.0
-    """Gradient reduction in a group."""
+    """Seconds of the gradient reduction in a group."""
     update: float = 0.0
     model_average: float = 0.0
-    """Average over all groups, in which all ranks communicate at once."""
+    """Seconds of the average over all groups, in which all ranks communicate at once."""
     gather: float = 0.0
-    """Allgather of the shards in a group."""
+    """Seconds of the allgather of the shards in a group."""
     message: Message = Message()
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Simulate failing nodes: the cost of checkpoints, the time that they save, and the best interval.
+"""Simulate failing nodes: the time that checkpoints cost and save, and the best checkpoint interval.
 
 A job that dies with a node restarts `restart_seconds` later from its last checkpoint. C is the cost of a
 checkpoint, M the mean time between failures of the job.
@@ -22,9 +22,9 @@ from hpcsgd.performance.simulation.compute import Seconds
 TRIED = 2.0 ** np.linspace(-2.5, 2.5, 81)
 """Intervals to try, as multiples of Young's interval."""
 LONGEST = 5.0
-"""The longest work or restart to simulate, in units of M. Above it, under 1 in 150 attempts succeed."""
+"""The longest work or restart to simulate, in units of M. Of longer ones, under 1 in 150 would succeed."""
 FAILURES_SEEN = 40_000
-"""Failures to simulate in all repetitions, so that the mean lost time is exact to half a percent."""
+"""Failures to simulate in all repetitions together, so that the mean lost time is exact to 0.5 %."""
 REPETITIONS = (64, 4096)
 MOST = 100_000
 """The largest number of failures of a job; to simulate them takes a minute."""
@@ -42,13 +42,13 @@ class Failures:
     work_seconds: float = 86_400.0
     """Duration of the job without failures and checkpoints."""
     interval_seconds: float | None = None
-    """Work between checkpoints; None: the best interval that is found."""
+    """Seconds of work between checkpoints; None: the best interval that the simulation finds."""
     rank_mtbf_seconds: float | None = None
     """Mean time between failures of a rank's process; None: it fails only with its node."""
     heartbeat_timeout_seconds: float = 10.0
-    """Seconds that the others wait for a silent group, if groups die one by one."""
+    """Seconds that living groups wait for a silent group, if groups die one by one."""
     syncs_per_epoch: int = 1
-    """Synchronizations of an epoch, at whose start dead groups may return, if groups die one by one."""
+    """Synchronizations per epoch. If groups die one by one, dead ones may return when an epoch begins."""
 
     def __post_init__(self) -> None:
         positive = (
@@ -77,7 +77,7 @@ class Failures:
 
 @dataclass(frozen=True)
 class Overhead:
-    """Where a job's time goes: seconds by cause, one entry per interval, as means over repetitions."""
+    """The seconds of a job by cause: an array entry per checkpoint interval, means over repetitions."""
 
     work: Seconds
     checkpoints: Seconds
@@ -93,10 +93,10 @@ class Overhead:
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """A job's goodput with a checkpoint interval, and the best one.
+    """A job's goodput with its checkpoint interval, and the interval with the best goodput.
 
-    The goodput is the share of its time spent on work that is not lost to failures. `tried_goodput` has the
-    goodput of each interval in `tried_seconds`.
+    The goodput is the share of the job's time that is spent on work and not lost to failures. `tried_goodput`
+    has the goodput of each interval in `tried_seconds`.
     """
 
     mtbf_seconds: float
@@ -200,7 +200,7 @@ def mean_goodput(failures: Failures, M: float, interval: float) -> float:
 
 
 def jobs(failures: Failures, M: float, intervals: Seconds, repetitions: int, rng: Generator) -> Overhead:
-    """Simulate `repetitions` jobs for each interval at once, from one failure to the next.
+    """Simulate `repetitions` jobs for each of `intervals`, all at once, from one failure to the next.
 
     A repetition has the same failures for every interval. There is no checkpoint at the end of the job. After
     a failure during a restart the job restarts again.
@@ -211,7 +211,7 @@ def jobs(failures: Failures, M: float, intervals: Seconds, repetitions: int, rng
     last = W - (pieces - 1) * intervals[:, None]
     shape = (len(intervals), repetitions)
     saved, restarts, lost, count = (np.zeros(shape) for _ in range(4))
-    """Saved pieces of work, then seconds (restarts, lost), then the number of failures."""
+    """Per job: pieces of work (saved), seconds of restarts and of lost work, number of failures."""
     going = np.ones(shape, bool)
     start = 0.0
     while going.any():
@@ -242,7 +242,8 @@ def _repetitions(failures: Failures, M: float) -> int:
 def _peak(intervals: NDArray[np.float64], goodput: NDArray[np.float64]) -> float:
     """Return the interval at which a parabola, fitted to the goodput near the best interval, has its peak.
 
-    The parabola is over the logarithm of the interval. The fit averages out the randomness of single values.
+    The parabola is a function of the interval's logarithm. The fit averages out the randomness of single
+    values.
     """
     x = np.log(intervals)
     near = np.abs(x - x[goodput.argmax()]) <= math.log(2.0)

@@ -14,7 +14,7 @@ Indices = NDArray[np.intp]
 
 
 class Links:
-    """One link per host. No message may be earlier than the messages of an earlier call."""
+    """The links of all hosts. Messages of a `begin` call may not be earlier than those of a call before."""
 
     def __init__(self, hosts: int, busy: float) -> None:
         """Create idle links. `busy`: seconds for which a message occupies a link."""
@@ -22,7 +22,7 @@ class Links:
         self._free = np.zeros(hosts)
 
     def begin(self, hosts: Indices, times: Seconds) -> Seconds:
-        """Return when messages that reach the links of `hosts` at `times` begin to be sent."""
+        """Return the times at which messages that reach the links of `hosts` at `times` begin to be sent."""
         if not self.busy:
             return times
         order = np.lexsort((times, hosts))

@@ -25,7 +25,7 @@ COLOURS = dict(zip([c for c in CAUSES if c not in WAITING], WORK, strict=True)) 
 POINTS = 40
 """The approximate number of points along the time axis."""
 PIECE = 48
-"""A point is the mean over a multiple of 48 steps, so that most points have equal synchronizations."""
+"""A point is a mean over a multiple of 48 steps, so that most points cover equally many synchronizations."""
 
 
 def draw(simulated: Simulated, target: Path) -> None:
@@ -54,7 +54,7 @@ def _seconds(axes: Axes, stats: RankTimes, P: int) -> None:
 
 
 def _apart(axes: Axes, stats: RankTimes) -> None:
-    """Draw how many steps the first and the last group are ahead of the mean, over time."""
+    """Draw, over time, how many steps the first and the last group are ahead of the groups' mean."""
     steps = np.arange(1, len(stats.mean) + 1)
     time = stats.mean
     for name, ends, colour in (

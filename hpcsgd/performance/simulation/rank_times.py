@@ -1,4 +1,4 @@
-"""The time of a simulated run by cause, step by step."""
+"""The seconds of a simulated run by cause, and the times at which steps ended, for each step."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ CAUSES = (
     "compute", "in the group", "grad_reduce", "update", "for the link", "messages", "for other groups",
     "model_average", "gather", "failures",
 )  # fmt: skip
-"""What a group spends its time on. "in the group" is waiting for the group's slowest rank."""
+"""The causes of a group's time. "in the group" is the time of waiting for the group's slowest rank."""
 WAITING = ("in the group", "for the link", "for other groups", "failures")
 Steps = NDArray[np.intp] | int
 
 
 class RankTimes:
-    """Seconds by cause, and times of steps, as sums over all groups: one value for each of T steps."""
+    """Seconds by cause, and the times at which steps ended: sums over all groups for each of T steps."""
 
     def __init__(self, T: int) -> None:
         self.seconds = {cause: np.zeros(T) for cause in CAUSES}
@@ -26,10 +26,10 @@ class RankTimes:
         self.lost = np.zeros(T)
         """The number of groups whose step was lost to a failure."""
         self.first, self.last, self.sum = np.full(T, np.inf), np.zeros(T), np.zeros(T)
-        """The first and the last time at which a group ended the step, and the sum over groups."""
+        """For each step: the first and the last time at which a group ended it, and the sum over groups."""
 
     def add(self, cause: str, steps: Steps, seconds: Seconds | float) -> None:
-        """Add `seconds` to those of `cause`. `steps`: one step for all, or one per entry of `seconds`."""
+        """Add `seconds` to `cause`. `steps` is the step of all entries of `seconds`, or has one per entry."""
         entry = self.seconds[cause]
         if isinstance(steps, int):
             entry[steps] += np.sum(seconds)
@@ -49,7 +49,7 @@ class RankTimes:
             np.maximum.at(self.last, steps, times)
 
     def forget(self, t: int) -> None:
-        """Reset the counts and times of the steps from `t` on, which must be made again; keep the seconds."""
+        """Reset counts and times of the steps from `t` on, which will be made again; keep the seconds."""
         for those, at_first in (
             (self.count, 0),
             (self.lost, 0),

@@ -1,4 +1,4 @@
-"""Show a simulation as text lines and as a JSON object."""
+"""The forms in which a simulation is shown: text lines and a JSON object."""
 
 from __future__ import annotations
 

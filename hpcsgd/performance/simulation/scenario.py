@@ -1,4 +1,4 @@
-"""Read a simulation from a TOML file, a scenario. The names of its keys end with their units."""
+"""Read a simulation from a scenario, a TOML file. The names of keys for times end with the unit."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class FailuresSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """The content of a scenario file. Sections with a `name` also have the arguments of what it names."""
+    """The content of a scenario file. A section with a `name` also has arguments, for the part named."""
 
     seed: Annotated[int, Minimum(0)] = 1
     job: JobSection

@@ -25,7 +25,7 @@ class Simulation:
     compute: Distribution
     durations: Durations
     waits: Waits
-    """How the method's groups wait for each other: its `StepPlan.waits`."""
+    """How the method's groups wait for each other, which is `StepPlan.waits` of the method."""
     steps: int
     stragglers: Stragglers | None = None
     failures: Failures | None = None
@@ -70,7 +70,7 @@ class Simulated:
     """Shares of the groups' time by cause, as in `rank_times.CAUSES`, until each group ended."""
     stats: RankTimes
     checkpointing: Checkpointing | None
-    """The cost of failures, if they are simulated and the whole job dies with a node; otherwise None."""
+    """The goodput with checkpoints, if failures are simulated and end the whole job; otherwise None."""
 
 
 def simulate(simulation: Simulation) -> Simulated:

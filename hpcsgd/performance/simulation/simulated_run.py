@@ -17,7 +17,7 @@ from hpcsgd.performance.simulation.rank_times import RankTimes
 
 
 class SimulatedRun:
-    """T steps of every group. A rule calls `made` to record when each step ends."""
+    """A simulated run of T steps of every group. A rule calls `made` to record when each step ends."""
 
     def __init__(
         self, compute: Compute, durations: Durations, T: int, failures: Failures | None = None
@@ -33,10 +33,10 @@ class SimulatedRun:
         self.first, self.start = 0, 0.0
         """The first step of the run, counted from 0, and the time at which it begins."""
         self.under_way = 0.0
-        """The time at which all pending averages, which no step has used yet, are done."""
+        """The time at which all averages are done that no step has used yet."""
 
     def part(self, first: int, T: int, start: float) -> SimulatedRun:
-        """Return this run's steps from `first` to before T, which all groups begin at time `start`."""
+        """Return the part of this run with steps `first` to T − 1, which all groups begin at time `start`."""
         part = copy.copy(self)
         part.first, part.T, part.start, part.under_way = first, T, start, 0.0
         return part
@@ -61,7 +61,7 @@ class SimulatedRun:
             self.stats.add(cause, t, getattr(self.durations, cause) * len(mean))
 
     def generator(self, what: str) -> Generator:
-        """Return random numbers for `what` that are independent of the compute seconds."""
+        """Return a generator of random numbers for `what`, independent of the compute seconds."""
         return Generator(np.random.SFC64([self.compute.seed, *what.encode()]))
 
     def made(self, steps: Indices | int, groups: Indices | slice, times: Seconds) -> None:
@@ -79,7 +79,7 @@ class SimulatedRun:
 
 
 class Table:
-    """A table of `SimulatedRun.work`, from which groups read at different steps.
+    """A cache of `SimulatedRun.work`, from which groups read the seconds of different steps.
 
     A step is drawn when the first group reaches it and kept until the last group has used it. Rows are reused
     in a circle, which grows with the number of steps between the first and the last group.
@@ -120,7 +120,7 @@ class Table:
 
 @runtime_checkable
 class Rule(Protocol):
-    """A rule that determines when groups wait for each other."""
+    """A rule that says when groups wait for each other, and simulates a run accordingly."""
 
     @property
     def dies_as_one(self) -> bool:

@@ -18,7 +18,7 @@ from hpcsgd.performance.simulation.simulated_run import SimulatedRun, Table
 
 
 class Inbox(Protocol):
-    """The messages that have arrived, from which follows which groups may continue."""
+    """A record of the messages that have arrived, which decides which groups may continue."""
 
     @property
     def staleness(self) -> int:
@@ -39,7 +39,7 @@ class Inbox(Protocol):
         ...
 
     def there(self, groups: Indices, steps: Indices) -> Seconds:
-        """Return when the last message arrived that each of `groups` needs to end its step.
+        """Return the time at which each group got the last message that it needs to end its step.
 
         The time is infinite if it is not known yet, and −infinite if the group needs nothing.
         """
@@ -47,7 +47,10 @@ class Inbox(Protocol):
 
 
 def in_windows(course: SimulatedRun, inbox: Inbox) -> None:
-    """Run all steps: compute, reduce gradients, update, send if due, wait for needed messages, gather."""
+    """Simulate all steps of `course`: compute, reduce gradients, update, send, wait for messages, gather.
+
+    `inbox` decides which groups send after a step, and which messages a group waits for.
+    """
     P, d, tau = course.layout.P, course.durations, inbox.staleness
     everyone = np.arange(P)
     work, links, sent = Table(course), course.links(), _Sent(tau, P)
@@ -103,6 +106,6 @@ class _Sent:
         self._queued[steps % self._kept, groups] = queued
 
     def needed(self, groups: Indices, steps: Indices) -> tuple[Seconds, Seconds]:
-        """Return when each group's message of τ steps before arrived, and how long it had queued."""
+        """Return when each group's message of τ steps before arrived, and the seconds that it had queued."""
         place = (steps + 1) % self._kept
         return self._arrived[place, groups], self._queued[place, groups]

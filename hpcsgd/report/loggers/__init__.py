@@ -17,11 +17,11 @@ MakeLogger = Callable[[LoggerRun], Logger]
 PLACE = ("run", "loggers")
 """The key of a job file that names the loggers."""
 LOGGERS: Mapping[str, MakeLogger] = {"mlflow": mlflow, "tensorboard": tensorboard, "wandb": wandb}
-"""Loggers by name. Each needs the library of its name, which the extra of that name installs."""
+"""Loggers by name. A logger needs the library of the same name; hpcsgd's extra of that name installs it."""
 
 
 def make_logger_of(said: str | Mapping[str, Any]) -> MakeLogger:
-    """Return a function that starts the logger which a job file describes; nothing is started here.
+    """Return a function that starts the logger that a job file describes; no logger is started here.
 
     Raises `UserError` if there is no logger of that name, it does not accept the arguments, or its library
     is missing.
@@ -35,7 +35,7 @@ def make_logger_of(said: str | Mapping[str, Any]) -> MakeLogger:
 
 
 def require_loggers(said: Sequence[str | Mapping[str, Any]]) -> None:
-    """Raise `UserError` if one of the loggers cannot be started."""
+    """Raise `UserError` if one of the loggers that a job file describes cannot be started."""
     for each in said:
         make_logger_of(each)
 

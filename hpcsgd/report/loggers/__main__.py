@@ -1,4 +1,4 @@
-"""The program of a logger's process, which ends when the run closes the pipe to it; see `processes`."""
+"""The program of a logger's process, which ends when its stdin is closed or says so; see `processes`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from typing import Any, BinaryIO
 from hpcsgd.report.loggers import LoggerRun, make_logger_of
 
 AT_ONCE = 1 << 20
-"""Maximum number of bytes that are read at once."""
+"""Maximum number of bytes of one read from stdin."""
 LEFT_ALONE = 20.0
-"""Seconds after which a logger ends if its run is gone."""
+"""Seconds from the end of the run's process to the forced end of the logger."""
 
 
 def main() -> None:
-    """Read stdin: a line with the logger and its run, then records, then true if the run has died."""
+    """Start the logger that the first line of stdin describes, and pass it the records that follow.
+
+    A last line, true or false, says whether the run has died.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _not_for_us)
     threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
@@ -46,7 +49,7 @@ def _not_for_us(number: int, frame: object) -> None:
 
 
 def _batches(lines: BinaryIO) -> Iterator[list[Any]]:
-    """Yield the lines that have arrived, decoded from JSON. An incomplete last line is left out."""
+    """Yield lists of lines, decoded from JSON, as they arrive. An incomplete last line is left out."""
     begun = b""
     while some := lines.read1(AT_ONCE):  # pyright: ignore[reportAttributeAccessIssue]
         *whole, begun = (begun + some).split(b"\n")
@@ -55,7 +58,7 @@ def _batches(lines: BinaryIO) -> Iterator[list[Any]]:
 
 
 def _end_after(parent: int) -> None:
-    """End this process after its parent has ended, even if the logger hangs."""
+    """End this process `LEFT_ALONE` seconds after its parent has ended, even if the logger hangs."""
     while os.getppid() == parent:
         time.sleep(1.0)
     time.sleep(LEFT_ALONE)

@@ -15,14 +15,14 @@ class LoggerRun:
     """A description of the run whose records a logger gets."""
 
     id: str
-    """The run's id, the same when it is resumed."""
+    """The run's id, which stays the same when the run is resumed."""
     name: str
     group: str | None
     """The name of the whole elastic run, if this is one of its replica groups; otherwise None."""
     folder: str
-    """Absolute path of the folder for files of this run's loggers."""
+    """Absolute path of the folder in which the loggers of this run keep files."""
     resumed_step: int
-    """The step after which the run continues. Records of later steps may have been written before."""
+    """The step after which the run continues. An earlier start may have written records of later steps."""
     config: Mapping[str, Any]
     """The tables of the job file."""
 
@@ -31,8 +31,8 @@ class LoggerRun:
 class Logger(Protocol):
     """A logger. It is made with a `LoggerRun` and the arguments in the job file.
 
-    Exceptions end the logger and nothing else. If it is slow, records wait in a queue. If the queue is full,
-    further records are left out. What the logger prints is in ``loggers/`` of the run folder.
+    Exceptions end the logger and nothing else. If the logger is slow, records wait in a queue. If the queue
+    is full, further records are left out. What the logger prints is in ``loggers/`` of the run folder.
     """
 
     def write(self, records: Sequence[Record]) -> None:
@@ -40,12 +40,12 @@ class Logger(Protocol):
         ...
 
     def close(self, failed: bool) -> None:
-        """Finish, since the run is over or has stopped. `failed` is True if it has died."""
+        """Finish, because the run is over or has stopped. `failed` is True if the run has died."""
         ...
 
 
 def scalars(record: Record) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a record by kind and name: ``step/loss``, ``step/phase_seconds/compute``."""
+    """Yield each number of a record with its name, such as ``step/loss``, ``step/phase_seconds/data``."""
     kind = record["kind"]
     return _numbers(kind, {name: value for name, value in record.items() if name not in ("kind", "step")})
 
@@ -59,7 +59,7 @@ def _numbers(place: str, table: Mapping[str, Any]) -> Iterator[tuple[str, float]
 
 
 def writable(folder: str, name: str) -> str:
-    """Return the folder `name` in `folder`, after making it if it does not exist."""
+    """Make the folder `name` in `folder` if it does not exist, and return its path."""
     path = Path(folder) / name
     path.mkdir(parents=True, exist_ok=True)
     return str(path)

@@ -1,4 +1,4 @@
-"""The logger for MLflow: a run in an experiment, on a tracking server or where MLflow keeps its runs."""
+"""The logger for MLflow, which writes to a tracking server or to MLflow's local folder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hpcsgd.report.metrics import Record
 from hpcsgd.report.run_folder import flat
 
 TAG = "hpcsgd.run"
-"""The tag with the run's id; MLflow has its own ids of runs."""
+"""The tag that holds hpcsgd's id of the run, because MLflow gives runs ids of its own."""
 AT_ONCE, PARAMS_AT_ONCE, LONGEST = 1000, 100, 500
-"""Limits of MLflow: metrics and parameters per message, and the length of a parameter's text."""
+"""Limits of MLflow: metrics per message, parameters per message, and letters of a parameter's text."""
 
 
 def mlflow(run: LoggerRun, *, experiment: str = "hpcsgd", uri: str | None = None) -> Logger:
-    """Return the logger. `uri` is the tracking server or folder, by default ``MLFLOW_TRACKING_URI``."""
+    """Return the logger for `run`. `uri` is a server or folder, by default ``MLFLOW_TRACKING_URI``."""
     return _MLflow(run, experiment, uri)
 
 

@@ -1,8 +1,8 @@
-"""The loggers of a run, each in its own process. Training does not wait for them or end with them.
+"""The loggers of a run, each in its own process. Training does not wait for loggers or fail with them.
 
-A process runs ``__main__.py``, and a thread of rank 0 writes lines into its pipe. If lines come faster than
-the logger reads them, some are left out. If the logger dies, the run continues. If it does not end in time,
-it is killed.
+The process of a logger runs ``__main__.py``, and a thread of rank 0 writes lines into the process's pipe. If
+lines come faster than the logger reads them, some are left out. If the logger dies, the run continues. If the
+logger does not end in time, it is killed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ FOLDER = "loggers"
 WAITING = 10_000
 """Maximum number of waiting lines per logger. Further lines are left out."""
 CLOSING, HURRY = 20.0, 2.0
-"""Seconds that all loggers together have to finish: usually, and after the run has died."""
+"""Seconds that all loggers together have to finish: `CLOSING` usually, `HURRY` after the run has died."""
 LAST = {False: b"false\n", True: b"true\n"}
-"""The line after the last record, by whether the run has died. It is needed to end a logger, because forked
-processes may keep the pipe open.
+"""The line after the last record, which ends the logger; it says whether the run has died.
+
+The end of the pipe does not suffice, because forked processes may keep the pipe open.
 """
 
 
@@ -55,7 +56,7 @@ class LoggerProcesses:
             outlet.put(line)
 
     def close(self, seconds: float = CLOSING, *, failed: bool = False) -> None:
-        """Wait at most `seconds` until all loggers have written the lines that were put. Call this once."""
+        """Wait at most `seconds` until all loggers have written the lines of `put`. Call this once."""
         outlets, self._outlets = self._outlets, []
         deadline = time.monotonic() + seconds
         for outlet in outlets:
@@ -74,7 +75,7 @@ class LoggerProcesses:
 
 
 def logger_run(folder: Path, config: Config, resumed_step: int) -> LoggerRun:
-    """Describe the run or replica group with metrics in `folder`. Its id is made at the first start."""
+    """Return the description of the run or replica group in `folder`. The first start makes its id."""
     place = folder.absolute() / FOLDER
     place.mkdir(exist_ok=True)
     whole, file = config.run.output_dir, place / "id"
@@ -93,14 +94,14 @@ def logger_run(folder: Path, config: Config, resumed_step: int) -> LoggerRun:
 
 
 def _labels(said: Sequence[str | Mapping[str, Any]]) -> list[str]:
-    """Return a name of each logger for messages and files. The second logger of a name gets a number."""
+    """Return the names of the loggers in messages and files; the second one of a name gets a number."""
     names = [name_of(each).rpartition(":")[2] for each in said]
     before = [names[:place].count(name) for place, name in enumerate(names)]
     return [f"{name}-{n + 1}" if n else name for name, n in zip(names, before, strict=True)]
 
 
 class _LoggerProcess:
-    """One logger, and the thread that sends lines to it."""
+    """The process of one logger, and the thread that sends lines to it."""
 
     def __init__(self, said: str | Mapping[str, Any], run: LoggerRun, label: str) -> None:
         self._label = label
@@ -126,7 +127,7 @@ class _LoggerProcess:
         self._lines.put(None)
 
     def join(self, deadline: float) -> None:
-        """Wait until `deadline`, then kill the process if it has not ended."""
+        """Wait until `deadline` (`time.monotonic`), then kill the process if it has not ended."""
         self._thread.join(max(deadline - time.monotonic(), 0))
         if self._thread.is_alive():
             self._given_up = True
@@ -150,7 +151,7 @@ class _LoggerProcess:
             log.warning("logger %s: ended, and gets no more of this run: %s", self._label, fault)
 
     def _deliver(self) -> str:
-        """Send the lines until the end. Return the reason why the logger ended too early, or ""."""
+        """Send lines until there are no more. Return the reason why the logger failed, or ""."""
         process = self._begin()
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin as pipe:
@@ -164,7 +165,7 @@ class _LoggerProcess:
         return f"{_last_line(self._printed)} ({self._printed})" if code else ""
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        """Start the process in its own session, so that signals to the run's processes do not reach it."""
+        """Start the logger's process in a session of its own, which signals to the run do not reach."""
         with self._printed.open("ab") as printed:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "hpcsgd.report.loggers"],
@@ -175,7 +176,7 @@ class _LoggerProcess:
         return self._process
 
     def _kill(self) -> None:
-        """Kill the process and all that it has started."""
+        """Kill the logger's process and all processes that it has started."""
         if self._process is not None:
             with suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)

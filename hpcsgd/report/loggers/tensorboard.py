@@ -11,7 +11,7 @@ from hpcsgd.report.metrics import Record
 
 
 def tensorboard(run: LoggerRun) -> Logger:
-    """Return the logger. ``tensorboard --logdir RUN`` shows its files; ``RUN`` may contain many runs."""
+    """Return the logger for `run`. ``tensorboard --logdir FOLDER`` shows all runs in a folder."""
     return _TensorBoard(run)
 
 

@@ -11,7 +11,7 @@ from hpcsgd.report.metrics import Record
 
 Mode = Literal["online", "offline"] | None
 AXIS = "at_step"
-"""The horizontal axis of all plots. W&B's own steps may not decrease, but the steps of records may."""
+"""The metric on the horizontal axis of all plots. The steps of records may decrease, W&B's own may not."""
 
 
 def wandb(run: LoggerRun, *, project: str = "hpcsgd", entity: str | None = None, mode: Mode = None) -> Logger:

@@ -1,7 +1,7 @@
-"""The starts of a run as one timeline: when each was, its steps, and how it ended.
+"""The starts of a run as one timeline: the time, the steps and the end of each start.
 
 ``versions.json`` has the times of starts in UTC. ``run.log`` has later events, in the local time of its host.
-Both begin at the same time, from which follows the offset between the two clocks.
+Both files begin at the same time. So the difference of their first times is the offset of the time zone.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from hpcsgd.report.page.thinning import Thinned
 LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ([A-Z]+) +(.*)")
 BEGINNING = re.compile(r"\d+ groups? of \d+ ranks?, ")
 BEFORE = "resuming with another configuration"
-"""The beginning of a log line that may precede the line `BEGINNING`, which every start writes."""
+"""The beginning of a log line that may precede the line `BEGINNING`. Every start writes `BEGINNING`."""
 RESUMED = re.compile(r"resuming at step (\d+) ")
 STEP = re.compile(r"\bstep (\d+)/\d+")
 SAVED = re.compile("go on with --resume|the other replica groups go on")
 DONE = re.compile(r"trained +([\d,]+) steps")
 ZONE = timedelta(minutes=15)
-"""Offsets of time zones are multiples of this."""
+"""The unit of the offsets of time zones."""
 COMPLETE, STOPPED, OPEN = "complete", "saved, to go on", "no end on record"
 TAIL, TROUBLES = 30, 30
 
 
 @dataclass
 class Attempt:
-    """One start of a run; times are UTC."""
+    """One start of a run: its times (UTC), its steps, and its end in words."""
 
     started: datetime
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Attempt:
     last_step: int = 0
     end: str = OPEN
     course: Thinned = field(default_factory=Thinned)
-    """Steps by seconds since 1970."""
+    """The number of steps over time, in seconds since 1970."""
 
     @property
     def ended(self) -> datetime:
@@ -65,7 +65,7 @@ class AttemptTimeline:
         return self.attempts[-1].end if self.attempts else OPEN
 
     def redone(self) -> list[int]:
-        """Return, for each start, the number of steps after the last checkpoint that it made again."""
+        """Return, for each start, the number of steps of the start before that it had to make again."""
         pairs = pairwise(self.attempts)
         again = [max(before.last_step - now.first_step, 0) for before, now in pairs]
         return [0, *again] if self.attempts else []

@@ -1,4 +1,4 @@
-"""Plots of amounts: time and bytes by run and by rank, and histograms of counted numbers."""
+"""Bar plots: time and bytes by run, phase and rank, and histograms of the method's counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcsgd.report.summary import byte_text, second_text
 
 Trace = dict[str, Any]
 LABEL = 24
-"""Letters of a run's name that fit next to bars."""
+"""Largest number of letters of a run's name that fit next to bars."""
 COUNTED = {"staleness": "staleness: updates by others", "ahead": "steps ahead of the slowest"}
 PER_RANK = {
     "computing": "computing, by rank: seconds of a traced step",
@@ -27,7 +27,7 @@ AMOUNTS = {
 
 @dataclass
 class Plot:
-    """The content of a panel."""
+    """One plot, as the content of a panel: its title, and traces and layout for Plotly."""
 
     title: str
     traces: list[Trace]
@@ -41,7 +41,7 @@ def plain(text: str) -> str:
 
 
 def phase_bars(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot]:
-    """Yield plots of seconds and bytes: for one run a bar per phase, for several a bar per run."""
+    """Yield plots of seconds and bytes by phase: a bar per phase for one run, a bar per run for several."""
     for quantity, (title, text) in AMOUNTS.items():
         totals = [run.reading.totals.phases[quantity] for run in runs]
         phases = [phase for phase in colours if any(total[phase] for total in totals)]
@@ -96,7 +96,7 @@ def _links(runs: Sequence[Run]) -> Iterator[Plot]:
 
 
 def phase_course(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot]:
-    """Yield, for a single run, a plot of the seconds of a step over the run, stacked by phase."""
+    """Yield, for a single run, a plot of the seconds per step against steps, stacked by phase."""
     if len(runs) > 1 or len(stretches := runs[0].reading.phases.stretches()) < 2:
         return
     steps = [end for end, _, _ in stretches]
@@ -109,7 +109,7 @@ def phase_course(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Pl
 
 
 def rank_bars(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot]:
-    """Yield plots of the seconds of a traced step by rank, for every run with a trace."""
+    """Yield plots of the seconds per traced step of each rank, for every run with a trace."""
     for run in runs:
         for quantity, title in PER_RANK.items():
             found = {rank: reported.per_step(quantity) for rank, reported in run.ranks.items()}
@@ -133,7 +133,7 @@ def rank_bars(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot]
 
 
 def count_bars(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Yield a histogram of each number that methods count, such as the staleness."""
+    """Yield a histogram of each metric that methods count, such as the staleness."""
     for name in dict.fromkeys(name for run in runs for name in run.reading.totals.counts):
         traces = []
         for i, run in enumerate(runs):

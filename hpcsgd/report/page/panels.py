@@ -42,22 +42,22 @@ KNOWN: Mapping[Key, tuple[str, str]] = {
 }
 """Section and title of known courses. Other courses are in `REST`, with their own names as titles."""
 SMOOTH = 60
-"""Number of points of the line of means."""
+"""Number of points of the smoothed training loss, a line of means."""
 FEW = 20
-"""Up to this number of points, each point is marked."""
+"""The largest number of points of a course whose points are marked."""
 LOGARITHMIC_FROM = 20
-"""If largest / smallest exceeds this ratio, the axis is logarithmic."""
+"""If the largest value exceeds the smallest by more than this factor, the axis is logarithmic."""
 POINTS = 100_000
-"""Approximate number of points of the whole page; they take 2 MB of it."""
+"""Approximate number of points on the whole page, which take 2 MB."""
 LEAST = 4
-"""Minimum number of buckets of a course."""
+"""Minimum number of buckets (see `thinning`) of a course."""
 PANELS = 120
 """Maximum number of panels of courses; a browser is slow with more."""
 
 
 @dataclass
 class Panel:
-    """One plot. A trace of a course has ``step`` and ``y``; another trace is as Plotly expects it."""
+    """One plot of the page. Traces of a course have ``step`` and ``y``; others are in Plotly's format."""
 
     section: str
     title: str
@@ -68,7 +68,7 @@ class Panel:
     """Text below the plot."""
     wide: bool = False
     layout: dict[str, Any] = field(default_factory=dict)
-    """Layout options of this plot."""
+    """Plotly's layout options of this plot."""
 
 
 def panels(runs: Sequence[Run], buckets: int) -> list[Panel]:
@@ -112,12 +112,12 @@ def data(runs: Sequence[Run], found: Sequence[Panel], buckets: int) -> dict[str,
 
 
 def crowded_out(runs: Sequence[Run]) -> list[str]:
-    """Return the titles of courses that are not drawn, because there are more than `PANELS` panels."""
+    """Return the titles of courses that the page leaves out, because there are more than `PANELS` panels."""
     return [_title(key) for names in _grouped(runs)[PANELS:] for key in names]
 
 
 def _grouped(runs: Sequence[Run]) -> list[list[Key]]:
-    """Return the courses of each panel, known ones first."""
+    """Return the keys of the courses in each panel; panels of known courses come first."""
     keys = dict.fromkeys(key for run in runs for key in run.reading.courses)
     order = [*(key for key in KNOWN if key in keys), *(key for key in keys if key not in KNOWN)]
     return _together(order, apart=len(runs) > 1)
@@ -137,7 +137,7 @@ def _drawn(run: Run, key: Key) -> Thinned | None:
 
 
 def _together(keys: Sequence[Key], *, apart: bool) -> list[list[Key]]:
-    """Group the keys by panel. Metrics in seconds share a panel, unless colours distinguish runs."""
+    """Return the keys grouped by panel. Metrics in seconds share a panel, unless colours mean runs."""
     found: dict[object, list[Key]] = {}
     for key in keys:
         shared = not apart and key[0] == "method" and key[1].endswith("_seconds")
@@ -189,5 +189,5 @@ def _xy(points: Points) -> dict[str, list[float]]:
 
 
 def _short(values: Sequence[float]) -> list[float]:
-    """Return the values with six digits, or as int if whole, since plots show no more: for a small page."""
+    """Return the values rounded to six digits, and whole numbers as int, to keep the page small."""
     return [int(v) if v == int(v) and abs(v) < 1e15 else float(f"{v:.6g}") for v in values]

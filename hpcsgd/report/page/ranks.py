@@ -1,4 +1,4 @@
-"""What every rank did in the traced steps: computing, waiting for messages, and hidden messages.
+"""The seconds that each rank spent in traced steps: computing, waiting for messages, hidden messages.
 
 For each window, the trace has the events of one rank after the other. So only the events of one rank in one
 window are in memory at a time.
@@ -24,20 +24,20 @@ COMPUTING = ("data", "forward", "backward", "update")
 
 @dataclass
 class Rank:
-    """Seconds of the traced steps of one rank."""
+    """The seconds that one rank spent in its traced steps."""
 
     steps: int = 0
     seconds: dict[str, Counter[str]] = field(
         default_factory=lambda: {quantity: Counter() for quantity in ("computing", *QUANTITIES)}
     )
-    """Computing by part of the step; exposed and hidden by phase, as in `hpcsgd.report.overlap`."""
+    """Seconds of "computing" by part of the step; "exposed" and "hidden" by phase, see `report.overlap`."""
 
     def per_step(self, quantity: str) -> dict[str, float]:
         return {name: total / max(self.steps, 1) for name, total in self.seconds[quantity].items()}
 
 
 def ranks(trace: Path) -> dict[int, Rank]:
-    """Return the totals of all windows by rank. Raises `UserError` if the trace cannot be read."""
+    """Return each rank's totals over all windows. Raises `UserError` if the trace cannot be read."""
     found: dict[int, Rank] = {}
     try:
         for number, window in _windows(trace):
@@ -52,9 +52,9 @@ def ranks(trace: Path) -> dict[int, Rank]:
 
 
 def _windows(trace: Path) -> Iterator[tuple[int, Window]]:
-    """Yield each window with its rank.
+    """Yield each window of a rank, after the number of the rank.
 
-    Events are recorded when they have ended, so the end of a window cuts none of them.
+    A window has only events that ended in it, so its end cuts none of them.
     """
     rank, begin = -1, 0.0
     events: list[Event] = []
@@ -82,7 +82,7 @@ def _event(line: Line) -> Event:
 
 
 def _computing(window: Window) -> dict[str, float]:
-    """Return seconds by part of the step, without waiting, which is reported separately."""
+    """Return the seconds of each part of the steps, without waits, which are reported separately."""
     own = [e for e in window.events if e.thread == TRAINING and e.end > window.begin]
     standing = union((e.start, e.end) for e in own if e.kind == WAIT)
     return {

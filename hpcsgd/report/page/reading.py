@@ -16,18 +16,18 @@ Key = tuple[str, str]
 """The kind of a record, and the name of a field."""
 Row = tuple[float, float, float, float]
 SPENT = ("step", "samples", "seconds", "bytes")
-"""The quantities against which a course may be drawn, in the order of a `Row`."""
+"""The quantities against which a course may be drawn. A `Row` has their values in this order."""
 PLACE = frozenset({"kind", "step", "epoch"})
 TOLD_OTHERWISE = PLACE | {"samples", *STEP_TABLES, "counts"}
-"""Fields of step records that are not courses by themselves."""
+"""Fields of step records that the page shows in other ways than as courses."""
 COMPUTED = "computed"
-"""The kind in the `Key` of values that are computed, and are in no record."""
+"""The kind, in a `Key`, of courses that are computed from records but are no field of a record."""
 COURSES = 1000
 """Maximum number of courses of a run. Records may have new fields in every line."""
 
 
 class Ruler:
-    """The progress of a run at its records: steps, samples, seconds and bytes so far.
+    """The steps, samples, seconds and bytes of a run until each of its step records.
 
     If there are many records, only every second, fourth, … one is kept.
     """
@@ -56,12 +56,12 @@ class Ruler:
 
 
 class PhaseCourse:
-    """Seconds of each phase in stretches of steps. Neighbouring stretches are joined if there are many."""
+    """The seconds of each phase over stretches of steps. If there are many, neighbours are joined."""
 
     most = 400
 
     def __init__(self) -> None:
-        self._stretches: list[tuple[int, Counter[str]]] = []  # the last step of each
+        self._stretches: list[tuple[int, Counter[str]]] = []  # the last step and the seconds of each stretch
         self._width = 1
         self._room = 0  # records that the last stretch may still take
 
@@ -95,9 +95,9 @@ class Reading:
         self.records: Counter[str] = Counter()
         """Number of records by kind."""
         self.words: dict[Key, Counter[str]] = {}
-        """Values that are not numbers: how often each of the first five of a field occurred."""
+        """Values that are not numbers, by field: the first five, and how often each occurred."""
         self.left_out = 0
-        """Number of values that are left out because there are too many courses."""
+        """Number of values that were left out because there were already `COURSES` courses."""
 
     def add(self, record: Record) -> None:
         kind, step = record["kind"], record["step"]
@@ -123,7 +123,7 @@ class Reading:
                 self._course(COMPUTED, f"mean {name}").add(step, mean)
 
     def _alone(self, step: int) -> None:
-        """Add a point to the course of the fraction of local steps so far."""
+        """Add the fraction of local steps so far (LSSR) to its course."""
         if (part := self.totals.lssr) is not None:
             self._course(COMPUTED, "lssr").add(step, max(part, 0.0))
 

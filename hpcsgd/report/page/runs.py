@@ -1,4 +1,4 @@
-"""The runs of a page: the named folders, and the content of each, read in one pass."""
+"""The runs on a page: finding their folders, and reading each folder in one pass."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ MOST = 100
 
 @dataclass(frozen=True)
 class Run:
-    """The content of a run's folder."""
+    """The content of a run's folder, as the page shows it."""
 
     folder: Path
     label: str
     config: Mapping[str, Any]
-    """Values by full keys, such as ``optimizer.lr``."""
+    """Values of the job file by full keys, such as ``optimizer.lr``."""
     timeline: AttemptTimeline
     reading: Reading
     ranks: Mapping[int, Rank] = field(default_factory=dict)
     """The seconds of each rank in traced steps, if there are any."""
     events: Sequence[event_log.Event] = ()
-    """The events of its replica groups, if it is elastic."""
+    """The events of the replica groups, if the run is elastic."""
     touched: datetime | None = None
-    """Time of the last change."""
+    """Time of the last change of the run's metrics, log or events."""
     samples: int | None = None
-    """Samples of all replica groups together, if it is elastic."""
+    """Number of samples of all replica groups together, if the run is elastic."""
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Run:
 
 
 def find(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return, by label, the run folders among `paths`, and those in them, such as of a comparison."""
+    """Return by label the run folders in `paths`: a path itself, or the runs in it, as of a comparison."""
     found: dict[Path, str] = {}
     for path in paths:
         found |= _runs_in(path)

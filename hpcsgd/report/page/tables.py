@@ -14,7 +14,7 @@ from hpcsgd.report.summary import byte_text, flop_text, second_text
 Text = Callable[[Any], str]
 NOTHING = "–"
 ALWAYS_OTHER = ("started", "command", "working_directory")
-"""Facts that differ between any two starts, and are therefore not marked."""
+"""Facts about a start that always differ between starts, so that the differences are not marked."""
 FIGURE_TEXTS: Mapping[str, tuple[str, Text]] = {
     "steps": ("steps", "{:,}".format),
     "epochs": ("epochs", "{:,}".format),
@@ -46,15 +46,15 @@ FIGURE_TEXTS: Mapping[str, tuple[str, Text]] = {
     "flops": ("model's work", flop_text),
     "utilization": ("of the peak", "{:.1%}".format),
 }
-"""By the key in a summary: the name of the figure, and its format."""
+"""For each key of a summary that is shown: the name of the figure, and the function that formats it."""
 NOT_IF_ZERO = ("distance", "bytes", "model_averages")
 RATIOS = ("seconds", "bytes")
-"""Figures with a ratio to the first run."""
+"""Figures that are also shown as a ratio to the first run's."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A key of a table, and its value in each run."""
+    """One row of a table: the name of a quantity, and its value in each run."""
 
     name: str
     values: Sequence[str]
@@ -66,7 +66,7 @@ class Row:
 
 
 def figures(runs: Sequence[Run]) -> list[Row]:
-    """Return the figures that are known for at least one run."""
+    """Return a row for each figure that is known for at least one run."""
     numbers = list(map(_numbers, runs))
     rows = [Row("state", [run.state for run in runs]), Row("P × K", [run.shape for run in runs])]
     for key, (name, text) in FIGURE_TEXTS.items():
@@ -98,7 +98,7 @@ def environment(runs: Sequence[Run]) -> list[Row]:
 
 
 def configuration(runs: Sequence[Run]) -> list[Row]:
-    """Return the configuration; the output folder always differs and is not marked."""
+    """Return the rows of the configurations. The output folder always differs and is not marked."""
     return differences([run.config for run in runs], but=("run.output_dir",))
 
 
@@ -109,7 +109,7 @@ def _text(value: Any) -> str:
 
 
 def starts(run: Run) -> list[list[str]]:
-    """Return a line for each start, with the columns of `START_HEAD`."""
+    """Return a list of cells for each start of the run, with the columns of `START_HEAD`."""
     lines = []
     for number, (attempt, redone) in enumerate(
         zip(run.timeline.attempts, run.timeline.redone(), strict=True), start=1
@@ -135,7 +135,7 @@ START_HEAD = ("start", "from (UTC)", "last word (UTC)", "steps", "made again", "
 
 
 def words(run: Run) -> list[Row]:
-    """Return the values in records that are not numbers."""
+    """Return a row for each field with values that are not numbers: these values and their counts."""
     return [
         Row(f"{name} ({kind})", [", ".join(f"{text} ({n:,} ×)" for text, n in found.items())])
         for (kind, name), found in run.reading.words.items()

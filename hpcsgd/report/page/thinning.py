@@ -17,11 +17,11 @@ Points = list[tuple[float, float]]
 
 @dataclass(slots=True)
 class Bucket:
-    """Consecutive values of a course."""
+    """A summary of consecutive values of a course. `values` is their number."""
 
     values: int
     low: tuple[float, float]
-    """Position and value of the smallest value."""
+    """Position and value of the smallest value; `high` is the same for the largest."""
     high: tuple[float, float]
     places: float
     """The sum of the positions. `total` is the sum of the values."""
@@ -39,7 +39,7 @@ class Bucket:
 
 @dataclass
 class Thinned:
-    """A course, to which values are added in order."""
+    """A course that keeps few points. Values are added in the order of their positions."""
 
     most: int = BUCKETS
     values: int = 0
@@ -68,7 +68,7 @@ class Thinned:
             self._buckets.append(new)
 
     def extremes(self) -> tuple[float, float] | None:
-        """Return the smallest and the largest value, or None if there are none."""
+        """Return the smallest and the largest value of the course, or None if it has no finite values."""
         if not self._buckets:
             return None
         return min(b.low[1] for b in self._buckets), max(b.high[1] for b in self._buckets)
@@ -83,7 +83,7 @@ class Thinned:
         return found
 
     def means(self, most: int) -> Points:
-        """Return the means of at most `most` buckets."""
+        """Return the mean position and the mean value of each bucket, of at most `most` joined buckets."""
         return [(b.places / b.values, b.total / b.values) for b in self._few(most)]
 
     def _few(self, most: int) -> list[Bucket]:
@@ -94,7 +94,7 @@ class Thinned:
 
 
 def _joined(buckets: list[Bucket]) -> list[Bucket]:
-    """Return the buckets, joined in pairs. The given ones stay unchanged."""
+    """Return new buckets, each of two neighbouring `buckets`, which stay unchanged."""
     found = []
     for i in range(0, len(buckets), 2):
         first = buckets[i]

@@ -19,7 +19,7 @@ SECONDS = "seconds since the start"
 
 
 def restarts(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Yield steps by time of day for runs that were started more than once; each start is a line."""
+    """Yield a plot of steps by time of day with a line per start, if runs were started more than once."""
     traces: list[Trace] = []
     for i, run in enumerate(runs):
         if len(run.timeline.attempts) < 2:
@@ -69,7 +69,7 @@ def _members(timeline: Timeline, of: str) -> Plot:
 
 
 def _progress(timeline: Timeline, of: str) -> Plot:
-    """Return a plot with one line, since all members have the same progress, and marks for lost groups."""
+    """Return a plot of epochs over time: one line, which all members share, and marks of lost groups."""
     x, y = zip(*timeline.progress, strict=True)
     line = {"mode": "lines", "shape": "hv", "colour": 0, "hovertemplate": "%{y:.4g} epochs"}
     traces: list[Trace] = [{"type": "scatter", "name": "all members", "x": x, "y": y, **line}]
@@ -81,7 +81,7 @@ def _progress(timeline: Timeline, of: str) -> Plot:
 
 
 def _units(timeline: Timeline, unit: str, of: str) -> Plot:
-    """Return a plot of a resource with a line for each group. Pointing at a time shows all groups."""
+    """Return a plot of a resource over time, with a line per group. Hovering shows all groups' units."""
     given = [*timeline.units[unit], (timeline.end, timeline.units[unit][-1][1])]
     x = [at for at, _ in given]
     look = {"type": "scatter", "mode": "lines", "shape": "hv"}

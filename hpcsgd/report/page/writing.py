@@ -1,4 +1,4 @@
-"""The writer of the page: tables by a template, plots by Plotly, with script and data in the page.
+"""Write the page: a template makes the tables, Plotly draws the plots from data in the page.
 
 The page's content security policy allows it to load nothing, and to run only the two scripts whose hashes are
 in the policy.
@@ -32,16 +32,16 @@ log = logging.getLogger(__name__)
 LARGEST = 5_000_000
 """Maximum number of bytes of a page."""
 PAUSE = 4
-"""While a job runs, writing pauses for at least this multiple of the time that writing takes."""
+"""While runs are followed, the pause between two pages is at least this multiple of the writing time."""
 
 
 def write(paths: Sequence[Path], target: Path | None = None) -> Path:
     """Write the page of these runs to `target`, and return its path.
 
-    The default is ``report.html``: in the folder in `paths` if there is only one, otherwise in the working
-    directory. Raises `UserError` if a folder cannot be read or the page cannot be written.
+    The default `target` is ``report.html``, in the folder in `paths` if there is only one, otherwise in the
+    working directory. Raises `UserError` if a folder cannot be read or the page cannot be written.
     """
-    _library()  # fail before all is read
+    _library()  # fail early if a library is missing
     found = find(paths)
     target = _target(paths, target)
     _write(target, [load(label, folder) for label, folder in found.items()])
@@ -68,7 +68,7 @@ def follow(paths: Sequence[Path], target: Path | None = None, every: int = 10) -
         except UserError as error:
             if not written:
                 raise
-            log.warning("%s: will look again", error)  # a run that resumes cuts its metrics meanwhile
+            log.warning("%s: will look again", error)  # a resuming run may be cutting its metrics now
         if not done:
             time.sleep(max(every, PAUSE * (time.monotonic() - began)))
     return target

@@ -36,7 +36,7 @@ class Format:
 
 
 def write_safetensors(left: Left, target: Path) -> None:
-    """Write one file. A tensor with two names is written once.
+    """Write a file of the library `safetensors`. A tensor with two names is written once.
 
     The metadata map its second name to the first, as `save_model` of the library `safetensors` does. The
     library's `load_model` reads such files.
@@ -96,13 +96,13 @@ FORMATS: Mapping[str, Format] = {
 
 
 def _readable(left: Left, *files: Path) -> None:
-    """Give `files` the permissions of the run's job file: the library lets only their owner read them."""
+    """Give `files`, which only their owner can read so far, the permissions of the run's job file."""
     for file in files:
         shutil.copymode(left.run / JOB_FILE, file)
 
 
 def _tokenizer(left: Left) -> Tokenizer | None:
-    """Return the tokenizer of the data, or None, with a log line, if its files are gone."""
+    """Return the tokenizer of the data. If its files are gone, log that and return None."""
     try:
         return tokenizer_of_store(left.config.data.path)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The averaged model of a run, at its end or in its newest checkpoint, read in one process."""
+"""The averaged model that a run has saved, at its end or in a checkpoint, read in one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODEL = "model.pt"
 
 @dataclass(frozen=True)
 class Left:
-    """The averaged model of the run of `config` after `step` steps (if known), read from `source`."""
+    """The averaged model that a run of `config` has left in `source`, after `step` steps (if known)."""
 
     config: Config
     run: Path
@@ -37,11 +37,11 @@ class Left:
 
     @cached_property
     def weights(self) -> Weights:
-        """The weights as in the model's `state_dict`; a tensor with two names exists once."""
+        """The weights by their names in `state_dict`. Tied weights are one tensor with two names."""
         return self._read()
 
     def model(self) -> nn.Module:
-        """Return a new model with these weights, in their dtypes."""
+        """Return a new model with `weights`, in the dtypes of the weights."""
         model = built(self.config)
         for name, value in model.state_dict(keep_vars=True).items():
             if name in self.weights:
@@ -51,7 +51,7 @@ class Left:
 
     @property
     def origin(self) -> dict[str, str]:
-        """Facts about the model that every format includes."""
+        """Facts about the model's origin, which every export format includes."""
         return {
             "hpcsgd": version("hpcsgd"),
             "step": "unknown" if self.step is None else str(self.step),
@@ -77,7 +77,7 @@ def left_by(run: Path) -> Left:
 
 
 def built(config: Config) -> nn.Module:
-    """Return the model with the memory layout of the run."""
+    """Return a new model as `config` describes it, with the memory layout that the run uses."""
     model = models.build(config.model.name, config.model.arguments)
     if config.training.channels_last:
         model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch has no type for it
@@ -100,7 +100,7 @@ def _averaged(config: Config, saved: Saved) -> Weights:
 
 
 def _went_on(run: Path, model: Path) -> bool:
-    """Return whether the run was resumed after it had saved its model."""
+    """Return whether `run` was resumed after it saved `model`, by the times of its checkpoints."""
     written = model.stat().st_mtime_ns
     manifests = (run / CHECKPOINTS).glob("step-*/manifest.json")
     return any(manifest.stat().st_mtime_ns > written for manifest in manifests)

@@ -1,4 +1,4 @@
-"""Tasks by the kind of data: each has a loss and figures of merit. One file per task."""
+"""Tasks by the kind of data, in a file each. A task has a loss and figures of merit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TASKS: Mapping[type[Split], Callable[[Any], Task]] = {
 
 
 def task_of(data: Split) -> Task:
-    """Return the task for this kind of data."""
+    """Return the task for data of the class of `data`."""
     return TASKS[type(data)](data)
 
 

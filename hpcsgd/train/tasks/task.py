@@ -28,7 +28,7 @@ class Task(Protocol):
 
     @property
     def at_once(self) -> int:
-        """The number of samples whose scores may be in memory together, if the user gave no number."""
+        """The largest number of samples whose scores are in memory together in an evaluation."""
         ...
 
     @property
@@ -50,11 +50,11 @@ class Task(Protocol):
         ...
 
     def result(self, tally: Tensor) -> Result:
-        """Return the result for sums over all samples."""
+        """Return the result for a tally that sums all samples of a split."""
         ...
 
     def require(self, scores: Tensor, x: Tensor, model: str) -> None:
-        """Raise `UserError` unless the scores of the model called `model` for x have the right shape."""
+        """Raise `UserError` unless `scores`, of the model called `model` for x, have the right shape."""
         ...
 
 
@@ -65,7 +65,7 @@ def tally_of(loss: Tensor, *others: Tensor | int) -> Tensor:
 
 
 def unfit(model: str, scores: Tensor, x: Tensor, why: str, expected: list[int]) -> UserError:
-    """Return an error which says that scores of this shape do not fit."""
+    """Return the error for scores that do not have the shape `expected`; `why` describes the data."""
     return UserError(
         f"[model]: {model} gives scores of shape {list(scores.shape)} for {len(x)} samples, but {why}: "
         f"expected {expected}",

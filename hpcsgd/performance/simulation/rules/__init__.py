@@ -1,4 +1,4 @@
-"""Rules of when groups wait for each other, and the choice of the rule for a method."""
+"""Rules that say when groups wait for each other, and the choice of a rule for a method."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rule_of(waits: Waits) -> Rule:
     """Return the rule that simulates `waits`.
 
     Raises:
-        UserError: If the waits depend on the training, or if there is no rule for such messages.
+        UserError: If the waits depend on the training, or if no rule covers the method's messages.
     """
     match waits:
         case Unknown(why):

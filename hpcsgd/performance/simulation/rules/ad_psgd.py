@@ -40,13 +40,13 @@ class AdPsgd:
         odd.go_on(course.T)
 
     def partners(self, t: int, P: int) -> Indices:
-        """Return the partner of each even group 0, 2, … at the end of step `t`."""
+        """Return the odd partner of each even group 0, 2, … of P groups at the end of step `t`."""
         drawn = np.random.Generator(np.random.SFC64([self.seed, t]))
         return 2 * drawn.integers(P // 2, size=(P + 1) // 2) + 1
 
 
 class _Passive:
-    """The odd groups, which never wait, or the only group."""
+    """The odd groups, which never wait. If there is only one group, it is treated like an odd one."""
 
     def __init__(self, course: SimulatedRun, work: Table, groups: Indices) -> None:
         self._course, self._work, self._groups = course, work, groups
@@ -79,7 +79,7 @@ class _Active:
         self.there = np.full(n, -np.inf)
         """When each group's last request reached its partner."""
         self.answered = np.full(n, -np.inf)
-        """When the answer to each group's last request arrived; infinite while unknown."""
+        """When the answer to each group's last request arrived; infinite while that is unknown."""
         self.queued = np.zeros(n)
         self._questions, self._answers = course.links(), course.links()
         self._partner = np.zeros(n, np.intp)
@@ -87,7 +87,7 @@ class _Active:
         self._drawn_by = np.zeros(course.T, int)
 
     def run(self, others: _Passive) -> None:
-        """Simulate all steps, and advance `others` alongside so that their seconds need not be stored."""
+        """Simulate all steps, and advance `others` at the same time, so that few seconds are stored."""
         message, gather = self._course.durations.message, self._course.durations.gather
         while np.isfinite(self.ready).any():
             asks = np.maximum(self.ready, self.answered)  # infinite, too, for groups that have ended
@@ -118,7 +118,7 @@ class _Active:
         self.next_work[now] = self._work(groups, self.step[now] + 1)
 
     def _answer(self, until: float) -> None:
-        """Send the answers to all requests that arrive before `until`, which are known by now."""
+        """Send the answers to all requests that arrive before `until`. All such requests are known now."""
         message = self._course.durations.message
         now = np.flatnonzero((self.answered == np.inf) & (self.there < until))
         begin = self._answers.begin(self._course.host(self._partner[now]), self.there[now])

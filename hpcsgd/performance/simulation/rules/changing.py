@@ -1,4 +1,4 @@
-"""Change from one rule to another one at a given step, at whose end all groups average."""
+"""A change from one rule to another at the end of a given step, when all groups average their models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcsgd.performance.simulation.simulated_run import Rule, SimulatedRun
 
 @dataclass(frozen=True)
 class Changing:
-    """The rule `first` for steps 1 to `at`, then an average of all groups, then the rule `then`."""
+    """The rule of a method that changes: `first` for steps 1 to `at`, an average of all groups, `then`."""
 
     first: Rule
     then: Rule
@@ -31,7 +31,7 @@ class Changing:
         course.under_way = part.under_way
 
     def _synchronize(self, course: SimulatedRun) -> float:
-        """Average all groups once pending averages are done, and return the time at which this is done."""
+        """Average all groups once pending averages are done, and return the time when the average ends."""
         t, F = course.T - 1, course.ended.copy()
         if len(F) == 1:
             return float(F[0])

@@ -21,7 +21,7 @@ from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 
 @dataclass(frozen=True)
 class Delayed:
-    """Averages of all groups begin after every `period` steps; groups use them `steps` ≥ 1 steps later."""
+    """The rule of averages that begin after every `period` steps and are used `steps` ≥ 1 steps later."""
 
     period: Period
     steps: int
@@ -31,7 +31,7 @@ class Delayed:
         d = course.durations
         F = np.full(course.layout.P, course.start)
         under_way: deque[tuple[int, float, float]] = deque()
-        """Pending averages: the step that uses each, when all groups had begun it, and when it is done."""
+        """For each pending average: the step that uses it, when all groups were ready, and when it ends."""
         last = course.start
         for t in range(course.first, course.T):
             here = ready = F + course.work(t)

@@ -1,4 +1,4 @@
-"""Groups that may die and come back: EnsembleSync, as `hpcsgd launch` runs it.
+"""Groups that may die and return: EnsembleSync, as `hpcsgd launch` runs it.
 
 Every T steps the living groups synchronize. They wait for a dead group until it has been silent for
 `Failures.heartbeat_timeout_seconds`. The dead group is restarted, and joins the living groups at the
@@ -22,12 +22,15 @@ from hpcsgd.performance.simulation.deaths import Deaths
 from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 
 PATIENCE = 1000
-"""The number of failed attempts at an epoch after which the simulation gives up."""
+"""The number of failed attempts at one epoch after which the simulation ends with an error."""
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Synchronizations every `every` (T) steps. An epoch has `Failures.syncs_per_epoch` synchronizations."""
+    """The rule of EnsembleSync, which synchronizes after every `every` (T) steps.
+
+    An epoch has `Failures.syncs_per_epoch` synchronizations.
+    """
 
     every: int
     dies_as_one = False
@@ -62,11 +65,11 @@ class _ReplicaGroups:
         """The time that each group has reached; for a dead group, the end of its last step."""
         self.alive = np.ones(P, bool)
         self._unheard = -np.inf
-        """The time until which living groups wait for those that died since the last synchronization."""
+        """The time until which living groups wait for groups that died since the last synchronization."""
         self._dies = np.full(P, np.inf)
         self._begin_life(self.alive, self.F)
         self._in_vain = np.zeros(course.T, int)
-        """For each step, how often all groups have begun again at it."""
+        """For each step, how often all groups have begun again at this step."""
 
     def step(self, t: int, round_began: int) -> None:
         """Simulate step `t` up to its synchronization, and mark the groups that die before that.
@@ -103,7 +106,7 @@ class _ReplicaGroups:
         self._course.made(t, np.flatnonzero(self.alive), self.F[self.alive])
 
     def begin_again(self, t: int) -> None:
-        """Begin again at step `t`, with the first group that is back."""
+        """Begin again at step `t` with the group that returns first."""
         self._in_vain[t] += 1
         if self._in_vain[t] == PATIENCE:
             raise UserError(f"no group lived through the epoch from step {t} on in {PATIENCE:,} attempts")

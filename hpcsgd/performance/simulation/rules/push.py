@@ -24,9 +24,9 @@ from hpcsgd.performance.simulation.windows import in_windows
 
 @dataclass(frozen=True)
 class Push:
-    """Messages over `graph` after every `period` steps, used `staleness` (τ) steps later.
+    """The rule of messages over `graph` after every `period` steps, used `staleness` (τ) steps later.
 
-    One message stands for all that a group sends in a step.
+    One message stands for all messages that a group sends in a step.
     """
 
     graph: Graph
@@ -47,7 +47,7 @@ class Push:
 
 @dataclass(frozen=True)
 class Paired:
-    """Messages between the two groups of each random pair, after every `period` steps."""
+    """The rule of messages between the two groups of each random pair, after every `period` steps."""
 
     pairs: Pairs
     period: Period
@@ -70,7 +70,7 @@ class _Edges:
         self._to = np.array([j for those in peers for j in those], np.intp)
         self._start = np.cumsum([0, *map(len, peers)])
         self.senders = np.bincount(self._to, minlength=len(peers))
-        """The number of senders to each group."""
+        """For each group, the number of groups that send to it."""
 
     def begin_at(self, groups: Indices) -> NDArray[np.bool_]:
         """Return, for each of `groups`, whether it sends to any group."""
@@ -85,7 +85,7 @@ class _Edges:
 
 
 class _Round:
-    """The messages of one step: how many each group still waits for, and when its last one arrived."""
+    """The messages of one step: how many each group still waits for, and when its last message arrived."""
 
     def __init__(self, edges: _Edges) -> None:
         self.edges = edges
@@ -133,7 +133,7 @@ class _Arrivals:
             round_ = self._round(t)
             known = round_.missing[groups[here]] == 0
             there[here] = np.where(known, round_.last[groups[here]], np.inf)
-            round_.used += int(np.count_nonzero(known))  # these groups go on and never need the round again
+            round_.used += int(np.count_nonzero(known))  # these groups go on and do not need the round again
             if round_.used == self._course.layout.P:
                 del self._rounds[t]
         return there

@@ -22,7 +22,7 @@ from hpcsgd.performance.simulation.windows import in_windows
 
 @dataclass(frozen=True)
 class Ssp:
-    """No group is more than `staleness` (s) steps ahead of the slowest."""
+    """The rule of SSP: no group is more than `staleness` (s) steps ahead of the slowest group."""
 
     staleness: int
     dies_as_one = True
@@ -33,7 +33,7 @@ class Ssp:
 
 @dataclass(frozen=True)
 class AsyncSgd:
-    """No group waits for others."""
+    """The rule of asynchronous SGD: no group waits for others."""
 
     dies_as_one = True
 
@@ -72,7 +72,7 @@ class _Open:
         return np.arange(len(groups))
 
     def deliver(self, groups: Indices, steps: Indices, times: Seconds) -> None:
-        """Ignore messages, because no group waits for them."""
+        """Do nothing, because no group waits for messages."""
 
     def there(self, groups: Indices, steps: Indices) -> Seconds:
         return np.full(len(groups), -np.inf)

@@ -18,7 +18,7 @@ from hpcsgd.performance.simulation.simulated_run import SimulatedRun
 
 @dataclass(frozen=True)
 class Synchronous:
-    """All groups average after every `period` steps."""
+    """The rule by which all groups average after every `period` steps and wait for each other."""
 
     period: Period
     dies_as_one = True
