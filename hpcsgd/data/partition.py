@@ -180,7 +180,7 @@ class OwnedByGroups(ABC):
 
     @abstractmethod
     def shares(self, samples: Samples) -> list[Rows]:
-        """Return, for each group, the indices of the samples that it owns; every sample has one owner."""
+        """Return, for each group, the indices of those `samples` that it owns; every sample has one owner."""
 
 
 @checked
