@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, final
 
 import torch
@@ -20,8 +20,8 @@ class AveragedModel:
 
     def __init__(self) -> None:
         self._block: contextlib.ExitStack | None = None
-        self._own: list[Tensor] = []
-        """After `keep`: the memory of this group's own parameters and buffers."""
+        self._own: list[tuple[Tensor, Tensor]] = []
+        """After `keep`: the module's parameters and buffers, and the memory of this group's own values."""
 
     def show(self, optimizers: Optimizers) -> None:
         """Put the averaged model into the module until `hide`."""
@@ -48,9 +48,9 @@ class AveragedModel:
     def keep(self, module: nn.Module, optimizers: Optimizers) -> None:
         """Put the averaged model into the module for good, in memory that the optimizers do not use."""
         self.show(optimizers)
-        values = [x.detach().clone() for x in _tensors(module)]
+        averaged = [(x, x.detach().clone()) for x in (*module.parameters(), *module.buffers())]
         self.hide()
-        self._own = _exchanged(module, values)
+        self._own = _exchanged(averaged)
 
     def forget(self) -> None:
         """Forget each group's own model after `keep`, because another training begins; not collective."""
@@ -58,32 +58,25 @@ class AveragedModel:
         self._own = []
 
     @contextlib.contextmanager
-    def left(self, module: nn.Module, optimizers: Optimizers) -> Generator[None, None, None]:
+    def left(self, optimizers: Optimizers) -> Generator[None, None, None]:
         """In the block, the module is this group's own model, even during an evaluation and after `keep`."""
         shown = self._block is not None
         self.hide()
-        kept = _exchanged(module, self._own) if self._own else []
+        kept = _exchanged(self._own)
         try:
             yield
         finally:
-            if kept:
-                _exchanged(module, kept)
+            _exchanged(kept)
         if shown:
             self.show(optimizers)
 
 
-def _exchanged(module: nn.Module, values: Sequence[Tensor]) -> list[Tensor]:
-    """Make `values` the memory of the module's tensors; return the memory that they had."""
-    before: list[Tensor] = []
-    for x, value in zip(_tensors(module), values, strict=True):
-        before.append(x.data)
-        x.data = value
+def _exchanged(memory: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Give each first tensor the memory of the second one; return the tensors with their own memory."""
+    before = [(x, x.data) for x, _ in memory]
+    for x, values in memory:
+        x.data = values
     return before
-
-
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
 
 
 def _copy(value: Any) -> Any:

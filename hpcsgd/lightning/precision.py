@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins import precision as lightning_precision
 from lightning.pytorch.plugins.precision import Precision as AnyPrecision
 from torch import nn, optim
@@ -95,4 +96,5 @@ _MAKERS: Mapping[type, Callable[[Any], AnyPrecision]] = {
 
 def _distributed(optimizer: Any) -> DistributedOptimizer:
     """Return the optimizer inside a `LightningOptimizer`, or `optimizer` itself."""
-    return getattr(optimizer, "_optimizer", optimizer)
+    inside: Any = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+    return inside

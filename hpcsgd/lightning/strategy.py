@@ -180,8 +180,11 @@ class HpcsgdStrategy(DDPStrategy):
         self._averaged_model.keep(self._module, self._distributed)
 
     def teardown(self) -> None:
-        """End an evaluation that an exception has left."""
+        """End the training on this rank alone: another rank may have raised an exception."""
         self._averaged_model.hide()
+        for optimizer in self._distributed:
+            for _, param in optimizer.trained:
+                param.grad = None  # Lightning moves gradients to the CPU, a use that would average them first
         super().teardown()
 
     # Checkpoints: all ranks call these.
@@ -199,7 +202,7 @@ class HpcsgdStrategy(DDPStrategy):
     ) -> None:
         """Write `checkpoint`, and next to it each rank's part of models and optimizers; collective."""
         if checkpoint.get("optimizer_states"):
-            with self._averaged_model.left(self._module, self._distributed):
+            with self._averaged_model.left(self._distributed):
                 for optimizer in self._distributed:
                     optimizer.ready_for("save_checkpoint()")
                 recorded = checkpoints.write(filepath, self.topology, self._distributed)
