@@ -12,11 +12,12 @@ try:
 except ImportError as error:
     raise UserError('hpcsgd.lightning needs Lightning: pip install "hpcsgd[lightning]"') from error
 
+from hpcsgd.lightning.metrics import STRATEGY
 from hpcsgd.lightning.metrics import LogMetrics as LogMetrics
 from hpcsgd.lightning.strategy import HpcsgdStrategy as HpcsgdStrategy
 
 __all__ = ["HpcsgdStrategy", "LogMetrics"]
 
 StrategyRegistry.register(
-    "hpcsgd", HpcsgdStrategy, description="hpcsgd with all its defaults: one group, synchronous SGD"
+    STRATEGY, HpcsgdStrategy, description="hpcsgd with all its defaults: one group, synchronous SGD"
 )

@@ -8,6 +8,10 @@ import lightning.pytorch as lightning
 from lightning.pytorch.callbacks import Callback
 
 from hpcsgd.engine.optimizer import DistributedOptimizer
+from hpcsgd.errors import UserError
+
+STRATEGY = "hpcsgd"
+"""The name of `HpcsgdStrategy`, by which Lightning knows it."""
 
 
 @final
@@ -18,6 +22,9 @@ class LogMetrics(Callback):
     model distance of the last synchronization. "hpcsgd/sent_bytes" counts what this rank has sent since the
     training started, without what Lightning sends. With several optimizers, the optimizer's number follows
     the name of a metric. Lightning passes rank 0's values to the loggers every `log_every_n_steps` steps.
+
+    Raises:
+        UserError: When the training starts, if the Trainer has another strategy.
 
     Example:
         >>> import hpcsgd.lightning
@@ -31,6 +38,9 @@ class LogMetrics(Callback):
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Begin to count bytes."""
+        if getattr(trainer.strategy, "strategy_name", "") != STRATEGY:
+            kind = type(trainer.strategy).__name__
+            raise UserError(f"LogMetrics: {kind} has no metrics of hpcsgd: train with HpcsgdStrategy")
         self._latest.clear()
         self._before = _sent(trainer.optimizers[0])
 

@@ -23,6 +23,7 @@ from hpcsgd.errors import UserError, near_miss
 from hpcsgd.lightning import checkpoints, loaders
 from hpcsgd.lightning.averaged_model import AveragedModel
 from hpcsgd.lightning.environment import TopologyEnvironment
+from hpcsgd.lightning.metrics import STRATEGY
 from hpcsgd.lightning.precision import for_groups
 from hpcsgd.methods.bsp import bsp
 from hpcsgd.start import init
@@ -65,7 +66,7 @@ class HpcsgdStrategy(DDPStrategy):
         2
     """
 
-    strategy_name = "hpcsgd"
+    strategy_name = STRATEGY
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -194,13 +195,32 @@ def case_refusals(folder: Path) -> Any:
         "no method": refused(lambda: HpcsgdStrategy("hierarchical")),  # pyright: ignore[reportArgumentType]
         "one method": refused(lambda: fit(lambda: Gan(toggles=True), hierarchical(EVERY))),
         "sampler": refused(lambda: fit(data=DataLoader(DATA, BATCH, sampler=sampler))),
+        "metrics": refused(lambda: fit(strategy="auto", devices=1, callbacks=[LogMetrics()])),
+        "nothing to train": refused(lambda: fit(Untrained)),
         "precision": refused(lambda: fit(plugins=[Odd()])),
         "sync_batchnorm": refused(lambda: fit(sync_batchnorm=True)),
     }
 
 
+class Untrained(Net):
+    """A module without an optimizer."""
+
+    def configure_optimizers(self) -> None:
+        return None
+
+
 class Odd(Precision):
     """A precision plugin of somebody else."""
+
+
+def case_docstrings(folder: Path) -> Any:
+    """The examples of this package's docstrings, which need processes."""
+    found = [0, 0]
+    for documented in (HpcsgdStrategy, LogMetrics):
+        for test in doctest.DocTestFinder().find(documented, globs={"hpcsgd": hpcsgd}):
+            failed, tried = doctest.DocTestRunner().run(test)
+            found = [found[0] + failed, found[1] + tried]
+    return found
 
 
 def case_method_object(folder: Path) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.plugins import MixedPrecision
-from scene import BATCH, DATA, Fitted, Plain, fit, plain, sent_in_steps
+from scene import BATCH, DATA, Fitted, Net, Plain, fit, plain, sent_in_steps
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -54,6 +54,30 @@ def case_accumulated(folder: Path) -> Any:
 def case_accumulated_by_schedule(folder: Path) -> Any:
     fitted = fit(callbacks=[GradientAccumulationScheduler({0: 1, 1: 4})])
     return compared(fitted, plain(fitted.strategy.topology, accumulate=lambda epoch: 4 if epoch else 1))
+
+
+class Manual(Net):
+    """A module that makes a step after every second batch by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.manual_backward(self.loss(batch) / 2)
+        if batch_idx % 2 == 1 or self.trainer.is_last_batch:
+            optimizer: Any = self.optimizers()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def on_train_epoch_end(self) -> None:
+        schedule: Any = self.lr_schedulers()
+        schedule.step()
+
+
+def case_manual(folder: Path) -> Any:
+    fitted = fit(Manual)
+    return compared(fitted, plain(fitted.strategy.topology, accumulate=lambda epoch: 2))
 
 
 def case_bf16_mixed(folder: Path) -> Any:

@@ -11,13 +11,19 @@ from lightning_runs import by_torchrun
 
 slow = pytest.mark.slow
 RunCases = Callable[..., dict[str, list[Any]]]
-STEPS = {
-    "bits": 22, "clip_norm": 22, "clip_value": 22, "accumulated": 8, "accumulated_by_schedule": 14,
-    "bf16_mixed": 22, "bf16_true": 22, "own_sampler": 22,
-}  # fmt: skip
-"""Cases with a plain loop, and their number of updates in 2 epochs of 11 batches."""
+STEPS = 22
+"""Of 2 epochs of 11 batches."""
+GRADIENTS = {
+    "clip_norm": STEPS,
+    "clip_value": STEPS,
+    "accumulated": 8,
+    "accumulated_by_schedule": 14,
+    "manual": 12,
+}
+PRECISIONS = {"bf16_mixed": STEPS, "bf16_true": STEPS, "own_sampler": STEPS}
+"""Cases with a plain loop, by the program that runs them, and their numbers of updates."""
 BEHAVIOUR = ("two_optimizers", "early_stopping", "swa", "evaluation", "streams")
-ARGUMENTS = ("by_name", "metrics", "method_object", "refusals")
+ARGUMENTS = ("by_name", "docstrings", "metrics", "method_object", "refusals")
 
 
 def require_same(of_ranks: list[Any], steps: int) -> None:
@@ -30,31 +36,40 @@ def require_same(of_ranks: list[Any], steps: int) -> None:
 
 
 def test_lightning_trains_as_a_plain_loop(run_cases: RunCases) -> None:
-    require_same(run_cases("bits")["bits"], STEPS["bits"])
+    require_same(run_cases("bits")["bits"], STEPS)
 
 
 @slow
 def test_lightning_trains_as_a_plain_loop_by_torchrun(run_cases: RunCases) -> None:
     """Without MPI, and on 2 × 2 with MPI's bits; buffers are averaged over 4 ranks, in another order."""
     found = run_cases("bits", by=by_torchrun)["bits"]
-    require_same(found, STEPS["bits"])
+    require_same(found, STEPS)
     assert found[0]["plain"][0] == run_cases("bits")["bits"][0]["plain"][0]
 
 
 @slow
-@pytest.mark.parametrize("case", [case for case in STEPS if case != "bits"])
-def test_what_the_trainer_is_given_acts_as_in_a_plain_loop(case: str, run_cases: RunCases) -> None:
-    found = run_cases(*STEPS, "fp16_mixed")
-    require_same(found[case], STEPS[case])
-    if case != "own_sampler":
-        assert found[case][0]["lightning"] != found["bits"][0]["lightning"]
+@pytest.mark.parametrize(("case", "steps"), GRADIENTS.items())
+def test_clipping_and_accumulation_are_those_of_a_plain_loop(
+    case: str, steps: int, run_cases: RunCases
+) -> None:
+    found = run_cases(*GRADIENTS)[case]
+    require_same(found, steps)
+    assert found[0]["plain"] != run_cases("bits")["bits"][0]["plain"]
+
+
+@slow
+@pytest.mark.parametrize(("case", "steps"), PRECISIONS.items())
+def test_precision_and_samplers_are_those_of_a_plain_loop(case: str, steps: int, run_cases: RunCases) -> None:
+    found = run_cases(*PRECISIONS, "fp16_mixed")[case]
+    require_same(found, steps)
+    assert found[0]["plain"] != run_cases("bits")["bits"][0]["plain"]
 
 
 @slow
 def test_float16_skips_the_same_steps_on_all_ranks(run_cases: RunCases) -> None:
-    found = run_cases(*STEPS, "fp16_mixed")["fp16_mixed"]
+    found = run_cases(*PRECISIONS, "fp16_mixed")["fp16_mixed"]
     steps = found[0]["plain"][-1]
-    assert 5 < steps < found[0]["global_step"] == 22
+    assert 5 < steps < found[0]["global_step"] == STEPS
     require_same(found, steps)
 
 
@@ -110,6 +125,11 @@ def test_the_strategy_has_a_name(run_cases: RunCases) -> None:
 
 
 @slow
+def test_examples_of_docstrings_run(run_cases: RunCases) -> None:
+    assert run_cases(*ARGUMENTS)["docstrings"] == [[0, 5]] * 4
+
+
+@slow
 def test_metrics_are_logged(run_cases: RunCases) -> None:
     for found in run_cases(*ARGUMENTS)["metrics"]:
         assert found["logged"]["hpcsgd/distance"] > 0
@@ -143,6 +163,8 @@ REFUSALS = {
     "no method": "HpcsgdStrategy: method = 'hierarchical': expected a Method or a function",
     "one method": "method: the module has 2 optimizers, and each needs a method of its own",
     "sampler": "hpcsgd.Sampler has divided the samples among the ranks",
+    "metrics": "LogMetrics: SingleDeviceStrategy has no metrics of hpcsgd: train with HpcsgdStrategy",
+    "nothing to train": "the optimizer has no trainable parameters",
     "precision": "precision plugin Odd: HpcsgdStrategy supports the precisions",
     "sync_batchnorm": "net.1 is torch's SyncBatchNorm and has no process group",
 }
