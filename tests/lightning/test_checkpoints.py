@@ -70,4 +70,5 @@ def test_weights_alone_are_the_averaged_model(run_cases: RunCases) -> None:
 
 def test_an_older_checkpoint_is_removed_with_its_folder(run_cases: RunCases) -> None:
     for found in run_cases(*CASES)["removed"]:
-        assert found == ["epoch=2.ckpt", "epoch=2.ckpt.ranks"]
+        assert found["names"] == ["epoch=2.ckpt", "epoch=2.ckpt.ranks", "last.ckpt"]
+        assert found["end"][-1] == 44
