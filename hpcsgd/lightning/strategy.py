@@ -87,6 +87,7 @@ class HpcsgdStrategy(DDPStrategy):
         self._method, self._options = method, options
         self._averaged_model = AveragedModel()
         self._passes = 0
+        self._generators: Any | None = None
         super().__init__(cluster_environment=TopologyEnvironment(self.topology))
 
     # Ranks and devices.
@@ -157,6 +158,10 @@ class HpcsgdStrategy(DDPStrategy):
     def precision_plugin(self, precision_plugin: Precision | None) -> None:
         self._precision_plugin = None if precision_plugin is None else for_groups(precision_plugin)
 
+    def on_train_start(self) -> None:
+        """Continue with the random numbers of a training that was saved within an epoch."""
+        self._load_generators()
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Expect as many backward passes as the Trainer accumulates, which a callback may have changed."""
         if self._passes != (passes := self._trainer.accumulate_grad_batches):
@@ -207,7 +212,9 @@ class HpcsgdStrategy(DDPStrategy):
                 for optimizer in self._distributed:
                     optimizer.ready_for("save_checkpoint()")
                 recorded = checkpoints.write(filepath, self.topology, self._distributed)
-            checkpoint = {**checkpoint, checkpoints.KEY: recorded}
+            epoch: Any = self._trainer.fit_loop.epoch_progress.current
+            within_epoch = epoch.processed < epoch.ready
+            checkpoint = {**checkpoint, checkpoints.KEY: {**recorded, "within_epoch": within_epoch}}
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
@@ -219,7 +226,18 @@ class HpcsgdStrategy(DDPStrategy):
         if checkpoints.KEY not in checkpoint:
             super().load_optimizer_state_dict(checkpoint)
             return
-        generators = checkpoints.read(checkpoint[checkpoints.KEY], self.topology, self._distributed)
+        recorded = checkpoint[checkpoints.KEY]
+        self._generators = checkpoints.read(recorded, self.topology, self._distributed)
+        if not recorded["within_epoch"]:
+            self._load_generators()
+
+    def _load_generators(self) -> None:
+        """Restore this rank's random generators.
+
+        Before training continues, Lightning begins to read the training data, which draws a random number.
+        After an epoch, the training that was saved went on in the same way; within an epoch it did not.
+        """
+        generators, self._generators = self._generators, None
         if generators is not None:
             load_generators_state(generators, self.root_device)
 

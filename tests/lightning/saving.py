@@ -15,19 +15,25 @@ from torch import nn
 import lightning
 from hpcsgd.methods import diloco, hierarchical, sgp
 
+METHODS: dict[str, Any] = {
+    "hierarchical": lambda: hierarchical(EVERY),
+    "diloco": lambda: diloco(8),
+    "sgp": sgp,
+}
+FILES = {"hierarchical": ("last", "epoch", "after"), "diloco": ("epoch",), "sgp": ("epoch",)}
+"""Saved by the end of the last validation, at the end of the epoch, and after `fit`."""
+
 
 def case_resume(folder: Path) -> Any:
-    """At the end of an epoch, where the groups have different models; dropout draws random numbers."""
+    """After 2 of 4 epochs, where the groups have different models; dropout draws random numbers."""
     found: dict[str, Any] = {}
-    for name, method in {
-        "hierarchical": lambda: hierarchical(EVERY), "diloco": lambda: diloco(8), "sgp": sgp
-    }.items():  # fmt: skip
-        saved = fit(lambda: Net(drop=0.3), method, validate=True, callbacks=[saves_last(folder / name)])
+    for name, method in METHODS.items():
+        saved = fit(make_noisy, method, validate=True, callbacks=saves(folder / name))
         saved.trainer.save_checkpoint(folder / name / "after.ckpt")
-        whole = fit(lambda: Net(drop=0.3), method, validate=True, epochs=4).found
-        files = {each: folder / name / f"{each}.ckpt" for each in ("last", "after")}
+        whole = fit(make_noisy, method, validate=True, epochs=4).found
+        files = {each: folder / name / f"{each}.ckpt" for each in FILES[name]}
         resumed = {
-            each: fit(lambda: Net(drop=0.3), method, validate=True, epochs=4, ckpt_path=file).found
+            each: fit(make_noisy, method, validate=True, epochs=4, ckpt_path=file).found
             for each, file in files.items()
         }
         same = {each: of_file(file) == digest(saved.module) for each, file in files.items()}
@@ -36,8 +42,17 @@ def case_resume(folder: Path) -> Any:
     return found
 
 
-def saves_last(folder: Path) -> ModelCheckpoint:
-    return ModelCheckpoint(folder, "best", save_last=True, enable_version_counter=False)
+def make_noisy() -> Net:
+    return Net(drop=0.3)
+
+
+def saves(folder: Path) -> list[Callback]:
+    """Two callbacks; Lightning tells them apart by `mode`."""
+    options: dict[str, Any] = {"enable_version_counter": False}
+    return [
+        ModelCheckpoint(folder, "best", save_last=True, save_on_train_epoch_end=False, **options),
+        ModelCheckpoint(folder, "epoch", save_on_train_epoch_end=True, mode="max", **options),
+    ]
 
 
 def of_file(path: Path) -> str:
@@ -63,8 +78,8 @@ class SeesStep(Callback):
 def case_within_an_epoch(folder: Path) -> Any:
     """Checkpoints between validations have the averaged model, too; training goes on with the own one."""
     sees = SeesStep()
-    saves = ModelCheckpoint(folder, "{step}", every_n_train_steps=5, save_top_k=-1)
-    fitted = fit(callbacks=[sees, saves], epochs=1)
+    every_five = ModelCheckpoint(folder, "{step}", every_n_train_steps=5, save_top_k=-1)
+    fitted = fit(callbacks=[sees, every_five], epochs=1)
     return {
         "file": of_file(folder / "step=5.ckpt"), "averaged": sees.averaged, "own": sees.own,
         "end": fitted.found, "without": fit(epochs=1).found,
@@ -143,8 +158,8 @@ def weights_only(fitted: Fitted, path: Path) -> Any:
 
 def case_removed(folder: Path) -> Any:
     """Lightning removes older checkpoints with what the ranks have written; the last one has a link."""
-    saves = ModelCheckpoint(folder, "{epoch}", save_top_k=1, save_last="link")
-    fitted = fit(epochs=3, callbacks=[saves])
+    newest = ModelCheckpoint(folder, "{epoch}", save_top_k=1, save_last="link")
+    fitted = fit(epochs=3, callbacks=[newest])
     fitted.strategy.topology.world.barrier()
     names = sorted(path.name for path in folder.iterdir())
     return {"names": names, "end": fit(epochs=4, ckpt_path=folder / "last.ckpt").found}

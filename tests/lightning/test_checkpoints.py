@@ -11,7 +11,10 @@ from lightning_runs import by_mpiexec, by_torchrun
 
 pytestmark = pytest.mark.slow
 RunCases = Callable[..., dict[str, list[Any]]]
-CASES = ("within_an_epoch", "other_shape", "of_another_strategy", "bad_files", "removed")
+FILES = {"hierarchical": ("last", "epoch", "after"), "diloco": ("epoch",), "sgp": ("epoch",)}
+"""By method: saved by the end of the last validation, at the end of the epoch, and after `fit`."""
+MODELS = ("within_an_epoch", "other_shape", "of_another_strategy")
+FOLDERS = ("bad_files", "removed")
 
 
 @pytest.mark.parametrize("by", [by_mpiexec, by_torchrun])
@@ -22,24 +25,24 @@ def test_a_training_resumes_with_the_same_bits(method: str, by: Any, run_cases: 
     assert whole[-1] == 44
     for found in (each[method] for each in of_ranks):
         assert found["whole"] == whole
-        assert found["resumed"] == {"last": whole, "after": whole}
-        assert found["averaged"] == {"last": True, "after": True}
+        assert found["resumed"] == dict.fromkeys(FILES[method], whole)
+        assert found["averaged"] == dict.fromkeys(FILES[method], True)
 
 
 def test_each_file_has_a_folder_of_the_ranks(run_cases: RunCases) -> None:
-    names = [f"{name}.ckpt{end}" for name in ("after", "best", "last") for end in ("", ".ranks")]
+    names = [f"{name}.ckpt{end}" for name in ("after", "best", "epoch", "last") for end in ("", ".ranks")]
     assert run_cases("resume")["resume"][0]["kept"] == names
 
 
 def test_a_checkpoint_between_validations_has_the_averaged_model(run_cases: RunCases) -> None:
-    of_ranks = run_cases(*CASES)["within_an_epoch"]
+    of_ranks = run_cases(*MODELS)["within_an_epoch"]
     for found in of_ranks:
         assert found["file"] == found["averaged"] != found["own"]
         assert found["end"] == found["without"]
 
 
 def test_another_shape_begins_with_the_averaged_model(run_cases: RunCases) -> None:
-    first, *others = run_cases(*CASES)["other_shape"]
+    first, *others = run_cases(*MODELS)["other_shape"]
     assert first["t"] == 22
     assert first["difference"] < 1e-6
     assert first["end"][-1] == 33
@@ -47,7 +50,7 @@ def test_another_shape_begins_with_the_averaged_model(run_cases: RunCases) -> No
 
 
 def test_a_checkpoint_of_another_strategy_gives_the_state_of_the_optimizer(run_cases: RunCases) -> None:
-    assert run_cases(*CASES)["of_another_strategy"] == [True] * 4
+    assert run_cases(*MODELS)["of_another_strategy"] == [True] * 4
 
 
 @pytest.mark.parametrize(
@@ -59,16 +62,16 @@ def test_a_checkpoint_of_another_strategy_gives_the_state_of_the_optimizer(run_c
     }.items(),
 )
 def test_what_belongs_together_has_to_be_there(name: str, text: str, run_cases: RunCases) -> None:
-    for found in run_cases(*CASES)["bad_files"]:
+    for found in run_cases(*FOLDERS)["bad_files"]:
         assert text in found[name]
 
 
 def test_weights_alone_are_the_averaged_model(run_cases: RunCases) -> None:
-    for found in run_cases(*CASES)["bad_files"]:
+    for found in run_cases(*FOLDERS)["bad_files"]:
         assert found["weights only"] == [True, False]
 
 
 def test_an_older_checkpoint_is_removed_with_its_folder(run_cases: RunCases) -> None:
-    for found in run_cases(*CASES)["removed"]:
+    for found in run_cases(*FOLDERS)["removed"]:
         assert found["names"] == ["epoch=2.ckpt", "epoch=2.ckpt.ranks", "last.ckpt"]
         assert found["end"][-1] == 44

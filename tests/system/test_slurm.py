@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from lightning_runs import PROGRAM
+import programs
+from lightning_runs import PROGRAM, lightning_python
 from system.machines import launch, skip_unless_mpich
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -90,8 +91,8 @@ def test_an_exception_in_one_rank_ends_the_step(srun):
 def test_lightning_trains_as_a_plain_loop(slurm, tmp_path):
     """The virtual nodes are one machine, and so one node for hpcsgd."""
     skip_unless_mpich()
-    words = [sys.executable, PROGRAM, str(tmp_path / "found"), "bits"]
-    done = launch(["srun", "-n", "4", "-N", "4", "--mpi=pmi2", *words], slurm)
+    words = lightning_python([PROGRAM, str(tmp_path / "found"), "bits"])
+    done = launch(["srun", "-n", "4", "-N", "4", "--mpi=pmi2", *words], slurm, timeout=programs.TIMEOUT)
     assert done.returncode == 0, done.stderr
     (line,) = (tmp_path / "found").read_text().splitlines()
     of_ranks = json.loads(line)["bits"]
