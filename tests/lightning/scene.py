@@ -93,7 +93,7 @@ def fit(
     """Train in Lightning, on 4 ranks."""
     lightning.seed_everything(SEED, verbose=False)
     module = make()
-    strategy = HpcsgdStrategy(method, groups, timeout_s=60, **(options or {}))
+    strategy = HpcsgdStrategy(method, groups, timeout_s=90, **(options or {}))
     saves = any(isinstance(each, ModelCheckpoint) for each in callbacks)
     trainer = lightning.Trainer(**{
         "strategy": strategy, "accelerator": "cpu", "devices": 4, "max_epochs": epochs, "logger": False,
