@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import importlib
 import json
 import os
 import random
@@ -145,6 +146,8 @@ def become(order: dict, files: list[int]) -> None:
     sys.path[0] = order["folder"] if program == "-m" else str(Path(program).parent)
 
 
+for module in sys.argv[2:]:
+    importlib.import_module(module)
 gc.freeze()  # what is here stays; a child need not touch it
 WORDS = Server(sys.argv[1]).serve()
 if WORDS[0] == "-m":

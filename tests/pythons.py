@@ -14,17 +14,20 @@ import programs
 HERE = Path(__file__).parent
 
 
-def python(*words: str) -> list[str]:
-    """The command of a process that does as `python` with these words: `-m` and a module, or a file."""
-    return [sys.executable, "-I", "-S", str(HERE / "forked.py"), _server(), *words]
+def python(*words: str, imported: str = "") -> list[str]:
+    """The command of a process that does as `python` with these words: `-m` and a module, or a file.
+
+    It has the module `imported` already, as well as torch.
+    """
+    return [sys.executable, "-I", "-S", str(HERE / "forked.py"), _server(imported), *words]
 
 
 @functools.cache
-def _server() -> str:
+def _server(imported: str) -> str:
     """Start a fork server, for as long as this process lives; its address."""
     folder = tempfile.TemporaryDirectory()
     address = Path(folder.name) / "fork-server"
-    server = fork_server(address)
+    server = fork_server(address, *filter(None, [imported]))
 
     def end() -> None:
         if programs.finish(server).returncode != 0:
@@ -35,11 +38,11 @@ def _server() -> str:
     return str(address)
 
 
-def fork_server(address: Path) -> programs.Running:
-    """Start fork_server.py, which serves at `address` and ends when its stdin does."""
+def fork_server(address: Path, *modules: str) -> programs.Running:
+    """Start fork_server.py, which imports `modules`, serves at `address`, and ends when its stdin does."""
     with _printed(address).open("w") as output:
         server = programs.start(
-            [sys.executable, str(HERE / "fork_server.py"), str(address)],
+            [sys.executable, str(HERE / "fork_server.py"), str(address), *modules],
             stdin=programs.PIPE,
             stdout=output,
             stderr=output,

@@ -36,6 +36,8 @@ ASKED: Mapping[tuple[str, str], str] = {
     ("engine/scaling.py", "DistributedOptimizer"): HANDED_OVER,
     ("engine/wrapping.py", "Guarded"): HANDED_OVER,
     ("engine/natural_gradient/optimizer.py", "DistributedOptimizer"): HANDED_OVER,
+    ("lightning/loaders.py", "Sampler"): HANDED_OVER,
+    ("lightning/precision.py", "GradScaler"): HANDED_OVER,
     ("models/gpt.py", "IntoTheSum"): "torch's own way of finding layers, to give them their first weights",
     ("models/transformer.py", "Projections"): "the same",
     ("models/sync_batch_norm.py", "SyncBatchNorm"): HANDED_OVER,

@@ -106,6 +106,16 @@ class Checkpoints:
                 raise UserError(f"{self._folder}: all checkpoints are damaged: {', '.join(candidates)}")
         return None
 
+    def of_step(self, step: int) -> Saved:
+        """Return the checkpoint of `step`. Raises `JobError` if it is absent or damaged."""
+        path = self._folder / title(step)
+        found, damage = self._looked_at(path)
+        with self._job.raise_on_all_ranks("reading checkpoints"):
+            if found is None:
+                raise UserError(f"{path}: no checkpoint is there, or it is damaged ({damage})")
+        assert found is not None
+        return found
+
     def whole(self, saved: Saved) -> bool:
         """Return whether `saved` is still complete. Another replica group may have removed it."""
         return self._looked_at(saved.path)[0] is not None

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+import programs
+from lightning_runs import PROGRAM, lightning_python
 from system.machines import launch, skip_unless_mpich
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -84,3 +86,16 @@ def test_an_exception_in_one_rank_ends_the_step(srun):
     assert done.returncode != 0
     assert time.time() - float(done.stdout) < 10
     assert done.stderr.count("RuntimeError: only rank 2 knows") == 1
+
+
+def test_lightning_trains_as_a_plain_loop(slurm, tmp_path):
+    """The virtual nodes are one machine, and so one node for hpcsgd."""
+    skip_unless_mpich()
+    words = lightning_python([PROGRAM, str(tmp_path / "found"), "bits"])
+    done = launch(["srun", "-n", "4", "-N", "4", "--mpi=pmi2", *words], slurm, timeout=programs.TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    (line,) = (tmp_path / "found").read_text().splitlines()
+    of_ranks = json.loads(line)["bits"]
+    assert len(of_ranks) == 4
+    for found in of_ranks:
+        assert found["lightning"] == found["plain"] == of_ranks[0]["plain"]

@@ -30,7 +30,7 @@ STEPS_AN_EPOCH = 40
 SCRIPT = re.compile(r"(benchmarks|examples|jobs)/[\w/-]+\.(py|sh|sbatch)$")
 STANDS_FOR = {"gpt.toml": "examples/gpt_wikitext2.toml"}
 """Job files that pages speak of without having them; all others are taken to be like the digits'."""
-PACKAGES = ("accelerate", "transformers")
+PACKAGES = ("accelerate", "lightning", "transformers")
 """What scripts import in addition to hpcsgd; each needs a library of its own."""
 HEAD = 'format = 1\n[machine]\nhosts = 2\nranks_per_host = 2\nbackend = "MPICH"\ndate = ""\nversions = {}\n'
 

@@ -1,0 +1,50 @@
+"""python endings.py HOW: a training by Lightning on 2 ranks that ends badly."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import torch
+from scene import BATCH, DATA, Net
+from torch.utils.data import DataLoader
+
+import lightning
+from hpcsgd.lightning import HpcsgdStrategy
+from hpcsgd.methods import hierarchical
+
+
+class Raises(Net):
+    """A module that raises on rank 1, after gradients of its third step have been sent."""
+
+    def on_after_backward(self) -> None:
+        if self.trainer.global_rank == 1 and self.trainer.global_step == 2:
+            raise ValueError("of rank 1")
+
+
+class Hangs(Net):
+    """A module that raises on rank 1 while the other rank is in a long step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if batch_idx == 2:
+            if self.trainer.global_rank == 1:
+                raise ValueError("of rank 1")
+            time.sleep(60)
+        return super().training_step(batch, batch_idx)
+
+
+def main(how: str) -> None:
+    devices = {"devices": 1}.get(how, 2)
+    backend = {"mpi": "mpi"}.get(how, "auto")
+    module = {"raises": Raises, "hangs": Hangs}.get(how, Net)()
+    strategy = HpcsgdStrategy(lambda: hierarchical(4), groups=1, backend=backend)
+    trainer = lightning.Trainer(
+        strategy=strategy, accelerator="cpu", devices=devices, max_epochs=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(DATA, BATCH, shuffle=True))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

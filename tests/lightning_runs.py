@@ -1,0 +1,38 @@
+"""What Lightning's trainings find, on 4 ranks that mpiexec or torchrun starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import programs
+from pythons import python
+from train.launches import unlaunched
+
+PROGRAM = str(Path(__file__).parent / "lightning/cases.py")
+Found = dict[str, list[Any]]
+"""What each rank found, by case."""
+
+
+def lightning_python(words: Sequence[str]) -> list[str]:
+    """The command of a Python that has imported Lightning, which takes seconds."""
+    return python(*words, imported="hpcsgd.lightning")
+
+
+def by_mpiexec(words: Sequence[str], n: int = 4) -> list[str]:
+    return [programs.mpiexec(), "-n", str(n), *lightning_python(words)]
+
+
+def by_torchrun(words: Sequence[str], n: int = 4) -> list[str]:
+    agent = ["--standalone", "--nproc-per-node", str(n), "--no-python", *lightning_python(words)]
+    return python("-m", "torch.distributed.run", *agent)
+
+
+def run_once(folder: Path, *cases: str, by: Callable[[Sequence[str]], list[str]] = by_mpiexec) -> Found:
+    """Run `cases` in one program, and return what the ranks found."""
+    file = folder / "found"
+    programs.run(by([PROGRAM, str(file), *cases]), env=unlaunched(), cwd=folder)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return {name: of_ranks for line in lines for name, of_ranks in line.items()}
