@@ -101,10 +101,7 @@ def tell(rows: Sequence[Row]) -> None:
     print_table(cells, head)
     head = ["a node fails every", "nodes", GROUPS, SYNC]
     print_table(
-        (
-            [r["node_mtbf"], r["nodes"], f"{r[GROUPS]:.1%}", f"{r[SYNC]:.1%}"]
-            for r in parts(rows, "by nodes")
-        ),
+        ([r["node_mtbf"], r["nodes"], f"{r[GROUPS]:.1%}", f"{r[SYNC]:.1%}"] for r in parts(rows, "by nodes")),
         head,
     )
     if runs := parts(rows, "random run"):

@@ -79,7 +79,9 @@ UNPUBLISHED = """
 No paper had to say it. `hpcsgd cite job.toml` has all that a training uses, and hpcsgd itself.
 
 """
-AMONG = {"intra_group": "a group", "inter_group": "the groups", "world": "all ranks", "replica_groups": "replica groups"}
+AMONG = {
+    "intra_group": "a group", "inter_group": "the groups", "world": "all ranks", "replica_groups": "replica groups",
+}  # fmt: skip
 
 
 def pages() -> dict[str, str]:

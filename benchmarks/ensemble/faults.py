@@ -99,8 +99,9 @@ class Run:
         faults = []
         for _ in range(self._chance.randint(1, 3)):
             kind = self._chance.choice(KINDS)
-            lasts = {"pause": 0.3 * HEARTBEAT_TIMEOUT, "kill": 0.5}.get(kind,
-            HEARTBEAT_TIMEOUT + self._chance.uniform(0.5, 1.5))
+            lasts = {"pause": 0.3 * HEARTBEAT_TIMEOUT, "kill": 0.5}.get(
+                kind, HEARTBEAT_TIMEOUT + self._chance.uniform(0.5, 1.5)
+            )
             at = self._chance.uniform(0, 1.5 * ROUNDS * TRAINING)
             faults.append(Fault(kind, self._chance.randrange(GROUPS), at, lasts))
         return faults

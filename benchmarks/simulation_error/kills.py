@@ -74,8 +74,10 @@ def simulated(rounds: int, mtbf: float, meeting: float) -> float:
                 waits=Living(EVERY),
                 steps=rounds * EVERY,
                 failures=Failures(
-                    mtbf, checkpoint_seconds=1.0, restart_seconds=RESTART,
-                    heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
+                    mtbf,
+                    checkpoint_seconds=1.0,
+                    restart_seconds=RESTART,
+                    heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
                 ),
                 seed=seed,
             )
