@@ -80,8 +80,11 @@ No paper had to say it. `hpcsgd cite job.toml` has all that a training uses, and
 
 """
 AMONG = {
-    "intra_group": "a group", "inter_group": "the groups", "world": "all ranks", "replica_groups": "replica groups",
-}  # fmt: skip
+    "intra_group": "a group",
+    "inter_group": "the groups",
+    "world": "all ranks",
+    "replica_groups": "replica groups",
+}
 
 
 def pages() -> dict[str, str]:
