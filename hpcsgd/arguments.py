@@ -1,7 +1,7 @@
-"""A check of the arguments of public calls against annotations; its errors are one line.
+"""A check of the arguments of public calls against annotations; its messages have one line.
 
 `checked` wraps the public functions and classes. It reads a signature at the first call, and checks the
-arguments of every call. It wraps calls that make objects, but no calls that are made in every step. A number
+arguments of every call. It wraps calls that make objects, but no calls that are made in every step. A scalar
 of numpy, or a tensor with one number and no dimensions, is passed on as a Python number. An annotation may
 allow more than the function does, such as ``int`` for a count. Then the function itself checks the range.
 """

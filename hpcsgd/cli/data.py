@@ -93,7 +93,7 @@ def images(folder: Path, dst: Path, /, *, size: int = 224) -> None:
     """Convert a folder of JPEG or PNG images to a dataset file; continue an interrupted conversion.
 
     :param folder: With train/ and val/ (or valid/, or test/); in each a folder per class, as in ImageNet.
-    :param dst: The dataset file to write; the folder of its parts is next to it.
+    :param dst: The dataset file to write; a folder next to it has the images.
     :param size: Side of a sample, in pixels; a job file may use another.
     """
     with errors_in_one_line():

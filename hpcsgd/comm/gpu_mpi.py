@@ -40,7 +40,7 @@ class TakesAddresses(Protocol):
     """A backend that passes addresses to its library, and knows whether device addresses are allowed."""
 
     def lacks(self, device: torch.device) -> str:
-        """Return why `device` is not supported, as `judged` does."""
+        """Return the reason why MPI cannot read the memory of `device`, or "" if it can."""
         ...
 
 

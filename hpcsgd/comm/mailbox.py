@@ -50,7 +50,7 @@ class Inbox:
 
 
 class Outbox:
-    """Messages being sent, for which no call waits; gloo ends a send only when the message is received.
+    """Messages being sent, for which no call waits; gloo completes a send only at its receipt.
 
     A thread keeps the memory of each message until it has been sent.
     """

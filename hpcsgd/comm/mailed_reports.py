@@ -18,7 +18,7 @@ _REPORT, _QUESTION, _ANSWER = 0, 1, 2  # tags
 
 
 class Mail(Protocol):
-    """Messages between ranks that are processes, separate from all other communication."""
+    """Messages between the processes of two ranks, separate from all other communication."""
 
     @property
     def rank(self) -> int: ...

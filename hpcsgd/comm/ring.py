@@ -31,7 +31,7 @@ Request = TypeVar("Request")
 
 
 class Messages(Protocol[Request]):
-    """Nonblocking messages and their completion. Those of one rank to another stay in order."""
+    """Nonblocking messages and their completion. Messages of one rank to another stay in order."""
 
     rank: int
     size: int

@@ -1,1 +1,1 @@
-"""The job file: its schema, its overrides, and the functions that it names as methods and parts."""
+"""The job file: its schema, its overrides, and the lookup of methods and parts that it names."""

@@ -57,7 +57,7 @@ def _outwards(path: KeyPath) -> Iterator[KeyPath]:
 
 
 def _differs(reported: object, value: Any) -> bool:
-    """Return True if the `reported` value of an error is not the file's `value`, but has another origin."""
+    """Return True if the value that an error `reported` is not the file's, but one of an override, say."""
     return not (
         reported is None or isinstance(value, Mapping) or reported == value or str(reported) == str(value)
     )

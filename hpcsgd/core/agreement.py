@@ -95,7 +95,7 @@ class Agreement:
         return self._ranks.size == 1
 
     def begin(self, call: Call, digest: int = 0) -> Comparison:
-        """Begin to compare `call`, and `digest`, a checksum of other data, among the ranks. Collective.
+        """Begin to compare among the ranks their `call`s, and `digest`, a checksum of other data. Collective.
 
         Until the comparison ends, this rank may send other messages, but must not begin another comparison.
         """

@@ -172,7 +172,7 @@ class Method:
 
 
 def remembering(part: Any) -> dict[str, Stateful]:
-    """Return by role the parts that have state: the averager `part` itself, and parts inside it."""
+    """Return the parts that have state, by their roles: the averager `part`, and the parts inside it."""
     return {role: found for role, found in parts_of("averager", part) if isinstance(found, Stateful)}
 
 

@@ -47,9 +47,9 @@ class Prepares(Protocol):
 
 @runtime_checkable
 class Late(Protocol):
-    """An averager whose results arrive while training goes on, or that works between two synchronizations.
+    """An averager that communicates after updates without a synchronization, too.
 
-    After each update `is_due` is called once; then either `average` or `begin` is called.
+    After each update `is_due` is called once. If it returns True, `average` is called, otherwise `begin`.
     """
 
     def is_due(self, s: StepContext, wanted: bool) -> bool:

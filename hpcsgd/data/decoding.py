@@ -43,7 +43,7 @@ def pillow() -> Any:
 
 
 def decoded(encoded: bytes) -> Any:
-    """Return a JPEG or PNG file's bytes as an RGB image of Pillow.
+    """Return a JPEG or PNG file's bytes as a Pillow image in RGB.
 
     Raises `UserError` for damaged images and other formats.
     """

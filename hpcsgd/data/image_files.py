@@ -105,7 +105,7 @@ class ImageFiles(Split):
         return len(self.labels)
 
     def trial(self) -> Tensor:
-        """Return the x of the first and the last sample."""
+        """Return the inputs of the first and the last sample, to find damaged files before a training."""
         return self.__getitems__([0, len(self) - 1]).x
 
     def _read(self, indices: Sequence[int]) -> Batch:

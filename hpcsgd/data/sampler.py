@@ -277,7 +277,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         return self._left()[: len(self)]
 
     def _facts(self) -> Iterator[tuple[str, str]]:
-        """Yield names and values that must be equal on all ranks, or several or none would see a sample."""
+        """Yield names and values that must be equal on all ranks; else they miss or repeat samples."""
         yield "the length of the data of a sampler", str(self._total)
         yield "the seed of a sampler", str(self._seed)
         yield "the epoch of a sampler", str(self._epoch)

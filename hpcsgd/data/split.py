@@ -144,7 +144,7 @@ def damaged(path: Path, split: str, what: str) -> UserError:
 
 @runtime_checkable
 class Varying(Protocol):
-    """A split whose samples get a random part, which is drawn for every batch after it was read."""
+    """A split whose samples are changed at random, such as flipped, each time a batch has been read."""
 
     def vary(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         """Return the samples to train on in place of the loaded x, y, with random numbers of `generator`."""

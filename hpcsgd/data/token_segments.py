@@ -174,7 +174,7 @@ class TokenSegments:
     def _mapped(self) -> mmap.mmap:
         """Return the whole file, mapped once, because every mapping costs a descriptor.
 
-        Raises `UserError` if the file has been cut off. Its size is compared each time, because reading
+        Raises `UserError` if the file has been cut off. Each call looks at its size, because reading
         beyond the end would kill the process.
         """
         if self._content is None:

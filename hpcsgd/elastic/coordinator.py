@@ -204,7 +204,7 @@ class Coordinator:
             self._tell_all({"all_arrived": [now.generation, now.rounds]})
 
     def _object(self, replica_group: int, said: Mapping[str, Any]) -> None:
-        """Abort the round. If two groups fail to reach each other a second time, remove the higher number."""
+        """Abort the round; if two groups fail to reach each other twice, remove the one of higher number."""
         log.info("replica group %d objects to round %d: %s", replica_group, said["rounds"], said["why"])
         pair = frozenset({replica_group, said["blamed"]})
         self.membership.object(replica_group, said["generation"], said["rounds"])

@@ -198,7 +198,7 @@ class ElasticAverage:
         return State(int(worst.item()))
 
     def _look_around(self) -> None:
-        """Raise `OSError` if the generation of the last round, as this rank knows it, has ended."""
+        """Raise `OSError` if the last round's generation, which is a fixed set of groups, has ended."""
         now = self._client.register
         if now.phase is not Phase.RUN or now.generation != self._generation.generation:
             raise ConnectionError("the generation has ended")

@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class MembershipLog:
-    """A writer of changes to the log `events`, together with the progress that counting groups report."""
+    """A writer of membership changes to `events`, with the progress of the groups that are averaged."""
 
     def __init__(self, events: EventLog) -> None:
         self.events = events

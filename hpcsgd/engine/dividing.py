@@ -71,7 +71,7 @@ def uncut(
 
 
 def _tell_padding(topology: Topology, buckets: Sequence[Bucket]) -> None:
-    """Warn if uncut tensors leave much of the buckets empty; with other K there may be less padding."""
+    """Warn if uncut tensors leave much of the buckets empty; with another K there may be less padding."""
     used = sum(slot.stop - slot.start for b in buckets for slot in b.slots)
     padding = 1 - used / sum(b.size for b in buckets)
     if padding > MUCH and any(b.whole for b in buckets) and topology.rank == 0:

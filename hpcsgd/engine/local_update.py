@@ -62,7 +62,7 @@ class LocalUpdate:
             self._reducer.finish(call)
 
     def synchronize(self, call: Call) -> None:
-        """Return once `param.grad` is the whole averaged gradient of all parameters; collective."""
+        """Wait until every `param.grad` is the whole gradient, averaged over the group; collective."""
         if self._reducer is not None:
             self._reducer.synchronize(call)
 

@@ -21,7 +21,7 @@ from hpcsgd.parts.grad_reduces.by_torch import left_to_torch
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """How an optimizer updates a model."""
+    """What must be known of an optimizer to plan a step: which parts of the model it needs whole."""
 
     sees: Literal["elements", "tensors", "model"] = "elements"
     """What the optimizer has to see whole: an element, a tensor, or all of the model."""

@@ -75,8 +75,8 @@ class WithState(optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load `state_dict`: a plain optimizer's, or a result of `state_dict()`.
 
-        A result of `state_dict()` must be this rank's own, or that of all ranks (`consolidate_state_dict`),
-        or from a job with other numbers of ranks.
+        A result of `state_dict()` must be this rank's own, or that of all ranks (`consolidate_state_dict`).
+        If the number of groups or ranks has changed, any rank's result is accepted.
         """
         refuse_torch_checkpoint("load_state_dict()")
         self._complete = None

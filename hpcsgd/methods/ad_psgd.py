@@ -168,7 +168,7 @@ class PairAverage:
         return found
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
-        """Return the messages with x_i from the active groups to the passive ones, and with the average back.
+        """Return the predicted messages: x_i from an active group to a passive one, and the average back.
 
         `contention` accounts for random partners, several of which may share a link. In addition, if a host
         has active and passive groups, its link carries requests and answers at the same time. The value of

@@ -80,7 +80,7 @@ class PairOuterStep:
         self._arrived: MessageBuffer | None = None
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        """Before the first update, set φ to the initial model and δ to zero, or load their saved values."""
+        """Before the first update, make the slow weights φ and the momentum δ, or load their saved values."""
         if s.topology.num_groups > 1 and not self._phi:
             kept, self._saved = self._saved.sharded, State()
             self._phi = kept.get("phi") or [_accumulated(own) for own in vectors]

@@ -2,7 +2,7 @@
 
 The model predicts which items a user likes, from the numbers of user and item alone. It has two halves: a
 product of embeddings (GMF, eqs. 8 and 9), and a perceptron on other embeddings (eq. 10). A linear layer (eq.
-12) makes a score of their results. Differences from the paper: the loss applies the sigmoid, not the model.
+12) turns their outputs into a score. Differences from the paper: the loss applies the sigmoid, not the model.
 The two halves are trained together from the beginning; the paper first trains each separately.
 """
 

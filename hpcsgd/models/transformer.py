@@ -25,7 +25,7 @@ SPREAD = 0.1
 
 
 class Transformer(nn.Module):
-    """The Transformer: token ids int64 [b, T] → scores [b, T, types] of the next token after each."""
+    """The Transformer: token ids int64 [b, T] → scores of each position's next token [b, T, types]."""
 
     def __init__(
         self, types: int, width: int, layers: int, heads: int, hidden: int, dropout: float, tied: bool

@@ -15,8 +15,8 @@ METRICS, REPLICA_GROUPS = "metrics.jsonl", "replica_groups"
 def of_run(folder: Path) -> Iterable[Record]:
     """Return all records of a run in order, one at a time; none if nothing was recorded.
 
-    In an elastic run, steps and epochs are those of the group that made the most steps. Evaluations are those
-    of all groups: in each round the first group evaluates, which may be a different group each time.
+    In an elastic run, steps and epochs are those of the group that made the most steps. Evaluations come from
+    all groups: one group evaluates at a time, and it may be another one each time.
     """
     if (file := folder / METRICS).exists():
         return metrics.stream(file)

@@ -56,7 +56,7 @@ class Verdict:
 
 
 def is_flat(distances: Sequence[float]) -> bool:
-    """Return whether the means of two neighbouring windows of `WINDOW` distances differ by at most `FLAT`."""
+    """Return whether the mean of the last `WINDOW` distances is that of the `WINDOW` before, up to `FLAT`."""
     if len(distances) < COMPARED:
         return False
     before, now = (math.fsum(d) / WINDOW for d in (distances[-COMPARED:-WINDOW], distances[-WINDOW:]))

@@ -119,7 +119,7 @@ class TrainingProfile:
             return [params for _, params in fsdp_units(self.model, config.model.fsdp_units)]
 
     def method(self, table: Mapping[str, Any], P: int) -> Method:
-        """Return the method of `table`. Raises `UserError` for arguments that the method does not take."""
+        """Return the method that `table` of a job file describes. Raises `UserError` for mistakes."""
         arguments = {key: value for key, value in table.items() if key != "name"}
         section = MethodSection(name=table["name"], arguments=arguments)
         return self.with_config(dataclasses.replace(self.config, method=section)).own_method(P)

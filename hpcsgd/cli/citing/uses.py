@@ -51,7 +51,7 @@ def _keys(paper: str) -> Sequence[str]:
 
 
 def _all(names: Iterable[str], *papers: str) -> Papers:
-    """Return a mapping of each of `names` to the same `papers`, which may be none."""
+    """Return a dict that maps each of `names` to the same `papers`, of which there may be none."""
     return dict.fromkeys(names, papers)
 
 

@@ -43,7 +43,7 @@ def quoted(word: str) -> str:
     """Return `word` with quotes, so that the shell and the scheduler read it unchanged.
 
     Raises:
-        UserError: If `require_writable` raises it.
+        UserError: If no quotes can express `word`, because of a line break, say.
     """
     require_writable(word)
     return shlex.quote(word)

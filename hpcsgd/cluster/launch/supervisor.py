@@ -36,7 +36,7 @@ QUOTED = 20
 
 
 class Coordination(Protocol):
-    """The interface of a coordinator to the launcher of replica groups."""
+    """What the launcher of replica groups calls on a coordinator."""
 
     address: str
     """The coordinator's address for replica groups; see `Client`."""
@@ -56,7 +56,7 @@ class Coordination(Protocol):
         ...
 
     def register(self) -> Register:
-        """Return the register as it was last saved."""
+        """Return the register of the groups, as the coordinator saved it last."""
         ...
 
     async def end(self) -> None: ...

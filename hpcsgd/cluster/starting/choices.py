@@ -94,7 +94,7 @@ def images(channels: int, height: int, width: int, classes: int) -> dict[str, An
 
 
 def arrays(shape: Sequence[int], classes: int) -> dict[str, Any]:
-    """Return the sizes of data whose samples are arrays of this shape."""
+    """Return the settings of a model for samples that are arrays of this shape, such as `inputs`."""
     shaped = {"shape": list(shape)} if len(shape) > 1 else {}
     return {**shaped, "inputs": prod(shape), "classes": classes}
 

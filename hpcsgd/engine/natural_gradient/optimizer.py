@@ -184,7 +184,7 @@ class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
         return getattr(self.optimizer, name)
 
     def _join(self) -> None:
-        """Refer to the wrapped optimizer's `param_groups` and `state`: loading may make new ones."""
+        """Take the wrapped optimizer's `param_groups` and `state`, which a loading may have replaced."""
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
 
     def _fold(self, *_: object) -> None:

@@ -2,9 +2,9 @@
 
     W ← (1/M) Σ_i W_i   over the M groups of the membership in this round
 
-W_i is the model of group i. Float buffers are averaged, too, over all ranks of the groups, because a group
-that returns has no buffers of its own. `hpcsgd.elastic.elastic_average` makes sure that either all groups use
-the mean or none does, even if groups die meanwhile.
+W_i is the model of group i. Float buffers are averaged, too, over all ranks of the groups: a group that
+rejoins has lost its own, and needs common values. `hpcsgd.elastic.elastic_average` makes sure that either all
+groups use the mean or none does, even if groups die meanwhile.
 """
 
 from __future__ import annotations

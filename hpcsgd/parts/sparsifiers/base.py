@@ -97,9 +97,9 @@ class Sparsifier(Protocol):
         ...
 
     def cut(self, layers: Tensor, n: int) -> Tensor:
-        """Return the bounds of the layers for `Accumulated`; `layers` has the bounds of the parameters.
+        """Return the bounds of the layers from which elements are selected, given those of the parameters.
 
-        A sparsifier may cut large parameters into several layers.
+        A sparsifier may cut a large parameter into several layers.
         """
         ...
 

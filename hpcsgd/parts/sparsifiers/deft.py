@@ -1,7 +1,7 @@
-"""DEFT: the workers divide the selection by layers and select more where gradients are larger.
+"""DEFT: each worker selects gradients of some layers, and of layers with larger gradients more.
 
 D. Yoon, S. Oh: DEFT: Exploiting Gradient Norm Difference between Model Layers for Scalable Gradient
-Sparsification, ICPP 2023 ("algorithm …" below refers to it):
+Sparsification, ICPP 2023 ("algorithm …" below refers to it). Of M elements, n workers send k:
 
     partition   algorithm 2: a layer of more than M/n elements is cut into equal pieces, which then count as
                 layers
@@ -28,8 +28,8 @@ Differences from the paper, and from its authors' code:
   different bins, one worker may always get the same layer. Then the accumulated gradients of the other
   workers for this layer grow without bound.
 - Worker t mod n assigns layers to bins by its own norms. With `exact` False, each worker computes k_layer
-  from its own norms, so that about k elements are sent, as in the paper. With True, worker t mod n also
-  broadcasts its k_layer, 4 bytes per layer, and exactly k elements are sent.
+  from its own norms, so that about k elements are sent, as in the paper. With `exact` True, worker
+  t mod n also broadcasts its k_layer, 4 bytes per layer, and exactly k elements are sent.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Deaths:
 
 
 class _Node:
-    """The failures of one shared node, drawn one after another."""
+    """The random failure times of a node whose ranks fail together, drawn one after another."""
 
     def __init__(self, course: SimulatedRun, number: int, mtbf: float) -> None:
         self._chance, self._mtbf = course.generator(f"node {number}"), mtbf

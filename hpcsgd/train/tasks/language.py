@@ -20,7 +20,7 @@ SCORES_AT_ONCE = 1 << 25
 
 
 class Language:
-    """The task for scores [b, bptt, types] of b windows and y int64 [b, bptt].
+    """Next-token prediction: scores [b, bptt, types] for b windows of bptt tokens, y int64 [b, bptt].
 
     `types` is at least the number of token types. Positions where y is `IGNORED` do not count. No state is
     carried from window to window, so the first tokens of each window are predicted from little context.
