@@ -14,7 +14,7 @@ from hpcsgd.core.elements import in_rows
 from hpcsgd.core.flat import Bucket, ShardRange
 from hpcsgd.core.state import State
 from hpcsgd.engine.optimizer import DistributedOptimizer
-from hpcsgd.engine.saved_parts import RangeState
+from hpcsgd.engine.state_of_parts import RangeState
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import threading
 from typing import NoReturn
 from weakref import WeakKeyDictionary, ref
 
@@ -20,7 +21,6 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcsgd.comm.process_group import distributed
-from hpcsgd.engine.garbage import collect_garbage
 from hpcsgd.errors import UserError
 
 INSTEAD = {
@@ -29,6 +29,14 @@ INSTEAD = {
 }
 _trained: WeakKeyDictionary[nn.Module, ref[optim.Optimizer]] = WeakKeyDictionary()
 """The modules of models, and the `DistributedOptimizer` that was made last for each."""
+_collecting = threading.Lock()
+"""A lock for garbage collections: one that begins while another thread runs one would do nothing."""
+
+
+def collect_garbage() -> None:
+    """Free objects that only refer to each other, before one of them is reported as being in use."""
+    with _collecting:
+        gc.collect()
 
 
 def require_plain(model: nn.Module) -> None:

@@ -21,8 +21,8 @@ from hpcsgd.core.state import State
 from hpcsgd.core.topology import Topology
 from hpcsgd.engine.inside import shared_state
 from hpcsgd.engine.own_state import place
-from hpcsgd.engine.saved_parts import Place
 from hpcsgd.engine.sharding import ShardedOptimizer
+from hpcsgd.engine.state_of_parts import Place
 from hpcsgd.errors import UserError, in_one_line
 
 Options = list[dict[str, Any]]

@@ -35,8 +35,7 @@ from hpcsgd.engine.inside import (
 from hpcsgd.engine.master import MASTER
 from hpcsgd.engine.memory_order import has_every_element, in_memory_order, like
 from hpcsgd.engine.optimizer_param import OptimizerParam, place_in
-from hpcsgd.engine.saved_parts import Part, Place, RangeState
-from hpcsgd.engine.state_of_parts import StateOfParts
+from hpcsgd.engine.state_of_parts import Part, Place, RangeState, StateOfParts
 from hpcsgd.errors import UserError
 
 

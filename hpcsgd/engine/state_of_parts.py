@@ -1,4 +1,4 @@
-"""The state of an optimizer that updates parts of parameters, as a training loop sees it.
+"""The state of an optimizer that updates parts of parameters, as a training loop sees it and as it is saved.
 
 The state is kept under the tensors that are parts of a parameter. A loop that looks up
 `optimizer.state[param]`, to mask or reset it, would find nothing and continue, so the lookup raises an error.
@@ -10,12 +10,37 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor, nn
 
 from hpcsgd.engine.inside import WHOLE
 from hpcsgd.errors import UserError
+
+
+class RangeState(NamedTuple):
+    """The optimizer's state of one `ShardRange`."""
+
+    elements: dict[str, Tensor]
+    """Tensors with an entry for each element, by name."""
+    rest: dict[str, Any]
+    """All other values, by name."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a tensor that a rank updates: the elements [start, stop) of parameter number `index`."""
+
+    index: int
+    start: int
+    stop: int
+    whole: bool
+    """True if these are all elements, in the parameter's shape."""
+
+
+Part = tuple[Place, dict[str, Any]]
+"""The optimizer's state of one tensor that a rank updates, by name, with the tensor's place."""
 
 
 class StateOfParts(defaultdict[Any, Any]):

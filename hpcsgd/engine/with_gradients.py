@@ -20,7 +20,6 @@ from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.engine.lr import rates_in_force
 from hpcsgd.engine.options import Options
 from hpcsgd.engine.sharding import ShardedOptimizer
-from hpcsgd.engine.torch_checkpoint import refuse_torch_checkpoint
 from hpcsgd.engine.wrapping import require_passes
 from hpcsgd.errors import UserError
 
@@ -147,6 +146,8 @@ class WithGradients(optim.Optimizer):
         """
         self._block.require_left("step()")
         if not any(self.rates):
+            from hpcsgd.engine.torch_checkpoint import refuse_torch_checkpoint
+
             refuse_torch_checkpoint("step()")
 
     def _require_sync(self, call: Call) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import optim
 
@@ -13,10 +13,11 @@ from hpcsgd.core.method import Method
 from hpcsgd.core.state import State
 from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.engine import own_state
-from hpcsgd.engine.complete_state import CompleteState, gathered, of_rank
 from hpcsgd.engine.sharding import ShardedOptimizer
-from hpcsgd.engine.torch_checkpoint import refuse_torch_checkpoint
 from hpcsgd.errors import UserError
+
+if TYPE_CHECKING:  # loaded by those who save or load a state; every rank of a job would open the files
+    from hpcsgd.engine.complete_state import CompleteState
 
 NAME = "state_dict()"
 
@@ -44,7 +45,7 @@ class WithState(optim.Optimizer):
         Collective. The exception: after `consolidate_state_dict(to)`, until the next step, rank `to` alone
         returns the state of all ranks.
         """
-        refuse_torch_checkpoint(NAME)
+        _refuse_torch_checkpoint(NAME)
         if self._complete is not None:
             return self._complete.state_dict(self.local.options())
         topology = self.ready_for(NAME, across=False).topology
@@ -62,6 +63,8 @@ class WithState(optim.Optimizer):
         another P × K it counts as the state of rank `to`. The state has no model: each group has its own,
         which `hpcsgd.save` saves, too.
         """
+        from hpcsgd.engine.complete_state import gathered
+
         topology = self._step.topology
         if not 0 <= to < topology.world_size:
             raise UserError(
@@ -78,11 +81,13 @@ class WithState(optim.Optimizer):
         A result of `state_dict()` must be this rank's own, or that of all ranks (`consolidate_state_dict`).
         If the number of groups or ranks has changed, any rank's result is accepted.
         """
-        refuse_torch_checkpoint("load_state_dict()")
+        _refuse_torch_checkpoint("load_state_dict()")
         self._complete = None
         if "hpcsgd" not in state_dict:
             self.local.load_state_dict(state_dict)
             return
+        from hpcsgd.engine.complete_state import of_rank
+
         s = self._step
         state_dict = of_rank(state_dict, s.topology)
         states = own_state.loadable(
@@ -102,3 +107,9 @@ class WithState(optim.Optimizer):
             group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
         if method is not None:
             self.method.load_state_dict(method)
+
+
+def _refuse_torch_checkpoint(call: str) -> None:
+    from hpcsgd.engine.torch_checkpoint import refuse_torch_checkpoint
+
+    refuse_torch_checkpoint(call)

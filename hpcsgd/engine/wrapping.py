@@ -21,9 +21,8 @@ from hpcsgd.core.fsdp import is_fsdp, local, require_sharded_alike, reshard
 from hpcsgd.core.method import Method
 from hpcsgd.core.topology import Topology
 from hpcsgd.engine.alike import is_ours, settings
-from hpcsgd.engine.around_model import require_plain, watch
+from hpcsgd.engine.around_model import collect_garbage, require_plain, watch
 from hpcsgd.engine.distributable import require_distributable
-from hpcsgd.engine.garbage import collect_garbage
 from hpcsgd.engine.in_parts import require_updated
 from hpcsgd.errors import UserError
 

@@ -41,7 +41,6 @@ from hpcsgd.models.weights import load_into
 from hpcsgd.named import annotations_of, build, call, resolve
 from hpcsgd.report.loggers import require_loggers
 from hpcsgd.report.step_timer import Sample
-from hpcsgd.train.by_torch import bytes_by_torch
 from hpcsgd.train.devices import Delivery, device_of
 from hpcsgd.train.length import Length, length, tested
 from hpcsgd.train.loading import loader_factory, opened
@@ -188,7 +187,7 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
         length=how_long,
         tested=enough,
         sample=sample,
-        by_torch=bytes_by_torch(model, config.model.fsdp_units, K) if config.parallel.fsdp else None,
+        by_torch=_bytes_by_torch(model, config, K) if config.parallel.fsdp else None,
         natural_gradient=natural_gradient,
     )
 
@@ -278,3 +277,9 @@ def make_transform(name: str | None) -> Transform:
 
 def _unchanged(x: Tensor, _: Generator) -> Tensor:
     return x
+
+
+def _bytes_by_torch(model: nn.Module, config: Config, K: int) -> float:
+    from hpcsgd.train.by_torch import bytes_by_torch  # for FSDP models alone
+
+    return bytes_by_torch(model, config.model.fsdp_units, K)

@@ -189,5 +189,5 @@ def _digest(tensors: Iterable[torch.Tensor]) -> str:
 
 def sent_in_steps(totals: Mapping[str, Total]) -> dict[str, float]:
     """Bytes that this rank has sent for each part of a step."""
-    phases = ("gradients", "clipping", "overflow", "parameters", "average")
+    phases = ("grad_reduce", "clipping", "overflow", "param_gather", "model_average")
     return {phase: totals[phase].bytes for phase in phases if phase in totals}
