@@ -32,10 +32,10 @@ demo: $(ENV) ## train on handwritten digits with four ranks; result and picture 
 	rm -rf runs/digits
 	"$(MPIEXEC)" -n 4 "$(BIN)/hpcsgd" train examples/digits.toml
 
-test: $(ENV) ## run each test that is not slow, with each value of its parameters once (5 minutes)
+test: $(ENV) ## run each test that is not slow, with each value of its parameters once (6 minutes)
 	"$(BIN)/python" tests/tier.py test "$(MPIEXEC)"
 
-test-all: $(ENV) ## run all combinations, on threads and on 2, 4 and 8 MPI ranks, as CI does (20 minutes)
+test-all: $(ENV) ## run all combinations, on threads and on 2, 4 and 8 MPI ranks, as CI does (40 minutes)
 	"$(BIN)/python" tests/tier.py test-all "$(MPIEXEC)"
 
 # Batch jobs and slow links need root, Slurm's daemons and iproute2.

@@ -63,7 +63,7 @@ TIERS: Mapping[str, Tier] = {
 Covered: every method against plain torch on one awkward shape, every part, wire format and transport,
 checkpoints resumed on other shapes, errors, the examples of the documentation, and a job that trains on four
 MPI ranks to its accuracy; one case of each test that needs several ranks on four MPI ranks.
-The rest: `make test-all` (20 minutes: all combinations, 2 and 8 MPI ranks, killed and resumed jobs, Slurm),
+The rest: `make test-all` (40 minutes: all combinations, 2 and 8 MPI ranks, killed and resumed jobs, Slurm),
 `make test-long` (an hour), `make soak` (an hour), `make test-openmpi` (the second MPI library).""",
     ),
     "test-all": Tier(
