@@ -79,8 +79,8 @@ class Rebalancing:
     `X`: the number of units of all groups together. `min_gain`: the fraction of an epoch's seconds that a
     move has to save.
 
-    Why units do not move back and forth: let ε be the relative noise of the measured seconds, and let a move from
-    the units x to the units y be proposed for its predicted gain. Then max t(y)·(1−ε) <
+    Why units do not move back and forth: let ε be the relative noise of the measured seconds, and let a move
+    from the units x to the units y be proposed for its predicted gain. Then max t(y)·(1−ε) <
     (1−min_gain)·(1+ε)·max t(x) for the true t. So with min_gain ≥ 2ε/(1+ε) every move makes the true max t_i
     smaller, and none is ever reversed. The default tolerates a noise of 5 %.
     """
