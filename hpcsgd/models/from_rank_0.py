@@ -24,9 +24,9 @@ NOTHING = "nothing", False
 def outline(model: nn.Module, parts: Sequence[nn.Module], kind: str) -> Outline:
     names = {module: name for name, module in model.named_modules()}
     tensors: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
-    blocks = f"{', '.join(names[part] or 'the model' for part in parts)} on {kind!r}"
+    units = f"{', '.join(names[part] or 'the model' for part in parts)} on {kind!r}"
     return {
-        "blocks": (blocks, False),
+        "units": (units, False),
         **{name: (f"{x.dtype} of {list(x.shape)}", x.device != META) for name, x in tensors},
     }
 

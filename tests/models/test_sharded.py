@@ -267,7 +267,7 @@ OTHERS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], list[str]], 
         lambda rank: [],
         "rank 1 of 4, sharding the model: weight has values here but none on rank 0",
     ),
-    "other blocks": (
+    "other units": (
         lambda rank: nn.Sequential(nn.Linear(2, 3)),
         lambda rank: ["0"] * (rank == 2),
         "rank 2 of 4, sharding the model: units: 0, the model on 'cpu' here, the model on 'cpu' on rank 0",
@@ -284,11 +284,11 @@ OTHERS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], list[str]], 
 @pytest.mark.parametrize("what", OTHERS)
 def test_ranks_of_other_models_are_told(run, what: str) -> None:
     """And do not wait for each other."""
-    make, blocks, message = OTHERS[what]
+    make, units, message = OTHERS[what]
 
     def refused(world: Communicator) -> bool:
         with pytest.raises(JobError) as caught:
-            fully_shard(make(world.rank), form(world, 2), blocks(world.rank))
+            fully_shard(make(world.rank), form(world, 2), units(world.rank))
         assert message in str(caught.value), caught.value
         return True
 
