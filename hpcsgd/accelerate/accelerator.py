@@ -24,7 +24,7 @@ from hpcsgd.engine.scaling import GradScaler
 from hpcsgd.errors import UserError
 from hpcsgd.hugging_face import group_state
 from hpcsgd.hugging_face.ranks import require_same_ranks, show_ranks, topology_of
-from hpcsgd.hugging_face.refused import require_left_out, require_plain
+from hpcsgd.hugging_face.refused import require_last_pass, require_left_out, require_plain
 
 log = logging.getLogger(__name__)
 
@@ -198,6 +198,7 @@ class Accelerator(accelerate.Accelerator):
         `norm_type` is the order of the norm. Collective over the group. For all parameters of one optimizer
         the norm is computed from the shards, without gathering gradients.
         """
+        require_last_pass("clip_grad_norm_()", self.sync_gradients)
         given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         theirs = [each for each in self.distributed_optimizers if trained(each) & set(given)]
         if len(theirs) == 1 and trained(theirs[0]) <= set(given):
@@ -205,6 +206,12 @@ class Accelerator(accelerate.Accelerator):
             return theirs[0].clip_grad_norm_(max_norm, norm_type)
         plain: Any = super()  # its annotations allow less than it does
         return plain.clip_grad_norm_(given, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
+        """Clip each element of the averaged gradients of `parameters` to at most `clip_value`; collective."""
+        require_last_pass("clip_grad_value_()", self.sync_gradients)
+        plain: Any = super()  # its annotations allow less than it does
+        plain.clip_grad_value_(parameters, clip_value)
 
     @contextlib.contextmanager
     def averaged_model(self) -> Generator[None, None, None]:

@@ -1,4 +1,4 @@
-"""What hpcsgd cannot be combined with: other ways to train one model on several processes."""
+"""What is refused: other ways to train one model on several processes, and calls at a wrong time."""
 
 from __future__ import annotations
 
@@ -29,3 +29,15 @@ def require_left_out(call: str, given: Mapping[str, object]) -> None:
                 f"{call}: {name} is another way to train on several processes: leave it out, hpcsgd trains "
                 "the groups"
             )
+
+
+def require_last_pass(call: str, sync_gradients: bool) -> None:
+    """Raise `UserError` for a `call` after a backward pass that is not the last one of a step.
+
+    `sync_gradients` is Accelerate's: True if the pass was the last one.
+    """
+    if not sync_gradients:
+        raise UserError(
+            f"{call}: the gradients are not averaged yet, because another backward pass of this step "
+            "follows: call it if accelerator.sync_gradients"
+        )

@@ -63,7 +63,7 @@ def saved_by_one(optimizer: DistributedOptimizer, to: int, folder: Path) -> dict
 
 
 @pytest.mark.threads(unless={"method": OFTEN, "P": 2, "K": 2})
-@pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 3), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 3), (2, 1), (2, 2), (3, 2)])
 @pytest.mark.parametrize("method", METHODS)
 def test_training_goes_on_to_the_same_bits(run, tmp_path: Path, method: str, P: int, K: int) -> None:
     """By every method; each rank has its own weights again, and all read one file."""

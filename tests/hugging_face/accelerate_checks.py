@@ -261,6 +261,10 @@ def refusals(scene: Scene) -> None:
     ours, model, optimizer, loader = prepared(scene, gradient_accumulation_steps=2)
     loop(ours, model, optimizer, loader, steps=1)
     assert "after backward passes inside no_sync()" in refusal(lambda: ours.save_state(str(scene.folder)))
+    for clip in (ours.clip_grad_norm_, ours.clip_grad_value_):
+        assert "call it if accelerator.sync_gradients" in refusal(
+            lambda clip=clip: clip(model.parameters(), 1.0)
+        )
     ours, model, optimizer, loader = prepared(scene)
     (scene.folder / "elsewhere").mkdir(parents=True, exist_ok=True)
     accelerate.Accelerator.save_state(ours, str(scene.folder / "elsewhere"))
