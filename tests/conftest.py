@@ -14,6 +14,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of a rank: here, where it is read below, 
 # Stores of torch ask for the names of their clients' addresses; a name server that is not there costs 5 s.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
+import gc
 import re
 import sys
 import threading
@@ -116,11 +117,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Have the test device ready before the first test: compiling it takes longer than tests may."""
+    """Have the test device ready before the first test: compiling it takes longer than tests may.
+
+    The garbage collector then leaves out what there is already, which are a million objects.
+    """
     kinds = {"far_device"} | ({"any_device"} if on_devices(session.config) in (None, "far") else set())
     wanted = any(kinds.intersection(getattr(item, "fixturenames", ())) for item in session.items)
     if wanted and not session.config.option.collectonly:
         far.prepare()
+    gc.freeze()
 
 
 def on_devices(config: pytest.Config) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -187,7 +187,7 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
         length=how_long,
         tested=enough,
         sample=sample,
-        by_torch=_bytes_by_torch(model, config, K) if config.parallel.fsdp else None,
+        by_torch=_bytes_by_torch(model, config.model.fsdp_units, K) if config.parallel.fsdp else None,
         natural_gradient=natural_gradient,
     )
 
@@ -279,7 +279,7 @@ def _unchanged(x: Tensor, _: Generator) -> Tensor:
     return x
 
 
-def _bytes_by_torch(model: nn.Module, config: Config, K: int) -> float:
+def _bytes_by_torch(model: nn.Module, units: Sequence[str] | None, K: int) -> float:
     from hpcsgd.train.by_torch import bytes_by_torch  # for FSDP models alone
 
-    return bytes_by_torch(model, config.model.fsdp_units, K)
+    return bytes_by_torch(model, units, K)

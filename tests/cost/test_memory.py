@@ -110,11 +110,9 @@ def apart() -> Iterator[Callable[[], int]]:
             found = [x.untyped_storage() for x in tensors if not is_fsdp(x)]  # what these have is local
         return covered((storage.data_ptr(), storage.nbytes()) for storage in found)
 
-    gc.freeze()  # what there is already is not looked at
-    try:
-        yield living
-    finally:
-        gc.unfreeze()
+    gc.collect()
+    gc.freeze()  # what there is already is not looked at, then and later
+    yield living
 
 
 @pytest.mark.parametrize(
