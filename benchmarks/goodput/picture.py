@@ -53,7 +53,7 @@ def _in_small(axes: Axes, rows: Sequence[Row]) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_title("measured in small, with real kills", fontsize="medium")
+    axes.set_title("measured on one machine, with real kills", fontsize="medium")
     axes.legend(fontsize="small")
 
 
