@@ -21,7 +21,7 @@ GONE = re.compile(
     r"|wish(?:e[sd])?|hands?|dealt|whoever|whose turn|parcels?|ledgers?)(?![\w`])",
     re.IGNORECASE,
 )
-"""Words for which `docs/glossary.md` has others."""
+"""Words for which `CONTRIBUTING.md` has others."""
 OF_HDF5 = re.compile(r"hpcsgd/(data|files)/.*|hpcsgd/checkpoint/(folder|tree|writer)\.py")
 """Here a chunk is one of HDF5."""
 FIRST = frozenset({"Of", "Likewise", "It", "That", "Whether"})
@@ -43,7 +43,7 @@ def faults(file: str, text: str) -> Iterator[str]:
     for line, words in written(text):
         for found in GONE.findall(words):
             if not (found.lower().startswith("chunk") and OF_HDF5.fullmatch(file)):
-                yield f"{file}:{line}: {found!r}: see docs/glossary.md"
+                yield f"{file}:{line}: {found!r}: see CONTRIBUTING.md"
 
 
 def of_first_line(line: str) -> Iterator[str]:
@@ -79,9 +79,9 @@ def test_the_language_of_a_file(file: str) -> None:
         ('"""Of all groups."""', ["begins with 'Of'"]),
         ('"""Return the mean\nof all groups."""', ["does not end with a period"]),
         ('"""All groups."""', ["has fewer than three words"]),
-        ("x = 1  # until they meet", ["'meet': see docs/glossary.md"]),
-        ('x = "after a Meeting of all"', ["'Meeting': see docs/glossary.md"]),
-        ('x = f"the chunks of {y}"', ["'chunks': see docs/glossary.md"]),
+        ("x = 1  # until they meet", ["'meet': see CONTRIBUTING.md"]),
+        ('x = "after a Meeting of all"', ["'Meeting': see CONTRIBUTING.md"]),
+        ('x = f"the chunks of {y}"', ["'chunks': see CONTRIBUTING.md"]),
         ('x = "chunks"', []),
         ('x = f"the shards of {told}"', []),
         ("x = 1  # `met` is a key", []),
