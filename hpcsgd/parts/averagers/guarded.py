@@ -52,7 +52,7 @@ PHASE = "guard"
 
 
 class MovableMean(Averager, Protocol):
-    """An averager to guard: it leaves groups with their mean, and can be told the model they go on from."""
+    """An averager to guard: it leaves groups with their mean, and can be given another reference."""
 
     def set_reference(self, common: Sequence[Tensor]) -> None: ...
 
@@ -69,8 +69,8 @@ class Guarded:
         self.traits = replace(inner.traits, leaves_mean=False)
         self._theta: list[Tensor] = []
         self._histories: list[NormHistory] = []
-        self._told: tuple[int, ...] = ()
-        """The groups that the log last said are left out."""
+        self._reported: tuple[int, ...] = ()
+        """The groups that are left out according to the log."""
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         if s.t == 1 and s.topology.num_groups > 1 and not self._theta:  # all groups have the initial model
@@ -150,7 +150,7 @@ class Guarded:
         s.left_out = tuple(g for g, x in enumerate(out) if x)
         s.metrics["groups_left_out"] = float(len(s.left_out))
         s.metrics["min_weight"] = min((a for a, x in zip(found, out, strict=True) if not x), default=0.0)
-        self._tell(norms, before, s)
+        self._report(norms, before, s)
         return found
 
     def _set(self, found: Sequence[Tensor], factor: float) -> None:
@@ -175,17 +175,17 @@ class Guarded:
                 torch.add(start, change, out=change)
                 w.copy_(change)
 
-    def _tell(self, norms: Sequence[float], before: Sequence[NormHistory], s: StepContext) -> None:
+    def _report(self, norms: Sequence[float], before: Sequence[NormHistory], s: StepContext) -> None:
         """Log on rank 0 which groups are left out from now on, and which are back."""
-        told, self._told = self._told, s.left_out
-        if s.topology.rank != 0 or told == s.left_out:
+        reported, self._reported = self._reported, s.left_out
+        if s.topology.rank != 0 or reported == s.left_out:
             return
-        for g in (g for g in s.left_out if g not in told):
+        for g in (g for g in s.left_out if g not in reported):
             log.warning(
                 "step %d: group %d is left out: the norm of its change is %.4g, before it was %.4g ± %.4g",
                 s.t, g, norms[g], before[g].mean, math.sqrt(before[g].variance),
             )  # fmt: skip
-        for g in (g for g in told if g not in s.left_out):
+        for g in (g for g in reported if g not in s.left_out):
             log.warning(
                 "step %d: group %d is averaged again: the norm of its change is %.4g", s.t, g, norms[g]
             )

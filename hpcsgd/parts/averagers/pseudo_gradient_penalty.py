@@ -25,13 +25,13 @@ class PseudoGradientPenalty:
 
     Args:
         threshold: Standard deviations z by which a norm may exceed the mean of the group's own norms, above
-            0. Default 3, the paper's.
+            0. Default 3.0, the paper's.
         warm_up: Synchronizations before the first test, at least 2. Changes that are not finite are left out
             from the beginning. Default 20.
         smoothing: Weight a of a new norm in the moving averages, above 0 and at most 1. Default 0.02, the
             paper's.
         temperature: T, above 0: how little the norms matter. With ``float("inf")`` all groups that are not
-            left out have the same weight. Default 1: a norm twice the median has 1/e of the median's weight.
+            left out have the same weight. Default 1.0: twice the median norm has 1/e of its weight.
         max_norm: Largest norm φ of the mean change, above 0, in the unit of the parameters. Default None: no
             limit. The paper's 10 is for one module.
 
