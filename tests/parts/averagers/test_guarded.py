@@ -149,7 +149,8 @@ def test_who_is_not_finite_is_left_out(run, maker: str, P: int, K: int, value: f
         torch.testing.assert_close(found, torch.full_like(found, mean), rtol=0, atol=room)
         assert metrics["groups_left_out"] == 1
         assert metrics["min_weight"] == pytest.approx(1 / (P - 1))
-        assert math.isfinite(metrics["distance"])
+        D = math.sqrt(len(found)) if P == 3 else 0.0
+        assert metrics["distance"] == pytest.approx(D, abs=room * math.sqrt(len(found))), "of the others"
 
 
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
@@ -278,7 +279,7 @@ LATE: dict[str, Callable[[Method], Method]] = {
 def test_who_is_left_out_of_a_late_average_takes_it_whole(run, around: str, P: int, K: int) -> None:
     """What it has besides, such as NaN, it does not keep; so with a saved and loaded average on its way."""
 
-    def one(world: Communicator, resumed: bool) -> tuple[Tensor, float]:
+    def one(world: Communicator, resumed: int | None) -> tuple[Tensor, float]:
         def new() -> Moved:
             return Moved(world, P, LATE[around](hierarchical(4, guard=PLAIN)))
 
@@ -286,18 +287,18 @@ def test_who_is_left_out_of_a_late_average_takes_it_whole(run, around: str, P: i
         for t in range(1, 14):
             moved.by(math.nan if moved.g == BAD and t == 4 else 0.1)
             out = max(out, moved.metrics.get("groups_left_out", 0.0))
-            if resumed and t == 5:
+            if t == resumed:
                 state, weights, moved = moved.optimizer.state_dict(), moved.net.state_dict(), new()
                 with torch.no_grad():
                     moved.net.load_state_dict(weights)
                 moved.optimizer.load_state_dict(state)
         return vector(moved.net), out
 
-    whole, again = (run(P * K, one, resumed) for resumed in (False, True))
-    for (found, out), (resumed, _) in zip(whole, again, strict=True):
+    runs = [run(P * K, one, resumed) for resumed in (None, 5, 6)]
+    for (found, out), *again in zip(*runs, strict=True):
         assert found.isfinite().all()
         assert out == 1
-        assert torch.equal(found, resumed)
+        assert all(torch.equal(found, resumed) for resumed, _ in again)
 
 
 @pytest.mark.ranks(3)
@@ -319,6 +320,38 @@ def test_who_is_left_out_has_no_say_in_averaged_state(run) -> None:
         torch.testing.assert_close(momentum, torch.full_like(momentum, 1.9 * 2.0))
     for momentum in run(3, one, False):
         torch.testing.assert_close(momentum, torch.full_like(momentum, 1.9 * 2.0))
+
+
+@pytest.mark.ranks(2)
+def test_if_all_are_left_out_states_stay_as_they_are(run) -> None:
+    def one(world: Communicator) -> tuple[Tensor, Tensor]:
+        net, topology = model(), form(world, 2)
+        inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        method = hierarchical(1, optimizer_state=AverageState, guard=PLAIN)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method)
+        for p in net.parameters():
+            p.grad = torch.full_like(p, math.inf if world.rank else -math.inf)
+        optimizer.step()
+        return vector(net), torch.cat(
+            [each["momentum_buffer"].reshape(-1) for each in optimizer.state.values()]
+        )
+
+    for rank, (found, momentum) in enumerate(run(2, one)):
+        assert torch.equal(found, vector(model()))
+        assert (momentum == (math.inf if rank else -math.inf)).all()
+
+
+@pytest.mark.ranks(2)
+def test_who_was_left_out_of_a_step_is_so_in_no_other(run) -> None:
+    """The outer optimizer of a method without a guard steps, whatever the guard of the one before did."""
+
+    def one(world: Communicator) -> Tensor:
+        moved = Moved(world, 2, switch(diloco(1, guard=PLAIN), diloco(1), at=1))
+        moved.by(math.nan)
+        return moved.by(1.0) - vector(model())
+
+    for found in run(2, one):
+        torch.testing.assert_close(found, torch.full_like(found, 0.7 * 1.9))
 
 
 @pytest.mark.ranks(2)
