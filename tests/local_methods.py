@@ -59,6 +59,64 @@ def with_outer(every: int, make: MakeOptimizer) -> Meet:
     return meet
 
 
+def guarding(
+    every: int,
+    threshold: float,
+    warm_up: int,
+    most: float = math.inf,
+    make: MakeOptimizer | None = None,
+    seen: list[set[int]] | None = None,
+) -> Meet:
+    """EDiT's penalty in numpy, on whole vectors and with all norms kept, before an outer step if `make` is
+    given; with a weight of 0.02 for a new norm. Appends to `seen` who was left out of each meeting."""
+    theta = vector(model()).numpy()
+    outer = outer_step(make, vector(model()))
+    norms: list[list[float]] = []
+
+    def left_out(G: float, mine: list[float]) -> bool:
+        if not math.isfinite(G):
+            return True
+        if len(mine) < warm_up:
+            return False
+        m, v = moments(mine)
+        return G - m > threshold * math.sqrt(v)
+
+    def meet(t: int, nets: list[nn.Module], _: float) -> None:
+        nonlocal theta
+        P = len(nets)
+        if t % every or P == 1:
+            return
+        norms.extend([] for _ in range(P - len(norms)))
+        moved = np.stack([vector(net).numpy() for net in nets]) - theta
+        G = np.sqrt((moved**2).sum(1))
+        out = {g for g in range(P) if left_out(G[g], norms[g])}
+        for g in range(P):
+            if math.isfinite(G[g]) and (g not in out or len(out) == P):
+                norms[g].append(G[g])
+        if seen is not None:
+            seen.append(out)
+        if len(out) < P:
+            kept = [g for g in range(P) if g not in out]
+            a = np.exp(-G[kept] / np.median(G[kept]))
+            change = (a / a.sum()) @ moved[kept]
+            change *= min(1, most / (np.linalg.norm(change) + 1e-6))
+            theta = outer(torch.from_numpy(theta + change)).numpy()
+        for net in nets:
+            set_vector(net, torch.from_numpy(theta))
+
+    return meet
+
+
+def moments(norms: list[float]) -> tuple[float, float]:
+    """Mean and variance of these, the oldest first: the first 50 count alike, and each later one 0.02."""
+    weights = np.ones(1)
+    for n in range(2, len(norms) + 1):
+        r = max(0.02, 1 / n)
+        weights = np.append(weights * (1 - r), r)
+    mean = float(weights @ norms)
+    return mean, float(weights @ (np.array(norms) - mean) ** 2)
+
+
 def paired(every: int, alpha: float, beta: float, gamma: float, seed: int = 0) -> Meet:
     """NoLoCo as its paper has it, in numpy and on whole vectors; of an odd number one in turn is alone."""
     phi: np.ndarray | None = None

@@ -83,6 +83,9 @@ class StepContext:
     distance D."""
     squared_elsewhere: float = 0.0
     """‖x − x̄‖² of those vectors of this rank that are averaged separately. D includes it."""
+    left_out: tuple[int, ...] = ()
+    """The groups, by index, whose models had no part in the average of this step. Set by an averager that
+    leaves groups out. If it names all groups, every group has the model of the last synchronization again."""
     of_fragment: bool = False
     """True if the averaged vectors are those of a fragment of the model, without padding."""
 

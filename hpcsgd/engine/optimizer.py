@@ -248,7 +248,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         self._require_sync(call)
         unmoved = Unmoved(self._now_frozen())
         self.updating.ready(call)
-        s.t, s.rates = s.t + 1, self.rates
+        s.t, s.rates, s.left_out = s.t + 1, self.rates, ()
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
         param_gather = ParamGather(s, traits.leaves_shards, self._quantized_gather, self._pending_params)
         prepare(averager := self.method.averager, self._vectors, s)

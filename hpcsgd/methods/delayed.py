@@ -98,14 +98,19 @@ class Delayed:
         return found
 
     def finish(self, vectors: Sequence[Tensor], s: StepContext, due: bool = False) -> None:
-        """Wait for the pending average, if there is one, and apply w ← w̄_t + (w − w_t) to `vectors` (w)."""
+        """Wait for the pending average, if there is one, and apply w ← w̄_t + (w − w_t) to `vectors` (w).
+
+        A group that the average left out takes w ← w̄_t: the rest of its movement is no better.
+        """
         if self._pending is None:
             return
         self._pending.wait()
+        left_out = s.topology.group_index in self._pending.left_out
         # A state that was loaded and saved by a run with one group no longer has vectors.
         mine: Sequence[Tensor] = vectors if self._brought else ()
         for own, then, mean in zip(mine, self._brought, self._pending.shards, strict=True):
-            own.copy_(torch.sub(own.to(accumulation_dtype(own.dtype)), then).add_(mean))
+            moved = mean if left_out else torch.sub(own.to(accumulation_dtype(own.dtype)), then).add_(mean)
+            own.copy_(moved)
         s.metrics.update(self._pending.metrics)
         self._pending, self._brought = None, []
 
@@ -116,20 +121,22 @@ class Delayed:
         return [overlapped(x, self.steps) for x in comm_ops(self.inner, m)]
 
     def state_dict(self) -> State:
-        """Wait for the pending average; return its due update, its metrics, the models w_t and result w̄_t."""
+        """Wait for the pending average; return what `PendingAverage` has, the models w_t and result w̄_t."""
         pending = self._pending
         if pending is None:
-            return State(replicated={"due": None, "metrics": {}})
+            return State(replicated={"due": None, "metrics": {}, "left_out": ()})
         pending.wait()
         vectors = {"brought": self._brought, "left": pending.shards}
         sharded = {name: named for name, named in vectors.items() if named}
-        return State(replicated={"due": pending.due, "metrics": pending.metrics}, sharded=sharded)
+        replicated = {"due": pending.due, "metrics": pending.metrics, "left_out": pending.left_out}
+        return State(replicated=replicated, sharded=sharded)
 
     def load_state_dict(self, state: State) -> None:
         if self._pending is not None:
             self._pending.wait()
-        due, left = state.replicated["due"], state.sharded.get("left", [])
-        self._pending = None if due is None else PendingAverage(due, left, state.replicated["metrics"])
+        same, left = state.replicated, state.sharded.get("left", [])
+        due, metrics, left_out = same["due"], same["metrics"], tuple(same["left_out"])
+        self._pending = None if due is None else PendingAverage(due, left, metrics, left_out)
         self._brought = state.sharded.get("brought", [])
 
 

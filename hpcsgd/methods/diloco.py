@@ -45,7 +45,14 @@ from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.core.traffic import CommOp, ModelLayout
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import WithDistance, WithOptimizerState, keep_state, mean_by
+from hpcsgd.parts.averagers import (
+    PseudoGradientPenalty,
+    WithDistance,
+    WithOptimizerState,
+    guarded,
+    keep_state,
+    mean_by,
+)
 from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.schedules import Every
@@ -97,6 +104,8 @@ class OuterOptimizer:
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         assert self._optimizer is not None
         found = run_averager(self.inner, vectors, s)
+        if len(s.left_out) == s.topology.num_groups:  # all groups have θ again: there is no movement
+            return found
         for theta, w in zip(self._theta, found, strict=True):
             theta.grad = theta.to(w.dtype).to(theta.dtype) - w
         self._optimizer.step()
@@ -167,6 +176,7 @@ def diloco(
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
     optimizer_state: WithOptimizerState = keep_state,
     quantize: Quantizer | None = None,
+    guard: PseudoGradientPenalty | None = None,
 ) -> Method:
     """Return DiLoCo: local SGD with an outer optimizer, whose gradient is the groups' mean movement.
 
@@ -183,6 +193,8 @@ def diloco(
             `AverageState` or `ResetState`. Default keep_state, as in the paper.
         quantize: Format in which shards travel at a synchronization, such as `quantizers.bf16()`,
             `quantizers.int8()` or `quantizers.int4()`. Default None: their own dtype.
+        guard: What protects the mean from groups whose changes are outliers: `PseudoGradientPenalty()`.
+            Default None: the plain mean.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
@@ -212,6 +224,6 @@ def diloco(
     See Also:
         `streaming`: averages one fragment of the model after the other.
     """
-    mean = mean_by(quantize)
+    mean = guarded(mean_by(quantize), guard)
     how = OuterOptimizer(WithDistance(mean), outer, mean.set_reference)
     return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=optimizer_state(how))

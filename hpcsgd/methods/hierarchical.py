@@ -29,7 +29,15 @@ from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import GradReduce
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import MeanOfAll, WithDistance, WithOptimizerState, keep_state, mean_by
+from hpcsgd.parts.averagers import (
+    MeanOfAll,
+    PseudoGradientPenalty,
+    WithDistance,
+    WithOptimizerState,
+    guarded,
+    keep_state,
+    mean_by,
+)
 from hpcsgd.parts.grad_reduces import AllReduce, Dense
 from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.schedules import Every
@@ -42,6 +50,7 @@ def hierarchical(
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
     optimizer_state: WithOptimizerState = keep_state,
     quantize: Quantizer | None = None,
+    guard: PseudoGradientPenalty | None = None,
 ) -> Method:
     """Return hierarchical local SGD: ranks average the shards that they own over the groups.
 
@@ -60,6 +69,8 @@ def hierarchical(
             `keep_state`, `AverageState` or `ResetState`. Default keep_state, which sends nothing.
         quantize: Format in which shards travel at a synchronization, such as `quantizers.bf16()`,
             `quantizers.int8()` or `quantizers.int4()`. Default None: their own dtype.
+        guard: What protects the mean from groups whose changes are outliers: `PseudoGradientPenalty()`.
+            Default None: the plain mean.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
@@ -93,7 +104,7 @@ def hierarchical(
     return Method(
         grad_reduce=grad_reduce,
         schedule=Every(sync_every),
-        averager=optimizer_state(WithDistance(mean_by(quantize))),
+        averager=optimizer_state(WithDistance(guarded(mean_by(quantize), guard))),
     )
 
 

@@ -143,6 +143,7 @@ class Streaming:
         replicated = {
             "due": [None if pending is None else pending.due for pending in all_pending],
             "metrics": [{} if pending is None else dict(pending.metrics) for pending in all_pending],
+            "left_out": [() if pending is None else pending.left_out for pending in all_pending],
             "names": [list(vectors) for vectors in found],
             "rest": list(rest),
         }
@@ -185,7 +186,8 @@ class Streaming:
             mine = _of(stream, same["names"][p], chunks)
             stream.apply(mine, same["rest"][p])
             if LEFT in mine:
-                stream.pending = PendingAverage(same["due"][p], mine[LEFT], dict(same["metrics"][p]))
+                due, left_out = same["due"][p], tuple(same["left_out"][p])
+                stream.pending = PendingAverage(due, mine[LEFT], dict(same["metrics"][p]), left_out)
             stream.distance = distances[p]
 
     def _tell_dropped(self, s: StepContext, unknown: Collection[str]) -> None:
@@ -212,9 +214,10 @@ class Streaming:
         if pending is None:
             return
         pending.wait()
+        left_out = s.topology.group_index in pending.left_out
         for own, theta in stream.fragment.parts(owned, pending.shards):
             x = theta.to(accumulation_dtype(theta.dtype))
-            own.copy_(torch.lerp(x, own.to(x.dtype), self.blend))
+            own.copy_(x if left_out else torch.lerp(x, own.to(x.dtype), self.blend))
         s.metrics.update(pending.metrics)
 
     def _average(self, owned: Sequence[Tensor], s: StepContext) -> None:

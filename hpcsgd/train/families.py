@@ -16,6 +16,7 @@ from hpcsgd.methods import METHODS
 from hpcsgd.methods.diloco import MakeOptimizer
 from hpcsgd.methods.selsync import AGGREGATES, Aggregate
 from hpcsgd.parts.averagers.optimizer_state import OPTIMIZER_STATE, WithOptimizerState
+from hpcsgd.parts.averagers.pseudo_gradient_penalty import GUARDS, PseudoGradientPenalty
 from hpcsgd.parts.averagers.selection import SELECTIONS, Selection
 from hpcsgd.parts.grad_reduces import GRAD_REDUCES
 from hpcsgd.parts.grad_reduces.codecs import CODECS, Codec
@@ -46,6 +47,7 @@ FAMILIES: Mapping[Any, Mapping[str, Callable[..., Any]]] = {
     Graph: GRAPHS,
     GroupGradReduce: GRAD_REDUCES,
     MakeOptimizer: OPTIMIZERS,
+    PseudoGradientPenalty: GUARDS,
     Method: METHODS,
     Rounding: ROUNDINGS,
     Selection: SELECTIONS,

@@ -16,9 +16,9 @@ from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.state import State
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
-from hpcsgd.methods import Method, bsp, hierarchical, switch
+from hpcsgd.methods import Method, bsp, diloco, hierarchical, switch
 from hpcsgd.methods.diloco import NESTEROV, OuterOptimizer
-from hpcsgd.parts.averagers import MeanOfAll
+from hpcsgd.parts.averagers import MeanOfAll, PseudoGradientPenalty
 from hpcsgd.parts.grad_reduces import AllReduce, MomentumCorrection, Sparse
 from hpcsgd.parts.schedules import Every
 from hpcsgd.parts.sparsifiers import Deft, SIDCo, TopK
@@ -27,6 +27,7 @@ from trainings import METHODS, PLAIN, WAITING_FOR_NOBODY, Training
 
 SAVED = 4
 MORE: dict[str, Callable[[], Method]] = {
+    "guarded": lambda: diloco(2, guard=PseudoGradientPenalty()),
     "sparse local SGD": lambda: hierarchical(EVERY, Sparse(SIDCo(0.3))),
     "sparse bsp": lambda: bsp(Sparse(TopK(0.2), feedback=MomentumCorrection(0.9))),
     "from sparse to sparse": lambda: switch(

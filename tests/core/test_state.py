@@ -30,6 +30,7 @@ from hpcsgd.methods import (
     streaming,
 )
 from hpcsgd.parts import quantizers
+from hpcsgd.parts.averagers import PseudoGradientPenalty
 from hpcsgd.parts.grad_reduces import AllToAll, Quantized, Sparse
 from hpcsgd.parts.sparsifiers import SIDCo, TopK
 from references import model, one_step
@@ -39,6 +40,8 @@ METHODS: dict[str, Callable[[], Method]] = {
     "delayed": lambda: delayed(hierarchical(2), 2),
     "delayed in few bits": lambda: delayed(diloco(2, quantize=quantizers.int8()), 1),
     "diloco": lambda: diloco(2),
+    "guarded": lambda: delayed(diloco(2, guard=PseudoGradientPenalty()), 1),
+    "guarded fragments": lambda: streaming(hierarchical(4, guard=PseudoGradientPenalty()), 2, 1),
     "noloco": lambda: noloco(2),
     "packed": lambda: bsp(Quantized(quantizers.int8(), quantizers.int8())),
     "sasgd": lambda: sasgd(4),

@@ -32,6 +32,7 @@ from hpcsgd.methods import (
     switch,
 )
 from hpcsgd.parts import quantizers
+from hpcsgd.parts.averagers import PseudoGradientPenalty
 from hpcsgd.parts.grad_reduces import MomentumCorrection, Quantized, ReduceScatter, Sparse
 from hpcsgd.parts.sparsifiers import TopK
 from methods.table import OF_INTERVALS
@@ -57,6 +58,11 @@ METHODS: dict[str, Callable[[], Method]] = {
     "delayed, packed diloco": lambda: delayed(diloco(EVERY, quantize=quantizers.int4()), EVERY),
     **{name: partial(make, EVERY) for name, make in OF_INTERVALS.items()},
     "des_loc": lambda: des_loc(EVERY, 3, 5),
+    "guarded": lambda: hierarchical(EVERY, guard=PseudoGradientPenalty()),
+    "guarded diloco of 4 bits": lambda: diloco(
+        EVERY, quantize=quantizers.int4(), guard=PseudoGradientPenalty(max_norm=1.0)
+    ),
+    "guarded fragments": lambda: streaming(hierarchical(EVERY, guard=PseudoGradientPenalty()), 2, EVERY),
     "diloco of 2 bits": lambda: diloco(EVERY, quantize=quantizers.int2()),
     "streaming": lambda: streaming(hierarchical(EVERY), 2, EVERY),
     "streamed diloco with Adam": lambda: streaming(diloco(EVERY, optim.Adam), 4, 2),

@@ -20,7 +20,7 @@ from hpcsgd.core.topology import Topology, form
 from hpcsgd.methods import METHODS, Method, bsp, diloco, hierarchical, sgp
 from hpcsgd.methods.registry import DELAYABLE
 from hpcsgd.methods.selsync import gradients
-from hpcsgd.parts.averagers import AcrossShards, PerBlock
+from hpcsgd.parts.averagers import AcrossShards, PerBlock, PseudoGradientPenalty
 from hpcsgd.parts.grad_reduces import Quantized, ReduceScatter, Sparse
 from hpcsgd.parts.quantizers import fp16, int4, int8
 from hpcsgd.parts.sparsifiers import Deft
@@ -33,6 +33,7 @@ from local_methods import (
     desynced,
     fed_averaging,
     gradients_of,
+    guarding,
     in_turn,
     paired,
     selective,
@@ -229,6 +230,11 @@ REFERENCES: Mapping[str, Case] = {
         lambda: {"sync_every": EVERY, "outer": adam_outside},
         local(lambda P: with_outer(EVERY, adam_outside)),
     ),
+    "diloco with a guard": Case(
+        "diloco",
+        lambda: {"sync_every": 1, "guard": PseudoGradientPenalty(threshold=0.3, warm_up=2)},
+        local(lambda P: guarding(1, 0.3, 2, make=NESTEROV)),
+    ),
     "ensemble_sync": Case("ensemble_sync", lambda: {"sync_every": EVERY}, averaging, form=replica_groups),
     "fedavg": Case(
         "fedavg",
@@ -240,6 +246,11 @@ REFERENCES: Mapping[str, Case] = {
     ),
     "hierarchical by reduce-scatter": Case(
         "hierarchical", lambda: {"sync_every": EVERY, "grad_reduce": ReduceScatter()}, averaging
+    ),
+    "hierarchical with a guard": Case(
+        "hierarchical",
+        lambda: {"sync_every": 1, "guard": PseudoGradientPenalty(threshold=0.5, warm_up=2, max_norm=0.2)},
+        local(lambda P: guarding(1, 0.5, 2, 0.2)),
     ),
     "hierarchical in few bits": Case(
         "hierarchical",

@@ -19,7 +19,14 @@ from hpcsgd.core.step import GradReduce
 from hpcsgd.errors import UserError
 from hpcsgd.methods import METHODS, hierarchical
 from hpcsgd.methods.selsync import AGGREGATES, parameters
-from hpcsgd.parts.averagers import OPTIMIZER_STATE, SELECTIONS, AverageState, PerBlock
+from hpcsgd.parts.averagers import (
+    GUARDS,
+    OPTIMIZER_STATE,
+    SELECTIONS,
+    AverageState,
+    PerBlock,
+    PseudoGradientPenalty,
+)
 from hpcsgd.parts.grad_reduces import GRAD_REDUCES, AllToAll, Dense, ErrorFeedback, Plain, union
 from hpcsgd.parts.grad_reduces.codecs import CODECS
 from hpcsgd.parts.grad_reduces.combining import COMBINING
@@ -66,6 +73,10 @@ class ARounding(Nearest):
 
 
 class ASelection(PerBlock):
+    pass
+
+
+class AGuard(PseudoGradientPenalty):
     pass
 
 
@@ -158,6 +169,12 @@ NEW: dict[str, Case] = {
         ASelection,
         'name = "sparseloco"\nsync_every = 2\nselection = { name = "NEW", size = 7 }\n',
         lambda m: type(m.averager.inner.select),
+    ),
+    "a guard": (
+        GUARDS,
+        AGuard,
+        LOCAL + 'guard = { name = "NEW", threshold = 7 }\n',
+        lambda m: type(m.averager.inner.guard) if m.averager.inner.guard.threshold == 7 else None,
     ),
     "an optimizer": (
         OPTIMIZERS,

@@ -17,6 +17,7 @@ from hpcsgd.methods.registry import PAPERS
 from hpcsgd.methods.selsync import AGGREGATES
 from hpcsgd.models import MODELS
 from hpcsgd.parts.averagers.optimizer_state import OPTIMIZER_STATE
+from hpcsgd.parts.averagers.pseudo_gradient_penalty import GUARDS
 from hpcsgd.parts.averagers.selection import SELECTIONS
 from hpcsgd.parts.grad_reduces import GRAD_REDUCES
 from hpcsgd.parts.grad_reduces.codecs import CODECS
@@ -107,6 +108,7 @@ USES: Sequence[tuple[Table, Papers]] = [
             "undirected_exponential": [SGP],
         },
     ),
+    (GUARDS, {"pseudo_gradient_penalty": ["cheng2025edit"]}),
     (SELECTIONS, {"across_shards": ["sarfi2025sparseloco"], "per_block": ["sarfi2025sparseloco"]}),
     (AGGREGATES, _all(AGGREGATES, SELSYNC)),
     (OPTIMIZER_STATE, _all(OPTIMIZER_STATE)),

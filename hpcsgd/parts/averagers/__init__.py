@@ -3,6 +3,7 @@
 from hpcsgd.parts.averagers.distance import WithDistance
 from hpcsgd.parts.averagers.elastic_mean import ElasticMean
 from hpcsgd.parts.averagers.flattened import average_flattened
+from hpcsgd.parts.averagers.guarded import Guarded, guarded
 from hpcsgd.parts.averagers.mean import Mean, MeanOfAll, set_to_average
 from hpcsgd.parts.averagers.optimizer_state import (
     OPTIMIZER_STATE,
@@ -11,23 +12,28 @@ from hpcsgd.parts.averagers.optimizer_state import (
     WithOptimizerState,
     keep_state,
 )
+from hpcsgd.parts.averagers.pseudo_gradient_penalty import GUARDS, PseudoGradientPenalty
 from hpcsgd.parts.averagers.quantized_mean import QuantizedMean, mean_by
 from hpcsgd.parts.averagers.selection import SELECTIONS, AcrossShards, PerBlock
 
 __all__ = [
+    "GUARDS",
     "OPTIMIZER_STATE",
     "SELECTIONS",
     "AcrossShards",
     "AverageState",
     "ElasticMean",
+    "Guarded",
     "Mean",
     "MeanOfAll",
     "PerBlock",
+    "PseudoGradientPenalty",
     "QuantizedMean",
     "ResetState",
     "WithDistance",
     "WithOptimizerState",
     "average_flattened",
+    "guarded",
     "keep_state",
     "mean_by",
     "set_to_average",

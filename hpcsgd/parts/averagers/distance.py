@@ -29,21 +29,25 @@ def distance(s: StepContext, mine: Sequence[Tensor], mean: Sequence[Tensor], sha
     Collective; sends 8 bytes across groups and, for shards, 8 bytes in the group.
     """
     squared = sum_on_host(squared_norm(w - mean_w) for w, mean_w in zip(mine, mean, strict=True))
-    return _of_squared(s, squared, shards)
+    return _of_squared(s, squared, shards, s.topology.num_groups)
 
 
-def _of_squared(s: StepContext, squared: Tensor, shards: bool) -> float:
+def _of_squared(s: StepContext, squared: Tensor, shards: bool, count: int) -> float:
+    """Return D as the mean over `count` groups; other groups pass 0 as `squared`."""
     with phase("distance"):
         if shards:
             s.topology.intra_group.allreduce(squared).wait()
         D = squared.sqrt()
         s.topology.inter_group.allreduce(D).wait()
-    return D.item() / s.topology.num_groups
+    return D.item() / count
 
 
 @dataclass(frozen=True)
 class WithDistance:
-    """The averager `inner`, after which the distance D is stored in `s.metrics["distance"]`."""
+    """The averager `inner`, after which the distance D is stored in `s.metrics["distance"]`.
+
+    D is the mean over the groups that `inner` did not leave out; 0 if it left all of them out.
+    """
 
     inner: Averager
 
@@ -64,8 +68,13 @@ class WithDistance:
             yield w
             apart.append(squared_norm(brought.popleft().sub_(w)))  # while other buckets are averaged
         squared = sum_on_host(apart)
+        if left_out := s.topology.group_index in s.left_out:
+            squared.zero_()
         s.squared_distance = squared.item()
-        s.metrics["distance"] = _of_squared(s, squared.add_(s.squared_elsewhere), self._of_shards(s.sharded))
+        if not left_out:
+            squared.add_(s.squared_elsewhere)
+        count = max(s.topology.num_groups - len(s.left_out), 1)
+        s.metrics["distance"] = _of_squared(s, squared, self._of_shards(s.sharded), count)
 
     def _of_shards(self, sharded: bool) -> bool:
         """Return whether a rank holds only a part of its group's model."""

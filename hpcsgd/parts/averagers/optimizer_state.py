@@ -55,12 +55,25 @@ def keep_state(inner: Averager) -> Averager:
 def average_states(named: Mapping[str, Sequence[Tensor]], s: StepContext) -> None:
     """Average the optimizer's state tensors over the groups, in place; `named` has them by state name.
 
-    Collective; raises `UserError` if groups have state tensors of different names or sizes.
+    Groups that were left out of the models' average get the mean of the others. If all were left out, the
+    groups keep their states. Collective; raises `UserError` if groups have state tensors of different names
+    or sizes.
     """
+    P, out = s.topology.num_groups, s.left_out
     with phase("state_average"):
         require_same_layout(named, s.topology.inter_group, "the optimizers' state tensors")
-        for tensors in named.values():
-            average_flattened(tensors, s.topology.inter_group)
+        for tensors in named.values() if len(out) < P else ():
+            if s.topology.group_index in out:
+                for x in tensors:
+                    x.zero_()
+            average_flattened(tensors, s.topology.inter_group, lambda means: _scale(means, P, P - len(out)))
+
+
+def _scale(means: Sequence[Tensor], P: int, count: int) -> None:
+    """Make means over `count` groups of the means over P groups, of which the others had zeros."""
+    if count < P:
+        for mean in means:
+            mean.mul_(P / count)
 
 
 def comparison() -> CommOp:

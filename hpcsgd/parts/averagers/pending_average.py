@@ -30,6 +30,8 @@ class PendingAverage:
     """The vectors to average, which hold the result after `wait`."""
     metrics: dict[str, float]
     """The averager's metrics."""
+    left_out: tuple[int, ...] = ()
+    """After `wait`: the groups that the averager left out, by their index."""
     work: Work | None = None
     """The operation in progress; None if the average is finished."""
 
@@ -55,7 +57,9 @@ def on_own_thread(topology: Topology) -> Topology:
 
 def step_on_own_thread(s: StepContext, topology: Topology) -> StepContext:
     """Return a copy of `s` with the communicators of `topology`, and with separate metrics."""
-    return replace(s, fixed=replace(s.fixed, topology=topology), metrics={}, squared_distance=None)
+    return replace(
+        s, fixed=replace(s.fixed, topology=topology), metrics={}, squared_distance=None, left_out=()
+    )
 
 
 def begin(
@@ -66,6 +70,12 @@ def begin(
     `vectors` are copies of this rank's vectors after the update; `due` is the update after which to use them.
     """
     mine = step_on_own_thread(s, topology)
+    pending = PendingAverage(due, vectors, mine.metrics)
+
+    def act() -> None:
+        average(vectors, mine)
+        pending.left_out = mine.left_out
+
     with phase("model_average"):
-        work = topology.inter_group.run(lambda: average(vectors, mine), "a pending average", *vectors)
-    return PendingAverage(due, vectors, mine.metrics, work)
+        pending.work = topology.inter_group.run(act, "a pending average", *vectors)
+    return pending
