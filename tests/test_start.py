@@ -34,6 +34,14 @@ def test_without_a_launcher_it_is_one_rank(
         threads.run(1, lambda world: form_as_launched(world, 4, None).topology)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["graphs", "quantizers"])
+def test_a_public_module_is_there_on_its_first_use(name: str) -> None:
+    """Before any other name has imported it."""
+    done = programs.run([sys.executable, "-c", f"import hpcsgd; print(hpcsgd.{name}.__name__)"])
+    assert done.stdout.endswith(f".{name}\n")
+
+
 SCRIPT = "import hpcsgd; hpcsgd.init(groups=1)"
 COMMANDS = {
     "a script": ["-c", SCRIPT],

@@ -1,4 +1,4 @@
-"""A check that torch.distributed.checkpoint does not save or load the state of a `DistributedOptimizer`.
+"""Checks that torch.distributed.checkpoint does not save or load the state of a `DistributedOptimizer`.
 
 It takes tensors of equal names on several ranks for copies of each other, and saves each from one rank only.
 But each group has an optimizer state of its own. `get_state_dict` also leaves the method's state out, and
@@ -8,6 +8,7 @@ makes a step with zeros if the optimizer has no state. Models can be saved by it
 from __future__ import annotations
 
 import inspect
+from typing import Any, NoReturn, Self
 
 from hpcsgd.errors import UserError
 
@@ -28,3 +29,25 @@ def refuse_torch_checkpoint(call: str) -> None:
                 "hpcsgd.load in place of get_state_dict and set_state_dict"
             )
         frame = frame.f_back
+
+
+class OneRanks:
+    """An entry of a `state_dict()` by which torch.distributed.checkpoint finds that one rank owns it.
+
+    torch asks every value for `__create_write_items__` before it writes. A file of `torch.save` has an empty
+    set in its place, which `torch.load(weights_only=True)` reads.
+    """
+
+    def __create_write_items__(self, fqn: str, _: object) -> NoReturn:
+        """Raise `UserError`: torch is about to save the `state_dict()` that has the entry `fqn`."""
+        raise UserError(
+            "torch.distributed.checkpoint saves each value from one rank, but the state_dict() of a "
+            f"DistributedOptimizer differs between ranks (found by its entry {fqn}): call "
+            "hpcsgd.save(folder, optimizer) and hpcsgd.load in place of it"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return set, ((),)
+
+    def __deepcopy__(self, _: object) -> Self:
+        return self

@@ -45,13 +45,20 @@ class WithState(optim.Optimizer):
         Collective. The exception: after `consolidate_state_dict(to)`, until the next step, rank `to` alone
         returns the state of all ranks.
         """
-        _refuse_torch_checkpoint(NAME)
+        from hpcsgd.engine.torch_checkpoint import OneRanks, refuse_torch_checkpoint
+
+        refuse_torch_checkpoint(NAME)
         if self._complete is not None:
             return self._complete.state_dict(self.local.options())
         topology = self.ready_for(NAME, across=False).topology
         state = self.local.state_dict(topology.intra_group)
         method = {role: each.to_dict() for role, each in self.method.state_dict().items()}
-        ours = {"t": self._step.t, "place": own_state.place(topology), "method": method}
+        ours = {
+            "t": self._step.t,
+            "place": own_state.place(topology),
+            "method": method,
+            "saved_by": OneRanks(),
+        }
         return {**state, "hpcsgd": ours}
 
     @checked
@@ -81,13 +88,14 @@ class WithState(optim.Optimizer):
         A result of `state_dict()` must be this rank's own, or that of all ranks (`consolidate_state_dict`).
         If the number of groups or ranks has changed, any rank's result is accepted.
         """
-        _refuse_torch_checkpoint("load_state_dict()")
+        from hpcsgd.engine.complete_state import of_rank
+        from hpcsgd.engine.torch_checkpoint import refuse_torch_checkpoint
+
+        refuse_torch_checkpoint("load_state_dict()")
         self._complete = None
         if "hpcsgd" not in state_dict:
             self.local.load_state_dict(state_dict)
             return
-        from hpcsgd.engine.complete_state import of_rank
-
         s = self._step
         state_dict = of_rank(state_dict, s.topology)
         states = own_state.loadable(
@@ -107,9 +115,3 @@ class WithState(optim.Optimizer):
             group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
         if method is not None:
             self.method.load_state_dict(method)
-
-
-def _refuse_torch_checkpoint(call: str) -> None:
-    from hpcsgd.engine.torch_checkpoint import refuse_torch_checkpoint
-
-    refuse_torch_checkpoint(call)

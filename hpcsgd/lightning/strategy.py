@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, cast, final
 
 import lightning.pytorch as lightning
@@ -86,7 +87,6 @@ class HpcsgdStrategy(DDPStrategy):
         """The groups, for an `hpcsgd.Sampler`."""
         self._method, self._options = method, options
         self._averaged_model = AveragedModel()
-        self._passes = 0
         self._generators: Any | None = None
         super().__init__(cluster_environment=TopologyEnvironment(self.topology))
 
@@ -135,15 +135,19 @@ class HpcsgdStrategy(DDPStrategy):
                 f"method: the module has {len(given)} optimizers, and each needs a method of its own: give a "
                 "function that makes one, such as lambda: hpcsgd.hierarchical(sync_every=8)"
             )
-        self._passes = trainer.accumulate_grad_batches
         options = {"overlap_grad_reduce": module.automatic_optimization, **self._options}
         self.optimizers = [
-            DistributedOptimizer(
-                optimizer, module, self.topology, self._made_method(),
-                gradient_accumulation_steps=self._passes, **options,
-            )
+            DistributedOptimizer(optimizer, module, self.topology, self._made_method(), **options)
             for optimizer in given
-        ]  # fmt: skip
+        ]
+
+    @contextlib.contextmanager
+    def block_backward_sync(self) -> Generator[None, None, None]:
+        """In the block, backward passes add up on each rank: the Trainer accumulates their gradients."""
+        with contextlib.ExitStack() as stack:
+            for optimizer in self._distributed:
+                stack.enter_context(optimizer.no_sync())
+            yield
 
     def _made_method(self) -> Method:
         """Return a method without state: a second `fit()` starts anew."""
@@ -161,13 +165,6 @@ class HpcsgdStrategy(DDPStrategy):
     def on_train_start(self) -> None:
         """Continue with the random numbers of a training that was saved within an epoch."""
         self._load_generators()
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Expect as many backward passes as the Trainer accumulates, which a callback may have changed."""
-        if self._passes != (passes := self._trainer.accumulate_grad_batches):
-            self._passes = passes
-            for optimizer in self._distributed:
-                optimizer.set_gradient_accumulation_steps(passes)
 
     # Evaluation.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn, optim
 from torch.distributed.checkpoint import state_dict as of_torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import hpcsgd
@@ -94,5 +96,62 @@ def test_a_learning_rate_of_0_is_allowed(run) -> None:
         ours = DistributedOptimizer(inner, net, topology, hpcsgd.hierarchical(2))
         one_step(net, ours, topology, 0)
         assert ours.t == 1
+
+    run(2, body)
+
+
+STATES: dict[str, Callable[[DistributedOptimizer], dict[str, Any]]] = {
+    "in a dict": lambda optimizer: {"o": optimizer.state_dict()},
+    "itself": lambda optimizer: optimizer.state_dict(),
+    "with others, deep": lambda optimizer: {"all": {"parts": [{"o": optimizer.state_dict()}]}},
+    "a copy": lambda optimizer: copy.deepcopy({"o": {**optimizer.state_dict()}}),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("of", STATES)
+@pytest.mark.ranks(2)
+def test_a_state_dict_of_the_script_is_refused(run, tmp_path: Path, of: str) -> None:
+    def body(world: Communicator) -> None:
+        topology, net = form(world, 2), make_model()
+        ours = DistributedOptimizer(optim.AdamW(net.parameters()), net, topology, hpcsgd.diloco(2))
+        one_step(net, ours, topology, 0)
+        line = r"differs between ranks .*hpcsgd.saved_by\): call hpcsgd.save\(folder, optimizer\)"
+        with pytest.raises(CheckpointException, match=line) as raised:
+            save(STATES[of](ours), checkpoint_id=tmp_path / str(world.rank), no_dist=True)
+        assert [type(error) for error, _ in raised.value.failures.values()] == [UserError]
+        assert not list((tmp_path / str(world.rank)).rglob("*.distcp"))
+
+    run(2, body)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.ranks(2)
+def test_a_consolidated_state_can_be_saved(run, tmp_path: Path) -> None:
+    """One rank has the state of all."""
+
+    def body(world: Communicator) -> None:
+        topology, net = form(world, 2), make_model()
+        ours = DistributedOptimizer(optim.AdamW(net.parameters()), net, topology, hpcsgd.diloco(2))
+        one_step(net, ours, topology, 0)
+        ours.consolidate_state_dict()
+        if world.rank == 0:
+            save({"o": ours.state_dict()}, checkpoint_id=tmp_path / "all", no_dist=True)
+
+    run(2, body)
+    assert (tmp_path / "all" / ".metadata").exists()
+
+
+@pytest.mark.ranks(2)
+def test_a_file_of_torch_save_has_plain_values_alone(run, tmp_path: Path) -> None:
+    def body(world: Communicator) -> None:
+        topology, net = form(world, 2), make_model()
+        ours = DistributedOptimizer(optim.AdamW(net.parameters()), net, topology, hpcsgd.diloco(2))
+        one_step(net, ours, topology, 0)
+        file = tmp_path / f"{world.rank}.pt"
+        torch.save(ours.state_dict(), file)
+        read = torch.load(file, weights_only=True)
+        assert read["hpcsgd"]["saved_by"] == set()
+        ours.load_state_dict(read)
 
     run(2, body)
