@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     if _HOMES[name] == __name__:
         return importlib.import_module(f"{__name__}.{name}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(__import__(_HOMES[name], fromlist=[name]), name)  # imports a module, too
 
 
 def __dir__() -> list[str]:
