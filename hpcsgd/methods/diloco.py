@@ -22,6 +22,7 @@ Differences from the paper:
 - With `quantize`, groups send Δ in fewer bits, like the 4-bit outer gradients of Streaming DiLoCo
   (arXiv:2501.18512). That paper uses floats without error feedback; here the values are whole numbers with a
   scale.
+- With `outer_schedule`, the rate and the momentum of OuterOpt change during the run.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
 from hpcsgd.parts.averagers import WithDistance, WithOptimizerState, keep_state, mean_by
 from hpcsgd.parts.grad_reduces import Dense
+from hpcsgd.parts.outer_schedules.base import OuterSchedule, require_useful, set_outer_values
 from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.schedules import Every
 
@@ -75,16 +77,20 @@ class OuterOptimizer:
     """
 
     def __init__(
-        self, inner: Averager, make_optimizer: MakeOptimizer, moved_on: Callable[[Sequence[Tensor]], None]
+        self,
+        inner: Averager,
+        make_optimizer: MakeOptimizer,
+        moved_on: Callable[[Sequence[Tensor]], None],
+        schedule: OuterSchedule | None = None,
     ) -> None:
         """Store the arguments, and try out `make_optimizer`, which makes the outer optimizer.
 
         `moved_on` is called with the group's model after each outer step. All groups pass the same model if
-        `inner` leaves them with the same one.
+        `inner` leaves them with the same one. `schedule` sets the rate and the momentum before each step.
         """
-        self._state = _try_out(make_optimizer)
+        self._state = _try_out(make_optimizer, schedule)
         self.inner, self._moved_on = inner, moved_on
-        self.make_optimizer = make_optimizer
+        self.make_optimizer, self.schedule = make_optimizer, schedule
         self.traits = replace(inner.traits, leaves_mean=False)
         self._theta: list[Tensor] = []
         self._optimizer: optim.Optimizer | None = None
@@ -97,12 +103,13 @@ class OuterOptimizer:
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         assert self._optimizer is not None
         found = run_averager(self.inner, vectors, s)
-        for theta, w in zip(self._theta, found, strict=True):
-            theta.grad = theta.to(w.dtype).to(theta.dtype) - w
-        self._optimizer.step()
+        if self.schedule is not None:
+            values = self.schedule.at(s.t, s.topology.num_groups)
+            set_outer_values(self._optimizer, values)
+            s.metrics |= {f"outer_{name}": x for name, x in values._asdict().items() if x is not None}
+        self._step(found)
         for theta, w in zip(self._theta, found, strict=True):
             w.copy_(theta)
-            theta.grad = None
         self._moved_on(found)
         return found
 
@@ -126,6 +133,15 @@ class OuterOptimizer:
         """Store `state`; `prepare` loads it into θ and the outer optimizer at the next step."""
         self._saved, self._optimizer = state, None
 
+    def _step(self, found: Sequence[Tensor]) -> None:
+        """Take the step of the outer optimizer whose gradient is θ minus `found`."""
+        assert self._optimizer is not None
+        for theta, w in zip(self._theta, found, strict=True):
+            theta.grad = theta.to(w.dtype).to(theta.dtype) - w
+        self._optimizer.step()
+        for theta in self._theta:
+            theta.grad = None
+
     def _start(self, mine: Sequence[Tensor]) -> None:
         self._theta = [w.to(accumulation_dtype(w.dtype), copy=True) for w in mine]
         self._optimizer = self.make_optimizer(self._theta)
@@ -145,8 +161,10 @@ def _is_like(value: Any, theta: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == theta.shape
 
 
-def _try_out(make_optimizer: Callable[[Sequence[Tensor]], object]) -> int:
-    """Return how many state tensors the outer optimizer keeps for each tensor.
+def _try_out(
+    make_optimizer: Callable[[Sequence[Tensor]], object], schedule: OuterSchedule | None = None
+) -> int:
+    """Return how many state tensors the outer optimizer keeps for each tensor, with the values of `schedule`.
 
     The trial also reports a wrong optimizer now, instead of at the first synchronization.
     """
@@ -156,6 +174,10 @@ def _try_out(make_optimizer: Callable[[Sequence[Tensor]], object]) -> int:
         raise UserError(f"outer: it makes a {type(made).__name__}, expected a torch optimizer")
     theta.grad = torch.zeros_like(theta)
     made.step()
+    if schedule is not None:
+        for knot in schedule.knots or [0]:  # an SGD keeps no momentum while it is 0
+            set_outer_values(made, schedule.at(knot, 2))
+            made.step()
     return sum(_is_like(value, theta) for value in made.state[theta].values())
 
 
@@ -167,6 +189,7 @@ def diloco(
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
     optimizer_state: WithOptimizerState = keep_state,
     quantize: Quantizer | None = None,
+    outer_schedule: OuterSchedule | None = None,
 ) -> Method:
     """Return DiLoCo: local SGD with an outer optimizer, whose gradient is the groups' mean movement.
 
@@ -183,12 +206,15 @@ def diloco(
             `AverageState` or `ResetState`. Default keep_state, as in the paper.
         quantize: Format in which shards travel at a synchronization, such as `quantizers.bf16()`,
             `quantizers.int8()` or `quantizers.int4()`. Default None: their own dtype.
+        outer_schedule: Rate and momentum of the outer optimizer over the run, such as
+            `outer_schedules.piecewise(...)` or `outer_schedules.muloco()`. Default None: those of `outer`.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
-        UserError: If `sync_every` is below 1, or `outer` does not make a torch optimizer.
+        UserError: If `sync_every` is below 1, `outer` does not make a torch optimizer, or `outer_schedule`
+            has a momentum and that optimizer has none, or a rate of 0 at the first synchronization.
 
     Shape:
         M parameters in total; each rank owns M/K of them. A rank sends 2·(P−1)/P·M/K elements per
@@ -197,6 +223,7 @@ def diloco(
 
     Note:
         After a synchronization, `optimizer.metrics["distance"]` is the model distance before the outer step.
+        With `outer_schedule`, "outer_lr" and "outer_momentum" are the values of that step.
 
     Example:
         >>> method = hpcsgd.diloco(sync_every=2, outer=lambda ws: torch.optim.SGD(ws, lr=0.7, momentum=0.9))
@@ -213,5 +240,8 @@ def diloco(
         `streaming`: averages one fragment of the model after the other.
     """
     mean = mean_by(quantize)
-    how = OuterOptimizer(WithDistance(mean), outer, mean.set_reference)
-    return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=optimizer_state(how))
+    how = OuterOptimizer(WithDistance(mean), outer, mean.set_reference, outer_schedule)
+    when = Every(sync_every)
+    if outer_schedule is not None:
+        require_useful(outer_schedule, sync_every)
+    return Method(grad_reduce=grad_reduce, schedule=when, averager=optimizer_state(how))
