@@ -69,6 +69,26 @@ def step_with(optimizer: optim.Optimizer, values: tuple[float, float] | None) ->
     optimizer.step()
 
 
+def after_a_lazy_start(every: int, make: MakeOptimizer, end: int, values: Outer) -> Meet:
+    """Up to step `end` the outer optimizer takes its steps, and its model follows the common one."""
+    outer = model()
+    optimizer = make(list(outer.parameters()))
+
+    def meet(t: int, nets: list[nn.Module], _: float) -> None:
+        if t % every or len(nets) == 1:
+            return
+        mean = copy.deepcopy(nets)
+        average(mean)
+        for theta, theirs in zip(outer.parameters(), mean[0].parameters(), strict=True):
+            theta.grad = theta.detach() - theirs.detach()
+        step_with(optimizer, values[t] if t > end else None)
+        set_vector(outer, vector(outer) if t > end else vector(mean[0]))
+        for net in nets:
+            set_vector(net, vector(outer))
+
+    return meet
+
+
 def paired(every: int, alpha: float, beta: float, gamma: float, seed: int = 0) -> Meet:
     """NoLoCo as its paper has it, in numpy and on whole vectors; of an odd number one in turn is alone."""
     phi: np.ndarray | None = None

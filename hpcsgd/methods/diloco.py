@@ -113,6 +113,15 @@ class OuterOptimizer:
         self._moved_on(found)
         return found
 
+    def observe(self, common: Sequence[Tensor]) -> None:
+        """Let the outer optimizer see how θ has moved to `common`, the model of all groups, and follow it.
+
+        Its state changes as in an outer step, by its own rate and momentum; θ becomes `common`.
+        """
+        self._step(common)
+        for theta, w in zip(self._theta, common, strict=True):
+            theta.copy_(w)
+
     def memory_bytes(self, m: ModelLayout) -> float:
         chunks = m.sharded or not self.traits.whole_model
         return (1 + self._state) * m.own_elements(wide=True) * (1 if chunks else m.K)

@@ -29,6 +29,7 @@ from local_methods import (
     NESTEROV,
     accumulating,
     adaptive,
+    after_a_lazy_start,
     blended,
     carried,
     desynced,
@@ -274,6 +275,26 @@ REFERENCES: Mapping[str, Case] = {
     "osgp": Case("osgp", lambda: {"overlap_steps": 2}, pushing(Exponential(), staleness=2)),
     "osgp on a ring": Case(
         "osgp", lambda: {"overlap_steps": 1, "graph": Ring()}, pushing(Ring(), staleness=1)
+    ),
+    "pier": Case(
+        "pier",
+        lambda: {"sync_every": 2, "total_steps": STEPS, "lazy_fraction": 0.6},
+        lambda P, K, make: alone(
+            P, K, make, STEPS, after_a_lazy_start(2, NESTEROV, 4, {6: (0.9, 0.9)}), together=4
+        ),
+    ),
+    "pier with Adam outside": Case(
+        "pier",
+        lambda: {
+            "sync_every": 2,
+            "total_steps": STEPS,
+            "lazy_fraction": 0.6,
+            "outer": adam_outside,
+            "outer_schedule": outer_schedules.piecewise(STEPS, lr=[[0, 0.05]]),
+        },
+        lambda P, K, make: alone(
+            P, K, make, STEPS, after_a_lazy_start(2, adam_outside, 4, {6: (0.05, 0.0)}), together=4
+        ),
     ),
     "post_local": Case(
         "post_local",

@@ -82,7 +82,7 @@ def test_lines_and_jumps() -> None:
 
 
 ADVICE = "expected a number ≥ 0"
-NO_RUN = "expected the number of steps of the whole run, ≥ 1"
+NO_RUN = "expected the number of steps of the whole run, 1 to 10^12"
 points = partial(outer_schedules.piecewise, 9)
 REFUSED: dict[str, Callable[[], Any]] = {
     f"total_steps = 0: {NO_RUN}": lambda: outer_schedules.piecewise(0, lr=[[0, 1]]),

@@ -66,8 +66,8 @@ def set_outer_values(optimizer: optim.Optimizer, values: OuterValues) -> None:
 def require_useful(schedule: OuterSchedule, sync_every: int, begin: int = 0) -> None:
     """Check `schedule` for groups that synchronize every `sync_every` steps after step `begin`.
 
-    Warns if a stage has fewer than `FEW` synchronizations. Raises `UserError` if the rate is 0 at the first
-    synchronization, because groups would lose what they have learned.
+    Warns if a stage, or the part up to step `begin`, has fewer than `FEW` synchronizations. Raises
+    `UserError` if the rate is 0 at the first one, because groups would lose what they have learned.
     """
     first = (begin // sync_every + 1) * sync_every
     if schedule.at(first, 2).lr == 0:
@@ -76,7 +76,7 @@ def require_useful(schedule: OuterSchedule, sync_every: int, begin: int = 0) -> 
             "they have learned; let the schedule begin earlier",
             key="outer_schedule",
         )
-    bounds = sorted({max(knot, begin) for knot in schedule.knots})
+    bounds = sorted({0, *(max(knot, begin) for knot in schedule.knots)})
     counts = [stop // sync_every - start // sync_every for start, stop in itertools.pairwise(bounds)]
     if counts and min(counts) < FEW:
         start, stop = list(itertools.pairwise(bounds))[counts.index(min(counts))]

@@ -12,6 +12,8 @@ from hpcsgd.arguments import checked
 from hpcsgd.errors import UserError
 from hpcsgd.parts.outer_schedules.base import OuterSchedule, OuterValues
 
+LONGEST = 10**12
+"""The largest number of steps of a run. Up to it a fraction of the run still tells one step from the next."""
 Points = Sequence[Sequence[float]]
 """Pairs of a fraction of the run and the value there."""
 
@@ -54,7 +56,7 @@ def piecewise(
     one the value stays. Two points with the same fraction make a jump.
 
     Args:
-        total_steps: Steps of the whole run, at least 1. A job file need not say it: the default there is the
+        total_steps: Steps of the whole run, 1 to 10^12. A job file need not say it: the default there is the
             length of the run. After these steps the last values stay.
         lr: Points of the outer rate, such as ``[[0, 0.5], [0.2, 1]]``, each value ≥ 0. Default (): the outer
             optimizer's own rate.
@@ -88,9 +90,9 @@ def piecewise(
 
 def require_total(total_steps: int) -> None:
     """Raise `UserError` unless `total_steps` is the length of a run."""
-    if total_steps < 1:
+    if not 1 <= total_steps <= LONGEST:
         raise UserError(
-            f"total_steps = {total_steps}: expected the number of steps of the whole run, ≥ 1",
+            f"total_steps = {total_steps}: expected the number of steps of the whole run, 1 to 10^12",
             key="total_steps",
             value=total_steps,
         )

@@ -67,7 +67,7 @@ def pier(total_steps: int, begin: float = 0.0) -> OuterSchedule:
     synchronizations.
 
     Args:
-        total_steps: Steps of the whole run, at least 1. A job file need not say it: the default there is the
+        total_steps: Steps of the whole run, 1 to 10^12. A job file need not say it: the default there is the
             length of the run. After these steps the last values stay.
         begin: Fraction of the run at which the rate begins to rise from 0, ≥ 0 and ≤ 0.7. Default 0.0.
 
@@ -101,7 +101,7 @@ def pier_cosine(total_steps: int, begin: float = 0.0) -> OuterSchedule:
     """Return the outer schedule of Pier's newer code: momentum and rate fall along half a cosine wave.
 
     Args:
-        total_steps: Steps of the whole run, at least 1. A job file need not say it: the default there is the
+        total_steps: Steps of the whole run, 1 to 10^12. A job file need not say it: the default there is the
             length of the run. After these steps the last values stay.
         begin: Fraction of the run at which the rate begins to rise from 0, ≥ 0 and ≤ 0.7. Default 0.0.
 
