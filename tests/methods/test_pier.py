@@ -125,6 +125,14 @@ def test_a_lazy_start_of_no_step_is_told(caplog: pytest.LogCaptureFixture) -> No
     )
 
 
+def test_a_short_lazy_start_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        pier(50, 20_000, 0.05, outer_schedule=outer_schedules.piecewise(20_000, lr=[[0, 1.0]]))
+        assert caplog.messages == []
+        pier(50, 20_000, 0.045, outer_schedule=outer_schedules.piecewise(20_000, lr=[[0, 1.0]]))
+    assert "in the stage from step 0 to 900: 18, advised are 20" in caplog.messages[0]
+
+
 def test_the_schedule_begins_where_the_lazy_start_ends() -> None:
     """At a multiple of the interval; and 0.3 · 10 is 3."""
     end: Any = pier(3, 10, 0.3).averager

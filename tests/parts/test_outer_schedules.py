@@ -157,6 +157,19 @@ def test_the_betas_of_adam_are_its_momentum(run) -> None:
         assert betas == (0.6, 0.95)
 
 
+@pytest.mark.ranks(2)
+def test_the_rate_of_sparseloco_is_reported(run) -> None:
+    def reported(world: Communicator, given: dict[str, Any]) -> float | None:
+        topology, net = form(world, 2), model()
+        inner, method = optim.SGD(net.parameters(), lr=0.1), sparseloco(1, density=0.5, **given)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method)
+        one_step(net, optimizer, topology, 0)
+        return optimizer.metrics.get("outer_lr")
+
+    assert run(2, reported, {"outer_schedule": points(lr=[[0, 0.25]])}) == [0.25] * 2
+    assert run(2, reported, {}) == [None] * 2
+
+
 def test_a_momentum_that_begins_later_has_its_memory() -> None:
     """An SGD keeps no momentum while it is 0: what `plan` adds up has it."""
     nets = [nn.Linear(4, 2)]
