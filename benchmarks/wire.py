@@ -21,8 +21,9 @@ from harness.record import Goal, Run
 from harness.table import print_table
 from harness.timing import Contestant, Spread, interleaved, ratios
 from hpcsgd import kernels, quantizers
-from hpcsgd.methods.sparseloco import VALUES, SparseMessage
+from hpcsgd.methods.sparseloco import VALUES
 from hpcsgd.parts.averagers import PerBlock
+from hpcsgd.parts.averagers.sparse_message import SparseMessage
 from hpcsgd.parts.quantizers.base import Quantizer
 
 COPY = "copy"

@@ -30,6 +30,7 @@ from hpcsgd.errors import UserError as UserError
 from hpcsgd.methods import *  # noqa: F403 - a method's one import stands there
 from hpcsgd.models.sharded import fully_shard as fully_shard
 from hpcsgd.models.sync_batch_norm import sync_batch_norm as sync_batch_norm
+from hpcsgd.parts import outer_schedules as outer_schedules
 from hpcsgd.parts import quantizers as quantizers
 from hpcsgd.parts.averagers import AcrossShards as AcrossShards
 from hpcsgd.parts.averagers import AverageState as AverageState

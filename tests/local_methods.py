@@ -40,7 +40,11 @@ def fed_averaging(P: int, C: float, meets: Callable[[int], bool], seed: int = 0)
     return meet
 
 
-def with_outer(every: int, make: MakeOptimizer) -> Meet:
+Outer = Mapping[int, tuple[float, float]]
+"""The outer rate and momentum by the step after which groups begin to meet."""
+
+
+def with_outer(every: int, make: MakeOptimizer, values: Outer | None = None) -> Meet:
     """Whole parameters, and the optimizer of torch on them."""
     outer = model()
     optimizer = make(list(outer.parameters()))
@@ -52,7 +56,33 @@ def with_outer(every: int, make: MakeOptimizer) -> Meet:
         average(mean)
         for theta, theirs in zip(outer.parameters(), mean[0].parameters(), strict=True):
             theta.grad = theta.detach() - theirs.detach()
-        optimizer.step()
+        step_with(optimizer, None if values is None else values[t])
+        for net in nets:
+            set_vector(net, vector(outer))
+
+    return meet
+
+
+def step_with(optimizer: optim.Optimizer, values: tuple[float, float] | None) -> None:
+    if values is not None:
+        optimizer.param_groups[0] |= {"lr": values[0], "momentum": values[1]}
+    optimizer.step()
+
+
+def after_a_lazy_start(every: int, make: MakeOptimizer, end: int, values: Outer) -> Meet:
+    """Up to step `end` the outer optimizer takes its steps, and its model follows the common one."""
+    outer = model()
+    optimizer = make(list(outer.parameters()))
+
+    def meet(t: int, nets: list[nn.Module], _: float) -> None:
+        if t % every or len(nets) == 1:
+            return
+        mean = copy.deepcopy(nets)
+        average(mean)
+        for theta, theirs in zip(outer.parameters(), mean[0].parameters(), strict=True):
+            theta.grad = theta.detach() - theirs.detach()
+        step_with(optimizer, values[t] if t > end else None)
+        set_vector(outer, vector(outer) if t > end else vector(mean[0]))
         for net in nets:
             set_vector(net, vector(outer))
 
@@ -311,7 +341,14 @@ def blended(alpha: float) -> Arrive:
     return lambda now, then, theta: alpha * now + (1 - alpha) * theta
 
 
-def in_turn(every: int, F: int, delay: int, arrive: Arrive, make: MakeOptimizer | None = None) -> Meet:
+def in_turn(
+    every: int,
+    F: int,
+    delay: int,
+    arrive: Arrive,
+    make: MakeOptimizer | None = None,
+    values: Outer | None = None,
+) -> Meet:
     """Parts of the model meet one after the other, on whole vectors; what comes of it arrives later."""
     start, parts = vector(model()), strides(model(), F)
     outer = [outer_step(make, start[part]) for part in parts]
@@ -331,7 +368,11 @@ def in_turn(every: int, F: int, delay: int, arrive: Arrive, make: MakeOptimizer 
         for p, part in enumerate(parts):
             if (t + p * every // F) % every == 0:
                 then = w[:, part].clone()
-                under_way[p] = (t + delay, then, outer[p](then.mean(0)))
+                under_way[p] = (
+                    t + delay,
+                    then,
+                    outer[p](then.mean(0), None if values is None else values[t]),
+                )
         take_in()
         for net, mine in zip(nets, w, strict=True):
             set_vector(net, mine)
@@ -339,16 +380,18 @@ def in_turn(every: int, F: int, delay: int, arrive: Arrive, make: MakeOptimizer 
     return meet
 
 
-def outer_step(make: MakeOptimizer | None, start: Tensor) -> Callable[[Tensor], Tensor]:
-    """What comes of a meeting with this mean."""
+def outer_step(
+    make: MakeOptimizer | None, start: Tensor
+) -> Callable[[Tensor, tuple[float, float] | None], Tensor]:
+    """What comes of a meeting with this mean, by this rate and momentum."""
     if make is None:
-        return lambda mean: mean
+        return lambda mean, _: mean
     theta = nn.Parameter(start.clone())
     optimizer = make([theta])
 
-    def step(mean: Tensor) -> Tensor:
+    def step(mean: Tensor, values: tuple[float, float] | None) -> Tensor:
         theta.grad = theta.detach() - mean
-        optimizer.step()
+        step_with(optimizer, values)
         return theta.detach().clone()
 
     return step

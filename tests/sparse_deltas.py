@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -100,8 +100,14 @@ def over_positions(run: int, density: float, K: int) -> Select:
 
 
 def sparse_meetings(
-    every: int, K: int, select: Select, bits: int = 2, beta: float = 0.95, lr: float = 1.0
+    every: int,
+    K: int,
+    select: Select,
+    bits: int = 2,
+    beta: float = 0.95,
+    lr: float | Mapping[int, float] = 1.0,
 ) -> Meet:
+    """`lr` may be by the step after which groups meet."""
     theta: np.ndarray | None = None
     errors: list[np.ndarray] = []
 
@@ -119,7 +125,7 @@ def sparse_meetings(
             arrived = said(e, chosen, K, ARRIVES[bits])
             e[:] = e - arrived
             total += arrived
-        theta = theta - lr * (total / len(nets))
+        theta = theta - (lr[t] if isinstance(lr, Mapping) else lr) * (total / len(nets))
         for net in nets:
             put(net, theta)
 

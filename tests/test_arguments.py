@@ -79,6 +79,7 @@ class Scene:
         self.delta = self.density = self.threshold = self.alpha = self.beta = self.share = self.start = 0.5
         self.device, self.x, self.op, self.root = "cpu", 1.0, "mean", 0
         self.to = 0
+        self.total_steps = 100
         self.momentum, self.lr, self.max_norm, self.steps_per_epoch, self.rule = 0.9, 0.1, 1.0, 100, "linear"
 
     def of(self, name: str, key: str) -> Any:

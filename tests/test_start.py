@@ -96,6 +96,12 @@ print(*[len(batch) for batch in loader])
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("module", ["graphs", "outer_schedules", "quantizers"])
+def test_a_module_may_be_the_first_name(module: str) -> None:
+    programs.run([sys.executable, "-c", f"from hpcsgd import {module}; {module}.__doc__.strip()"])
+
+
+@pytest.mark.slow
 def test_a_method_loads_no_groups() -> None:
     """Nor what only they need: torch itself may have loaded some of that."""
     code = (

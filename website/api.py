@@ -17,6 +17,7 @@ TITLES = {
     "meetings": "Parts of meetings",
     "graphs": "Graphs of gossip",
     "quantizers": "Wire formats",
+    "outer_schedules": "Outer schedules",
     "data": "Samples",
 }
 """Of the pages, in their order."""
@@ -27,6 +28,7 @@ PAGES = {
     "hpcsgd.parts.grad_reduces": "gradients",
     "hpcsgd.parts.sparsifiers": "gradients",
     "hpcsgd.parts.quantizers": "quantizers",
+    "hpcsgd.parts.outer_schedules": "outer_schedules",
 }
 """By where names are at home; the others are of the training itself."""
 

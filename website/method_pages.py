@@ -28,7 +28,7 @@ INSIDE = {"bsp()": hpcsgd.bsp(), "hierarchical(sync_every=8)": hpcsgd.hierarchic
 GIVEN = {
     "adapt_every": 100, "at": 1000, "delta": 0.3, "first": INSIDE["bsp()"], "fraction": 0.5,
     "initial_sync_every": 8, "max_staleness": 1, "num_fragments": 4, "overlap_steps": 1, "per_epoch": 4,
-    "steps_per_epoch": 100, "sync_delay": 2, "sync_every": 8,
+    "steps_per_epoch": 100, "sync_delay": 2, "sync_every": 8, "total_steps": 10_000,
     "then": INSIDE["hierarchical(sync_every=8)"], "method": INSIDE["hierarchical(sync_every=8)"],
 }  # fmt: skip
 """What the example of a method is given for arguments without a default."""

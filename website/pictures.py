@@ -38,7 +38,12 @@ GIVEN: Mapping[str, Any] = {
     "method": SYNC,
 }  # fmt: skip
 """Arguments without a default, as a job file has them; steps of an epoch are the run's."""
-OWN: Mapping[str, Mapping[str, Any]] = {"osgp": {"overlap_steps": 1}}
+CALM = {"name": "piecewise", "lr": [[0, 0.7]], "momentum": [[0, 0.8]]}
+"""An outer momentum for few synchronizations: those of a paper are for hundreds."""
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "osgp": {"overlap_steps": 1},
+    "pier": {"lazy_fraction": 0.25, "outer_schedule": CALM},
+}
 """Of single methods, where those would not do."""
 PLAIN = ("sasgd",)
 """What is for SGD without momentum and weight decay."""

@@ -1,4 +1,4 @@
-"""All names that a script may use: the exported ones, `graphs` and `quantizers` with what is in them."""
+"""All names that a script may use: the exported ones, and what is in `graphs` and the modules of parts."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ from typing import Any
 
 import hpcsgd
 
+MODULES = ("outer_schedules", "quantizers")
+"""Of parts, which scripts name by their modules."""
+
 
 def public() -> dict[str, Any]:
     """Each as it is written after `hpcsgd.`."""
     names = {name: getattr(hpcsgd, name) for name in hpcsgd.__all__}
-    graphs, quantizers = names.pop("graphs"), names.pop("quantizers")
+    graphs = names.pop("graphs")
     inside = {name: value for name, value in vars(graphs).items() if _home(value) == graphs.__name__}
-    formats = {
-        f"quantizers.{name}": getattr(quantizers, name) for name in quantizers.__all__ if not name.isupper()
+    parts = {
+        f"{module}.{name}": getattr(home, name)
+        for module, home in [(module, names.pop(module)) for module in MODULES]
+        for name in home.__all__
+        if not name.isupper()
     }
-    return names | {f"graphs.{name}": x for name, x in inside.items() if not name.startswith("_")} | formats
+    return names | {f"graphs.{name}": x for name, x in inside.items() if not name.startswith("_")} | parts
 
 
 def path(documented: Any) -> str:

@@ -28,13 +28,15 @@ class Parts:
 
     `families` maps the type of a part, as parameters are annotated, to functions by name. If the type is
     ``Callable[[…], …]``, a name means the function itself, with arguments bound to it. Otherwise a name means
-    what the function returns for the arguments. If `steps_per_epoch` is known, functions with a parameter of
-    that name get it by default.
+    what the function returns for the arguments. Functions with a parameter named `steps_per_epoch` or
+    `total_steps` get that number by default, if it is known.
     """
 
     families: Mapping[Any, Mapping[str, Callable[..., Any]]]
     steps_per_epoch: int | None
     """The steps of one epoch; None if their number is not known."""
+    total_steps: int | None = None
+    """The steps of the whole run; None if their number is not known."""
 
     def make(self, kind: Any, value: Any, section: str, *keys: str) -> Any:
         """Make the part of type `kind` that `value` names: the value of a section, or of `keys` in it.
@@ -49,8 +51,9 @@ class Parts:
         arguments = {k: self._argument(function, v, section, *keys, k) for k, v in given.items()}
         if get_origin(kind) is Callable:
             return _bound(name, function, table, arguments, kind, section, *keys)
-        if self.steps_per_epoch is not None and "steps_per_epoch" in annotations_of(function):
-            arguments.setdefault("steps_per_epoch", self.steps_per_epoch)
+        for key, known in (("steps_per_epoch", self.steps_per_epoch), ("total_steps", self.total_steps)):
+            if known is not None and key in annotations_of(function):
+                arguments.setdefault(key, known)
         with in_section(section, *keys):
             made = call_named(name, function, table, arguments)
             if not isinstance(made, kind):

@@ -17,6 +17,7 @@ from hpcsgd.methods.fedavg import fedavg as fedavg
 from hpcsgd.methods.hierarchical import allreduce_local_sgd as allreduce_local_sgd
 from hpcsgd.methods.hierarchical import hierarchical as hierarchical
 from hpcsgd.methods.noloco import noloco as noloco
+from hpcsgd.methods.pier import pier as pier
 from hpcsgd.methods.post_local import post_local as post_local
 from hpcsgd.methods.registry import METHODS  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from hpcsgd.methods.sasgd import sasgd as sasgd

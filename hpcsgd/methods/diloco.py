@@ -22,6 +22,7 @@ Differences from the paper:
 - With `quantize`, groups send Δ in fewer bits, like the 4-bit outer gradients of Streaming DiLoCo
   (arXiv:2501.18512). That paper uses floats without error feedback; here the values are whole numbers with a
   scale.
+- With `outer_schedule`, the rate and the momentum of OuterOpt change during the run.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from hpcsgd.parts.averagers import (
     mean_by,
 )
 from hpcsgd.parts.grad_reduces import Dense
+from hpcsgd.parts.outer_schedules.base import OuterSchedule, require_useful, set_outer_values
 from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.schedules import Every
 
@@ -82,16 +84,20 @@ class OuterOptimizer:
     """
 
     def __init__(
-        self, inner: Averager, make_optimizer: MakeOptimizer, moved_on: Callable[[Sequence[Tensor]], None]
+        self,
+        inner: Averager,
+        make_optimizer: MakeOptimizer,
+        moved_on: Callable[[Sequence[Tensor]], None],
+        schedule: OuterSchedule | None = None,
     ) -> None:
         """Store the arguments, and try out `make_optimizer`, which makes the outer optimizer.
 
         `moved_on` is called with the group's model after each outer step. All groups pass the same model if
-        `inner` leaves them with the same one.
+        `inner` leaves them with the same one. `schedule` sets the rate and the momentum before each step.
         """
-        self._state = _try_out(make_optimizer)
+        self._state = _try_out(make_optimizer, schedule)
         self.inner, self._moved_on = inner, moved_on
-        self.make_optimizer = make_optimizer
+        self.make_optimizer, self.schedule = make_optimizer, schedule
         self.traits = replace(inner.traits, leaves_mean=False)
         self._theta: list[Tensor] = []
         self._optimizer: optim.Optimizer | None = None
@@ -106,14 +112,24 @@ class OuterOptimizer:
         found = run_averager(self.inner, vectors, s)
         if len(s.left_out) == s.topology.num_groups:  # all groups have θ again: there is no movement
             return found
-        for theta, w in zip(self._theta, found, strict=True):
-            theta.grad = theta.to(w.dtype).to(theta.dtype) - w
-        self._optimizer.step()
+        if self.schedule is not None:
+            values = self.schedule.at(s.t, s.topology.num_groups)
+            set_outer_values(self._optimizer, values)
+            s.metrics |= {f"outer_{name}": x for name, x in values._asdict().items() if x is not None}
+        self._step(found)
         for theta, w in zip(self._theta, found, strict=True):
             w.copy_(theta)
-            theta.grad = None
         self._moved_on(found)
         return found
+
+    def observe(self, common: Sequence[Tensor]) -> None:
+        """Let the outer optimizer see how θ has moved to `common`, the model of all groups, and follow it.
+
+        Its state changes as in an outer step, by its own rate and momentum; θ becomes `common`.
+        """
+        self._step(common)
+        for theta, w in zip(self._theta, common, strict=True):
+            theta.copy_(w)
 
     def memory_bytes(self, m: ModelLayout) -> float:
         chunks = m.sharded or not self.traits.whole_model
@@ -135,6 +151,15 @@ class OuterOptimizer:
         """Store `state`; `prepare` loads it into θ and the outer optimizer at the next step."""
         self._saved, self._optimizer = state, None
 
+    def _step(self, found: Sequence[Tensor]) -> None:
+        """Take the step of the outer optimizer whose gradient is θ minus `found`."""
+        assert self._optimizer is not None
+        for theta, w in zip(self._theta, found, strict=True):
+            theta.grad = theta.to(w.dtype).to(theta.dtype) - w
+        self._optimizer.step()
+        for theta in self._theta:
+            theta.grad = None
+
     def _start(self, mine: Sequence[Tensor]) -> None:
         self._theta = [w.to(accumulation_dtype(w.dtype), copy=True) for w in mine]
         self._optimizer = self.make_optimizer(self._theta)
@@ -154,8 +179,10 @@ def _is_like(value: Any, theta: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == theta.shape
 
 
-def _try_out(make_optimizer: Callable[[Sequence[Tensor]], object]) -> int:
-    """Return how many state tensors the outer optimizer keeps for each tensor.
+def _try_out(
+    make_optimizer: Callable[[Sequence[Tensor]], object], schedule: OuterSchedule | None = None
+) -> int:
+    """Return how many state tensors the outer optimizer keeps for each tensor, with the values of `schedule`.
 
     The trial also reports a wrong optimizer now, instead of at the first synchronization.
     """
@@ -165,6 +192,10 @@ def _try_out(make_optimizer: Callable[[Sequence[Tensor]], object]) -> int:
         raise UserError(f"outer: it makes a {type(made).__name__}, expected a torch optimizer")
     theta.grad = torch.zeros_like(theta)
     made.step()
+    if schedule is not None:
+        for knot in schedule.knots or [0]:  # an SGD keeps no momentum while it is 0
+            set_outer_values(made, schedule.at(knot, 2))
+            made.step()
     return sum(_is_like(value, theta) for value in made.state[theta].values())
 
 
@@ -177,6 +208,7 @@ def diloco(
     optimizer_state: WithOptimizerState = keep_state,
     quantize: Quantizer | None = None,
     guard: PseudoGradientPenalty | None = None,
+    outer_schedule: OuterSchedule | None = None,
 ) -> Method:
     """Return DiLoCo: local SGD with an outer optimizer, whose gradient is the groups' mean movement.
 
@@ -195,12 +227,15 @@ def diloco(
             `quantizers.int8()` or `quantizers.int4()`. Default None: their own dtype.
         guard: What protects the mean from groups whose changes are outliers: `PseudoGradientPenalty()`.
             Default None: the plain mean.
+        outer_schedule: Rate and momentum of the outer optimizer over the run, such as
+            `outer_schedules.piecewise(...)` or `outer_schedules.muloco()`. Default None: those of `outer`.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
-        UserError: If `sync_every` is below 1, or `outer` does not make a torch optimizer.
+        UserError: If `sync_every` is below 1, `outer` does not make a torch optimizer, or `outer_schedule`
+            has a momentum and that optimizer has none, or a rate of 0 at the first synchronization.
 
     Shape:
         M parameters in total; each rank owns M/K of them. A rank sends 2·(P−1)/P·M/K elements per
@@ -209,6 +244,7 @@ def diloco(
 
     Note:
         After a synchronization, `optimizer.metrics["distance"]` is the model distance before the outer step.
+        With `outer_schedule`, "outer_lr" and "outer_momentum" are the values of that step.
 
     Example:
         >>> method = hpcsgd.diloco(sync_every=2, outer=lambda ws: torch.optim.SGD(ws, lr=0.7, momentum=0.9))
@@ -224,6 +260,8 @@ def diloco(
     See Also:
         `streaming`: averages one fragment of the model after the other.
     """
+    if outer_schedule is not None:
+        require_useful(outer_schedule, sync_every)
     mean = guarded(mean_by(quantize), guard)
-    how = OuterOptimizer(WithDistance(mean), outer, mean.set_reference)
+    how = OuterOptimizer(WithDistance(mean), outer, mean.set_reference, outer_schedule)
     return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=optimizer_state(how))

@@ -23,6 +23,7 @@ Differences from the paper:
   of the 64 is 0, the smaller size is 0, too, so that a weight with nothing to send does not change. With 4, 8
   or 16 bits Q is `quantizers.int4`, `int8` or `bf16`; with 32 bits there is no quantization.
 - Indices are encoded by `kernels.chosen`, in 8 bits each at the density of 1/64.
+- With `outer_schedule`, α changes during the run.
 - How many elements of which block are sent is a separate choice: `PerBlock` is the paper's, `AcrossShards` is
   our own.
 """
@@ -31,12 +32,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hpcsgd import kernels
 from hpcsgd.arguments import checked
 from hpcsgd.comm import accumulation_dtype
 from hpcsgd.core.averager import Traits
@@ -49,54 +48,18 @@ from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
 from hpcsgd.parts.averagers import PerBlock, WithDistance, WithOptimizerState, keep_state
 from hpcsgd.parts.averagers.selection import Selection
+from hpcsgd.parts.averagers.sparse_message import SparseMessage
 from hpcsgd.parts.grad_reduces import Dense
+from hpcsgd.parts.outer_schedules.base import OuterSchedule, require_useful
 from hpcsgd.parts.quantizers import bf16, int4, int8
 from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.quantizers.levels import Levels
 from hpcsgd.parts.quantizers.whole import Whole
 from hpcsgd.parts.schedules import Every
-from hpcsgd.parts.sparsifiers.base import Share, require_density
+from hpcsgd.parts.sparsifiers.base import require_density
 
 VALUES: Mapping[int, Quantizer] = {2: Levels(), 4: int4(), 8: int8(), 16: bf16(), 32: Whole()}
 """The quantizer of values for each number of bits."""
-
-
-@dataclass(frozen=True)
-class SparseMessage:
-    """The format of the message about one vector: indices and values of the selected elements.
-
-    `share` says how many elements of which block are selected, and so determines the size of the message.
-    """
-
-    share: Share
-    values: Quantizer
-
-    @property
-    def count(self) -> int:
-        return int(self.share.k.sum())
-
-    @property
-    def nbytes(self) -> int:
-        return self._places() + self.values.nbytes(self.count)
-
-    def write(self, e: Tensor, code: Tensor) -> None:
-        chosen = self.share.largest_of(e)
-        places = kernels.encode_chosen(chosen, *self._segments())
-        code[: places.numel()] = places
-        self.values.encode(e[chosen].float(), code[self._places() :], 0)
-
-    def read(self, code: Tensor) -> tuple[Tensor, Tensor]:
-        places = code[: kernels.chosen_bytes(*self._segments())]
-        values = torch.empty(self.count, dtype=torch.float32, device=code.device)
-        self.values.decode(code[self._places() :], values)
-        return kernels.decode_chosen(places, *self._segments()), values
-
-    def _segments(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.share.starts, self.share.stops, self.share.k
-
-    def _places(self) -> int:
-        """Return the bytes of the indices, rounded up to a multiple of 4, so that floats can follow."""
-        return -(-kernels.chosen_bytes(*self._segments()) // 4) * 4
 
 
 class SparseDelta:
@@ -108,8 +71,17 @@ class SparseDelta:
 
     traits = Traits(All(), reads_gradients=False, vectors_only=True)
 
-    def __init__(self, density: float, values: Quantizer, beta: float, lr: float, select: Selection) -> None:
+    def __init__(
+        self,
+        density: float,
+        values: Quantizer,
+        beta: float,
+        lr: float,
+        select: Selection,
+        schedule: OuterSchedule | None,
+    ) -> None:
         self.density, self.values, self.beta, self.lr, self.select = density, values, beta, lr, select
+        self.schedule = schedule
         self._theta: list[Tensor] = []
         self._error: list[Tensor] = []
         self._filled: list[list[slice]] = []
@@ -131,11 +103,20 @@ class SparseDelta:
             for share in self.select.shares(errors, self.density, s.topology)
         ]
         s.agreement().wait()
-        said = self._gathered(s, codes, errors)
+        said, lr = self._gathered(s, codes, errors), self._lr(s)
         for i, (own, theta, e) in enumerate(zip(owned, thetas, errors, strict=True)):
-            theta.add_(self._mean(codes[i], said[i], e, s.topology.inter_group.rank), alpha=-self.lr)
+            theta.add_(self._mean(codes[i], said[i], e, s.topology.inter_group.rank), alpha=-lr)
             own.copy_(theta)
         return found
+
+    def _lr(self, s: StepContext) -> float:
+        """Return α, and report it if `schedule` sets it."""
+        if self.schedule is None:
+            return self.lr
+        lr = self.schedule.at(s.t, s.topology.num_groups).lr
+        assert lr is not None
+        s.metrics["outer_lr"] = lr
+        return lr
 
     def memory_bytes(self, m: ModelLayout) -> float:
         return 2 * m.own_elements(wide=True)
@@ -214,6 +195,7 @@ def sparseloco(
     selection: Selection = PerBlock(),  # noqa: B008 - frozen
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
     optimizer_state: WithOptimizerState = keep_state,
+    outer_schedule: OuterSchedule | None = None,
 ) -> Method:
     """Return SparseLoCo: groups send few elements of their movement in few bits, and the rest later.
 
@@ -231,12 +213,15 @@ def sparseloco(
             `ReduceScatter()` or `Sparse(...)`. Default Dense().
         optimizer_state: What happens to the inner optimizer's state at a synchronization: `keep_state`,
             `AverageState` or `ResetState`. Default keep_state.
+        outer_schedule: Outer learning rate over the run, such as `outer_schedules.piecewise(...)`, in place
+            of `lr`. Default None: `lr`.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it holds state.
 
     Raises:
-        UserError: If `sync_every` is below 1, or another argument is outside these bounds.
+        UserError: If `sync_every` is below 1, another argument is outside these bounds, or `outer_schedule`
+            has a momentum.
 
     Shape:
         M parameters in total; each rank owns M/K of them. With the defaults, a rank receives 84 bytes per
@@ -268,5 +253,20 @@ def sparseloco(
         raise UserError(f"beta = {beta}: what is left of the feedback, ≥ 0 and ≤ 1", key="beta", value=beta)
     if not 0 < lr < math.inf:
         raise UserError(f"lr = {lr}: an outer learning rate, > 0", key="lr", value=lr)
-    how = WithDistance(SparseDelta(density, VALUES[bits], beta, float(lr), selection))
-    return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=optimizer_state(how))
+    when = Every(sync_every)
+    if outer_schedule is not None:
+        require_useful(outer_schedule, sync_every)
+        _require_lr_alone(outer_schedule, lr)
+    how = WithDistance(SparseDelta(density, VALUES[bits], beta, float(lr), selection, outer_schedule))
+    return Method(grad_reduce=grad_reduce, schedule=when, averager=optimizer_state(how))
+
+
+def _require_lr_alone(schedule: OuterSchedule, lr: float) -> None:
+    values = schedule.at(0, 2)
+    if values.momentum is not None or values.lr is None:
+        raise UserError(
+            "outer_schedule: sparseloco has no outer momentum: expected a schedule of lr alone",
+            key="outer_schedule",
+        )
+    if lr != 1:
+        raise UserError(f"lr = {lr}: outer_schedule sets the rate: give one of the two", key="lr", value=lr)

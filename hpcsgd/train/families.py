@@ -22,6 +22,8 @@ from hpcsgd.parts.grad_reduces import GRAD_REDUCES
 from hpcsgd.parts.grad_reduces.codecs import CODECS, Codec
 from hpcsgd.parts.grad_reduces.combining import COMBINING, Combine
 from hpcsgd.parts.grad_reduces.error_feedback import FEEDBACKS, Feedback
+from hpcsgd.parts.outer_schedules import OUTER_SCHEDULES
+from hpcsgd.parts.outer_schedules.base import OuterSchedule
 from hpcsgd.parts.quantizers import QUANTIZERS, ROUNDINGS
 from hpcsgd.parts.quantizers.base import Quantizer, Rounding
 from hpcsgd.parts.sparsifiers import SPARSIFIERS, Sparsifier
@@ -49,6 +51,7 @@ FAMILIES: Mapping[Any, Mapping[str, Callable[..., Any]]] = {
     MakeOptimizer: OPTIMIZERS,
     PseudoGradientPenalty: GUARDS,
     Method: METHODS,
+    OuterSchedule: OUTER_SCHEDULES,
     Rounding: ROUNDINGS,
     Selection: SELECTIONS,
     Sparsifier: SPARSIFIERS,
@@ -57,10 +60,12 @@ FAMILIES: Mapping[Any, Mapping[str, Callable[..., Any]]] = {
 """By type of a parameter: the names that job files use for its values, and functions that make them."""
 
 
-def method_of(table: Mapping[str, Any], steps_per_epoch: int | None) -> Method:
-    """Return the method that a section ``[method]`` names.
+def method_of(
+    table: Mapping[str, Any], steps_per_epoch: int | None, total_steps: int | None = None
+) -> Method:
+    """Return the method that a section ``[method]`` names, for a run of `total_steps`, if they are known.
 
     Raises:
         UserError: If the section names no method, or an argument is wrong. The error names the key.
     """
-    return Parts(FAMILIES, steps_per_epoch).make(Method, table, "method")
+    return Parts(FAMILIES, steps_per_epoch, total_steps).make(Method, table, "method")

@@ -17,6 +17,9 @@ OF_A_MODEL: Mapping[str, Callable[..., optim.Optimizer]] = {**OPTIMIZERS, "Muon"
 SCHEDULERS = subclasses(optim.lr_scheduler, LRScheduler)
 
 
-def make_method(section: MethodSection, steps_per_epoch: int) -> Method:
-    """Return the method that `section` describes. Raises `UserError`, which names the key of the job file."""
-    return method_of({"name": section.name, **section.arguments}, steps_per_epoch)
+def make_method(section: MethodSection, steps_per_epoch: int, total_steps: int | None = None) -> Method:
+    """Return the method that `section` describes, for a run of `total_steps`, if they are known.
+
+    Raises `UserError`, which names the key of the job file.
+    """
+    return method_of({"name": section.name, **section.arguments}, steps_per_epoch, total_steps)

@@ -126,7 +126,9 @@ class TrainingProfile:
 
     def own_method(self, P: int) -> Method:
         """Return the method of the job file, for P groups."""
-        return make_method(self.config.method, self.steps_per_epoch(P))
+        known = self.config.training.tokens is None or self.tokens is not None
+        total_steps = self.steps(P) if known else None
+        return make_method(self.config.method, self.steps_per_epoch(P), total_steps)
 
     def with_config(self, config: Config) -> TrainingProfile:
         """Return a profile of the same model and samples with another `config`."""

@@ -146,7 +146,7 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
             )
         how_long = length(section, batches, topology.world_size, task.tokens)
         enough = tested(section, len(test), task.tokens)
-        method = make_method(config.method, steps_per_epoch)
+        method = make_method(config.method, steps_per_epoch, how_long.expected)
         require_loggers(config.run.loggers or ())
     own = config.seed + 1 + number_of(topology)
     seed_generators(own)  # from here on random numbers (dropout) differ between ranks

@@ -35,7 +35,7 @@ STEPS = 12
 BUCKET_BYTES = 200.0
 SHAPES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2), (4, 2)]
 ENTRIES = {**REFERENCES, **EXCEPTIONS}
-IN_TURN = {label for label, entry in ENTRIES.items() if entry.method in ("switch", "post_local")}
+IN_TURN = {label for label, entry in ENTRIES.items() if entry.method in ("switch", "pier", "post_local")}
 """Two methods, of which each has its own line."""
 BY_NORMS = {"hierarchical with DEFT", "sparseloco over positions"}
 """Whose k, and codes of indices, go by what has gathered."""

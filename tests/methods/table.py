@@ -20,6 +20,7 @@ from hpcsgd.core.topology import Topology, form
 from hpcsgd.methods import METHODS, Method, bsp, diloco, hierarchical, sgp
 from hpcsgd.methods.registry import DELAYABLE
 from hpcsgd.methods.selsync import gradients
+from hpcsgd.parts import outer_schedules
 from hpcsgd.parts.averagers import AcrossShards, PerBlock, PseudoGradientPenalty
 from hpcsgd.parts.grad_reduces import Quantized, ReduceScatter, Sparse
 from hpcsgd.parts.quantizers import fp16, int4, int8
@@ -28,6 +29,7 @@ from local_methods import (
     NESTEROV,
     accumulating,
     adaptive,
+    after_a_lazy_start,
     blended,
     carried,
     desynced,
@@ -188,6 +190,9 @@ def adam_outside(params: Sequence[Tensor]) -> optim.Optimizer:
 
 APART = {"exp_avg": 4, "momentum_buffer": 4, "exp_avg_sq": 6, "max_exp_avg_sq": 6}
 """Intervals of moments, of which the first is no multiple of EVERY."""
+OUTER_SCHEDULE = outer_schedules.piecewise(8, lr=[[0.25, 0.2], [0.5, 1.0]], momentum=[[0.5, 0.5], [0.5, 0.9]])
+OUTER_VALUES = {2: (0.2, 0.5), 3: (0.6, 0.5), 5: (1.0, 0.9), 6: (1.0, 0.9)}
+"""What it comes to."""
 IN_FEW_BITS = Wires(half, by_blocks(8, 8), by_blocks(4, 16))
 REFERENCES: Mapping[str, Case] = {
     "adacomm": Case(
@@ -235,6 +240,11 @@ REFERENCES: Mapping[str, Case] = {
         lambda: {"sync_every": 1, "guard": PseudoGradientPenalty(threshold=0.3, warm_up=2)},
         local(lambda P: guarding(1, 0.3, 2, make=NESTEROV)),
     ),
+    "diloco by an outer schedule": Case(
+        "diloco",
+        lambda: {"sync_every": EVERY, "outer_schedule": OUTER_SCHEDULE},
+        local(lambda P: with_outer(EVERY, NESTEROV, OUTER_VALUES)),
+    ),
     "ensemble_sync": Case("ensemble_sync", lambda: {"sync_every": EVERY}, averaging, form=replica_groups),
     "fedavg": Case(
         "fedavg",
@@ -277,6 +287,26 @@ REFERENCES: Mapping[str, Case] = {
     "osgp on a ring": Case(
         "osgp", lambda: {"overlap_steps": 1, "graph": Ring()}, pushing(Ring(), staleness=1)
     ),
+    "pier": Case(
+        "pier",
+        lambda: {"sync_every": 2, "total_steps": STEPS, "lazy_fraction": 0.6},
+        lambda P, K, make: alone(
+            P, K, make, STEPS, after_a_lazy_start(2, NESTEROV, 4, {6: (0.9, 0.9)}), together=4
+        ),
+    ),
+    "pier with Adam outside": Case(
+        "pier",
+        lambda: {
+            "sync_every": 2,
+            "total_steps": STEPS,
+            "lazy_fraction": 0.6,
+            "outer": adam_outside,
+            "outer_schedule": outer_schedules.piecewise(STEPS, lr=[[0, 0.05]]),
+        },
+        lambda P, K, make: alone(
+            P, K, make, STEPS, after_a_lazy_start(2, adam_outside, 4, {6: (0.05, 0.0)}), together=4
+        ),
+    ),
     "post_local": Case(
         "post_local",
         lambda: {"sync_every": EVERY},
@@ -310,6 +340,18 @@ REFERENCES: Mapping[str, Case] = {
             P, K, make, STEPS, sparse_meetings(EVERY, K, over_positions(6, DENSITY, K), 4)
         ),
     ),
+    "sparseloco by an outer schedule": Case(
+        "sparseloco",
+        lambda: {
+            "sync_every": EVERY,
+            "density": DENSITY,
+            "bits": 8,
+            "outer_schedule": outer_schedules.piecewise(8, lr=[[0.25, 0.2], [0.5, 1.0]]),
+        },
+        lambda P, K, make: alone(
+            P, K, make, STEPS, sparse_meetings(EVERY, K, per_run(4096, DENSITY, K), 8, lr={3: 0.6, 6: 1.0})
+        ),
+    ),
     "ssp without staleness": Case(
         "ssp",
         lambda: {"max_staleness": 0},
@@ -321,6 +363,15 @@ REFERENCES: Mapping[str, Case] = {
         "streaming",
         lambda: {"method": diloco(EVERY), "num_fragments": 2, "sync_delay": 2},
         local(lambda P: in_turn(EVERY, 2, 2, blended(0.5), NESTEROV)),
+    ),
+    "streaming by an outer schedule": Case(
+        "streaming",
+        lambda: {
+            "method": diloco(EVERY, outer_schedule=OUTER_SCHEDULE),
+            "num_fragments": 2,
+            "sync_delay": 2,
+        },
+        local(lambda P: in_turn(EVERY, 2, 2, blended(0.5), NESTEROV, OUTER_VALUES)),
     ),
     "switch from bsp to hierarchical": Case(
         "switch",

@@ -176,6 +176,24 @@ def test_the_steps_of_an_epoch_come_by_themselves(job_file: Path, words: str, S:
     assert made.averager._turn.then.schedule == PerEpoch(4, 4)
 
 
+@pytest.mark.parametrize(
+    ("words", "total"),
+    [
+        ("", 4),
+        ("--training.epochs 3", 12),
+        ("--training.steps 60", 60),
+        ("--method.method.outer_schedule.total_steps 7", 7),
+    ],
+)
+def test_the_steps_of_the_run_come_by_themselves(job_file: Path, words: str, total: int) -> None:
+    """To whatever part asks for them, unless the job file says otherwise."""
+    text = 'name = "streaming"\nnum_fragments = 2\nsync_delay = 1\n[method.method]\nname = "diloco"\n'
+    text += "sync_every = 2\n[method.method.outer_schedule]\nname = 'pier'\n"
+    file = with_method(job_file, "outer.toml", text)
+    (made,) = on_ranks(file, words, lambda parts: parts.optimizer.method)
+    assert made.averager.how.schedule.total_steps == total
+
+
 def test_a_block_may_be_an_epoch(job_file: Path) -> None:
     text = 'name = "adacomm"\ninitial_sync_every = 9\nadapt_every = { epoch = 2 }\n'
     (made,) = on_ranks(with_method(job_file, "adacomm.toml", text), "", lambda parts: parts.optimizer.method)

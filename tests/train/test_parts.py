@@ -31,6 +31,9 @@ from hpcsgd.parts.grad_reduces import GRAD_REDUCES, AllToAll, Dense, ErrorFeedba
 from hpcsgd.parts.grad_reduces.codecs import CODECS
 from hpcsgd.parts.grad_reduces.combining import COMBINING
 from hpcsgd.parts.grad_reduces.error_feedback import FEEDBACKS
+from hpcsgd.parts.outer_schedules import OUTER_SCHEDULES
+from hpcsgd.parts.outer_schedules.base import OuterValues
+from hpcsgd.parts.outer_schedules.muloco import ByGroups
 from hpcsgd.parts.quantizers import QUANTIZERS, ROUNDINGS, Nearest, int2
 from hpcsgd.parts.quantizers.halves import Halves
 from hpcsgd.parts.schedules import Every
@@ -61,6 +64,11 @@ class AGraph(PowersOfTwo):
 
 class ASparsifier(TopK):
     pass
+
+
+class AnOuterSchedule(ByGroups):
+    def __init__(self) -> None:
+        super().__init__({2: OuterValues(lr=0.5)})
 
 
 class AWire(Halves):
@@ -140,6 +148,12 @@ NEW: dict[str, Case] = {
         lambda m: type(m.grad_reduce.inner) if m.grad_reduce.inner.rounds == 2 * STEPS_PER_EPOCH else None,
     ),
     "a wire": (QUANTIZERS, AWire, LOCAL + 'quantize = "NEW"\n', lambda m: type(m.averager.inner.wire)),
+    "an outer schedule": (
+        OUTER_SCHEDULES,
+        AnOuterSchedule,
+        'name = "diloco"\nsync_every = 2\nouter_schedule = "NEW"\n',
+        lambda m: type(m.averager.schedule),
+    ),
     "a rounding": (
         ROUNDINGS,
         ARounding,

@@ -43,7 +43,7 @@ def test_a_page_has_the_lines_of_the_paper_and_the_entry(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_that_changes_to_another_one_has_a_table_of_each(name: str) -> None:
     tables = method_pages.sends(name, METHODS[name]).split("\nThen:\n")
-    assert len(tables) == 1 + (name in ("post_local", "switch"))
+    assert len(tables) == 1 + (name in ("pier", "post_local", "switch"))
     if len(tables) == 2:
         first, then = (ROW.findall(table) for table in tables)
         phases = [{(phase, among) for phase, _, among, _ in rows} for rows in (first, then)]
@@ -74,7 +74,7 @@ def test_no_picture_is_of_a_method_that_is_gone() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_drawn_can_be_trained(name: str, tmp_path: Path) -> None:
     config = checked(pictures.job(name, tmp_path / "digits.h5"), tmp_path / "job.toml")
-    assert isinstance(make_method(config.method, steps_per_epoch=20), Method)
+    assert isinstance(make_method(config.method, steps_per_epoch=20, total_steps=120), Method)
     assert (config.parallel.groups, config.method.name) == (4, name)
 
 

@@ -46,7 +46,7 @@ def _of_method(section: MethodSection) -> list[str]:
     found: list[str] = []
     families = {kind: _Noted(table, found) for kind, table in FAMILIES.items()}
     said = {"name": section.name, **section.arguments}
-    Parts(families, steps_per_epoch=1).make(Method, said, "method")
+    Parts(families, steps_per_epoch=1, total_steps=10**9).make(Method, said, "method")
     return found
 
 

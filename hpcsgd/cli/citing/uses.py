@@ -23,6 +23,7 @@ from hpcsgd.parts.grad_reduces import GRAD_REDUCES
 from hpcsgd.parts.grad_reduces.codecs import CODECS
 from hpcsgd.parts.grad_reduces.combining import COMBINING
 from hpcsgd.parts.grad_reduces.error_feedback import FEEDBACKS
+from hpcsgd.parts.outer_schedules import OUTER_SCHEDULES
 from hpcsgd.parts.quantizers import QUANTIZERS, ROUNDINGS
 from hpcsgd.parts.sparsifiers import SPARSIFIERS
 from hpcsgd.train.families import OPTIMIZERS
@@ -109,6 +110,15 @@ USES: Sequence[tuple[Table, Papers]] = [
         },
     ),
     (GUARDS, {"pseudo_gradient_penalty": ["cheng2025edit"]}),
+    (
+        OUTER_SCHEDULES,
+        {
+            "muloco": ["therien2025muloco"],
+            "piecewise": [],
+            "pier": ["fan2025pier"],
+            "pier_cosine": ["fan2025pier"],
+        },
+    ),
     (SELECTIONS, {"across_shards": ["sarfi2025sparseloco"], "per_block": ["sarfi2025sparseloco"]}),
     (AGGREGATES, _all(AGGREGATES, SELSYNC)),
     (OPTIMIZER_STATE, _all(OPTIMIZER_STATE)),

@@ -54,7 +54,7 @@ def _arguments(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
     known = {"sync_every": own.get("sync_every", EVERY), "overlap_steps": STALENESS}
     parameters = inspect.signature(METHODS[name]).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty]
-    missing = [key for key in needed if key not in known and key != "steps_per_epoch"]
+    missing = [key for key in needed if key not in (*known, "steps_per_epoch", "total_steps")]
     if missing:
         raise UserError(
             f"--methods {name}: it needs {', '.join(missing)}: say it in [method] of the job file, with name "

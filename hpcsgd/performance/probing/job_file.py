@@ -82,7 +82,8 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, repeats: i
         raise UserError(f"--repeats {repeats}: at least 1 is needed")
     with in_file(path):
         _require_plain(config.data)
-        method = make_method(config.method, steps_per_epoch=10**9)  # schedules by epochs are rejected below
+        long = 10**9  # schedules by epochs are rejected below
+        method = make_method(config.method, steps_per_epoch=long, total_steps=long)
         every = method.schedule.traits.period
         if every is None or not method.averager.traits.leaves_mean:
             raise UserError(

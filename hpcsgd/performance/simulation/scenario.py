@@ -112,7 +112,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Simulation:
 
 
 def _waits(scenario: Scenario) -> Waits:
-    waits = StepPlan.of(method_of(scenario.method, scenario.job.steps_per_epoch)).waits
+    waits = StepPlan.of(method_of(scenario.method, scenario.job.steps_per_epoch, scenario.job.steps)).waits
     with in_section("method"):
         rule_of(waits)
     return waits

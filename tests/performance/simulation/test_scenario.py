@@ -67,6 +67,7 @@ SIMULATED = {
     "hierarchical": 'sync_every = 4\nquantize = "int8"\ngrad_reduce = "reduce_scatter"',
     "noloco": "sync_every = 4",
     "osgp": "overlap_steps = 1",
+    "pier": "sync_every = 4\nlazy_fraction = 0.5",
     "sasgd": "sync_every = 4",
     "sgp": "",
     "sparseloco": "sync_every = 4",
