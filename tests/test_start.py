@@ -35,7 +35,7 @@ def test_without_a_launcher_it_is_one_rank(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["graphs", "quantizers"])
+@pytest.mark.parametrize("name", ["graphs", "outer_schedules", "quantizers"])
 def test_a_public_module_is_there_on_its_first_use(name: str) -> None:
     """Before any other name has imported it."""
     done = programs.run([sys.executable, "-c", f"import hpcsgd; print(hpcsgd.{name}.__name__)"])
@@ -93,12 +93,6 @@ print(*[len(batch) for batch in loader])
     assert wrong.returncode == 1
     assert 'put what the script does under `if __name__ == "__main__":`' in wrong.stderr.splitlines()[0]
     assert programs.run([sys.executable, "with.py"], cwd=tmp_path).stdout == "2 2 2 2\n"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("module", ["graphs", "outer_schedules", "quantizers"])
-def test_a_module_may_be_the_first_name(module: str) -> None:
-    programs.run([sys.executable, "-c", f"from hpcsgd import {module}; {module}.__doc__.strip()"])
 
 
 @pytest.mark.slow

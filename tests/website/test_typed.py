@@ -27,6 +27,7 @@ from hpcsgd.train.parts import make_method
 from website.pages import PAGES, ROOT, Block, blocks, commands, inline, of_hpcsgd
 
 STEPS_AN_EPOCH = 40
+STEPS = 10 * STEPS_AN_EPOCH
 SCRIPT = re.compile(r"(benchmarks|examples|jobs)/[\w/-]+\.(py|sh|sbatch)$")
 STANDS_FOR = {"gpt.toml": "examples/gpt_wikitext2.toml"}
 """Job files that pages speak of without having them; all others are taken to be like the digits'."""
@@ -69,11 +70,11 @@ def require_taken(words: list[str], made: str = "") -> None:
         require_method(table, file)
     if (compared := given.get("compared")) and not compared.methods.endswith(".toml"):
         for config in variants.configs(file, typed, compared.methods).values():
-            make_method(config.method, STEPS_AN_EPOCH)
+            make_method(config.method, STEPS_AN_EPOCH, STEPS)
 
 
 def require_method(table: dict[str, Any], file: Path) -> None:
-    make_method(checked(table, file).method, STEPS_AN_EPOCH)
+    make_method(checked(table, file).method, STEPS_AN_EPOCH, STEPS)
 
 
 def typed(page: Path) -> Iterator[list[str]]:
