@@ -130,7 +130,7 @@ def guarding(
             a = np.exp(-G[kept] / np.median(G[kept]))
             change = (a / a.sum()) @ moved[kept]
             change *= min(1, most / (np.linalg.norm(change) + 1e-6))
-            theta = outer(torch.from_numpy(theta + change)).numpy()
+            theta = outer(torch.from_numpy(theta + change), None).numpy()
         for net in nets:
             set_vector(net, torch.from_numpy(theta))
 
