@@ -1,4 +1,4 @@
-"""The command ``hpcsgd``. Each subcommand is a short file that imports its code only when it runs."""
+"""The command ``hpcsgd``. Each subcommand is a short file, imported when it runs, as is the code it calls."""
 
 from __future__ import annotations
 
@@ -7,20 +7,6 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from hpcsgd.cli.cite import cite
-from hpcsgd.cli.compare import compare
-from hpcsgd.cli.data import data
-from hpcsgd.cli.doctor import doctor
-from hpcsgd.cli.export import export
-from hpcsgd.cli.init import init
-from hpcsgd.cli.job import job
-from hpcsgd.cli.launch import launch
-from hpcsgd.cli.measure import measure
-from hpcsgd.cli.plan import plan
-from hpcsgd.cli.probe import probe
-from hpcsgd.cli.report import report
-from hpcsgd.cli.simulate import simulate
-from hpcsgd.cli.train import train
 from hpcsgd.cli.user_errors import end_all_ranks, until_nobody_reads
 from hpcsgd.cli.words import require_known
 from hpcsgd.errors import UserError, require_utf8
@@ -33,41 +19,54 @@ app = App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,  # the job's exception hook ends all ranks and reports why
 )
-app.command(train, usage="Usage: hpcsgd train JOB [--resume] [--probe FILE] [--SECTION.KEY VALUE]...")
 app.command(
-    probe,
+    "hpcsgd.cli.train:train",
+    usage="Usage: hpcsgd train JOB [--resume] [--probe FILE] [--SECTION.KEY VALUE]...",
+)
+app.command(
+    "hpcsgd.cli.probe:probe",
     usage="Usage: hpcsgd probe JOB [--groups 2,4,8] [--repeats N] [--ranks N] [--delta [--steps N]] "
     "[--SECTION.KEY VALUE]...",
 )
 app.command(
-    measure,
+    "hpcsgd.cli.measure:measure",
     usage="Usage: hpcsgd measure [JOB] [--out FILE] [--quick] [--max-bytes N] [--seconds S] "
     "[--SECTION.KEY VALUE]...",
 )
 app.command(
-    plan,
+    "hpcsgd.cli.plan:plan",
     usage="Usage: hpcsgd plan JOB --machine FILE [--probe FILE] [--ranks 64..4096] [--budget NODE-HOURS] "
     "[--deadline HOURS] [--methods bsp,sgp] [--write] [--SECTION.KEY VALUE]...",
 )
 app.command(
-    simulate,
+    "hpcsgd.cli.simulate:simulate",
     usage="Usage: hpcsgd simulate SCENARIO [--picture FILE] [--json FILE] [--SECTION.KEY VALUE]...",
 )
 app.command(
-    compare,
+    "hpcsgd.cli.compare:compare",
     usage="Usage: hpcsgd compare JOB --methods METHODS [--steps N | --samples N] [--target VALUE] [--resume] "
     "[--SECTION.KEY VALUE]...",
 )
 app.command(
-    launch, usage="Usage: hpcsgd launch JOB --groups P [--group-size K] [--resume] [--SECTION.KEY VALUE]..."
+    "hpcsgd.cli.launch:launch",
+    usage="Usage: hpcsgd launch JOB --groups P [--group-size K] [--resume] [--SECTION.KEY VALUE]...",
 )
-app.command(data)
-app.command(init, usage="Usage: hpcsgd init [FILE] [--data NAME] [--model NAME] [--ranks N] [--groups P] ...")
-app.command(job)
-app.command(cite, usage="Usage: hpcsgd cite JOB [--SECTION.KEY VALUE]...")
-app.command(export, usage="Usage: hpcsgd export RUN [--format safetensors|hf|dcp] [--to PATH]")
-app.command(report, usage="Usage: hpcsgd report RUN... [--to FILE] [--live [--every SECONDS]]")
-app.command(doctor, usage="Usage: hpcsgd doctor [--groups P | --group-size K] [--data-file FILE]")
+app.command("hpcsgd.cli.data:data")
+app.command(
+    "hpcsgd.cli.init:init",
+    usage="Usage: hpcsgd init [FILE] [--data NAME] [--model NAME] [--ranks N] [--groups P] ...",
+)
+app.command("hpcsgd.cli.job:job")
+app.command("hpcsgd.cli.cite:cite", usage="Usage: hpcsgd cite JOB [--SECTION.KEY VALUE]...")
+app.command(
+    "hpcsgd.cli.export:export", usage="Usage: hpcsgd export RUN [--format safetensors|hf|dcp] [--to PATH]"
+)
+app.command(
+    "hpcsgd.cli.report:report", usage="Usage: hpcsgd report RUN... [--to FILE] [--live [--every SECONDS]]"
+)
+app.command(
+    "hpcsgd.cli.doctor:doctor", usage="Usage: hpcsgd doctor [--groups P | --group-size K] [--data-file FILE]"
+)
 
 
 def main(words: Sequence[str] | None = None) -> None:

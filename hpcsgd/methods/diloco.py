@@ -115,7 +115,8 @@ class OuterOptimizer:
         if self.schedule is not None:
             values = self.schedule.at(s.t, s.topology.num_groups)
             set_outer_values(self._optimizer, values)
-            s.metrics |= {f"outer_{name}": x for name, x in values._asdict().items() if x is not None}
+            reported = {"outer_lr": values.lr, "outer_momentum": values.momentum}
+            s.metrics |= {name: x for name, x in reported.items() if x is not None}
         self._step(found)
         for theta, w in zip(self._theta, found, strict=True):
             w.copy_(theta)

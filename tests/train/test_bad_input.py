@@ -134,7 +134,7 @@ CASES = {
     ),
     "unknown argument of a method": Case(
         "job.toml: [method]: hierarchical has no argument 'sync_evry'; did you mean 'sync_every'? Allowed: "
-        "grad_reduce, optimizer_state, quantize, sync_every",
+        "grad_reduce, guard, optimizer_state, quantize, sync_every",
         "--method.sync_evry 2",
     ),
     "method out of range": Case(
