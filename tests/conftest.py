@@ -125,7 +125,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     wanted = any(kinds.intersection(getattr(item, "fixturenames", ())) for item in session.items)
     if wanted and not session.config.option.collectonly:
         far.prepare()
-    gc.freeze()
+    if not LAUNCHED:
+        gc.freeze()
 
 
 def on_devices(config: pytest.Config) -> str | None:

@@ -33,7 +33,7 @@ from trainings import Training
 
 pytestmark = pytest.mark.processes
 
-BY_CHUNKS = {"sparseloco", "sparseloco over positions"}
+BY_CHUNKS = {"sparseloco", "sparseloco over positions", "sparseloco by an outer schedule"}
 """What they send goes by the chunks, and these are others."""
 REFUSED = {"bsp in few bits", "hierarchical in few bits", "hierarchical with DEFT", "ensemble_sync"}
 EQUAL = [label for label in REFERENCES if label not in BY_CHUNKS | REFUSED]
