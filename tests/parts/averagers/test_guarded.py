@@ -22,6 +22,7 @@ from hpcsgd.parts import quantizers
 from hpcsgd.parts.averagers import AverageState, PseudoGradientPenalty
 from hpcsgd.parts.averagers.pseudo_gradient_penalty import NormHistory, of_groups
 from local_methods import moments
+from ranks import RANK
 from references import model, vector
 from trainings import Training
 
@@ -175,10 +176,8 @@ def test_an_outlier_is_left_out_and_comes_back(run, caplog, maker: str, P: int, 
     for found in run(P * K, one):
         assert found == pytest.approx([1.0, 1, 1.0, 1, back, 0], abs=0.01)
     told = [each.getMessage() for each in caplog.records if each.name == "hpcsgd.parts.averagers.guarded"]
-    assert [line.split(":")[:2] for line in told] == [
-        ["step 6", f" group {BAD} is left out"],
-        ["step 8", f" group {BAD} is averaged again"],
-    ]
+    expected = [["step 6", f" group {BAD} is left out"], ["step 8", f" group {BAD} is averaged again"]]
+    assert [line.split(":")[:2] for line in told] == (expected if RANK == 0 else [])
 
 
 @pytest.mark.parametrize("value", [50.0, math.nan])
