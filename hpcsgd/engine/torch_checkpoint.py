@@ -31,7 +31,7 @@ def refuse_torch_checkpoint(call: str) -> None:
         frame = frame.f_back
 
 
-class OneRanks:
+class OwnedByOneRank:
     """An entry of a `state_dict()` by which torch.distributed.checkpoint finds that one rank owns it.
 
     torch asks every value for `__create_write_items__` before it writes. A file of `torch.save` has an empty

@@ -45,7 +45,7 @@ class WithState(optim.Optimizer):
         Collective. The exception: after `consolidate_state_dict(to)`, until the next step, rank `to` alone
         returns the state of all ranks.
         """
-        from hpcsgd.engine.torch_checkpoint import OneRanks, refuse_torch_checkpoint
+        from hpcsgd.engine.torch_checkpoint import OwnedByOneRank, refuse_torch_checkpoint
 
         refuse_torch_checkpoint(NAME)
         if self._complete is not None:
@@ -57,7 +57,7 @@ class WithState(optim.Optimizer):
             "t": self._step.t,
             "place": own_state.place(topology),
             "method": method,
-            "saved_by": OneRanks(),
+            "saved_by": OwnedByOneRank(),
         }
         return {**state, "hpcsgd": ours}
 

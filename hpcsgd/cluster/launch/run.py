@@ -87,7 +87,7 @@ def group_sizes(
     Raises `UserError` if the job file's method does not support elastic groups.
     """
     with in_file(path):
-        if not make_method(config.method, 1, 10**9).averager.traits.elastic:
+        if not make_method(config.method, steps_per_epoch=1, total_steps=10**9).averager.traits.elastic:
             raise UserError(
                 f"[method] name = {config.method.name}: elastic groups need ensemble_sync",
                 key=("method", "name"),

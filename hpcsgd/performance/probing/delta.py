@@ -60,7 +60,8 @@ def synchronizing_always(config: Config, path: Path) -> Config:
     with in_file(path):
         with in_section("method", "name"):
             has_delta = "delta" in annotations_of(resolve(name, METHODS))
-        if not has_delta or make_method(always.method, 1, 10**9).schedule.traits.threshold is None:
+        long = 10**9  # no schedule over the run is of interest here
+        if not has_delta or make_method(always.method, 1, long).schedule.traits.threshold is None:
             raise UserError(
                 f"[method] name = {name!r}: it has no delta to probe, as selsync has",
                 key=("method", "name"),
