@@ -28,7 +28,7 @@ class PyHpcsgd(PythonPackage):
     depends_on("py-numpy@1.26:", type=("build", "run"))
     depends_on("py-h5py@3.10:", type=("build", "run"))
     depends_on("py-mpi4py@4:", type=("build", "run"))  # on the site's MPI, an external of Spack's
-    depends_on("py-cyclopts@4:", type=("build", "run"))
+    depends_on("py-cyclopts@5:", type=("build", "run"))
     depends_on("py-matplotlib@3.8:", type=("build", "run"))
     depends_on("py-rich@13:", type=("build", "run"))
     depends_on("py-tomli-w@1:", type=("build", "run"))
