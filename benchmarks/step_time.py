@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -48,9 +47,6 @@ Row = dict[str, Any]
 
 def measured(rate: str, settings: Sequence[Setting], who: Sequence[str]) -> tuple[list[Row], list[Row]]:
     """Steps and meetings at one rate."""
-    # Hosts without names are warned of otherwise, and torchft tells all that it does.
-    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "RUST_LOG": "error"}
-    os.environ.update({name: level for name, level in quiet.items() if name not in os.environ})
     with tempfile.TemporaryDirectory() as folder, shaped_hosts(HOSTS, rate) as name:
         out = Path(folder) / "rows.json"
         words = ["--out", str(out), "--settings", json.dumps([asdict(each) for each in settings])]

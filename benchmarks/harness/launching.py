@@ -28,6 +28,9 @@ def start(
 ) -> None:
     """The same behind a `launcher` command, with these environment variables."""
     environment = {
+        # Hosts without names are warned of otherwise, and torchft tells all that it does.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "RUST_LOG": "error",
         **os.environ,
         "OMP_NUM_THREADS": "1",
         # The script is in a subject's folder and imports what all share; with -P, nothing by its bare name.

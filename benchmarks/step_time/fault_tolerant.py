@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
 from datetime import timedelta
 from typing import Any
@@ -18,6 +20,7 @@ from harness.workloads import Step, Workload
 PATIENCE = timedelta(seconds=600)
 PORT = 29600
 """Of the first lighthouse; each training has one."""
+logging.getLogger("torchft.manager").setLevel(logging.ERROR)  # without NCCL it warns of every quorum
 _kept: list[Any] = []
 """Stores and lighthouses, which end with the process."""
 
@@ -25,7 +28,7 @@ _kept: list[Any] = []
 def local_sgd(workload: Workload, topology: hpcsgd.Topology, every: int) -> Step:
     model = workload.model()
     optimizer = optim.SGD(model.parameters(), lr=1e-3)
-    LocalSGD(_manager(topology), model, optimizer, every).__enter__()
+    LocalSGD(manager(topology), model, optimizer, every).__enter__()
     return workload.training(model, optimizer)
 
 
@@ -35,12 +38,14 @@ def diloco(workload: Workload, topology: hpcsgd.Topology, every: int) -> Step:
     inner = optim.SGD(model.parameters(), lr=1e-3)
     outer = optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     whole: list[nn.Module] = [model]
-    DiLoCo(_manager(topology), whole, inner, outer, every, use_bucketization=True).__enter__()
+    DiLoCo(manager(topology), whole, inner, outer, every, use_bucketization=True).__enter__()
     return workload.training(model, inner)
 
 
-def _manager(topology: hpcsgd.Topology) -> Manager:
-    here, first = _address(), "10.77.0.1"
+def manager(topology: hpcsgd.Topology) -> Manager:
+    """Return the manager of a replica group that is this rank alone; collective."""
+    here = topology.world.gather_objects(_address())
+    first, here = here[0], here[topology.rank]
     port = PORT + len(_kept)
     store = TCPStore(here, 0, is_master=True, wait_for_workers=False)
     lighthouse = None
@@ -68,5 +73,6 @@ def _manager(topology: hpcsgd.Topology) -> Manager:
 
 
 def _address() -> str:
-    """Of this host; see `harness.hosts`."""
-    return f"10.77.0.{socket.gethostname().rpartition('-')[2]}"
+    """Of this host; see `harness.hosts`. Where there is only one host, its own."""
+    number = socket.gethostname().rpartition("-")[2]
+    return f"10.77.0.{number}" if "HPCSGD_NET" in os.environ else "127.0.0.1"

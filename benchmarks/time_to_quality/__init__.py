@@ -1,0 +1,1 @@
+"""The parts of `time_to_quality.py`."""

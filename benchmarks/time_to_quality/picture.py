@@ -1,0 +1,61 @@
+"""The picture of `time_to_quality.py`: how good, against seconds and against bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
+
+from hpcsgd.files.pictures import STYLE, save
+from time_to_quality.contestants import CONTESTANTS, DDP, PEERS
+from time_to_quality.judging import UNSHAPED, finals
+from time_to_quality.tasks import Task
+
+Row = dict[str, Any]
+TITLES = {"100mbit": "4 hosts, 100 Mbit/s", "1gbit": "4 hosts, 1 Gbit/s", UNSHAPED: "one host"}
+GREYS = ("#000000", "#777777", "#777777", "#999999", "#b5b5b5", "#b5b5b5")
+DASHES = ("-", "--", ":", "-.", "--", ":")
+
+
+def draw(path: Path, rows: Sequence[Row], known: Mapping[str, Task]) -> None:
+    """Draw a line of panels per task: one per rate, and one against the bytes."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    rates = [rate for rate in TITLES if any(row["rate"] == rate for row in rows)]
+    with mpl.rc_context(STYLE):
+        columns = len(rates) + 1
+        figure = Figure(figsize=(4.2 * columns, 3.6 * len(tasks)), layout="constrained", dpi=120)
+        grid = figure.subplots(len(tasks), columns, squeeze=False, sharey="row")
+        for task, panels in zip(tasks, grid, strict=True):
+            for rate, axes in zip(rates, panels, strict=False):
+                _panel(axes, rows, task, rate, "seconds")
+                axes.set(title=f"{known[task].title}, {TITLES[rate]}", xlabel="seconds")
+            linked = next((rate for rate in rates if rate != UNSHAPED), UNSHAPED)
+            _panel(panels[-1], rows, task, linked, "megabytes")
+            panels[-1].set(title=f"{known[task].title}, bytes", xlabel="megabytes sent per host")
+            panels[0].set_ylabel(f"{known[task].unit} of the test data")
+        handles, labels = grid[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2 * columns)
+        save(figure, path)
+
+
+def _panel(axes: Axes, rows: Sequence[Row], task: str, rate: str, against: str) -> None:
+    colours = iter(f"C{i}" for i in range(10))
+    for place, who in enumerate(CONTESTANTS):
+        peer = who in PEERS
+        colour, dash = (GREYS[place], DASHES[place]) if peer else (next(colours), "-")
+        if mine := list(finals(rows, task, rate, who).values()):
+            x, y = ([fmean(at) for at in zip(*(row[key] for row in mine), strict=True)]
+                    for key in (against, "scores"))  # fmt: skip
+            axes.plot(x, y, dash, color=colour, label=who, lw=2 if who == DDP or not peer else 1.2)
+            axes.plot(x[-1:], y[-1:], "o", color=colour, ms=4)
+    axes.set_xscale("log")
+    if axes.get_subplotspec().is_first_col():  # pyright: ignore[reportOptionalMemberAccess]
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.yaxis.set_minor_formatter(ScalarFormatter())
