@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()
-    run, shown = Run(), panels()
+    run, shown = Run(timed=False), panels()
     found = run.kept(MEASURED)
     rows = [row for panel in shown for row in (*lines(panel), *points(panel, found))]
     print_table((cells(panel, rows) for panel in shown), HEAD)

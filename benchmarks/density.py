@@ -67,7 +67,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.partition == BY_LABEL and WORDS_TASK in given.tasks:
         parser.error(f"{WORDS_TASK} has no labels: --tasks without it")
-    run = Run()
+    run = Run(timed=False)
     apart = difference(given.data, given.partition)
     settings = {
         name: (QUICK, 1) if given.quick else (TASKS[name].count, given.times * TASKS[name].epochs)

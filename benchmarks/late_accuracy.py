@@ -57,7 +57,7 @@ def main() -> None:
     chosen = QUICK if given.quick else {name: TASKS[name] for name in given.tasks}
     tasks = {name: replace(task, epochs=given.times * task.epochs) for name, task in chosen.items()}
     seeds = given.seeds[:1] if given.quick else given.seeds
-    run = Run()
+    run = Run(timed=False)
     rows = [row for file in given.keep for row in run.kept(file) if alike(row, tasks)]
     there = {named(row) for row in rows}
     for name, who, seed in ((name, who, seed) for seed in seeds for who in given.who for name in tasks):

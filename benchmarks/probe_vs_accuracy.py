@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()
-    run = Run()
+    run = Run(timed=False)
     overrides: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         if given.quick:

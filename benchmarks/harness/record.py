@@ -18,7 +18,9 @@ from harness.launching import BENCHMARKS
 from harness.load import Load
 
 DISTURBING = 1.0
-"""The load without us beyond which a result is marked."""
+"""The load without us beyond which a result is disturbed, and no longer kept."""
+RESULTS = BENCHMARKS / "results"
+"""Where results are kept; figures in README and docs come from there."""
 MEASURED = ("hpcsgd", "csrc", "benchmarks", ":!benchmarks/results")
 """What of the repository a result depends on."""
 GIT_TIMEOUT = 60.0
@@ -39,9 +41,13 @@ class Goal:
 
 
 class Run:
-    """One run of a benchmark, from before anything is measured."""
+    """One run of a benchmark, from before anything is measured.
 
-    def __init__(self, load: Load | None = None) -> None:
+    `timed`: False if the result has no seconds, so that it does not matter what else runs.
+    """
+
+    def __init__(self, load: Load | None = None, *, timed: bool = True) -> None:
+        self._timed = timed
         self._date = datetime.now(UTC).isoformat(timespec="seconds")
         self._code = code(BENCHMARKS.parent)
         self._load = load or Load()
@@ -59,11 +65,18 @@ class Run:
     def conclude(
         self, rows: Sequence[Row], goals: Sequence[Goal], file: Path | None, setting: Row | None = None
     ) -> None:
-        """What belongs under the table, and all of it into `file`; `setting` is beside the machine."""
+        """What belongs under the table, and all of it into `file`; `setting` is beside the machine.
+
+        A disturbed result does not replace one that is kept: it is written beside `file`.
+        """
         told = self._told()
         self._load.end()
         print("\n".join(_lines(told)))
         print_goals(goals)
+        if file and told["disturbed"] and RESULTS in file.resolve().parents:
+            beside = file.with_suffix(".disturbed.json")
+            print(f"NOT KEPT as {file.name}: it is in {beside}; measure again while nothing else runs")
+            file = beside
         if file:
             _write(file, rows, goals, told, setting or {})
 
@@ -73,7 +86,8 @@ class Run:
 
     def _told(self) -> dict[str, Any]:
         others = self._load.without_us()
-        disturbed = others > DISTURBING or any(earlier["disturbed"] for earlier in self._kept)
+        of_kept = any(earlier["disturbed"] for earlier in self._kept)
+        disturbed = self._timed and (others > DISTURBING or of_kept)
         told = {
             "date": self._date,
             **self._code,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import programs
-from harness import Goal, Run
+from harness import Goal, Run, record
 from harness.load import Load
 from harness.record import code
 
@@ -37,6 +37,25 @@ def test_beside_one_it_is_not(tmp_path, capsys):
     result = concluded(run_beside(1), tmp_path / "result.json")
     assert result["disturbed"] is False
     assert "DISTURBED" not in capsys.readouterr().out
+
+
+def test_a_disturbed_result_replaces_none_that_is_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    file = tmp_path / "papers" / "result.json"
+    file.parent.mkdir()
+    concluded(run_beside(0), file)
+    kept = file.read_text()
+    run_beside(2).conclude(ROWS, [], file)
+    assert file.read_text() == kept
+    assert json.loads(file.with_suffix(".disturbed.json").read_text())["disturbed"] is True
+    assert "NOT KEPT as result.json" in capsys.readouterr().out
+
+
+def test_without_seconds_it_does_not_matter_what_else_runs(tmp_path):
+    run = Run(Load(lambda: 2, every=60), timed=False)
+    result = concluded(run, tmp_path / "result.json")
+    assert result["disturbed"] is False
+    assert result["load"]["without_us"] == 2.0
 
 
 def test_rows_kept_from_a_marked_result_mark_the_next(tmp_path, capsys):
