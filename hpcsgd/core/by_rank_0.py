@@ -27,12 +27,12 @@ def by_rank_0(world: Communicator, what: str, call: Callable[[], None]) -> None:
     under_way = Future[None]()
     if world.rank == 0:
         threading.Thread(target=_carry_out, args=(call, under_way), name=what, daemon=True).start()
-    said = torch.zeros(1, dtype=torch.int64, device="cpu")  # 1 once the call is done
-    while not said.item():
+    is_done = torch.zeros(1, dtype=torch.int64, device="cpu")  # 1 once the call is done
+    while not is_done.item():
         if world.rank == 0:
             wait([under_way], min(BEAT, world.timeout / 4))
-            said.fill_(under_way.done())
-        world.bcast(said).wait()
+            is_done.fill_(under_way.done())
+        world.bcast(is_done).wait()
     with raise_on_all_ranks(world, what):
         if world.rank == 0:
             under_way.result()

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data import token_segments
-from hpcsgd.data.layout import label, open_store
+from hpcsgd.data.layout import label, open_dataset_file
 from hpcsgd.data.tokenizers import TOKENIZERS, Tokenizer, Words
 from hpcsgd.errors import UserError
 
@@ -68,12 +68,12 @@ class Vocabulary:
         )
 
 
-def tokenizer_of_store(path: Path) -> Tokenizer:
+def tokenizer_of_file(path: Path) -> Tokenizer:
     """Return the tokenizer that made the dataset file of tokens at `path`.
 
     Raises `UserError` if there is no such file, or its vocabulary is damaged.
     """
-    with open_store(path, "tokens") as file:
+    with open_dataset_file(path, "tokens") as file:
         try:
             vocabulary = Vocabulary.read(file)
         except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:

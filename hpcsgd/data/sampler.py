@@ -266,8 +266,8 @@ class Sampler(torch.utils.data.Sampler[int]):
             return drawn(self._drawing, self._seed, self._epoch)[self._consumed :][self._g :: self._P]
         if self._partition is None:
             return self._samples.of_epoch(self._epoch)[self._consumed :][self._g :: self._P]
-        hand = self._partition.assign(self._samples, self._g, self._epoch)
-        return hand[self._consumed // self._P :][self._j :: self._K]
+        assigned = self._partition.assign(self._samples, self._g, self._epoch)
+        return assigned[self._consumed // self._P :][self._j :: self._K]
 
     def _used(self) -> NDArray[np.int64] | list[Any]:
         """Return the samples left for this rank. The first call records `_facts`, for ranks to compare."""

@@ -68,8 +68,8 @@ async def _listening(
 
 def _hear(loop: asyncio.AbstractEventLoop, events: EventLog, left: asyncio.Event) -> None:
     for line in sys.stdin:
-        said = json.loads(line)
-        loop.call_soon_threadsafe(lambda said=said: getattr(events, said.pop("event"))(**said))
+        event = json.loads(line)
+        loop.call_soon_threadsafe(lambda event=event: getattr(events, event.pop("event"))(**event))
     loop.call_soon_threadsafe(left.set)
 
 

@@ -165,7 +165,7 @@ def test_what_cannot_be(tmp_path: Path, test_file: Path) -> None:
     with pytest.raises(UserError, match=r"gone\.txt: no such file or folder; a text file, or a folder"):
         convert_text([tmp_path / "gone.txt"], tmp_path / "s.h5", "bytes", test=[test_file])
     with pytest.raises(
-        UserError, match=r"held\.txt: there already, and no store; the last path is the store"
+        UserError, match=r"held\.txt: there already, and no dataset file; the last path is the dataset file"
     ):
         convert_text([text], test_file, "bytes", test=[test_file])
     assert test_file.read_text() == "to test on"

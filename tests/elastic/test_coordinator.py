@@ -311,7 +311,9 @@ def test_a_request_that_is_granted_already_does_not_end_the_generation(desk: Des
     with desk.coordinator(2) as at:
         clients = [desk.client(at.address, replica_group) for replica_group in (0, 1)]
         now = come(*clients)
-        clients[1]._say({"do": "come", "address": "nowhere:1", "rounds": 0, "generation": now.generation - 1})
+        clients[1]._send_until_answered(
+            {"do": "come", "address": "nowhere:1", "rounds": 0, "generation": now.generation - 1}
+        )
         after = at_once(*(lambda client=client: vote(client, now) for client in clients))
         assert {(each.phase, each.generation, each.rounds) for each in after} == {
             (Phase.RUN, now.generation, 1)

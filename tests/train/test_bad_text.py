@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 def cut_off(folder: Path) -> str:
     whole = (folder / "text.h5").read_bytes()
     (folder / "text.h5").write_bytes(whole[: len(whole) // 2])
-    return "[data] arguments: {folder}/text.h5: not a store, or damaged (..."
+    return "[data] arguments: {folder}/text.h5: not a dataset file, or damaged (..."
 
 
 def another_tokenizer(folder: Path) -> str:

@@ -45,8 +45,8 @@ def _of_method(section: MethodSection) -> list[str]:
     """Return the BibTeX keys of the method's papers, in the order in which its parts are made."""
     found: list[str] = []
     families = {kind: _Noted(table, found) for kind, table in FAMILIES.items()}
-    said = {"name": section.name, **section.arguments}
-    Parts(families, steps_per_epoch=1, total_steps=10**9).make(Method, said, "method")
+    table = {"name": section.name, **section.arguments}
+    Parts(families, steps_per_epoch=1, total_steps=10**9).make(Method, table, "method")
     return found
 
 

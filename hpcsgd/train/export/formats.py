@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hpcsgd.data.corpus import tokenizer_of_store
+from hpcsgd.data.corpus import tokenizer_of_file
 from hpcsgd.data.tokenizers import Tokenizer
 from hpcsgd.errors import UserError, without_warnings
 from hpcsgd.files.atomic import new_folder, replacing
@@ -104,7 +104,7 @@ def _readable(left: Left, *files: Path) -> None:
 def _tokenizer(left: Left) -> Tokenizer | None:
     """Return the tokenizer of the data. If its files are gone, log that and return None."""
     try:
-        return tokenizer_of_store(left.config.data.path)
+        return tokenizer_of_file(left.config.data.path)
     except UserError as error:
         log.warning("the model is exported without a tokenizer: %s", error)
         return None
