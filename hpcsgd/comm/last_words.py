@@ -35,7 +35,10 @@ def is_loss(error: BaseException) -> bool:
 
 
 def words(error: BaseException) -> str:
-    """Return one line for an error that the user can fix or the program did not cause, else a traceback."""
+    """Return the text to print about `error`.
+
+    It is one line if the user can fix the error, or if the program did not cause it; otherwise a traceback.
+    """
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if is_loss(error):

@@ -16,10 +16,10 @@ BEAT = 1.0
 
 
 def by_rank_0(world: Communicator, what: str, call: Callable[[], None]) -> None:
-    """Let rank 0 run `call`, which communicates with no other rank; collective.
+    """Run `call` on rank 0 only, while the other ranks wait; collective.
 
-    The other ranks wait as long as the call takes. They give up if rank 0 sends no sign of life for as long
-    as the timeout. The call runs in its own thread.
+    The call communicates with no other rank, and runs in its own thread. The other ranks wait as long as it
+    takes. They give up if rank 0 sends no sign of life for as long as the timeout.
 
     Raises:
         JobError: On all ranks, if the call raises.

@@ -51,7 +51,7 @@ class ImageDataset(Split):
         return len(self._labels)
 
     def trial(self) -> Tensor:
-        """Return the x of the first and the last sample."""
+        """Return the first and the last sample, normalized, as a batch [2, C, H, W] to test a model."""
         return self.__getitems__([0, len(self) - 1]).x
 
     def _read(self, indices: Sequence[int]) -> Batch:

@@ -156,7 +156,7 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     @property
     def whole_batches(self) -> bool:
-        """True if the last batch of an epoch is left out if it is not whole."""
+        """True if an epoch ends after its last whole batch, without the samples that are left over."""
         return self._stream is not None
 
     @property
@@ -270,7 +270,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         return assigned[self._consumed // self._P :][self._j :: self._K]
 
     def _used(self) -> NDArray[np.int64] | list[Any]:
-        """Return the samples left for this rank. The first call records `_facts`, for ranks to compare."""
+        """Return this epoch's remaining samples of this rank. The first call notes the sampler's settings."""
         topology, self._job = self._job, None
         if topology is not None:
             note(topology.world, self._facts())

@@ -272,7 +272,7 @@ class Coordinator:
             client.tell(message)
 
     def _look_around(self) -> None:
-        """Remove groups with silent clients, and end waiting that has lasted too long."""
+        """Remove groups that send no heartbeats, and end waits that have lasted too long."""
         if not self._still(lambda journal: journal.require_current()):
             return
         clock = self._watch.look()

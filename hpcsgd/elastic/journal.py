@@ -54,7 +54,7 @@ class Journal(Protocol):
 
 
 class Alone:
-    """The journal in a single file, for coordinators of which only one runs at a time."""
+    """The journal of a launcher that restarts its own coordinator, so that only one runs: a single file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -236,7 +236,7 @@ def _shut(connection: socket.socket) -> None:
 
 
 def _done(side: int, call: Callable[[], Any]) -> Any:
-    """Return `call()`; if it raises `OSError`, raise `Broken` that blames the neighbour on `side`."""
+    """Return `call()`. If it raises `OSError`, raise `Broken`, which names the neighbour on `side`."""
     try:
         return call()
     except OSError as error:

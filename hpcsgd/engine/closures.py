@@ -26,7 +26,10 @@ Versions = list[tuple[ref[Tensor], int] | None]
 
 @dataclass(frozen=True)
 class Ranks:
-    """Functions that act for all ranks that share gradients; all except `drop_gradients` are collective."""
+    """The operations of a closure that involve all ranks which average their gradients together.
+
+    All except `drop_gradients` are collective.
+    """
 
     evaluate: Callable[[Callable[[], Any]], Any]
     """Returns the loss of this rank's batch at the optimizer's current weights, and averages gradients."""
@@ -108,14 +111,14 @@ class Closure:
 
 
 def versions(held: Sequence[OptimizerParam]) -> Versions:
-    """Return the gradients of the model and of the optimizer, with their versions."""
+    """Return the gradients of the model and of the optimizer, with torch's counts of writes into them."""
     grads = [grad for each in held for grad in (each.param.grad, each.tensor.grad)]
     with torch_private.plainly():
         return [None if grad is None else (ref(grad), torch_private.version(grad)) for grad in grads]
 
 
 def unchanged(before: Versions, now: Versions) -> bool:
-    """Return whether no gradient was replaced, dropped or changed."""
+    """Return whether no gradient was replaced, dropped or changed between two results of `versions`."""
     return len(before) == len(now) and all(
         x is y if x is None or y is None else x[0]() is y[0]() and x[1] == y[1]
         for x, y in zip(before, now, strict=True)

@@ -88,7 +88,7 @@ class PassingThrough:
         return sum(losses) / len(losses)
 
     def _agree(self, name: str, digest: int) -> bool:
-        """Return whether all ranks that share gradients give the same number `digest`. Collective.
+        """Return whether all ranks that average gradients together have the same `digest`. Collective.
 
         `name`: the call that all of them are in.
         """
