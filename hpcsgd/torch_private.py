@@ -159,7 +159,7 @@ def scales_gradients(optimizer: optim.Optimizer) -> bool:
 
 
 class AskedByScaler(ABC):
-    """An optimizer with a method that decides whether torch's GradScaler leaves scaled gradients to it."""
+    """An optimizer that decides itself whether torch's GradScaler passes it scaled gradients."""
 
     @abstractmethod
     def _answer_scaler(self) -> bool:

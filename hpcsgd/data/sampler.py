@@ -261,7 +261,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         return self._P * self._partition.length(self._total, self._P)
 
     def _left(self) -> NDArray[np.int64] | list[Any]:
-        """Return the samples that are left for this rank, perhaps with a last one that it will not use."""
+        """Return this rank's remaining samples of the epoch; one more than others have is not used."""
         if self._drawing is not None:
             return drawn(self._drawing, self._seed, self._epoch)[self._consumed :][self._g :: self._P]
         if self._partition is None:

@@ -86,7 +86,7 @@ class Data:
 
 
 def images(channels: int, height: int, width: int, classes: int) -> dict[str, Any]:
-    """Return the sizes of image data, under the names that models use."""
+    """Return the settings of a model for images of this shape, such as `channels` and `classes`."""
     inputs = channels * height * width
     return {
         "shape": [channels, height, width], "inputs": inputs, "channels": channels, "classes": classes

@@ -57,7 +57,10 @@ PANELS = 120
 
 @dataclass
 class Panel:
-    """One plot of the page. Traces of a course have ``step`` and ``y``; others are in Plotly's format."""
+    """One plot of the page.
+
+    The traces of a `course`, a value over the run, have ``step`` and ``y``. Others are in Plotly's format.
+    """
 
     section: str
     title: str

@@ -1,4 +1,7 @@
-"""The metrics of one run, read in one pass with little memory: courses by step, and totals."""
+"""The metrics of one run, read in one pass with little memory.
+
+The results are courses (a metric over the steps of the run) and totals.
+"""
 
 from __future__ import annotations
 
