@@ -332,6 +332,6 @@ def test_who_was_passed_over_asks_for_the_generation_after_that(
         without = replace(now, members=now.members[1:], generation=now.generation - 2)
         heard, said = iter([without, now]), []
         monkeypatch.setattr(here, "_wait", lambda settled: next(heard))
-        monkeypatch.setattr(here, "_say", said.append)
+        monkeypatch.setattr(here, "_send_until_answered", said.append)
         assert here.come("nowhere:1", 0) == now
         assert [message["generation"] for message in said] == [now.generation, without.generation]
