@@ -158,7 +158,7 @@ def scales_gradients(optimizer: optim.Optimizer) -> bool:
     return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
-class AskedByScaler(ABC):
+class DecidesScaling(ABC):
     """An optimizer that decides itself whether torch's GradScaler passes it scaled gradients."""
 
     @abstractmethod

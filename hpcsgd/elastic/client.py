@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcsgd.comm import PeerLost
 from hpcsgd.elastic import coordinator_address
-from hpcsgd.elastic.handshake import COORDINATOR, Unwelcome, introduce
+from hpcsgd.elastic.handshake import COORDINATOR, Unauthenticated, introduce
 from hpcsgd.elastic.register import Phase, Register, Vote
 from hpcsgd.elastic.watch import Watch, beat
 
@@ -191,7 +191,7 @@ class Client:
             try:
                 return self._connect_once()
             except OSError as error:
-                if isinstance(error, Unwelcome) and not coordinator_address.moves(self._coordinator):
+                if isinstance(error, Unauthenticated) and not coordinator_address.moves(self._coordinator):
                     # If the coordinator moves, another process may have its old port, and the next
                     # coordinator will start soon.
                     raise
@@ -230,7 +230,7 @@ class Client:
                 self._connection = self._connect()
                 if self._standing is not None:
                     self._send(self._standing)
-            except (PeerLost, Unwelcome) as lost:
+            except (PeerLost, Unauthenticated) as lost:
                 self._end(lost)
                 return
             except OSError:

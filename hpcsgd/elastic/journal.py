@@ -53,7 +53,7 @@ class Journal(Protocol):
         ...
 
 
-class Alone:
+class FileJournal:
     """The journal of a launcher that restarts its own coordinator, so that only one runs: a single file."""
 
     def __init__(self, path: Path) -> None:
@@ -69,7 +69,7 @@ class Alone:
         pass
 
 
-class Term:
+class TermJournal:
     """The journal of the coordinator that claimed the term `number` in the folder `terms`."""
 
     def __init__(self, terms: Path, number: int) -> None:

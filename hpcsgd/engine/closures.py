@@ -25,7 +25,7 @@ Versions = list[tuple[ref[Tensor], int] | None]
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankOperations:
     """The operations of a closure that involve all ranks which average their gradients together.
 
     All except `drop_gradients` are collective.
@@ -70,7 +70,9 @@ class Closure:
     unless the optimizer has changed parameters or dropped gradients since.
     """
 
-    def __init__(self, closure: Callable[[], Any], ranks: Ranks, held: Sequence[OptimizerParam]) -> None:
+    def __init__(
+        self, closure: Callable[[], Any], ranks: RankOperations, held: Sequence[OptimizerParam]
+    ) -> None:
         self._closure, self._ranks, self._held = closure, ranks, held
         self._is_ahead = False
         self._loss: Any = None

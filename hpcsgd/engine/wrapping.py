@@ -27,7 +27,7 @@ from hpcsgd.engine.in_parts import require_updated
 from hpcsgd.errors import UserError
 
 
-class Guarded(torch_private.AskedByScaler, optim.Optimizer):
+class Guarded(torch_private.DecidesScaling, optim.Optimizer):
     """Refuses operations that torch's optimizers allow, but that would go wrong in a distributed one."""
 
     scaled = False

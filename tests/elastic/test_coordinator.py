@@ -15,7 +15,7 @@ import pytest
 from elastic.conftest import HEARTBEAT_TIMEOUT, TOKEN, Desk, wait_for
 from hpcsgd.comm import PeerLost
 from hpcsgd.elastic.client import Client, Evicted
-from hpcsgd.elastic.handshake import CHALLENGE, PROOF, Unwelcome
+from hpcsgd.elastic.handshake import CHALLENGE, PROOF, Unauthenticated
 from hpcsgd.elastic.register import Phase, Register, Vote
 
 NOTHING = Vote()
@@ -235,7 +235,7 @@ def test_without_a_coordinator_nobody_waits_for_ever(desk: Desk) -> None:
 def test_nobody_gets_in_without_the_token(desk: Desk) -> None:
     with desk.coordinator(1) as at:
         hello = {"replica_group": 0, "rank": 0, "ranks": 1, "life": "x"}
-        with pytest.raises((Unwelcome, PeerLost)):
+        with pytest.raises((Unauthenticated, PeerLost)):
             Client(at.address, "guess", hello, heartbeat_timeout=1, patience=0, on_change=lambda _: None)
         host, port = at.address.rsplit(":", 1)
         with socket.create_connection((host, int(port))) as stranger:
@@ -259,7 +259,7 @@ def test_a_host_without_the_token_is_not_believed(desk: Desk) -> None:
         threading.Thread(target=pose, daemon=True).start()
         address = "{}:{}".format(*listener.getsockname())
         hello = {"replica_group": 0, "rank": 0, "ranks": 1, "life": "x"}
-        with pytest.raises(Unwelcome, match="the host of a connection does not know this job's token"):
+        with pytest.raises(Unauthenticated, match="the host of a connection does not know this job's token"):
             Client(
                 address,
                 TOKEN,

@@ -29,7 +29,7 @@ _taken: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 @checked
-class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
+class NaturalGradient(torch_private.DecidesScaling, OuterWrapper):
     """An optimizer that uses natural gradients of linear and convolution layers; the outermost wrapper.
 
     The gradient of each such layer is multiplied from both sides by inverses of Fisher matrices: those of its
