@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 from harness import Goal, Run, WallClock, in_processes, print_table
 from hpcsgd.comm import Communicator
 from hpcsgd.config.schema import Config
-from hpcsgd.data import Store, convert
+from hpcsgd.data import ImageDataset, convert
 from hpcsgd.performance.probing.job_file import plan_of
 from hpcsgd.performance.probing.probe import Plan, settle
 from hpcsgd.performance.probing.replicas import DivergedError, VirtualGroups
@@ -82,9 +82,8 @@ class Task:
         """Steps of one model alone, and of the warm-up."""
         plan = self._plan()
         if self.way == LONG:
-            batches = -(
-                -(len(Store(self.config.data.path, "train")) // self.P) // self.config.data.group_batch_size
-            )
+            samples = len(ImageDataset(self.config.data.path, "train"))
+            batches = -(-(samples // self.P) // self.config.data.group_batch_size)
             return 0, round(self.config.lr_schedule.warmup_epochs * batches)
         if self.way == SHORT:
             return 0, SHORT_RAMP * plan.every

@@ -30,7 +30,7 @@ from harness import Goal, Run, WallClock, in_processes, print_table
 from harness.stores import first_images
 from hpcsgd.comm import Communicator
 from hpcsgd.config.schema import Config
-from hpcsgd.data import Store, convert
+from hpcsgd.data import ImageDataset, convert
 from hpcsgd.performance.probing.job_file import plan_of, probe_config, setting
 from hpcsgd.performance.probing.replicas import DivergedError
 from hpcsgd.performance.probing.report import answer, to_json
@@ -60,7 +60,7 @@ def prepared(name: str, data: Path, folder: Path, overrides: list[str]) -> Confi
 
 def train(name: str, config: Config, P: int, seed: int, device: torch.device) -> dict[str, Any]:
     """One whole training of P groups."""
-    per_epoch = -(-(len(Store(config.data.path, "train")) // P) // config.data.group_batch_size)
+    per_epoch = -(-(len(ImageDataset(config.data.path, "train")) // P) // config.data.group_batch_size)
     assert config.training.epochs is not None
     steps, every = config.training.epochs * per_epoch, config.method.arguments["sync_every"]
     row: dict[str, Any] = {"job": name, "P": P, "seed": seed, "accuracy": None, "diverged": None}
@@ -73,7 +73,7 @@ def train(name: str, config: Config, P: int, seed: int, device: torch.device) ->
             for done in range(0, steps, every):
                 groups.train(min(every, steps - done))
                 distances.append(groups.synchronize())
-            row["accuracy"] = accuracy(groups, Store(config.data.path, "test"), device)
+            row["accuracy"] = accuracy(groups, ImageDataset(config.data.path, "test"), device)
         except DivergedError as error:
             row["diverged"] = str(error)
 
@@ -89,7 +89,7 @@ def probe(name: str, config: Config, seeds: int, device: torch.device) -> dict[s
     plan = plan_of(config, Path(f"{name}.toml"), None, seeds)
     found = alone(lambda world: probe_config(config, plan, world, device=device))
     print(f"{name}: {answer(found)}", flush=True)
-    samples = len(Store(config.data.path, "train"))
+    samples = len(ImageDataset(config.data.path, "train"))
     probed = setting(config)
     probed["data"]["path"] = Path(config.data.path).name  # the folder is this run's
     return to_json(found, probed) | {

@@ -10,14 +10,14 @@ import torch
 
 from hpcsgd import models
 from hpcsgd.config.schema import load
-from hpcsgd.data.corpus import tokenizer_of_store
+from hpcsgd.data.corpus import tokenizer_of_file
 from hpcsgd.models.weights import load_into
 
 run, prompt = Path(sys.argv[1]), sys.argv[2]
 job = load(run / "job.toml")
 model = models.build(job.model.name, job.model.arguments).eval()
 load_into(model, run / "model.safetensors")
-tokenizer = tokenizer_of_store(job.data.path)
+tokenizer = tokenizer_of_file(job.data.path)
 tokens = torch.from_numpy(tokenizer.encode([prompt.encode()])[0].astype("int64"))
 with torch.no_grad():
     for _ in range(300):

@@ -176,18 +176,18 @@ def launched(environ: Mapping[str, str], size: int | None = None) -> Launched | 
     others with the same size and rank. For example, `srun --mpi=pmi2` sets size and rank in PMI's variables,
     and the number on the node in Slurm's.
     """
-    reported = all_said(environ)
+    reported = all_reported(environ)
     if not reported:
         return None
     if size is not None:
-        reported.sort(key=lambda said: not said.fits(size))
-    same = [said for said in reported if (said.size, said.rank) == (reported[0].size, reported[0].rank)]
+        reported.sort(key=lambda given: not given.fits(size))
+    same = [given for given in reported if (given.size, given.rank) == (reported[0].size, reported[0].rank)]
     return Launched(
         launcher=reported[0].launcher,
         size=reported[0].size,
         rank=reported[0].rank,
-        local_rank=next((said.local_rank for said in same if said.local_rank is not None), None),
-        local_size=next((said.local_size for said in same if said.local_size is not None), None),
+        local_rank=next((given.local_rank for given in same if given.local_rank is not None), None),
+        local_size=next((given.local_size for given in same if given.local_size is not None), None),
     )
 
 
@@ -198,19 +198,19 @@ def misfit(size: int, environ: Mapping[str, str]) -> Launched | None:
     joins several processes, one of the launchers has started them, and the others do not count. If each
     process is alone, no launcher may have started more than one.
     """
-    reported = all_said(environ)
-    if size > 1 and any(said.fits(size) for said in reported):
+    reported = all_reported(environ)
+    if size > 1 and any(given.fits(size) for given in reported):
         return None
-    return next((said for said in reported if not said.fits(size)), None)
+    return next((given for given in reported if not given.fits(size)), None)
 
 
-def all_said(environ: Mapping[str, str]) -> list[Launched]:
+def all_reported(environ: Mapping[str, str]) -> list[Launched]:
     """Return the numbers of all launchers that set their variables; those with a known size come first."""
-    reported = [said for launcher in LAUNCHERS if (said := _said(launcher, environ)) is not None]
-    return sorted(reported, key=lambda said: said.size is None)
+    reported = [given for launcher in LAUNCHERS if (given := _reported(launcher, environ)) is not None]
+    return sorted(reported, key=lambda given: given.size is None)
 
 
-def _said(launcher: Launcher, environ: Mapping[str, str]) -> Launched | None:
+def _reported(launcher: Launcher, environ: Mapping[str, str]) -> Launched | None:
     def number(name: str | None) -> int | None:
         value = "" if name is None else environ.get(name, "")
         return int(value) if value.isdigit() else None

@@ -22,7 +22,10 @@ def makers_of(kind: Any) -> list[str]:
 
 
 def near_maker(given: object, makers: Sequence[str]) -> str | None:
-    """Return the one of `makers` that the user gave without calling it, or named in a string."""
+    """Return the maker that the user meant by `given`, or None.
+
+    `given` may be a function or class that was not called, or a string. `makers` has the known names.
+    """
     name = given if isinstance(given, str) else None
     if isinstance(given, type | FunctionType):
         name = given.__name__

@@ -198,8 +198,8 @@ def _check(
         plain = _plain(accepted[given].annotation) if given in accepted else []
         if plain and type(value) not in [kind for each in plain for kind in _KINDS[each]]:  # a bool is no int
             expected = " or ".join(kind.__name__ for kind in plain)
-            said = f"{name}: {given} = {shortened(repr(value))}: expected {expected}"
-            raise UserError(said, key=given, value=value)
+            message = f"{name}: {given} = {shortened(repr(value))}: expected {expected}"
+            raise UserError(message, key=given, value=value)
 
 
 def _of_toml(kind: Any) -> Any:

@@ -158,8 +158,8 @@ def scales_gradients(optimizer: optim.Optimizer) -> bool:
     return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
-class AskedByScaler(ABC):
-    """An optimizer with a method that decides whether torch's GradScaler leaves scaled gradients to it."""
+class DecidesScaling(ABC):
+    """An optimizer that decides itself whether torch's GradScaler passes it scaled gradients."""
 
     @abstractmethod
     def _answer_scaler(self) -> bool:

@@ -221,7 +221,7 @@ def test_rates_by_formula() -> None:
     assert torch_private.closed_form_rates(lr_scheduler.ReduceLROnPlateau(sgd())) is None
 
 
-class Answering(torch_private.AskedByScaler, optim.SGD):
+class Answering(torch_private.DecidesScaling, optim.SGD):
     asked = 0
 
     def _answer_scaler(self) -> bool:

@@ -51,13 +51,13 @@ SIZE, DPI = (7.0, 2.3), 80
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 
 
-def job(name: str, store: Path) -> dict[str, Any]:
+def job(name: str, data_file: Path) -> dict[str, Any]:
     """The job file of a training by this method."""
     table = tomllib.loads((ROOT / "examples/digits.toml").read_text())
     arguments = {x: GIVEN[x] for x in needed(METHODS[name]) if x in GIVEN}
     table["method"] = {"name": name, **arguments, **OWN.get(name, {})}
     table["parallel"]["groups"] = GROUPS
-    table["data"] |= {"path": str(store), "group_batch_size": BATCH}
+    table["data"] |= {"path": str(data_file), "group_batch_size": BATCH}
     table["lr_schedule"] |= {"scaling": "none", "warmup_epochs": 0, "arguments": {"T_max": EPOCHS}}
     table["training"] = {"epochs": EPOCHS, "log_every": 4}
     if name in PLAIN:
@@ -66,7 +66,7 @@ def job(name: str, store: Path) -> dict[str, Any]:
 
 
 def trained(name: str, folder: Path) -> Sequence[Record]:
-    """What its run told, at last: in `folder`, where the store is."""
+    """What its run told, at last: in `folder`, where the dataset file is."""
     file, run = folder / f"{name}.toml", folder / name
     file.write_text(tomli_w.dumps(job(name, folder / "digits.h5")))
     hpcsgd = [sys.executable, "-m", "hpcsgd"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
-from hpcsgd.data import Split, Store, Windows
+from hpcsgd.data import ImageDataset, Split, Windows
 from hpcsgd.data.windows import IGNORED
 from hpcsgd.models import cifar_resnet, cnn, lstm
 
@@ -53,7 +53,7 @@ class Task:
 
 def images(path: Path, count: int) -> Samples:
     """Tested on all there are, but at most on twice as many as are trained on."""
-    return Samples(*first(Store(path, "train"), count), *first(Store(path, "test"), 2 * count))
+    return Samples(*first(ImageDataset(path, "train"), count), *first(ImageDataset(path, "test"), 2 * count))
 
 
 def small_images(path: Path, count: int) -> Samples:

@@ -29,7 +29,7 @@ from hpcsgd.comm import Communicator, threads
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.elastic_average import ElasticAverage, Over
-from hpcsgd.elastic.journal import Alone
+from hpcsgd.elastic.journal import FileJournal
 from hpcsgd.elastic.register import Phase, Register
 
 GROUPS = 4
@@ -227,7 +227,7 @@ class Run:
         with event_log.EventLog(self._folder / "events.jsonl") as told:
             at = Coordinator(
                 GROUPS, self._token, heartbeat_timeout=HEARTBEAT_TIMEOUT, timeout=TIMEOUT,
-                journal=Alone(self._folder / "register.json"), events=told,
+                journal=FileJournal(self._folder / "register.json"), events=told,
             )  # fmt: skip
             asyncio.run(at.serve("10.77.0.254", PORT))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ensemble.speed import images, train
 from harness import Goal, print_table
-from hpcsgd.data import Store
+from hpcsgd.data import ImageDataset
 
 BATCH, GROUPS = 16, 2
 SYNC, HALVES, OVERLAPPING = "sync SGD", "EnsembleSync, halves", "EnsembleSync, three quarters"
@@ -33,7 +33,7 @@ def shares(data: Path, *, quick: bool, epochs: int, seeds: int) -> tuple[list[Ro
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         store = images(data, folder / "store.h5", quick=quick)
-        samples = len(Store(store, "train"))
+        samples = len(ImageDataset(store, "train"))
         for seed in range(1, seeds + 1):
             for name, share in SHARES.items():
                 own = samples * (share or 1 / GROUPS)

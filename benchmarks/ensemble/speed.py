@@ -27,7 +27,7 @@ from ensemble.speed_picture import draw
 from harness import Goal, Spread, mpiexec, print_table, programs, start
 from harness.hosts import on_hosts, shaped_hosts
 from harness.stores import first_images
-from hpcsgd.data import Store, convert
+from hpcsgd.data import ImageDataset, convert
 from hpcsgd.report.records import of_run
 
 MINUTES = {"sync SGD": 412.2, "async SGD": 397.9, "EnsembleSync": 60.95}
@@ -63,7 +63,7 @@ def speed(
         folder = Path(temporary)
         rows, setting = _timed(folder, rounds)
         store = images(data, folder / "store.h5", quick=quick)
-        per_epoch = -(-len(Store(store, "train")) // 2 // 16)
+        per_epoch = -(-len(ImageDataset(store, "train")) // 2 // 16)
         trained = [train(who, store, folder, per_epoch, epochs, seed, quick=quick)
                    for seed in range(1, seeds + 1) for who in methods]  # fmt: skip
     for row in rows:

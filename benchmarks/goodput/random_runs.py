@@ -33,7 +33,7 @@ from hpcsgd.data.convert import convert_npz
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.elastic_average import ElasticAverage
-from hpcsgd.elastic.journal import REGISTER, Alone
+from hpcsgd.elastic.journal import REGISTER, FileJournal
 from hpcsgd.elastic.register import Phase
 from hpcsgd.errors import STOPPED
 from hpcsgd.train.run import train
@@ -182,7 +182,7 @@ checkpoint_every_steps = {2 * EVERY}
 
     def _end_with_the_training(self) -> None:
         """As `hpcsgd launch` does: once it is complete nobody is started again, and who is not in it goes."""
-        register = Alone(self._folder / REGISTER).load()
+        register = FileJournal(self._folder / REGISTER).load()
         if register.phase is Phase.FINISHED:
             absent = self._pids.keys() - set(register.replica_groups)
             self.late |= absent | self._back.keys()
@@ -215,7 +215,7 @@ checkpoint_every_steps = {2 * EVERY}
         async def serve() -> None:
             at = Coordinator(
                 len(self._ranks), self._token, heartbeat_timeout=HEARTBEAT_TIMEOUT, timeout=LIMIT,
-                journal=Alone(Path(REGISTER)), events=told,
+                journal=FileJournal(Path(REGISTER)), events=told,
             )  # fmt: skip
             serving = asyncio.create_task(at.serve(HERE))
             while not at.address:

@@ -10,7 +10,7 @@ import torch
 
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import Config, load
-from hpcsgd.data import Store
+from hpcsgd.data import ImageDataset
 from hpcsgd.performance.probing.replicas import VirtualGroups
 from hpcsgd.train.process import keep_freed_memory
 
@@ -33,7 +33,7 @@ def alone(work: Callable[[Communicator], Result]) -> Result:
     return threads.run(1, work, timeout=24 * 3600)[0]
 
 
-def accuracy(groups: VirtualGroups, test: Store, device: torch.device) -> float:
+def accuracy(groups: VirtualGroups, test: ImageDataset, device: torch.device) -> float:
     """The share of the test samples that the averaged model gets right."""
     right = 0
     with groups.averaged() as model:

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from harness import Goal, print_table
-from hpcsgd.data import Store
+from hpcsgd.data import ImageDataset
 from selsync.trainings import BATCH, here, job, train
 
 WORKERS, LABELS = 8, 10
@@ -26,7 +26,7 @@ def partitions(
     del plot
     workers, seeds = (2, 1) if quick else (WORKERS, SEEDS)
     epochs = workers if quick else EPOCHS
-    steps = len(Store(store, "train")) // (BATCH * workers) * epochs
+    steps = len(ImageDataset(store, "train")) // (BATCH * workers) * epochs
     rows = []
     for partition, passes in (("seldp", epochs // workers), ("defdp", epochs)):
         for aggregate in ("parameters", "gradients"):

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from harness import Goal, print_table
 from harness.hosts import shaped_hosts
-from hpcsgd.data import Store
+from hpcsgd.data import ImageDataset
 from selsync.trainings import BATCH, job, on_shaped, train
 
 WORKERS = 8
@@ -52,7 +52,7 @@ def measure(
     workers = 2 if quick else WORKERS
     names = ["BSP", "SelSync δ = 0.3"] if quick else list(CONTESTANTS)
     epochs = workers if quick else EPOCHS
-    steps = len(Store(store, "train")) // (BATCH * workers) * epochs
+    steps = len(ImageDataset(store, "train")) // (BATCH * workers) * epochs
     rows = []
     with shaped_hosts(workers, "100mbit" if quick else RATE, "16kb") as hosts:
         for name in names:

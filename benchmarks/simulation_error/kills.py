@@ -29,7 +29,7 @@ from hpcsgd.core.waits import Living
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.elastic_average import ElasticAverage, Over
-from hpcsgd.elastic.journal import Alone
+from hpcsgd.elastic.journal import FileJournal
 from hpcsgd.performance.simulation import simulate
 from hpcsgd.performance.simulation.compute import Constant
 from hpcsgd.performance.simulation.durations import Durations, Layout
@@ -154,7 +154,7 @@ class _Groups:
         with event_log.EventLog(self._folder / "events.jsonl") as told:
             at = Coordinator(
                 GROUPS, self._token, heartbeat_timeout=HEARTBEAT_TIMEOUT, timeout=TIMEOUT,
-                journal=Alone(self._folder / "register.json"), events=told,
+                journal=FileJournal(self._folder / "register.json"), events=told,
             )  # fmt: skip
             asyncio.run(at.serve("10.77.0.254", PORT))
 

@@ -32,7 +32,7 @@ class Given:
 
 
 def wanted(saved: Saved, given: Given, state: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the kinds, by name, of the items that `load` has to read from the checkpoint.
+    """Return the items that `load` has to read from the checkpoint `saved`: their kinds by their names.
 
     Raises:
         UserError: If the saved items or optimizers differ from those that are given.

@@ -24,9 +24,9 @@ Shards = dict[str, dict[str, list[Tensor]]]
 
 def split_off_shards(states: Mapping[str, State]) -> tuple[tree.Tree, Shards]:
     """Return the states without shards, and the shards. Only shards are saved by ranges of parameters."""
-    chunks = {role: state.sharded for role, state in states.items() if state.sharded}
+    shards = {role: state.sharded for role, state in states.items() if state.sharded}
     rest = {role: replace(state, sharded={}).to_dict() for role, state in states.items()}
-    return rest, chunks
+    return rest, shards
 
 
 def restored(
@@ -39,11 +39,11 @@ def restored(
     """
     states = dict(mine) if goes_on else _elsewhere(source, optimizer)
     dropped = _dropped(mine, states)
-    for role, chunks in source.shard_names().items():
+    for role, shards in source.shard_names().items():
         if optimizer.topology.num_groups == 1 and "grad_reduce" not in role.split("."):  # one group
-            dropped += [f"{name} of {role}" for name in chunks]
+            dropped += [f"{name} of {role}" for name in shards]
         else:
-            made = {name: _cut(source, role, name, optimizer) for name in chunks}
+            made = {name: _cut(source, role, name, optimizer) for name in shards}
             states[role] = replace(states[role], sharded=made)
     if dropped and optimizer.topology.rank == 0:
         topology = optimizer.topology

@@ -51,10 +51,10 @@ def capture(optimizer: DistributedOptimizer, *, shared: Tree, own: Tree) -> Tree
     """
     central = optimizer.method.model_holder()
     model = None if central is None else central.model()
-    states, chunks = split_off_shards(optimizer.method.states())
+    states, shards = split_off_shards(optimizer.method.states())
     return {
         "outline": _outline(optimizer),
-        "pieces": capture_ranges(optimizer, model or [b.param_shard for b in optimizer.buckets], chunks),
+        "pieces": capture_ranges(optimizer, model or [b.param_shard for b in optimizer.buckets], shards),
         "buffers": dict(optimizer.model.named_buffers()),
         "frozen": {name: local(p) for name, p in _frozen(optimizer) if _saves(optimizer.topology, p)},
         "optimizer": {

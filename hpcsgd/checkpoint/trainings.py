@@ -25,7 +25,7 @@ class Training:
         """The names of the checkpoints that belong to this training, as far as this rank knows."""
 
     def is_of(self, optimizers: Sequence[DistributedOptimizer]) -> bool:
-        """Return whether this is the training of exactly these optimizers."""
+        """Return whether this training saves exactly these `optimizers`, in this order."""
         return [each() for each in self._optimizers] == [*optimizers]
 
     def goes_on(self, folder: Path) -> None:

@@ -40,7 +40,7 @@ def init(
         try:
             done = begin(
                 file, data=data, model=model, ranks=ranks, groups=groups, method=method, epochs=epochs,
-                store=data_file, ask=input if sys.stdin.isatty() else None,
+                data_file=data_file, ask=input if sys.stdin.isatty() else None,
             )  # fmt: skip
         except EOFError:
             raise UserError("no more answers: nothing is written") from None

@@ -128,7 +128,7 @@ class Backend(ABC):
 
     @abstractmethod
     def recv(self, out: Tensor, source: int) -> int:
-        """Receive from `source` or from `ANY`; return the sender's rank."""
+        """Receive a message into `out` from rank `source`, or from `ANY` rank; return the sender's rank."""
 
     @abstractmethod
     def gather_objects(self, item: Any) -> list[Any]:

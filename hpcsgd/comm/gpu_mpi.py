@@ -119,7 +119,7 @@ def judged(
     environ: Mapping[str, str],
     loaded: Collection[str],
 ) -> str:
-    """Return why an MPI library cannot take addresses of this runtime's devices; empty if it may be tried.
+    """Return why MPI cannot be given addresses of the runtime's device memory; "" if it can be tried.
 
     An address that the library does not support would end the process. So this checks the name of the
     library, its memory kinds by MPI 4.1, its query functions, the environment, and the loaded files.

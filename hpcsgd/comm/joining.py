@@ -13,7 +13,7 @@ from hpcsgd.comm.backend import first_line
 from hpcsgd.comm.communicator import Communicator
 from hpcsgd.comm.place import NoWorld, Place, default_group, in_environment
 from hpcsgd.errors import UserError, near_miss
-from hpcsgd.launcher import ADDRESS, PORT, TORCH_RANK, TORCH_SIZE, Launched, all_said, launched
+from hpcsgd.launcher import ADDRESS, PORT, TORCH_RANK, TORCH_SIZE, Launched, all_reported, launched
 
 RequestedBackend = Literal["auto", "mpi", "gloo"]
 REQUESTED_BACKEND: tuple[RequestedBackend, ...] = ("auto", "mpi", "gloo")
@@ -111,7 +111,7 @@ def _require_one(launch: Launched, environ: Mapping[str, str]) -> None:
     One launcher may start the agents of torchrun, each of which starts ranks.
     """
     agents = environ.get("GROUP_WORLD_SIZE", "")
-    for other in all_said(environ):
+    for other in all_reported(environ):
         fits = (other.size, other.rank) == (launch.size, launch.rank) or other.size in (1, None)
         if launch.launcher.of_mpi or fits or not agents.isdigit() or other.size == int(agents):
             continue

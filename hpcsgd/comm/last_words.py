@@ -29,13 +29,16 @@ def is_loss(error: BaseException) -> bool:
         return isinstance(error, PeerLost)
     if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
         return True
-    said = last_line(error)  # str() is a method of the script's exception, and may raise
-    by_torch = isinstance(error, dist.DistBackendError) or "/gloo/transport/" in said
-    return by_torch and any(words in said for words in LOST)
+    text = last_line(error)  # str() is a method of the script's exception, and may raise
+    by_torch = isinstance(error, dist.DistBackendError) or "/gloo/transport/" in text
+    return by_torch and any(words in text for words in LOST)
 
 
 def words(error: BaseException) -> str:
-    """Return one line for an error that the user can fix or the program did not cause, else a traceback."""
+    """Return the text to print about `error`.
+
+    It is one line if the user can fix the error, or if the program did not cause it; otherwise a traceback.
+    """
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if is_loss(error):

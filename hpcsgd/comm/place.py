@@ -53,7 +53,7 @@ def in_environment(environ: Mapping[str, str]) -> Place | str:
 
 
 def _numbers(environ: Mapping[str, str], reported: Launched | None) -> tuple[int | None, int | None]:
-    """Return rank and size. torch's own variables come first, because a user set them on purpose."""
+    """Return rank and size. torch's own variables count first, because they were set on purpose."""
     own = [environ.get(name, "") for name in (TORCH_RANK, TORCH_SIZE)]
     if all(value.isdigit() for value in own):
         return int(own[0]), int(own[1])

@@ -38,7 +38,7 @@ class Posted(Future[Any]):
         return self._ended(0.0)
 
     def result(self, timeout: float | None = None) -> tuple[Any, None]:
-        """Return what was received, and None because it is on no device.
+        """Wait for the operation; return what was received, and None in place of an event of a device.
 
         Raises:
             TimeoutError: After `timeout` seconds.

@@ -263,7 +263,7 @@ def _named(library: str) -> str:
 
 
 def _reducing(reduction: Reduction) -> Any:
-    """Return torch's options for a reduction; the caller divides for a mean."""
+    """Return torch's options for a reduction. For a mean the caller divides a sum."""
     dist = distributed()
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
@@ -277,7 +277,10 @@ def starting_at(root: int) -> Any:
 
 
 def distributed() -> Any:
-    """Return the module torch.distributed, imported on first use; typed Any, as much of it has no types."""
+    """Return the module torch.distributed, which is imported at the first call.
+
+    The type is Any, because much of torch.distributed has no types.
+    """
     import torch.distributed
 
     return torch.distributed

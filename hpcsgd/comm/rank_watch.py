@@ -48,7 +48,7 @@ class Operation:
         self.activity = activity()
 
     def as_wait(self) -> Wait:
-        """Return this operation as a `Wait`, for a report."""
+        """Return the `Wait` that describes this operation in a report."""
         return Wait(_in_words(self.what, self.activity), self.needs() if self.needs else ())
 
 
@@ -208,7 +208,7 @@ class RankWatch:
 
 
 class Member:
-    """One rank as a member of one communicator; `channel` is the communicator's name on all its ranks.
+    """One rank of a communicator, whose operations it counts; `channel` is the communicator's name.
 
     `ranks` are the world ranks of the members.
     """

@@ -1,4 +1,4 @@
-"""Wait until a launcher has read what this process printed."""
+"""Wait until the launcher has read what this process printed into its pipes."""
 
 from __future__ import annotations
 

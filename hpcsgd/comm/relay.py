@@ -122,7 +122,7 @@ class RelayConnection:
         self._thread.start()
 
     def say(self, message: RelayMessage) -> None:
-        """Send the `message`; do nothing if the relay is gone."""
+        """Send `message` to the relay, which forwards it; do nothing if the relay is gone."""
         with self._saying:
             _send(self._there, json.dumps(message).encode() + b"\n")
 

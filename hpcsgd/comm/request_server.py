@@ -57,9 +57,10 @@ class RequestServer:
         self._serving = self._replies.run(self._serve_or_end, "answering others")
 
     def ask(self, questions: Mapping[int, Tensor], answers: Mapping[int, Tensor]) -> PendingRequest:
-        """Send uint8 `questions` to the ranks that are the keys, and receive their answers into `answers`.
+        """Send a request to each rank in `questions`, and receive its answer into `answers`.
 
-        A rank may ask itself. All these tensors must stay untouched until `wait()` returns.
+        Both dicts have uint8 tensors by rank. A rank may send a request to itself. All these tensors must
+        stay untouched until `wait()` returns.
         """
         answered = self._answers.sendrecv({}, answers)
         return PendingRequest(self._questions.sendrecv(questions, {}), answered)

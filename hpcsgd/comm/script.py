@@ -30,7 +30,7 @@ class MainModule:
 
     @property
     def left_by(self) -> str:
-        """What ended the script and where; empty if it is complete or an exception was printed."""
+        """What ended the script and in which line; empty if it ran to the end or printed an exception."""
         if not self._last_instruction or self.is_complete or self.uncaught() is not None:
             return ""
         assert self._frame is not None

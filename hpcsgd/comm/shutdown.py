@@ -53,7 +53,7 @@ class Shutdown:
         self._reports: ClosableReports | None = None
 
     def watched(self, reports: ClosableReports) -> RankWatch:
-        """Return a watch that reports what this rank waits for, until it leaves."""
+        """Return this rank's `RankWatch`, which reports to `reports` what the rank waits for."""
         self._reports, self._watch = reports, RankWatch(self._world.rank, reports)
         return self._watch
 
@@ -125,7 +125,7 @@ class Shutdown:
             time.sleep(min(1.2 * turn, 4.8))
 
     def part(self, code: int) -> None:
-        """Leave in good order with all others; if one does not come, abort the job with `code`.
+        """End together with all other ranks; if one of them does not end in time, abort the job with `code`.
 
         MPI would wait for that rank at the very end of this process, when nothing else can act.
         """

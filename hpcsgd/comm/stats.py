@@ -47,7 +47,7 @@ def doing(activity: str) -> Generator[None, None, None]:
 
 
 def activity() -> tuple[str, str]:
-    """Return the current names of `doing` and `phase`; the first is empty outside of any `doing` block."""
+    """Return the names of the innermost `doing` and `phase` blocks; "" outside of any `doing` block."""
     return _doing.get(), _phase.get()
 
 

@@ -142,7 +142,7 @@ def of_place(number: int) -> torch.device | None:
 
 
 def identity(device: torch.device) -> str:
-    """Return text that is equal for all ranks of a node which see this device, if torch has a UUID for it."""
+    """Return text by which ranks of a node see if they use the same device; it needs the UUID from torch."""
     return str(getattr(properties(device), "uuid", device))
 
 
@@ -200,7 +200,7 @@ def take_over(result: object) -> None:
 
 
 class Confluence:
-    """A set of streams of `device` whose work later work will wait for; always empty on the host."""
+    """A set of streams of `device`, for all of which a later operation waits; always empty on the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

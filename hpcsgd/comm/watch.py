@@ -1,4 +1,4 @@
-"""Check that work on a device's stream gets done.
+"""A watch that notices if work on a device's stream does not finish, as when another rank is gone.
 
 Some libraries return at once, and only the device waits for other ranks. If a rank is gone, the next thread
 that waits for the device would otherwise wait forever.

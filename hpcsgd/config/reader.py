@@ -109,8 +109,8 @@ class _Section:
         if (section := _listed_kind(kind)) is not None:
             return self._subsections(section, key)
         if key not in self.table:
-            said = f"{_name(self.at, key)} is missing: expected {expectation(kind)}"
-            raise UserError(said, key=(*self.at, key), file=self.file)
+            message = f"{_name(self.at, key)} is missing: expected {expectation(kind)}"
+            raise UserError(message, key=(*self.at, key), file=self.file)
         try:
             return convert(kind, self.table[key])
         except ValueError as error:
@@ -136,8 +136,8 @@ class _Section:
         """Raise `UserError` for the first of the unknown keys in `strangers`, if there are any."""
         for key, value in strangers.items():
             what = "section" if isinstance(value, Mapping) else "key"
-            said = f"{self._given(key)}: unknown {what}: {near_miss(key, known)}"
-            raise UserError(said, **self._about(key))
+            message = f"{self._given(key)}: unknown {what}: {near_miss(key, known)}"
+            raise UserError(message, **self._about(key))
 
     @contextmanager
     def origin(self) -> Iterator[None]:

@@ -280,16 +280,16 @@ def checked(table: dict[str, Any], path: Path) -> Config:
     return dataclasses.replace(config, data=data, model=model, training=training)
 
 
-def _with_paths(arguments: dict[str, Any], said: Any, path: Path) -> dict[str, Any]:
+def _with_paths(arguments: dict[str, Any], in_table: Any, path: Path) -> dict[str, Any]:
     given = arguments.get(TOKENIZER)
     if not isinstance(given, str) or given in NO_FILES:
         return arguments
-    typed = said if isinstance(said, Typed) else said[TOKENIZER]
+    typed = in_table if isinstance(in_table, Typed) else in_table[TOKENIZER]
     return {**arguments, TOKENIZER: str(_absolute(Path(given), typed, path))}
 
 
-def _absolute(given: Path, said: Any, path: Path) -> Path:
-    absolute = os.path.abspath(given if isinstance(said, Typed) else path.parent / given)
+def _absolute(given: Path, in_table: Any, path: Path) -> Path:
+    absolute = os.path.abspath(given if isinstance(in_table, Typed) else path.parent / given)
     require_utf8(absolute)
     return Path(absolute)
 

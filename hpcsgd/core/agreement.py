@@ -81,12 +81,12 @@ class Agreement:
 
     @classmethod
     def of_group(cls, topology: Topology) -> Agreement:
-        """Return an agreement among the ranks of a group."""
+        """Return an agreement among the K ranks of this rank's group."""
         return cls(topology.intra_group, lambda j: topology.group_index * topology.group_size + j)
 
     @classmethod
     def of_position(cls, topology: Topology) -> Agreement:
-        """Return an agreement among the ranks of all groups that own the same part of the model."""
+        """Return an agreement among the P ranks, one per group, that own the same shards as this rank."""
         return cls(topology.inter_group, lambda g: g * topology.group_size + topology.shard_index)
 
     @property
@@ -109,7 +109,7 @@ class Agreement:
         self.begin(call).wait()
 
     def presence(self, mine: bytes) -> list[bytes]:
-        """Return the `mine` of every rank, in rank order; all are equally long. Collective, blocking."""
+        """Return the bytes `mine` of every rank, in rank order; all have one length. Collective, blocking."""
         with phase("agreement"):
             parts = self._ranks.post_record(mine).wait()
         return [parts[len(mine) * rank :][: len(mine)] for rank in range(self._ranks.size)]

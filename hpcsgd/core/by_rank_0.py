@@ -16,10 +16,10 @@ BEAT = 1.0
 
 
 def by_rank_0(world: Communicator, what: str, call: Callable[[], None]) -> None:
-    """Let rank 0 run `call`, which communicates with no other rank; collective.
+    """Run `call` on rank 0 only, while the other ranks wait; collective.
 
-    The other ranks wait as long as the call takes. They give up if rank 0 sends no sign of life for as long
-    as the timeout. The call runs in its own thread.
+    The call communicates with no other rank, and runs in its own thread. The other ranks wait as long as it
+    takes. They give up if rank 0 sends no sign of life for as long as the timeout.
 
     Raises:
         JobError: On all ranks, if the call raises.
@@ -27,12 +27,12 @@ def by_rank_0(world: Communicator, what: str, call: Callable[[], None]) -> None:
     under_way = Future[None]()
     if world.rank == 0:
         threading.Thread(target=_carry_out, args=(call, under_way), name=what, daemon=True).start()
-    said = torch.zeros(1, dtype=torch.int64, device="cpu")  # 1 once the call is done
-    while not said.item():
+    is_done = torch.zeros(1, dtype=torch.int64, device="cpu")  # 1 once the call is done
+    while not is_done.item():
         if world.rank == 0:
             wait([under_way], min(BEAT, world.timeout / 4))
-            said.fill_(under_way.done())
-        world.bcast(said).wait()
+            is_done.fill_(under_way.done())
+        world.bcast(is_done).wait()
     with raise_on_all_ranks(world, what):
         if world.rank == 0:
             under_way.result()

@@ -41,7 +41,7 @@ def as_elements(flat: Tensor, reals: int) -> Tensor:
 
 
 def in_rows(flat: Tensor, reals: int) -> Tensor:
-    """Return `flat`, of any dtype, or if `reals` is 2 a view of it with one row of two reals per element."""
+    """Return a view of `flat` with one row of two reals per complex number if `reals` is 2, else `flat`."""
     return flat if reals == 1 else flat.view(-1, reals)
 
 

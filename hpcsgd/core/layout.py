@@ -98,10 +98,10 @@ def cut(
 
 def assign(costs: Sequence[float], K: int) -> list[list[int]]:
     """Return the indices of the tasks of each of K workers; the costliest task is assigned first."""
-    hands = [list[int]() for _ in range(K)]
+    shares = [list[int]() for _ in range(K)]
     for i, j in enumerate(largest_first(costs, K)):
-        hands[j].append(i)
-    return hands
+        shares[j].append(i)
+    return shares
 
 
 def cost(shape: torch.Size) -> int:
@@ -123,7 +123,7 @@ def _well_filled(runs: list[list[Entry]], K: int) -> list[list[Entry]]:
 
 
 def _too_empty(run: Sequence[Entry], K: int) -> bool:
-    size = K * max(_numel(hand) for hand in _shares(run, K))
+    size = K * max(_numel(share) for share in _shares(run, K))
     return size - _numel(run) > EMPTY * size
 
 
@@ -134,14 +134,14 @@ def _side_by_side(run: Sequence[Entry], K: int) -> Layout:
 
 
 def _assigned(run: Sequence[Entry], K: int) -> Layout:
-    hands = _shares(run, K)
-    chunk = max(map(_numel, hands))
-    slots = [slot for j, hand in enumerate(hands) for slot in _one_behind_the_other(hand, j * chunk)]
-    return Layout(slots, K * chunk, whole=True)
+    shares = _shares(run, K)
+    shard_size = max(map(_numel, shares))
+    slots = [slot for j, share in enumerate(shares) for slot in _one_behind_the_other(share, j * shard_size)]
+    return Layout(slots, K * shard_size, whole=True)
 
 
 def _shares(run: Sequence[Entry], K: int) -> list[list[Entry]]:
-    return [[run[i] for i in hand] for hand in assign([cost(x.param.shape) for x in run], K)]
+    return [[run[i] for i in share] for share in assign([cost(x.param.shape) for x in run], K)]
 
 
 def _one_behind_the_other(entries: Iterable[Entry], start: int) -> Iterator[Slot]:

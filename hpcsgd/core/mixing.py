@@ -49,7 +49,7 @@ def mean_leaving(graph: Graph, n: int, per_host: int) -> float:
 
 
 def mean_peers(graph: Graph, n: int) -> float:
-    """Return to how many nodes a node sends per step: the mean over all nodes and one period of the graph."""
+    """Return the mean number of nodes to which a node sends per step, over all nodes and one period."""
     if n == 1:
         return 0.0
     period = graph.period(n)

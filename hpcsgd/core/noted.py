@@ -1,4 +1,4 @@
-"""Facts that must be the same on all ranks: each rank notes them, and an optimizer compares them.
+"""Facts that must be the same on all ranks: each rank records them, and an optimizer compares them.
 
 A sampler sends nothing itself, because one rank may use it alone. It only notes facts, such as its seed, when
 a rank begins to use it. In its first step an optimizer compares the facts that the ranks noted last.

@@ -34,7 +34,7 @@ from hpcsgd.core.traffic import CommOp, ModelLayout
 
 @runtime_checkable
 class Prepares(Protocol):
-    """An averager that has something to do before an update."""
+    """An averager that also acts before an update, for example on the gradients."""
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         """Act before the update of step `s`, whose gradients have been averaged in the group.
@@ -162,7 +162,7 @@ def prepare(averager: Averager, vectors: Sequence[Tensor], s: StepContext) -> No
 
 
 def is_due(averager: Averager, s: StepContext, wanted: bool) -> bool:
-    """Return whether `averager` averages after this update: `wanted`, unless it is `Late` and decides."""
+    """Return whether `averager` averages after this update: what a `Late` one decides, else `wanted`."""
     return averager.is_due(s, wanted) if isinstance(averager, Late) else wanted
 
 

@@ -159,7 +159,7 @@ class Slot(ABC):
         self.show()
 
     def _leave_to_others(self) -> None:
-        """Let other references to an earlier step's gradient keep their values, as in plain PyTorch."""
+        """Give the earlier gradient, which the script still holds, memory of its own, as in plain PyTorch."""
         kept, pending = self._view, self.pending
         self.settle()
         self._bring_back()
@@ -170,7 +170,7 @@ class Slot(ABC):
             kept.use = lambda: functools.partial(refuse_kept, self.name)
 
     def _bring_back(self) -> None:
-        """If the gradient's view was given other memory, as by `param.grad.data = x`, copy that into `g`."""
+        """Copy the gradient back into `g` if the script gave it other memory, as by `param.grad.data = x`."""
         room, place = self._room
         if self._view.data_ptr() != place:
             given = self._view.detach()

@@ -24,7 +24,7 @@ from hpcsgd.core.traits import GradReduceTraits, ScheduleTraits
 
 @dataclass(frozen=True, slots=True)
 class TrainingContext:
-    """The values that stay the same from the first step of a training to the last."""
+    """The part of a `StepContext` that stays the same from the first step of a training to the last."""
 
     topology: Topology
     buckets: Sequence[Bucket]

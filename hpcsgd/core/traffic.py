@@ -60,7 +60,10 @@ class CommOp:
     """Mean factor by which the operation takes longer because several messages may reach one rank."""
 
     def within(self, phase: str, share: float = 1.0) -> CommOp:
-        """Return this operation if only a `share` of steps has it; `phase` is used if it has no phase."""
+        """Return this operation as part of a mean step of which only a `share` has it.
+
+        If the operation has no phase, it gets `phase`.
+        """
         return replace(self, phase=self.phase or phase, times=self.times * share)
 
 
@@ -81,7 +84,7 @@ class BucketLayout:
 
     @property
     def wide(self) -> int:
-        """Bytes of an element when it is summed: at least 4, as 16-bit numbers are summed in float32."""
+        """Bytes of an element while it is summed: at least 4, as 16-bit numbers are summed in float32."""
         return max(self.width, 4)
 
 

@@ -138,7 +138,7 @@ def _samples(points: Sequence[Points]) -> Samples:
 
 
 def _only(points: Points, wanted: Callable[[int], bool]) -> Points:
-    """Return the points at some of the sizes: those for whose index in ascending order `wanted` is true."""
+    """Return the points of some sizes. `wanted` decides by the index of a size in ascending order."""
     sizes = sorted(set(points.bytes))
     kept = {size for place, size in enumerate(sizes) if wanted(place)}
     pairs = [pair for pair in zip(points.bytes, points.seconds, strict=True) if pair[0] in kept]
@@ -182,7 +182,7 @@ def _grows(x: Samples, before: Line, after: Line) -> bool:
 
 
 def _apart(nbytes: Numbers) -> list[int]:
-    """Return some of the sizes in `nbytes`, in ascending order, each at least twice the one before.
+    """Return a subset of the sizes `nbytes`, in ascending order, each at least twice the one before.
 
     Communicators of different numbers of ranks were measured at almost the same sizes, between which no
     boundary of pieces is needed.

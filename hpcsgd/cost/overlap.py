@@ -1,4 +1,4 @@
-"""The exposed seconds of a step, in which a rank waits for messages.
+"""The exposed seconds of a step: those in which a rank only waits for messages.
 
 Messages overlap with each other, with computation and with updates. One bucket may be reduced inside its
 group while another one is reduced between groups or is updated. A communication thread executes messages in
@@ -43,7 +43,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Exposed:
-    """The exposed seconds of a step, in which a rank waits for communication, by stage."""
+    """The exposed seconds of a step, by stage: those in which a rank only waits for communication."""
 
     grad_reduce: float
     gather: float

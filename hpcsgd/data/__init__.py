@@ -9,6 +9,7 @@ from hpcsgd.data.batches import Batches
 from hpcsgd.data.convert import Summary, convert, convert_images, convert_npz, convert_pairs, convert_text
 from hpcsgd.data.equal import equal_batches
 from hpcsgd.data.formats import READERS
+from hpcsgd.data.image_dataset import ImageDataset
 from hpcsgd.data.image_files import ImageFiles
 from hpcsgd.data.injection import Injected, InjectedBatches, Injection
 from hpcsgd.data.loader import Loader, reading, require_a_batch
@@ -19,7 +20,6 @@ from hpcsgd.data.partition import PARTITIONS, ByLabel, DefDP, Dirichlet, Overlap
 from hpcsgd.data.ratings import Ratings
 from hpcsgd.data.sampler import Sampler, Stream
 from hpcsgd.data.split import Batch, Split, collate, varied
-from hpcsgd.data.store import Store
 from hpcsgd.data.windows import Windows
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "ByLabel",
     "DefDP",
     "Dirichlet",
+    "ImageDataset",
     "ImageFiles",
     "Injected",
     "InjectedBatches",
@@ -44,7 +45,6 @@ __all__ = [
     "Sampler",
     "SelDP",
     "Split",
-    "Store",
     "Stream",
     "Summary",
     "Windows",

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcsgd.data.layout import dataset, label, open_store
+from hpcsgd.data.layout import dataset, label, open_dataset_file
 from hpcsgd.data.split import Batch, Split, damaged, require_labels
 from hpcsgd.errors import UserError, count_text, near_miss
 
@@ -77,7 +77,7 @@ class Arrays(Split):
 
     def __init__(self, path: str | Path, split: str) -> None:
         super().__init__(path, split, "arrays")
-        with open_store(self.path, "arrays") as file:
+        with open_dataset_file(self.path, "arrays") as file:
             if split not in file:
                 raise UserError(f"{path}: no split {split!r}; {near_miss(split, file)}")
             try:

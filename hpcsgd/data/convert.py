@@ -87,7 +87,7 @@ def convert_npz(sources: Sequence[Path], target: Path) -> Summary:
             f"data convert npz: {count_text(len(sources), 'file')} given, expected TRAIN.npz [TEST.npz] DST"
         )
     _require_place(target)
-    _require_store(target)
+    _require_dataset_file(target)
     return _written(npz.read(sources), "npz", target)
 
 
@@ -108,7 +108,7 @@ def convert_text(
     for an existing target that is no dataset file.
     """
     _require_place(target)
-    _require_store(target)
+    _require_dataset_file(target)
     return _written(Texts(sources, test, tokenizer_of(tokenizer, end), between), "text", target)
 
 
@@ -128,7 +128,7 @@ def convert_images(
     pillow()
     require_size(size)
     _require_place(target)
-    _require_store(target)
+    _require_dataset_file(target)
     with _writing(target):
         folder = listed(source)
         shards = shards_of(folder, target, progress)
@@ -148,13 +148,15 @@ def convert_pairs(
     layout, another scale, and for the first file that is no image or too small.
     """
     _require_place(target)
-    _require_store(target)
+    _require_dataset_file(target)
     return _written(Reductions.of(source, scale, progress), "pairs", target)
 
 
-def _require_store(target: Path) -> None:
+def _require_dataset_file(target: Path) -> None:
     if target.exists() and not h5py.is_hdf5(target):  # perhaps a source: the shell expands patterns
-        raise UserError(f"{target}: there already, and no store; the last path is the store to write")
+        raise UserError(
+            f"{target}: there already, and no dataset file; the last path is the dataset file to write"
+        )
 
 
 def _require_place(target: Path) -> None:

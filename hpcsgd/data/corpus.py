@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data import token_segments
-from hpcsgd.data.layout import label, open_store
-from hpcsgd.data.tokenizers import TOKENIZERS, Tokenizer, Words
+from hpcsgd.data.layout import label, open_dataset_file
+from hpcsgd.data.tokenizers import TOKENIZERS, Tokenizer, WordTokenizer
 from hpcsgd.errors import UserError
 
 BYTES_A_CHUNK = 1 << 16
@@ -68,12 +68,12 @@ class Vocabulary:
         )
 
 
-def tokenizer_of_store(path: Path) -> Tokenizer:
+def tokenizer_of_file(path: Path) -> Tokenizer:
     """Return the tokenizer that made the dataset file of tokens at `path`.
 
     Raises `UserError` if there is no such file, or its vocabulary is damaged.
     """
-    with open_store(path, "tokens") as file:
+    with open_dataset_file(path, "tokens") as file:
         try:
             vocabulary = Vocabulary.read(file)
         except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
@@ -98,7 +98,7 @@ class Corpus:
 
     def write(self, file: h5py.File, kind: str) -> Vocabulary:
         """Write the text to `file`, a new dataset file of the collection `kind`, and return its header."""
-        vocabulary = Vocabulary.of(Words(self.types), kind)
+        vocabulary = Vocabulary.of(WordTokenizer(self.types), kind)
         vocabulary.write(file)
         for split, tokens in self.tokens.items():
             writer = token_segments.Writer(file.create_group(split), vocabulary.types)

@@ -17,7 +17,7 @@ from hpcsgd.data.decoding import DRAWS, decoded, middle, pillow, varied
 from hpcsgd.data.image_folder import ImageFolder
 from hpcsgd.data.image_shards import Reader, Written, folder_of
 from hpcsgd.data.images import STATISTICS_SPLIT, mean_and_std
-from hpcsgd.data.layout import Header, open_store
+from hpcsgd.data.layout import Header, open_dataset_file
 from hpcsgd.data.split import Batch, Drawn, Split, damaged, require_labels
 from hpcsgd.errors import UserError, located, near_miss
 
@@ -146,7 +146,7 @@ def require_size(size: int) -> None:
 
 def _read_index(path: Path, split: str) -> tuple[Header, Mapping[str, NDArray[np.int64]], list[str]]:
     """Return the header of the dataset file at `path`, and the split's index and names of shards."""
-    with open_store(path, "image files") as file:
+    with open_dataset_file(path, "image files") as file:
         splits = [name for name in ("train", "test") if name in file]
         if split not in splits:
             raise UserError(f"{path}: no split {split!r}; {near_miss(split, splits)}")

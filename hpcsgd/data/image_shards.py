@@ -49,20 +49,20 @@ class Written:
     histogram: NDArray[np.int64]
 
 
-def folder_of(store: Path) -> Path:
-    """Return the folder with the shards of the dataset file at the path `store`."""
-    return store.with_name(f"{store.name}.shards")
+def folder_of(data_file: Path) -> Path:
+    """Return the folder with the shards of the dataset file at the path `data_file`."""
+    return data_file.with_name(f"{data_file.name}.shards")
 
 
 def shards_of(
-    source: ImageFolder, store: Path, progress: Callable[[int, int], None]
+    source: ImageFolder, data_file: Path, progress: Callable[[int, int], None]
 ) -> dict[str, list[Written]]:
     """Return the shards of each split, after writing those that are missing.
 
     `progress` is called with the numbers of images done and in total. Raises `UserError`, which names the
     first file that is no image, and `OSError` if nothing can be written.
     """
-    folder, everything = folder_of(store), sum(map(len, source.files.values()))
+    folder, everything = folder_of(data_file), sum(map(len, source.files.values()))
     folder.mkdir(exist_ok=True)
     for left in folder.glob(".*.part"):  # incomplete files of a conversion that was killed
         left.unlink()
@@ -83,10 +83,10 @@ def shards_of(
     return found
 
 
-def remove_others(store: Path, shards: Mapping[str, Sequence[Written]]) -> None:
+def remove_others(data_file: Path, shards: Mapping[str, Sequence[Written]]) -> None:
     """Remove the shards in the dataset file's folder that are not in `shards`: those of an earlier file."""
     own = {shard.name for some in shards.values() for shard in some}
-    for path in folder_of(store).glob("*.h5"):
+    for path in folder_of(data_file).glob("*.h5"):
         if path.name not in own:
             path.unlink()
 
@@ -167,8 +167,8 @@ class Reader:
         missing = [name for name in self._names if not (self._folder / name).is_file()]
         if missing:
             raise UserError(
-                f"{self._folder}: {len(missing)} of {len(self._names)} shards of the store are missing, such "
-                f"as {missing[0]}: put them into this folder next to it"
+                f"{self._folder}: {len(missing)} of {len(self._names)} shards of the dataset file "
+                f"are missing, such as {missing[0]}: put them into this folder next to it"
             )
 
     def read(self, shard: int, begin: int, length: int, crc32: int) -> bytes:

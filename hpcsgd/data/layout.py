@@ -109,7 +109,7 @@ def form_of(path: Path) -> Form:
     return form
 
 
-def open_store(path: Path, form: Form = "images") -> h5py.File:
+def open_dataset_file(path: Path, form: Form = "images") -> h5py.File:
     """Open the dataset file at `path`, which must be of this `form`, for reading.
 
     Raises `UserError` if there is no dataset file, or it has another form or version.
@@ -117,7 +117,7 @@ def open_store(path: Path, form: Form = "images") -> h5py.File:
     file, found = _open(path)
     if found != form:
         file.close()
-        raise UserError(f"{path}: a store of {found}, one of {form} is needed")
+        raise UserError(f"{path}: a dataset file of {found}, one of {form} is needed")
     return file
 
 
@@ -132,21 +132,21 @@ def dataset(file: h5py.File, name: str) -> h5py.Dataset:
 def _open(path: Path) -> tuple[h5py.File, Form]:
     try:
         if not path.exists():
-            raise UserError(f"{path}: no such file; `hpcsgd data convert` makes a store")
+            raise UserError(f"{path}: no such file; `hpcsgd data convert` makes a dataset file")
         require_regular(path)
         # Complete files are never written to, and parallel file systems often refuse locks.
         file = h5py.File(path, "r", locking=False)
         form, version = file.attrs.get("format"), file.attrs.get("version")
     except (OSError, RuntimeError, KeyError) as error:
-        raise UserError(f"{path}: not a store, or damaged ({error})") from error
+        raise UserError(f"{path}: not a dataset file, or damaged ({error})") from error
     if not isinstance(form, bytes) or form not in FORMATS:
         file.close()
-        raise UserError(f"{path}: an HDF5 file, but not a store made by `hpcsgd data convert`")
+        raise UserError(f"{path}: an HDF5 file, but not a dataset file made by `hpcsgd data convert`")
     found = FORMATS[form]
     if version != VERSIONS[found]:
         file.close()
         raise UserError(
-            f"{path}: a store of {found} of version {version}, only {VERSIONS[found]} is read here; "
+            f"{path}: a dataset file of {found} of version {version}, only {VERSIONS[found]} is read here; "
             "convert it again"
         )
     return file, found

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.data.arrays import Arrays
+from hpcsgd.data.image_dataset import ImageDataset
 from hpcsgd.data.image_files import ImageFiles
 from hpcsgd.data.layout import Form, form_of
 from hpcsgd.data.pairs import Pairs
 from hpcsgd.data.ratings import Ratings
 from hpcsgd.data.split import Split
-from hpcsgd.data.store import Store
 from hpcsgd.data.windows import Windows
 from hpcsgd.named import call_named
 
-SPLITS: Mapping[Form, type[Store | Arrays | ImageFiles | Pairs | Windows | Ratings]] = {
-    "images": Store,
+SPLITS: Mapping[Form, type[ImageDataset | Arrays | ImageFiles | Pairs | Windows | Ratings]] = {
+    "images": ImageDataset,
     "arrays": Arrays,
     "image files": ImageFiles,
     "pairs": Pairs,

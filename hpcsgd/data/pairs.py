@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcsgd.data.layout import open_store
+from hpcsgd.data.layout import open_dataset_file
 from hpcsgd.data.reductions import Reduced
 from hpcsgd.data.split import Batch, Drawn, Split, damaged
 from hpcsgd.errors import UserError, near_miss
@@ -110,7 +110,7 @@ class Pairs(Split):
 
     def _opened_file(self) -> Any:
         if self._file is None or self._reader != os.getpid():
-            self._file, self._reader = open_store(self.path, "pairs"), os.getpid()
+            self._file, self._reader = open_dataset_file(self.path, "pairs"), os.getpid()
         return self._file
 
 
@@ -131,7 +131,7 @@ def _tensor(images: Sequence[NDArray[np.uint8]]) -> Tensor:
 
 def _read_header(path: Path, split: str) -> tuple[Reduced, int]:
     """Return the header of the dataset file at `path`, and the number of images of the split."""
-    with open_store(path, "pairs") as file:
+    with open_dataset_file(path, "pairs") as file:
         splits = [name for name in ("train", "test") if name in file]
         if split not in splits:
             raise UserError(f"{path}: no split {split!r}; {near_miss(split, splits)}")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from hpcsgd.data.interactions import Names
-from hpcsgd.data.layout import dataset, open_store
+from hpcsgd.data.layout import dataset, open_dataset_file
 from hpcsgd.data.split import Batch, Split, damaged
 from hpcsgd.errors import UserError, near_miss
 
@@ -98,7 +98,7 @@ class Ratings(Split):
 
 def _read_all(path: Path, split: str) -> tuple[Names, NDArray[np.int32], NDArray[np.int32]]:
     """Return the header of the dataset file at `path`, the rows of the split, and the rows of `train`."""
-    with open_store(path, "ratings") as file:
+    with open_dataset_file(path, "ratings") as file:
         splits = [name for name in ("train", "test") if name in file]
         if split not in splits:
             raise UserError(f"{path}: no split {split!r}; {near_miss(split, splits)}")

@@ -156,7 +156,7 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     @property
     def whole_batches(self) -> bool:
-        """True if the last batch of an epoch is left out if it is not whole."""
+        """True if an epoch ends after its last whole batch, without the samples that are left over."""
         return self._stream is not None
 
     @property
@@ -261,16 +261,16 @@ class Sampler(torch.utils.data.Sampler[int]):
         return self._P * self._partition.length(self._total, self._P)
 
     def _left(self) -> NDArray[np.int64] | list[Any]:
-        """Return the samples that are left for this rank, perhaps with a last one that it will not use."""
+        """Return this rank's remaining samples of the epoch; one more than others have is not used."""
         if self._drawing is not None:
             return drawn(self._drawing, self._seed, self._epoch)[self._consumed :][self._g :: self._P]
         if self._partition is None:
             return self._samples.of_epoch(self._epoch)[self._consumed :][self._g :: self._P]
-        hand = self._partition.assign(self._samples, self._g, self._epoch)
-        return hand[self._consumed // self._P :][self._j :: self._K]
+        assigned = self._partition.assign(self._samples, self._g, self._epoch)
+        return assigned[self._consumed // self._P :][self._j :: self._K]
 
     def _used(self) -> NDArray[np.int64] | list[Any]:
-        """Return the samples left for this rank. The first call records `_facts`, for ranks to compare."""
+        """Return this epoch's remaining samples of this rank. The first call notes the sampler's settings."""
         topology, self._job = self._job, None
         if topology is not None:
             note(topology.world, self._facts())

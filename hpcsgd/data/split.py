@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from torch.utils.data import Dataset, default_collate
 
 from hpcsgd.data.chunks import DamagedRowsError, read_rows
-from hpcsgd.data.layout import Form, dataset, open_store
+from hpcsgd.data.layout import Form, dataset, open_dataset_file
 from hpcsgd.data.rng import Purpose, uniform
 from hpcsgd.errors import UserError, count_text
 
@@ -124,7 +124,7 @@ class Split(Dataset[tuple[Tensor, Tensor]], ABC):
 
     def _dataset(self) -> h5py.Dataset:
         if self._opened is None or self._process != os.getpid():
-            self._opened = dataset(open_store(self.path, self._form), f"{self.split}/x")
+            self._opened = dataset(open_dataset_file(self.path, self._form), f"{self.split}/x")
             self._process = os.getpid()
         return self._opened
 

@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.data.layout import dataset, open_store
+from hpcsgd.data.layout import dataset, open_dataset_file
 from hpcsgd.data.split import damaged
 
 SHARD = 1 << 24
@@ -187,7 +187,7 @@ class TokenSegments:
     def _sums_of(self, number: int) -> NDArray[np.uint32]:
         if number not in self._sums:
             blocks = -(-min(SHARD, self.count - number * SHARD) // BLOCK)
-            with open_store(self.path, "tokens") as file:
+            with open_dataset_file(self.path, "tokens") as file:
                 try:
                     sums = np.asarray(file[f"{self.split}/{number}/crc32"])
                 except (OSError, RuntimeError, KeyError) as error:
@@ -198,7 +198,7 @@ class TokenSegments:
         return self._sums[number]
 
     def _found(self) -> NDArray[np.int64]:
-        with open_store(self.path, "tokens") as file:
+        with open_dataset_file(self.path, "tokens") as file:
             try:
                 names = sorted(file[self.split], key=int)  # pyright: ignore[reportArgumentType, reportCallIssue]
             except (OSError, RuntimeError, ValueError) as error:

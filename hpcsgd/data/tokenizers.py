@@ -55,7 +55,7 @@ class Tokenizer(Protocol):
         ...
 
 
-class Bytes:
+class ByteTokenizer:
     """A tokenizer whose tokens are bytes of UTF-8; 0, which no text has, ends a document."""
 
     name = "bytes"
@@ -76,7 +76,7 @@ class Bytes:
         return {}
 
 
-class Words:
+class WordTokenizer:
     """A tokenizer whose tokens are words between spaces, from a fixed list without line breaks."""
 
     name = "words"
@@ -107,7 +107,7 @@ class Words:
         return place
 
 
-class Library:
+class LibraryTokenizer:
     """A tokenizer of the library `tokenizers`, from its `tokenizer.json`, whose padding is ignored."""
 
     name = "tokenizers"
@@ -131,9 +131,9 @@ class Library:
 
 
 TOKENIZERS: Mapping[str, Callable[[bytes, int], Tokenizer]] = {
-    Bytes.name: lambda definition, end: Bytes(),
-    Words.name: lambda definition, end: Words(definition.decode().split("\n")),
-    Library.name: Library,
+    ByteTokenizer.name: lambda definition, end: ByteTokenizer(),
+    WordTokenizer.name: lambda definition, end: WordTokenizer(definition.decode().split("\n")),
+    LibraryTokenizer.name: LibraryTokenizer,
 }
 """Functions that make a tokenizer from its definition and its end token, by the tokenizer's name."""
 
@@ -144,13 +144,13 @@ def tokenizer_of(given: str, end: str | None = None) -> Tokenizer:
     `end` is the name of the file's end token, by default the first of `ENDS` that the file has. Raises
     `UserError` if there is no such file, the library cannot read it, or it has no such token.
     """
-    if given == Bytes.name:
+    if given == ByteTokenizer.name:
         if end is not None:
             raise UserError(f"end = {end!r}: the tokenizer 'bytes' has one of its own", key="end", value=end)
-        return Bytes()
+        return ByteTokenizer()
     definition = definition_of(given)
     try:
-        return Library(definition, _end(_library_tokenizer(definition), end))
+        return LibraryTokenizer(definition, _end(_library_tokenizer(definition), end))
     except UserError as error:
         raise UserError(f"tokenizer {given}: {error}") from error
 
@@ -160,8 +160,8 @@ def definition_of(given: str) -> bytes:
 
     Raises `UserError` if the file cannot be read.
     """
-    if given == Bytes.name:
-        return Bytes.definition
+    if given == ByteTokenizer.name:
+        return ByteTokenizer.definition
     try:
         return Path(given).read_bytes()
     except OSError as error:

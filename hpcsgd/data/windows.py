@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hpcsgd.data import token_segments
 from hpcsgd.data.corpus import Vocabulary
-from hpcsgd.data.layout import open_store
+from hpcsgd.data.layout import open_dataset_file
 from hpcsgd.data.split import Batch, Split, damaged
 from hpcsgd.data.tokenizers import TOKENIZERS, Tokenizer, definition_of, fingerprint
 from hpcsgd.errors import UserError, count_text, near_miss
@@ -118,7 +118,7 @@ class Windows(Split):
 
 def _read_header(path: Path, split: str) -> tuple[Vocabulary, int, int | None]:
     """Return the vocabulary, and the split's number of tokens and of bytes of text, or None if unknown."""
-    with open_store(path, "tokens") as file:
+    with open_dataset_file(path, "tokens") as file:
         splits = [name for name, value in file.items() if isinstance(value, h5py.Group)]
         if split not in splits:
             raise UserError(f"{path}: no split {split!r}; {near_miss(split, splits)}")

@@ -23,14 +23,14 @@ from typing import Any
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.coordinator_address import CoordinatorAddress, token_for
 from hpcsgd.elastic.event_log import NAME, EventLog
-from hpcsgd.elastic.journal import FOLDER, REGISTER, Alone, Term, claim
+from hpcsgd.elastic.journal import FOLDER, REGISTER, FileJournal, TermJournal, claim
 from hpcsgd.elastic.resource_budget import ResourceBudget
 from hpcsgd.errors import UserError, in_one_line
 
 
 async def _together(folder: Path, token: str, host: str, port: int, **arguments: Any) -> None:
     with EventLog(folder / NAME) as events:
-        at = Coordinator(token=token, journal=Alone(folder / REGISTER), events=events, **arguments)
+        at = Coordinator(token=token, journal=FileJournal(folder / REGISTER), events=events, **arguments)
         left, _ = await _listening(at, host, port, events)
         print(at.address, flush=True)
         await left
@@ -42,7 +42,9 @@ async def _apart(folder: Path, term: int, host: str, **arguments: Any) -> None:
         return
     token = token_for(terms, term)
     with EventLog(terms / str(term) / NAME) as events:
-        at = Coordinator(token=token, journal=Term(terms, term), events=events, together=False, **arguments)
+        at = Coordinator(
+            token=token, journal=TermJournal(terms, term), events=events, together=False, **arguments
+        )
         left, serving = await _listening(at, host, 0, events)
         CoordinatorAddress(at.address, token).publish(terms, term)
         print(at.address, flush=True)
@@ -68,8 +70,8 @@ async def _listening(
 
 def _hear(loop: asyncio.AbstractEventLoop, events: EventLog, left: asyncio.Event) -> None:
     for line in sys.stdin:
-        said = json.loads(line)
-        loop.call_soon_threadsafe(lambda said=said: getattr(events, said.pop("event"))(**said))
+        event = json.loads(line)
+        loop.call_soon_threadsafe(lambda event=event: getattr(events, event.pop("event"))(**event))
     loop.call_soon_threadsafe(left.set)
 
 

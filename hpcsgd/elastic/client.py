@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcsgd.comm import PeerLost
 from hpcsgd.elastic import coordinator_address
-from hpcsgd.elastic.handshake import COORDINATOR, Unwelcome, introduce
+from hpcsgd.elastic.handshake import COORDINATOR, Unauthenticated, introduce
 from hpcsgd.elastic.register import Phase, Register, Vote
 from hpcsgd.elastic.watch import Watch, beat
 
@@ -110,7 +110,9 @@ class Client:
         replica_group = self._hello["replica_group"]
         last = self.register.generation
         while True:
-            self._say({"do": "come", "address": address, "rounds": rounds, "generation": last})
+            self._send_until_answered(
+                {"do": "come", "address": address, "rounds": rounds, "generation": last}
+            )
             now = self._wait(lambda now, last=last: now.phase is Phase.FINISHED or now.generation > last)
             if now.phase is Phase.FINISHED or replica_group in now.replica_groups:
                 return now
@@ -122,7 +124,7 @@ class Client:
 
         From the first such report on, the coordinator limits how long groups wait for each other.
         """
-        self._say({"do": "arrive", "generation": generation, "rounds": rounds})
+        self._send_until_answered({"do": "arrive", "generation": generation, "rounds": rounds})
 
     def vote(
         self, generation: int, rounds: int, ballot: Vote, progress: float = 0.0, pace: float = 0.0
@@ -132,8 +134,8 @@ class Client:
         The register shows whether the round was committed. `progress` is the training's progress in epochs.
         `pace` is the seconds that this rank computes per step, 0 if unknown.
         """
-        said = {**asdict(ballot), "progress": progress, "pace": pace}
-        self._say({"do": "vote", "generation": generation, "rounds": rounds, **said})
+        message = {**asdict(ballot), "progress": progress, "pace": pace}
+        self._send_until_answered({"do": "vote", "generation": generation, "rounds": rounds, **message})
         return self._outcome(generation, rounds)
 
     def object(self, generation: int, rounds: int, why: str, blamed: int | None) -> Register:
@@ -141,18 +143,18 @@ class Client:
 
         `blamed` is the replica group at fault, if it is another one.
         """
-        said = {"why": why, "blamed": blamed}
-        self._say({"do": "object", "generation": generation, "rounds": rounds, **said})
+        message = {"why": why, "blamed": blamed}
+        self._send_until_answered({"do": "object", "generation": generation, "rounds": rounds, **message})
         return self._outcome(generation, rounds)
 
     def move(self) -> None:
         """Report that this group leaves to return with more or fewer ranks; wait for the acknowledgement."""
-        self._say({"do": "move"})
+        self._send_until_answered({"do": "move"})
         self._wait(lambda _: self._moved)
 
     def finish(self, generation: int) -> None:
         """Report that the training is done and saved; wait until the register says so."""
-        self._say({"do": "finish", "generation": generation})
+        self._send_until_answered({"do": "finish", "generation": generation})
         self._wait(lambda after: after.phase is Phase.FINISHED)
 
     def close(self) -> None:
@@ -173,7 +175,7 @@ class Client:
         self._standing = None  # the message has been answered
         return self.register
 
-    def _say(self, message: Mapping[str, Any]) -> None:
+    def _send_until_answered(self, message: Mapping[str, Any]) -> None:
         """Send `message`. The listening thread repeats it after each reconnection until it is answered."""
         self._standing = message
         with suppress(OSError):  # the listening thread notices the broken connection, too, and reconnects
@@ -189,7 +191,7 @@ class Client:
             try:
                 return self._connect_once()
             except OSError as error:
-                if isinstance(error, Unwelcome) and not coordinator_address.moves(self._coordinator):
+                if isinstance(error, Unauthenticated) and not coordinator_address.moves(self._coordinator):
                     # If the coordinator moves, another process may have its old port, and the next
                     # coordinator will start soon.
                     raise
@@ -228,7 +230,7 @@ class Client:
                 self._connection = self._connect()
                 if self._standing is not None:
                     self._send(self._standing)
-            except (PeerLost, Unwelcome) as lost:
+            except (PeerLost, Unauthenticated) as lost:
                 self._end(lost)
                 return
             except OSError:
@@ -255,17 +257,17 @@ class Client:
             for line in lines:
                 self._understand(json.loads(line))
 
-    def _understand(self, said: Mapping[str, Any]) -> None:
-        if "evicted" in said:
-            raise (PeerLost if said["for_good"] else Evicted)(said["evicted"])
-        if "all_arrived" in said:
-            self._complete = *said["all_arrived"], time.monotonic()
-        if "moved" in said:
+    def _understand(self, message: Mapping[str, Any]) -> None:
+        if "evicted" in message:
+            raise (PeerLost if message["for_good"] else Evicted)(message["evicted"])
+        if "all_arrived" in message:
+            self._complete = *message["all_arrived"], time.monotonic()
+        if "moved" in message:
             with self._news:
                 self._moved = True
                 self._news.notify_all()
-        if "register" in said:
-            now = Register.from_json(said["register"])
+        if "register" in message:
+            now = Register.from_json(message["register"])
             with self._news:
                 self._register = now
                 self._news.notify_all()

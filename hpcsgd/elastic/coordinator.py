@@ -66,7 +66,7 @@ class Coordinator:
         self.address = ""
         self._token = token
         self._heartbeat_timeout, self._timeout = heartbeat_timeout, timeout
-        self._journal, self._chronicle = journal, MembershipLog(events)
+        self._journal, self._membership_log = journal, MembershipLog(events)
         self._clients: set[Connection] = set()
         self._strangers = PendingConnections()
         self._reported = saved
@@ -83,7 +83,7 @@ class Coordinator:
         """For each replica group, the identifiers of the processes that have run it, in order of start."""
         self._awaited: set[int] = set()
         """The replica groups that left to come back with more or fewer ranks, and are not back yet."""
-        self._paces = StepTimes()
+        self._step_times = StepTimes()
 
     @property
     def register(self) -> Register:
@@ -157,42 +157,42 @@ class Coordinator:
                 self._lose(client.replica_group, Loss.DIED, "its connection broke")
             self._moving.discard(client)
 
-    def _hear(self, client: Connection, said: Mapping[str, Any]) -> None:
+    def _hear(self, client: Connection, message: Mapping[str, Any]) -> None:
         if client not in self._clients:
             return
-        membership, replica_group = self.membership, client.replica_group
-        match said["do"]:
+        membership, group = self.membership, client.replica_group
+        match message["do"]:
             case "beat":
                 client.tell({"beat": True})
-            case "come" if not self.register.grants(replica_group, said["generation"]):
-                membership.come(replica_group, client.rank, client.ranks, said["address"], said["rounds"])
-            case "arrive" if self._is_due(said):
+            case "come" if not self.register.grants(group, message["generation"]):
+                membership.come(group, client.rank, client.ranks, message["address"], message["rounds"])
+            case "arrive" if self._is_due(message):
                 self._arrive(client)
-            case "vote" if self._is_due(said):
-                if replica_group in self.register.counting:
-                    self._chronicle.hear(said["progress"])
-                self._paces.add(replica_group, said["pace"])
-                ballot = Vote(Point(**said["place"]), said["leaving"])
-                membership.vote(replica_group, client.rank, said["generation"], said["rounds"], ballot)
+            case "vote" if self._is_due(message):
+                if group in self.register.counting:
+                    self._membership_log.hear(message["progress"])
+                self._step_times.add(group, message["pace"])
+                ballot = Vote(Point(**message["place"]), message["leaving"])
+                membership.vote(group, client.rank, message["generation"], message["rounds"], ballot)
                 self._allot()
-            case "object" if self._is_due(said):
-                self._object(replica_group, said)
+            case "object" if self._is_due(message):
+                self._object(group, message)
             case "move":
                 self._moving.add(client)
-                self._awaited.add(replica_group)
-                membership.expect(replica_group)
+                self._awaited.add(group)
+                membership.expect(group)
                 client.tell({"moved": True})  # after that the client may close the connection
             case "finish":
-                membership.finish(replica_group, said["generation"])
+                membership.finish(group, message["generation"])
             case "come" | "arrive" | "vote" | "object":
                 pass  # about an earlier round
             case unknown:
                 raise ValueError(f"{unknown!r} is nothing that a client says")
         self._publish()
 
-    def _is_due(self, said: Mapping[str, Any]) -> bool:
-        now = self.register
-        return (now.phase, now.generation, now.rounds) == (Phase.RUN, said["generation"], said["rounds"])
+    def _is_due(self, message: Mapping[str, Any]) -> bool:
+        now, its_round = self.register, (message["generation"], message["rounds"])
+        return now.phase == Phase.RUN and (now.generation, now.rounds) == its_round
 
     def _arrive(self, client: Connection) -> None:
         """Record that a rank is ready to average. The first one of a counting group starts the time limit."""
@@ -203,12 +203,12 @@ class Coordinator:
         if self._arrived == now.clients:
             self._tell_all({"all_arrived": [now.generation, now.rounds]})
 
-    def _object(self, replica_group: int, said: Mapping[str, Any]) -> None:
+    def _object(self, replica_group: int, message: Mapping[str, Any]) -> None:
         """Abort the round; if two groups fail to reach each other twice, remove the one of higher number."""
-        log.info("replica group %d objects to round %d: %s", replica_group, said["rounds"], said["why"])
-        pair = frozenset({replica_group, said["blamed"]})
-        self.membership.object(replica_group, said["generation"], said["rounds"])
-        if said["blamed"] is not None:
+        log.info("replica group %d objects to round %d: %s", replica_group, message["rounds"], message["why"])
+        pair = frozenset({replica_group, message["blamed"]})
+        self.membership.object(replica_group, message["generation"], message["rounds"])
+        if message["blamed"] is not None:
             self._quarrels[pair] += 1
             if self._quarrels[pair] > 1:  # otherwise all rounds would fail: both reach only the coordinator
                 del self._quarrels[pair]
@@ -221,11 +221,11 @@ class Coordinator:
         before, now = self._reported, self.register
         if self._budget is None or now.assigned_at == before.assigned_at:
             return
-        units = self._budget.units(now, self._paces.seconds(now.place.t - before.assigned_at.t))
+        units = self._budget.units(now, self._step_times.seconds(now.place.t - before.assigned_at.t))
         if units is not None:
             log.info("%s from now on: %s", self._budget.resource, units)
             self.membership.allot(units)
-            self._chronicle.events.units(unit=self._budget.resource, units=units)
+            self._membership_log.events.units(unit=self._budget.resource, units=units)
 
     def _lose(self, replica_group: int, kind: Loss, why: str) -> None:
         theirs = {client for client in self._clients if client.replica_group == replica_group}
@@ -233,7 +233,7 @@ class Coordinator:
         for client in theirs:
             self._evict(client, why)
         log.info("replica group %d is lost: %s", replica_group, why)
-        self._chronicle.events.lost(replica_group=replica_group, kind=kind, why=why)
+        self._membership_log.events.lost(replica_group=replica_group, kind=kind, why=why)
         if kind is Loss.CUT:
             self.membership.leave_out(replica_group)
         else:
@@ -250,7 +250,7 @@ class Coordinator:
         self._since = self._watch.look()
         self._arrived.clear()
         self._tell_all({"register": now.to_json()})
-        self._chronicle.note(before, now)
+        self._membership_log.note(before, now)
         if committed(before, now):
             self._quarrels.clear()
 
@@ -272,7 +272,7 @@ class Coordinator:
             client.tell(message)
 
     def _look_around(self) -> None:
-        """Remove groups with silent clients, and end waiting that has lasted too long."""
+        """Remove groups that send no heartbeats, and end waits that have lasted too long."""
         if not self._still(lambda journal: journal.require_current()):
             return
         clock = self._watch.look()

@@ -179,7 +179,7 @@ class ElasticAverage:
         return True
 
     def _agree(self, stage: Callable[[], None]) -> State:
-        """Run `stage` on every rank of the replica group; return the worst of their states. Collective."""
+        """Run `stage` of a round on this rank; return the worst `State` of the group's ranks. Collective."""
         state = State.FINE
         try:
             stage()
@@ -291,7 +291,7 @@ class ElasticAverage:
         )  # fmt: skip
 
     def _cut_what_is_past(self, now: Register | None) -> None:
-        """Interrupt waiting in the rings of a generation that has ended. The client's thread calls this."""
+        """Interrupt sums in the rings of a generation that has ended. The client's thread calls this."""
         if now is None or now.phase is not Phase.RUN or now.generation != self._generation.generation:
             self._rings.cut()
 

@@ -24,7 +24,7 @@ GREETING = 10.0
 """Seconds within which a client must have completed the handshake."""
 
 
-class Unwelcome(ConnectionError):
+class Unauthenticated(ConnectionError):
     """The error if the other end of a connection does not know the token."""
 
 
@@ -46,15 +46,17 @@ def proof(token: str, who: str, at: bytes, host: bytes, client: bytes) -> bytes:
 
 
 def require(token: str, who: str, at: bytes, host: bytes, client: bytes, given: bytes) -> None:
-    """Raise `Unwelcome` unless `given` equals `proof(token, who, at, host, client)`."""
+    """Raise `Unauthenticated` unless `given` equals `proof(token, who, at, host, client)`."""
     if not hmac.compare_digest(given, proof(token, who, at, host, client)):
-        raise Unwelcome(f"the {who} of a connection does not know this job's token, or has passed on a proof")
+        raise Unauthenticated(
+            f"the {who} of a connection does not know this job's token, or has passed on a proof"
+        )
 
 
 def introduce(connection: socket.socket, token: str, door: str) -> None:
     """Do the client's part of the handshake.
 
-    Raises `Unwelcome` if the host does not know the token, or another `OSError` if it is gone.
+    Raises `Unauthenticated` if the host does not know the token, or another `OSError` if it is gone.
     """
     at = place(door, connection.getsockname(), connection.getpeername())
     host, client = read(connection, CHALLENGE), challenge()

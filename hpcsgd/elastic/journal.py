@@ -53,8 +53,8 @@ class Journal(Protocol):
         ...
 
 
-class Alone:
-    """The journal in a single file, for coordinators of which only one runs at a time."""
+class FileJournal:
+    """The journal of a launcher that restarts its own coordinator, so that only one runs: a single file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -69,7 +69,7 @@ class Alone:
         pass
 
 
-class Term:
+class TermJournal:
     """The journal of the coordinator that claimed the term `number` in the folder `terms`."""
 
     def __init__(self, terms: Path, number: int) -> None:

@@ -33,8 +33,9 @@ def shares(alpha: Mapping[int, float], X: int) -> dict[int, int]:
     """Return whole x_i ≥ 1 by group, with Σ x_i = X, that differ from Lemma 1 by less than one unit.
 
     Units are rounded by largest remainder; of equal remainders the lowest group comes first. The result is
-    not always the best of all whole x, but with one more unit for every group max t_i would be at most that
-    of the best. Raises `UserError` if there are fewer units than groups, or if an α is not a positive number.
+    not always the best of all whole x. But the slowest group would be at least as fast as in the best one if
+    every group had one more unit. Raises `UserError` if there are fewer units than groups, or if an α is not
+    a positive number.
 
     >>> shares({0: 1.0, 1: 3.0}, 256)
     {0: 64, 1: 192}

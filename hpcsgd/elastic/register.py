@@ -61,7 +61,7 @@ NOWHERE = Point(epoch=-1)
 
 @dataclass(frozen=True)
 class Member:
-    """A replica group in a generation."""
+    """A replica group that averages in a generation: its ranks and their addresses."""
 
     replica_group: int
     addresses: tuple[str, ...]

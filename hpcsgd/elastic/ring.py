@@ -59,22 +59,22 @@ class Listener:
         threading.Thread(target=self._open, name="door", daemon=True).start()
 
     def wait_for(
-        self, generation: int, chunk: int, overdue: Overdue, given_up: Callable[[], bool]
+        self, generation: int, shard: int, overdue: Overdue, given_up: Callable[[], bool]
     ) -> socket.socket:
-        """Wait for the left neighbour's connection in the ring of shard `chunk`, and return it.
+        """Wait for the left neighbour's connection in the ring of shard `shard`, and return it.
 
         Raises `ConnectionError` if `given_up` or `overdue` returns True before the neighbour connects.
         """
         since = time.monotonic()
         with self._news:
-            while (generation, chunk) not in self._came:
+            while (generation, shard) not in self._came:
                 self._news.wait(_GLANCE)
                 if given_up():
                     raise ConnectionError("the generation has ended")
                 if overdue(since):
                     raise Broken(-1, "the left neighbour did not connect")
             self._forget(lambda known: known < generation)
-            return self._came.pop((generation, chunk))
+            return self._came.pop((generation, shard))
 
     def close(self) -> None:
         self._closed = True
@@ -104,12 +104,12 @@ class Listener:
         try:
             with self._strangers.one_more(lambda: _shut(connection)):
                 welcome(connection, self._token, RING, until)
-                said = json.loads(read(connection, _LINE, until))
+                greeting = json.loads(read(connection, _LINE, until))
         except (OSError, ValueError):
             connection.close()
             return
         with self._news:
-            self._came[said["generation"], said["chunk"]] = connection
+            self._came[greeting["generation"], greeting["shard"]] = connection
             self._news.notify_all()
 
 
@@ -195,7 +195,7 @@ class TcpRing:
 def connect(
     door: Listener,
     generation: int,
-    chunk: int,
+    shard: int,
     place: int,
     addresses: list[str],
     *,
@@ -221,8 +221,8 @@ def connect(
     try:
         right.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _done(1, lambda: introduce(right, token, RING))
-        right.sendall(json.dumps({"generation": generation, "chunk": chunk}).encode().ljust(_LINE))
-        left = door.wait_for(generation, chunk, overdue, given_up)
+        right.sendall(json.dumps({"generation": generation, "shard": shard}).encode().ljust(_LINE))
+        left = door.wait_for(generation, shard, overdue, given_up)
     except OSError:
         right.close()
         raise
@@ -236,7 +236,7 @@ def _shut(connection: socket.socket) -> None:
 
 
 def _done(side: int, call: Callable[[], Any]) -> Any:
-    """Return `call()`; if it raises `OSError`, raise `Broken` that blames the neighbour on `side`."""
+    """Return `call()`. If it raises `OSError`, raise `Broken`, which names the neighbour on `side`."""
     try:
         return call()
     except OSError as error:

@@ -23,7 +23,7 @@ class Watch:
         self._woke = -longest
 
     def look(self) -> float:
-        """Read the clock: return the seconds of listening up to now."""
+        """Return the seconds for which this process has listened so far."""
         now = time.monotonic()
         slept = now - self._looked
         self._seconds += min(slept, self._longest)

@@ -121,7 +121,7 @@ class AtWork:
 
     @property
     def whole(self) -> bool:
-        """True if the optimizer updates the model's own parameters, and nothing in their place."""
+        """True if the optimizer updates the parameters themselves, not parts of them or master weights."""
         return all(held.tensor is held.param for held in self.held)
 
     def take_gradients(

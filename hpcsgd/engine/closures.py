@@ -25,8 +25,11 @@ Versions = list[tuple[ref[Tensor], int] | None]
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """Functions that act for all ranks that share gradients; all except `drop_gradients` are collective."""
+class RankOperations:
+    """The operations of a closure that involve all ranks which average their gradients together.
+
+    All except `drop_gradients` are collective.
+    """
 
     evaluate: Callable[[Callable[[], Any]], Any]
     """Returns the loss of this rank's batch at the optimizer's current weights, and averages gradients."""
@@ -67,7 +70,9 @@ class Closure:
     unless the optimizer has changed parameters or dropped gradients since.
     """
 
-    def __init__(self, closure: Callable[[], Any], ranks: Ranks, held: Sequence[OptimizerParam]) -> None:
+    def __init__(
+        self, closure: Callable[[], Any], ranks: RankOperations, held: Sequence[OptimizerParam]
+    ) -> None:
         self._closure, self._ranks, self._held = closure, ranks, held
         self._is_ahead = False
         self._loss: Any = None
@@ -108,14 +113,14 @@ class Closure:
 
 
 def versions(held: Sequence[OptimizerParam]) -> Versions:
-    """Return the gradients of the model and of the optimizer, with their versions."""
+    """Return the gradients of the model and of the optimizer, with torch's counts of writes into them."""
     grads = [grad for each in held for grad in (each.param.grad, each.tensor.grad)]
     with torch_private.plainly():
         return [None if grad is None else (ref(grad), torch_private.version(grad)) for grad in grads]
 
 
 def unchanged(before: Versions, now: Versions) -> bool:
-    """Return whether no gradient was replaced, dropped or changed."""
+    """Return whether no gradient was replaced, dropped or changed between two results of `versions`."""
     return len(before) == len(now) and all(
         x is y if x is None or y is None else x[0]() is y[0]() and x[1] == y[1]
         for x, y in zip(before, now, strict=True)

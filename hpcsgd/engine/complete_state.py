@@ -147,7 +147,7 @@ def _packed(mine: Any) -> bytes:
 
 
 def _unpacked(received: Tensor, rank: int) -> Any:
-    """Return what `rank` has packed: values that scripts can load from a file, too."""
+    """Return the state that `rank` sent. It has only values that `torch.load(weights_only=True)` accepts."""
     try:
         return torch.load(io.BytesIO(received.numpy().data), weights_only=True)
     except Exception as error:

@@ -28,7 +28,7 @@ class GradientNorm:
         self._wanted = True
 
     def see(self, buckets: Sequence[Bucket]) -> None:
-        """Add the norms of the gradients of `buckets`, which the update is about to use, if requested."""
+        """If the norm was requested, add that of the gradients of `buckets`, which the update uses next."""
         if self._wanted:
             # One norm per bucket: the number of buckets in a call depends on timing, and one norm for all
             # of them would change the last bits of the sum.

@@ -134,7 +134,10 @@ def _named(number: int, name: Any) -> Any:
 
 
 def _owner(name: Any, count: int) -> tuple[int, Any]:
-    """Return which of `count` optimizers has state of that name, and its own name for it."""
+    """Return the index of the optimizer, one of `count`, to which `state_of` gave the prefix of `name`.
+
+    Return the name without the prefix, too.
+    """
     prefix, _, rest = name.partition(".") if isinstance(name, str) else ("", "", "")
     number, _, inner = rest.partition(".")
     inside = prefix == PREFIX and number.isdecimal() and int(number) + 1 < count

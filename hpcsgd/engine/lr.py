@@ -98,7 +98,7 @@ class WarmUp:
         self.steps = steps
         self.start = start
         self.scale = 1.0
-        """A further factor of the rate, by which `Living` scales it with the number of living groups."""
+        """A further factor of the rate, which `LivingGroupsScaling` sets by the number of living groups."""
         self.t = 0
         self._changed: list[tuple[dict[str, Any], Any, Any]] = []  # param group, its rate, the changed one
         optimizer.register_step_pre_hook(self._apply)
@@ -141,7 +141,7 @@ class WarmUp:
         self._changed.clear()
 
 
-class Living:
+class LivingGroupsScaling:
     """The scaling of the rates of `warm_up` with the number of living groups, by `rule`.
 
     The warm-up begins at the rate of one group.

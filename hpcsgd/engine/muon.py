@@ -106,7 +106,7 @@ def hidden_matrices(model: nn.Module, hidden: str | Sequence[str] | None = None)
 
 
 def is_matrix(p: nn.Parameter) -> bool:
-    """Return whether Muon could train `p`."""
+    """Return whether `p` is a real trainable parameter with two dimensions, as Muon needs."""
     return p.requires_grad and p.dim() == 2 and not p.is_complex()
 
 

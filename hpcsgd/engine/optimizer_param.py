@@ -67,7 +67,7 @@ class OptimizerParam:
             self.tensor.grad = None
 
     def restore_tensor(self) -> None:
-        """Make a tensor that was given other memory a view of the bucket again, with its own values."""
+        """Move the tensor back into the bucket with its values, if the optimizer gave it other memory."""
         if self.bucket is None or self.master is not None:
             return
         place = self._place_in(self.bucket, self.bucket.param_shard)

@@ -13,7 +13,7 @@ from hpcsgd.errors import UserError
 
 
 def place(topology: Topology) -> dict[str, int]:
-    """Return P, K and the rank that saves a state."""
+    """Return P, K and this rank's number, by which a saved state is recognized as this rank's."""
     return {"P": topology.num_groups, "K": topology.group_size, "rank": topology.rank}
 
 

@@ -21,12 +21,11 @@ log = logging.getLogger(__name__)
 class ParamGather:
     """The gather at the end of a step that makes each bucket's `w` whole from the ranks' shards.
 
-    If not `shards`, `w` is whole already, and there is nothing to gather.
-
-    A bucket is gathered while others are updated or averaged, in the same order on all ranks. There are two
-    exceptions. If there is a `publishing`, which quantizes the gather, the gather runs once at the end, and
-    `publishing` restores the exact shards before the update. If `pending` is enabled, buckets are gathered at
-    the end, in the order of the next use. The object is made before the update.
+    `shards`: each rank has updated only its shards. If False, `w` is whole, and nothing is gathered.
+    `publishing`: the gradient reduction, if it gathers quantized shards. It restores the exact shards when
+    this object is made, before the update, and gathers all buckets once, at the end. `pending`: if it is
+    enabled, buckets are gathered at the end, in the order of the next use. Without both, a bucket is gathered
+    while others are updated or averaged, in the same order on all ranks.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class ParamGather:
             self._begin(buckets)
 
     def finish(self) -> None:
-        """Return once all of w is whole, or is being gathered if `pending`; collective over the group."""
+        """Make every bucket's `w` whole; with `pending`, only begin to. Collective over the group."""
         order = self._s.buckets if self._pending is None else reversed(self._s.buckets)
         self._begin(b for b in order if b not in self._begun)
         if self._pending is not None:
@@ -77,7 +76,7 @@ def gather_shards(s: StepContext) -> None:
 
 
 def quantized_gather(topology: Topology, method: Method, plan: StepPlan) -> QuantizedGather | None:
-    """Return the gradient reduction if it replaces the allgather of shards, else None.
+    """Return the gradient reduction of `method` if it also gathers shards, quantized; else None.
 
     Raises `UserError` if the method averages whole models.
     """

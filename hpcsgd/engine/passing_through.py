@@ -23,7 +23,7 @@ from hpcsgd.core.step import GradReduce, QuantizedGather, StepContext
 from hpcsgd.engine.as_wrapped import AsWrapped
 from hpcsgd.engine.averaged import Block
 from hpcsgd.engine.chained import kind_of
-from hpcsgd.engine.closures import Closure, Ranks
+from hpcsgd.engine.closures import Closure, RankOperations
 from hpcsgd.engine.inside import optimizers_in, own_methods
 from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.engine.param_gather import ParamGather, gather_shards
@@ -62,8 +62,8 @@ class PassingThrough:
             )
         return getattr(local.optimizer, name)
 
-    def _ranks(self) -> Ranks:
-        return Ranks(
+    def _ranks(self) -> RankOperations:
+        return RankOperations(
             self._evaluate, self._mean, lambda yes: self._agree(NAME, int(yes)) and yes, self.zero_grad
         )
 
@@ -88,7 +88,7 @@ class PassingThrough:
         return sum(losses) / len(losses)
 
     def _agree(self, name: str, digest: int) -> bool:
-        """Return whether all ranks that share gradients give the same number `digest`. Collective.
+        """Return whether all ranks that average gradients together have the same `digest`. Collective.
 
         `name`: the call that all of them are in.
         """

@@ -82,7 +82,10 @@ class StepPlan:
         return replace(plan, sequence=tuple((until, plan.carries_out(each)) for until, each in stages))
 
     def carries_out(self, stage: StepPlan) -> StepPlan:
-        """Return `stage`, a plan of `sequence`, as it is executed: with this plan's choices per bucket."""
+        """Return `stage`, a plan of `sequence`, as the engine executes it.
+
+        The engine is set up once, by this plan. So this plan decides what happens bucket by bucket.
+        """
         return replace(
             stage,
             update_per_bucket=self.update_per_bucket,

@@ -31,7 +31,7 @@ class Precision:
     """The dtype of updates; the model's parameters then have the dtype `computes`."""
 
     def computing(self) -> AbstractContextManager[object]:
-        """Return the context for the forward pass and the loss, in training and in evaluation."""
+        """Return the context for forward pass and loss: torch's autocast, or an empty one."""
         return nullcontext() if self.computes is None else torch.autocast(self.device, self.computes)
 
     def backward(self, loss: Tensor) -> None:

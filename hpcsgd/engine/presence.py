@@ -33,7 +33,7 @@ class Presence(IntEnum):
 
 
 class Progress(IntEnum):
-    """The progress of a step's gradients on one rank."""
+    """How far the gradients of a step are on one rank: not computed, computed, or averaged."""
 
     NONE = 0
     """No backward pass has computed a gradient since the last step."""

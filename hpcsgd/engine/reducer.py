@@ -287,7 +287,7 @@ class GradientReducer:
         return not self.passes.counts and self._divided and presence.are_of_last_step(self._slots)
 
     def _settle(self, buckets: Sequence[Bucket]) -> None:
-        """Mark the gradients of these buckets as averaged and whole."""
+        """Record that the gradients of these buckets are averaged, and that this rank has all of them."""
         for bucket in buckets:
             for slot in bucket.slots:
                 slot.settle()

@@ -35,7 +35,7 @@ class SendsGradients:
         self.start_over()
 
     def start_over(self) -> None:
-        """Prepare for the first bucket of a step."""
+        """Forget the reductions of the last step, so that the first bucket of the next one can be sent."""
         self._context: ReduceContext | None = None
         self.sent: list[Work] = []
         """The reductions of the buckets that have been sent."""
@@ -69,14 +69,14 @@ class SendsGradients:
 
 
 def wait_for(works: Sequence[Work]) -> None:
-    """Return once all `works` are done."""
+    """Wait for all reductions in `works`."""
     with phase("grad_reduce"):
         for work in works:
             work.wait()
 
 
 def arrived(waiting: Sequence[Work]) -> int:
-    """Wait for the first of the `waiting` reductions; return how many consecutive ones are done by then."""
+    """Wait for the first of the `waiting` reductions; return how many, from the first on, are done then."""
     count = 0
     with phase("grad_reduce"):
         for work in waiting:

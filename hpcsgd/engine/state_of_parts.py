@@ -136,7 +136,7 @@ class OfWhole(MutableMapping[str, Any]):
             refuse(names)
 
     def _require_kept(self) -> None:
-        """Refuse to list values if only the optimizer has state, which is then what the caller means."""
+        """Refuse to list the values if only the optimizer has some: the caller looks for those."""
         if not self._values and (names := self._names()):
             refuse(names)
 

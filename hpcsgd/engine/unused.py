@@ -35,7 +35,7 @@ class Unused:
         self.forget()
 
     def forget(self) -> None:
-        """Prepare for a step's first backward pass, also if the last pass ended with an exception."""
+        """Forget an earlier backward pass, which an exception may have ended, before a step's first one."""
         self.found.clear()
         self.looks = False
 

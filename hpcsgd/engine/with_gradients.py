@@ -57,8 +57,8 @@ class WithGradients(optim.Optimizer):
     def no_sync(self) -> Generator[None, None, None]:
         """Return a context whose backward passes add up gradients on this rank, without averaging them.
 
-        It is that of `DistributedDataParallel`. The first `backward()` after the block averages the sum,
-        or else `step()`. The number of passes inside may differ between steps and between ranks. Inside,
+        `DistributedDataParallel` has the same method. The first `backward()` after the block averages the
+        sum, or else `step()`. The number of passes inside may differ between steps and between ranks. Inside,
         `param.grad` is this rank's own. Passes inside do not count as `gradient_accumulation_steps`.
 
         `step()`, `clip_grad_norm_()`, `synchronize()` and a scaler's `unscale_()` are refused inside. In an

@@ -34,9 +34,10 @@ class WithState(optim.Optimizer):
 
     @abstractmethod
     def ready_for(self, call: str, *, across: bool = True) -> StepContext:
-        """Require the same `call` on all ranks of the group; return the step, with w whole. Collective.
+        """Require the same `call` on all ranks of the group, and make every `w` whole; return the step.
 
-        `across`: require it on the ranks of all other groups, too.
+        `call`: the public method that was called. `across`: require it of the ranks of all other groups,
+        too. Collective.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -65,8 +66,8 @@ class WithState(optim.Optimizer):
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Gather the state of all ranks on rank `to`, so that this rank alone can save it; collective.
 
-        It is that of `ZeroRedundancyOptimizer`. Until the next step, `state_dict()` on rank `to` then needs
-        no other rank. All ranks of the same P × K may load the result, and each gets its own state. On
+        `ZeroRedundancyOptimizer` has the same method. Until the next step, `state_dict()` on rank `to` then
+        needs no other rank. All ranks of the same P × K may load the result, and each gets its own state. On
         another P × K it counts as the state of rank `to`. The state has no model: each group has its own,
         which `hpcsgd.save` saves, too.
         """

@@ -27,7 +27,7 @@ from hpcsgd.engine.in_parts import require_updated
 from hpcsgd.errors import UserError
 
 
-class Guarded(torch_private.AskedByScaler, optim.Optimizer):
+class Guarded(torch_private.DecidesScaling, optim.Optimizer):
     """Refuses operations that torch's optimizers allow, but that would go wrong in a distributed one."""
 
     scaled = False
@@ -204,9 +204,9 @@ _users: WeakValueDictionary[int, optim.Optimizer] = WeakValueDictionary()
 
 
 def take(method: Method, optimizer: optim.Optimizer, model: nn.Module) -> None:
-    """Register `method`, the trained parameters and the modules of `model` as used by `optimizer`.
+    """Record that `optimizer` uses the parts of `method`, the trained parameters, and the `model`.
 
-    The optimizer refers to them, so their ids stay valid while it exists.
+    They are recorded by their ids, which stay valid because the optimizer keeps the objects alive.
     """
     trained = [param for group in optimizer.param_groups for param in group["params"]]
     _users.update(dict.fromkeys(map(id, [*_remembering(method), *trained]), optimizer))

@@ -35,7 +35,7 @@ def entropy(n: int, k: int) -> float:
 
 
 def code_bytes(n: Tensor, k: Tensor) -> int:
-    """Return the bytes of the codes of segments of n[i] elements, of which k[i] are selected.
+    """Return the bytes that code which elements are selected: in segment i, k[i] of n[i] elements.
 
     `n` and `k` are int64, on the CPU, with 0 ≤ k ≤ n.
     """

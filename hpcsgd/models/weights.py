@@ -139,10 +139,10 @@ def _read_safetensors(path: Path) -> Weights:
     try:
         with library.safe_open(path, framework="pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-            said = file.metadata() or {}
+            twins = file.metadata() or {}
     except Exception as error:
         raise UserError(f"{path}: not a safetensors file, or damaged ({error})") from error
-    return weights | {twin: weights[name] for twin, name in said.items() if name in weights}
+    return weights | {twin: weights[name] for twin, name in twins.items() if name in weights}
 
 
 def _read_pickled(path: Path) -> Weights:

@@ -37,8 +37,8 @@ def plot_curves(records: Sequence[Record], target: Path) -> None:
     If there are no records, no file is written.
     """
     found = {draw: what for draw, find in CURVES.items() if (what := find(records))}
-    said = {name for draw in found for name in SAID.get(draw, ())}
-    notes = [(_note, records, names) for names in _together(records, said)]
+    drawn = {name for draw in found for name in DRAWN_METRICS.get(draw, ())}
+    notes = [(_note, records, names) for names in _by_panel(records, drawn)]
     totals = Totals.of(records).phases
     bars = {quantity: dict(each.most_common()) for quantity, each in totals.items() if each.total()}
     width = max(9.0, 5.0 * len(found))
@@ -211,18 +211,18 @@ CURVES: dict[Draw, Callable[[Sequence[Record]], list[Record]]] = {
     _speed: partial(_with, "tokens_per_s"),
 }
 """For each function that draws a panel: a function that returns the records to draw."""
-SAID: dict[Draw, tuple[str, ...]] = {
+DRAWN_METRICS: dict[Draw, tuple[str, ...]] = {
     _changes: ("delta", "wants_sync", "synced"),
     _sparse: ("density", "error"),
 }
 """For some panels of `CURVES`: the metrics of the method that the panel draws."""
 
 
-def _together(records: Sequence[Record], said: Collection[str]) -> list[list[str]]:
-    """Return the names of the metrics not in `said`, one list per panel; all ``…_seconds`` share a panel."""
+def _by_panel(records: Sequence[Record], drawn: Collection[str]) -> list[list[str]]:
+    """Return the names of the metrics not in `drawn`, one list per panel; all ``…_seconds`` share a panel."""
     panels: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for record in of_kind(records, "method") for name in record):
-        if name not in ("kind", "step", *said):
+        if name not in ("kind", "step", *drawn):
             panels.setdefault("seconds" if name.endswith("_seconds") else name, []).append(name)
     return list(panels.values())
 

@@ -14,7 +14,10 @@ from hpcsgd.models.sharded import fsdp_units
 
 
 def bytes_by_torch(model: nn.Module, units: Sequence[str] | None, K: int) -> float:
-    """Return the bytes that each of `K` ranks sends in a step with one backward pass over all parameters."""
+    """Return the bytes that torch sends from each of `K` ranks in a step.
+
+    The step has one backward pass, in which all parameters are used. `units`: as in a job file.
+    """
     params = [params for _, params in fsdp_units(model, units)]
     messages = by_torch(ModelLayout(P=1, K=K, buckets=(), units=units_of(params, K)))
     return sum(float(sent(x.operation, x.nbytes, K)) for x in messages)

@@ -26,7 +26,7 @@ from hpcsgd.core.topology import Topology
 from hpcsgd.data import Batches
 from hpcsgd.elastic.elastic_average import ElasticAverage
 from hpcsgd.elastic.register import Point
-from hpcsgd.engine.lr import Living
+from hpcsgd.engine.lr import LivingGroupsScaling
 from hpcsgd.errors import without_warnings
 from hpcsgd.report import run_folder
 from hpcsgd.train.loop import TrainLoop
@@ -52,7 +52,7 @@ class ElasticLoop(TrainLoop):
         *arguments: Any,
         elastic_average: ElasticAverage,
         reallocated: str = "none",
-        living: Living | None = None,
+        living: LivingGroupsScaling | None = None,
     ) -> None:
         """Set up the loop.
 
@@ -287,11 +287,11 @@ class ElasticRun:
             self.elastic_average.finish()
 
 
-def living_of(schedule: LrScheduleSection, parts: TrainingSetup) -> Living | None:
+def living_of(schedule: LrScheduleSection, parts: TrainingSetup) -> LivingGroupsScaling | None:
     """Return the object that scales the learning rate with the number of living groups, or None."""
     if schedule.scale_with == "started":
         return None
-    return Living(parts.warm_up, schedule.scaling)
+    return LivingGroupsScaling(parts.warm_up, schedule.scaling)
 
 
 def _fast_forward(scheduler: LRScheduler, times: int) -> None:

@@ -41,7 +41,7 @@ class ReduceSettings:
             config.training, bucket_cap_mb=self.bucket_cap_mb, overlap_grad_reduce=self.overlap, **settled
         )
         arguments: Mapping[str, Any] = config.method.arguments
-        for path in _unsaid(config.method) if self.grad_reduce is not None else ():
+        for path in _missing_grad_reduces(config.method) if self.grad_reduce is not None else ():
             arguments = _with(arguments, path, self.grad_reduce)
         return replace(config, training=training, method=replace(config.method, arguments=dict(arguments)))
 
@@ -70,7 +70,7 @@ def left_open(config: Config, K: int) -> Open:
         sizes=BUCKETS_MB if training.bucket_cap_mb is None else (training.bucket_cap_mb,),
         overlaps=(True, False) if training.overlap_grad_reduce is None else (training.overlap_grad_reduce,),
         grad_reduces=DENSE
-        if K > 1 and not config.parallel.fsdp and _unsaid(config.method)
+        if K > 1 and not config.parallel.fsdp and _missing_grad_reduces(config.method)
         else (None,),  # with FSDP torch reduces gradients
     )
 
@@ -92,7 +92,7 @@ def of_the_run(config: Config) -> ReduceSettings | None:
     training = reported["training"]
     if not {"bucket_cap_mb", "overlap_grad_reduce"} <= training.keys():
         return None
-    grad_reduce = next((_at(reported["method"], path) for path in _unsaid(config.method)), None)
+    grad_reduce = next((_at(reported["method"], path) for path in _missing_grad_reduces(config.method)), None)
     return ReduceSettings(
         training["bucket_cap_mb"],
         training["overlap_grad_reduce"],
@@ -100,20 +100,20 @@ def of_the_run(config: Config) -> ReduceSettings | None:
     )
 
 
-def _unsaid(section: MethodSection) -> list[Sequence[str]]:
+def _missing_grad_reduces(section: MethodSection) -> list[Sequence[str]]:
     """Return the keys for a gradient reduction that the section leaves out, as paths into its arguments."""
-    return list(_unsaid_in(section.name, section.arguments))
+    return list(_missing_in(section.name, section.arguments))
 
 
-def _unsaid_in(name: str, said: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+def _missing_in(name: str, given: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     function = resolve(name, METHODS)
     for key, annotation in annotations_of(function).items():
         kinds = alternatives(annotation)
-        if key in said and Method in kinds:
-            inner = _table(said[key])
+        if key in given and Method in kinds:
+            inner = _table(given[key])
             if isinstance(named := inner.get(NAME), str):
-                yield from ([key, *path] for path in _unsaid_in(named, inner))
-        elif key not in said and not {GradReduce, GroupGradReduce}.isdisjoint(kinds):
+                yield from ([key, *path] for path in _missing_in(named, inner))
+        elif key not in given and not {GradReduce, GroupGradReduce}.isdisjoint(kinds):
             yield from [[key]] if inspect.signature(function).parameters[key].default == Dense() else []
 
 

@@ -147,12 +147,12 @@ def _train(
         loop.tracer = Trace(
             topology, topology.world.dup_with_thread(), setting.folder / trace.NAME, steps, parts.optimizer.t
         )
-    said, t, loggers = setting.config.run.loggers, parts.optimizer.t, None
+    described, t, loggers = setting.config.run.loggers, parts.optimizer.t, None
     with topology.raise_on_all_ranks("opening the metrics"), usable(folder):
         if topology.rank == 0:
             loop.monitor = monitor
-            if said:
-                loggers = LoggerProcesses(said, logger_run(setting.folder, setting.config, t))
+            if described:
+                loggers = LoggerProcesses(described, logger_run(setting.folder, setting.config, t))
                 open_files.enter_context(loggers)
             also = None if loggers is None else loggers.put
             loop.metrics = open_files.enter_context(
@@ -162,13 +162,13 @@ def _train(
         reason = loop.train()
     except Over:
         writer.finish()
-        if said:
+        if described:
             _close_loggers(loggers, topology)
         return None
     loop.tracer.finish()
     if reason is None:
         _save_model(folder, parts)
-    if said:
+    if described:
         _close_loggers(loggers, topology)
     setting.conclude(complete=reason is None)
     return reason

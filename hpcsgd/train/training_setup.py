@@ -208,8 +208,8 @@ def number_of(topology: Topology) -> int:
 
 def sending(training: TrainingSection) -> dict[str, Any]:
     """Return the communication settings that the job file gives, as arguments of `DistributedOptimizer`."""
-    said = {name: getattr(training, name) for name in SENDING}
-    return {name: value for name, value in said.items() if value is not None}
+    given = {name: getattr(training, name) for name in SENDING}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def make_model(config: Config, *, reads: bool = True) -> nn.Module:

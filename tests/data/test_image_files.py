@@ -266,7 +266,9 @@ def test_a_damaged_byte_is_found(path: Path) -> None:
 
 def test_a_missing_shard_is_told_before_training(path: Path) -> None:
     next(iter(folder_of(path).iterdir())).unlink()
-    with pytest.raises(UserError, match=r"store\.h5\.shards: \d of \d shards of the store are missing"):
+    with pytest.raises(
+        UserError, match=r"store\.h5\.shards: \d of \d shards of the dataset file are missing"
+    ):
         for split in ("train", "test"):
             ImageFiles(path, split)
 
@@ -346,7 +348,7 @@ def test_arguments_that_cannot_be(tmp_path: Path, folder: Path, path: Path) -> N
     with pytest.raises(UserError, match="no split 'val'; Allowed: test, train"):
         ImageFiles(path, "val")
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"notes\.txt: there already, and no store"):
+    with pytest.raises(UserError, match=r"notes\.txt: there already, and no dataset file"):
         convert_images(folder, tmp_path / "notes.txt")
 
 

@@ -14,11 +14,11 @@ from train.launches import JOB, Ended, ended, make_store, start
 READER = """\
 import multiprocessing, os
 from multiprocessing import forkserver, resource_tracker
-from hpcsgd.data import AsRank, Batches, Sampler, Store
+from hpcsgd.data import AsRank, Batches, Sampler, ImageDataset
 from hpcsgd.data.loader import reading
 
 if __name__ == "__main__":
-    data = Store("small.h5", "train")
+    data = ImageDataset("small.h5", "train")
     batches = iter(reading(data, Batches(Sampler(data, AsRank(0, 1)), 2), num_workers=2))
     next(batches)
     workers = [worker.pid for worker in multiprocessing.active_children()]

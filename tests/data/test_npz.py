@@ -125,5 +125,5 @@ def test_too_few_to_hold_some_out(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_store_stays(tmp_path: Path) -> None:
     files = [saved(tmp_path / "a.npz", *drawn(30, 2)), saved(tmp_path / "b.npz", *drawn(30, 2))]
-    with pytest.raises(UserError, match="there already, and no store"):
+    with pytest.raises(UserError, match="there already, and no dataset file"):
         convert_npz([files[0]], files[1])

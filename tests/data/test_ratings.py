@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from data.originals import ratings, write_movielens
-from hpcsgd.data import AsRank, ByLabel, Ratings, Sampler, Store, Windows, convert, open_split
+from hpcsgd.data import AsRank, ByLabel, ImageDataset, Ratings, Sampler, Windows, convert, open_split
 from hpcsgd.errors import UserError
 
 USERS, EACH = 12, 9
@@ -90,9 +90,9 @@ def test_what_cannot_be(path: Path) -> None:
         open_split(path, "train", {"negatives": 0})
     with pytest.raises(UserError, match="no split 'users'; Allowed: test, train"):
         Ratings(path, "users")
-    with pytest.raises(UserError, match="a store of ratings, one of images is needed"):
-        Store(path, "train")
-    with pytest.raises(UserError, match="a store of ratings, one of tokens is needed"):
+    with pytest.raises(UserError, match="a dataset file of ratings, one of images is needed"):
+        ImageDataset(path, "train")
+    with pytest.raises(UserError, match="a dataset file of ratings, one of tokens is needed"):
         Windows(path, "train")
 
 

@@ -128,7 +128,7 @@ def test_a_truncated_file_is_refused_before_anything_is_read(path: Path, data: s
     short = path.with_name("short.h5")
     short.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
     with pytest.raises(
-        UserError, match=r"short\.h5: (not a store, or damaged|split 'train' is damaged)"
+        UserError, match=r"short\.h5: (not a dataset file, or damaged|split 'train' is damaged)"
     ) as caught:
         Windows(short, "train")
     assert "\n" not in str(caught.value)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hpcsgd.data import Windows, convert_text
-from hpcsgd.data.tokenizers import Bytes
+from hpcsgd.data.tokenizers import ByteTokenizer
 from hpcsgd.errors import UserError
 
 
@@ -111,7 +111,7 @@ def test_every_hundredth_document_is_held_out(tmp_path: Path) -> None:
     assert tokens(tmp_path / "s.h5", "train") == trained
 
 
-def whole_characters(_: Bytes, given: Sequence[bytes]) -> list[NDArray[np.uint8]]:
+def whole_characters(_: ByteTokenizer, given: Sequence[bytes]) -> list[NDArray[np.uint8]]:
     assert all(text.decode() is not None for text in given)
     return [np.frombuffer(text, np.uint8) for text in given]
 
@@ -128,7 +128,7 @@ def test_pieces_and_shards_leave_no_trace(
     monkeypatch.setattr("hpcsgd.data.texts.SEGMENT", piece)
     monkeypatch.setattr("hpcsgd.data.token_segments.SHARD", 8 * shard)
     monkeypatch.setattr("hpcsgd.data.token_segments.BLOCK", 4)
-    monkeypatch.setattr(Bytes, "encode", whole_characters)
+    monkeypatch.setattr(ByteTokenizer, "encode", whole_characters)
     whole = []
     for i, document in enumerate(documents):
         (tmp_path / f"{i}.txt").write_bytes(document.encode())
@@ -165,7 +165,7 @@ def test_what_cannot_be(tmp_path: Path, test_file: Path) -> None:
     with pytest.raises(UserError, match=r"gone\.txt: no such file or folder; a text file, or a folder"):
         convert_text([tmp_path / "gone.txt"], tmp_path / "s.h5", "bytes", test=[test_file])
     with pytest.raises(
-        UserError, match=r"held\.txt: there already, and no store; the last path is the store"
+        UserError, match=r"held\.txt: there already, and no dataset file; the last path is the dataset file"
     ):
         convert_text([text], test_file, "bytes", test=[test_file])
     assert test_file.read_text() == "to test on"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpcsgd.data import Windows, convert_text
-from hpcsgd.data.tokenizers import Bytes, Library, Words, tokenizer_of
+from hpcsgd.data.tokenizers import ByteTokenizer, LibraryTokenizer, WordTokenizer, tokenizer_of
 from hpcsgd.errors import UserError
 
 TEXT = "the cat sees été, the dog hears it.\n" * 40
@@ -37,7 +37,7 @@ def write_tokenizer(folder: Path, *, types: int = 300, end: str = "<|endoftext|>
 
 def test_bytes() -> None:
     made = tokenizer_of("bytes")
-    assert isinstance(made, Bytes)
+    assert isinstance(made, ByteTokenizer)
     texts = ["été\n".encode(), b"", b"a b"]
     assert [tokens.tolist() for tokens in made.encode(texts)] == [list(text) for text in texts]
     assert made.decode("été\n".encode()) == "été\n"
@@ -47,18 +47,18 @@ def test_bytes() -> None:
 
 
 def test_words() -> None:
-    made = Words(["<unk>", "a", "<eos>"])
+    made = WordTokenizer(["<unk>", "a", "<eos>"])
     assert (made.types, made.end) == (3, 2)
     assert made.encode([b"a b\n a", b""])[0].tolist() == [1, 0, 1]
     assert made.decode([1, 2, 0]) == "a <eos> <unk>"
     with pytest.raises(UserError, match="the word 'b' is not among the 1 types"):
-        Words(["a"]).encode([b"b"])
+        WordTokenizer(["a"]).encode([b"b"])
 
 
 def test_a_file_of_the_library(tmp_path: Path) -> None:
     path = write_tokenizer(tmp_path)
     made = tokenizer_of(str(path))
-    assert isinstance(made, Library)
+    assert isinstance(made, LibraryTokenizer)
     assert made.types == len(json.loads(path.read_text())["model"]["vocab"])
     texts = [TEXT.encode(), "neither été nor 狗\n".encode()]
     tokens = made.encode(texts)
@@ -73,7 +73,7 @@ def test_a_file_of_the_library(tmp_path: Path) -> None:
 
 
 def test_the_library_transformers_has_none_of_words_or_bytes() -> None:
-    assert [each.pretrained_files() for each in (Bytes(), Words(["a"]))] == [{}, {}]
+    assert [each.pretrained_files() for each in (ByteTokenizer(), WordTokenizer(["a"]))] == [{}, {}]
 
 
 def test_how_a_document_ends(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from data.originals import write_wikitext
-from hpcsgd.data import Ratings, Store, Windows, convert, open_split
+from hpcsgd.data import ImageDataset, Ratings, Windows, convert, open_split
 from hpcsgd.data.formats import wikitext
 from hpcsgd.data.windows import IGNORED
 from hpcsgd.errors import UserError
@@ -73,9 +73,9 @@ def test_what_cannot_be(path: Path) -> None:
         Windows(path, "words")
     with pytest.raises(IndexError, match=r"79 samples, none at .79"):
         Windows(path, "train").__getitems__([79])
-    with pytest.raises(UserError, match="a store of tokens, one of images is needed"):
-        Store(path, "train")
-    with pytest.raises(UserError, match="a store of tokens, one of ratings is needed"):
+    with pytest.raises(UserError, match="a dataset file of tokens, one of images is needed"):
+        ImageDataset(path, "train")
+    with pytest.raises(UserError, match="a dataset file of tokens, one of ratings is needed"):
         Ratings(path, "train")
 
 

@@ -22,7 +22,7 @@ from hpcsgd.elastic.client import Client
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.coordinator_address import CoordinatorAddress
 from hpcsgd.elastic.event_log import Event, EventLog, read
-from hpcsgd.elastic.journal import Term, claim
+from hpcsgd.elastic.journal import TermJournal, claim
 from hpcsgd.elastic.register import Phase, Register
 from hpcsgd.elastic.resource_budget import ResourceBudget
 
@@ -58,7 +58,7 @@ class Desk:
         served = Coordinator(
             replica_groups, TOKEN, heartbeat_timeout=heartbeat_timeout, timeout=timeout, events=events,
             budget=budget,
-            journal=None if term is None else Term(self.folder, term), together=term is None,
+            journal=None if term is None else TermJournal(self.folder, term), together=term is None,
         )  # fmt: skip
         thread = threading.Thread(target=lambda: asyncio.run(served.serve("127.0.0.1")))
         thread.start()

@@ -15,7 +15,7 @@ import pytest
 from elastic.conftest import HEARTBEAT_TIMEOUT, TOKEN, Desk, wait_for
 from hpcsgd.comm import PeerLost
 from hpcsgd.elastic.client import Client, Evicted
-from hpcsgd.elastic.handshake import CHALLENGE, PROOF, Unwelcome
+from hpcsgd.elastic.handshake import CHALLENGE, PROOF, Unauthenticated
 from hpcsgd.elastic.register import Phase, Register, Vote
 
 NOTHING = Vote()
@@ -235,7 +235,7 @@ def test_without_a_coordinator_nobody_waits_for_ever(desk: Desk) -> None:
 def test_nobody_gets_in_without_the_token(desk: Desk) -> None:
     with desk.coordinator(1) as at:
         hello = {"replica_group": 0, "rank": 0, "ranks": 1, "life": "x"}
-        with pytest.raises((Unwelcome, PeerLost)):
+        with pytest.raises((Unauthenticated, PeerLost)):
             Client(at.address, "guess", hello, heartbeat_timeout=1, patience=0, on_change=lambda _: None)
         host, port = at.address.rsplit(":", 1)
         with socket.create_connection((host, int(port))) as stranger:
@@ -259,7 +259,7 @@ def test_a_host_without_the_token_is_not_believed(desk: Desk) -> None:
         threading.Thread(target=pose, daemon=True).start()
         address = "{}:{}".format(*listener.getsockname())
         hello = {"replica_group": 0, "rank": 0, "ranks": 1, "life": "x"}
-        with pytest.raises(Unwelcome, match="the host of a connection does not know this job's token"):
+        with pytest.raises(Unauthenticated, match="the host of a connection does not know this job's token"):
             Client(
                 address,
                 TOKEN,
@@ -311,7 +311,9 @@ def test_a_request_that_is_granted_already_does_not_end_the_generation(desk: Des
     with desk.coordinator(2) as at:
         clients = [desk.client(at.address, replica_group) for replica_group in (0, 1)]
         now = come(*clients)
-        clients[1]._say({"do": "come", "address": "nowhere:1", "rounds": 0, "generation": now.generation - 1})
+        clients[1]._send_until_answered(
+            {"do": "come", "address": "nowhere:1", "rounds": 0, "generation": now.generation - 1}
+        )
         after = at_once(*(lambda client=client: vote(client, now) for client in clients))
         assert {(each.phase, each.generation, each.rounds) for each in after} == {
             (Phase.RUN, now.generation, 1)
@@ -330,6 +332,6 @@ def test_who_was_passed_over_asks_for_the_generation_after_that(
         without = replace(now, members=now.members[1:], generation=now.generation - 2)
         heard, said = iter([without, now]), []
         monkeypatch.setattr(here, "_wait", lambda settled: next(heard))
-        monkeypatch.setattr(here, "_say", said.append)
+        monkeypatch.setattr(here, "_send_until_answered", said.append)
         assert here.come("nowhere:1", 0) == now
         assert [message["generation"] for message in said] == [now.generation, without.generation]

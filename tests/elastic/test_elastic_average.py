@@ -17,7 +17,7 @@ from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.elastic_average import ElasticAverage, Over
 
 SIZES = (37, 1, 8)
-"""Of the vectors; some chunks are empty."""
+"""Of the vectors; some shards are empty."""
 
 
 def start_values(replica_group: int) -> list[Tensor]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from hpcsgd.elastic.handshake import CHALLENGE, COORDINATOR, PROOF, RING, Unwelcome, introduce, welcome
+from hpcsgd.elastic.handshake import CHALLENGE, COORDINATOR, PROOF, RING, Unauthenticated, introduce, welcome
 
 TOKEN = "of this run"
 
@@ -59,7 +59,7 @@ def test_who_knows_the_token_is_welcome(door: str) -> None:
 
 def test_another_token_is_not() -> None:
     told = outcomes(lambda c: introduce(c, "guessed", RING), lambda c: welcome(c, TOKEN, RING))
-    assert told == ["ConnectionError", Unwelcome.__name__]
+    assert told == ["ConnectionError", Unauthenticated.__name__]
 
 
 def test_a_host_that_does_not_know_the_token_is_found_out() -> None:
@@ -68,15 +68,15 @@ def test_a_host_that_does_not_know_the_token_is_found_out() -> None:
         connection.recv(CHALLENGE + PROOF, socket.MSG_WAITALL)
         connection.sendall(bytes(PROOF))
 
-    assert outcomes(lambda c: introduce(c, TOKEN, RING), host)[0] == Unwelcome.__name__
+    assert outcomes(lambda c: introduce(c, TOKEN, RING), host)[0] == Unauthenticated.__name__
 
 
 def test_a_proof_for_one_door_is_not_good_for_another() -> None:
     told = outcomes(lambda c: introduce(c, TOKEN, COORDINATOR), lambda c: welcome(c, TOKEN, RING))
-    assert told == ["ConnectionError", Unwelcome.__name__]
+    assert told == ["ConnectionError", Unauthenticated.__name__]
 
 
 @pytest.mark.parametrize("door", [COORDINATOR, RING])
 def test_a_proof_that_a_stranger_passes_on_is_good_for_nobody(door: str) -> None:
     told = outcomes(lambda c: introduce(c, TOKEN, door), lambda c: welcome(c, TOKEN, door), relayed=True)
-    assert told == ["ConnectionError", Unwelcome.__name__]
+    assert told == ["ConnectionError", Unauthenticated.__name__]

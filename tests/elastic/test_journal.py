@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.elastic.journal import Alone, Superseded, Term, claim, last_claimed, newest
+from hpcsgd.elastic.journal import FileJournal, Superseded, TermJournal, claim, last_claimed, newest
 from hpcsgd.elastic.register import Member, Phase, Point, Register
 
 ROUND = Register(1, 7, 7, Phase.RUN, (Member(0, ("a:1", "b:2"), 7),), Point(70, 1, 0), Point(), (0,))
@@ -23,9 +23,9 @@ def committed(now: Register) -> Register:
     return replace(now, rounds=now.rounds + 1)
 
 
-def begun(terms: Path, number: int) -> Term:
+def begun(terms: Path, number: int) -> TermJournal:
     assert claim(terms, number)
-    return Term(terms, number)
+    return TermJournal(terms, number)
 
 
 def test_a_term_is_claimed_once(tmp_path: Path) -> None:
@@ -51,10 +51,10 @@ def test_the_newest_register_counts_whichever_term_has_it(tmp_path: Path) -> Non
 
 
 def test_one_file_for_coordinators_in_turn(tmp_path: Path) -> None:
-    at = Alone(tmp_path / "register.json")
+    at = FileJournal(tmp_path / "register.json")
     assert at.load() == Register()
     at.write(ROUND)
-    assert Alone(tmp_path / "register.json").load() == ROUND
+    assert FileJournal(tmp_path / "register.json").load() == ROUND
 
 
 BEFORE, BETWEEN, AFTER = range(3)
@@ -73,15 +73,15 @@ def test_the_next_one_knows_what_was_told(
         if moment == claims:
             assert claim(tmp_path, 2)
         if moment == reads:
-            known = Term(tmp_path, 2).load()
+            known = TermJournal(tmp_path, 2).load()
 
-    def put(term: Term, now: Register) -> None:
+    def put(term: TermJournal, now: Register) -> None:
         happens(BEFORE)
         really(term, now)
         happens(BETWEEN)
 
-    really = Term._put
-    monkeypatch.setattr(Term, "_put", put)
+    really = TermJournal._put
+    monkeypatch.setattr(TermJournal, "_put", put)
     try:
         first.write(ROUND)
         told = True
@@ -112,7 +112,7 @@ def coordinator(terms: Path, told: list[int]) -> Iterator[None]:
     if not claim(terms, number):
         return
     yield
-    term = Term(terms, number)
+    term = TermJournal(terms, number)
     now = term.load()
     for _ in range(2):
         yield

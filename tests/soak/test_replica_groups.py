@@ -23,7 +23,7 @@ from hpcsgd.comm import Communicator, PeerLost, threads
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.elastic_average import ElasticAverage, Over
 from hpcsgd.elastic.event_log import EventLog
-from hpcsgd.elastic.journal import Alone
+from hpcsgd.elastic.journal import FileJournal
 from hpcsgd.elastic.membership import Membership
 from hpcsgd.elastic.register import Phase, Register
 from soak.conftest import Seeds
@@ -81,7 +81,7 @@ class World:
         def serve() -> None:
             at = Coordinator(
                 len(self.ranks), TOKEN, heartbeat_timeout=HEARTBEAT_TIMEOUT, timeout=TIMEOUT, events=events,
-                journal=Alone(self.folder / "register.json"),
+                journal=FileJournal(self.folder / "register.json"),
             )  # fmt: skip
             driven(at.serve("10.0.0.1", PORT))
 
@@ -109,7 +109,7 @@ class World:
 
     def is_over(self) -> bool:
         """Whether the training is, so that who comes late may find nobody."""
-        register = Alone(self.folder / "register.json").load()
+        register = FileJournal(self.folder / "register.json").load()
         return register.phase is Phase.FINISHED
 
     def _start(self, troupe: tuple[object, ...], target: Callable[[], None]) -> None:
@@ -299,7 +299,7 @@ def test_rounds_that_not_all_have_voted_for_are_found(tmp_path: Path) -> None:
 
 
 def test_a_coordinator_that_forgets_is_found(tmp_path: Path) -> None:
-    with mock.patch.object(Alone, "load", return_value=Register()):
+    with mock.patch.object(FileJournal, "load", return_value=Register()):
         assert found(tmp_path)
 
 

@@ -217,11 +217,12 @@ CASES = {
     ),
     # the data
     "no store": Case(
-        "job.toml: [data] path: {folder}/none.h5: no such file; `hpcsgd data convert` makes a store",
+        "job.toml: [data] path: {folder}/none.h5: no such file; `hpcsgd data convert` makes a dataset file",
         "--data.path none.h5",
     ),
     "other file": Case(
-        "job.toml: [data] path: {folder}/job.toml: not a store, or damaged (...", "--data.path job.toml"
+        "job.toml: [data] path: {folder}/job.toml: not a dataset file, or damaged (...",
+        "--data.path job.toml",
     ),
     "no scores for some classes": Case(
         "job.toml: [model]: user:few gives scores of shape [2, 4] for 2 samples, but {folder}/small.h5 has "
@@ -292,7 +293,7 @@ def test_a_store_that_was_cut_off(folder: Path) -> None:
     whole = (folder / "small.h5").read_bytes()
     (folder / "small.h5").write_bytes(whole[:-1])
     done = launch(folder, "train", "job.toml")
-    assert_one_line(done, f"job.toml:2: [data] path: {folder}/small.h5: not a store, or damaged (...")
+    assert_one_line(done, f"job.toml:2: [data] path: {folder}/small.h5: not a dataset file, or damaged (...")
 
 
 @pytest.mark.slow
@@ -316,7 +317,7 @@ def test_another_kind_of_hdf5_file(folder: Path) -> None:
     with h5py.File(folder / "other.h5", "w") as file:
         file["x"] = [1]
     done = launch(folder, "train", "job.toml", "--data.path", "other.h5")
-    line = f"{folder}/other.h5: an HDF5 file, but not a store made by `hpcsgd data convert`"
+    line = f"{folder}/other.h5: an HDF5 file, but not a dataset file made by `hpcsgd data convert`"
     assert_one_line(done, f"job.toml: [data] path: {line}")
 
 

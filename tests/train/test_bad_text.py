@@ -12,7 +12,7 @@ from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import dump, load
 from hpcsgd.core.topology import form
 from hpcsgd.data import Windows
-from hpcsgd.data.tokenizers import Bytes, fingerprint
+from hpcsgd.data.tokenizers import ByteTokenizer, fingerprint
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.train.training_setup import assemble
 from train.export.test_export import write_text
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 def cut_off(folder: Path) -> str:
     whole = (folder / "text.h5").read_bytes()
     (folder / "text.h5").write_bytes(whole[: len(whole) // 2])
-    return "[data] arguments: {folder}/text.h5: not a store, or damaged (..."
+    return "[data] arguments: {folder}/text.h5: not a dataset file, or damaged (..."
 
 
 def another_tokenizer(folder: Path) -> str:
@@ -36,7 +36,8 @@ def another_tokenizer(folder: Path) -> str:
     with_key(folder, "bptt = 6", 'bptt = 6, tokenizer = "bpe300.json"')
     return (
         f"[data] arguments: tokenizer {{folder}}/bpe300.json ({own}) is not the one that made "
-        f"{{folder}}/text.h5: bytes, 256 types ({fingerprint(Bytes.definition)}); convert the text again"
+        f"{{folder}}/text.h5: bytes, 256 types ({fingerprint(ByteTokenizer.definition)}); "
+        "convert the text again"
     )
 
 

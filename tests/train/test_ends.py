@@ -254,7 +254,7 @@ def test_a_store_that_one_rank_does_not_find(folder: Path) -> None:
     done = ended(start(folder, command[:-1]))
     assert done.code == 1
     place = f"rank 1 of 2, preparing the run: job.toml: [data] path: {elsewhere}/small.h5"
-    assert done.err == f"hpcsgd: {place}: no such file; `hpcsgd data convert` makes a store\n"
+    assert done.err == f"hpcsgd: {place}: no such file; `hpcsgd data convert` makes a dataset file\n"
     assert not (folder / "runs").exists()
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from hpcsgd.comm import Communicator
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
-from hpcsgd.data import Store
+from hpcsgd.data import ImageDataset
 from hpcsgd.train import evaluation
 from hpcsgd.train.evaluation import evaluate
 from hpcsgd.train.training_setup import TrainingSetup, assemble
@@ -77,7 +77,7 @@ def parts_of(world: Communicator, job_file: Path, P: int) -> TrainingSetup:
     return parts
 
 
-def reference(P: int, N: int, data: Store) -> tuple[float, float]:
+def reference(P: int, N: int, data: ImageDataset) -> tuple[float, float]:
     """Loss and accuracy of one process, which has all models and averages them by hand."""
     models, means = [net() for _ in range(N)], net()
     for rank, model in enumerate(models):
@@ -88,7 +88,7 @@ def reference(P: int, N: int, data: Store) -> tuple[float, float]:
             if mean.is_floating_point():
                 mean.copy_(torch.stack([model.state_dict()[name].double() for model in models]).mean(0))
         means.eval()
-        x, y = Store.collate(data.__getitems__(range(len(data))))
+        x, y = ImageDataset.collate(data.__getitems__(range(len(data))))
         scores = means(x)
     return cross_entropy(scores, y).item(), (scores.argmax(1) == y).double().mean().item()
 
@@ -106,14 +106,14 @@ def test_the_score_is_that_of_one_process(
         found = evaluate(parts_of(world, job_file, P))
         return found.loss, found.figures["accuracy"]
 
-    loss, accuracy = reference(P, P * K, Store(job_file.parent / "small.h5", "test"))
+    loss, accuracy = reference(P, P * K, ImageDataset(job_file.parent / "small.h5", "test"))
     for found in run(P * K, score):
         assert found == (pytest.approx(loss, rel=1e-5), pytest.approx(accuracy))
 
 
 def test_the_reference_tells_models_apart(job_file: Path) -> None:
     """So that the test above can fail."""
-    data = Store(job_file.parent / "small.h5", "test")
+    data = ImageDataset(job_file.parent / "small.h5", "test")
     losses = [reference(P, P * K, data)[0] for P, K in SHAPES]
     assert min(abs(a - b) for i, a in enumerate(losses) for b in losses[:i]) > 1e-3
 
@@ -133,7 +133,7 @@ def test_every_sample_counts_once(
         return parts.model[0].seen  # type: ignore[index]
 
     tested = torch.cat([batch for rank in run(n, seen) for batch in rank])
-    samples = Store(job_file.parent / "small.h5", "test").__getitems__(range(count)).x
+    samples = ImageDataset(job_file.parent / "small.h5", "test").__getitems__(range(count)).x
     different, times = tested.unique(dim=0, return_counts=True)
     assert torch.equal(different, samples.unique(dim=0))
     assert times.tolist() == [1] * count

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from hpcsgd.comm import Communicator, phase, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
-from hpcsgd.data import Store
+from hpcsgd.data import ImageDataset
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.models import mlp
 from hpcsgd.report.step_timer import LARGEST, StepTimer
@@ -84,12 +84,12 @@ def test_one_rank_is_the_plain_loop(job_file: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     net = mlp(36, [8])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    store, sampler = Store(job_file.parent / "small.h5", "train"), parts[0].sampler
+    store, sampler = ImageDataset(job_file.parent / "small.h5", "train"), parts[0].sampler
     losses = []
     for epoch in range(2):
         sampler.set_epoch(epoch)
         for rows in torch.tensor(list(sampler)).split(16):
-            x, y = Store.collate(store.__getitems__(rows.tolist()))
+            x, y = ImageDataset.collate(store.__getitems__(rows.tolist()))
             loss = cross_entropy(net(x), y)
             optimizer.zero_grad()
             loss.backward()
@@ -337,7 +337,7 @@ def test_a_whole_run(tmp_path: Path, n: int) -> None:
     assert sorted(path.name for path in folder.iterdir()) == names.split()
     net = mlp(36, [8])
     net.load_state_dict(torch.load(folder / "model.pt"))
-    x, y = Store.collate(Store(tmp_path / "small.h5", "test").__getitems__(range(TEST)))
+    x, y = ImageDataset.collate(ImageDataset(tmp_path / "small.h5", "test").__getitems__(range(TEST)))
     scores = net(x)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["loss"] == pytest.approx(cross_entropy(scores, y).item(), rel=1e-4)

@@ -20,7 +20,7 @@ from hpcsgd.comm import Communicator, streams, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.replica_groups import Absent
 from hpcsgd.core.topology import form
-from hpcsgd.data import Store
+from hpcsgd.data import ImageDataset
 from hpcsgd.errors import UserError
 from hpcsgd.performance.probing.job_file import plan_of, probe_config
 from hpcsgd.train import process
@@ -78,12 +78,12 @@ def test_one_rank_is_the_plain_loop(
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**28, growth_interval=2, enabled=name == "fp16")
-    store, losses = Store(job_file.parent / "small.h5", "train"), []
+    store, losses = ImageDataset(job_file.parent / "small.h5", "train"), []
     skipped = 0
     for epoch in range(8):
         sampler.set_epoch(epoch)
         for rows in torch.tensor(list(sampler)).split(16):
-            x, y = Store.collate(store.__getitems__(rows.tolist()))
+            x, y = ImageDataset.collate(store.__getitems__(rows.tolist()))
             with torch.autocast("cpu", NARROW[name]):
                 loss = cross_entropy(net(x), y)
             optimizer.zero_grad()
@@ -103,8 +103,8 @@ def test_one_rank_is_the_plain_loop(
     assert steps[-1]["step"] == len(losses)
     if not skipped:
         assert [record["loss"] for record in steps] == losses
-    tested = Store(job_file.parent / "small.h5", "test")
-    x, y = Store.collate(tested.__getitems__(list(range(len(tested)))))
+    tested = ImageDataset(job_file.parent / "small.h5", "test")
+    x, y = ImageDataset.collate(tested.__getitems__(list(range(len(tested)))))
     with torch.no_grad(), torch.autocast("cpu", NARROW[name]):
         expected = cross_entropy(net.eval()(x), y, reduction="sum").item() / len(y)
     assert [record["loss"] for record in records if record["kind"] == "eval"][-1] == expected

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcsgd.data import Store, convert
+from hpcsgd.data import ImageDataset, convert
 from jobs import Runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -129,7 +129,7 @@ def test_goes_on_with_other_ranks(runs: Runs, stopped: str, P: int, K: int) -> N
     options = ("--training.epochs", "1", "--parallel.groups", str(P), "--resume")
     runs.train(run, *options, n=P * K, expect=f"from a checkpoint of 2 × 2 ranks, {cut}")
     assert (runs.folder / run / "model.pt").exists()
-    data = Store(runs.folder / "digits.h5", "train")
+    data = ImageDataset(runs.folder / "digits.h5", "train")
     everything = Counter(row.numpy().tobytes().hex() for row in data.__getitems__(range(len(data))).x)
     before = Counter((runs.folder / run / "seen").read_text().split())
     both = before + Counter(runs.seen())

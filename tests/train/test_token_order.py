@@ -122,5 +122,5 @@ def test_bad_input_is_one_line_before_anything_begins(
     whole = store.read_bytes()
     store.write_bytes(whole[:-20])
     (short,) = run(1, line)
-    assert short.startswith(f"job.toml: [data] arguments: {store}: not a store, or damaged (")
+    assert short.startswith(f"job.toml: [data] arguments: {store}: not a dataset file, or damaged (")
     assert all("\n" not in told for told in (other, few, large, short))

@@ -49,14 +49,14 @@ training = { epochs = 2, log_every = 1 }
 
 
 def words(folder: Path) -> Path:
-    """A job file beside a store of tokens."""
+    """A job file beside a dataset file of tokens."""
     convert("wikitext", write_wikitext(folder / "words"), folder / "store.h5")
     (folder / "job.toml").write_text(WORDS)
     return folder / "job.toml"
 
 
 def preferences(folder: Path) -> Path:
-    """A job file beside a store of ratings."""
+    """A job file beside a dataset file of ratings."""
     convert("movielens", write_movielens(folder / "ml", ratings(USERS, ITEMS, each=18)), folder / "store.h5")
     (folder / "job.toml").write_text(RATINGS)
     return folder / "job.toml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 
 import outputs
 import programs
-from outputs import PAGES, Output
+from hpcsgd.performance.planning.report import HEAD
+from outputs import PAGES, TEXT, Output
 
 PATIENCE = 600.0  # seconds; the machine may be busy
 MADE = [
@@ -43,6 +45,34 @@ def test_pages_show_the_commands_that_their_outputs_are_of() -> None:
         text = re.sub(r"<!--.*?-->", "", page.read_text(), flags=re.DOTALL).replace("\\\n", " ")
         shown = " ".join(text.split())
         assert [o.command for o in outputs.outputs(page) if o.command not in shown] == [], page.name
+
+
+def shifted(text: str) -> list[str]:
+    """The rows of tables of `hpcsgd plan` whose cells do not end where the titles of their columns end."""
+    ends = [title.end() for title in re.finditer(r"\S+(?: \S+)*", HEAD)][1:]
+    rows = [row for block in TEXT.finditer(text) for row in table_of_a_plan(block["text"].splitlines())]
+    return [
+        row for row in rows if any(not re.fullmatch(r"\S ?", f"{row} "[end - 1 : end + 1]) for end in ends)
+    ]
+
+
+def table_of_a_plan(lines: list[str]) -> list[str]:
+    """The rows below the head of the table, except "…"."""
+    rows = itertools.takewhile(lambda line: not line.startswith("recommended"), lines[1:])
+    return [row for row in rows if row != "…"] if lines[0] == HEAD else []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_columns_of_plans_stand_below_their_titles(page: Path) -> None:
+    text = page.read_text()
+    assert text.count("method  ") == text.count(HEAD)
+    assert shifted(text) == []
+
+
+def test_a_shifted_row_of_a_plan_is_found() -> None:
+    text = next(page for page in PAGES if page.name == "plan.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("bsp  "))
+    assert shifted(text.replace(row, row.replace("bsp  ", "bsp    "))) == [row.replace("bsp  ", "bsp    ")]
 
 
 PAGE = """\

@@ -40,6 +40,14 @@ def measured(rows: list[Row]) -> tuple[dict[str, float], dict[str, float]]:
     return seconds, {who: mean(values) for who, values in found.items()}
 
 
+def rates(rows: list[Row], base: str) -> dict[str, float]:
+    """Return the rates over `base` without a straggler: the medians of the rounds' ratios.
+
+    `base` is the end of a key of the rows of gossip.py: "AR" or "doubling".
+    """
+    return {row["who"]: row[f"rate_over_{base}"]["median"] for row in rows if row.get("delay") == 0}
+
+
 def compared(
     rows: list[Row], paper: Mapping[str, float], order: Sequence[tuple[str, str]], scores: str
 ) -> Beside:
@@ -48,8 +56,8 @@ def compared(
     seconds, accuracy = measured(rows)
     who = [name for name in paper if name in seconds or name in accuracy]
     rate, over = (
-        {name: seconds[base] / seconds[name] for name in who if name in seconds}
-        for base in ("AR-SGD", DOUBLING)
+        {name: found[name] for name in who if name in found}
+        for found in (rates(rows, "AR"), rates(rows, "doubling"))
     )
     scored = [accuracy[name] for name in who if name in accuracy]
     theirs = {name: paper["AR-SGD"] / paper[name] for name in paper}

@@ -44,13 +44,13 @@ def entries() -> Mapping[str, str]:
 def _of_method(section: MethodSection) -> list[str]:
     """Return the BibTeX keys of the method's papers, in the order in which its parts are made."""
     found: list[str] = []
-    families = {kind: _Noted(table, found) for kind, table in FAMILIES.items()}
-    said = {"name": section.name, **section.arguments}
-    Parts(families, steps_per_epoch=1, total_steps=10**9).make(Method, said, "method")
+    families = {kind: _RecordsPapers(table, found) for kind, table in FAMILIES.items()}
+    table = {"name": section.name, **section.arguments}
+    Parts(families, steps_per_epoch=1, total_steps=10**9).make(Method, table, "method")
     return found
 
 
-class _Noted(Mapping[str, Callable[..., Any]]):
+class _RecordsPapers(Mapping[str, Callable[..., Any]]):
     """A mapping from names to parts; each look-up adds the papers of the part to the list `found`."""
 
     def __init__(self, table: Mapping[str, Callable[..., Any]], found: list[str]) -> None:

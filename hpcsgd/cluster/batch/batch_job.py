@@ -141,7 +141,7 @@ def _said(*command: str) -> str:
         )
     except subprocess.TimeoutExpired:
         raise UserError(f"{' '.join(command)}: no answer within {TIMEOUT} s") from None
-    said = (done.stdout + done.stderr).strip()
+    output = (done.stdout + done.stderr).strip()
     if done.returncode != 0:
-        raise UserError(f"{' '.join(command)}: {' '.join(said.split())}")
-    return said
+        raise UserError(f"{' '.join(command)}: {' '.join(output.split())}")
+    return output

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.elastic.journal import REGISTER, Alone
+from hpcsgd.elastic.journal import REGISTER, FileJournal
 from hpcsgd.elastic.register import Register
 from hpcsgd.errors import UserError
 
@@ -57,7 +57,7 @@ class CoordinatorProcess:
 
     def register(self) -> Register:
         """Return the register as it was last saved."""
-        return Alone(Path(self._arguments["folder"]) / REGISTER).load()
+        return FileJournal(Path(self._arguments["folder"]) / REGISTER).load()
 
     async def end(self) -> None:
         """End the process by closing its input."""

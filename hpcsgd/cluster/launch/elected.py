@@ -19,7 +19,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.report.run_folder import replica_group_folder
 
 
-class Elected:
+class CoordinatorElection:
     """The part of each launcher that makes sure that some launcher runs a coordinator.
 
     If no coordinator has answered for `heartbeat_timeout` seconds, or the last one has left, this launcher

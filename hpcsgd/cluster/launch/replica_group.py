@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from hpcsgd.cluster.launch.elected import Elected
+from hpcsgd.cluster.launch.elected import CoordinatorElection
 from hpcsgd.cluster.launch.python import of_ranks
 from hpcsgd.cluster.launch.run import budget_of, group_sizes, report, require_sense
 from hpcsgd.cluster.launch.starter import starter
@@ -85,7 +85,7 @@ def launch_replica_group(
     program = [of_ranks(), "-m", "hpcsgd", "train", str(path), *overrides]
     budget = budget_of(config)
     run_folder.replica_group_folder(folder, replica_group).mkdir(parents=True, exist_ok=True)
-    coordinator = Elected(
+    coordinator = CoordinatorElection(
         folder, replica_group, heartbeat_timeout=heartbeat_timeout, host=host,
         replica_groups=count, timeout=timeout, budget=None if budget is None else asdict(budget),
     )  # fmt: skip

@@ -86,7 +86,7 @@ class Data:
 
 
 def images(channels: int, height: int, width: int, classes: int) -> dict[str, Any]:
-    """Return the sizes of image data, under the names that models use."""
+    """Return the settings of a model for images of this shape, such as `channels` and `classes`."""
     inputs = channels * height * width
     return {
         "shape": [channels, height, width], "inputs": inputs, "channels": channels, "classes": classes
@@ -114,7 +114,7 @@ COLLECTIONS: Mapping[str, Data] = {
     ),
     "movielens": Data("ratings", {"users": 943, "items": 1682}, "movielens ml-100k", 256, 20),
 }  # fmt: skip
-AFTER_STORE = {"text": " --tokenizer bytes"}
+AFTER_DATASET_FILE = {"text": " --tokenizer bytes"}
 """The words after the file's name in the command that makes the dataset file, by the name of the data."""
 
 METHODS: Mapping[str, tuple[Values, str]] = {
@@ -131,7 +131,7 @@ OPENED_WITH: Mapping[str, Values] = {"pairs": {"patch": 1}}
 """For some forms of data: arguments with which any dataset file of the form can be opened."""
 
 
-def data_of_store(path: Path) -> Data:
+def data_of_file(path: Path) -> Data:
     """Return the data in a dataset file. Raises `UserError` if it cannot be opened."""
     from hpcsgd.data.layout import form_of
     from hpcsgd.data.open_split import open_split  # imports torch

@@ -10,7 +10,7 @@ from typing import Any
 
 import tomli_w
 
-from hpcsgd.cluster.starting.choices import AFTER_STORE, COLLECTIONS, METHODS, Data, data_of_store
+from hpcsgd.cluster.starting.choices import AFTER_DATASET_FILE, COLLECTIONS, METHODS, Data, data_of_file
 from hpcsgd.errors import UserError, count_text, near_miss
 
 
@@ -24,21 +24,21 @@ class Request:
     ranks: int
     groups: int
     method: str
-    store: Path
+    data_file: Path
     epochs: int | None = None
 
 
-def data_named(name: str, store: Path | None = None) -> Data:
+def data_named(name: str, data_file: Path | None = None) -> Data:
     """Return the data called `name`, with the sizes in its dataset file if that exists.
 
     Raises `UserError` if there are no such data.
     """
     if name.endswith(".h5"):
-        return data_of_store(Path(name))
+        return data_of_file(Path(name))
     if name not in COLLECTIONS:
         raise UserError(f"--data {name}: {near_miss(name, COLLECTIONS)}, or an .h5 dataset file")
-    data, path = COLLECTIONS[name], store or Path(f"{name}.h5")
-    return replace(data, sizes=data_of_store(path).sizes) if path.exists() else data
+    data, path = COLLECTIONS[name], data_file or Path(f"{name}.h5")
+    return replace(data, sizes=data_of_file(path).sizes) if path.exists() else data
 
 
 def require_sense(wanted: Request, data: Data) -> None:
@@ -65,10 +65,10 @@ def job_text(wanted: Request, data: Data, file: Path) -> str:
 
 def commands(wanted: Request, data: Data, file: Path) -> list[str]:
     """Return the commands to run next: to make the dataset file, and to train."""
-    end = AFTER_STORE.get(wanted.data, "")
-    make = [f"hpcsgd data convert {data.convert} {wanted.store}{end}"] if data.convert else []
+    end = AFTER_DATASET_FILE.get(wanted.data, "")
+    make = [f"hpcsgd data convert {data.convert} {wanted.data_file}{end}"] if data.convert else []
     start = f"mpiexec -n {wanted.ranks} " if wanted.ranks > 1 else ""
-    return [*([] if wanted.store.exists() else make), f"{start}hpcsgd train {file}"]
+    return [*([] if wanted.data_file.exists() else make), f"{start}hpcsgd train {file}"]
 
 
 def _lines(wanted: Request, data: Data, file: Path) -> Iterator[str]:
@@ -86,8 +86,8 @@ def _lines(wanted: Request, data: Data, file: Path) -> Iterator[str]:
         f"groups = {P} # divides the number of ranks; the ranks of one share each batch",
         "",
     )
-    store = os.path.relpath(wanted.store, file.parent)
-    yield from ("[data]", f"{_pair('path', store)} # as seen from this file")
+    data_file = os.path.relpath(wanted.data_file, file.parent)
+    yield from ("[data]", f"{_pair('path', data_file)} # as seen from this file")
     yield f"group_batch_size = {batch} # {kind.unit} of a group and step: {batch // K} on each rank"
     if data.transform is not None:
         yield f"{_pair('transform', data.transform)} # of each training sample"

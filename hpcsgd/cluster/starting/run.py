@@ -27,7 +27,7 @@ def begin(
     groups: int | None = None,
     method: str | None = None,
     epochs: int | None = None,
-    store: Path | None = None,
+    data_file: Path | None = None,
     ask: Ask | None = None,
 ) -> list[str]:
     """Write the job file and, in a cluster, a missing ``site.toml``; return lines of text about them.
@@ -41,12 +41,12 @@ def begin(
         raise UserError(f"{file}: there is no folder {file.parent}")
     asked = _Asked(ask)
     data = asked.word("data", data, COLLECTIONS, None, others=".h5")
-    kind = data_named(data, store)
+    kind = data_named(data, data_file)
     model = asked.word("model", model, kind.kind.models, next(iter(kind.kind.models)))
     ranks = asked.number("ranks", ranks, 4)
     groups = asked.number("groups", groups, ranks // 2 if ranks % 2 == 0 and ranks > 2 else ranks)
     method = asked.word("method", method, METHODS, "hierarchical" if groups > 1 else "bsp")
-    place = store or (Path(data) if data.endswith(".h5") else file.parent / f"{data}.h5")
+    place = data_file or (Path(data) if data.endswith(".h5") else file.parent / f"{data}.h5")
     wanted = Request(data, model, ranks, groups, method, place, epochs)
     require_sense(wanted, kind)
     text = job_text(wanted, kind, file)

@@ -122,7 +122,10 @@ class Side:
 
 
 class Watch:
-    """A forward hook that calls `saw`. In copies of the model, and in saved models, it does nothing."""
+    """A forward hook that passes inputs and outputs of one module to `saw`.
+
+    In copies of the model, and in saved models, it does nothing.
+    """
 
     def __init__(self, saw: Callable[[nn.Module, tuple[Any, ...], Any], None]) -> None:
         # A compiled graph would drop hooks on outputs, so it must break here.

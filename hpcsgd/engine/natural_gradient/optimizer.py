@@ -29,7 +29,7 @@ _taken: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 @checked
-class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
+class NaturalGradient(torch_private.DecidesScaling, OuterWrapper):
     """An optimizer that uses natural gradients of linear and convolution layers; the outermost wrapper.
 
     The gradient of each such layer is multiplied from both sides by inverses of Fisher matrices: those of its
@@ -174,17 +174,17 @@ class NaturalGradient(torch_private.AskedByScaler, OuterWrapper):
         super().add_param_group(param_group)
 
     def _answer_scaler(self) -> bool:
-        """Return what the wrapped optimizer returns to torch's GradScaler, or raise its `UserError`."""
+        """Let the wrapped optimizer decide if torch's GradScaler leaves scaled gradients to it."""
         return torch_private.scales_gradients(self.optimizer)
 
     def __getattr__(self, name: str) -> Any:
-        """Return a member that only the wrapped optimizer has."""
+        """Return the attribute `name` of the wrapped optimizer, because this class has none of that name."""
         if name.startswith("_") or name == "optimizer":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.optimizer, name)
 
     def _join(self) -> None:
-        """Take the wrapped optimizer's `param_groups` and `state`, which a loading may have replaced."""
+        """Share the wrapped optimizer's `param_groups` and `state`; loading may replace these objects."""
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
 
     def _fold(self, *_: object) -> None:

@@ -215,9 +215,9 @@ class Residual:
         return kernels.accumulate(self.acc[span], g, inside)
 
     def put_into(self, buckets: Sequence[Bucket], indices: Tensor, values: Tensor) -> None:
-        """Write `values` into the gradients, which are zero, where the ascending `indices` of acc point.
+        """Write `values` into the gradients, which are zero, at the elements that have `indices` in acc.
 
-        Waits for the gradients' device.
+        The `indices` are in ascending order. The host waits for the gradients' device.
         """
         before = torch.searchsorted(indices, self._stops).tolist()
         counts = [stop - start for start, stop in itertools.pairwise([0, *before])]

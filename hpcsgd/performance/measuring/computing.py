@@ -17,7 +17,7 @@ from hpcsgd.comm.streams import device_for
 from hpcsgd.cost.compute import Busy, Compute
 from hpcsgd.parts.sparsifiers import Accumulated, CLTk, Deft, HardThreshold, SIDCo, Sparsifier, TopK
 from hpcsgd.performance.measuring.comm_threads import busy
-from hpcsgd.performance.measuring.timing import Together, clock
+from hpcsgd.performance.measuring.timing import Barriers, clock
 from hpcsgd.performance.measuring.workload import Workload
 
 ELEMENTS = 4_000_000
@@ -71,7 +71,7 @@ def _times(
     parts: Mapping[str, Callable[[], Sequence[float]]],
     seconds: float,
 ) -> Times:
-    together, found = Together(world), Times()
+    together, found = Barriers(world), Times()
     budget = seconds / (len(parts) + (2 * len(workload.batch_sizes) if workload else 0))
     if workload is not None:
         updates: list[float] = []
@@ -86,7 +86,7 @@ def _times(
     return found
 
 
-def _steps(together: Together, step: Callable[[], Sequence[float]], budget: float) -> list[float]:
+def _steps(together: Barriers, step: Callable[[], Sequence[float]], budget: float) -> list[float]:
     """Return the seconds of each part that `step` times, on the slowest rank, as a median over rounds."""
     step()
     rounds: list[list[float]] = []

@@ -11,7 +11,7 @@ from hpcsgd.cost.fit import fits
 from hpcsgd.cost.links import Link, Points
 from hpcsgd.performance.measuring.layout import MeasuredLink
 from hpcsgd.performance.measuring.operations import BYTES, Room, bare, elements_of, on_comm_thread
-from hpcsgd.performance.measuring.timing import Contest, Together, feasible, take_turns
+from hpcsgd.performance.measuring.timing import Barriers, Contest, feasible, take_turns
 
 SMALLEST = 8
 STEP = 4
@@ -43,7 +43,7 @@ def measure(world: Communicator, found: list[MeasuredLink], max_bytes: int, seco
 
     This takes about `seconds`. While a pair is measured, the other ranks wait as in training.
     """
-    together = Together(world)
+    together = Barriers(world)
     room = Room(elements_of(max_bytes, world.size))
     measured: list[Series] = []
     left, operations = seconds, sum(len(course.operations) for course in found)
@@ -58,7 +58,7 @@ def measure(world: Communicator, found: list[MeasuredLink], max_bytes: int, seco
 
 
 def _timed(
-    world: Communicator, course: MeasuredLink, max_bytes: int, budget: float, together: Together, room: Room
+    world: Communicator, course: MeasuredLink, max_bytes: int, budget: float, together: Barriers, room: Room
 ) -> dict[str, list[Contest]]:
     """Return the timings of each operation on one communicator, one `Contest` per message size.
 

@@ -30,7 +30,7 @@ def clock(device: torch.device) -> float:
     return perf_counter()
 
 
-class Together:
+class Barriers:
     """Barriers of all ranks of `world` that do not use its communication thread, which must be idle."""
 
     def __init__(self, world: Communicator) -> None:
@@ -83,7 +83,7 @@ class Contest:
     def __post_init__(self) -> None:
         self.timed = [Timed() for _ in self.calls]
 
-    def round(self, together: Together) -> None:
+    def round(self, together: Barriers) -> None:
         """Time `block` repetitions of each call; all ranks record the slowest rank's seconds per call."""
         for call, timed in zip(self.calls, self.timed, strict=True):
             begun = perf_counter()
@@ -96,7 +96,7 @@ class Contest:
             timed.seconds.append(seconds / self.block)
             self.spent += spent
 
-    def warm_up(self, together: Together) -> None:
+    def warm_up(self, together: Barriers) -> None:
         """Make the calls twice to warm up buffers and connections, and choose `block` by their seconds."""
         self.round(together)
         self.round(together)
@@ -107,7 +107,7 @@ class Contest:
             timed.seconds.clear()
 
 
-def feasible(together: Together, contests: Sequence[Contest], seconds: float) -> list[Contest]:
+def feasible(together: Barriers, contests: Sequence[Contest], seconds: float) -> list[Contest]:
     """Warm up `contests`, ordered by size, and return those that `seconds` suffice to time in rounds."""
     kept: list[Contest] = []
     for contest in contests:
@@ -118,7 +118,7 @@ def feasible(together: Together, contests: Sequence[Contest], seconds: float) ->
     return kept
 
 
-def take_turns(together: Together, contests: Sequence[Contest], seconds: float) -> None:
+def take_turns(together: Barriers, contests: Sequence[Contest], seconds: float) -> None:
     """Time rounds of all contests for about `seconds`, in turn, so that a disturbance affects all of them.
 
     Every second turn is in reverse order. All ranks stop alike, because they use the slowest rank's seconds.

@@ -57,7 +57,7 @@ class InMemory:
 IN_MEMORY = InMemory()
 
 
-class _Elsewhere(ABC):
+class _FreesMemory(ABC):
     """An `Offload` that frees the memory of idle models.
 
     The tensor objects remain, because modules and optimizers refer to them.
@@ -98,7 +98,7 @@ class _Elsewhere(ABC):
     def _read(self, key: str, into: Tensor) -> None: ...
 
 
-class PinnedMemory(_Elsewhere):
+class PinnedMemory(_FreesMemory):
     """An `Offload` to page-locked memory of the host, for models that train on an accelerator."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class PinnedMemory(_Elsewhere):
         into.copy_(self._kept[key])
 
 
-class OnDisk(_Elsewhere):
+class OnDisk(_FreesMemory):
     """An `Offload` to an HDF5 file in `folder`, which is removed when the process ends.
 
     Raises `UserError` if the file cannot be made.

@@ -20,29 +20,29 @@ LOGGERS: Mapping[str, MakeLogger] = {"mlflow": mlflow, "tensorboard": tensorboar
 """Loggers by name. A logger needs the library of the same name; hpcsgd's extra of that name installs it."""
 
 
-def make_logger_of(said: str | Mapping[str, Any]) -> MakeLogger:
+def make_logger_of(described: str | Mapping[str, Any]) -> MakeLogger:
     """Return a function that starts the logger that a job file describes; no logger is started here.
 
     Raises `UserError` if there is no logger of that name, it does not accept the arguments, or its library
     is missing.
     """
-    make = Parts({MakeLogger: LOGGERS}, steps_per_epoch=1).make(MakeLogger, said, *PLACE)
-    name = name_of(said)
+    make = Parts({MakeLogger: LOGGERS}, steps_per_epoch=1).make(MakeLogger, described, *PLACE)
+    name = name_of(described)
     if name in LOGGERS and not _is_installed(name):
         with in_section(*PLACE, name):
             raise UserError(f'needs the library `{name}`: pip install "hpcsgd[{name}]"')
     return make
 
 
-def require_loggers(said: Sequence[str | Mapping[str, Any]]) -> None:
+def require_loggers(described: Sequence[str | Mapping[str, Any]]) -> None:
     """Raise `UserError` if one of the loggers that a job file describes cannot be started."""
-    for each in said:
+    for each in described:
         make_logger_of(each)
 
 
-def name_of(said: str | Mapping[str, Any]) -> str:
+def name_of(described: str | Mapping[str, Any]) -> str:
     """Return the logger's name in the job file, which `make_logger_of` has checked."""
-    return said if isinstance(said, str) else str(said["name"])
+    return described if isinstance(described, str) else str(described["name"])
 
 
 def _is_installed(library: str) -> bool:

@@ -44,10 +44,11 @@ The end of the pipe does not suffice, because forked processes may keep the pipe
 class LoggerProcesses:
     """The processes of all loggers of a run. Only rank 0 starts them."""
 
-    def __init__(self, said: Sequence[str | Mapping[str, Any]], run: LoggerRun) -> None:
-        """Start the loggers that a job file describes (`said`), after `require_loggers` has checked them."""
+    def __init__(self, described: Sequence[str | Mapping[str, Any]], run: LoggerRun) -> None:
+        """Start the loggers that a job file describes; `require_loggers` has checked them."""
         self._outlets = [
-            _LoggerProcess(each, run, label) for each, label in zip(said, _labels(said), strict=True)
+            _LoggerProcess(each, run, label)
+            for each, label in zip(described, _labels(described), strict=True)
         ]
 
     def put(self, line: bytes) -> None:
@@ -93,9 +94,9 @@ def logger_run(folder: Path, config: Config, resumed_step: int) -> LoggerRun:
     )
 
 
-def _labels(said: Sequence[str | Mapping[str, Any]]) -> list[str]:
+def _labels(described: Sequence[str | Mapping[str, Any]]) -> list[str]:
     """Return the names of the loggers in messages and files; the second one of a name gets a number."""
-    names = [name_of(each).rpartition(":")[2] for each in said]
+    names = [name_of(each).rpartition(":")[2] for each in described]
     before = [names[:place].count(name) for place, name in enumerate(names)]
     return [f"{name}-{n + 1}" if n else name for name, n in zip(names, before, strict=True)]
 
@@ -103,9 +104,9 @@ def _labels(said: Sequence[str | Mapping[str, Any]]) -> list[str]:
 class _LoggerProcess:
     """The process of one logger, and the thread that sends lines to it."""
 
-    def __init__(self, said: str | Mapping[str, Any], run: LoggerRun, label: str) -> None:
+    def __init__(self, described: str | Mapping[str, Any], run: LoggerRun, label: str) -> None:
         self._label = label
-        self._first = json.dumps({"logger": said, "run": asdict(run)}, default=str).encode() + b"\n"
+        self._first = json.dumps({"logger": described, "run": asdict(run)}, default=str).encode() + b"\n"
         self._printed = Path(run.folder) / f"{label}.log"
         self._lines = SimpleQueue[bytes | None]()
         self._left_out = 0

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.report.page.thinning import Thinned
+from hpcsgd.report.page.thinning import ThinnedCourse
 
 LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ([A-Z]+) +(.*)")
 BEGINNING = re.compile(r"\d+ groups? of \d+ ranks?, ")
@@ -43,7 +43,7 @@ class Attempt:
     first_step: int = 0
     last_step: int = 0
     end: str = OPEN
-    course: Thinned = field(default_factory=Thinned)
+    course: ThinnedCourse = field(default_factory=ThinnedCourse)
     """The number of steps over time, in seconds since 1970."""
 
     @property

@@ -15,7 +15,7 @@ from hpcsgd.report.figures import FIGURES
 from hpcsgd.report.page.bars import count_bars, phase_bars, phase_course, rank_bars
 from hpcsgd.report.page.reading import COMPUTED, SPENT, Key
 from hpcsgd.report.page.runs import Run
-from hpcsgd.report.page.thinning import BUCKETS, Points, Thinned
+from hpcsgd.report.page.thinning import BUCKETS, Points, ThinnedCourse
 from hpcsgd.report.page.timelines import replica_groups, restarts
 
 Trace = dict[str, Any]
@@ -57,7 +57,10 @@ PANELS = 120
 
 @dataclass
 class Panel:
-    """One plot of the page. Traces of a course have ``step`` and ``y``; others are in Plotly's format."""
+    """One plot of the page.
+
+    The traces of a `course`, a value over the run, have ``step`` and ``y``. Others are in Plotly's format.
+    """
 
     section: str
     title: str
@@ -130,7 +133,7 @@ def _courses(runs: Sequence[Run], buckets: int) -> Iterator[Panel]:
             yield _course_panel(names, courses, buckets, len(runs))
 
 
-def _drawn(run: Run, key: Key) -> Thinned | None:
+def _drawn(run: Run, key: Key) -> ThinnedCourse | None:
     found = run.reading.courses.get(key)
     nothing = key == ("eval", "distance") and found is not None and found.extremes() == (0, 0)
     return None if nothing else found
@@ -146,7 +149,7 @@ def _together(keys: Sequence[Key], *, apart: bool) -> list[list[Key]]:
 
 
 def _course_panel(
-    names: Sequence[Key], courses: Mapping[tuple[int, Key], Thinned], buckets: int, runs: int
+    names: Sequence[Key], courses: Mapping[tuple[int, Key], ThinnedCourse], buckets: int, runs: int
 ) -> Panel:
     section, title = KNOWN.get(names[0]) or (REST, _title(names[0]))
     if len(names) > 1:
@@ -176,7 +179,7 @@ def _name(key: Key) -> str:
     return html.escape(key[1].removesuffix("_seconds"), quote=False)
 
 
-def _strange(courses: Mapping[tuple[int, Key], Thinned]) -> str:
+def _strange(courses: Mapping[tuple[int, Key], ThinnedCourse]) -> str:
     strange = [course for course in courses.values() if course.strange_at is not None]
     if not strange:
         return ""

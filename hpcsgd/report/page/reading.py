@@ -1,4 +1,7 @@
-"""The metrics of one run, read in one pass with little memory: courses by step, and totals."""
+"""The metrics of one run, read in one pass with little memory.
+
+The results are courses (a metric over the steps of the run) and totals.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 from hpcsgd.errors import UserError
 from hpcsgd.report.metrics import STEP_TABLES, Record
-from hpcsgd.report.page.thinning import Thinned
+from hpcsgd.report.page.thinning import ThinnedCourse
 from hpcsgd.report.totals import Totals, mean_of
 
 Key = tuple[str, str]
@@ -89,7 +92,7 @@ class Reading:
 
     def __init__(self) -> None:
         self.totals = Totals()
-        self.courses: dict[Key, Thinned] = {}
+        self.courses: dict[Key, ThinnedCourse] = {}
         self.ruler = Ruler()
         self.phases = PhaseCourse()
         self.records: Counter[str] = Counter()
@@ -139,10 +142,10 @@ class Reading:
             if text in words or len(words) < 5:
                 words[text] += 1
 
-    def _course(self, kind: str, name: str) -> Thinned:
+    def _course(self, kind: str, name: str) -> ThinnedCourse:
         found = self.courses.get((kind, name))
         if found is None:
-            found = Thinned()
+            found = ThinnedCourse()
             if len(self.courses) < COURSES:
                 self.courses[kind, name] = found
             else:

@@ -66,7 +66,7 @@ class Row:
 
 
 def figures(runs: Sequence[Run]) -> list[Row]:
-    """Return a row for each figure that is known for at least one run."""
+    """Return the rows of the table of figures: one for each figure that at least one run has."""
     numbers = list(map(_numbers, runs))
     rows = [Row("state", [run.state for run in runs]), Row("P × K", [run.shape for run in runs])]
     for key, (name, text) in FIGURE_TEXTS.items():

@@ -38,7 +38,7 @@ class Bucket:
 
 
 @dataclass
-class Thinned:
+class ThinnedCourse:
     """A course that keeps few points. Values are added in the order of their positions."""
 
     most: int = BUCKETS

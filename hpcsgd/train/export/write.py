@@ -7,7 +7,7 @@ from pathlib import Path
 from hpcsgd.errors import UserError, count_text, near_miss
 from hpcsgd.models.weights import distinct
 from hpcsgd.train.export.formats import FORMATS
-from hpcsgd.train.export.left import left_by
+from hpcsgd.train.export.saved_model import saved_by
 
 
 def export(run: Path, kind: str = "safetensors", to: Path | None = None) -> str:
@@ -20,15 +20,15 @@ def export(run: Path, kind: str = "safetensors", to: Path | None = None) -> str:
         raise UserError(f"no format {kind!r}; {near_miss(kind, FORMATS)}")
     target = run / FORMATS[kind].name if to is None else to
     _require_place(target)
-    left = left_by(run)
-    count = sum(x.numel() for x in distinct(left.weights)[0].values())
+    saved = saved_by(run)
+    count = sum(x.numel() for x in distinct(saved.weights)[0].values())
     try:
-        FORMATS[kind].write(left, target)
+        FORMATS[kind].write(saved, target)
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error})") from error
-    step = "" if left.step is None else f" after step {left.step:,}"
-    tensors, numbers = count_text(len(left.weights), "tensor"), count_text(count, "number")
-    return f"{target}: {tensors}, {numbers}, from {left.source}{step}"
+    step = "" if saved.step is None else f" after step {saved.step:,}"
+    tensors, numbers = count_text(len(saved.weights), "tensor"), count_text(count, "number")
+    return f"{target}: {tensors}, {numbers}, from {saved.source}{step}"
 
 
 def _require_place(target: Path) -> None:

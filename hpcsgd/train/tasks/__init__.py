@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hpcsgd.data import Arrays, ImageFiles, Pairs, Ratings, Split, Store, Windows
+from hpcsgd.data import Arrays, ImageDataset, ImageFiles, Pairs, Ratings, Split, Windows
 from hpcsgd.train.tasks.classification import Classification
 from hpcsgd.train.tasks.language import Language
 from hpcsgd.train.tasks.recommendation import Recommendation
@@ -13,7 +13,7 @@ from hpcsgd.train.tasks.super_resolution import SuperResolution
 from hpcsgd.train.tasks.task import Result, Task
 
 TASKS: Mapping[type[Split], Callable[[Any], Task]] = {
-    Store: Classification,
+    ImageDataset: Classification,
     Arrays: Classification,
     ImageFiles: Classification,
     Pairs: SuperResolution,

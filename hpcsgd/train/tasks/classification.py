@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from hpcsgd.data import Arrays, ImageFiles, Store
+from hpcsgd.data import Arrays, ImageDataset, ImageFiles
 from hpcsgd.errors import count_text
 from hpcsgd.train.tasks.task import Result, tally_of, unfit
 
@@ -17,7 +17,7 @@ class Classification:
     tokens = None
     tallied = 3
 
-    def __init__(self, data: Store | Arrays | ImageFiles) -> None:
+    def __init__(self, data: ImageDataset | Arrays | ImageFiles) -> None:
         self._data = data
 
     def loss(self, scores: Tensor, y: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ import torch
 
 from hpcsgd.cluster.doctor import Finding, Level
 from hpcsgd.cluster.doctor.checks import check, cores, extra, gpus, groups, launcher, threads, versions
+from hpcsgd.cluster.doctor.dataset_file import open_everywhere
 from hpcsgd.cluster.doctor.exercise import exercise
 from hpcsgd.cluster.doctor.finding import numbers
 from hpcsgd.cluster.doctor.rank_info import RankInfo, examine, table
-from hpcsgd.cluster.doctor.stores import open_everywhere
 from hpcsgd.comm import Backend, Communicator
 from hpcsgd.comm import threads as in_threads
 from hpcsgd.core.topology import form
@@ -228,9 +228,9 @@ def test_a_store_that_not_every_rank_finds(tmp_path: Path) -> None:
 
     for found in in_threads.run(4, look):
         assert found.level is Level.ERROR
-        assert found.text.startswith(f"store: on rank 1-2: {tmp_path}/none.h5: no such file")
+        assert found.text.startswith(f"dataset file: on rank 1-2: {tmp_path}/none.h5: no such file")
     (found,) = in_threads.run(1, open_everywhere, path)
-    assert found == Finding(Level.OK, f"store: {path}, 48 training samples, readable on every rank")
+    assert found == Finding(Level.OK, f"dataset file: {path}, 48 training samples, readable on every rank")
 
 
 @pytest.mark.slow
@@ -263,7 +263,7 @@ def test_the_command_without_a_launcher(tmp_path: Path) -> None:
 def test_the_command_ends_with_an_error(tmp_path: Path) -> None:
     done = launch(tmp_path, "doctor", "--data-file", "none.h5", n=2)
     assert (done.code, done.err) == (1, "")
-    assert "ERROR    store: on rank 0-1: none.h5: no such file" in done.out
+    assert "ERROR    dataset file: on rank 0-1: none.h5: no such file" in done.out
     done = launch(tmp_path, "doctor", "--groups", "3", n=2)
     assert (done.code, done.out) == (1, "")
     assert done.err == "hpcsgd: groups = 3 is more than the 2 ranks of the job\n"

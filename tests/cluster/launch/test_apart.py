@@ -15,13 +15,13 @@ import pytest
 
 import programs
 from cluster.launch.slow_runs import EPOCHS, at_work, hurry, is_of, prepare
-from hpcsgd.cluster.launch.elected import Elected
+from hpcsgd.cluster.launch.elected import CoordinatorElection
 from hpcsgd.cluster.launch.replica_group import _made_or_joined
 from hpcsgd.cluster.launch.supervisor import Supervisor
 from hpcsgd.config.schema import load
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.coordinator_address import CoordinatorAddress, of_term
-from hpcsgd.elastic.journal import FOLDER, Term, claim, last_claimed
+from hpcsgd.elastic.journal import FOLDER, TermJournal, claim, last_claimed
 from hpcsgd.elastic.register import Phase, Register
 from hpcsgd.errors import UserError
 from hpcsgd.report.run_folder import replica_group_folder
@@ -183,10 +183,10 @@ def test_launchers_that_are_killed_or_frozen(replica_groups: Groups) -> None:
     assert not at_work(replica_groups.folder)
 
 
-def elected(folder: Path, replica_group: int, heartbeat_timeout: float = 60.0) -> Elected:
+def elected(folder: Path, replica_group: int, heartbeat_timeout: float = 60.0) -> CoordinatorElection:
     replica_group_folder(folder, replica_group).mkdir(parents=True)
     (folder / FOLDER).mkdir(exist_ok=True)
-    return Elected(
+    return CoordinatorElection(
         folder,
         replica_group,
         heartbeat_timeout=heartbeat_timeout,
@@ -259,7 +259,7 @@ def test_after_the_end_of_the_training_nobody_waits_for_a_coordinator(tmp_path: 
     async def go() -> int:
         at = elected(tmp_path, 0)
         assert claim(tmp_path / FOLDER, 1)
-        Term(tmp_path / FOLDER, 1).write(Register(1, 7, 7, Phase.FINISHED))
+        TermJournal(tmp_path / FOLDER, 1).write(Register(1, 7, 7, Phase.FINISHED))
         CoordinatorAddress("", "a token").publish(tmp_path / FOLDER, 1)
         options = {"restarts": 0, "heartbeat_timeout": 60.0, "timeout": 60.0}
         return await Supervisor({0: 1}, 2, [], tmp_path, Never(), at, **options).run()
@@ -297,7 +297,7 @@ def test_another_job_file_after_all_have_found_the_first_one_at_fault(replica_gr
     assert claim(terms, 2)
     with pytest.raises(UserError, match=r"optimizer\.lr 0\.2 → 0\.3"):
         comes("0.3")
-    Term(terms, 2).write(Register(generation=1))
+    TermJournal(terms, 2).write(Register(generation=1))
     CoordinatorAddress("", "a token").publish(terms, 2)
     with pytest.raises(UserError, match=r"optimizer\.lr 0\.2 → 0\.3"):
         comes("0.3")

@@ -14,7 +14,7 @@ from hpcsgd.cluster.launch.replica_group import _made_or_joined
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, load
 from hpcsgd.elastic import event_log
-from hpcsgd.elastic.journal import FOLDER, Term, claim
+from hpcsgd.elastic.journal import FOLDER, TermJournal, claim
 from hpcsgd.elastic.register import Member, Phase, Register
 from hpcsgd.errors import UserError
 from hpcsgd.report import run_folder
@@ -78,7 +78,7 @@ def recorded(job: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
     programs.mpiexec()
     monkeypatch.chdir(job.parent)
     here = Recorded()
-    monkeypatch.setattr(launching, "Elected", here.elected)
+    monkeypatch.setattr(launching, "CoordinatorElection", here.elected)
     monkeypatch.setattr(launching, "Supervisor", here.supervisor)
     monkeypatch.setattr(launching, "report", here.reported.append)
     return here
@@ -97,7 +97,7 @@ def test_the_first_member_reports(recorded: Recorded) -> None:
     recorded.launch(1)
     assert claim(Path("run") / FOLDER, 1)
     members = tuple(Member(replica_group, ("a:1",), 7) for replica_group in (0, 1))
-    Term(Path("run") / FOLDER, 1).write(Register(1, 7, 7, Phase.RUN, members))
+    TermJournal(Path("run") / FOLDER, 1).write(Register(1, 7, 7, Phase.RUN, members))
     for replica_group in (1, 0):
         recorded.launch(replica_group)
     assert recorded.reported == [Path("run")]

@@ -15,9 +15,9 @@ from hpcsgd.performance.measuring import timing
 from hpcsgd.performance.measuring.timing import (
     LARGEST_BLOCK,
     LEAST_ROUNDS,
+    Barriers,
     Contest,
     Timed,
-    Together,
     feasible,
     take_turns,
 )
@@ -28,7 +28,7 @@ LATE = 0.02
 
 def slowest(world: Communicator) -> list[float]:
     """Rank 1 comes late to the meeting and then takes its time."""
-    together = Together(world)
+    together = Barriers(world)
     contest = Contest(8, [lambda: time.sleep(LATE * world.rank)])
     time.sleep(LATE * 2 * world.rank)
     contest.round(together)
@@ -53,7 +53,7 @@ class Clock(threading.local):
 
 def taken(world: Communicator, clock: Clock) -> tuple[list[int], list[int], list[int]]:
     """Sizes that were kept, calls a block, rounds; each size takes thrice as long as the one before."""
-    together = Together(world)
+    together = Barriers(world)
     contests = [Contest(3**i, [partial(clock.passes, 3**i * 1e-4)]) for i in range(8)]
     kept = feasible(together, contests, seconds=0.1)
     take_turns(together, kept, seconds=0.1)

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 import hpcsgd
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
-from hpcsgd.data import Store
+from hpcsgd.data import ImageDataset
 from hpcsgd.performance.probing.job_file import plan_of, probe_config
 from hpcsgd.performance.probing.probe import Probe
 from performance.probing.test_replicas import JOB, steady
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def samples(folder: Path, part: str) -> TensorDataset:
-    store = Store(folder / "small.h5", part)
+    store = ImageDataset(folder / "small.h5", part)
     return TensorDataset(*store.collate(store.__getitems__(list(range(len(store))))))
 
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from hpcsgd.report.page.reading import PhaseCourse, Ruler
-from hpcsgd.report.page.thinning import BUCKETS, Thinned
+from hpcsgd.report.page.thinning import BUCKETS, ThinnedCourse
 
 
-def thinned(values: np.ndarray, most: int = BUCKETS) -> Thinned:
-    course = Thinned(most)
+def thinned(values: np.ndarray, most: int = BUCKETS) -> ThinnedCourse:
+    course = ThinnedCourse(most)
     for at, value in enumerate(values.tolist(), start=1):
         course.add(at, value)
     return course

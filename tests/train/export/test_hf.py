@@ -11,7 +11,7 @@ import torch
 from data.test_tokenizers import write_tokenizer
 from hpcsgd import models
 from hpcsgd.config.schema import load
-from hpcsgd.data.corpus import tokenizer_of_store
+from hpcsgd.data.corpus import tokenizer_of_file
 from hpcsgd.models.weights import load_into, read
 from hpcsgd.train.export import export
 from train.export.models_of_tests import of_transformers
@@ -30,7 +30,7 @@ LIBRARYS = {
 def run_with(tmp_path: Path, model: tuple[str, ...], arguments: str) -> Path:
     """Of two groups, on a text in tokens; `arguments` have TYPES."""
     job_file = write_text(tmp_path, str(write_tokenizer(tmp_path)))
-    types = tokenizer_of_store(tmp_path / "text.h5").types
+    types = tokenizer_of_file(tmp_path / "text.h5").types
     words = [*model, "--model.arguments", arguments.replace("TYPES", str(types)), "--parallel.groups", "2"]
     return trained(job_file, tmp_path / "run", *words, n=2)
 
@@ -85,7 +85,7 @@ def test_out_and_in_again(of_own: Path) -> None:
 
     assert {path.stat().st_mode for path in folder.iterdir()} == {(of_own / "model.pt").stat().st_mode}
 
-    own, text = tokenizer_of_store(of_own.parent / "text.h5"), "the 3rd of them, √3"
+    own, text = tokenizer_of_file(of_own.parent / "text.h5"), "the 3rd of them, √3"
     theirs = AutoTokenizer.from_pretrained(folder)
     assert theirs(text, add_special_tokens=False)["input_ids"] == own.encode([text.encode()])[0].tolist()
     assert theirs.eos_token_id == loaded.generation_config.eos_token_id == own.end

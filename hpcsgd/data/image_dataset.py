@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcsgd.data.layout import Header, dataset, open_store
+from hpcsgd.data.layout import Header, dataset, open_dataset_file
 from hpcsgd.data.split import Batch, Split, damaged, require_labels
 from hpcsgd.errors import UserError, near_miss
 
 
-class Store(Split):
+class ImageDataset(Split):
     """One split of a dataset file of images as normalized samples: x float32 [C, H, W], y an int64 scalar.
 
     A sample is (pixel / scale - mean) / std, with the values in `header`. A `Batch` of b has x float32 [b,
@@ -51,7 +51,7 @@ class Store(Split):
         return len(self._labels)
 
     def trial(self) -> Tensor:
-        """Return the x of the first and the last sample."""
+        """Return the first and the last sample, normalized, as a batch [2, C, H, W] to test a model."""
         return self.__getitems__([0, len(self) - 1]).x
 
     def _read(self, indices: Sequence[int]) -> Batch:
@@ -60,7 +60,7 @@ class Store(Split):
 
 
 def _read_header(path: Path, split: str) -> tuple[Header, Tensor]:
-    with open_store(path, "images") as file:
+    with open_dataset_file(path, "images") as file:
         try:
             if split not in file:
                 raise UserError(f"{path}: no split {split!r}; {near_miss(split, file)}")

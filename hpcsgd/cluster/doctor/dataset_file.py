@@ -15,8 +15,8 @@ def open_everywhere(world: Communicator, path: Path) -> Finding:
     answers = world.gather_objects(_read(path))
     failed = [rank for rank, (_, problem) in enumerate(answers) if problem]
     if failed:
-        return error(f"store: on rank {numbers(failed)}: {answers[failed[0]][1]}")
-    return ok(f"store: {path}, {answers[0][0]} training samples, readable on every rank")
+        return error(f"dataset file: on rank {numbers(failed)}: {answers[failed[0]][1]}")
+    return ok(f"dataset file: {path}, {answers[0][0]} training samples, readable on every rank")
 
 
 def _read(path: Path) -> tuple[int, str]:

@@ -26,8 +26,8 @@ MODEL = "model.pt"
 
 
 @dataclass(frozen=True)
-class Left:
-    """The averaged model that a run of `config` has left in `source`, after `step` steps (if known)."""
+class SavedModel:
+    """The averaged model that a run of `config` has saved in `source`, after `step` steps (if known)."""
 
     config: Config
     run: Path
@@ -60,7 +60,7 @@ class Left:
         }
 
 
-def left_by(run: Path) -> Left:
+def saved_by(run: Path) -> SavedModel:
     """Return the averaged model of the run in the folder `run`.
 
     Raises `UserError` if `run` is not the folder of a run, or if the run has saved no model yet.
@@ -69,11 +69,11 @@ def left_by(run: Path) -> Left:
         raise UserError(f"{run}: not the folder of a run: there is no {JOB_FILE}")
     config, model = load(run / JOB_FILE), run / MODEL
     if model.is_file() and not _went_on(run, model):
-        return Left(config, run, model, _last_step(run), lambda: read(model))
+        return SavedModel(config, run, model, _last_step(run), lambda: read(model))
     saved = newest(run / CHECKPOINTS)
     if saved is None:
         raise UserError(f"{run}: neither {MODEL} nor a checkpoint: there is no model yet")
-    return Left(config, run, saved.path, saved.step, lambda: _averaged(config, saved))
+    return SavedModel(config, run, saved.path, saved.step, lambda: _averaged(config, saved))
 
 
 def built(config: Config) -> nn.Module:

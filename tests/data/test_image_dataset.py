@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset
 
-from hpcsgd.data import Store, collate, convert
+from hpcsgd.data import ImageDataset, collate, convert
 from hpcsgd.errors import UserError
 
 
@@ -34,7 +34,7 @@ def samples(path: Path, split: str = "train") -> tuple[torch.Tensor, torch.Tenso
 
 
 def test_samples_are_normalized(path: Path) -> None:
-    store = Store(path, "train")
+    store = ImageDataset(path, "train")
     x, y = samples(path)
     assert len(store) == 23
     assert store.shape == (1, 5, 3)
@@ -47,19 +47,19 @@ def test_samples_are_normalized(path: Path) -> None:
     torch.testing.assert_close(store[3][0], x[3])
     assert store[3][1] == y[3]
     assert [label for _, label in store] == y.tolist()
-    torch.testing.assert_close(Store(path, "test")[4][0], samples(path, "test")[0][4])
+    torch.testing.assert_close(ImageDataset(path, "test")[4][0], samples(path, "test")[0][4])
 
 
 @pytest.mark.parametrize("index", [23, -1, 1000])
 def test_an_index_outside(path: Path, index: int) -> None:
     with pytest.raises(IndexError, match=f"23 samples, none at .{index}"):
-        Store(path, "train").__getitems__([0, index])
+        ImageDataset(path, "train").__getitems__([0, index])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("collate_fn", [Store.collate, None], ids=["collate", "default"])
+@pytest.mark.parametrize("collate_fn", [ImageDataset.collate, None], ids=["collate", "default"])
 def test_through_a_loader(path: Path, workers: int, collate_fn: object) -> None:
-    store = Store(path, "train")
+    store = ImageDataset(path, "train")
     store[0]  # open here as well, before the workers are forked
     loader = DataLoader(store, 5, num_workers=workers, collate_fn=collate_fn)  # pyright: ignore[reportArgumentType]
     batches = list(loader)
@@ -72,28 +72,28 @@ def test_through_a_loader(path: Path, workers: int, collate_fn: object) -> None:
 
 
 def test_a_part_through_a_loader(path: Path) -> None:
-    part = Subset(Store(path, "train"), [3, 1, 2])
-    ((x, y),) = DataLoader(part, 3, collate_fn=Store.collate)
+    part = Subset(ImageDataset(path, "train"), [3, 1, 2])
+    ((x, y),) = DataLoader(part, 3, collate_fn=ImageDataset.collate)
     torch.testing.assert_close(x, samples(path)[0][[3, 1, 2]])
     assert torch.equal(y, samples(path)[1][[3, 1, 2]])
 
 
 def test_collate_takes_other_samples(path: Path) -> None:
-    store = Store(path, "train")
+    store = ImageDataset(path, "train")
     x, y = collate([store[0], store[1]])
     torch.testing.assert_close(x, samples(path)[0][:2])
     assert torch.equal(y, samples(path)[1][:2])
 
 
 def test_pickled_while_open(path: Path) -> None:
-    store = Store(path, "train")
+    store = ImageDataset(path, "train")
     store[0]
     copy = pickle.loads(pickle.dumps(store))
     assert torch.equal(copy[5][0], store[5][0])
 
 
 def test_across_a_fork_the_file_is_opened_anew(path: Path) -> None:
-    store = Store(path, "train")
+    store = ImageDataset(path, "train")
     store[0]
     parent = store._opened
 
@@ -113,7 +113,7 @@ def test_across_a_fork_the_file_is_opened_anew(path: Path) -> None:
 
 
 def test_from_several_threads(path: Path) -> None:
-    store = Store(path, "train")
+    store = ImageDataset(path, "train")
     x, _ = samples(path)
     differing: list[int] = []
 
@@ -133,22 +133,22 @@ def test_from_several_threads(path: Path) -> None:
 
 def test_what_is_not_a_store(tmp_path: Path, path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere\.h5: no such file; .hpcsgd data convert"):
-        Store(tmp_path / "nowhere.h5", "train")
-    with pytest.raises(UserError, match=r"not a store, or damaged .*File name too long"):
-        Store(tmp_path / ("a" * 5000), "train")
+        ImageDataset(tmp_path / "nowhere.h5", "train")
+    with pytest.raises(UserError, match=r"not a dataset file, or damaged .*File name too long"):
+        ImageDataset(tmp_path / ("a" * 5000), "train")
     (tmp_path / "text.h5").write_text("no HDF5")
-    with pytest.raises(UserError, match=r"text\.h5: not a store"):
-        Store(tmp_path / "text.h5", "train")
+    with pytest.raises(UserError, match=r"text\.h5: not a dataset file"):
+        ImageDataset(tmp_path / "text.h5", "train")
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["x"] = 1
-    with pytest.raises(UserError, match=r"other\.h5: an HDF5 file, but not a store"):
-        Store(tmp_path / "other.h5", "train")
+    with pytest.raises(UserError, match=r"other\.h5: an HDF5 file, but not a dataset file"):
+        ImageDataset(tmp_path / "other.h5", "train")
     with pytest.raises(UserError, match="no split 'trains'; did you mean 'train'"):
-        Store(path, "trains")
+        ImageDataset(path, "trains")
     with h5py.File(path, "a") as file:
         file.attrs["version"] = 2
-    with pytest.raises(UserError, match="a store of images of version 2, only 1 is read"):
-        Store(path, "train")
+    with pytest.raises(UserError, match="a dataset file of images of version 2, only 1 is read"):
+        ImageDataset(path, "train")
 
 
 def test_a_damaged_row_is_named(path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_damaged_row_is_named(path: Path) -> None:
     for place in places.values():
         content[place + 2] ^= 1
     path.write_bytes(content)
-    store = Store(path, "train")
+    store = ImageDataset(path, "train")
     store.__getitems__([row for row in range(23) if row not in places])
     with pytest.raises(UserError, match=r"split 'train' is damaged: rows 9, 4 do not match") as caught:
         store.__getitems__([9, 0, 4])
@@ -174,7 +174,7 @@ def test_a_row_never_written_is_damaged(path: Path) -> None:
         file.create_dataset("test/x", shape, np.uint8, chunks=(1, *shape[1:]), fletcher32=True)
         file["test/y"] = np.zeros(2, np.uint8)
     with pytest.raises(UserError, match="rows 1 do not match"):
-        Store(path, "test")[1]
+        ImageDataset(path, "test")[1]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -188,9 +188,9 @@ def test_a_damaged_file_is_refused_or_read_right(path: Path, tmp_path: Path, dat
         content[place] ^= data.draw(st.integers(1, 255))
     damaged = tmp_path / f"damaged{data.draw(st.integers(0, 10**9))}.h5"
     damaged.write_bytes(content)
-    whole = Store(path, "train")
+    whole = ImageDataset(path, "train")
     try:
-        store = Store(damaged, "train")
+        store = ImageDataset(damaged, "train")
         batch = store.__getitems__(range(len(store)))
     except UserError as refusal:
         message = str(refusal)
@@ -208,11 +208,11 @@ def test_labels_of_no_class(path: Path) -> None:
         file["test/y"][3] = 77
     told = r"split 'test' is damaged: label 77, and its 10 classes are 0 to 9; convert it again$"
     with pytest.raises(UserError, match=told):
-        Store(path, "test")
-    Store(path, "train")
+        ImageDataset(path, "test")
+    ImageDataset(path, "train")
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "store.h5")
     with pytest.raises(UserError, match=r"store.h5: a pipe, and not a file$"):
-        Store(tmp_path / "store.h5", "train")
+        ImageDataset(tmp_path / "store.h5", "train")
