@@ -23,6 +23,7 @@ from hpcsgd.engine.averaged import Block, Buffers
 from hpcsgd.engine.broadcasting import broadcast_buffers
 from hpcsgd.engine.closures import Closure
 from hpcsgd.engine.dividing import laid_out
+from hpcsgd.engine.iterates import require_averaged, require_no_iterate_outside
 from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.engine.options import Options
 from hpcsgd.engine.param_gather import ParamGather, gather_shards, quantized_gather, synchronize_models
@@ -133,6 +134,7 @@ class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThroug
         self._quantized_gather = quantized_gather(topology, method, self._plan)
         share_start(topology, buckets, model, self.trained)
         cut = shards and (topology.group_size > 1 or is_fsdp(self.trained[0][1]))
+        require_averaged(topology, method, optimizer, cut=cut)
         self.local = ShardedOptimizer(optimizer, buckets, cut=cut, master=master_dtype)
         self._reducer = None
         if not self._grad_reduce.idle(topology):
@@ -198,6 +200,7 @@ class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThroug
             The loss of this rank's batch, or what an unknown optimizer returns for a `closure`.
         """
         self._require_step_allowed()
+        self._require_train_mode()
         passed, loss = self._passed(closure, loss)
         with self._during("step()") as call:
             self._update(call, loss, passed)
@@ -221,6 +224,8 @@ class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThroug
         s, traits = self._in_place, self._grad_reduce.traits
         self._as_wrapped.require(call, self._everyone)
         self._require_sync(call)
+        if s.t == 0 and not s.topology.has_one_group and not traits.across:
+            require_no_iterate_outside(self.local.optimizer, self.local.known)
         unmoved = Unmoved(self._now_frozen())
         self.updating.ready(call)
         s.t, s.rates, s.left_out = s.t + 1, self.rates, ()
