@@ -24,6 +24,7 @@ from hpcsgd.engine.lr import lr_scale as lr_scale
 from hpcsgd.engine.muon import muon as muon
 from hpcsgd.engine.natural_gradient import NaturalGradient as NaturalGradient
 from hpcsgd.engine.optimizer import DistributedOptimizer as DistributedOptimizer
+from hpcsgd.engine.qhadam import QHAdam as QHAdam
 from hpcsgd.engine.scaling import GradScaler as GradScaler
 from hpcsgd.errors import JobError as JobError
 from hpcsgd.errors import UserError as UserError

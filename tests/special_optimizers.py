@@ -82,6 +82,49 @@ class ScheduleFree(optim.Optimizer):
                 z.sub_(p.grad, alpha=group["lr"])
 
 
+class Gpa(optim.Optimizer):
+    """Generalized primal averaging of SGD, which keeps its mode and its count in the state of the first
+    parameter of each group, as the package `gpa` does."""
+
+    def __init__(self, params: Params, lr: float = 0.1, mu_y: float = 0.7, mu_x: float = 0.9) -> None:
+        super().__init__(params, {"lr": lr, "mu_y": mu_y, "mu_x": mu_x})
+
+    def _shared(self, group: dict[str, Any]) -> dict[str, Any]:
+        state = self.state[group["params"][0]]
+        state.setdefault("train_mode", torch.tensor(False))
+        state.setdefault("step", torch.tensor(0, dtype=torch.int64))
+        return state
+
+    def eval(self) -> None:
+        self._move(to=False, weight=lambda mu: 1 - 1 / mu)
+
+    def train(self) -> None:
+        self._move(to=True, weight=lambda mu: 1 - mu)
+
+    @torch.no_grad()
+    def _move(self, *, to: bool, weight: Callable[[float], float]) -> None:
+        for group in self.param_groups:
+            shared = self._shared(group)
+            if bool(shared["train_mode"]) != to:
+                for p in group["params"]:
+                    if "z" in self.state[p]:
+                        p.lerp_(self.state[p]["z"], weight(group["mu_y"]))
+                shared["train_mode"].fill_(to)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            shared = self._shared(group)
+            if not shared["train_mode"]:
+                raise RuntimeError("not in train mode")
+            shared["step"] += 1
+            lr, mu_y, mu_x = group["lr"], group["mu_y"], group["mu_x"]
+            for p in (p for p in group["params"] if p.grad is not None):
+                z = self.state[p].setdefault("z", p.clone())
+                p.lerp_(z, 1 - mu_x).add_(p.grad, alpha=lr * (mu_y * mu_x - 1))
+                z.sub_(p.grad, alpha=lr)
+
+
 class Polyak(optim.Optimizer):
     """Its rate is the loss over ‖g‖²."""
 

@@ -65,6 +65,7 @@ class Scene:
         self.data = TensorDataset(torch.randn(16, 3), torch.zeros(16, dtype=torch.int64))
         self.topology, self.model, self.folder = topology, net, folder
         self.optimizer = optim.SGD(net.parameters(), 0.1)
+        self.params = list(net.parameters())
         self.inner = self.averager = hpcsgd.hierarchical(8).averager
         self.loader: Any = [1, 2]
         self.sampler = hpcsgd.Sampler(self.data, topology)
@@ -241,6 +242,7 @@ SIZES: list[tuple[str, str, tuple[Any, ...]]] = [
     ("InjectedBatches", "b", (0, -1)),
     ("Loader", "num_workers", (-1,)),
     ("fedavg", "steps_per_epoch", (0, -1)),
+    ("QHAdam", "lr", (-1.0, math.inf)),
     ("hierarchical", "sync_every", (0, -1)),
     ("lr_scale", "P", (0, -1)),
     ("muon", "lr", (-1.0, math.inf)),

@@ -79,6 +79,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
     "NAdam": lambda net: optim.NAdam(net.parameters(), lr=0.01),
     "ASGD": lambda net: optim.ASGD(net.parameters(), lr=0.01),
     "Rprop": lambda net: optim.Rprop(net.parameters(), lr=0.01),
+    "QHAdam": lambda net: hpcsgd.QHAdam(two_groups(net), lr=0.01, betas=(0.8, 0.9), weight_decay=1e-3),
     "muon": lambda net: hpcsgd.muon(net, lr=0.02, hidden=["encode.weight", "head.weight"]),
     "whole tensors": lambda net: Rows([p for p in net.parameters() if p.requires_grad], lr=0.1),
 }

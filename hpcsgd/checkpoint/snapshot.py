@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from enum import Enum
 from typing import Any
 
 import h5py
@@ -244,7 +245,8 @@ def _saved_frozen(saved: Saved) -> Iterator[tuple[str, Tensor]]:
 
 
 def _options(optimizer: DistributedOptimizer) -> list[dict[str, Any]]:
-    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    groups = ([(k, v) for k, v in group.items() if k != "params"] for group in optimizer.param_groups)
+    return [{k: v.name if isinstance(v, Enum) else v for k, v in group} for group in groups]
 
 
 def all_places(saved: Saved) -> Iterator[Place]:

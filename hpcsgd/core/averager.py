@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -50,6 +50,10 @@ class Traits:
     group before it calls `prepare`."""
     leaves_mean: bool = False
     """True: the averager leaves all groups with the mean of their models and changes nothing else."""
+    mean_of: Literal["", "models", "models and state"] = ""
+    """What is the mean over the groups after a synchronization, whatever else the averager does. "models":
+    every group keeps its own optimizer state, or averages it at other times. "models and state": the averager
+    averages all optimizer state, too. "": anything else."""
     vectors_only: bool = False
     """True: the averager uses only the vectors to average, the step number and its own state. Other code may
     then let it average copies or parts of the vectors, on other communicators, while training goes on."""

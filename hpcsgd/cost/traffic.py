@@ -11,12 +11,15 @@ which uses all parameters. `CommStats` does not count torch's messages.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from hpcsgd.core.optional import comm_ops
 from hpcsgd.core.step import gather_ops
 from hpcsgd.core.traffic import CommOp, ModelLayout, Stage, param_gathers
+from hpcsgd.engine.iterates import is_iterate
 from hpcsgd.engine.plan import StepPlan
+from hpcsgd.parts.averagers.optimizer_state import comparison, sent_by_state
 
 BY_TORCH = "by torch"
 """The phase of the messages that torch sends."""
@@ -59,13 +62,27 @@ def ops_of_sync(plan: StepPlan, m: ModelLayout) -> list[CommOp]:
     """Return the operations of a synchronization.
 
     If the averager needs whole models and ranks have updated shards, an allgather precedes. If it averages
-    shards and ranks have updated whole models, an allgather follows.
+    shards and ranks have updated whole models, an allgather follows. Raw iterates are averaged last.
     """
     assert not plan.sequence, "each stage has its own synchronizations"
     grad_reduce, whole = plan.grad_reduce, plan.averager.traits.whole_model
     before = param_gathers(m) if grad_reduce.traits.leaves_shards and whole else []
     after = param_gathers(m) if not grad_reduce.traits.leaves_shards and not whole else []
-    return [*before, *comm_ops(plan.averager, m), *after]
+    return [
+        *before,
+        *comm_ops(plan.averager, m),
+        *after,
+        *(_of_iterate(plan, m) if plan.averages_iterate else ()),
+    ]
+
+
+def _of_iterate(plan: StepPlan, m: ModelLayout) -> Iterator[CommOp]:
+    """Yield the operations that average the raw iterate in the state of optimizers such as Schedule-Free."""
+    yield comparison()
+    shards = plan.sharding != "model" and not plan.averager.traits.whole_model
+    for name, layers in m.optimizer_state.items():
+        if is_iterate(name):
+            yield from sent_by_state(m, layers, shards)
 
 
 def gathered(plan: StepPlan, m: ModelLayout) -> list[CommOp]:

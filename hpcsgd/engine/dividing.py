@@ -14,6 +14,7 @@ from hpcsgd.core.layout import bucket_bytes, nbytes
 from hpcsgd.core.method import Method
 from hpcsgd.core.topology import Topology
 from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise, seen_whole
+from hpcsgd.engine.iterates import with_modes
 from hpcsgd.engine.plan import StepPlan, Update
 
 log = logging.getLogger(__name__)
@@ -54,10 +55,10 @@ def update_of(
 ) -> Update:
     """Return how `optimizer` updates a model: as the user's arguments say, or where None, as its class."""
     elements, tensors = is_elementwise(optimizer), is_tensorwise(optimizer)
-    name, by_itself = type(optimizer).__name__, elements or tensors
+    of_class = elements or tensors, type(optimizer).__name__, bool(with_modes(optimizer))
     if elements if elementwise is None else elementwise:
-        return Update("elements", by_itself, name)
-    return Update("tensors" if (tensors if tensorwise is None else tensorwise) else "model", by_itself, name)
+        return Update("elements", *of_class)
+    return Update("tensors" if (tensors if tensorwise is None else tensorwise) else "model", *of_class)
 
 
 def uncut(

@@ -9,11 +9,12 @@ from torch import nn, optim
 
 from hpcsgd import torch_private
 from hpcsgd.engine.chained import parts_of
+from hpcsgd.engine.qhadam import QHAdam
 from hpcsgd.errors import UserError
 
 ELEMENTWISE = (
     optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta,
-    optim.RMSprop, optim.Rprop, optim.ASGD,
+    optim.RMSprop, optim.Rprop, optim.ASGD, QHAdam,
 )  # fmt: skip
 """Optimizers whose update of an element depends on that element only, so that any cut of w is exact."""
 

@@ -23,6 +23,13 @@ NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
 number with which torch's optimizers start, given the parameter group."""
 
 
+ITERATE = "z"
+"""The name of the raw iterate in optimizer state, which starts as a copy of the parameter; see `iterates`."""
+KEPT = "y"
+"""The name, in the state, of the parameters to which `train()` returns, while an optimizer is in eval mode;
+see `iterates`."""
+
+
 def like_new(optimizer: optim.Optimizer, params: Iterable[Sequence[Tensor]]) -> optim.Optimizer:
     """Return a new optimizer of the same kind and options for other tensors.
 
@@ -56,7 +63,7 @@ def start_counters(optimizer: optim.Optimizer) -> None:
         starts = [
             {key: value for key, value in group.items() if key not in takes} for group in fresh.param_groups
         ]
-        _step_at_rest(fresh)
+        step_at_rest(fresh)
         for group, start, later in zip(groups, starts, fresh.param_groups, strict=True):
             for key in later.keys() - takes - start.keys():  # keys that the first step sets
                 group.pop(key, None)
@@ -85,7 +92,7 @@ def _counts(value: object) -> bool:
     return number and not isinstance(value, bool)
 
 
-def _step_at_rest(fresh: optim.Optimizer) -> None:
+def step_at_rest(fresh: optim.Optimizer) -> None:
     """Make a step of an optimizer whose tensors are from `_at_rest`, in training mode if it has modes."""
 
     def closure() -> Tensor:
@@ -110,18 +117,42 @@ def complete(optimizer: optim.Optimizer, tensors: Iterable[Tensor]) -> None:
 
     This is the state of a new optimizer after a step that changes nothing, with its counters reset.
     """
-    wanted = {x for x in tensors if not optimizer.state.get(x)}
+    wanted = _without_iterate(optimizer).intersection(tensors)
+    wanted |= {x for x in tensors if not optimizer.state.get(x)}
     if not wanted:
         return
     missing = [[x for x in group["params"] if x in wanted] for group in optimizer.param_groups]
     still = [[_at_rest(x) for x in xs] for xs in missing]
     fresh = like_new(optimizer, still)
-    _step_at_rest(fresh)
+    step_at_rest(fresh)
     for group, xs, stand_ins in zip(optimizer.param_groups, missing, still, strict=True):
         for x, stand_in in zip(xs, stand_ins, strict=True):
             if state := fresh.state.get(stand_in):
-                optimizer.state[x] = state
+                if ITERATE in state:
+                    state[ITERATE].copy_(x)
                 _set_back(state, group)
+                optimizer.state[x] = {**state, **optimizer.state.get(x, {})}
+
+
+def _without_iterate(optimizer: optim.Optimizer) -> set[Tensor]:
+    """Return tensors without a raw iterate, although the optimizer's other tensors have one.
+
+    The package `gpa` keeps numbers in the state of a group's first parameter, also before its first gradient.
+    """
+    found: set[Tensor] = set()
+    for part in parts_of(optimizer):
+        own = [x for group in part.param_groups for x in group["params"]]
+        having = {x for x in own if ITERATE in optimizer.state.get(x, {})}
+        found |= {x for x in own if having and x not in having}
+    return found
+
+
+def new_state(optimizer: optim.Optimizer) -> list[str]:
+    """Return the names of the state that `optimizer` keeps for a parameter after its first update."""
+    trained = [[x for x in group["params"] if x.requires_grad][:1] for group in optimizer.param_groups]
+    fresh = like_new(optimizer, [[_at_rest(local(x)) for x in xs] for xs in trained])
+    step_at_rest(fresh)
+    return list(dict.fromkeys(name for state in fresh.state.values() for name in state))
 
 
 def _set_back(state: dict[str, Any], group: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -20,10 +19,11 @@ from hpcsgd.core.step import ReduceContext, StepContext, TrainingContext
 from hpcsgd.core.topology import Topology
 from hpcsgd.engine.alike import facts, require_alike
 from hpcsgd.engine.as_wrapped import AsWrapped
-from hpcsgd.engine.averaged import Block, Buffers, averaged
+from hpcsgd.engine.averaged import Block, Buffers
 from hpcsgd.engine.broadcasting import broadcast_buffers
 from hpcsgd.engine.closures import Closure
 from hpcsgd.engine.dividing import laid_out
+from hpcsgd.engine.iterates import require_averaged, require_no_iterate_outside
 from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.engine.options import Options
 from hpcsgd.engine.param_gather import ParamGather, gather_shards, quantized_gather, synchronize_models
@@ -32,6 +32,7 @@ from hpcsgd.engine.pending_params import PendingParams
 from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.unmoved import Unmoved
+from hpcsgd.engine.with_averages import WithAverages
 from hpcsgd.engine.with_gradients import WithGradients
 from hpcsgd.engine.with_state import WithState
 from hpcsgd.engine.wrapping import (
@@ -47,7 +48,7 @@ from hpcsgd.torch_private import share_hooks
 
 
 @checked
-class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
+class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThrough, Guarded):
     """An optimizer that trains `model` with `method` on all ranks; the training loop stays the same.
 
     All ranks start from rank 0's parameters and buffers. `step()`, `clip_grad_norm_()`, `state_dict()` and
@@ -133,6 +134,7 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         self._quantized_gather = quantized_gather(topology, method, self._plan)
         share_start(topology, buckets, model, self.trained)
         cut = shards and (topology.group_size > 1 or is_fsdp(self.trained[0][1]))
+        require_averaged(topology, method, optimizer, cut=cut)
         self.local = ShardedOptimizer(optimizer, buckets, cut=cut, master=master_dtype)
         self._reducer = None
         if not self._grad_reduce.idle(topology):
@@ -198,35 +200,11 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
             The loss of this rank's batch, or what an unknown optimizer returns for a `closure`.
         """
         self._require_step_allowed()
+        self._require_train_mode()
         passed, loss = self._passed(closure, loss)
         with self._during("step()") as call:
             self._update(call, loss, passed)
         return loss if passed is None else passed.returned
-
-    @torch.no_grad()
-    def average_models(self) -> None:
-        """Average the models of the groups now, whatever the schedule says; collective, between two steps."""
-        self._block.require_left("average_models()")
-        with self._during("average_models()") as call:
-            self._as_wrapped.require(call, self._everyone)
-            s = self.ready_for("average_models()")
-            if s.topology.has_one_group:
-                return
-            if s.t == 0:
-                prepare(self.method.averager, self._vectors, s)  # its state begins before the first averaging
-            param_gather = ParamGather(s, shards=False)  # models are whole
-            synchronize_models(s, self.method.averager, param_gather, s.buckets)
-            param_gather.finish()
-        self._take_metrics()
-
-    def averaged_model(self) -> contextlib.AbstractContextManager[float]:
-        """Return a context in which `model` is the mean of all groups' models, or a server's; collective.
-
-        The context yields D, the mean distance of the groups' models from that one."""
-        self._block.require_left("averaged_model()")
-        self._as_wrapped.require(self._call("averaged_model()"), self._everyone)
-        s = self.ready_for("averaged_model()")
-        return self._block.around(averaged(s, self.method.model_holder(), self.model))
 
     def ready_for(self, call: str, *, across: bool = True) -> StepContext:
         """Require one `call` on all ranks (`across` groups, too); return the step, w whole. Collective."""
@@ -246,6 +224,8 @@ class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
         s, traits = self._in_place, self._grad_reduce.traits
         self._as_wrapped.require(call, self._everyone)
         self._require_sync(call)
+        if s.t == 0 and not s.topology.has_one_group and not traits.across:
+            require_no_iterate_outside(self.local.optimizer, self.local.known)
         unmoved = Unmoved(self._now_frozen())
         self.updating.ready(call)
         s.t, s.rates, s.left_out = s.t + 1, self.rates, ()

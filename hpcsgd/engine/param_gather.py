@@ -11,6 +11,7 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import QuantizedGather, StepContext
 from hpcsgd.core.topology import Topology
+from hpcsgd.engine.iterates import average_iterates, iterates
 from hpcsgd.engine.pending_params import PendingParams
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError
@@ -100,7 +101,7 @@ def synchronize_models(
     """Let the averager `how` average all buckets, each once it is `updated`. Collective.
 
     For an averager of whole models, all shards are gathered before. For an averager of shards, `param_gather`
-    gathers each bucket while others are being averaged.
+    gathers each bucket while others are being averaged. Raw iterates of the optimizer are averaged, too.
     """
     whole = how.traits.whole_model
     if param_gather.shards and whole:
@@ -108,7 +109,9 @@ def synchronize_models(
         with phase("param_gather"):
             gather_shards(s)
     param_gather.shards |= not whole
+    found, updated = iterates(s, updated)
     with phase("model_average"):
         for b, _ in zip(s.buckets, how.average(vectors_of(how, updated), s), strict=True):
             if not whole:
                 param_gather.shards_are_final([b])
+    average_iterates(found, s, how)

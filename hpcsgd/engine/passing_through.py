@@ -25,6 +25,7 @@ from hpcsgd.engine.averaged import Block
 from hpcsgd.engine.chained import kind_of
 from hpcsgd.engine.closures import Closure, RankOperations
 from hpcsgd.engine.inside import optimizers_in, own_methods
+from hpcsgd.engine.iterates import EVAL, TRAIN, call_each, exact, require_train_mode, with_modes
 from hpcsgd.engine.local_update import LocalUpdate
 from hpcsgd.engine.param_gather import ParamGather, gather_shards
 from hpcsgd.engine.presence import Progress
@@ -56,6 +57,8 @@ class PassingThrough:
 
     def __getattr__(self, name: str) -> Any:
         local = vars(self).get("local")
+        if local is not None and name in (TRAIN, EVAL) and (found := with_modes(local.optimizer)):
+            return lambda: call_each(found, name)
         if local is None or name not in own_methods(local.optimizer):
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
@@ -125,6 +128,12 @@ class PassingThrough:
                 "all"
             )
 
+    def _require_train_mode(self) -> None:
+        """Raise the optimizer's own exception if it is in eval mode, before anything is sent or changed."""
+        if not self.local.known:
+            with self.local.ranges([]):
+                require_train_mode(self.local.optimizer)
+
     def _pass_methods(self) -> None:
         """Make methods of the inner optimizer, and of those inside it, act on the whole model."""
         groups = self.local.optimizer.param_groups
@@ -141,7 +150,7 @@ class PassingThrough:
             if not self.local.known:
                 for name in own_methods(each):
                     if not hasattr(optim.Optimizer, name):
-                        setattr(each, name, functools.partial(self._pass, getattr(each, name)))
+                        setattr(each, name, functools.partial(self._pass, exact(each, name)))
 
     def _pass(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a `method` of the optimizer that may use gradients and change parameters.

@@ -30,6 +30,8 @@ class Update:
     something else."""
     optimizer: str = "the optimizer"
     """The optimizer's name in messages."""
+    has_iterate: bool = False
+    """True if groups must average the raw iterate in the optimizer's state, too: see `engine/iterates.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class StepPlan:
     """The units that shards may not cut. "rows": torch has sharded the model (FSDP)."""
     update_per_bucket: bool
     """True if a bucket is updated while gradients of others are being reduced."""
+    averages_iterate: bool
+    """True if the raw iterate in the optimizer's state is averaged after the models."""
     decided_before_update: bool
     """True if it is known before the update whether groups average after it."""
     sequence: tuple[tuple[int | None, StepPlan], ...] = ()
@@ -76,6 +80,7 @@ class StepPlan:
             averager=method.averager,
             sharding=sharding,
             update_per_bucket=update.by_itself and gradients_may_come_later,
+            averages_iterate=update.has_iterate and method.averager.traits.mean_of == "models",
             decided_before_update=method.schedule.traits.known_before_update,
         )
         stages = ((until, cls.of(each, update, by_torch=by_torch)) for until, each in method.sequence)

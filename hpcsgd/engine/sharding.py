@@ -20,7 +20,7 @@ from hpcsgd.core.flat import Bucket, ShardRange
 from hpcsgd.core.fsdp import is_fsdp, local
 from hpcsgd.engine.at_work import AtWork
 from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise
-from hpcsgd.engine.initial_state import complete, like_new, start_counters
+from hpcsgd.engine.initial_state import KEPT, complete, like_new, start_counters
 from hpcsgd.engine.inside import (
     forget_tensors,
     load_own_state,
@@ -88,7 +88,9 @@ class ShardedOptimizer(AtWork):
         named: dict[str, list[Tensor]] = {}
         for held in self.held:
             for name, value in state_of(self._all, held.tensor).items():
-                if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
+                if not isinstance(value, Tensor) or name.rpartition(".")[2] == KEPT:
+                    continue
+                if value.is_floating_point() or value.is_complex():
                     named.setdefault(name, []).append(as_reals(value))
         return named
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from torch import optim
@@ -20,6 +21,13 @@ if TYPE_CHECKING:  # loaded by those who save or load a state; every rank of a j
     from hpcsgd.engine.complete_state import CompleteState
 
 NAME = "state_dict()"
+
+
+def _like(own: object, saved: Any) -> Any:
+    """Return a `saved` option in the type of the group's `own`: checkpoints have lists and names of enums."""
+    if isinstance(own, Enum):
+        return type(own)[saved]
+    return tuple(saved) if isinstance(own, tuple) else saved
 
 
 class WithState(optim.Optimizer):
@@ -113,6 +121,6 @@ class WithState(optim.Optimizer):
         self._complete = None
         self._step.t = t
         for group, saved in zip(self.param_groups, groups, strict=True):
-            group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
+            group.update({k: _like(group.get(k), v) for k, v in saved.items()})
         if method is not None:
             self.method.load_state_dict(method)

@@ -59,7 +59,7 @@ class Delayed:
         self.inner = inner
         self.steps = steps
         waits = later(inner.traits.waits, steps)
-        self.traits = replace(inner.traits, waits=waits, leaves_mean=False, vectors_only=False)
+        self.traits = replace(inner.traits, waits=waits, leaves_mean=False, mean_of="", vectors_only=False)
         self._pending: PendingAverage | None = None
         self._brought: list[Tensor] = []
         """The shards w_t with which the pending average began."""

@@ -98,7 +98,7 @@ class OuterOptimizer:
         self._state = _try_out(make_optimizer, schedule)
         self.inner, self._moved_on = inner, moved_on
         self.make_optimizer, self.schedule = make_optimizer, schedule
-        self.traits = replace(inner.traits, leaves_mean=False)
+        self.traits = replace(inner.traits, leaves_mean=False, mean_of="")
         self._theta: list[Tensor] = []
         self._optimizer: optim.Optimizer | None = None
         self._saved = State()

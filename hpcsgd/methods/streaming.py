@@ -63,8 +63,9 @@ class Streaming:
     def __init__(self, how: Averager, turn: InTurn, delay: int, blend: float) -> None:
         self.how, self.turn, self.delay, self.blend = how, turn, delay, blend
         waits = later(how.traits.waits, delay)
-        unlike = {"reads_gradients": False, "leaves_mean": False, "vectors_only": False}
-        self.traits = replace(how.traits, waits=waits, **unlike)
+        self.traits = replace(
+            how.traits, waits=waits, reads_gradients=False, leaves_mean=False, mean_of="", vectors_only=False
+        )
         self._streams: list[FragmentSync] = []
         self._shards: list[Tensor] = []
         self._saved = State()

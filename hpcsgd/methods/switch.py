@@ -165,7 +165,12 @@ class SwitchedAverager:
         names = dict.fromkeys([*first.histogram_names, *then.histogram_names])
         self.sequence = turn.sequence
         waits = in_turns([(until, stage.waits) for until, stage in self.sequence])
-        self.traits = Traits(waits, whole_model=first.whole_model, histogram_names=tuple(names))
+        self.traits = Traits(
+            waits,
+            whole_model=first.whole_model,
+            mean_of="models" if first.mean_of and then.mean_of else "",
+            histogram_names=tuple(names),
+        )
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         turn = self._turn

@@ -10,9 +10,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from hpcsgd.config.schema import MethodSection
 from hpcsgd.core.method import Method
 from hpcsgd.engine.muon import muon
+from hpcsgd.engine.qhadam import QHAdam
 from hpcsgd.train.families import OPTIMIZERS, method_of, subclasses
 
-OF_A_MODEL: Mapping[str, Callable[..., optim.Optimizer]] = {**OPTIMIZERS, "Muon": muon}
+OF_A_MODEL: Mapping[str, Callable[..., optim.Optimizer]] = {**OPTIMIZERS, "Muon": muon, "QHAdam": QHAdam}
 """Optimizers that take a model's parameters, or a model if their first parameter is annotated so."""
 SCHEDULERS = subclasses(optim.lr_scheduler, LRScheduler)
 

@@ -24,6 +24,7 @@ from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.machine import Machine, measured
 from hpcsgd.engine.chained import parts_of
 from hpcsgd.engine.dividing import uncut, update_of
+from hpcsgd.engine.initial_state import step_at_rest
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError, in_section
 from hpcsgd.models.sharded import fsdp_units, without_values
@@ -192,7 +193,7 @@ def _state(like: optim.Optimizer, group: Mapping[str, Any], dim: int) -> tuple[l
     arguments = inspect.signature(type(like)).parameters
     defaults = {key: value for key, value in like.defaults.items() if key in arguments}
     made = type(like)([{**group, "params": [param]}], **defaults)
-    made.step()
+    step_at_rest(made)
     tensors = {name: x for name, x in made.state[param].items() if isinstance(x, torch.Tensor)}
     moments = [name for name, x in tensors.items() if x.shape == param.shape]
     return moments, [name for name, x in tensors.items() if x.numel() == 1]

@@ -30,6 +30,7 @@ from hpcsgd.data import (
     require_num_workers,
     varied,
 )
+from hpcsgd.engine.iterates import TRAIN, call_each, with_modes
 from hpcsgd.engine.lr import WarmUp, lr_scale
 from hpcsgd.engine.natural_gradient import NaturalGradient
 from hpcsgd.engine.optimizer import DistributedOptimizer
@@ -243,7 +244,9 @@ def make_optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:
         )
     lr = config.optimizer.lr * lr_scale(config.lr_schedule.scaling, P)
     of = model if _takes_model(name) else model.parameters()
-    return build("optimizer", name, OF_A_MODEL, {"lr": lr, **arguments}, optim.Optimizer, of)
+    made = build("optimizer", name, OF_A_MODEL, {"lr": lr, **arguments}, optim.Optimizer, of)
+    call_each(with_modes(made), TRAIN)  # averaged_model() evaluates, and returns to this mode
+    return made
 
 
 def _takes_model(name: str) -> bool:

@@ -13,6 +13,7 @@ from hpcsgd import DistributedOptimizer, UserError, hierarchical
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.engine.in_parts import ELEMENTWISE, is_elementwise
+from hpcsgd.engine.qhadam import QHAdam
 
 Make = Callable[[nn.Module], optim.Optimizer]
 
@@ -28,6 +29,7 @@ MAKERS: dict[str, Make] = {
     "RMSprop": lambda net: optim.RMSprop(net.parameters(), lr=0.01, momentum=0.5, centered=True),
     "Rprop": lambda net: optim.Rprop(net.parameters(), lr=0.01),
     "ASGD": lambda net: optim.ASGD(net.parameters(), lr=0.1, t0=2),
+    "QHAdam": lambda net: QHAdam(net.parameters(), lr=0.01, betas=(0.8, 0.9), bias_correction=True),
 }
 
 

@@ -14,12 +14,15 @@ from hpcsgd.config.schema import load
 from hpcsgd.core.graphs import Exponential, Graph, PowersOfTwo, Ring
 from hpcsgd.core.topology import form
 from hpcsgd.data import crop_and_flip
+from hpcsgd.engine.iterates import in_train_mode
 from hpcsgd.errors import JobError
 from hpcsgd.methods import hierarchical
 from hpcsgd.methods.diloco import OuterOptimizer
 from hpcsgd.methods.fedavg import PerEpoch
 from hpcsgd.parts.grad_reduces import Dense, ReduceScatter
+from hpcsgd.train.evaluation import evaluate
 from hpcsgd.train.training_setup import TrainingSetup, assemble
+from references import vector
 from train.launches import JOB, make_store
 
 TRAIN = 50
@@ -113,9 +116,39 @@ def test_muon_is_made_of_the_model(job_file: Path) -> None:
         on_ranks(job_file, words.replace("momentum", "momenta"), read)
 
 
+def test_quasi_hyperbolic_adam_by_its_name(job_file: Path) -> None:
+    words = "--optimizer.name QHAdam --optimizer.arguments {betas=[0.99,0.95],nu=0.8}"
+    (group,) = on_ranks(job_file, words, lambda parts: parts.optimizer.param_groups[0])
+    assert (group["betas"], group["nu"]) == ((0.99, 0.95), 0.8)
+    with pytest.raises(JobError, match=r"QHAdam: nu = 2.0: expected a number from 0 to 1"):
+        on_ranks(job_file, words.replace("0.8", "2.0"), lambda parts: None)
+
+
 def test_optimizers_of_the_user_may_take_the_model(job_file: Path) -> None:
     words = f"--optimizer.name {HERE}:of_the_model"
     assert on_ranks(job_file, words, lambda parts: parts.optimizer.param_groups[0]["lr"]) == [0.025]
+
+
+def test_optimizers_with_modes_are_in_training_mode_and_evaluated_in_eval_mode(job_file: Path) -> None:
+    """In a job file nothing calls train() and eval()."""
+
+    def trained(parts: TrainingSetup) -> tuple[Any, Any, Any]:
+        (x, y), before = next(iter(parts.loader)), in_train_mode(parts.optimizer.local.optimizer)
+        for _ in range(3):
+            parts.optimizer.zero_grad()
+            nn.functional.cross_entropy(parts.model(x.float()), y).backward()
+            parts.optimizer.step()
+        weights = vector(parts.model)
+        score = evaluate(parts)
+        assert torch.equal(vector(parts.model), weights)
+        parts.optimizer.eval()
+        assert evaluate(parts).loss == score.loss
+        return before, in_train_mode(parts.optimizer.local.optimizer), score.loss
+
+    words = "--optimizer.name special_optimizers:ScheduleFree"
+    (first, second) = on_ranks(job_file, words, trained, n=2, P=2)
+    assert first[:2] == second[:2] == (True, False)
+    assert first[2] == second[2]
 
 
 @pytest.mark.parametrize("words", ["", "--data.transform crop_and_flip"])

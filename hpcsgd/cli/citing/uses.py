@@ -38,6 +38,7 @@ OF_OPTIMIZERS: Papers = {
     "Adam": ["kingma2015adam"],
     "AdamW": ["loshchilov2019adamw"],
     "Muon": ["jordan2024muon", "liu2025muon"],
+    "QHAdam": ["iacob2025mtdao", "ma2019quasi"],
 }
 """Papers of optimizers. For other optimizers, see torch's documentation."""
 RESNETS = [name for name in MODELS if "resnet" in name]

@@ -66,7 +66,7 @@ class Guarded:
 
     def __init__(self, inner: MovableMean, guard: PseudoGradientPenalty) -> None:
         self.inner, self.guard = inner, guard
-        self.traits = replace(inner.traits, leaves_mean=False)
+        self.traits = replace(inner.traits, leaves_mean=False, mean_of="")
         self._theta: list[Tensor] = []
         self._histories: list[NormHistory] = []
         self._reported: tuple[int, ...] = ()

@@ -27,7 +27,7 @@ that is being averaged.
 class Mean:
     """The averager in which each rank allreduces its own shards, M/K elements, over the P groups."""
 
-    traits = Traits(All(), reads_gradients=False, leaves_mean=True, vectors_only=True)
+    traits = Traits(All(), reads_gradients=False, leaves_mean=True, mean_of="models", vectors_only=True)
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterator[Tensor]:
         return pipelined(vectors, s, lambda w: s.topology.inter_group.allreduce(w, "mean"))
@@ -45,7 +45,7 @@ class Mean:
 class MeanOfAll:
     """The averager in which each rank allreduces the whole model, M elements: the paper's baseline."""
 
-    traits = Traits(All(), whole_model=True, reads_gradients=False, leaves_mean=True)
+    traits = Traits(All(), whole_model=True, reads_gradients=False, leaves_mean=True, mean_of="models")
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)

@@ -39,7 +39,7 @@ class QuantizedMean:
     and, if the quantizer keeps its errors, e_i: M/K elements each.
     """
 
-    traits = Traits(All(), reads_gradients=False, leaves_mean=True, vectors_only=True)
+    traits = Traits(All(), reads_gradients=False, leaves_mean=True, mean_of="models", vectors_only=True)
 
     def __init__(self, wire: Quantizer) -> None:
         self.wire = wire

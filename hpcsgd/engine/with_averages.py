@@ -1,0 +1,82 @@
+"""Averages of the groups' models that a training script requests, as a part of `DistributedOptimizer`."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Callable, Generator
+
+import torch
+from torch import Tensor, nn
+
+from hpcsgd.core.agreement import Agreement, Call
+from hpcsgd.core.method import Method
+from hpcsgd.core.optional import prepare
+from hpcsgd.core.step import StepContext
+from hpcsgd.engine.as_wrapped import AsWrapped
+from hpcsgd.engine.averaged import Block, averaged
+from hpcsgd.engine.iterates import EVAL, TRAIN, call_each, in_train_mode, with_modes
+from hpcsgd.engine.local_update import LocalUpdate
+from hpcsgd.engine.param_gather import ParamGather, synchronize_models
+from hpcsgd.engine.sharding import ShardedOptimizer
+
+
+class WithAverages:
+    """The part of `DistributedOptimizer` that averages models outside of `step()`."""
+
+    local: ShardedOptimizer
+    method: Method
+    model: nn.Module
+    updating: LocalUpdate
+    ready_for: Callable[[str], StepContext]
+    _as_wrapped: AsWrapped
+    _block: Block
+    _everyone: Agreement
+    _call: Callable[[str], Call]
+    _during: Callable[[str], contextlib.AbstractContextManager[Call]]
+    _take_metrics: Callable[[], None]
+
+    @property
+    @abstractmethod
+    def _vectors(self) -> list[Tensor]: ...
+
+    @torch.no_grad()
+    def average_models(self) -> None:
+        """Average the models of the groups now, whatever the schedule says; collective, between two steps."""
+        self._block.require_left("average_models()")
+        with self._during("average_models()") as call:
+            self._as_wrapped.require(call, self._everyone)
+            s = self.ready_for("average_models()")
+            if s.topology.has_one_group:
+                return
+            if s.t == 0:
+                prepare(self.method.averager, self._vectors, s)  # its state begins before the first averaging
+            param_gather = ParamGather(s, shards=False)  # models are whole
+            synchronize_models(s, self.method.averager, param_gather, s.buckets)
+            param_gather.finish()
+        self._take_metrics()
+
+    def averaged_model(self) -> contextlib.AbstractContextManager[float]:
+        """Return a context in which `model` is the mean of all groups' models, or a server's; collective.
+
+        The context yields D, the mean distance of the groups' models from that one. An optimizer in training
+        mode, such as Schedule-Free, is in eval mode there, and in training mode again afterwards."""
+        self._block.require_left("averaged_model()")
+        self._as_wrapped.require(self._call("averaged_model()"), self._everyone)
+        return self._block.around(self._evaluated(self.ready_for("averaged_model()")))
+
+    @contextlib.contextmanager
+    def _evaluated(self, s: StepContext) -> Generator[float, None, None]:
+        """Average what `eval()` of the optimizer makes of the parameters. Leaving the block sends nothing."""
+        training = [each for each in with_modes(self.local.optimizer) if in_train_mode(each)]
+        brought = [b.w.clone() for b in s.buckets if training]
+        call_each(training, EVAL)
+        try:
+            with averaged(s, self.method.model_holder(), self.model) as D:
+                yield D
+        finally:
+            if training:
+                with torch.no_grad(), self.updating.passing("train()", gradients=False):
+                    call_each(training, TRAIN)
+                for b, w in zip(s.buckets, brought, strict=True):
+                    b.w.copy_(w)
