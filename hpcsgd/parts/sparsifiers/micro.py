@@ -25,7 +25,6 @@ Differences from the authors' code:
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -143,9 +142,7 @@ class Threshold:
         """Change λ after a step in which all workers together selected so many of M elements."""
         if self.value:
             ratio = selected / wanted(self.density, M)
-            factor = RISE if ratio > ABOVE else DRIFT if ratio > BELOW else FALL
-            limits = sys.float_info  # λ must not become 0: then all zeros would be selected for ever
-            self.value = min(max(self.value * factor, limits.min), limits.max)
+            self.value *= RISE if ratio > ABOVE else DRIFT if ratio > BELOW else FALL
 
 
 def share_of(start: int, stop: int, t: int) -> Share:

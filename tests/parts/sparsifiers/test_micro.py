@@ -140,13 +140,6 @@ def test_a_gradient_that_has_no_norm_begins_nothing(run, bad: float) -> None:
         assert found == pytest.approx(1.005 * largest)
 
 
-def test_zeros_for_ever_are_not_selected() -> None:
-    threshold = Threshold(0.1)
-    threshold.value = 5e-324
-    threshold.adapt(0, 100)
-    assert threshold.value > 0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("kind", KINDS)
