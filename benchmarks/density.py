@@ -3,12 +3,12 @@
     hpcsgd data convert cifar10 ARCHIVE DATA/cifar10.h5       and so mnist, wikitext
     python benchmarks/density.py --data DATA [--json FILE] [--plot FILE]
 
-Top-k, CLT-k, DEFT, SIDCo and the hard threshold beside dense SGD, on three real tasks in small, at the
-densities of the DEFT paper (figures 3 to 5 there, 16 GPUs). Its third task is NCF on MovieLens, at d = 0.1;
-here that is a CNN on MNIST. The workers are virtual and of one group; the first steps are done by real ranks
-too, and compared. --partition "by label": each worker has one label. --json FILE is written after every
-training; --keep FILE: what it has of the same setting is not measured again, but for what --again names.
---quick: a minute (that it runs, not what it measures).
+Top-k, CLT-k, DEFT, MiCRO, ExDyna, SIDCo and the hard threshold beside dense SGD, on three real tasks in
+small, at the densities of the DEFT paper (figures 3 to 5 there, 16 GPUs). Its third task is NCF on MovieLens,
+at d = 0.1; here that is a CNN on MNIST. The workers are virtual and of one group; the first steps are done by
+real ranks too, and compared. --partition "by label": each worker has one label. --json FILE is written after
+every training; --keep FILE: what it has of the same setting is not measured again, but for what --again
+names. --quick: a minute (that it runs, not what it measures).
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ from hpcsgd.parts.grad_reduces import ReduceScatter as ReduceScatter
 from hpcsgd.parts.grad_reduces import Sparse as Sparse
 from hpcsgd.parts.sparsifiers import CLTk as CLTk
 from hpcsgd.parts.sparsifiers import Deft as Deft
+from hpcsgd.parts.sparsifiers import ExDyna as ExDyna
 from hpcsgd.parts.sparsifiers import HardThreshold as HardThreshold
+from hpcsgd.parts.sparsifiers import MiCRO as MiCRO
 from hpcsgd.parts.sparsifiers import SIDCo as SIDCo
 from hpcsgd.parts.sparsifiers import TopK as TopK
 from hpcsgd.performance.probing.own import probe as probe

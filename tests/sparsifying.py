@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -61,6 +62,73 @@ def deft(density: float, exact: bool = False) -> Select:
     return select
 
 
+class Micro:
+    """With a memory: λ."""
+
+    def __init__(self, density: float) -> None:
+        self.density, self.least = density, 0.0
+
+    def __call__(self, accs: Sequence[np.ndarray], sizes: Sequence[int], t: int) -> np.ndarray:
+        n, M, k = len(accs), accs[0].size, of(self.density, accs[0])
+        if t == 0:
+            self.least = float(np.linalg.norm(accs[0])) / (2 * math.sqrt(k))
+        parts, found = self.parts(M, n), dict[int, np.ndarray]()
+        for worker, acc in enumerate(accs):
+            part = parts[(worker + t) % n]
+            mine = part[np.abs(acc[part]) >= self.least]
+            found[(worker + t) % n] = mine if mine.size or not part.size else part[[t % part.size]]
+        counts = [found[i].size for i in range(n)]
+        ratio = sum(counts) / k
+        self.least *= 1.005 if ratio > 1.1 else 0.995 if ratio <= 0.909 else 1.00125
+        self.learn(counts, M)
+        return np.sort(np.concatenate(list(found.values())))
+
+    def parts(self, M: int, n: int) -> list[np.ndarray]:
+        return np.split(np.arange(M), even(M, n)[:-1])
+
+    def learn(self, counts: list[int], M: int) -> None:
+        """Nothing but λ."""
+
+
+class Exdyna(Micro):
+    """Blocks as well; `slopes`: neighbours are compared with each other, not with the mean."""
+
+    def __init__(self, density: float, slopes: bool = False) -> None:
+        super().__init__(density)
+        self.slopes, self.blocks = slopes, list[int]()
+
+    def parts(self, M: int, n: int) -> list[np.ndarray]:
+        if not self.blocks:
+            self.blocks = np.diff(even(min(1024, M // self.size(M)), n), prepend=0).tolist()
+        ends = [self.size(M) * stop for stop in itertools.accumulate(self.blocks)]
+        return np.split(np.arange(M), ends[:-1])
+
+    def size(self, M: int) -> int:
+        return M // 1024 // 32 * 32 if M >= 1024 * 32 else max(1, M // 1024)
+
+    def learn(self, counts: list[int], M: int) -> None:
+        k, mean, blocks = [float(x) for x in counts], sum(counts) / len(counts), self.blocks
+
+        def gives(one: int, other: int) -> bool:
+            if self.slopes:
+                return k[one] > 1.05 * k[other]
+            return k[one] > 1.05 * mean and k[other] < mean / 1.05
+
+        for pair in itertools.pairwise(range(len(k))):
+            for one, other in (pair, pair[::-1]):
+                if gives(one, other):
+                    if blocks[one] - 1 >= sum(blocks) / (4 * len(blocks)):
+                        blocks[one], blocks[other] = blocks[one] - 1, blocks[other] + 1
+                        moved = sum(counts) * self.size(M) / M
+                        k[one], k[other] = k[one] - moved, k[other] + moved
+                    break
+
+
+def even(total: int, n: int) -> list[int]:
+    """The ends of n parts."""
+    return [total * (i + 1) // n for i in range(n)]
+
+
 def pieces_of(sizes: Sequence[int], n: int) -> list[np.ndarray]:
     """Indices of each: layers, cut into the least number of pieces that do not exceed M/n."""
     M, start, pieces = sum(sizes), 0, []
@@ -101,6 +169,7 @@ def sparsified(
     optimizers = [make(list(net.parameters())) for net in nets]
     M = vector(nets[0]).numel()
     e = np.zeros((P, K, M))
+    selects = [copy.deepcopy(select) for _ in range(P)]  # those with a memory: one for each group
     history = []
     for t in range(steps):
         for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
@@ -109,7 +178,7 @@ def sparsified(
                 continue
             acc = e[g] + np.stack([backwards_gradient(net, t, g * K + i) for i in range(K)])
             sizes = [p.numel() for p in reversed(list(net.parameters()))]
-            joint = select(list(acc), sizes, t)
+            joint = selects[g](list(acc), sizes, t)
             mean = np.zeros(M)
             mean[joint] = acc[:, joint].mean(0)
             acc[:, joint] = 0

@@ -39,7 +39,7 @@ from hpcsgd.parts.grad_reduces.by_torch import Separable
 from hpcsgd.parts.grad_reduces.error_feedback import Feedback
 from hpcsgd.parts.quantizers.base import Rounding
 from hpcsgd.parts.sparsifiers import Sparsifier
-from hpcsgd.parts.sparsifiers.base import Foreseeing
+from hpcsgd.parts.sparsifiers.base import Adapting, Foreseeing
 from public_names import public
 
 ORDER = ("Args", "Returns", "Raises", "Shape", "Note", "Example", "References", "See Also")
@@ -54,7 +54,7 @@ NO_PAPER = {
 }  # fmt: skip
 """They do what no paper had to say."""
 PROTOCOLS = (
-    averager.Averager, method.HoldsModel, optional.Composed, optional.Late, optional.Prepares,
+    Adapting, averager.Averager, method.HoldsModel, optional.Composed, optional.Late, optional.Prepares,
     optional.Stateful, optional.Wrapping, step.GroupGradReduce, step.QuantizedGather,
     Feedback, Foreseeing, WithMemory, Partition, Rounding, WithSearch, Selection, WithCommOps, Separable,
     Sparsifier, hpcsgd.graphs.Graph,

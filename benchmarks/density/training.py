@@ -29,7 +29,7 @@ from hpcsgd.data import ByLabel
 from hpcsgd.data.partition import Samples as Dealt
 from hpcsgd.data.windows import IGNORED
 from hpcsgd.parts.grad_reduces.combining import joint_indices
-from hpcsgd.parts.sparsifiers import Accumulated, Sparsifier
+from hpcsgd.parts.sparsifiers import Accumulated, Adapting, Sparsifier
 from hpcsgd.parts.sparsifiers.base import wanted
 from hpcsgd.train.process import keep_freed_memory
 
@@ -41,10 +41,13 @@ LAST = 20
 """The error at the end is the mean over the last of so many parts of the run."""
 MILESTONES = (0.6, 0.85)
 DENSE, DEFT, TOP_K, CLT_K, THRESHOLD = "dense", "DEFT", "Top-k", "CLT-k", "hard threshold"
+MICRO, EXDYNA = "MiCRO", "ExDyna"
 SPARSIFIERS: dict[str, Callable[[float], Sparsifier]] = {
     TOP_K: hpcsgd.TopK,
     CLT_K: hpcsgd.CLTk,
     DEFT: hpcsgd.Deft,
+    MICRO: hpcsgd.MiCRO,
+    EXDYNA: hpcsgd.ExDyna,
     "SIDCo": hpcsgd.SIDCo,
 }
 SHUFFLED, BY_LABEL = "shuffled", "by label"
@@ -122,12 +125,19 @@ class Exchange:
         """Lines 6 to 12; density and error."""
         said: list[Tensor] = []
         turns = sorted(range(WORKERS), key=lambda rank: (rank - self.t) % WORKERS)
-        joint = joint_indices([self._selected(rank, said) for rank in turns])
+        selected = {rank: self._selected(rank, said) for rank in turns}
+        joint = joint_indices(list(selected.values()))
+        self._adapt([selected[rank].numel() for rank in range(WORKERS)])
         self.g[joint] = self.acc[:, joint].mean(0)
         self.acc[:, joint] = 0
         self.norms.clear()
         self.t += 1
         return joint.numel() / self.g.numel(), self.acc.norm(dim=1).mean().item()
+
+    def _adapt(self, counts: list[int]) -> None:
+        for sparsifier in self.sparsifiers:
+            if isinstance(sparsifier, Adapting):
+                sparsifier.adapt(counts, self.t, self.g.numel())
 
     def _selected(self, rank: int, said: list[Tensor]) -> Tensor:
         accumulated = Accumulated(self.acc[rank], self.bounds, self.norms[rank])

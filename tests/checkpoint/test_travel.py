@@ -21,7 +21,7 @@ from hpcsgd.methods.diloco import NESTEROV, OuterOptimizer
 from hpcsgd.parts.averagers import MeanOfAll, PseudoGradientPenalty
 from hpcsgd.parts.grad_reduces import AllReduce, MomentumCorrection, Sparse
 from hpcsgd.parts.schedules import Every
-from hpcsgd.parts.sparsifiers import Deft, SIDCo, TopK
+from hpcsgd.parts.sparsifiers import Deft, ExDyna, MiCRO, SIDCo, TopK
 from methods.table import EVERY
 from trainings import METHODS, PLAIN, WAITING_FOR_NOBODY, Training
 
@@ -29,6 +29,8 @@ SAVED = 4
 MORE: dict[str, Callable[[], Method]] = {
     "guarded": lambda: diloco(2, guard=PseudoGradientPenalty()),
     "sparse local SGD": lambda: hierarchical(EVERY, Sparse(SIDCo(0.3))),
+    "sparse local SGD in blocks": lambda: hierarchical(EVERY, Sparse(ExDyna(0.3))),
+    "sparse local SGD in equal parts": lambda: hierarchical(EVERY, Sparse(MiCRO(0.3))),
     "sparse bsp": lambda: bsp(Sparse(TopK(0.2), feedback=MomentumCorrection(0.9))),
     "from sparse to sparse": lambda: switch(
         bsp(Sparse(Deft(0.2))), hierarchical(2, Sparse(TopK(0.1))), at=SAVED + 1
@@ -177,11 +179,13 @@ def test_what_is_dropped_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     def resumed(world: Communicator, P: int, method: str) -> None:
         load(trained(world, P, method), tmp_path / method)
 
-    for method in ("sgp", "selsync", "sasgd", "sparse local SGD", "hierarchical", "adacomm"):
+    blocks = "sparse local SGD in blocks"
+    for method in ("sgp", "selsync", "sasgd", "sparse local SGD", blocks, "hierarchical", "adacomm"):
         saved_by(2, 2, method, tmp_path / method)
     caplog.clear()
     told = {}
-    for method, P in (("sgp", 4), ("selsync", 1), ("sasgd", 1), ("sparse local SGD", 4), ("hierarchical", 4)):
+    elsewhere = {"sgp": 4, "selsync": 1, "sasgd": 1, "sparse local SGD": 4, blocks: 1, "hierarchical": 4}
+    for method, P in elsewhere.items():
         threads.run(4, resumed, P, method)
         told[method] = [r.getMessage() for r in caplog.records if "start anew" in r.getMessage()]
         caplog.clear()
@@ -193,6 +197,7 @@ def test_what_is_dropped_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert len(told["sparse local SGD"]) == 1
     assert "acc of grad_reduce" in told["sparse local SGD"][0]
     assert "stages, direction, achieved, last_miss of grad_reduce.sparsifier" in told["sparse local SGD"][0]
+    assert told[blocks] == ["on 1 × 4 ranks these start anew: blocks of grad_reduce.sparsifier"]
     assert told["hierarchical"] == []
 
 

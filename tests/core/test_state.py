@@ -32,7 +32,7 @@ from hpcsgd.methods import (
 from hpcsgd.parts import quantizers
 from hpcsgd.parts.averagers import PseudoGradientPenalty
 from hpcsgd.parts.grad_reduces import AllToAll, Quantized, Sparse
-from hpcsgd.parts.sparsifiers import SIDCo, TopK
+from hpcsgd.parts.sparsifiers import ExDyna, SIDCo, TopK
 from references import model, one_step
 
 METHODS: dict[str, Callable[[], Method]] = {
@@ -40,6 +40,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "delayed": lambda: delayed(hierarchical(2), 2),
     "delayed in few bits": lambda: delayed(diloco(2, quantize=quantizers.int8()), 1),
     "diloco": lambda: diloco(2),
+    "exdyna": lambda: hierarchical(2, Sparse(ExDyna(0.3))),
     "guarded": lambda: delayed(diloco(2, guard=PseudoGradientPenalty()), 1),
     "guarded fragments": lambda: streaming(hierarchical(4, guard=PseudoGradientPenalty()), 2, 1),
     "noloco": lambda: noloco(2),

@@ -22,8 +22,10 @@ from hpcsgd.engine.plan import StepPlan, Update
 from hpcsgd.errors import UserError
 from hpcsgd.methods import METHODS, Method, bsp, des_loc, hierarchical, selsync, sgp, streaming, switch
 from hpcsgd.parts.grad_reduces import Plain, Quantized, ReduceScatter, Sparse, WithAllgather, per_worker
+from hpcsgd.parts.grad_reduces.comm_ops import of_union
 from hpcsgd.parts.quantizers import int8
-from hpcsgd.parts.sparsifiers import CLTk, Deft, HardThreshold, TopK
+from hpcsgd.parts.sparsifiers import CLTk, Deft, ExDyna, HardThreshold, MiCRO, TopK
+from hpcsgd.parts.sparsifiers.base import Expected
 from hpcsgd.train.training_profile import state_of
 from methods.table import EXCEPTIONS, REFERENCES
 from methods.test_unused_parts import Branches
@@ -39,6 +41,8 @@ IN_TURN = {label for label, entry in ENTRIES.items() if entry.method in ("switch
 """Two methods, of which each has its own line."""
 BY_NORMS = {"hierarchical with DEFT", "sparseloco over positions"}
 """Whose k, and codes of indices, go by what has gathered."""
+SETTLING = {"hierarchical with ExDyna"}
+"""Whose k is the planned one only once their threshold has settled: the bytes of each k have a test."""
 
 Make = Callable[[Sequence[nn.Parameter]], optim.Optimizer]
 
@@ -147,7 +151,7 @@ def on_the_mean(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 @pytest.mark.threads(unless={"P": 2, "K": 2, "label": {"async_sgd", "hierarchical", "sgp"}})
 @pytest.mark.parametrize(("P", "K"), some(SHAPES, {(1, 2), (2, 2), (3, 1)}))
-@pytest.mark.parametrize("label", sorted(ENTRIES.keys() - IN_TURN))
+@pytest.mark.parametrize("label", sorted(ENTRIES.keys() - IN_TURN - SETTLING))
 def test_bytes_of_every_method_are_those_that_the_ledger_counts(run, label: str, P: int, K: int) -> None:
     entry = ENTRIES[label]
     found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form))
@@ -160,7 +164,7 @@ def test_bytes_of_every_method_are_those_that_the_ledger_counts(run, label: str,
 @pytest.mark.threads
 @pytest.mark.parametrize(("P", "K"), [(3, 2)])
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("label", sorted(ENTRIES.keys() - IN_TURN - BY_NORMS))
+@pytest.mark.parametrize("label", sorted(ENTRIES.keys() - IN_TURN - BY_NORMS - SETTLING))
 def test_bytes_with_awkward_models(run, label: str, kind: str, P: int, K: int) -> None:
     entry = ENTRIES[label]
     found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form, MODELS[kind]))
@@ -189,6 +193,38 @@ def test_bytes_of_sparse_gradient_reductions(run, grad_reduce: Callable[[], Spar
     assert found.keys() == expected.keys()
     for phase, nbytes in expected.items():
         assert found[phase] == pytest.approx(nbytes, rel=0.5 / k)  # k is a whole number
+
+
+@pytest.mark.threads(unless={"P": 2, "K": 2})
+@pytest.mark.parametrize(("P", "K"), [(1, 2), (1, 3), (2, 2)])
+@pytest.mark.parametrize("sparsifier", [MiCRO, ExDyna])
+def test_bytes_by_how_many_exceed_a_threshold(
+    run, sparsifier: Callable[[float], MiCRO | ExDyna], P: int, K: int
+) -> None:
+    """The plan's operations with the k of each step, however unevenly the workers have found them."""
+    n, M = P * K, sum(p.numel() for p in model().parameters())
+
+    def steps(world: Communicator) -> list[tuple[float, dict[str, int]]]:
+        topology, net, found = form(world, P), model(), []
+        method = bsp(Sparse(sparsifier(0.2), indices=Plain()))
+        optimizer = hpcsgd.DistributedOptimizer(at_rest(list(net.parameters())), net, topology, method)
+        for t in range(STEPS):
+            before = world.stats.totals()
+            one_step(net, optimizer, topology, t)
+            grown = {name: total.bytes for name, total in world.stats.since(before).items()}
+            found.append((optimizer.metrics["density"] * M, grown))
+        return found
+
+    for t, ranks in enumerate(zip(*run(n, steps), strict=True)):
+        k = ranks[0][0]
+        expected = defaultdict[str, float](float)
+        if t == 0:  # λ: from worker 0 to all others
+            expected["allocation"] = float(sent("bcast", 8, n))
+        for x in of_union(Expected(M, k / n, k, M / n), Plain(), "world", n, 8):
+            expected[x.phase] += float(sent(x.operation, x.nbytes, n))
+        found = on_the_mean([grown for _, grown in ranks])
+        assert {phase: found.get(phase, 0.0) for phase in expected} == pytest.approx(expected, rel=1e-12)
+        assert ("allocation" in found) == (t == 0)
 
 
 def test_bytes_per_index_of_gaps() -> None:

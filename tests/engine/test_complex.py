@@ -17,7 +17,9 @@ from references import MakeOptimizer, batch, distributed, loss, same, vector
 from spectral import Operator, as_references, as_trained
 
 SHAPES = pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1)])
-BY_PLACE = {label for label in REFERENCES if any(x in label for x in ("few bits", "DEFT", "sparse"))}
+BY_PLACE = {
+    label for label in REFERENCES if any(x in label for x in ("few bits", "DEFT", "ExDyna", "sparse"))
+}
 """What these send goes by where an element lies, so that buckets have to be those of the reference."""
 OFTEN = {
     "bsp",

@@ -35,7 +35,13 @@ pytestmark = pytest.mark.processes
 
 BY_CHUNKS = {"sparseloco", "sparseloco over positions", "sparseloco by an outer schedule"}
 """What they send goes by the chunks, and these are others."""
-REFUSED = {"bsp in few bits", "hierarchical in few bits", "hierarchical with DEFT", "ensemble_sync"}
+REFUSED = {
+    "bsp in few bits",
+    "hierarchical in few bits",
+    "hierarchical with DEFT",
+    "hierarchical with ExDyna",
+    "ensemble_sync",
+}
 EQUAL = [label for label in REFERENCES if label not in BY_CHUNKS | REFUSED]
 OFTEN = {"bsp", "hierarchical", "selsync", "sgp"}
 """On all shapes; `make test-all` has the others as 2 × 2."""

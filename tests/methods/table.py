@@ -24,7 +24,7 @@ from hpcsgd.parts import outer_schedules
 from hpcsgd.parts.averagers import AcrossShards, PerBlock, PseudoGradientPenalty
 from hpcsgd.parts.grad_reduces import Quantized, ReduceScatter, Sparse
 from hpcsgd.parts.quantizers import fp16, int4, int8
-from hpcsgd.parts.sparsifiers import Deft
+from hpcsgd.parts.sparsifiers import Deft, ExDyna
 from local_methods import (
     NESTEROV,
     accumulating,
@@ -56,7 +56,7 @@ from references import (
     pushed,
 )
 from sparse_deltas import over_positions, per_run, sparse_meetings
-from sparsifying import deft, sparsified
+from sparsifying import Exdyna, deft, sparsified
 
 EVERY = 3
 STEPS = 7
@@ -275,6 +275,11 @@ REFERENCES: Mapping[str, Case] = {
         "hierarchical",
         lambda: {"sync_every": EVERY, "grad_reduce": Sparse(Deft(DENSITY))},
         lambda P, K, make: sparsified(P, K, deft(DENSITY), make, STEPS, meet_every(EVERY)),
+    ),
+    "hierarchical with ExDyna": Case(
+        "hierarchical",
+        lambda: {"sync_every": EVERY, "grad_reduce": Sparse(ExDyna(DENSITY))},
+        lambda P, K, make: sparsified(P, K, Exdyna(DENSITY), make, STEPS, meet_every(EVERY)),
     ),
     "noloco": Case(
         "noloco",

@@ -59,6 +59,8 @@ RUNS: dict[str, tuple[list[str], float]] = {
     "Top-k": (sparse(name="topk", density=0.1), FLOAT32),
     "DEFT": (sparse(name="deft", density=0.1), FLOAT32),
     "CLT-k": (sparse(name="clt_k", density=0.1), FLOAT32),
+    "MiCRO": (sparse(name="micro", density=0.1), FLOAT32),
+    "ExDyna": (sparse(name="exdyna", density=0.1), FLOAT32),
     "a hard threshold": (sparse(name="hard_threshold", threshold=0.01), FLOAT32),
     "SIDCo": (sparse(name="sidco", density=0.1), FLOAT32),
     "bf16 wires": (packed("bf16"), FLOAT16),

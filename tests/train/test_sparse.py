@@ -23,7 +23,7 @@ from hpcsgd.parts.grad_reduces import (
     per_worker,
     union,
 )
-from hpcsgd.parts.sparsifiers import CLTk, Deft, HardThreshold, TopK
+from hpcsgd.parts.sparsifiers import CLTk, Deft, ExDyna, HardThreshold, MiCRO, TopK
 from hpcsgd.train.training_setup import assemble
 from train.interruptions import assert_interruptions_change_nothing, train, without_pictures
 from train.launches import JOB, make_store
@@ -80,11 +80,41 @@ def test_parts_of_parts(job_file: Path, name: str) -> None:
     assert indices is None or made.indices == indices
 
 
+def test_parts_that_follow_the_density(job_file: Path) -> None:
+    micro, exdyna = '{name="micro",density=0.05}', '{name="exdyna",density=0.1,compare_neighbours=true}'
+    made = [method_of(job_file, grad_reduce(sparsifier=each)).grad_reduce for each in (micro, exdyna)]
+    first, second = [each.sparsifier for each in made if isinstance(each, Sparse)]
+    assert isinstance(first, MiCRO)
+    assert first.density == 0.05
+    assert isinstance(second, ExDyna)
+    assert (second.density, second.compare_neighbours) == (0.1, True)
+
+
 WRONG = {
     "no sparsifier": ({}, r"\[method\] grad_reduce: Sparse needs 'sparsifier'"),
     "a misspelt one": (
         {"sparsifier": '{name="deaft",density=0.1}'},
         r"\[method\] grad_reduce sparsifier name: no 'deaft'; did you mean 'deft'\? Allowed: clt_k, deft, ",
+    ),
+    "a misspelt MiCRO": (
+        {"sparsifier": '{name="mirco",density=0.1}'},
+        r"\[method\] grad_reduce sparsifier name: no 'mirco'; did you mean 'micro'\?",
+    ),
+    "a misspelt ExDyna": (
+        {"sparsifier": '{name="exdina",density=0.1}'},
+        r"\[method\] grad_reduce sparsifier name: no 'exdina'; did you mean 'exdyna'\?",
+    ),
+    "parts that are no switch": (
+        {"sparsifier": '{name="exdyna",density=0.1,compare_neighbours=3}'},
+        r"grad_reduce sparsifier: .*compare_neighbours = 3: expected bool",
+    ),
+    "parts of nothing": (
+        {"sparsifier": '{name="micro",density=0}'},
+        r"\[method\] grad_reduce sparsifier: density = 0: the share of elements to send, > 0 and ≤ 1",
+    ),
+    "a part of each": (
+        {"sparsifier": '{name="exdyna",density=0.1}', "combine": '"per_worker"'},
+        r"with ExDyna one worker selects each element",
     ),
     "no density": ({"sparsifier": '"topk"'}, r"\[method\] grad_reduce sparsifier: TopK needs 'density'"),
     "too much": (
@@ -116,7 +146,7 @@ def test_mistakes_are_one_line(job_file: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sparsifier", [DEFT, '{name="sidco",density=0.05}'])
+@pytest.mark.parametrize("sparsifier", [DEFT, '{name="sidco",density=0.05}', '{name="exdyna",density=0.05}'])
 def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sparsifier: str
 ) -> None:

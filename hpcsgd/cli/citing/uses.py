@@ -75,7 +75,9 @@ USES: Sequence[tuple[Table, Papers]] = [
         {
             "clt_k": ["chen2020scalecom"],
             "deft": ["yoon2023deft"],
+            "exdyna": ["yoon2024exdyna"],
             "hard_threshold": ["sahu2021hard"],
+            "micro": ["yoon2023micro"],
             "sidco": ["abdelmoniem2021sidco"],
             "topk": ["alistarh2018topk", "aji2017sparse"],
         },

@@ -46,8 +46,20 @@ class Combined:
     """Values whose mean is the mean over the workers of ‖e‖₂ (eq. 2); e is what a worker has not sent."""
     sent: Tensor
     """The indices of the values that this worker sent and has to remove from its acc."""
-    growth: float
-    """The number of joint indices, divided by the mean number of indices that a worker selected."""
+    counts: Sequence[int]
+    """The number of indices that each worker selected, in rank order; of one leader, its own alone."""
+
+    @property
+    def growth(self) -> float:
+        """The number of joint indices, divided by the mean number of indices that a worker selected."""
+        selected = sum(self.counts)
+        return self.joint.numel() * len(self.counts) / selected if selected else 1.0
+
+    @property
+    def imbalance(self) -> float:
+        """The largest number of indices that a worker selected, divided by the mean number."""
+        selected = sum(self.counts)
+        return max(self.counts) * len(self.counts) / selected if selected else 1.0
 
 
 Combine = Callable[[Selected, Codec, Communicator], Combined]
@@ -63,7 +75,7 @@ def union(x: Selected, codec: Codec, workers: Communicator) -> Combined:
     joint = joint_indices(runs, x.disjoint)
     values = x.acc[joint]
     mean = mean_over(torch.cat([values, _left(x, values)]), workers)
-    return Combined(joint, mean[:-1], mean[-1:], joint, _growth(joint, runs))
+    return Combined(joint, mean[:-1], mean[-1:], joint, _counts(runs))
 
 
 def per_worker(x: Selected, codec: Codec, workers: Communicator) -> Combined:
@@ -84,7 +96,7 @@ def per_worker(x: Selected, codec: Codec, workers: Communicator) -> Combined:
     for run, theirs in zip(runs, gathered.split(counts), strict=True):
         total[torch.searchsorted(joint, run)] += theirs[:-1]
         errors.append(theirs[-1])
-    return Combined(joint, total.div_(n), torch.stack(errors), x.mine, _growth(joint, runs))
+    return Combined(joint, total.div_(n), torch.stack(errors), x.mine, _counts(runs))
 
 
 COMBINING: Mapping[str, Combine] = {"union": union, "per_worker": per_worker}
@@ -102,9 +114,8 @@ def joint_indices(runs: Sequence[Tensor], disjoint: bool = False) -> Tensor:
     return joined.sort().values if disjoint else joined.unique()
 
 
-def _growth(joint: Tensor, runs: Sequence[Tensor]) -> float:
-    selected = sum(run.numel() for run in runs)
-    return joint.numel() * len(runs) / selected if selected else 1.0
+def _counts(runs: Sequence[Tensor]) -> list[int]:
+    return [run.numel() for run in runs]
 
 
 def mean_over(values: Tensor, workers: Communicator) -> Tensor:

@@ -42,7 +42,7 @@ from hpcsgd.parts.grad_reduces import comm_ops as expected_ops
 from hpcsgd.parts.grad_reduces.codecs import Codec, Gaps
 from hpcsgd.parts.grad_reduces.combining import Combine, Selected, union
 from hpcsgd.parts.grad_reduces.error_feedback import ErrorFeedback, Feedback, Residual
-from hpcsgd.parts.sparsifiers import Accumulated, Sparsifier
+from hpcsgd.parts.sparsifiers import Accumulated, Adapting, Sparsifier
 
 
 @checked
@@ -80,6 +80,8 @@ class Sparse:
         - `error`: ‖e‖₂, the norm of the rest, mean over the workers (eq. 2).
         - `growth`: |idx| divided by the mean number of elements that a worker selected, if selections can
           overlap.
+        - `imbalance`: the largest number of elements that a worker selected, divided by the mean, for
+          `MiCRO` and `ExDyna`.
         - seconds of each part of the reduction: `share_seconds` (which worker searches which elements),
           `select_seconds`, `encode_seconds`, `combine_seconds` and `apply_seconds`.
 
@@ -213,6 +215,9 @@ class Sparse:
             self.feedback.after(d, combined.mean)
             errors = combined.errors.tolist()  # waits for the device, so do it before giving it more work
             residual.put_into(d.buckets, combined.joint, combined.mean)
+        if isinstance(self.sparsifier, Adapting):
+            self.sparsifier.adapt(combined.counts, self.t, residual.acc.numel())
+            d.metrics["imbalance"] = combined.imbalance
         self.t += 1
         d.metrics["density"] = combined.joint.numel() / residual.acc.numel()
         d.metrics["error"] = sum(errors) / len(errors)

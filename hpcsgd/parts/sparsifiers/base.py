@@ -30,8 +30,8 @@ class Accumulated:
 class Share:
     """The segments of a vector in which a worker selects, and how many elements it selects in each.
 
-    Segment i is [starts[i], stops[i]), and k[i] elements are selected there. The segments ascend; all three
-    tensors are int64 on the CPU.
+    Segment i is [starts[i], stops[i]), and at most k[i] elements are selected there. The segments ascend; all
+    three tensors are int64 on the CPU.
     """
 
     starts: Tensor
@@ -39,6 +39,8 @@ class Share:
     k: Tensor
     leader: int | None = None
     """The worker whose selection counts for all in this step; None if each worker's own selection counts."""
+    spare: int | None = None
+    """The index that the worker selects if the sparsifier's rule finds none; None if it then selects none."""
 
     @classmethod
     def whole(cls, M: int, k: int, leader: int | None = None) -> Share:
@@ -109,6 +111,15 @@ class Sparsifier(Protocol):
 
     def select(self, x: Accumulated, share: Share) -> Tensor:
         """Return the indices in acc that this worker selects in its `share`, int64, ascending."""
+        ...
+
+
+@runtime_checkable
+class Adapting(Protocol):
+    """A sparsifier that adapts to how many elements the workers selected."""
+
+    def adapt(self, counts: Sequence[int], t: int, M: int) -> None:
+        """Adapt after step t, in which worker j selected counts[j] of the M elements."""
         ...
 
 

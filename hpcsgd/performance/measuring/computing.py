@@ -15,7 +15,17 @@ from hpcsgd.comm import Communicator
 from hpcsgd.comm.backend_choice import place_on_node
 from hpcsgd.comm.streams import device_for
 from hpcsgd.cost.compute import Busy, Compute
-from hpcsgd.parts.sparsifiers import Accumulated, CLTk, Deft, HardThreshold, SIDCo, Sparsifier, TopK
+from hpcsgd.parts.sparsifiers import (
+    Accumulated,
+    CLTk,
+    Deft,
+    ExDyna,
+    HardThreshold,
+    MiCRO,
+    SIDCo,
+    Sparsifier,
+    TopK,
+)
 from hpcsgd.performance.measuring.comm_threads import busy
 from hpcsgd.performance.measuring.timing import Barriers, clock
 from hpcsgd.performance.measuring.workload import Workload
@@ -27,7 +37,9 @@ DENSITY = 0.01
 SELECTORS: Mapping[str, Callable[[], Sparsifier]] = {
     "clt_k": lambda: CLTk(DENSITY),
     "deft": lambda: Deft(DENSITY),
+    "exdyna": lambda: ExDyna(DENSITY),
     "hard_threshold": lambda: HardThreshold(2.576),  # 1 % of normally distributed numbers are beyond it
+    "micro": lambda: MiCRO(DENSITY),
     "sidco": lambda: SIDCo(DENSITY),
     "topk": lambda: TopK(DENSITY),
 }

@@ -101,6 +101,12 @@ method = { name = "diloco", sync_every = 4, outer = { name = "Adam", lr = 1 } }
         (LOCAL, "", ["lee2020hierarchical"]),
         ('name = "bsp"', "", []),
         (LOCAL + SPARSE, "", ["lee2020hierarchical", "lin2018dgc", "yoon2023deft"]),
+        (LOCAL + SPARSE.replace("deft", "micro"), "", ["lee2020hierarchical", "lin2018dgc", "yoon2023micro"]),
+        (
+            LOCAL + SPARSE.replace("deft", "exdyna"),
+            "",
+            ["lee2020hierarchical", "lin2018dgc", "yoon2024exdyna"],
+        ),
         (LATE, "", ["douillard2023diloco", "kingma2015adam", "zhou2020dasgd"]),
         ('name = "sgp"\ngraph = "ring"', "", ["assran2019sgp", "lian2017dpsgd"]),
         (

@@ -26,9 +26,11 @@ from hpcsgd.parts.grad_reduces import (
     per_worker,
 )
 from hpcsgd.parts.grad_reduces.error_feedback import Feedback
-from hpcsgd.parts.sparsifiers import CLTk, Deft, HardThreshold, Sparsifier, TopK
+from hpcsgd.parts.sparsifiers import CLTk, Deft, ExDyna, HardThreshold, MiCRO, Sparsifier, TopK
 from references import MakeOptimizer, distributed, meet_every, model, one_step, same, set_vector, vector
 from sparsifying import (
+    Exdyna,
+    Micro,
     Select,
     backwards_gradient,
     clt_k,
@@ -49,6 +51,9 @@ SPARSIFIERS: dict[str, tuple[Callable[[], Sparsifier], Select]] = {
     "hard threshold": (lambda: HardThreshold(0.1), threshold(0.1)),
     "DEFT": (lambda: Deft(DENSITY), deft(DENSITY)),
     "DEFT, exact": (lambda: Deft(DENSITY, exact=True), deft(DENSITY, exact=True)),
+    "MiCRO": (lambda: MiCRO(DENSITY), Micro(DENSITY)),
+    "ExDyna": (lambda: ExDyna(DENSITY), Exdyna(DENSITY)),
+    "ExDyna for slopes": (lambda: ExDyna(DENSITY, compare_neighbours=True), Exdyna(DENSITY, slopes=True)),
 }
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "SGD": lambda params: optim.SGD(params, lr=0.1),
