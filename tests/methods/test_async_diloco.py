@@ -117,7 +117,7 @@ class Turns:
         )
         self._mine = [k for k, g in enumerate(order) if g == self._me]
 
-    def take(self, step: Callable[[], None]) -> None:
+    def take(self, step: Callable[[], object]) -> None:
         """Make `step` when it is this group's turn."""
         k, token = self._mine.pop(0), torch.zeros(1)
         if k and self._order[k - 1] != self._me:
@@ -224,13 +224,13 @@ def at_speeds(
     min_steps: int = 1,
     evaluate: Sequence[int] = (),
 ) -> tuple[list[int], dict[int, float]]:
-    """After which steps this group has synchronized, and what it noted; step t takes `speeds(g, t)` s."""
+    """After which steps this group has synchronized, and what it noted; step t takes `speeds(rank, t)` s."""
     topology, net, clock = form(world, P), model(), Clock(0.0)
     method = async_diloco(H, local_steps=DynamicLocalSteps(min_steps, clock))
     optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.01), net, topology, method)
     synced, noted = [], {}
     for t in range(1, steps + 1):
-        clock.now += speeds(topology.group_index, t)
+        clock.now += speeds(world.rank, t)
         one_step(net, optimizer, topology, t)
         if "staleness" in optimizer.metrics:
             synced.append(t)
@@ -245,11 +245,20 @@ def at_speeds(
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2)])
 def test_a_group_of_half_the_speed_takes_half_the_steps(run, P: int, K: int) -> None:
     """Eq. 6. Whose first synchronization comes first knows only itself then."""
-    ranks = run(P * K, at_speeds, P, 8, lambda g, t: float(1 + g), 24)
+    ranks = run(P * K, at_speeds, P, 8, lambda rank, t: float(1 + rank // K), 24)
     for rank, (synced, noted) in enumerate(ranks):
         fast = rank < K
         assert noted[synced[-1]] == (8 if fast else 4)
         assert synced[-3:] == ([8, 16, 24] if fast else [16, 20, 24])
+
+
+@pytest.mark.ranks(4)
+def test_ranks_of_a_group_take_as_many_steps(run) -> None:
+    """Their clocks differ a little; the first one's counts."""
+    ranks = run(4, at_speeds, 2, 8, lambda rank, t: (1.0, 1.1, 2.0, 3.5)[rank], 24)
+    assert [noted[synced[-1]] for synced, noted in ranks] == [8, 8, 4, 4]
+    assert ranks[0][0] == ranks[1][0]
+    assert ranks[2][0] == ranks[3][0]
 
 
 @pytest.mark.ranks(3)
