@@ -431,6 +431,7 @@ def test_speeds_on_another_shape_start_anew_and_that_is_said(
     ]
 
 
+@pytest.mark.threads
 @pytest.mark.ranks(2)
 def test_a_group_that_dies_ends_the_job(run) -> None:
     """The other one asks, and learns of it instead of waiting for ever."""
