@@ -46,6 +46,7 @@ from hpcsgd.parts.grad_reduces import MomentumCorrection as MomentumCorrection
 from hpcsgd.parts.grad_reduces import Quantized as Quantized
 from hpcsgd.parts.grad_reduces import ReduceScatter as ReduceScatter
 from hpcsgd.parts.grad_reduces import Sparse as Sparse
+from hpcsgd.parts.schedules import DynamicLocalSteps as DynamicLocalSteps
 from hpcsgd.parts.sparsifiers import CLTk as CLTk
 from hpcsgd.parts.sparsifiers import Deft as Deft
 from hpcsgd.parts.sparsifiers import ExDyna as ExDyna

@@ -11,6 +11,7 @@ import json
 import os
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn, optim
@@ -37,9 +38,13 @@ def main() -> None:
     torch.manual_seed(1)
     model = Net(given.seconds)
     optimizer = optim.SGD(model.parameters(), lr=0.01)
+
+    def load(state: dict[str, Any]) -> None:
+        model.load_state_dict(state)
+
     manager = Manager(
         pg=ProcessGroupGloo(timeout=TIMEOUT),
-        load_state_dict=model.load_state_dict,
+        load_state_dict=load,
         state_dict=lambda: {name: x.clone() for name, x in model.state_dict().items()},
         min_replica_size=1,
         use_async_quorum=False,

@@ -5,7 +5,7 @@ parameters, and its buffers. On the same P × K each rank restores its own part,
 the ranges of a group are cut anew. With another P, or another method, all groups start from the mean of the
 saved parameters and element-wise optimizer states, as after a synchronization. On another P × K float
 buffers are the mean over all ranks, and each part of the method's state follows its rule (`State`). If a
-parameter server keeps the model, its model is saved.
+parameter server keeps the model, its model is saved, in place of those that groups have read of it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def capture(optimizer: DistributedOptimizer, *, shared: Tree, own: Tree) -> Tree
     `shared` is state that is the same on all ranks. `own` is state of this rank alone, such as generators.
     """
     central = optimizer.method.model_holder()
-    model = None if central is None else central.model()
+    model = None if central is None or central.traits.local_models else central.model()
     states, shards = split_off_shards(optimizer.method.states())
     return {
         "outline": _outline(optimizer),

@@ -60,6 +60,9 @@ class Traits:
     elastic: bool = False
     """True: the averager averages with other jobs (`Topology.replica_groups`), not with the groups of this
     job."""
+    local_models: bool = False
+    """True: the averager holds the model, but each group also trains a model of its own between two
+    synchronizations. A checkpoint then keeps the groups' models, too."""
     histogram_names: tuple[str, ...] = ()
     """Metrics that are small whole numbers. For these a histogram over all ranks is kept, instead of each
     rank's value in every step."""

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @runtime_checkable
-class HoldsModel(Protocol):
+class HoldsModel(Averager, Protocol):
     """An averager, such as a parameter server, that holds the model itself.
 
     The averaged model is then the model that it holds, not the mean of the groups' models.

@@ -79,7 +79,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Slowest:
-    """A group waits until it is at most `staleness` steps ahead of the slowest one; None: it never waits."""
+    """A group waits until it is at most `staleness` requests ahead of the slowest; None: it never waits."""
 
     staleness: int | None
     period: Period | None = None
@@ -87,7 +87,8 @@ class Slowest:
     def __str__(self) -> str:
         ahead = "and wait for no other group"
         if self.staleness is not None:
-            ahead = f"and are at most {count_text(self.staleness, 'step')} ahead of the slowest one"
+            what = "step" if self.period == 1 else "request"
+            ahead = f"and are at most {count_text(self.staleness, what)} ahead of the slowest one"
         return f"groups ask a server {_often(self.period)} {ahead}"
 
 

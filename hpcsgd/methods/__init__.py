@@ -6,6 +6,7 @@
 from hpcsgd.core.method import Method as Method
 from hpcsgd.methods.ad_psgd import ad_psgd as ad_psgd
 from hpcsgd.methods.adacomm import adacomm as adacomm
+from hpcsgd.methods.async_diloco import async_diloco as async_diloco
 from hpcsgd.methods.async_sgd import async_sgd as async_sgd
 from hpcsgd.methods.bsp import bsp as bsp
 from hpcsgd.methods.d_psgd import d_psgd as d_psgd

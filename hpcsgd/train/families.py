@@ -26,6 +26,7 @@ from hpcsgd.parts.outer_schedules import OUTER_SCHEDULES
 from hpcsgd.parts.outer_schedules.base import OuterSchedule
 from hpcsgd.parts.quantizers import QUANTIZERS, ROUNDINGS
 from hpcsgd.parts.quantizers.base import Quantizer, Rounding
+from hpcsgd.parts.schedules import LOCAL_STEPS, DynamicLocalSteps
 from hpcsgd.parts.sparsifiers import SPARSIFIERS, Sparsifier
 
 
@@ -44,6 +45,7 @@ FAMILIES: Mapping[Any, Mapping[str, Callable[..., Any]]] = {
     WithOptimizerState: OPTIMIZER_STATE,
     Codec: CODECS,
     Combine: COMBINING,
+    DynamicLocalSteps: LOCAL_STEPS,
     GradReduce: GRAD_REDUCES,
     Feedback: FEEDBACKS,
     Graph: GRAPHS,

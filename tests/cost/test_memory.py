@@ -22,18 +22,21 @@ from hpcsgd.methods import (
     Method,
     adacomm,
     allreduce_local_sgd,
+    async_diloco,
     bsp,
     delayed,
     des_loc,
     diloco,
     hierarchical,
     sasgd,
+    ssp,
     streaming,
     switch,
 )
 from hpcsgd.parts import quantizers
 from hpcsgd.parts.averagers import PseudoGradientPenalty
 from hpcsgd.parts.grad_reduces import MomentumCorrection, Quantized, ReduceScatter, Sparse
+from hpcsgd.parts.schedules import DynamicLocalSteps
 from hpcsgd.parts.sparsifiers import TopK
 from methods.table import OF_INTERVALS
 from references import batch, loss
@@ -54,6 +57,8 @@ METHODS: dict[str, Callable[[], Method]] = {
     "allreduce_local_sgd": lambda: allreduce_local_sgd(EVERY),
     "adacomm": lambda: adacomm(EVERY, adapt_every=2),
     "sasgd": lambda: sasgd(EVERY),
+    "ssp": lambda: ssp(0),
+    "async_diloco": lambda: async_diloco(EVERY, local_steps=DynamicLocalSteps()),
     "delayed": lambda: delayed(hierarchical(EVERY), 2),
     "delayed, packed diloco": lambda: delayed(diloco(EVERY, quantize=quantizers.int4()), EVERY),
     **{name: partial(make, EVERY) for name, make in OF_INTERVALS.items()},

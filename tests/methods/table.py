@@ -24,6 +24,7 @@ from hpcsgd.parts import outer_schedules
 from hpcsgd.parts.averagers import AcrossShards, PerBlock, PseudoGradientPenalty
 from hpcsgd.parts.grad_reduces import Quantized, ReduceScatter, Sparse
 from hpcsgd.parts.quantizers import fp16, int4, int8
+from hpcsgd.parts.schedules import DynamicLocalSteps
 from hpcsgd.parts.sparsifiers import Deft, ExDyna
 from local_methods import (
     NESTEROV,
@@ -193,6 +194,7 @@ APART = {"exp_avg": 4, "momentum_buffer": 4, "exp_avg_sq": 6, "max_exp_avg_sq": 
 OUTER_SCHEDULE = outer_schedules.piecewise(8, lr=[[0.25, 0.2], [0.5, 1.0]], momentum=[[0.5, 0.5], [0.5, 0.9]])
 OUTER_VALUES = {2: (0.2, 0.5), 3: (0.6, 0.5), 5: (1.0, 0.9), 6: (1.0, 0.9)}
 """What it comes to."""
+ASYNC_OUTER_VALUES = {EVERY: (0.6, 0.5), 2 * EVERY: (1.0, 0.9)}
 IN_FEW_BITS = Wires(half, by_blocks(8, 8), by_blocks(4, 16))
 REFERENCES: Mapping[str, Case] = {
     "adacomm": Case(
@@ -203,6 +205,18 @@ REFERENCES: Mapping[str, Case] = {
     ),
     "allreduce_local_sgd": Case(
         "allreduce_local_sgd", lambda: {"sync_every": EVERY}, averaging, invariants=(the_mean_is_kept,)
+    ),
+    "async_diloco without staleness": Case(
+        "async_diloco",
+        lambda: {"sync_every": EVERY, "max_staleness": 0},
+        local(lambda P: with_outer(EVERY, NESTEROV)),
+        same_bits=False,
+    ),
+    "async_diloco without staleness, by an outer schedule": Case(
+        "async_diloco",
+        lambda: {"sync_every": EVERY, "max_staleness": 0, "outer_schedule": OUTER_SCHEDULE},
+        local(lambda P: with_outer(EVERY, NESTEROV, ASYNC_OUTER_VALUES)),
+        same_bits=False,
     ),
     "bsp": Case("bsp", dict, synchronous),
     "bsp by reduce-scatter": Case("bsp", lambda: {"grad_reduce": ReduceScatter()}, synchronous),
@@ -402,6 +416,23 @@ EXCEPTIONS: Mapping[str, Exempt] = {
         dict,
         "when two groups average, and with what, depends on who is fast",
         (every_update_counts_once, the_mean_is_kept),
+    ),
+    "async_diloco": Exempt(
+        "async_diloco",
+        lambda: {"sync_every": 2, "outer_lr": 1.0, "outer_momentum": 0.0},
+        WHO_IS_FAST,
+        (every_update_counts_once,),
+    ),
+    "async_diloco by speed": Exempt(
+        "async_diloco",
+        lambda: {
+            "sync_every": 1,
+            "outer_lr": 1.0,
+            "outer_momentum": 0.0,
+            "local_steps": DynamicLocalSteps(),
+        },
+        WHO_IS_FAST,
+        (every_update_counts_once,),
     ),
     "async_sgd": Exempt("async_sgd", dict, WHO_IS_FAST, (every_update_counts_once,)),
     "ssp": Exempt(

@@ -290,8 +290,11 @@ def test_an_interrupt_from_the_keyboard(folder: Path) -> None:
     assert "Traceback" not in done.err
 
 
-def test_a_rank_that_is_killed(folder: Path) -> None:
-    process = launch(folder, "--model.name", "faults:net", "--model.arguments", "{}", n=4)
+@pytest.mark.parametrize("method", ["hierarchical", "async_diloco"])
+def test_a_rank_that_is_killed(folder: Path, method: str) -> None:
+    """Also where groups do not wait for each other, so that nobody else would miss it for a while."""
+    given = ("--method.name", method, "--method.sync_every", "2")
+    process = launch(folder, "--model.name", "faults:net", "--model.arguments", "{}", *given, n=4)
     done = interrupt(folder, process, lambda: os.kill(int((folder / "pid-2").read_text()), signal.SIGKILL))
     assert_ended(folder, done)
     assert done.messages == []

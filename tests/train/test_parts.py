@@ -36,7 +36,7 @@ from hpcsgd.parts.outer_schedules.base import OuterValues
 from hpcsgd.parts.outer_schedules.muloco import ByGroups
 from hpcsgd.parts.quantizers import QUANTIZERS, ROUNDINGS, Nearest, int2
 from hpcsgd.parts.quantizers.halves import Halves
-from hpcsgd.parts.schedules import Every
+from hpcsgd.parts.schedules import LOCAL_STEPS, DynamicLocalSteps, Every
 from hpcsgd.parts.sparsifiers import SPARSIFIERS, TopK
 from hpcsgd.train.families import FAMILIES, OPTIMIZERS
 from hpcsgd.train.parts import make_method
@@ -85,6 +85,10 @@ class ASelection(PerBlock):
 
 
 class AGuard(PseudoGradientPenalty):
+    pass
+
+
+class LocalSteps(DynamicLocalSteps):
     pass
 
 
@@ -189,6 +193,12 @@ NEW: dict[str, Case] = {
         AGuard,
         LOCAL + 'guard = { name = "NEW", threshold = 7 }\n',
         lambda m: type(m.averager.inner.guard) if m.averager.inner.guard.threshold == 7 else None,
+    ),
+    "local steps": (
+        LOCAL_STEPS,
+        LocalSteps,
+        'name = "async_diloco"\nsync_every = 9\nlocal_steps = { name = "NEW", min_steps = 7 }\n',
+        lambda m: type(m.schedule._dynamic) if m.schedule._dynamic.min_steps == 7 else None,
     ),
     "an optimizer": (
         OPTIMIZERS,

@@ -25,6 +25,7 @@ from hpcsgd.parts.grad_reduces.combining import COMBINING
 from hpcsgd.parts.grad_reduces.error_feedback import FEEDBACKS
 from hpcsgd.parts.outer_schedules import OUTER_SCHEDULES
 from hpcsgd.parts.quantizers import QUANTIZERS, ROUNDINGS
+from hpcsgd.parts.schedules import LOCAL_STEPS
 from hpcsgd.parts.sparsifiers import SPARSIFIERS
 from hpcsgd.train.families import OPTIMIZERS
 from hpcsgd.train.parts import OF_A_MODEL
@@ -112,6 +113,7 @@ USES: Sequence[tuple[Table, Papers]] = [
             "undirected_exponential": [SGP],
         },
     ),
+    (LOCAL_STEPS, {"dynamic": ["liu2024asynchronous"]}),
     (GUARDS, {"pseudo_gradient_penalty": ["cheng2025edit"]}),
     (
         OUTER_SCHEDULES,

@@ -1,4 +1,4 @@
-"""A message in one buffer, with all that a rank sends at once: a number and tensors of any dtypes."""
+"""A message in one buffer, with all that a rank sends at once: numbers and tensors of any dtypes."""
 
 from __future__ import annotations
 
@@ -15,23 +15,30 @@ Layout = tuple[tuple[torch.dtype, int], ...]
 
 
 class MessageBuffer:
-    """A message in one uint8 tensor, `bytes`: a float64 number, then every tensor, each aligned to 8 bytes.
+    """A message in one uint8 tensor, `bytes`: float64 numbers, then every tensor, each aligned to 8 bytes.
 
     The tensors given to its methods may have a wider dtype than the layout, and may be on another device.
+    There is one number unless `numbers` says otherwise.
     """
 
-    def __init__(self, content: Tensor, layout: Layout) -> None:
+    def __init__(self, content: Tensor, layout: Layout, numbers: int = 1) -> None:
         self.bytes = content
         self.layout = layout
-        self._number = content[:_ALIGNED].view(torch.float64)
+        self._numbers = content[: numbers * _ALIGNED].view(torch.float64)
 
     @classmethod
-    def like(cls, tensors: Sequence[Tensor], device: torch.device | None = None) -> MessageBuffer:
+    def like(
+        cls, tensors: Sequence[Tensor], device: torch.device | None = None, numbers: int = 1
+    ) -> MessageBuffer:
         """Return a buffer of zeros with room for `tensors`, on `device` or on that of the first tensor."""
         where = tensors[0].device if device is None else device
         layout = tuple((x.dtype, x.numel()) for x in tensors)
-        size = _ALIGNED + sum(_room(*each) for each in layout)
-        return cls(torch.zeros(size, dtype=torch.uint8, device=where), layout)
+        size = numbers * _ALIGNED + sum(_room(*each) for each in layout)
+        return cls(torch.zeros(size, dtype=torch.uint8, device=where), layout, numbers)
+
+    def received(self, content: Tensor) -> MessageBuffer:
+        """Return a buffer of the same layout whose bytes are `content`."""
+        return MessageBuffer(content, self.layout, self._numbers.numel())
 
     def state_dict(self) -> dict[str, Any]:
         names = [[str(dtype).removeprefix("torch."), numel] for dtype, numel in self.layout]
@@ -45,17 +52,26 @@ class MessageBuffer:
 
     @property
     def weight(self) -> float:
-        """The number at the beginning of the buffer. Reading it waits for the buffer's device."""
-        return self._number.item()
+        """The first number in the buffer. Reading it waits for the buffer's device."""
+        return self._numbers[0].item()
 
-    def pack(self, tensors: Sequence[Tensor], share: float = 1.0, number: float = 1.0) -> None:
-        """Write `share` times every tensor, and `share` times `number`, into the buffer."""
+    @property
+    def numbers(self) -> list[float]:
+        """The numbers at the beginning of the buffer. Reading them waits for the buffer's device."""
+        return self._numbers.tolist()
+
+    def pack(self, tensors: Sequence[Tensor], share: float = 1.0, *numbers: float) -> None:
+        """Write `share` times every tensor, and `share` times each of `numbers`, into the buffer.
+
+        Without `numbers` each of them is 1.
+        """
         for x, mine in zip(tensors, self._contents(), strict=True):
             if x.device == mine.device:
                 torch.mul(x, share, out=mine)
             else:
                 mine.copy_(x.mul(share))
-        self._number.fill_(share * number)
+        for place, number in zip(self._numbers, numbers or [1.0] * self._numbers.numel(), strict=True):
+            place.fill_(share * number)
 
     def unpack(self, tensors: Sequence[Tensor]) -> None:
         """Copy the tensors in the buffer into `tensors`."""
@@ -68,7 +84,7 @@ class MessageBuffer:
             x.add_(mine.to(x.device), alpha=factor)
 
     def _contents(self) -> Iterator[Tensor]:
-        start = _ALIGNED
+        start = self._numbers.numel() * _ALIGNED
         for dtype, numel in self.layout:
             yield self.bytes[start : start + numel * dtype.itemsize].view(dtype)
             start += _room(dtype, numel)

@@ -177,17 +177,23 @@ def paired(job: Job, rule: Paired) -> np.ndarray:
 
 
 def ssp(job: Job, rule: Ssp) -> np.ndarray:
-    pushed = [0] * job.T
+    pushed = [0] * (job.T + 1)
+
+    def ask(g: int, t: int) -> Process:
+        """The n-th change is sent, and the (n − s)-th of all waited for, if there is one."""
+        yield from job.send(job.questions, g, g, job.event(g, t))
+        n = (t + 1) // rule.period
+        pushed[n] += 1
+        if pushed[n] == job.P:
+            job.event("all", n).succeed()
+        if n > rule.staleness:
+            yield job.event("all", n - rule.staleness)
 
     def group(g: int) -> Process:
         for t in range(job.T):
             yield from job.compute(g, t)
-            yield from job.send(job.questions, g, g, job.event(g, t))
-            pushed[t] += 1
-            if pushed[t] == job.P:
-                job.event("all", t).succeed()
-            if t >= rule.staleness:
-                yield job.event("all", t - rule.staleness)
+            if synchronizes(t, rule.period):
+                yield from ask(g, t)
             yield from job.gather(g, t)
 
     return job.run(group)
@@ -197,7 +203,8 @@ def async_sgd(job: Job, rule: AsyncSgd) -> np.ndarray:
     def group(g: int) -> Process:
         for t in range(job.T):
             yield from job.compute(g, t)
-            yield from job.send(job.questions, g, g, job.event(g, t))
+            if synchronizes(t, rule.period):
+                yield from job.send(job.questions, g, g, job.event(g, t))
             yield from job.gather(g, t)
 
     return job.run(group)

@@ -56,6 +56,7 @@ def test_parts_have_the_names_of_job_files(tmp_path: Path) -> None:
 SIMULATED = {
     "ad_psgd": "",
     "allreduce_local_sgd": "sync_every = 4",
+    "async_diloco": "sync_every = 4",
     "async_sgd": "",
     "bsp": "",
     "d_psgd": "",
@@ -79,6 +80,7 @@ SIMULATED = {
 BY_THE_TRAINING = "after which steps groups average depends on the training"
 NOT_SIMULATED = {
     "adacomm": ("initial_sync_every = 4\nadapt_every = 8", BY_THE_TRAINING),
+    "async_diloco": ('sync_every = 4\nlocal_steps = "dynamic"', BY_THE_TRAINING),
     "des_loc": (
         "sync_every = 4\nfirst_every = 3",
         "optimizer state is averaged between two synchronizations of the parameters",

@@ -64,8 +64,8 @@ def rule_of(waits: Waits) -> Rule:
         case Pairs(_, _, _, period):
             return Paired(waits, _known(period))
         case Slowest(staleness, period):
-            _each_step(period)
-            return AsyncSgd() if staleness is None else Ssp(staleness)
+            every = _whole(period)
+            return AsyncSgd(every) if staleness is None else Ssp(staleness, every)
         case RandomPartner(seed, period):
             _each_step(period)
             return AdPsgd(seed)
@@ -84,13 +84,16 @@ def _known(period: Period | None) -> Period:
 def _whole(period: Period | None) -> int:
     known = _known(period)
     if not isinstance(known, int):
-        raise UserError(f"groups that may die synchronize after a whole number of steps, and not {known}")
+        raise UserError(
+            f"groups that may die, or that ask a server, synchronize after a whole number of steps, and not "
+            f"{known}"
+        )
     return known
 
 
 def _each_step(period: Period | None) -> None:
     if _known(period) != 1:
         raise UserError(
-            f"this method cannot be simulated: its groups send messages after every {period} steps; with a "
-            "server or random partners the simulation knows messages after every step"
+            f"this method cannot be simulated: its groups send messages after every {period} steps; with "
+            "random partners the simulation knows messages after every step"
         )
