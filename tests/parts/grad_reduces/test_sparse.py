@@ -4,7 +4,7 @@ refused."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,17 @@ from hpcsgd.parts.grad_reduces import (
     per_worker,
 )
 from hpcsgd.parts.grad_reduces.error_feedback import Feedback
-from hpcsgd.parts.sparsifiers import CLTk, Deft, ExDyna, HardThreshold, MiCRO, Sparsifier, TopK
+from hpcsgd.parts.sparsifiers import (
+    Accumulated,
+    CLTk,
+    Deft,
+    ExDyna,
+    HardThreshold,
+    MiCRO,
+    Share,
+    Sparsifier,
+    TopK,
+)
 from references import MakeOptimizer, distributed, meet_every, model, one_step, same, set_vector, vector
 from sparsifying import (
     Exdyna,
@@ -340,6 +350,50 @@ def test_what_is_noted_of_a_step(run) -> None:
             parts = ("share", "select", "encode", "combine", "apply")
             assert {f"{part}_seconds" for part in parts} < set(note)
     assert max(note["growth"] for note in ranks[0]) > 1
+
+
+class Noting:
+    """MiCRO that keeps what it adapts to."""
+
+    disjoint = True
+
+    def __init__(self) -> None:
+        self.inner, self.noted = MiCRO(DENSITY), list[tuple[list[int], int, int]]()
+
+    def cut(self, layers: Tensor, n: int) -> Tensor:
+        return self.inner.cut(layers, n)
+
+    def share(self, x: Accumulated, t: int, workers: Communicator) -> Share:
+        return self.inner.share(x, t, workers)
+
+    def select(self, x: Accumulated, share: Share) -> Tensor:
+        return self.inner.select(x, share)
+
+    def adapt(self, counts: Sequence[int], t: int, M: int) -> None:
+        self.noted.append((list(counts), t, M))
+        self.inner.adapt(counts, t, M)
+
+
+@pytest.mark.ranks(2)
+def test_how_many_each_worker_selected_is_noted(run) -> None:
+    def training(world: Communicator) -> list[tuple[float, float, tuple[list[int], int, int]]]:
+        net, topology, sparsifier = model(seed=world.rank), form(world), Noting()
+        method = bsp(Sparse(sparsifier))
+        optimizer = hpcsgd.DistributedOptimizer(sgd(list(net.parameters())), net, topology, method)
+        found = []
+        for t in range(STEPS):
+            one_step(net, optimizer, topology, t)
+            assert "growth" not in optimizer.metrics
+            found.append((*(optimizer.metrics[x] for x in ("density", "imbalance")), sparsifier.noted[-1]))
+        return found
+
+    first, second = run(2, training)
+    assert first == second
+    for step, (density, imbalance, (counts, t, M)) in enumerate(first):
+        assert (t, M, len(counts)) == (step, vector(model()).numel(), 2)
+        assert density * M == pytest.approx(sum(counts))
+        assert imbalance == max(counts) * 2 / sum(counts)
+    assert max(imbalance for _, imbalance, _ in first) > 1
 
 
 @pytest.mark.ranks(4)
