@@ -32,6 +32,7 @@ SHAPES = [(2, 1), (3, 1), (3, 1), (4, 1), (2, 2)]
 ENTRIES = {**REFERENCES, **EXCEPTIONS}
 LABELS = {
     "ssp": ["ssp", "ssp, nearly in step", "ssp without staleness"],
+    "async_diloco": ["async_diloco", "async_diloco without staleness"],
     "async_sgd": ["async_sgd"],
     "ad_psgd": ["ad_psgd"],
     "osgp": ["osgp", "osgp on a ring"],
