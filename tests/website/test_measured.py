@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from website.measured import (
+    benchmarks,
     cluster,
     diloco,
     ensemble,
@@ -27,6 +28,30 @@ from website.measured.results import ROOT
 
 PAGES: dict[str, list[Callable[[], str]]] = {
     "README.md": [readme.speed, readme.accuracy, readme.loss],
+    "benchmarks/README.md": [
+        benchmarks.slow_groups,
+        benchmarks.averages,
+        benchmarks.random_runs,
+        benchmarks.simulated_goodput,
+        benchmarks.selection,
+        benchmarks.deft_scaling,
+        benchmarks.deft_planning,
+        benchmarks.sparseloco,
+        benchmarks.token_reading,
+        benchmarks.staging,
+        benchmarks.synchronizations,
+        benchmarks.of_25_million,
+        benchmarks.papers_scaling,
+        benchmarks.messages,
+        benchmarks.short_ramp,
+        benchmarks.cost_of_probes,
+        benchmarks.selsync_overhead,
+        benchmarks.after_backward,
+        benchmarks.simulated_failures,
+        benchmarks.simulation_speed,
+        benchmarks.in_groups_of_eight,
+        benchmarks.muon,
+    ],
     "docs/choosing.md": [predictions.crossover],
     "docs/cluster.md": [cluster.scaling, cluster.predictions, cluster.opens, cluster.start],
     "docs/diloco.md": [diloco.quality, diloco.model],
@@ -75,6 +100,8 @@ NOT_MEASURED = {
     "| `diloco(I)` | 1/I |": "formulas",
     '| `"muloco"`, 2 to 15 groups |': "settings of the papers",
     "| `--ranks 64..4096`": "options",
+    "| `python benchmarks/sparse_exchange.py": "commands; the last one is a test, which prints its figures",
+    "| `build` |": "goals",
     "| 6 M parameters, 4 emulated hosts": "tests/benchmarks/test_crossover.py",
     "| shared memory, 4 ranks |": "figures of other pages: test_choosing.py",
     "| 11 M parameters, 100 Mbit/s": "figures of other pages: test_choosing.py",
