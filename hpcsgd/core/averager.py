@@ -53,7 +53,7 @@ class Traits:
     mean_of: Literal["", "models", "models and state"] = ""
     """What is the mean over the groups after a synchronization, whatever else the averager does. "models":
     every group keeps its own optimizer state, or averages it at other times. "models and state": the averager
-    averages all optimizer state, too. "": anything else."""
+    averages or renews all optimizer state, too. "": anything else."""
     vectors_only: bool = False
     """True: the averager uses only the vectors to average, the step number and its own state. Other code may
     then let it average copies or parts of the vectors, on other communicators, while training goes on."""

@@ -82,8 +82,8 @@ def require_averaged(topology: Topology, method: Method, optimizer: optim.Optimi
     if not mean_of:
         raise UserError(
             f"{kind} trains at a point between two iterates, and groups must average both; this method does "
-            "not only average models, or it resets the optimizer state: use one that sets all groups to the "
-            "mean of their models, such as hierarchical or bsp, with keep_state or AverageState"
+            "not only average models: use one that sets all groups to the mean of their models, such as "
+            "hierarchical or bsp"
         )
     if mean_of == "models" and not method.grad_reduce.traits.across:
         names = [name for each in found for name in new_state(each)]
@@ -120,7 +120,7 @@ def iterates(s: StepContext, updated: Iterable[Bucket]) -> tuple[dict[str, list[
 def average_iterates(found: dict[str, list[Tensor]], s: StepContext, averager: Averager) -> None:
     """Average the iterates that were `found`, after `averager` has averaged the parameters. Collective.
 
-    Nothing is to be done if the averager itself averages all optimizer state.
+    Nothing is to be done if the averager itself averages or renews all optimizer state.
     """
     if found and averager.traits.mean_of == "models":
         average_states(found, s)

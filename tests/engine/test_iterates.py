@@ -364,7 +364,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "delayed": lambda: hpcsgd.delayed(hpcsgd.hierarchical(2), 1),
     "streaming": lambda: hpcsgd.streaming(hpcsgd.hierarchical(4), num_fragments=2, sync_delay=1),
     "guarded": lambda: hpcsgd.hierarchical(2, guard=hpcsgd.PseudoGradientPenalty()),
-    "reset": lambda: hpcsgd.hierarchical(2, optimizer_state=hpcsgd.ResetState),
     "switch to diloco": lambda: hpcsgd.switch(hpcsgd.bsp(), hpcsgd.diloco(2), at=2),
 }
 
@@ -385,6 +384,7 @@ ALLOWED: dict[str, Callable[[], Any]] = {
     "adacomm": lambda: hpcsgd.adacomm(initial_sync_every=2, adapt_every=2),
     "selsync": lambda: hpcsgd.selsync(0.0),
     "switch": lambda: hpcsgd.switch(hpcsgd.bsp(), hpcsgd.hierarchical(2), at=2),
+    "reset": lambda: hpcsgd.hierarchical(2, optimizer_state=hpcsgd.ResetState),
     "allreduce_local_sgd": lambda: hpcsgd.allreduce_local_sgd(2),
     "quantized": lambda: hpcsgd.hierarchical(2, quantize=hpcsgd.quantizers.bf16()),
 }

@@ -186,7 +186,8 @@ class ResetState:
     traits: Traits = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        traits = replace(self.inner.traits, leaves_mean=False, mean_of="", vectors_only=False)
+        mean_of = "models and state" if self.inner.traits.mean_of else ""
+        traits = replace(self.inner.traits, leaves_mean=False, mean_of=mean_of, vectors_only=False)
         object.__setattr__(self, "traits", traits)
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> Iterator[Tensor]:
