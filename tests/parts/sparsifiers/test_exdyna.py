@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcsgd.comm import Communicator
+from hpcsgd.core.state import State
 from hpcsgd.parts.sparsifiers import ExDyna
 from hpcsgd.parts.sparsifiers.exdyna import (
     Uneven,
@@ -69,9 +70,18 @@ def test_what_a_block_takes_along_counts_at_the_next_neighbour() -> None:
     assert moved([10, 10, 10], [120, 90, 90], 20, around_mean) == [9, 10, 11], "110 in the middle, then"
 
 
+def test_a_block_takes_along_what_a_block_has_on_average() -> None:
+    """Here 15 of 300: so the middle part, which had less than the mean, has enough to give one on."""
+    exdyna = ExDyna(0.1)
+    exdyna.load_state_dict(State(per_rank={"blocks": [10, 10, 10]}))
+    exdyna.adapt([151, 95, 54], 0, 20)
+    assert exdyna.state_dict().per_rank["blocks"] == [9, 10, 11]
+
+
 def test_a_part_keeps_a_quarter_of_an_even_one() -> None:
     assert moved([3, 17, 20], [1000, 0, 500], 0, around_mean) == [3, 17, 20]
     assert moved([5, 15, 20], [1000, 0, 500], 0, around_mean) == [4, 16, 20]
+    assert moved([5, 21, 22], [1000, 0, 500], 0, around_mean) == [4, 22, 22], "exactly a quarter"
 
 
 @pytest.mark.parametrize(
