@@ -139,7 +139,9 @@ def test_who_returns_adds_nothing_and_has_a_new_history(desk: Desk) -> None:
         )
         try:
             moved = Moved(group, again, PLAIN)
-            return [moved.by(math.nan), moved.by(4.0)]
+            found = [moved.by(1000.0), moved.by(4.0)]
+            assert moved.optimizer.method.state_dict()["averager"].replicated["count"] == 1
+            return found
         finally:
             again.close()
 
