@@ -144,7 +144,9 @@ def judge(model: nn.Module, x: Tensor, y: Tensor) -> float:
 def foretold(setting: Setting, model: nn.Module, who: str, groups: int, tried: Settings) -> float:
     """Bytes that a rank sends, by the formulas of its method."""
     m = ModelLayout.of(model.named_parameters(), groups, 1, bucket_bytes(nbytes(model.parameters())))
-    messages = of_step(StepPlan.of(CONTESTANTS[who].method(tried, groups, setting.steps)), m)
-    return setting.steps * sum(
-        x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in messages
+    plan = StepPlan.of(CONTESTANTS[who].method(tried, groups, setting.steps))
+    return sum(
+        count * x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
+        for stage, count in plan.of_run(setting.steps)
+        for x in of_step(stage, m)
     )
