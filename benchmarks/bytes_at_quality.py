@@ -6,10 +6,11 @@
 
 A GPT of 0.12 million parameters on 4.2 million bytes of WikiText-2, by P = 4 and 8 groups of one rank that
 share batches of 8 windows of 128 bytes: bsp; DiLoCo, whose groups meet every 64 steps; Streaming DiLoCo with
-4 bits; SparseLoCo, every 6·P steps; MuLoCo with 4 bits. Everybody has the same tokens in the same order. Each
-is tried with four settings, on a seed of its own and by text that is held out of training; with the best of
-them it trains on three other seeds, and is judged by the beginning of the test split. bsp, whose groups are
-one training however many they are, is tried by the fewest.
+4 bits; SparseLoCo, every 6·P steps; MuLoCo with 4 bits; Pier; and DiLoCo, Streaming DiLoCo and SparseLoCo by
+an outer schedule. Everybody has the same tokens in the same order. Each is tried with four settings, on a
+seed of its own and by text that is held out of training; with the best of them it trains on three other
+seeds, and is judged by the beginning of the test split. bsp, whose groups are one training however many they
+are, is tried by the fewest.
 
 Groups are threads of one process, by the library: --real compares a short training of everybody with one on
 four ranks (mpiexec -n 4 python benchmarks/bytes_at_quality.py --data FILE --real). Hours on two cores; --who,

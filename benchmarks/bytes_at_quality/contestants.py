@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from torch import nn, optim
 
 import hpcsgd
 from hpcsgd.methods.diloco import MakeOptimizer
-from hpcsgd.parts import quantizers
+from hpcsgd.parts import outer_schedules, quantizers
+from hpcsgd.parts.outer_schedules.base import OuterSchedule
+from hpcsgd.parts.quantizers.base import Quantizer
 
 EVERY = 64
 """H, steps from one meeting to the next."""
@@ -18,15 +21,18 @@ EVERY_BY_GROUPS = 6
 """SparseLoCo's is so many times P: what a rank sends at its meetings grows with P."""
 FRAGMENTS = 4
 BETAS, DECAY = (0.9, 0.95), 0.1
-Settings = Mapping[str, float]
+Settings = Mapping[str, Any]
+"""The values of a trial: numbers, and the name of a schedule."""
 BSP, DILOCO, STREAMED = "bsp", "DiLoCo", "streamed, 4 bits"
 SPARSE, MULOCO = "SparseLoCo", "MuLoCo, 4 bits"
+SCHEDULED, PIER = "DiLoCo, schedule", "Pier"
+STREAMED_SCHEDULED, SPARSE_SCHEDULED = "streamed, 4 bits, schedule", "SparseLoCo, schedule"
 
 
 @dataclass(frozen=True)
 class Contestant:
-    method: Callable[[Settings, int], hpcsgd.Method]
-    """Of a trial, for so many groups."""
+    method: Callable[[Settings, int, int], hpcsgd.Method]
+    """Of a trial, for so many groups and steps."""
     trials: Sequence[Settings]
     """What is tried, as many for everybody; the best one is taken."""
     optimizer: Callable[[nn.Module, Settings], optim.Optimizer]
@@ -49,6 +55,22 @@ DELAY, BLEND = 1, 0.0
 """Of streams. With the paper's blend of a half groups take half of an outer step: it was worse."""
 
 
+WITH_SCHEDULES = (8e-3, 16e-3)
+"""Inside a group, of all whose outer values follow a schedule. For those above 8e-3 was the better one."""
+LAZY = 0.1
+"""The part of the run in which Pier is synchronous."""
+SCHEDULES: Mapping[str, Callable[[int, float], OuterSchedule]] = {
+    "muloco": lambda steps, begin: outer_schedules.muloco(),
+    "pier": outer_schedules.pier,
+    "pier_cosine": outer_schedules.pier_cosine,
+}
+"""By name: the outer schedule of a run of so many steps, which begins at this fraction of it."""
+
+
+def schedule(s: Settings, steps: int, begin: float = 0.0) -> OuterSchedule:
+    return SCHEDULES[s["schedule"]](steps, begin)
+
+
 def nesterov(s: Settings) -> MakeOptimizer:
     return lambda ws: optim.SGD(ws, lr=s["outer_lr"], momentum=s["momentum"], nesterov=True)
 
@@ -57,7 +79,19 @@ def in_four_bits(s: Settings) -> hpcsgd.Method:
     return hpcsgd.diloco(EVERY, outer=nesterov(s), quantize=quantizers.int4(block=256))
 
 
-def grid(**values: Sequence[float]) -> list[Settings]:
+def scheduled(s: Settings, steps: int, quantize: Quantizer | None = None) -> hpcsgd.Method:
+    return hpcsgd.diloco(EVERY, outer_schedule=schedule(s, steps), quantize=quantize)
+
+
+def scheduled_pier(s: Settings, steps: int) -> hpcsgd.Method:
+    return hpcsgd.pier(EVERY, steps, LAZY, outer_schedule=schedule(s, steps, LAZY))
+
+
+def falling(s: Settings, steps: int) -> OuterSchedule:
+    return outer_schedules.piecewise(steps, lr=[[0, s["first_lr"]], [1, s["last_lr"]]])
+
+
+def grid(**values: Sequence[Any]) -> list[Settings]:
     return [dict(zip(values, each, strict=True)) for each in product(*values.values())]
 
 
@@ -66,17 +100,41 @@ def with_outer(**inner: Sequence[float]) -> list[Settings]:
 
 
 CONTESTANTS: dict[str, Contestant] = {
-    BSP: Contestant(lambda s, _: hpcsgd.bsp(), grid(lr=(8e-3, 16e-3, 24e-3, 32e-3)), adamw),
-    DILOCO: Contestant(lambda s, _: hpcsgd.diloco(EVERY, outer=nesterov(s)), with_outer(lr=RATES), adamw),
+    BSP: Contestant(lambda s, *_: hpcsgd.bsp(), grid(lr=(8e-3, 16e-3, 24e-3, 32e-3)), adamw),
+    DILOCO: Contestant(lambda s, *_: hpcsgd.diloco(EVERY, outer=nesterov(s)), with_outer(lr=RATES), adamw),
     STREAMED: Contestant(
-        lambda s, _: hpcsgd.streaming(in_four_bits(s), FRAGMENTS, int(s["delay"]), s["blend"]),
+        lambda s, *_: hpcsgd.streaming(in_four_bits(s), FRAGMENTS, int(s["delay"]), s["blend"]),
         with_outer(lr=RATES, delay=(DELAY,), blend=(BLEND,)),
         adamw,
     ),
     SPARSE: Contestant(
-        lambda s, groups: hpcsgd.sparseloco(EVERY_BY_GROUPS * groups, lr=s["outer_lr"]),
+        lambda s, groups, _: hpcsgd.sparseloco(EVERY_BY_GROUPS * groups, lr=s["outer_lr"]),
         grid(lr=RATES, outer_lr=(1.0, 1.4)),
         adamw,
     ),
-    MULOCO: Contestant(lambda s, _: in_four_bits(s), with_outer(lr=RATES), muon),
+    MULOCO: Contestant(lambda s, *_: in_four_bits(s), with_outer(lr=RATES), muon),
+    SCHEDULED: Contestant(
+        lambda s, _, steps: scheduled(s, steps),
+        grid(lr=WITH_SCHEDULES, schedule=("muloco", "pier_cosine")),
+        adamw,
+    ),
+    PIER: Contestant(
+        lambda s, _, steps: scheduled_pier(s, steps),
+        grid(lr=WITH_SCHEDULES, schedule=("pier", "pier_cosine")),
+        adamw,
+    ),
+    STREAMED_SCHEDULED: Contestant(
+        lambda s, _, steps: hpcsgd.streaming(
+            scheduled(s, steps, quantizers.int4(block=256)), FRAGMENTS, DELAY, BLEND
+        ),
+        grid(lr=WITH_SCHEDULES, schedule=("muloco", "pier_cosine")),
+        adamw,
+    ),
+    SPARSE_SCHEDULED: Contestant(
+        lambda s, groups, steps: hpcsgd.sparseloco(
+            EVERY_BY_GROUPS * groups, outer_schedule=falling(s, steps)
+        ),
+        grid(lr=WITH_SCHEDULES, first_lr=(1.4, 2.0), last_lr=(1.0,)),
+        adamw,
+    ),
 }

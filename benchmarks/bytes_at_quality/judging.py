@@ -8,7 +8,18 @@ from math import log
 from statistics import mean, stdev
 from typing import Any
 
-from bytes_at_quality.contestants import BSP, CONTESTANTS, DILOCO, MULOCO, SPARSE, STREAMED, Settings
+from bytes_at_quality.contestants import (
+    BSP,
+    CONTESTANTS,
+    DILOCO,
+    MULOCO,
+    SCHEDULED,
+    SPARSE,
+    SPARSE_SCHEDULED,
+    STREAMED,
+    STREAMED_SCHEDULED,
+    Settings,
+)
 from bytes_at_quality.training import Setting
 from harness import Goal
 
@@ -18,8 +29,10 @@ TUNED = 0
 LOSS, NO_WORSE = 1.005, 1.0
 ROUNDING = 5e-3
 """Of bytes: the formula has fragments of equal size, and whole blocks in each."""
-FEWER = {STREAMED: 400.0, SPARSE: 2000.0}
+FEWER = {STREAMED: 400.0, SPARSE: 2000.0, STREAMED_SCHEDULED: 400.0, SPARSE_SCHEDULED: 1000.0}
 """Goals: loss over that of bsp; loss over that of DiLoCo; times fewer bytes than bsp."""
+BY_SCHEDULE = {4: 1.02, 8: 1.06}
+"""Goal by number of groups: loss of DiLoCo by an outer schedule over that of bsp."""
 
 
 def name(groups: int, who: str, seed: int, settings: Settings) -> tuple[Any, ...]:
@@ -94,10 +107,14 @@ def line(groups: int, who: str, mine: Mapping[int, Row], bsp: Mapping[int, Row])
     losses = [row["test_loss"] for row in mine.values()]
     over, fewer = ratios(mine, bsp, "test_loss"), ratios(bsp, mine, "bytes")
     error = f" ± {stdev(over) / len(over) ** 0.5:.4f}" if len(over) > 1 else ""
-    settings = ", ".join(f"{name} {value:g}" for name, value in next(iter(mine.values()))["settings"].items())
+    settings = ", ".join(f"{name} {_text(x)}" for name, x in next(iter(mine.values()))["settings"].items())
     apart, times = (f"{mean(over):.4f}{error}", f"{mean(fewer):.0f}") if over else ("", "")
     megabytes = f"{mean(row['bytes'] for row in mine.values()) / 1e6:.3f}"
     return [groups, who, len(mine), f"{mean(losses) / log(2):.4f}", apart, megabytes, times, settings]
+
+
+def _text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def goals_of(groups: int, found: Mapping[str, Mapping[int, Row]]) -> list[Goal]:
@@ -108,6 +125,8 @@ def goals_of(groups: int, found: Mapping[str, Mapping[int, Row]]) -> list[Goal]:
         )
 
     goals = loss(STREAMED, BSP, LOSS) + loss(SPARSE, DILOCO, NO_WORSE) + loss(MULOCO, DILOCO, NO_WORSE)
+    goals += loss(SCHEDULED, BSP, BY_SCHEDULE[groups]) if groups in BY_SCHEDULE else []
+    goals += loss(STREAMED_SCHEDULED, SCHEDULED, NO_WORSE) + loss(SPARSE_SCHEDULED, SCHEDULED, NO_WORSE)
     for who, fewer in FEWER.items():
         if part := ratios(found[who], found[BSP], "bytes"):
             goals.append(Goal(f"{groups} groups: bytes of {who} over those of bsp", mean(part), 1 / fewer))

@@ -16,7 +16,7 @@ from bytes_at_quality.judging import finals
 from hpcsgd.files.pictures import STYLE, save
 
 Row = dict[str, Any]
-MARKERS = "os^vD"
+MARKERS = "os^vDP*Xp"
 """One for each, open: some send as many bytes as another and are as good."""
 
 

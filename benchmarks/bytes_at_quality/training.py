@@ -105,10 +105,8 @@ def train(
 ) -> dict[str, float]:
     """As one of the groups; the loss, in nats a token, of the mean of all on its share of what is judged."""
     contestant, model = CONTESTANTS[who], copy.deepcopy(start)
-    topology = form(world, groups=world.size)
-    optimizer = hpcsgd.DistributedOptimizer(
-        contestant.optimizer(model, tried), model, topology, contestant.method(tried, world.size)
-    )
+    topology, method = form(world, groups=world.size), contestant.method(tried, world.size, setting.steps)
+    optimizer = hpcsgd.DistributedOptimizer(contestant.optimizer(model, tried), model, topology, method)
     schedule = LambdaLR(optimizer, lambda t: rate((t + 1) / setting.steps))
     before = world.stats.totals()
     for mine in batches(setting, text, seed)[:, world.rank :: world.size]:
@@ -146,7 +144,9 @@ def judge(model: nn.Module, x: Tensor, y: Tensor) -> float:
 def foretold(setting: Setting, model: nn.Module, who: str, groups: int, tried: Settings) -> float:
     """Bytes that a rank sends, by the formulas of its method."""
     m = ModelLayout.of(model.named_parameters(), groups, 1, bucket_bytes(nbytes(model.parameters())))
-    messages = of_step(StepPlan.of(CONTESTANTS[who].method(tried, groups)), m)
-    return setting.steps * sum(
-        x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in messages
+    plan = StepPlan.of(CONTESTANTS[who].method(tried, groups, setting.steps))
+    return sum(
+        count * x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
+        for stage, count in plan.of_run(setting.steps)
+        for x in of_step(stage, m)
     )

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
+
+
+class Contribution(Protocol):
+    """What a job adds to a mean in place of its tensors."""
+
+    norm: float
+    """The number of this job that all jobs get."""
+
+    def __call__(self, norms: Mapping[int, float]) -> Sequence[Tensor]:
+        """Return the tensors, given the `norm` of each job in the mean, by index; may be called again."""
+        ...
 
 
 class ReplicaGroups(Protocol):
@@ -22,10 +33,14 @@ class ReplicaGroups(Protocol):
         """Number of jobs that were started, including this one."""
         ...
 
-    def mean(self, w: Sequence[Tensor], t: int, *, alike: bool = True) -> None:
+    def mean(
+        self, w: Sequence[Tensor], t: int, *, alike: bool = True, contribution: Contribution | None = None
+    ) -> None:
         """Replace `w`, after `t` updates, by its mean over the jobs that are present.
 
         `alike`: all ranks of this job hold the same `w`. Otherwise each rank holds its own rows of it.
+        `contribution` makes the tensors to average in place of `w`. A job that is not in the mean, such as
+        one that returns, adds nothing.
         """
         ...
 
@@ -48,7 +63,9 @@ class Absent:
     index: int = 0
     count: int = 1
 
-    def mean(self, w: Sequence[Tensor], t: int, *, alike: bool = True) -> None:
+    def mean(
+        self, w: Sequence[Tensor], t: int, *, alike: bool = True, contribution: Contribution | None = None
+    ) -> None:
         raise AssertionError("nobody is there to average with")
 
     def finish(self) -> None:

@@ -31,7 +31,7 @@ from hpcsgd.comm.on_host import room_for, settle_all
 from hpcsgd.elastic.client import Client, Evicted
 from hpcsgd.elastic.register import Phase, Point, Register, Report, Vote
 from hpcsgd.elastic.ring import Broken
-from hpcsgd.elastic.rings import Rings, part_of
+from hpcsgd.elastic.rings import Contribution, Rings, part_of
 from hpcsgd.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -84,8 +84,7 @@ class ElasticAverage:
         """The replica groups whose models are in the last mean."""
         self.index, self.count = replica_group, replica_groups
         """The index of this replica group, and the number of groups that were started."""
-        self._group = group
-        self._coordinator, self._token = coordinator, token
+        self._group, self._coordinator, self._token = group, coordinator, token
         self._heartbeat_timeout, self._timeout = heartbeat_timeout, timeout
         self._rings = Rings(replica_group, host, token, heartbeat_timeout)
         self._generation = Register()
@@ -97,7 +96,7 @@ class ElasticAverage:
         """The number of rounds that were committed before the next round."""
         self._why, self._blamed = "", None
         self._control: list[Tensor] = []
-        self._alike = True
+        self._alike, self._contribution = True, None
         self._processes, self._lives = group.gather_objects(uuid4().hex)[0], 0
         self._client = self._connect()
 
@@ -111,14 +110,16 @@ class ElasticAverage:
         """True if this replica group has to stop after the last committed round, alone or with all others."""
         return self.after.stops(self.index)
 
-    def mean(self, w: Sequence[Tensor], t: int = 0, *, alike: bool = True) -> None:
+    def mean(
+        self, w: Sequence[Tensor], t: int = 0, *, alike: bool = True, contribution: Contribution | None = None
+    ) -> None:
         """Replace `w`, the model after `t` updates, with its mean over the living replica groups; collective.
 
         `alike`: all ranks of the group have the same `w`. Otherwise (FSDP) each rank has its own rows, and
-        all groups must have the same number of ranks. Raises `Over` if the others have finished, and
-        `PeerLost` if the coordinator is gone.
+        all groups must have the same number of ranks. `contribution` makes what is averaged in place of `w`.
+        Raises `Over` if the others have finished, and `PeerLost` if the coordinator is gone.
         """
-        aside, self._alike = self._room_for(w), alike
+        aside, self._alike, self._contribution = self._room_for(w), alike, contribution
         report = self.report
         self._vote = Vote(Point(t, *report.deal), report.leaving)
         settle_all(w)  # computing must not count as waiting, and `aside` must have been copied
@@ -211,11 +212,8 @@ class ElasticAverage:
             raise Over
         self._generation, self._due = now, now.rounds
         if self._group.rank == 0:
-            log.info(
-                "generation %d: replica groups %s average",
-                now.generation,
-                ", ".join(map(str, now.replica_groups)),
-            )
+            members = ", ".join(map(str, now.replica_groups))
+            log.info("generation %d: replica groups %s average", now.generation, members)
 
     def _sum(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> None:
         """Average this rank's shards of `w` into `aside`. Raises `OSError` if a connection breaks."""
@@ -229,6 +227,8 @@ class ElasticAverage:
         for c in range(rank, max(sizes), size):
             ring = self._rings.of(c, now, self._is_overdue, lambda: self._is_past(now))
             part = (c, max(sizes)) if self._alike else (0, 1)
+            if self._contribution is not None:
+                w = self._rings.contributed(self._contribution, ring, now, counting)
             self._rings.mean(w, aside, *part, ring, counting)
 
     def _is_overdue(self, since: float) -> bool:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from hpcsgd.comm.on_host import on_host
 from hpcsgd.elastic.register import Register
 from hpcsgd.elastic.ring import Listener, Overdue, TcpRing, connect
+
+
+class Contribution(Protocol):
+    """What a group adds to a mean in place of its tensors; each attempt to average calls it anew."""
+
+    norm: float
+    """The number of this group that all groups get."""
+
+    def __call__(self, norms: Mapping[int, float]) -> Sequence[Tensor]:
+        """Return the tensors, given the `norm` of each group in the mean, by group."""
+        ...
 
 
 def part_of(x: Tensor, c: int, C: int) -> Tensor:
@@ -67,6 +80,20 @@ class Rings:
         for x, mean in zip(w, aside, strict=True):
             mine = on_host(part_of(x, c, C).to(mean.dtype)) if self._replica_group in counting else None
             ring.mean(mine, part_of(mean, c, C), len(counting))
+
+    def contributed(
+        self, contribution: Contribution, ring: TcpRing, now: Register, counting: Sequence[int]
+    ) -> Sequence[Tensor]:
+        """Return what this group adds to the mean, as `contribution` makes it from the norms of all groups.
+
+        All ranks get the same norms. Raises `OSError` if a connection breaks.
+        """
+        members = now.replica_groups
+        found = torch.empty(len(members), dtype=torch.float64, device="cpu")
+        mine = torch.zeros_like(found)
+        mine[members.index(self._replica_group)] = contribution.norm
+        ring.mean(mine if self._replica_group in counting else None, found, 1)
+        return contribution({g: found[i].item() for i, g in enumerate(members) if g in counting})
 
     def cut(self) -> None:
         """Interrupt threads that wait in a ring. Any thread may call this."""

@@ -14,6 +14,7 @@ Differences from the paper:
 - Either all groups take the result of a synchronization or none does.
 - A group has several ranks.
 - The groups also average at the end of an epoch, when samples are assigned anew.
+- With `guard`, groups whose changes are outliers have no part in W.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import GradReduce
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import ElasticMean
+from hpcsgd.parts.averagers import ElasticMean, GuardedElasticMean, PseudoGradientPenalty
 from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.schedules import Every
 
@@ -37,7 +38,11 @@ PAPER = """
 
 @method(cite=PAPER)
 @checked
-def ensemble_sync(sync_every: int, grad_reduce: GradReduce = Dense()) -> Method:  # noqa: B008 - frozen
+def ensemble_sync(
+    sync_every: int,
+    grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
+    guard: PseudoGradientPenalty | None = None,
+) -> Method:
     """Return local SGD of groups that may die: those alive average their models every `sync_every` steps.
 
     Each replica group is a job of its own; `hpcsgd launch` starts and restarts them. Every group keeps its
@@ -48,21 +53,25 @@ def ensemble_sync(sync_every: int, grad_reduce: GradReduce = Dense()) -> Method:
             what it learned since the last one. Small values lose less and send more.
         grad_reduce: How the gradients of a group are averaged in every step: `Dense()`, `AllToAll()`,
             `ReduceScatter()` or `Sparse(...)`. Default Dense().
+        guard: What protects the mean from groups whose changes are outliers: `PseudoGradientPenalty()`,
+            without `max_norm`. Each group keeps its own history of norms; one that returns starts a new one.
+            Default None: the plain mean.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
 
     Raises:
-        UserError: If `sync_every` is below 1; when the optimizer is wrapped, if the job is not a replica
-            group.
+        UserError: If `sync_every` is below 1, or `guard` has a `max_norm`; when the optimizer is wrapped, if
+            the job is not a replica group.
 
     Shape:
         M parameters in total; P' groups are alive, and the largest of them has C ranks. At a synchronization
-        a rank sends 2·(P'−1)/P'·M/C elements for each shard that it owns.
+        a rank sends 2·(P'−1)/P'·M/C elements for each shard that it owns. With `guard` it sends about 16·P'
+        bytes more for each of them, and keeps θ, the model after the last synchronization: M elements.
 
     Note:
         After a synchronization, `optimizer.metrics["distance"]` is the distance of this group's model from
-        the mean.
+        the mean. With `guard`, a group that is left out reports that of the model from which it began.
 
     Example:
         >>> method = hpcsgd.ensemble_sync(sync_every=50)
@@ -76,4 +85,5 @@ def ensemble_sync(sync_every: int, grad_reduce: GradReduce = Dense()) -> Method:
     See Also:
         `hierarchical`: its groups belong to one job, which ends if one of them dies.
     """
-    return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=ElasticMean())
+    averager = ElasticMean() if guard is None else GuardedElasticMean(guard)
+    return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=averager)

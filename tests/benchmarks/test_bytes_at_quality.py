@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
-from bytes_at_quality.contestants import BSP, CONTESTANTS, DILOCO, MULOCO
+from bytes_at_quality.contestants import (
+    BSP,
+    CONTESTANTS,
+    DILOCO,
+    MULOCO,
+    PIER,
+    SCHEDULED,
+    SPARSE_SCHEDULED,
+)
 from bytes_at_quality.judging import TUNED, best, due, finals, is_of_now, judged
-from bytes_at_quality.training import FULL
+from bytes_at_quality.training import FULL, foretold, start_of
 
 SEEDS = (1, 2)
 
@@ -83,3 +91,21 @@ def test_bytes_that_are_not_those_of_the_formula_are_a_miss():
     [of_bytes] = judged(rows)[1]
     assert of_bytes.value == pytest.approx(0.01)
     assert not of_bytes.met
+
+
+def test_bytes_of_pier_are_those_of_both_of_its_parts():
+    """Of 4096 steps 384 are synchronous, a multiple of 64."""
+    bsp, diloco, pier = (
+        foretold(FULL, start_of(FULL, 1), who, 4, CONTESTANTS[who].trials[0]) for who in (BSP, DILOCO, PIER)
+    )
+    assert pier == pytest.approx((384 * bsp + 3712 * diloco) / 4096)
+
+
+@pytest.mark.parametrize(("groups", "most"), [(4, 1.02), (8, 1.06)])
+def test_goals_of_schedules(groups: int, most: float):
+    rows = trained(BSP, (groups,), {0: 1.0}) + trained(SCHEDULED, (groups,), {1: 1.05})
+    rows += trained(SPARSE_SCHEDULED, (groups,), {2: 1.06})
+    goals = {goal.name: goal for goal in judged(rows)[1]}
+    over = goals[f"{groups} groups: loss of {SCHEDULED} over that of {BSP}"]
+    assert (over.value, over.goal, over.met) == (pytest.approx(1.05), most, most > 1.05)
+    assert not goals[f"{groups} groups: loss of {SPARSE_SCHEDULED} over that of {SCHEDULED}"].met

@@ -16,6 +16,7 @@ from torch import Tensor, optim
 from hpcsgd.comm import Communicator
 from hpcsgd.core.graphs import Exponential, Graph, Ring
 from hpcsgd.core.mixing import push_matrix, symmetric_matrix
+from hpcsgd.core.replica_groups import Contribution
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.methods import METHODS, Method, bsp, diloco, hierarchical, sgp
 from hpcsgd.methods.registry import DELAYABLE
@@ -155,16 +156,24 @@ class AllAlive:
     cross: Communicator
 
     @property
-    def number(self) -> int:
+    def index(self) -> int:
         return self.cross.rank
 
     @property
     def count(self) -> int:
         return self.cross.size
 
-    def mean(self, w: Sequence[Tensor], t: int, *, alike: bool = True) -> None:
-        for x in w:
-            self.cross.allreduce(x, "mean").wait()
+    def mean(
+        self, w: Sequence[Tensor], t: int, *, alike: bool = True, contribution: Contribution | None = None
+    ) -> None:
+        brought = w
+        if contribution is not None:
+            norms = self.cross.gather_objects(contribution.norm)
+            brought = contribution(dict(enumerate(norms)))
+        for x, mine in zip(w, brought, strict=True):
+            mean = mine.clone()
+            self.cross.allreduce(mean, "mean").wait()
+            x.copy_(mean)
 
     def finish(self) -> None:
         """Nobody waits."""
@@ -260,6 +269,12 @@ REFERENCES: Mapping[str, Case] = {
         local(lambda P: with_outer(EVERY, NESTEROV, OUTER_VALUES)),
     ),
     "ensemble_sync": Case("ensemble_sync", lambda: {"sync_every": EVERY}, averaging, form=replica_groups),
+    "ensemble_sync with a guard": Case(
+        "ensemble_sync",
+        lambda: {"sync_every": 1, "guard": PseudoGradientPenalty(threshold=0.5, warm_up=2)},
+        local(lambda P: guarding(1, 0.5, 2)),
+        form=replica_groups,
+    ),
     "fedavg": Case(
         "fedavg",
         lambda: {"fraction": 0.5, "per_epoch": 2, "steps_per_epoch": 5},

@@ -73,9 +73,9 @@ class Paced(ElasticAverage):
         super().__init__(*arguments, **limits)
         self._says = work / self._group.size
 
-    def mean(self, w: Sequence[Tensor], t: int = 0, *, alike: bool = True) -> None:
+    def mean(self, w: Sequence[Tensor], t: int = 0, **how: Any) -> None:
         self.report = replace(self.report, step_seconds=self._says)
-        super().mean(w, t)
+        super().mean(w, t, **how)
 
 
 class Clock:

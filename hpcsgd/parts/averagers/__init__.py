@@ -4,6 +4,7 @@ from hpcsgd.parts.averagers.distance import WithDistance
 from hpcsgd.parts.averagers.elastic_mean import ElasticMean
 from hpcsgd.parts.averagers.flattened import average_flattened
 from hpcsgd.parts.averagers.guarded import Guarded, guarded
+from hpcsgd.parts.averagers.guarded_elastic_mean import GuardedElasticMean
 from hpcsgd.parts.averagers.mean import Mean, MeanOfAll, set_to_average
 from hpcsgd.parts.averagers.optimizer_state import (
     OPTIMIZER_STATE,
@@ -24,6 +25,7 @@ __all__ = [
     "AverageState",
     "ElasticMean",
     "Guarded",
+    "GuardedElasticMean",
     "Mean",
     "MeanOfAll",
     "PerBlock",

@@ -9,7 +9,7 @@ groups use the mean or none does, even if groups die meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -34,21 +34,9 @@ class ElasticMean:
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
-        model = [b.parameters for b in s.buckets]
-        brought = [w.clone() for w in model]
-        buffers = s.buffers
-        with phase("buffers"):
-            require_same_layout({"float buffers": buffers}, s.topology.intra_group, "models", "rank")
-        average_flattened(
-            buffers,
-            s.topology.intra_group,
-            lambda joined: s.topology.replica_groups.mean([*model, *joined], s.t, alike=not s.sharded),
-        )
-        apart = (before.sub_(w) for w, before in zip(model, brought, strict=True))
-        squared = sum_on_host(squared_norm(x) for x in apart)
-        if s.sharded:
-            s.topology.intra_group.allreduce(squared).wait()
-        s.metrics["distance"] = squared.sqrt().item()
+        before = [b.parameters.clone() for b in s.buckets]
+        average_with_buffers(s, lambda w: s.topology.replica_groups.mean(w, s.t, alike=not s.sharded))
+        s.metrics["distance"] = distance_of_group(s, before)
         return found
 
     def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
@@ -60,3 +48,23 @@ class ElasticMean:
         yield from (allreduce("intra_group", nbytes) for nbytes in m.buffers)
         model = sum(b.used * b.width for b in m.buckets) + sum(m.buffers)
         yield allreduce("replica_groups", model / m.K)
+
+
+def average_with_buffers(s: StepContext, average: Callable[[list[Tensor]], None]) -> None:
+    """Call `average` with the model and the float buffers, which it changes in place; collective.
+
+    The buffers are the means over the ranks of this group, joined to one vector per dtype.
+    """
+    model, buffers = [b.parameters for b in s.buckets], s.buffers
+    with phase("buffers"):
+        require_same_layout({"float buffers": buffers}, s.topology.intra_group, "models", "rank")
+    average_flattened(buffers, s.topology.intra_group, lambda joined: average([*model, *joined]))
+
+
+def distance_of_group(s: StepContext, models: Iterable[Tensor]) -> float:
+    """Return ‖x − w‖₂ of this group's model w and another one x, whose parts `models` change; collective."""
+    changes = (x.sub_(b.parameters) for b, x in zip(s.buckets, models, strict=True))
+    squared = sum_on_host(squared_norm(x) for x in changes)
+    if s.sharded:
+        s.topology.intra_group.allreduce(squared).wait()
+    return squared.sqrt().item()

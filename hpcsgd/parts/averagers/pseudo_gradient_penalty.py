@@ -21,7 +21,7 @@ class PseudoGradientPenalty:
 
     A group is left out of a synchronization if its change since the last one is not finite, or is much larger
     than its changes were before. Small changes are never outliers. Use it as `guard` of `hierarchical` or
-    `diloco`, alone or inside `delayed` or `streaming`.
+    `diloco`, alone or inside `delayed` or `streaming`, or of `ensemble_sync`.
 
     Args:
         threshold: Standard deviations z by which a norm may exceed the mean of the group's own norms, above

@@ -11,7 +11,7 @@ from torch import Tensor, optim
 
 from hpcsgd import DistributedOptimizer, UserError, ensemble_sync
 from hpcsgd.comm import Communicator
-from hpcsgd.core.replica_groups import Absent
+from hpcsgd.core.replica_groups import Absent, Contribution
 from hpcsgd.core.topology import form
 from references import model as make_model
 from references import one_step
@@ -21,7 +21,9 @@ from references import one_step
 class Alone(Absent):
     """The others have all died."""
 
-    def mean(self, w: Sequence[Tensor], t: int, *, alike: bool = True) -> None:
+    def mean(
+        self, w: Sequence[Tensor], t: int, *, alike: bool = True, contribution: Contribution | None = None
+    ) -> None:
         pass
 
 

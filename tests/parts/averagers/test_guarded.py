@@ -420,7 +420,7 @@ def test_what_is_refused(arguments: dict[str, Any], told: str) -> None:
     assert str(refused.value) == told
 
 
-@pytest.mark.parametrize("make", [hpcsgd.ensemble_sync, hpcsgd.sgp, hpcsgd.fedavg])
+@pytest.mark.parametrize("make", [hpcsgd.allreduce_local_sgd, hpcsgd.sgp, hpcsgd.fedavg])
 def test_other_methods_refuse_it(make: Callable[..., Method]) -> None:
     with pytest.raises(UserError, match="guard") as refused:
         make(guard=PLAIN)

@@ -1,0 +1,159 @@
+"""Guarded mean of the replica groups that are alive: each one says whether it is an outlier of its history.
+
+The algorithm is that of `hpcsgd.parts.averagers.guarded`, among the M groups of the membership in this round:
+
+    group g is left out      if G_g is not finite, or G_g − m_g > z·σ_g     (decided by group g)
+    a_g = exp(−G_g/τ) / Σ_j exp(−G_j/τ)   over the other groups, τ = T·median_j G_j
+    W ← Σ_g a_g·W_g          for every group; θ if all groups are left out
+
+As all groups begin from the same θ, Σ_g a_g·W_g is θ + Σ_g a_g·Δ_g.
+
+Differences from `guarded`:
+
+- A group keeps only its own history. So groups may come and go, and one that returns has a new history.
+- There is no limit φ of the mean change, because a group that returns does not know θ.
+- Float buffers have the same weights.
+- A group that is alone is not left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from hpcsgd.comm import accumulation_dtype
+from hpcsgd.core.state import State
+from hpcsgd.core.step import StepContext
+from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
+from hpcsgd.errors import UserError
+from hpcsgd.parts.averagers.elastic_mean import ElasticMean, average_with_buffers, distance_of_group
+from hpcsgd.parts.averagers.pseudo_gradient_penalty import NormHistory, PseudoGradientPenalty
+
+log = logging.getLogger(__name__)
+
+
+class GuardedElasticMean:
+    """The averager `ElasticMean`, which `guard` protects from outliers."""
+
+    traits = ElasticMean.traits
+
+    def __init__(self, guard: PseudoGradientPenalty) -> None:
+        if guard.max_norm is not None:
+            raise UserError(
+                f"guard: max_norm = {guard.max_norm:g}: expected None, because a group that returns does not "
+                "know by how much the others have moved",
+                key="guard",
+            )
+        self.guard = guard
+        self._theta: list[Tensor] = []
+        self._buffers: list[Tensor] = []
+        """The float buffers after the last synchronization, joined."""
+        self._history = NormHistory()
+        self._is_out = False
+        """True if this group is left out according to the log."""
+
+    def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
+        if not self._theta:
+            self._theta = [b.parameters.clone() for b in s.buckets]
+
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
+        found = list(vectors)
+        before = [b.parameters.clone() for b in s.buckets]
+        norm = distance_of_group(s, [theta.clone() for theta in self._theta])
+        outlier = self._history.is_outlier(norm, self.guard)
+        weighted = _Weighted(self.guard, s.topology.replica_groups.index, math.inf if outlier else norm)
+
+        def average(w: list[Tensor]) -> None:
+            buffers = w[len(before) :]
+            known = [x.shape for x in buffers] == [x.shape for x in self._buffers]
+            weighted.tensors = w
+            weighted.last = [*self._theta, *(self._buffers if known else buffers)]
+            s.topology.replica_groups.mean(w, s.t, alike=not s.sharded, contribution=weighted)
+            self._buffers = [x.clone() for x in buffers]
+
+        average_with_buffers(s, average)
+        out = weighted.counts and s.topology.replica_groups.index not in weighted.weights
+        s.metrics["groups_left_out"] = float(weighted.left_out)
+        s.metrics["min_weight"] = min(weighted.weights.values(), default=0.0)
+        s.metrics["distance"] = distance_of_group(s, [x.clone() for x in self._theta] if out else before)
+        self._report(norm, out=out, all_out=not weighted.weights, s=s)
+        if weighted.counts and math.isfinite(norm) and not (out and weighted.weights):
+            self._history = self._history.including(norm, self.guard)
+        for theta, b in zip(self._theta, s.buckets, strict=True):
+            theta.copy_(b.parameters)
+        return found
+
+    def memory_bytes(self, m: ModelLayout) -> float:
+        return sum(b.used * b.width for b in m.buckets) / (m.K if m.sharded else 1)
+
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
+        yield allreduce("replica_groups", FLOAT64 * m.P)
+        yield from ElasticMean().comm_ops(m)
+
+    def state_dict(self) -> State:
+        past = self._history
+        return State(replicated={"mean": past.mean, "variance": past.variance, "count": past.count})
+
+    def load_state_dict(self, state: State) -> None:
+        """Load the history; θ is the model at the next step."""
+        self._history, self._theta = NormHistory(**state.replicated), []
+
+    def _report(self, norm: float, *, out: bool, all_out: bool, s: StepContext) -> None:
+        """Log on rank 0 if this group is left out from now on, or is back."""
+        was_out, self._is_out = self._is_out, out
+        if s.topology.rank != 0 or out == was_out:
+            return
+        g, past = s.topology.replica_groups.index, self._history
+        if not out:
+            log.warning("step %d: group %d is averaged again: the norm of its change is %.4g", s.t, g, norm)
+            return
+        log.warning(
+            "step %d: group %d is left out: the norm of its change is %.4g, before it was %.4g ± %.4g",
+            s.t, g, norm, past.mean, math.sqrt(past.variance),
+        )  # fmt: skip
+        if all_out:
+            log.warning(
+                "step %d: all groups are left out and go back to the model of the last synchronization", s.t
+            )
+
+
+class _Weighted:
+    """What group `index` adds to a mean in which all groups have the weights of `guard`.
+
+    `norm`: infinite if this group is to be left out.
+    """
+
+    def __init__(self, guard: PseudoGradientPenalty, index: int, norm: float) -> None:
+        self._guard, self._index, self.norm = guard, index, norm
+        self.tensors: Sequence[Tensor] = ()
+        self.last: Sequence[Tensor] = ()
+        """The tensors after the last synchronization, which are averaged if all groups are left out."""
+        self.weights: dict[int, float] = {}
+        """The weights of the groups that are not left out, by group."""
+        self.left_out = 0
+        self.counts = False
+        """True if this group is one of those that are averaged, left out or not."""
+
+    def __call__(self, norms: Mapping[int, float]) -> Sequence[Tensor]:
+        """Return the tensors whose plain mean over the groups in `norms` is the weighted mean."""
+        alone = len(norms) == 1
+        kept = [g for g, G in norms.items() if math.isfinite(G) or alone]
+        found = [1.0] if alone else self._guard.weights([norms[g] for g in kept]) if kept else []
+        self.weights = dict(zip(kept, found, strict=True))
+        self.left_out, self.counts = len(norms) - len(kept), self._index in norms
+        if not kept:
+            return self.last
+        factor = self.weights.get(self._index, 0.0) * len(norms)
+        return [_times(x, factor) for x in self.tensors]
+
+
+def _times(x: Tensor, factor: float) -> Tensor:
+    """Return `factor`·x in the dtype of sums; 0 for 0, also if x is not finite."""
+    if factor == 1:
+        return x
+    wide = x.to(accumulation_dtype(x.dtype))
+    return wide * factor if factor else torch.zeros_like(wide)
