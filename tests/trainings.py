@@ -80,6 +80,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
     "ASGD": lambda net: optim.ASGD(net.parameters(), lr=0.01),
     "Rprop": lambda net: optim.Rprop(net.parameters(), lr=0.01),
     "muon": lambda net: hpcsgd.muon(net, lr=0.02, hidden=["encode.weight", "head.weight"]),
+    "muon by rows": lambda net: hpcsgd.muon(net, lr=0.02, period=3),
     "whole tensors": lambda net: Rows([p for p in net.parameters() if p.requires_grad], lr=0.1),
 }
 

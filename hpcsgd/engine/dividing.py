@@ -13,7 +13,7 @@ from hpcsgd.core.fsdp import flatten_shards, is_fsdp
 from hpcsgd.core.layout import bucket_bytes, nbytes
 from hpcsgd.core.method import Method
 from hpcsgd.core.topology import Topology
-from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise, seen_whole
+from hpcsgd.engine.in_parts import is_by_rows, is_elementwise, is_tensorwise, seen_whole
 from hpcsgd.engine.plan import StepPlan, Update
 
 log = logging.getLogger(__name__)
@@ -55,9 +55,11 @@ def update_of(
     """Return how `optimizer` updates a model: as the user's arguments say, or where None, as its class."""
     elements, tensors = is_elementwise(optimizer), is_tensorwise(optimizer)
     name, by_itself = type(optimizer).__name__, elements or tensors
+    by_rows = tensors and is_by_rows(optimizer)
     if elements if elementwise is None else elementwise:
-        return Update("elements", by_itself, name)
-    return Update("tensors" if (tensors if tensorwise is None else tensorwise) else "model", by_itself, name)
+        return Update("elements", by_itself, name, by_rows)
+    sees = "tensors" if (tensors if tensorwise is None else tensorwise) else "model"
+    return Update(sees, by_itself, name, by_rows)
 
 
 def uncut(
