@@ -20,7 +20,8 @@ from hpcsgd.core.fsdp import local
 from hpcsgd.core.matrices import bytes_by_period, owners, rows_by_rank
 from hpcsgd.core.topology import form
 from hpcsgd.engine.dividing import update_of
-from hpcsgd.engine.muon_by_rows import MOMENTUM, newton_schulz, periods
+from hpcsgd.engine.muon_by_rows import MOMENTUM, MuonByRows, newton_schulz, periods
+from hpcsgd.engine.optimizer_param import OptimizerParam
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.methods import Method
 from references import batch, loss
@@ -29,7 +30,7 @@ from trainings import Training
 LR, ROUNDING = 0.02, 1e-4
 """A step changes an element by about LR · 0.2; bfloat16 rounds a result of another order by far less."""
 SHAPES = [(9, 5), (7, 9), (7, 7), (2, 7), (9, 2), (1, 9), (4, 1), (7, 4), (3, 7)]
-"""Rows that neither 2 nor 3 divides, and fewer rows than ranks."""
+"""Rows that neither 2, 3 nor 4 divides, and fewer rows than ranks."""
 
 
 class Net(nn.Module):
@@ -88,7 +89,7 @@ def final(steps: Iterator[tuple[nn.Module, Any]]) -> Tensor:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("options", [{}, {"nesterov": False, "adjust_lr_fn": "original"}], ids=str)
-@pytest.mark.parametrize(("P", "K"), [(1, 2), (1, 3), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("P", "K"), [(1, 2), (1, 4), (2, 1), (2, 2)])
 def test_the_update_is_that_of_whole_matrices(run, P: int, K: int, options: dict[str, Any]) -> None:
     expected = final(in_plain_torch(P * K, 3, **options))
     start = vector(Net())
@@ -145,7 +146,7 @@ def orthogonal(x: Tensor) -> Tensor:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("K", [2, 3])
+@pytest.mark.parametrize("K", [2, 4])
 def test_blocks_are_orthogonalized_between_whole_steps(run, K: int) -> None:
     """MuonBP: steps 0, 3, … on whole matrices, the others on each rank's rows, scaled by their shape."""
     period, steps, momentum = 3, 5, 0.95
@@ -174,7 +175,7 @@ def test_blocks_are_orthogonalized_between_whole_steps(run, K: int) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("K", [2, 3])
+@pytest.mark.parametrize("K", [2, 4])
 @pytest.mark.parametrize("period", [1, 3])
 def test_bytes_are_those_of_two_messages_a_matrix(run, K: int, period: int) -> None:
     def sent(world: Communicator) -> list[float]:
@@ -197,14 +198,13 @@ def periods_in_order(net: nn.Module) -> dict[nn.Parameter, int]:
 
 
 @pytest.mark.processes
-@pytest.mark.ranks(3)
-@pytest.mark.parametrize("now", [(1, True), (1, False), (3, True)], ids=str)
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("now", [(1, True), (1, False), (2, True), (4, True)], ids=str)
 def test_a_checkpoint_goes_on_at_its_place_in_the_period(run, tmp_path: Path, now: tuple[int, bool]) -> None:
     """On the same ranks with the same bits; on others with the same state."""
 
     def new(world: Communicator, P: int, sharded: bool) -> Training:
-        training = Training(form(world, P), "muon by rows", bsp, make=Net, share=shard if sharded else None)
-        return training
+        return Training(form(world, P), "muon by rows", bsp, make=Net, share=shard if sharded else None)
 
     def step(training: Training, t: int) -> None:
         training.optimizer.zero_grad()
@@ -227,7 +227,7 @@ def test_a_checkpoint_goes_on_at_its_place_in_the_period(run, tmp_path: Path, no
         if now == (1, True):
             assert torch.equal(vector(again.net), vector(first.net))
 
-    run(3, goes_on)
+    run(4, goes_on)
 
 
 @pytest.mark.processes
@@ -286,6 +286,70 @@ def test_the_iteration_is_torchs(shape: tuple[int, int], ns_steps: int) -> None:
     )
 
 
+@pytest.mark.parametrize("K", [1, 2, 3, 4])
+@pytest.mark.parametrize("period", [1, 3])
+def test_rows_on_threads_have_the_bits_of_whole_matrices(run, K: int, period: int) -> None:
+    """Without torch's sharding: in whole steps torch's own Muon, in others also, for the rows as a matrix."""
+    options: dict[str, Any] = {"lr": LR, "adjust_lr_fn": "match_rms_adamw"}
+
+    def random(seed: int) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
+
+    def of_rank(world: Communicator) -> None:
+        params = [nn.Parameter(x) for x in random(0)]
+        inner = optim.Muon(params, **options)
+        inner.param_groups[0]["period"] = period
+        by_rows = MuonByRows(inner, params, world)
+        blocks = [list(p.detach().clone().chunk(K)) for p in params]
+        held = [
+            OptimizerParam(i, p, rows[world.rank].flatten(), 0, 0)
+            for i, (p, rows) in enumerate(zip(params, blocks, strict=True))
+            if world.rank < len(rows)
+        ]
+        for t in range(4):
+            for each in held:
+                each.tensor.grad = random(t + 1)[each.index].chunk(K)[world.rank].flatten()
+            before = {each.index: each.tensor.clone() for each in held}
+            momenta = {each.index: inner.state[each.tensor][MOMENTUM] for each in held} if t else {}
+            momenta = {i: x.clone() for i, x in momenta.items()}
+            by_rows.step(held)
+            gathered = world.gather_objects((before, momenta))
+            for each in held:
+                i, mine = each.index, world.rank
+                whole_now = t % period == 0
+                ranks = [r for r in range(K) if i in gathered[r][0]] if whole_now else [mine]
+                param = torch.cat([gathered[r][0][i] for r in ranks]).view(-1, SHAPES[i][1])
+                gradient = random(t + 1)[i].chunk(K)
+                param.grad = torch.cat([gradient[r] for r in ranks])
+                plain = optim.Muon([param], **options)
+                if t:
+                    momentum = torch.cat([gathered[r][1][i] for r in ranks])
+                    plain.state[param][MOMENTUM] = momentum.view(param.shape)
+                plain.step()
+                rows = param.chunk(K)[mine] if whole_now else param
+                torch.testing.assert_close(each.tensor, rows.flatten(), rtol=0, atol=1e-14)
+
+    run(K, of_rank)
+
+
+@pytest.mark.ranks(2)
+def test_rows_without_a_gradient_stay_and_hold_nobody_up(run) -> None:
+    """Also where the other rank has one."""
+
+    def of_rank(world: Communicator) -> list[bool]:
+        params = [nn.Parameter(torch.ones(4, 3)) for _ in range(3)]
+        by_rows = MuonByRows(optim.Muon(params, lr=LR), params, world)
+        held = [OptimizerParam(i, p, torch.ones(6), 0, 0) for i, p in enumerate(params)]
+        for each in held:
+            lacking = each.index == 0 or (each.index == 1 and world.rank == 1)
+            each.tensor.grad = None if lacking else torch.ones(6)
+        by_rows.step(held)
+        return [torch.equal(each.tensor, torch.ones(6)) for each in held]
+
+    assert run(2, of_rank) == [[True, False, False], [True, True, False]]
+
+
 def test_work_is_divided() -> None:
     assert sorted(owners([torch.Size((4, 4))] * 6, 3)) == [0, 0, 1, 1, 2, 2]
     assert rows_by_rank(torch.Size((7, 2)), 3) == [3, 3, 1]
@@ -314,12 +378,12 @@ def test_models_that_are_not_sharded_ignore_it(run) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(4)
 def test_a_rank_holds_its_rows_only(run) -> None:
     def held(world: Communicator) -> tuple[int, int]:
         *_, (net, optimizer) = trained(world, 1, bsp(), 1)
         state = sum(x.numel() for x in optimizer.local.tensors()[MOMENTUM])
         return state, sum(local(p).numel() for p in net.parameters() if p.dim() == 2)
 
-    for state, rows in run(3, held):
+    for state, rows in run(4, held):
         assert state == rows
