@@ -81,6 +81,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
     "Rprop": lambda net: optim.Rprop(net.parameters(), lr=0.01),
     "QHAdam": lambda net: hpcsgd.QHAdam(two_groups(net), lr=0.01, betas=(0.8, 0.9), weight_decay=1e-3),
     "muon": lambda net: hpcsgd.muon(net, lr=0.02, hidden=["encode.weight", "head.weight"]),
+    "muon by rows": lambda net: hpcsgd.muon(net, lr=0.02, period=3),
     "whole tensors": lambda net: Rows([p for p in net.parameters() if p.requires_grad], lr=0.1),
 }
 

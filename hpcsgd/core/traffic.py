@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hpcsgd.core.elements import num_reals
 from hpcsgd.core.layout import cut
+from hpcsgd.core.matrices import bytes_by_period
 from hpcsgd.core.rows import Unit, in_buckets, padded, positions, units_of
 
 Over = Literal["intra_group", "inter_group", "world", "replica_groups"]
@@ -110,6 +111,9 @@ class ModelLayout:
     """For an FSDP model: the units that torch gathers, in the order of the backward pass. Otherwise empty."""
     having: tuple[int, ...] = ()
     """For an FSDP model: for each of `layers`, the number of ranks in the group that hold rows of it."""
+    orthogonalized: Mapping[int, float] = field(default_factory=dict[int, float])
+    """For an FSDP model and Muon: by period, the mean bytes that a rank sends to bring the rows of all
+    matrices together."""
 
     @classmethod
     def of(
@@ -124,12 +128,14 @@ class ModelLayout:
         ranks_per_host: int | None = None,
         whole: Collection[nn.Parameter] = frozenset(),
         units: Sequence[Collection[nn.Parameter]] = (),
+        periods: Mapping[nn.Parameter, int] | None = None,
     ) -> ModelLayout:
         """Return the layout that the engine would make of trainable parameters, which may be on meta devices.
 
         `whole`: parameters that must each be in one shard. `moments`, `numbers`: by name of an optimizer
         state, the parameters that have one, as a tensor of their shape or as one number. `units`: all
-        parameters, including frozen ones, as FSDP gathers them.
+        parameters, including frozen ones, as FSDP gathers them. `periods`: the matrices that Muon trains, and
+        every how many steps it needs each whole.
         """
         found, params = list[BucketLayout](), list[nn.Parameter]()
         lie = _by_rows(named, K, bucket_bytes) if units else _by_elements(named, K, bucket_bytes, whole)
@@ -151,6 +157,9 @@ class ModelLayout:
             ranks_per_host=ranks_per_host,
             units=units_of(units, K),
             having=tuple(positions(p, K) for p in params) if units else (),
+            orthogonalized=bytes_by_period({p: periods[p] for p in params if p in periods}, K)
+            if units and periods
+            else {},
         )
 
     @property

@@ -1,6 +1,6 @@
 """All operations of a method's step, in the order in which `DistributedOptimizer.step` issues them.
 
-    gradient reduction → [sync decision] → [model average] → allgather
+    gradient reduction → [Muon's all-to-alls] → [sync decision] → [model average] → allgather
 
 The list is for a mean step: the operations of a synchronization count times the share of steps that have one.
 
@@ -18,6 +18,7 @@ from hpcsgd.core.optional import comm_ops
 from hpcsgd.core.step import gather_ops
 from hpcsgd.core.traffic import CommOp, ModelLayout, Stage, param_gathers
 from hpcsgd.engine.iterates import is_iterate
+from hpcsgd.engine.muon_by_rows import PHASE
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.parts.averagers.optimizer_state import comparison, sent_by_state
 
@@ -44,6 +45,7 @@ def of_step(
     grad_reduce = plan.grad_reduce
     found = by_torch(m)
     found += [x.within("grad_reduce") for x in comm_ops(grad_reduce, m)]
+    found += by_muon(m)
     if m.P > 1 or plan.averager.traits.elastic:
         found += [x.within("other") for x in comm_ops(plan.schedule, m)]
         found += [
@@ -94,6 +96,17 @@ def gathered(plan: StepPlan, m: ModelLayout) -> list[CommOp]:
     if plan.quantizes_gather is not None:
         return list(gather_ops(plan.grad_reduce, m))
     return [replace(x, bucket=i, stage="gather") for i, x in enumerate(param_gathers(m))]
+
+
+def by_muon(m: ModelLayout) -> list[CommOp]:
+    """Return the all-to-alls by which Muon gets the matrices of an FSDP model whole, and sends them back."""
+    hosts = m.hosts_of_a_group
+    away = sum(a != b for a in hosts for b in hosts) / max(m.K * (m.K - 1), 1)
+    return [
+        CommOp("sendrecv", "intra_group", nbytes, PHASE, times=2 / period, off_host_fraction=away)
+        for period, nbytes in m.orthogonalized.items()
+        if m.K > 1
+    ]
 
 
 def by_torch(m: ModelLayout) -> list[CommOp]:

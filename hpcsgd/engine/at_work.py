@@ -11,6 +11,7 @@ from torch import Tensor, nn, optim
 from hpcsgd.core.flat import Bucket
 from hpcsgd.engine.closures import Closure
 from hpcsgd.engine.in_parts import step_without_hooks
+from hpcsgd.engine.muon_by_rows import MuonByRows
 from hpcsgd.engine.optimizer_param import OptimizerParam
 
 
@@ -27,6 +28,8 @@ class AtWork:
     _groups: Mapping[nn.Parameter, int]
     cut: bool
     """True if this rank updates parts of parameters."""
+    _muon: MuonByRows | None
+    """What runs the optimizer if it has torch's Muon and the model is FSDP's."""
     _buckets: Sequence[Bucket]
     _in_bucket: Mapping[Bucket, Sequence[OptimizerParam]]
 
@@ -36,7 +39,9 @@ class AtWork:
         The optimizer gets the `closure`, if any.
         """
         with self.at_work(self.held, absent):
-            if closure is None:
+            if self._muon is not None:
+                self._muon.step(self.held)
+            elif closure is None:
                 step_without_hooks(self.optimizer)
             else:
                 closure.step(self.optimizer)

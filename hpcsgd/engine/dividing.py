@@ -13,7 +13,7 @@ from hpcsgd.core.fsdp import flatten_shards, is_fsdp
 from hpcsgd.core.layout import bucket_bytes, nbytes
 from hpcsgd.core.method import Method
 from hpcsgd.core.topology import Topology
-from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise, seen_whole
+from hpcsgd.engine.in_parts import is_by_rows, is_elementwise, is_tensorwise, seen_whole
 from hpcsgd.engine.iterates import with_modes
 from hpcsgd.engine.plan import StepPlan, Update
 
@@ -55,7 +55,8 @@ def update_of(
 ) -> Update:
     """Return how `optimizer` updates a model: as the user's arguments say, or where None, as its class."""
     elements, tensors = is_elementwise(optimizer), is_tensorwise(optimizer)
-    of_class = elements or tensors, type(optimizer).__name__, bool(with_modes(optimizer))
+    by_rows = tensors and is_by_rows(optimizer)
+    of_class = elements or tensors, type(optimizer).__name__, bool(with_modes(optimizer)), by_rows
     if elements if elementwise is None else elementwise:
         return Update("elements", *of_class)
     return Update("tensors" if (tensors if tensorwise is None else tensorwise) else "model", *of_class)

@@ -23,6 +23,10 @@ TENSORWISE = tuple(getattr(optim, name) for name in ("Adafactor", "Muon") if has
 """Optimizers, if this torch has them, whose update of a tensor depends on that whole tensor only."""
 
 
+MUON = tuple(getattr(optim, name) for name in ("Muon",) if hasattr(optim, name))
+"""torch's Muon, if this torch has it. hpcsgd can compute its update from rows of matrices."""
+
+
 def is_elementwise(optimizer: optim.Optimizer) -> bool:
     """Return whether `optimizer` is known to update each element separately.
 
@@ -35,6 +39,11 @@ def is_tensorwise(optimizer: optim.Optimizer) -> bool:
     """Return whether `optimizer` is known to update each tensor separately, and some of them as a whole."""
     known = [type(part) in ELEMENTWISE + TENSORWISE and not is_patched(part) for part in parts_of(optimizer)]
     return all(known) and not is_elementwise(optimizer)
+
+
+def is_by_rows(optimizer: optim.Optimizer) -> bool:
+    """Return whether hpcsgd can run `optimizer` if each rank of a group holds some rows of each tensor."""
+    return all(type(part) in ELEMENTWISE + MUON and not is_patched(part) for part in parts_of(optimizer))
 
 
 def is_patched(optimizer: optim.Optimizer) -> bool:

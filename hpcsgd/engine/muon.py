@@ -18,6 +18,7 @@ from torch import nn, optim
 
 from hpcsgd.arguments import checked
 from hpcsgd.engine.chained import ChainedOptimizer
+from hpcsgd.engine.muon_by_rows import PERIOD
 from hpcsgd.errors import UserError
 
 
@@ -31,6 +32,7 @@ def muon(
     nesterov: bool = True,
     ns_steps: int = 5,
     adjust_lr_fn: Literal["match_rms_adamw", "original"] = "match_rms_adamw",
+    period: int = 1,
     hidden: str | Sequence[str] | None = None,
     rest: Mapping[str, Any] | None = None,
 ) -> ChainedOptimizer:
@@ -48,6 +50,9 @@ def muon(
         ns_steps: Newton-Schulz iterations per update. Default 5.
         adjust_lr_fn: How Muon's rate depends on the shape, as in torch. Default 'match_rms_adamw': updates
             are as large as AdamW's. With 'original' Muon's rate is far larger: give `rest` its own `lr`.
+        period: For FSDP models, MuonBP's P: every P-th step orthogonalizes whole matrices. In other steps
+            each rank orthogonalizes its own rows and sends nothing. The paper takes 5. Ranks of other models
+            have whole matrices, so for them `period` changes nothing. Default 1: whole in every step.
         hidden: Names of the matrices that Muon trains, such as "blocks.*". Default None: see above.
         rest: Arguments of AdamW, such as other values of `lr` and `weight_decay`. Default None.
 
@@ -65,13 +70,16 @@ def muon(
         [0.1, 0.0]
 
     References:
-        K. Jordan et al., 2024; J. Liu et al., 2025, https://arxiv.org/abs/2502.16982.
+        K. Jordan et al., 2024; J. Liu et al., 2025, https://arxiv.org/abs/2502.16982; MuonBP: 2025,
+        https://arxiv.org/abs/2510.16981.
     """
     for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
         if not 0 <= value < math.inf:
             raise UserError(f"muon: {name} = {value}: expected a number ≥ 0")
     if ns_steps < 1:
         raise UserError(f"muon: ns_steps = {ns_steps}: expected a number of iterations ≥ 1")
+    if period < 1:
+        raise UserError(f"muon: period = {period}: expected a number of steps ≥ 1")
     kind = getattr(optim, "Muon", None)
     if kind is None:
         raise UserError(f"muon: torch {torch.__version__} has no Muon: it needs torch 2.9 or later")
@@ -80,6 +88,8 @@ def muon(
     others = [p for p in model.parameters() if p.requires_grad and p not in chosen]
     options = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn}
     parts: list[optim.Optimizer] = [kind(matrices, lr=lr, weight_decay=weight_decay, **options)]
+    if period > 1:
+        parts[0].param_groups[0][PERIOD] = period
     if others:
         given: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, **(rest or {})}
         if "betas" in given:

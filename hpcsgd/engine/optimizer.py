@@ -135,7 +135,7 @@ class DistributedOptimizer(WithAverages, WithGradients, WithState, PassingThroug
         share_start(topology, buckets, model, self.trained)
         cut = shards and (topology.group_size > 1 or is_fsdp(self.trained[0][1]))
         require_averaged(topology, method, optimizer, cut=cut)
-        self.local = ShardedOptimizer(optimizer, buckets, cut=cut, master=master_dtype)
+        self.local = ShardedOptimizer(optimizer, buckets, topology.intra_group, cut=cut, master=master_dtype)
         self._reducer = None
         if not self._grad_reduce.idle(topology):
             self._reducer = GradientReducer(

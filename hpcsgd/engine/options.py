@@ -10,11 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from hpcsgd.engine.in_parts import ELEMENTWISE, TENSORWISE
+from hpcsgd.engine.muon_by_rows import PERIOD
 
 OPTIONS = {name for kind in (*ELEMENTWISE, *TENSORWISE) for name in signature(kind).parameters} - {
     "params", "lr", "d"
-}  # fmt: skip
-"""Names of options of torch's optimizers that no optimizer changes itself. Prodigy changes `d`."""
+} | {PERIOD}  # fmt: skip
+"""Names of options of torch's optimizers, and of `hpcsgd.muon`, that no optimizer changes itself. Prodigy
+changes `d`."""
 
 
 class Options:

@@ -32,6 +32,9 @@ class Update:
     """The optimizer's name in messages."""
     has_iterate: bool = False
     """True if groups must average the raw iterate in the optimizer's state, too: see `engine/iterates.py`."""
+    by_rows: bool = False
+    """True if the optimizer has torch's Muon, and otherwise updates elements separately: hpcsgd can run it on
+    rows of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,10 @@ class StepPlan:
         Raises:
             UserError: If the model is an FSDP model, and the optimizer or the reduction needs all of it.
         """
-        grad_reduce, sharding = method.grad_reduce, update.sees
+        grad_reduce, sharding, at_once = method.grad_reduce, update.sees, False
         if by_torch:
             grad_reduce, sharding = _in_rows(grad_reduce, update), "rows"
+            at_once = update.by_rows  # one all-to-all has the rows of all matrices
         elif sharding == "tensors" and method.averager.traits.elastic:
             sharding = "model"
         if sharding == "model" and grad_reduce.traits.leaves_shards:
@@ -79,7 +83,7 @@ class StepPlan:
             schedule=method.schedule,
             averager=method.averager,
             sharding=sharding,
-            update_per_bucket=update.by_itself and gradients_may_come_later,
+            update_per_bucket=update.by_itself and not at_once and gradients_may_come_later,
             averages_iterate=update.has_iterate and method.averager.traits.mean_of == "models",
             decided_before_update=method.schedule.traits.known_before_update,
         )
@@ -161,7 +165,7 @@ class StepPlan:
 
 def _in_rows(grad_reduce: GradReduce, update: Update) -> GradReduce:
     """Return the part of `grad_reduce` that is left to do if each rank has only rows of a tensor."""
-    if update.sees != "elements":
+    if update.sees != "elements" and not (update.sees == "tensors" and update.by_rows):
         raise UserError(
             f"parameters are sharded by torch, and {update.optimizer} is not known to update every "
             "element by itself: it would take rows for tensors (DistributedOptimizer(elementwise=True) if it "

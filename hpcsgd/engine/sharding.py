@@ -15,12 +15,10 @@ from torch import Tensor, nn, optim
 
 from hpcsgd.comm import Communicator
 from hpcsgd.comm.on_host import on_host
-from hpcsgd.core.elements import as_reals
 from hpcsgd.core.flat import Bucket, ShardRange
 from hpcsgd.core.fsdp import is_fsdp, local
-from hpcsgd.engine.at_work import AtWork
+from hpcsgd.engine.fresh_state import WithFreshState
 from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise
-from hpcsgd.engine.initial_state import KEPT, complete, like_new, start_counters
 from hpcsgd.engine.inside import (
     forget_tensors,
     load_own_state,
@@ -34,21 +32,24 @@ from hpcsgd.engine.inside import (
 )
 from hpcsgd.engine.master import MASTER
 from hpcsgd.engine.memory_order import has_every_element, in_memory_order, like
+from hpcsgd.engine.muon_by_rows import muon_by_rows
 from hpcsgd.engine.optimizer_param import OptimizerParam, place_in
 from hpcsgd.engine.state_of_parts import Part, Place, RangeState, StateOfParts
 from hpcsgd.errors import UserError
 
 
-class ShardedOptimizer(AtWork):
+class ShardedOptimizer(WithFreshState):
     """Runs `optimizer` on this rank's parts of parameters, or on whole parameters if `cut` is False.
 
-    `master`: parameters with fewer bits than this dtype are updated through copies of this dtype.
+    `group`: the ranks of this group. `master`: parameters with fewer bits than this dtype are updated through
+    copies of this dtype.
     """
 
     def __init__(
         self,
         optimizer: optim.Optimizer,
         buckets: Sequence[Bucket],
+        group: Communicator,
         *,
         cut: bool,
         master: torch.dtype | None = None,
@@ -63,6 +64,7 @@ class ShardedOptimizer(AtWork):
         self._groups = dict(zip(self._params, numbers, strict=True))
         self.cut = cut
         self._buckets = buckets
+        self._muon = muon_by_rows(optimizer, buckets, group)
         self.held = list(self._hold())
         if master is not None:
             for held in self.held:
@@ -80,32 +82,6 @@ class ShardedOptimizer(AtWork):
     @property
     def has_masters(self) -> bool:
         return bool(self._masters)
-
-    def tensors(self) -> dict[str, list[Tensor]]:
-        """Return state tensors by name, in the order of `held`, also for parameters that had no gradient."""
-        with self.ranges():
-            complete(self.optimizer, [held.tensor for held in self.held if held.param.requires_grad])
-        named: dict[str, list[Tensor]] = {}
-        for held in self.held:
-            for name, value in state_of(self._all, held.tensor).items():
-                if not isinstance(value, Tensor) or name.rpartition(".")[2] == KEPT:
-                    continue
-                if value.is_floating_point() or value.is_complex():
-                    named.setdefault(name, []).append(as_reals(value))
-        return named
-
-    def reset(self) -> None:
-        """Set the state to that of a new optimizer with the current options."""
-        for each in self._all:
-            each.state.clear()
-        with self.ranges():
-            params = [group["params"] for group in self.optimizer.param_groups]
-            if any(params):
-                new = like_new(self.optimizer, params)
-                for each, fresh in zip(self._all, [new, *with_own_state(new)], strict=True):
-                    each.state.update(fresh.state)
-        if not self.known:
-            start_counters(self.optimizer)
 
     def state_dict(self, group: Communicator) -> dict[str, Any]:
         """Return the state of a plain optimizer over the whole parameters; collective over the group."""

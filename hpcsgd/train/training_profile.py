@@ -25,6 +25,7 @@ from hpcsgd.cost.machine import Machine, measured
 from hpcsgd.engine.chained import parts_of
 from hpcsgd.engine.dividing import uncut, update_of
 from hpcsgd.engine.initial_state import step_at_rest
+from hpcsgd.engine.muon_by_rows import periods
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError, in_section
 from hpcsgd.models.sharded import fsdp_units, without_values
@@ -109,6 +110,7 @@ class TrainingProfile:
         return ModelLayout.of(
             trained, P, K, bucket, self.optimizer_state, self.numbers, averaged_buffers(self.model),
             ranks_per_host, whole=uncut(plan, self.optimizer, K), units=self._units(),
+            periods=periods(self.optimizer),
         )  # fmt: skip
 
     def _units(self) -> list[list[nn.Parameter]]:

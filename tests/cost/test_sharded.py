@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -23,7 +23,8 @@ from hpcsgd.core.traffic import ModelLayout
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.memory import kept, one_block
 from hpcsgd.cost.overlap import among_blocks
-from hpcsgd.cost.traffic import BY_TORCH, by_torch, of_step
+from hpcsgd.cost.traffic import BY_TORCH, by_muon, by_torch, of_step
+from hpcsgd.engine.muon_by_rows import periods
 from hpcsgd.engine.plan import StepPlan, Update
 from hpcsgd.errors import UserError
 from hpcsgd.methods import (
@@ -94,8 +95,9 @@ def sizes(net: nn.Module, P: int, K: int, inner: optim.Optimizer | None = None) 
     named = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
     having = ({}, {}) if inner is None else state_of(inner)
     return ModelLayout.of(
-        named, P, K, BUCKET_BYTES, *having, units=[params for _, params in fsdp_units(net, ["blocks.*"])]
-    )
+        named, P, K, BUCKET_BYTES, *having, units=[params for _, params in fsdp_units(net, ["blocks.*"])],
+        periods={} if inner is None else periods(inner),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -133,16 +135,24 @@ def torch_counted() -> Iterator[Counter[tuple[str, int]]]:
             setattr(dist, name, function)
 
 
+MakeOptimizer = Callable[[nn.Module], optim.Optimizer]
+
+
+def adamw(net: nn.Module) -> optim.Optimizer:
+    return optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=0.01)
+
+
 def trained(
-    topology: Topology, method: Method, *, sharded: bool = True
+    topology: Topology, method: Method, *, sharded: bool = True, make: MakeOptimizer = adamw
 ) -> Iterator[hpcsgd.DistributedOptimizer]:
     """After each step."""
     torch.manual_seed(0)
     net = Net()
     if sharded:
         fully_shard(net, topology, ["blocks.*"])
-    inner = optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=0.01)
-    optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, method, bucket_cap_mb=BUCKET_BYTES / 1e6)
+    optimizer = hpcsgd.DistributedOptimizer(
+        make(net), net, topology, method, bucket_cap_mb=BUCKET_BYTES / 1e6
+    )
     for t in range(STEPS + 1):
         optimizer.zero_grad()
         value = loss(net, *batch(t, topology.rank, torch.float32))
@@ -209,6 +219,47 @@ def test_the_distance_is_that_of_whole_models(run, method: str) -> None:
     for mine, theirs in run(4, lambda world: (distances(world, True), distances(world, False))):
         assert any(mine)
         assert mine == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.processes
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("period", [1, EVERY])
+def test_bytes_of_muon_are_those_of_the_ledger(run, groups: int, period: int) -> None:
+    def muon(net: nn.Module) -> optim.Optimizer:
+        return hpcsgd.muon(net, lr=0.01, period=period)
+
+    def by_phase(world: Communicator) -> dict[str, float]:
+        steps = trained(form(world, groups), hierarchical(EVERY), make=muon)
+        next(steps)
+        before = world.stats.totals()
+        for _ in steps:
+            pass
+        return {name: total.bytes / STEPS for name, total in world.stats.since(before).items()}
+
+    net = Net()
+    inner = muon(net)
+    m, plan = sizes(net, groups, 4 // groups, inner), StepPlan.of(hierarchical(EVERY), by_torch=True)
+    ops = [x for x in of_step(plan, m) if x.phase == "muon"]
+    expected = sum(x.times * float(sent(x.operation, x.nbytes, m.K)) for x in ops)
+    assert expected > 0
+    assert sum(rank["muon"] for rank in run(4, by_phase)) / 4 == pytest.approx(expected, rel=1e-12)
+
+
+def test_muon_sends_nothing_without_other_ranks_or_sharding() -> None:
+    net = Net()
+    inner = hpcsgd.muon(net, lr=0.01)
+    assert sizes(net, 4, 2, inner).orthogonalized
+    assert not by_muon(sizes(net, 4, 1, inner))
+    named = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
+    assert not ModelLayout.of(named, 2, 2, BUCKET_BYTES, periods=periods(inner)).orthogonalized
+
+
+@pytest.mark.parametrize(("ranks_per_host", "share"), [(4, 0.0), (2, 2 / 3), (1, 1.0)])
+def test_rows_go_to_other_hosts(ranks_per_host: int, share: float) -> None:
+    net = Net()
+    m = replace(sizes(net, 1, 4, hpcsgd.muon(net, lr=0.01)), ranks_per_host=ranks_per_host)
+    assert [x.off_host_fraction for x in by_muon(m)] == [pytest.approx(share)]
 
 
 def test_sizes_are_those_that_torch_pads_to() -> None:

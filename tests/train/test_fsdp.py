@@ -146,6 +146,18 @@ def test_one_parameter_of_two_modules_stays_one() -> None:
         assert gone() is None
 
 
+def test_muon_resumes_within_a_period(folder: Path) -> None:
+    """Step 4 is one of blocks, and step 6 the next of whole matrices."""
+    muon = ("--optimizer.name", "Muon", "--optimizer.lr", "0.01", "--optimizer.arguments.period", "3")
+    train(folder, "at-once", *SHARDED, *muon)
+    train(folder, "in-two", *SHARDED, *muon, "--training.steps", "4")
+    train(folder, "in-two", *SHARDED, *muon, "--resume")
+    ours, other = (torch.load(folder / run / "model.pt") for run in ("in-two", "at-once"))
+    assert ours.keys() == other.keys()
+    assert all(torch.equal(x, other[name]) for name, x in ours.items())
+    assert "muon" in json.loads((folder / "in-two" / "summary.json").read_text())["bytes_per_phase"]
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -184,7 +196,10 @@ ON_NODES = ("job", "train", "job.toml", *SHARDED, "--ranks-per-node", "4")
     ("words", "line"),
     [
         (["--model.arguments.types", "200"], "expected [2, 7, 256]"),
-        (["--optimizer.name", "Muon"], "is not known to update every element by itself"),
+        (
+            ["--optimizer.name", "Adafactor", "--optimizer.arguments", "{}"],
+            "is not known to update every element by itself",
+        ),
         (
             ["--method.grad_reduce", '{ name = "sparse", sparsifier = { name = "topk", density = 0.1 } }'],
             "torch shards the parameters and reduces the gradients",

@@ -95,6 +95,17 @@ def test_torchs_messages_are_paid_for_and_kept_apart(subject: TrainingProfile) -
     assert beside.hidden == pytest.approx(on_cpu.phases[BY_TORCH] - beside.phases[BY_TORCH])
 
 
+def test_muon_pays_for_whole_matrices_in_each_period(subject: TrainingProfile) -> None:
+    def planned(**arguments: int) -> Estimate:
+        muon = replace(subject.config.optimizer, name="Muon", arguments=arguments)
+        return made(profile_of(replace(subject.config, optimizer=muon), samples=64_000), machine_of())
+
+    always, seldom, sgd = planned(), planned(period=4), made(subject, machine_of())
+    assert always.step.phases["muon"] == pytest.approx(4 * seldom.step.phases["muon"])
+    assert always.step.nbytes - sgd.step.nbytes == pytest.approx(4 * (seldom.step.nbytes - sgd.step.nbytes))
+    assert always.memory == seldom.memory
+
+
 def test_what_is_not_hidden_behind_neighbours(subject: TrainingProfile) -> None:
     """With computing that takes no time nothing is hidden, with long computing all but the first gather of
     either pass and the last gradients are."""
