@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, linalg, nn, optim
+from torch import Tensor, nn, optim
 
 from hpcsgd import torch_private
 from hpcsgd.comm import Communicator
@@ -30,6 +30,8 @@ from hpcsgd.engine.chained import parts_of
 from hpcsgd.engine.in_parts import MUON
 from hpcsgd.engine.optimizer_param import OptimizerParam
 
+linalg: Any = torch.linalg
+"""torch.linalg, for which torch has no types."""
 PERIOD = "period"
 """The option of a parameter group: every how many steps its matrices are orthogonalized whole. Default 1."""
 STEPS = "steps"
@@ -228,7 +230,7 @@ def newton_schulz(x: Tensor, options: Mapping[str, Any]) -> Tensor:
     x = x.T if tall else x
     norm: Tensor = linalg.vector_norm(x)
     eps: float = options["eps"]
-    x = x / norm.clamp(min=eps)
+    x = torch.div(x, norm.clamp(min=eps))
     for _ in range(options["ns_steps"]):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
