@@ -30,6 +30,8 @@ from hpcsgd.engine.chained import parts_of
 from hpcsgd.engine.in_parts import MUON
 from hpcsgd.engine.optimizer_param import OptimizerParam
 
+linalg: Any = torch.linalg
+"""torch.linalg, for which torch has no types."""
 PERIOD = "period"
 """The option of a parameter group: every how many steps its matrices are orthogonalized whole. Default 1."""
 STEPS = "steps"
@@ -166,12 +168,11 @@ class MuonByRows:
             [[matrix.numel(i) for matrix in mine] for i in ranks],
             device,
         )
-        results = [
-            newton_schulz(torch.cat([there[i][k] for i in ranks]).view(matrix.param.shape), matrix.options)
-            .reshape(-1)
-            .split([matrix.numel(i) for i in ranks])
-            for k, matrix in enumerate(mine)
-        ]
+        results: list[Sequence[Tensor]] = []
+        for k, matrix in enumerate(mine):
+            whole = torch.cat([there[i][k] for i in ranks]).view(matrix.param.shape)
+            result = newton_schulz(whole, matrix.options).reshape(-1)
+            results.append(torch.split(result, [matrix.numel(i) for i in ranks]))
         back = self._alltoall(
             [[parts[i] for parts in results] for i in ranks],
             [[matrix.numel(j) for matrix in theirs] for theirs in by_owner],
@@ -199,7 +200,8 @@ class MuonByRows:
                 outgoing = {i: x for i, x in outgoing.items() if x.numel()}
                 self._group.sendrecv(outgoing, incoming).wait()
         received = {**incoming, j: torch.cat([empty, *send[j]])}
-        return [received.get(i, empty).split(list(each)) if each else () for i, each in enumerate(sizes)]
+        vectors = [received.get(i, empty) for i in range(self._group.size)]
+        return [torch.split(x, list(each)) if each else () for x, each in zip(vectors, sizes, strict=True)]
 
 
 def muon_by_rows(
@@ -226,7 +228,9 @@ def newton_schulz(x: Tensor, options: Mapping[str, Any]) -> Tensor:
     a, b, c = options["ns_coefficients"]
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
-    x = x / x.norm().clamp(min=options["eps"])
+    norm: Tensor = linalg.vector_norm(x)
+    eps: float = options["eps"]
+    x = torch.div(x, norm.clamp(min=eps))
     for _ in range(options["ns_steps"]):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)

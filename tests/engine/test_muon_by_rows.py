@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -256,14 +257,16 @@ def test_muon_alone_and_master_weights(run) -> None:
             for i, p in enumerate(net.parameters()):
                 p.copy_(torch.randn(5, 5, generator=torch.Generator().manual_seed(i)))
         net = shard(net, topology) if sharded else net
-        optimizer = hpcsgd.DistributedOptimizer(
-            optim.Muon(net.parameters(), lr=LR), net, topology, bsp(), master_dtype=torch.float32
-        )
+        inner = optim.Muon(net.parameters(), lr=LR)
+        scheduler = optim.lr_scheduler.ExponentialLR(inner, 0.9)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, topology, bsp(), master_dtype=torch.float32)
         for t in range(3):
             optimizer.zero_grad()
             x, y = batch(t, 0, torch.float32)
             nn.functional.cross_entropy(net(x.bfloat16()).float(), y).backward()
             optimizer.step()
+            with warnings.catch_warnings(action="error"):  # torch warns if it has not seen the step
+                scheduler.step()
         return torch.cat([whole(p).reshape(-1).float() for p in net.parameters()])
 
     def both(world: Communicator) -> None:
