@@ -54,7 +54,7 @@ def main() -> None:
         compare(hpcsgd.init(groups=1).world, given.data)
         return
     setting = QUICK if given.quick else FULL
-    text, run = read(given.data, setting), Run()
+    text, run = read(given.data, setting), Run(timed=False)
     rows = [row for file in given.keep for row in run.kept(file) if is_of_now(row, setting)]
     there = {named(row) for row in rows}
     seeds, shapes = (given.seeds[:1], given.groups[:1]) if given.quick else (given.seeds, given.groups)

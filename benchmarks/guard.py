@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     setting, seeds = (QUICK, given.seeds[:1]) if given.quick else (FULL, given.seeds)
-    samples, run = digits(), Run()
+    samples, run = digits(), Run(timed=False)
     rows = [row for file in given.keep for row in run.kept(file) if is_of_now(row, setting)]
     there = {named(row) for row in rows}
     for who, seed, case in ((who, seed, case) for who in given.who for seed in seeds for case in CASES):

@@ -51,6 +51,7 @@ PAGES: dict[str, list[Callable[[], str]]] = {
         benchmarks.simulation_speed,
         benchmarks.in_groups_of_eight,
         benchmarks.muon,
+        benchmarks.noise_in_one_group,
     ],
     "docs/choosing.md": [predictions.crossover],
     "docs/cluster.md": [cluster.scaling, cluster.predictions, cluster.opens, cluster.start],

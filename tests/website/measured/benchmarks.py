@@ -5,6 +5,9 @@ from __future__ import annotations
 from math import ceil
 from statistics import median
 
+from guard.judging import losses
+from guard.training import GUARDED, METHODS, PLAIN, WITHOUT
+from harness import Spread, ratios
 from hpcsgd.train.growth import growths_of
 from probe_distances import SHORT, by_way
 from website.measured import late
@@ -258,3 +261,19 @@ def muon() -> str:
     return (
         f"Muon with one owner per matrix takes {goal('muon', 'seconds more than with AdamW'):.2f} of the time"
     )
+
+
+def noise_in_one_group() -> str:
+    names = {
+        "hierarchical": "`hierarchical(4)`",
+        "diloco, momentum 0.5": "`diloco(4)`, outer momentum 0.5",
+        "diloco, momentum 0.9": "`diloco(4)`, outer momentum 0.9",
+        "delayed": "`delayed(hierarchical(4), 2)`",
+        "streaming": "`streaming(diloco(4), 2, 1)`",
+    }
+    found = rows("guard")
+
+    def over(who: str, case: str) -> Spread:
+        return ratios(losses(found, who, case), losses(found, who, WITHOUT))
+
+    return table([names[who], f"{over(who, PLAIN).median:.3f}", over(who, GUARDED)] for who in METHODS)
