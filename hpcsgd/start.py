@@ -9,17 +9,19 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcsgd.arguments import checked
 from hpcsgd.comm import Communicator, joining
 from hpcsgd.comm.backend_choice import AUTO, DeviceBackends, GivenBackends, chosen, local_device, share_thread
 from hpcsgd.comm.streams import HOST
 from hpcsgd.core.topology import Topology, form, raise_on_all_ranks, require_counts
-from hpcsgd.elastic.elastic_average import ElasticAverage
 from hpcsgd.elastic.join_info import join_info
 from hpcsgd.errors import UserError, count_text, located
 from hpcsgd.launcher import launched
+
+if TYPE_CHECKING:  # only replica groups load it
+    from hpcsgd.elastic.elastic_average import ElasticAverage
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,8 @@ from harness import programs
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.coordinator import Coordinator
-from hpcsgd.elastic.elastic_average import ElasticAverage, Over
+from hpcsgd.elastic.elastic_average import ElasticAverage
+from hpcsgd.elastic.endings import Over
 from hpcsgd.elastic.journal import FileJournal
 from hpcsgd.elastic.register import Phase, Register
 

@@ -28,7 +28,8 @@ from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.waits import Living
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.coordinator import Coordinator
-from hpcsgd.elastic.elastic_average import ElasticAverage, Over
+from hpcsgd.elastic.elastic_average import ElasticAverage
+from hpcsgd.elastic.endings import Over
 from hpcsgd.elastic.journal import FileJournal
 from hpcsgd.performance.simulation import simulate
 from hpcsgd.performance.simulation.compute import Constant

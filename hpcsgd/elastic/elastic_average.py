@@ -29,16 +29,13 @@ from torch import Tensor
 from hpcsgd.comm import Communicator, accumulation_dtype
 from hpcsgd.comm.on_host import room_for, settle_all
 from hpcsgd.elastic.client import Client, Evicted
+from hpcsgd.elastic.endings import Over
 from hpcsgd.elastic.register import Phase, Point, Register, Report, Vote
 from hpcsgd.elastic.ring import Broken
 from hpcsgd.elastic.rings import Contribution, Rings, part_of
 from hpcsgd.errors import UserError
 
 log = logging.getLogger(__name__)
-
-
-class Over(Exception):
-    """The error if the other replica groups have finished the training and saved it."""
 
 
 class State(IntEnum):

@@ -6,11 +6,12 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from hpcsgd.comm import Communicator
-from hpcsgd.elastic import coordinator_address
-from hpcsgd.elastic.addresses import own_towards
-from hpcsgd.elastic.elastic_average import ElasticAverage
+
+if TYPE_CHECKING:
+    from hpcsgd.elastic.elastic_average import ElasticAverage
 
 VARIABLE = "HPCSGD_REPLICA_GROUP"
 
@@ -35,6 +36,11 @@ class JoinInfo:
 
     def accept(self, group: Communicator) -> ElasticAverage:
         """Connect this replica group, whose ranks are `group`, to the coordinator; collective."""
+        # Other jobs ask for this information, too, and do not load what follows.
+        from hpcsgd.elastic import coordinator_address
+        from hpcsgd.elastic.addresses import own_towards
+        from hpcsgd.elastic.elastic_average import ElasticAverage
+
         host = own_towards(coordinator_address.awaited(self.coordinator, self.timeout))
         return ElasticAverage(
             self.replica_group, group, self.coordinator, self.token, host,

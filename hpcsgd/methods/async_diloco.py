@@ -83,7 +83,7 @@ class DelayedNesterov:
         """The number of pseudo-gradients in Δ."""
 
     def apply(self, update: MessageBuffer, t: int) -> None:
-        epsilon, beta = self._values(t)
+        epsilon, beta = self._rate_and_momentum(t)
         update.unpack(self._g)
         self.buffered += 1
         full = self.buffered >= self.N
@@ -102,7 +102,7 @@ class DelayedNesterov:
     def metrics(self, t: int) -> Mapping[str, float]:
         if self._schedule is None:
             return {}
-        epsilon, beta = self._values(t)
+        epsilon, beta = self._rate_and_momentum(t)
         return {"outer_lr": epsilon, "outer_momentum": beta}
 
     def vectors(self) -> Mapping[str, Sequence[Tensor]]:
@@ -122,7 +122,7 @@ class DelayedNesterov:
         self.buffered = numbers["buffered"]
         return ""
 
-    def _values(self, t: int) -> tuple[float, float]:
+    def _rate_and_momentum(self, t: int) -> tuple[float, float]:
         """Return ε and β of an update that a group sends after its step t."""
         values = OuterValues() if self._schedule is None else self._schedule.at(t, self._P)
         return (

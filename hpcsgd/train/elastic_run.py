@@ -25,6 +25,7 @@ from hpcsgd.config.schema import Config, LrScheduleSection
 from hpcsgd.core.topology import Topology
 from hpcsgd.data import Batches
 from hpcsgd.elastic.elastic_average import ElasticAverage
+from hpcsgd.elastic.endings import Relocated
 from hpcsgd.elastic.register import Point
 from hpcsgd.engine.lr import LivingGroupsScaling
 from hpcsgd.errors import without_warnings
@@ -33,10 +34,6 @@ from hpcsgd.train.loop import TrainLoop
 from hpcsgd.train.static_run import record_start
 from hpcsgd.train.stopping import Stopping, saved_at
 from hpcsgd.train.training_setup import TrainingSetup
-
-
-class Relocated(Exception):
-    """The signal that this replica group has to be started again, with another number of ranks."""
 
 
 class ElasticLoop(TrainLoop):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,7 +18,7 @@ from hpcsgd.comm import Communicator, exit_all
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.by_rank_0 import by_rank_0
 from hpcsgd.core.topology import Topology, raise_on_all_ranks
-from hpcsgd.elastic.elastic_average import ElasticAverage, Over
+from hpcsgd.elastic.endings import Over, Relocated
 from hpcsgd.errors import MOVED, STOPPED, count_text, in_file, in_section
 from hpcsgd.files.atomic import replacing
 from hpcsgd.models.weights import whole_state
@@ -28,7 +29,6 @@ from hpcsgd.report.run_folder import CHECKPOINTS, usable
 from hpcsgd.report.summary import byte_text
 from hpcsgd.start import log_joined
 from hpcsgd.train.devices import form_job
-from hpcsgd.train.elastic_run import ElasticRun, Relocated
 from hpcsgd.train.length import warn_of_few
 from hpcsgd.train.loop import TrainLoop
 from hpcsgd.train.monitor import DistanceMonitor
@@ -39,6 +39,10 @@ from hpcsgd.train.static_run import StaticRun
 from hpcsgd.train.stopping import Reasons, Stopping
 from hpcsgd.train.tracing import Trace
 from hpcsgd.train.training_setup import TrainingSetup, assemble
+
+if TYPE_CHECKING:  # only replica groups load them
+    from hpcsgd.elastic.elastic_average import ElasticAverage
+    from hpcsgd.train.elastic_run import ElasticRun
 
 log = logging.getLogger(__name__)
 
@@ -193,11 +197,11 @@ def setting_of(
     config: Config, topology: Topology, elastic_average: ElasticAverage | None
 ) -> StaticRun | ElasticRun:
     assert topology.is_elastic == (elastic_average is not None)
-    return (
-        StaticRun(config, topology)
-        if elastic_average is None
-        else ElasticRun(config, topology, elastic_average)
-    )
+    if elastic_average is None:
+        return StaticRun(config, topology)
+    from hpcsgd.train.elastic_run import ElasticRun
+
+    return ElasticRun(config, topology, elastic_average)
 
 
 def _go_on(

@@ -14,7 +14,8 @@ from torch import Tensor
 from elastic.conftest import HEARTBEAT_TIMEOUT, TOKEN, Desk, wait_for
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.elastic.coordinator import Coordinator
-from hpcsgd.elastic.elastic_average import ElasticAverage, Over
+from hpcsgd.elastic.elastic_average import ElasticAverage
+from hpcsgd.elastic.endings import Over
 
 SIZES = (37, 1, 8)
 """Of the vectors; some shards are empty."""

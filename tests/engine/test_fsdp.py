@@ -41,6 +41,7 @@ REFUSED = {
     "hierarchical with DEFT",
     "hierarchical with ExDyna",
     "ensemble_sync",
+    "ensemble_sync with a guard",
 }
 EQUAL = [label for label in REFERENCES if label not in BY_CHUNKS | REFUSED]
 OFTEN = {"bsp", "hierarchical", "selsync", "sgp"}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -292,6 +294,41 @@ def started(
     inner = OPTIMIZERS["AdamW"](list(net.parameters()))
     method = async_diloco(EVERY + 1, buffer_size=N, local_steps=local_steps)
     return net, DistributedOptimizer(inner, net, topology, method), topology
+
+
+@pytest.mark.ranks(2)
+def test_what_is_saved_is_of_one_moment(run) -> None:
+    """A group that has saved trains on, and its next update may come before another rank has saved."""
+
+    def train(world: Communicator) -> list[bool]:
+        net, topology = model(0), form(world, groups=2)
+        method = async_diloco(EVERY)
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, topology, method)
+        for t in range(EVERY):
+            one_step(net, optimizer, topology, t)
+        link: Any = method.averager._link
+        resting, seen = list[bool](), list[bool]()
+        at_rest, numbers = link._service.at_rest, link.keeper.rule.numbers
+
+        @contextlib.contextmanager
+        def watched():
+            with at_rest():
+                resting.append(True)
+                yield
+                resting.clear()
+
+        def noted():
+            seen.append(bool(resting))
+            return numbers()
+
+        with (
+            mock.patch.object(link._service, "at_rest", watched),
+            mock.patch.object(link.keeper.rule, "numbers", noted),
+        ):
+            method.averager.state_dict()
+        return seen
+
+    assert run(2, train) == [[True]] * 2
 
 
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (3, 1), (2, 2)])

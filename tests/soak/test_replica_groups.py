@@ -21,7 +21,8 @@ from torch import Tensor
 from elastic.conftest import TOKEN
 from hpcsgd.comm import Communicator, PeerLost, threads
 from hpcsgd.elastic.coordinator import Coordinator
-from hpcsgd.elastic.elastic_average import ElasticAverage, Over
+from hpcsgd.elastic.elastic_average import ElasticAverage
+from hpcsgd.elastic.endings import Over
 from hpcsgd.elastic.event_log import EventLog
 from hpcsgd.elastic.journal import FileJournal
 from hpcsgd.elastic.membership import Membership

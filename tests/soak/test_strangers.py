@@ -185,7 +185,7 @@ def neighbour(door: ring.Listener) -> socket.socket:
     """An honest one."""
     connection = socket.create_connection(door_address(door), timeout=30)
     ring.introduce(connection, TOKEN, RING)
-    connection.sendall(b'{"generation": 1, "chunk": 0}'.ljust(ring._LINE))
+    connection.sendall(b'{"generation": 1, "shard": 0}'.ljust(ring._LINE))
     return connection
 
 

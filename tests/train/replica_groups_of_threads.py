@@ -20,7 +20,8 @@ from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import Topology, form
 from hpcsgd.elastic.coordinator import Coordinator
-from hpcsgd.elastic.elastic_average import ElasticAverage, Over
+from hpcsgd.elastic.elastic_average import ElasticAverage
+from hpcsgd.elastic.endings import Over
 from hpcsgd.elastic.event_log import Event
 from hpcsgd.report.metrics import Metrics, Record, read
 from hpcsgd.train.elastic_run import ElasticLoop, living_of

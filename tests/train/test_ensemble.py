@@ -19,6 +19,7 @@ from hpcsgd.config.schema import load
 from hpcsgd.core.replica_groups import NO_REPLICA_GROUPS, Absent, ReplicaGroups
 from hpcsgd.core.topology import form
 from hpcsgd.elastic.elastic_average import ElasticAverage
+from hpcsgd.elastic.endings import Relocated
 from hpcsgd.elastic.event_log import Event
 from hpcsgd.elastic.rebalancing import Rebalancing
 from hpcsgd.elastic.resource_budget import ResourceBudget
@@ -26,7 +27,6 @@ from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError
 from hpcsgd.methods import ensemble_sync, hierarchical
 from hpcsgd.report.summary import of_kind, summary
-from hpcsgd.train.elastic_run import Relocated
 from hpcsgd.train.run import setting_of
 from hpcsgd.train.static_run import StaticLoop
 from hpcsgd.train.training_setup import TrainingSetup, assemble

@@ -38,7 +38,7 @@ EF = "karimireddy2019feedback"
 OF_OPTIMIZERS: Papers = {
     "Adam": ["kingma2015adam"],
     "AdamW": ["loshchilov2019adamw"],
-    "Muon": ["jordan2024muon", "liu2025muon"],
+    "Muon": ["jordan2024muon", "liu2025muon", "khaled2025muonbp"],
     "QHAdam": ["iacob2025mtdao", "ma2019quasi"],
 }
 """Papers of optimizers. For other optimizers, see torch's documentation."""

@@ -10,7 +10,7 @@ models that the groups have read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
@@ -78,14 +78,22 @@ class ServerConnection:
         answers = (read.received(room) for read, room in zip(self.read, self._rooms, strict=True))
         return min((x for answer in answers for x in answer.numbers[1:] if x > 0), default=0.0)
 
-    def vectors(self) -> dict[str, list[Tensor]]:
-        """Return this rank's shards of the server's model and of its rule's vectors. Collective.
+    def held(self) -> State:
+        """Return what the holders have, after all updates of finished steps. Collective.
 
-        They have all updates of finished steps. The name of the model is "model".
+        These are this rank's shards of the model, called "model", and of the rule's vectors, the rule's
+        numbers, and the seconds per step of each group.
         """
         with self._service.at_rest():
-            held = {f"{FROM_RULE}{name}": x for name, x in self.keeper.rule.vectors().items()}
-            return {name: self._gathered(x) for name, x in ({"model": self.keeper.part} | held).items()}
+            rule = self.keeper.rule
+            vectors = {f"{FROM_RULE}{name}": x for name, x in rule.vectors().items()}
+            return State(
+                replicated=dict(rule.numbers()),
+                sharded={
+                    name: self._gathered(x) for name, x in ({"model": self.keeper.part} | vectors).items()
+                },
+                per_rank={"seconds": list(self.keeper.seconds)},
+            )
 
     def begin(self, model: Sequence[Tensor], state: State) -> str:
         """Replace the holders' values with those of `model`, and their rules' state by `state`. Collective.
@@ -221,19 +229,20 @@ class ParameterServer:
 
     def model(self) -> list[Tensor] | None:
         """Return this rank's shards of the server's model, with all updates of finished steps."""
-        return self._vectors().get("model")
+        return self._held().sharded.get("model")
 
     def state_dict(self) -> State:
         link = self._link
         if link is None:
             return self._saved
+        held = self._held()
         if not self.traits.local_models:
-            return State(sharded={"model": self._vectors()["model"]})
+            return State(sharded={"model": held.sharded["model"]})
         read = self._saved.sharded.get("read", self._owned) if self._anew else link.last_read()
         return State(
-            replicated=dict(self._rule.numbers()),
-            sharded={**self._vectors(), "read": list(read)},
-            per_rank={} if self._pace is None else {"seconds": list(link.keeper.seconds)},
+            replicated=held.replicated,
+            sharded={**held.sharded, "read": list(read)},
+            per_rank={} if self._pace is None else held.per_rank,
         )
 
     def load_state_dict(self, state: State) -> None:
@@ -246,11 +255,11 @@ class ParameterServer:
         if self._link is not None:
             self._lost = self._link.begin(state.sharded.get("model", self._owned), state)
 
-    def _vectors(self) -> Mapping[str, list[Tensor]]:
-        """Return this rank's shards of all vectors of the server. Collective."""
+    def _held(self) -> State:
+        """Return the state of the server. Collective."""
         if self._pace is not None:
             self._pace.pause()
-        return self._saved.sharded if self._link is None else self._link.vectors()
+        return self._saved if self._link is None else self._link.held()
 
 
 def parts_of(chunks: Sequence[Tensor], P: int) -> list[list[Tensor]]:

@@ -43,7 +43,7 @@ def rank(group):
     finally:
         meetings.close()
 
-from hpcsgd.elastic.elastic_average import Over
+from hpcsgd.elastic.endings import Over
 try:
     threads.run(int(sys.argv[2]) if len(sys.argv) > 2 else 1, rank)
 except Over:
