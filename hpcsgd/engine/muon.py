@@ -50,9 +50,10 @@ def muon(
         ns_steps: Newton-Schulz iterations per update. Default 5.
         adjust_lr_fn: How Muon's rate depends on the shape, as in torch. Default 'match_rms_adamw': updates
             are as large as AdamW's. With 'original' Muon's rate is far larger: give `rest` its own `lr`.
-        period: For FSDP models, MuonBP's P: every P-th step orthogonalizes whole matrices. In other steps
-            each rank orthogonalizes its own rows and sends nothing. The paper takes 5. Ranks of other models
-            have whole matrices, so for them `period` changes nothing. Default 1: whole in every step.
+        period: For FSDP models, P of MuonBP (A. Khaled et al., arXiv:2510.16981): every P-th step
+            orthogonalizes whole matrices. In other steps each rank orthogonalizes its own rows and sends
+            nothing. The paper takes 5. Ranks of other models have whole matrices, so for them `period`
+            changes nothing. Default 1: whole in every step.
         hidden: Names of the matrices that Muon trains, such as "blocks.*". Default None: see above.
         rest: Arguments of AdamW, such as other values of `lr` and `weight_decay`. Default None.
 
@@ -70,8 +71,7 @@ def muon(
         [0.1, 0.0]
 
     References:
-        K. Jordan et al., 2024; J. Liu et al., 2025, https://arxiv.org/abs/2502.16982; MuonBP: 2025,
-        https://arxiv.org/abs/2510.16981.
+        K. Jordan et al., 2024; J. Liu et al., 2025, https://arxiv.org/abs/2502.16982.
     """
     for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
         if not 0 <= value < math.inf:

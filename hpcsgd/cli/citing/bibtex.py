@@ -78,6 +78,7 @@ def _of_the_rest(config: Config) -> Iterator[str]:
     asked = {
         "overlap_share": data.overlap_share,
         "injection": data.injection,
+        "muon_period": config.optimizer.name == "Muon" and config.optimizer.arguments.get("period"),
         "natural_gradient": config.optimizer.natural_gradient,
         "activation_checkpointing": config.training.activation_checkpointing,
         "fsdp": config.parallel.fsdp,

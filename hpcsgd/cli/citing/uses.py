@@ -38,7 +38,7 @@ EF = "karimireddy2019feedback"
 OF_OPTIMIZERS: Papers = {
     "Adam": ["kingma2015adam"],
     "AdamW": ["loshchilov2019adamw"],
-    "Muon": ["jordan2024muon", "liu2025muon", "khaled2025muonbp"],
+    "Muon": ["jordan2024muon", "liu2025muon"],
     "QHAdam": ["iacob2025mtdao", "ma2019quasi"],
 }
 """Papers of optimizers. For other optimizers, see torch's documentation."""
@@ -165,6 +165,7 @@ PRECISIONS: Papers = {
 OTHERS: Papers = {
     "activation_checkpointing": ["chen2016sublinear"],
     "injection": [SELSYNC],
+    "muon_period": ["khaled2025muonbp"],
     "natural_gradient": ["povey2014natural"],
     "fsdp": ["rajbhandari2020zero", "zhao2023fsdp"],
     "overlap_share": [LEE],

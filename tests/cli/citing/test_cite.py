@@ -119,6 +119,11 @@ method = { name = "diloco", sync_every = 4, outer = { name = "Adam", lr = 1 } }
         ),
         (
             'name = "bsp"',
+            "--optimizer.name Muon --optimizer.arguments {period=5}",
+            ["jordan2024muon", "khaled2025muonbp", "liu2025muon"],
+        ),
+        (
+            'name = "bsp"',
             "--data.partition {name='seldp'} --training.precision fp16 "
             "--training.activation_checkpointing true --optimizer.natural_gradient {rank=4}",
             ["chen2016sublinear", "micikevicius2018mixed", "povey2014natural", "tyagi2023selsync"],
