@@ -306,7 +306,8 @@ def test_what_is_saved_is_of_one_moment(run) -> None:
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, topology, method)
         for t in range(EVERY):
             one_step(net, optimizer, topology, t)
-        link: Any = method.averager._link
+        averager: Any = method.averager
+        link = averager._link
         resting, seen = list[bool](), list[bool]()
         at_rest, numbers = link._service.at_rest, link.keeper.rule.numbers
 
@@ -325,7 +326,7 @@ def test_what_is_saved_is_of_one_moment(run) -> None:
             mock.patch.object(link._service, "at_rest", watched),
             mock.patch.object(link.keeper.rule, "numbers", noted),
         ):
-            method.averager.state_dict()
+            method.state_dict()
         return seen
 
     assert run(2, train) == [[True]] * 2
