@@ -7,7 +7,6 @@ ranks and judged after the last step, when the clock has stopped.
 from __future__ import annotations
 
 import argparse
-import copy
 import gc
 import json
 import os
@@ -87,9 +86,8 @@ def train(task: Task, samples: Samples, who: str, told: Row, topology: hpcsgd.To
         update(samples.x[rows], samples.y[rows])
         if step in points:
             course.note(step, clock.stop(), out() - before, model)
-    settle()
     return {**told, "who": who, "parameters": sum(p.numel() for p in model.parameters()),
-            **judged(task, samples, course, copy.deepcopy(task.build()))}  # fmt: skip
+            **judged(task, samples, course, task.build())}  # fmt: skip
 
 
 def settle() -> None:

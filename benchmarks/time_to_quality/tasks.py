@@ -100,6 +100,6 @@ QUICK = {
         title="CNN on digits", unit="error, %",
         samples=lambda folder: digits(folder, 1280),
         build=lambda: cnn((1, 8, 8)),
-        optimizer=sgd, lrs=(0.05,), score=errors, batch=4, steps=32,
+        optimizer=sgd, lrs=(0.05,), score=errors, batch=4, steps=16,
     ),
 }  # fmt: skip
