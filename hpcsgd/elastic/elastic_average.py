@@ -131,6 +131,7 @@ class ElasticAverage:
         """Report that this replica group leaves to return with more or fewer ranks; the others wait."""
         with suppress(Evicted):  # an evicted group returns like any lost group
             self._client.move()
+        self._group.barrier()  # the first rank that leaves ends the others, before they have reported
 
     def finish(self) -> None:
         """Report that the training is done and saved, so that lost groups do not return."""

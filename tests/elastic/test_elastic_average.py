@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from elastic.conftest import HEARTBEAT_TIMEOUT, TOKEN, Desk, wait_for
 from hpcsgd.comm import Communicator, threads
+from hpcsgd.elastic.client import Client
 from hpcsgd.elastic.coordinator import Coordinator
 from hpcsgd.elastic.elastic_average import ElasticAverage
-from hpcsgd.elastic.endings import Over
+from hpcsgd.elastic.endings import Over, Relocated
 
 SIZES = (37, 1, 8)
 """Of the vectors; some shards are empty."""
@@ -71,6 +73,32 @@ def test_sixteen_bits_are_summed_in_more(desk: Desk) -> None:
         for lives in replica_groups(at, (2, 1, 2), body):
             for (w,) in lives:
                 assert w.tolist() == [30016.0] * 7
+
+
+def test_no_rank_leaves_before_all_have_reported_the_move(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the end of the first rank would end the others, and the group would be lost."""
+    move, course = Client.move, list[str]()
+
+    def slowly(client: Client) -> None:
+        if course:
+            time.sleep(0.2)
+        course.append("about to report")
+        move(client)
+        course.append("reported")
+
+    def body(replica_group: int, group: Communicator, elastic_average: ElasticAverage) -> None:
+        elastic_average.mean(start_values(0))
+        elastic_average.move()
+        course.append("leaves")
+        raise Relocated
+
+    monkeypatch.setattr(Client, "move", slowly)
+    with desk.coordinator(1) as at, pytest.raises(Relocated):
+        replica_groups(at, (2,), body)
+    assert sorted(course[:4]) == ["about to report"] * 2 + ["reported"] * 2
+    assert [event for event in desk.events() if event["event"] == "lost"] == []
 
 
 def mean_of(which: Sequence[int], values: Callable[[int], list[Tensor]] = start_values) -> list[Tensor]:
