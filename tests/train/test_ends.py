@@ -57,6 +57,10 @@ def leaving(scores):
 
 
 def dying(scores):
+    os._exit(5)
+
+
+def dying_as_if_done(scores):
     os._exit(0)
 
 
@@ -139,6 +143,11 @@ def train(folder: Path, model: str, arguments: str = "{}", *options: str, n: int
 def assert_ended(folder: Path, done: Ended) -> None:
     """With an error, after the fault, and nobody stays; waits for other ranks last longer than `ended`."""
     assert done.code != 0
+    assert_nobody_stays(folder, done)
+
+
+def assert_nobody_stays(folder: Path, done: Ended) -> None:
+    """After the fault, and nothing says that the training is complete."""
     assert [*folder.glob("fault-*")], done.err  # or it ended before
     deadline = time.time() + programs.TIMEOUT
     while left := processes_in(folder):
@@ -267,6 +276,14 @@ def test_a_rank_that_freezes(folder: Path) -> None:
 
 def test_a_rank_that_leaves_without_a_word(folder: Path) -> None:
     assert_ended(folder, train(folder, "net", ONE % "dying", n=4))
+
+
+def test_a_rank_that_leaves_as_if_all_were_done(folder: Path) -> None:
+    """Hydra kills the others, and counts them as ended well unless it has reaped them before all output was
+    closed: its exit code is 0, from the rank that left, or 9. No rank can change that."""
+    done = train(folder, "net", ONE % "dying_as_if_done", n=4)
+    assert_nobody_stays(folder, done)
+    assert done.messages == []
 
 
 def interrupt(folder: Path, process: programs.Running, by: Callable[[], None]) -> Ended:
