@@ -19,7 +19,8 @@ A score is that of the mean of all ranks' models. Ranks copy their models at twe
 judged after the training, so that neither judging nor averaging for it is on the clock.
 
 Many hours on two cores: --tasks, --rates, --who and --seeds divide them, --json FILE is written after every
-launch, and --keep FILE goes on there. --quick: a minute, of a model that is too small (that it runs, not what
+launch, and --keep FILE goes on there. --rates without a rate only tunes, for which the machine may be busy:
+only scores count. --quick: a minute, of a model that is too small (that it runs, not what
 it measures).
 """
 
@@ -66,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="How good a model is after so many seconds and bytes.")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="cifar10.h5 and wikitext2_bytes.h5")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--rates", nargs="+", choices=RATES, default=RATES)
+    parser.add_argument("--rates", nargs="*", choices=RATES, default=RATES)
     parser.add_argument(
         "--who", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS), metavar="NAME"
     )
@@ -83,7 +84,7 @@ def main() -> None:
     part = judging.Part(given.who, given.rates, given.seeds)
     if given.quick:
         part = judging.Part(given.who, ["1gbit"], given.seeds[:1], lengths=[1.0])
-    run = Run()
+    run = Run(timed=bool(part.rates))
     rows = [row for file in given.keep for row in run.kept(file)]
     for task in tasks:
         for rate, due in judging.launches(known[task], task, rows, part):
