@@ -119,7 +119,9 @@ def test_the_example_of_the_page_is_a_machine(folder: Path) -> None:
     assert loaded(head + by_hand).relative_error("bcast", LinkClass(16, 16)) == 0.5
     with pytest.raises(UserError) as told:
         loaded(BY_HAND.replace("[2e-6]", "[1.5]"))
-    assert f"hpcsgd: {told.value}\n" in page
+    assert str(told.value) == (
+        "machine.toml: [link 2]: alpha_seconds = 1.5: 1.5 s for a message; in microseconds? write 1.5e-06"
+    )
 
 
 def test_alone_or_with_nothing_to_say_takes_no_time() -> None:
