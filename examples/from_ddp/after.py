@@ -1,4 +1,4 @@
-"""Train on digits with hpcsgd: bf16, clipping, a cosine schedule, evaluation and checkpoints."""
+"""Train on digits: bf16, clipping, a cosine schedule, evaluation and checkpoints."""
 
 import torch
 from sklearn.datasets import load_digits

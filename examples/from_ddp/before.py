@@ -1,4 +1,4 @@
-"""Train on digits with DDP: bf16, clipping, a cosine schedule, evaluation and checkpoints."""
+"""Train on digits: bf16, clipping, a cosine schedule, evaluation and checkpoints."""
 
 import os
 

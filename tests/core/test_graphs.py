@@ -207,7 +207,7 @@ def steps_to_the_mean(distances: Distances, n: int) -> int:
 
 
 def test_base_three_is_the_better_default_for_two_peers() -> None:
-    """The figures of docs/gossip.md: fewer steps for most numbers of nodes, not for all."""
+    """As docs/gossip.md says: fewer steps for most numbers of nodes, not for all."""
     ours = {n: steps_to_the_mean(multiples(2), n) for n in range(2, 33)}
     powers_of_two = {n: steps_to_the_mean(consecutive(2), n) for n in range(2, 33)}
     assert {n: (ours[n], powers_of_two[n]) for n in (4, 6, 8, 9, 12, 16, 18, 24, 27, 32)} == {

@@ -89,11 +89,7 @@ PAGES: dict[str, list[Callable[[], str]]] = {
         selsync.by_label,
     ],
     "docs/shard.md": [shard.speed],
-    "docs/simulate.md": [
-        predictions.simulation,
-        predictions.simulated_failures,
-        predictions.simulation_speed,
-    ],
+    "docs/simulate.md": [predictions.simulation, predictions.simulated_failures],
     "docs/sparse.md": [sparse.exchange, sparse.density, sparse.by_label, sparse.selection],
 }
 NOT_MEASURED = {

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from website.measured.results import from_to, goal, result, row, rows
 
-AVERAGING = ("hierarchical", "bsp", "ensemble")
-GOSSIP = ("sgp", "osgp", "d_psgd")
-
 
 def plan() -> str:
     middle, worst = (100 * goal("model_error", name) for name in ("median error", "worst error"))
@@ -35,14 +32,3 @@ def simulation() -> str:
 def simulated_failures() -> str:
     each = row("simulation_error", method="ensemble")
     return f"{each['simulated']:.2f} steps per second were simulated and {each['measured']:.2f} measured."
-
-
-def simulation_speed() -> str:
-    of = {each["method"]: each for each in rows("simulation_speed", N=100_000, K=1, T=1000)}
-    most = max(each["gigabytes"] for each in of.values())
-    minutes = from_to(of[name]["seconds"] / 60 for name in GOSSIP).replace("1 to 2", "one to two")
-    seconds = from_to(of[name]["seconds"] for name in AVERAGING)
-    return (
-        f"100,000 ranks and 1,000 steps take {seconds} s for `hierarchical`, `bsp` and `ensemble_sync`, and "
-        f"{minutes} minutes for gossip, with at most {most:.2f} GB"
-    )
