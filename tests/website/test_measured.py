@@ -1,4 +1,4 @@
-"""Pages have the figures of benchmarks/results. Other tests are about docs/papers.md and docs/choosing.md."""
+"""Pages have the figures of benchmarks/results. Other tests are about the papers and docs/choosing.md."""
 
 from __future__ import annotations
 
