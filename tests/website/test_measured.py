@@ -105,7 +105,6 @@ NOT_MEASURED = {
     "| `build` |": "goals",
     "| 6 M parameters, 4 emulated hosts": "tests/benchmarks/test_crossover.py",
     "| shared memory, 4 ranks |": "figures of other pages: test_choosing.py",
-    "| 11 M parameters, 100 Mbit/s": "figures of other pages: test_choosing.py",
 }
 """How tables begin that are not checked here, and why."""
 CASES = [pytest.param(page, of, id=f"{page}-{of.__name__}") for page, each in PAGES.items() for of in each]
