@@ -98,8 +98,7 @@ PAGES: dict[str, list[Callable[[], str]]] = {
 }
 NOT_MEASURED = {
     "| Python ≥ 3.11": "versions",
-    "| `diloco(I)` | 1/I |": "formulas",
-    '| `"muloco"`, 2 to 15 groups |': "settings of the papers",
+    "| `diloco(I)`, `async_diloco(I)` | 1/I |": "formulas",
     "| `--ranks 64..4096`": "options",
     "| `python benchmarks/sparse_exchange.py": "commands; the last one is a test, which prints its figures",
     "| `build` |": "goals",
