@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/architecture.md", "docs/glossary.md")
+MORE = ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "benchmarks/papers/README.md")
 NAMED = re.compile(r"`((?:hpcsgd|csrc|tests|benchmarks|docs|jobs|examples)/[\w./-]*)`")
 LINKED = re.compile(r"\]\((?!https?:)([^)#]+)")
 ENTRY = re.compile(r"^- \*\*.*(?:\n  .*)*", re.MULTILINE)
@@ -42,7 +43,7 @@ def agreed() -> list[set[str]]:
 
 
 def test_what_pages_name_is_there() -> None:
-    for page in (*PAGES, "README.md", "CONTRIBUTING.md", "benchmarks/README.md"):
+    for page in (*PAGES, *MORE):
         path = ROOT / page
         assert lost(path.read_text(), path.parent) == [], page
 

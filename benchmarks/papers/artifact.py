@@ -88,7 +88,7 @@ Artifacts = Mapping[str, Artifact]
 
 
 def page(artifacts: Artifacts) -> list[str]:
-    """The lines of docs/papers.md, for what is measured."""
+    """The lines of benchmarks/papers/README.md, for what is measured."""
     return [_line(name, artifact, artifact.small) for name, artifact in artifacts.items() if artifact.small]
 
 
@@ -96,6 +96,18 @@ def _line(name: str, artifact: Artifact, small: Small) -> str:
     kept = small.kept()
     ours, papers, direction = (kept.ours, kept.papers, kept.direction) if kept else ("", "", NOT_YET)
     return f"| {name} | {artifact.what} | {ours} | {papers} | {direction} | {artifact.why} |"
+
+
+def outcome(artifacts: Artifacts) -> str:
+    """What docs/papers.md says of a paper: how many of what is measured are as in it, and which are not."""
+    found = {
+        name: kept.direction for name, each in artifacts.items() if each.small and (kept := each.small.kept())
+    }
+    listed = {way: [name.lower() for name, its in found.items() if its == way] for way in ("in part", "no")}
+    parts = [f"{list(found.values()).count('yes')} of {len(found)} are as in the paper"]
+    parts += [f"{', '.join(listed['in part'])} in part"] if listed["in part"] else []
+    parts += [f"{', '.join(listed['no'])} not"] if listed["no"] else []
+    return "; ".join(parts) + "."
 
 
 def words(name: str) -> tuple[str, str]:
@@ -131,7 +143,7 @@ def _parser(title: str, artifacts: Artifacts) -> argparse.ArgumentParser:
         numbers = [name.split(" ")[1] for name in artifacts if name.startswith(kind)]
         which.add_argument(f"--{kind.lower()}", choices=numbers)
     which.add_argument("--list", action="store_true", help="all of them, and what there is of each")
-    which.add_argument("--page", action="store_true", help="the lines of docs/papers.md")
+    which.add_argument("--page", action="store_true", help="the lines of benchmarks/papers/README.md")
     scales = "small: measured here; paper: job files and scripts for Slurm of the original setting"
     parser.add_argument("--scale", choices=["small", "paper"], default="small", help=scales)
     parser.add_argument("--data", type=Path, default=Path(), help="the folder with the stores")

@@ -31,7 +31,8 @@ ARTIFACTS: Artifacts = {
         "time and accuracy in normal execution",
         Small(SPEED, beside.figure_2, "ensemble_speed.json"),
         original.normal_jobs,
-        f"{LINK}; 4 epochs, not 100; with natural gradient 4.7 points ahead ([more](ensemble.md#measured))",
+        f"{LINK}; 4 epochs, not 100; with natural gradient 4.7 points ahead "
+        "([more](../../docs/ensemble.md#measured))",
     ),
     "Figure 3": Artifact(
         "time by epoch",

@@ -8,7 +8,7 @@ from pathlib import Path
 from website.measured import gossip
 from website.measured.results import row
 
-PAPERS = (Path(__file__).parents[2] / "docs/papers.md").read_text()
+PAPERS = (Path(__file__).parents[2] / "benchmarks/papers/README.md").read_text()
 
 
 def ours(paper: str, name: str) -> str:

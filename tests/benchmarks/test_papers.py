@@ -12,11 +12,12 @@ import pytest
 
 from harness import Goal
 from hpcsgd.config.schema import load
-from papers.artifact import DRAWN, NOT_YET, RESULTS, Artifacts, Beside, main, page, words
+from papers.artifact import DRAWN, NOT_YET, RESULTS, Artifacts, Beside, main, outcome, page, words
 from papers.at_scale import Job, write
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/papers.md").read_text()
+PAGE = (ROOT / "benchmarks/papers/README.md").read_text()
+SUMMARY = (ROOT / "docs/papers.md").read_text()
 NUMBERED = {
     "deft": (2, 10),
     "ensemblesync": (0, 5),
@@ -47,6 +48,19 @@ def test_none_is_missing(paper: str) -> None:
 @pytest.mark.parametrize("paper", NUMBERED)
 def test_the_page_has_them_as_they_were_measured(paper: str) -> None:
     assert missing(paper, PAGE) == []
+
+
+@pytest.mark.parametrize("paper", NUMBERED)
+def test_the_summary_says_how_many_are_as_in_the_paper(paper: str) -> None:
+    assert outcome(artifacts(paper)) in " ".join(SUMMARY.split())
+
+
+def test_the_outcome_names_what_is_not_as_in_the_paper() -> None:
+    all_of = artifacts("selsync")
+    met = {name: all_of[name] for name in ("Figure 1", "Figure 6")}
+    assert outcome(met) == "1 of 1 are as in the paper."
+    missed = {name: all_of[name] for name in ("Table 1", "Figure 1", "Figure 5")}
+    assert outcome(missed) == "1 of 3 are as in the paper; table 1 in part; figure 5 not."
 
 
 def test_a_line_that_says_otherwise_is_found() -> None:

@@ -1,4 +1,4 @@
-"""Pages have the figures of benchmarks/results. Other tests are about docs/papers.md and docs/choosing.md."""
+"""Pages have the figures of benchmarks/results. Other tests are about the papers and docs/choosing.md."""
 
 from __future__ import annotations
 
@@ -52,13 +52,16 @@ PAGES: dict[str, list[Callable[[], str]]] = {
         benchmarks.in_groups_of_eight,
         benchmarks.muon,
         benchmarks.noise_in_one_group,
-    ],
-    "docs/choosing.md": [predictions.crossover],
-    "docs/cluster.md": [cluster.scaling, cluster.predictions, cluster.opens, cluster.start],
-    "docs/diloco.md": [diloco.quality, diloco.model],
-    "docs/ensemble.md": [
+        cluster.predictions,
         ensemble.faults,
         ensemble.runs,
+        gpu.selection,
+        gpu.packing,
+    ],
+    "docs/choosing.md": [predictions.crossover],
+    "docs/cluster.md": [cluster.scaling, cluster.opens, cluster.start],
+    "docs/diloco.md": [diloco.quality, diloco.model],
+    "docs/ensemble.md": [
         ensemble.slow_groups,
         ensemble.speed,
         ensemble.sending,
@@ -67,7 +70,7 @@ PAGES: dict[str, list[Callable[[], str]]] = {
         ensemble.at_scale,
     ],
     "docs/gossip.md": [gossip.speed, gossip.communicating, gossip.straggler, gossip.gain],
-    "docs/gpu.md": [gpu.speed, gpu.selection, gpu.packing],
+    "docs/gpu.md": [gpu.speed],
     "docs/late.md": [
         late.speed,
         late.computing,
@@ -94,14 +97,12 @@ PAGES: dict[str, list[Callable[[], str]]] = {
 }
 NOT_MEASURED = {
     "| Python ≥ 3.11": "versions",
-    "| `diloco(I)` | 1/I |": "formulas",
-    '| `"muloco"`, 2 to 15 groups |': "settings of the papers",
+    "| `diloco(I)`, `async_diloco(I)` | 1/I |": "formulas",
     "| `--ranks 64..4096`": "options",
     "| `python benchmarks/sparse_exchange.py": "commands; the last one is a test, which prints its figures",
     "| `build` |": "goals",
     "| 6 M parameters, 4 emulated hosts": "tests/benchmarks/test_crossover.py",
     "| shared memory, 4 ranks |": "figures of other pages: test_choosing.py",
-    "| 11 M parameters, 100 Mbit/s": "figures of other pages: test_choosing.py",
 }
 """How tables begin that are not checked here, and why."""
 CASES = [pytest.param(page, of, id=f"{page}-{of.__name__}") for page, each in PAGES.items() for of in each]

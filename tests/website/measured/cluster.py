@@ -1,4 +1,4 @@
-"""What docs/cluster.md says of strong scaling and of starts."""
+"""What docs/cluster.md says of strong scaling and of starts, and benchmarks/README.md of predictions."""
 
 from __future__ import annotations
 

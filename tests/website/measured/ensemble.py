@@ -1,4 +1,4 @@
-"""What docs/ensemble.md says of faults, speed, accuracy and goodput."""
+"""What docs/ensemble.md says of speed, accuracy and goodput, and benchmarks/README.md of faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/gpu.md says of speed on one H200."""
+"""What docs/gpu.md says of speed on one H200, and benchmarks/README.md of kernels."""
 
 from __future__ import annotations
 
