@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn, optim
 
 import hpcsgd
-from hpcsgd.methods.diloco import MakeOptimizer
 from hpcsgd.parts import outer_schedules, quantizers
+from hpcsgd.parts.averagers.outer_step import MakeOptimizer
 from hpcsgd.parts.outer_schedules.base import OuterSchedule
 from hpcsgd.parts.quantizers.base import Quantizer
 

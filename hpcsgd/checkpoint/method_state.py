@@ -40,7 +40,7 @@ def restored(
     states = dict(mine) if goes_on else _elsewhere(source, optimizer)
     dropped = _dropped(mine, states)
     for role, shards in source.shard_names().items():
-        if optimizer.topology.num_groups == 1 and "grad_reduce" not in role.split("."):  # one group
+        if optimizer.topology.has_one_group and "grad_reduce" not in role.split("."):
             dropped += [f"{name} of {role}" for name in shards]
         else:
             made = {name: _cut(source, role, name, optimizer) for name in shards}

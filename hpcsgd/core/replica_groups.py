@@ -14,6 +14,9 @@ class Contribution(Protocol):
 
     norm: float
     """The number of this job that all jobs get."""
+    shared: Sequence[Tensor]
+    """Tensors that are the same in all jobs in the mean. When other jobs begin to average together, they all
+    get those of the first job in the mean."""
 
     def __call__(self, norms: Mapping[int, float]) -> Sequence[Tensor]:
         """Return the tensors, given the `norm` of each job in the mean, by index; may be called again."""

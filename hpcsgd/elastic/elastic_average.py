@@ -94,6 +94,8 @@ class ElasticAverage:
         self._why, self._blamed = "", None
         self._control: list[Tensor] = []
         self._alike, self._contribution = True, None
+        self._copies: list[Tensor] = []
+        """What this attempt has copied of the contribution's `shared` from another group."""
         self._processes, self._lives = group.gather_objects(uuid4().hex)[0], 0
         self._client = self._connect()
 
@@ -124,7 +126,8 @@ class ElasticAverage:
         while not self._attempt(w, aside):
             pass
         self.seconds += time.perf_counter() - started
-        for x, mean in zip(w, aside, strict=True):
+        shared = contribution.shared if contribution is not None and self._copies else ()
+        for x, mean in zip([*w, *shared], [*aside, *self._copies], strict=True):
             x.copy_(mean, non_blocking=True)
 
     def move(self) -> None:
@@ -218,6 +221,8 @@ class ElasticAverage:
         now = self._generation
         self._client.arrive(now.generation, self._due)
         counting = self._client.register.counting
+        shared = self._contribution.shared if self._contribution and now.began == self._due else ()
+        self._copies = [room_for(x, x.dtype) for x in shared]
         rank, size = self._group.rank, self._group.size
         sizes = {member.ranks for member in now.members}
         if not self._alike and sizes != {size}:
@@ -228,6 +233,7 @@ class ElasticAverage:
             if self._contribution is not None:
                 w = self._rings.contributed(self._contribution, ring, now, counting)
             self._rings.mean(w, aside, *part, ring, counting)
+            self._rings.copies(shared, self._copies, *part, ring, min(counting))
 
     def _is_overdue(self, since: float) -> bool:
         """Return True if this rank has waited too long for a neighbour in the ring, since time `since`.
@@ -250,7 +256,7 @@ class ElasticAverage:
             return
         C = max(member.ranks for member in self._generation.members)
         for c in range(C):
-            for mean in aside:
+            for mean in (*aside, *self._copies):
                 self._group.bcast(part_of(mean, c, C), root=c % self._group.size).wait()
 
     def _outcome(self, state: State) -> tuple[Register, tuple[int, ...]] | None:
@@ -276,14 +282,9 @@ class ElasticAverage:
     def _connect(self) -> Client:
         self._lives += 1
         life = f"{self._processes}.{self._lives}"
-        hello = {
-            "replica_group": self.index,
-            "rank": self._group.rank,
-            "ranks": self._group.size,
-            "life": life,
-        }
+        place = {"replica_group": self.index, "rank": self._group.rank, "ranks": self._group.size}
         return Client(
-            self._coordinator, self._token, hello,
+            self._coordinator, self._token, {**place, "life": life},
             heartbeat_timeout=self._heartbeat_timeout, patience=self._timeout,
             on_change=self._cut_what_is_past,
         )  # fmt: skip

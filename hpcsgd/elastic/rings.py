@@ -18,6 +18,9 @@ class Contribution(Protocol):
 
     norm: float
     """The number of this group that all groups get."""
+    shared: Sequence[Tensor]
+    """Tensors that are the same in all groups in the mean. In the first round of a generation all groups get
+    those of the first group in the mean."""
 
     def __call__(self, norms: Mapping[int, float]) -> Sequence[Tensor]:
         """Return the tensors, given the `norm` of each group in the mean, by group."""
@@ -80,6 +83,17 @@ class Rings:
         for x, mean in zip(w, aside, strict=True):
             mine = on_host(part_of(x, c, C).to(mean.dtype)) if self._replica_group in counting else None
             ring.mean(mine, part_of(mean, c, C), len(counting))
+
+    def copies(
+        self, shared: Sequence[Tensor], copies: Sequence[Tensor], c: int, C: int, ring: TcpRing, source: int
+    ) -> None:
+        """Set shard `c` of C of the tensors `copies` to that of the tensors `shared` of group `source`.
+
+        Raises `OSError` if a connection breaks; `copies` is then invalid.
+        """
+        for x, copy in zip(shared, copies, strict=True):
+            mine = on_host(part_of(x, c, C)) if self._replica_group == source else None
+            ring.mean(mine, part_of(copy, c, C), 1)
 
     def contributed(
         self, contribution: Contribution, ring: TcpRing, now: Register, counting: Sequence[int]

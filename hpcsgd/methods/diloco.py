@@ -27,26 +27,23 @@ Differences from the paper:
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
-import torch
-from torch import Tensor, optim
+from torch import Tensor
 
 from hpcsgd.arguments import checked
-from hpcsgd.comm import accumulation_dtype
 from hpcsgd.core.averager import Averager, run_averager
 from hpcsgd.core.method import Method
 from hpcsgd.core.optional import comm_ops
 from hpcsgd.core.state import State
 from hpcsgd.core.step import GradReduce, StepContext
 from hpcsgd.core.traffic import CommOp, ModelLayout
-from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
 from hpcsgd.parts.averagers import (
+    NESTEROV,
+    MakeOptimizer,
+    OuterStep,
     PseudoGradientPenalty,
     WithDistance,
     WithOptimizerState,
@@ -55,7 +52,7 @@ from hpcsgd.parts.averagers import (
     mean_by,
 )
 from hpcsgd.parts.grad_reduces import Dense
-from hpcsgd.parts.outer_schedules.base import OuterSchedule, require_useful, set_outer_values
+from hpcsgd.parts.outer_schedules.base import OuterSchedule, require_useful
 from hpcsgd.parts.quantizers.base import Quantizer
 from hpcsgd.parts.schedules import Every
 
@@ -68,12 +65,6 @@ PAPER = """
   archivePrefix = {arXiv},
 }
 """
-
-MakeOptimizer = Callable[[Sequence[Tensor]], optim.Optimizer]
-NESTEROV: MakeOptimizer = partial(optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
-"""The outer optimizer of the paper."""
-OUTER_STATE = "outer "
-"""The prefix of the outer optimizer's state tensors in the method's state."""
 
 
 class OuterOptimizer:
@@ -95,30 +86,21 @@ class OuterOptimizer:
         `moved_on` is called with the group's model after each outer step. All groups pass the same model if
         `inner` leaves them with the same one. `schedule` sets the rate and the momentum before each step.
         """
-        self._state = _try_out(make_optimizer, schedule)
+        self.outer = OuterStep(make_optimizer, schedule)
         self.inner, self._moved_on = inner, moved_on
-        self.make_optimizer, self.schedule = make_optimizer, schedule
         self.traits = replace(inner.traits, leaves_mean=False, mean_of="")
-        self._theta: list[Tensor] = []
-        self._optimizer: optim.Optimizer | None = None
-        self._saved = State()
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
-        if s.topology.num_groups > 1 and self._optimizer is None:
-            self._start(vectors)
+        if s.topology.num_groups > 1 and not self.outer.started:
+            self.outer.start(vectors)
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
-        assert self._optimizer is not None
         found = run_averager(self.inner, vectors, s)
         if len(s.left_out) == s.topology.num_groups:  # all groups have θ again: there is no movement
             return found
-        if self.schedule is not None:
-            values = self.schedule.at(s.t, s.topology.num_groups)
-            set_outer_values(self._optimizer, values)
-            reported = {"outer_lr": values.lr, "outer_momentum": values.momentum}
-            s.metrics |= {name: x for name, x in reported.items() if x is not None}
-        self._step(found)
-        for theta, w in zip(self._theta, found, strict=True):
+        s.metrics |= self.outer.set_values(s.t, s.topology.num_groups)
+        self.outer.step(found)
+        for theta, w in zip(self.outer.theta, found, strict=True):
             w.copy_(theta)
         self._moved_on(found)
         return found
@@ -128,76 +110,23 @@ class OuterOptimizer:
 
         Its state changes as in an outer step, by its own rate and momentum; θ becomes `common`.
         """
-        self._step(common)
-        for theta, w in zip(self._theta, common, strict=True):
+        self.outer.step(common)
+        for theta, w in zip(self.outer.theta, common, strict=True):
             theta.copy_(w)
 
     def memory_bytes(self, m: ModelLayout) -> float:
         chunks = m.sharded or not self.traits.whole_model
-        return (1 + self._state) * m.own_elements(wide=True) * (1 if chunks else m.K)
+        return self.outer.tensors * m.own_elements(wide=True) * (1 if chunks else m.K)
 
     def comm_ops(self, m: ModelLayout) -> list[CommOp]:
         return [replace(x, bucket=None) for x in comm_ops(self.inner, m)]  # the outer step needs all buckets
 
     def state_dict(self) -> State:
-        if self._optimizer is None:
-            return self._saved
-        states = [dict(self._optimizer.state[theta]) for theta in self._theta]
-        names = [name for name, value in states[0].items() if _is_like(value, self._theta[0])]
-        moments = {f"{OUTER_STATE}{name}": [state.pop(name) for state in states] for name in names}
-        # The remaining state, such as a step count, is the same for all buckets.
-        return State(replicated={"rest": states[0]}, sharded={"theta": self._theta, **moments})
+        return self.outer.state_dict()
 
     def load_state_dict(self, state: State) -> None:
         """Store `state`; `prepare` loads it into θ and the outer optimizer at the next step."""
-        self._saved, self._optimizer = state, None
-
-    def _step(self, found: Sequence[Tensor]) -> None:
-        """Take the step of the outer optimizer whose gradient is θ minus `found`."""
-        assert self._optimizer is not None
-        for theta, w in zip(self._theta, found, strict=True):
-            theta.grad = theta.to(w.dtype).to(theta.dtype) - w
-        self._optimizer.step()
-        for theta in self._theta:
-            theta.grad = None
-
-    def _start(self, mine: Sequence[Tensor]) -> None:
-        self._theta = [w.to(accumulation_dtype(w.dtype), copy=True) for w in mine]
-        self._optimizer = self.make_optimizer(self._theta)
-        saved, self._saved = self._saved, State()
-        for i, theta in enumerate(self._theta[: len(saved.sharded.get("theta", []))]):
-            theta.copy_(saved.sharded["theta"][i])
-            moments = {
-                k.removeprefix(OUTER_STATE): v[i]
-                for k, v in saved.sharded.items()
-                if k.startswith(OUTER_STATE)
-            }
-            if state := copy.deepcopy(saved.replicated["rest"]) | moments:
-                self._optimizer.state[theta] = state
-
-
-def _is_like(value: Any, theta: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.shape == theta.shape
-
-
-def _try_out(
-    make_optimizer: Callable[[Sequence[Tensor]], object], schedule: OuterSchedule | None = None
-) -> int:
-    """Return how many state tensors the outer optimizer keeps for each tensor, with the values of `schedule`.
-
-    The trial also reports a wrong optimizer now, instead of at the first synchronization.
-    """
-    theta = torch.zeros(2, device="cpu")
-    made = make_optimizer([theta])
-    if not isinstance(made, optim.Optimizer):
-        raise UserError(f"outer: it makes a {type(made).__name__}, expected a torch optimizer")
-    theta.grad = torch.zeros_like(theta)
-    made.step()
-    if schedule is not None:
-        for knot in schedule.knots or [0]:  # an SGD keeps no momentum while it is 0
-            set_outer_values(made, schedule.at(knot, 2))
-            made.step()
-    return sum(_is_like(value, theta) for value in made.state[theta].values())
+        self.outer.load_state_dict(state)
 
 
 @method(cite=PAPER, delayable=True)

@@ -15,16 +15,28 @@ Differences from the paper:
 - A group has several ranks.
 - The groups also average at the end of an epoch, when samples are assigned anew.
 - With `guard`, groups whose changes are outliers have no part in W.
+- With `outer`, W is the step of an outer optimizer on the last W, as in DiLoCo; the mean gives its gradient.
 """
 
 from __future__ import annotations
 
 from hpcsgd.arguments import checked
+from hpcsgd.core.averager import Averager
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import GradReduce
+from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
-from hpcsgd.parts.averagers import ElasticMean, GuardedElasticMean, PseudoGradientPenalty
+from hpcsgd.parts.averagers import (
+    ElasticMean,
+    GuardedElasticMean,
+    MakeOptimizer,
+    MeanFrom,
+    OuterElasticMean,
+    OuterStep,
+    PseudoGradientPenalty,
+)
 from hpcsgd.parts.grad_reduces import Dense
+from hpcsgd.parts.outer_schedules.base import OuterSchedule, require_useful
 from hpcsgd.parts.schedules import Every
 
 PAPER = """
@@ -42,6 +54,8 @@ def ensemble_sync(
     sync_every: int,
     grad_reduce: GradReduce = Dense(),  # noqa: B008 - frozen
     guard: PseudoGradientPenalty | None = None,
+    outer: MakeOptimizer | None = None,
+    outer_schedule: OuterSchedule | None = None,
 ) -> Method:
     """Return local SGD of groups that may die: those alive average their models every `sync_every` steps.
 
@@ -56,22 +70,31 @@ def ensemble_sync(
         guard: What protects the mean from groups whose changes are outliers: `PseudoGradientPenalty()`,
             without `max_norm`. Each group keeps its own history of norms; one that returns starts a new one.
             Default None: the plain mean.
+        outer: Function that makes an outer optimizer from a list of tensors, as for `diloco`: an SGD or an
+            Adam. A group that returns gets its state from the others. In a job file: ``outer = { name =
+            "SGD", lr = 0.7, momentum = 0.9, nesterov = true }``. Default None: all groups take the mean.
+        outer_schedule: Rate and momentum of the outer optimizer over the run, such as
+            `outer_schedules.muloco()`, for the groups that are alive. Default None: those of `outer`.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
 
     Raises:
-        UserError: If `sync_every` is below 1, or `guard` has a `max_norm`; when the optimizer is wrapped, if
-            the job is not a replica group.
+        UserError: If `sync_every` is below 1, `guard` has a `max_norm`, `outer` does not make a torch
+            optimizer whose state other groups can get, or `outer_schedule` has no `outer` or a rate of 0 at
+            the first synchronization; when the optimizer is wrapped, if the job is not a replica group.
 
     Shape:
         M parameters in total; P' groups are alive, and the largest of them has C ranks. At a synchronization
         a rank sends 2·(P'−1)/P'·M/C elements for each shard that it owns. With `guard` it sends about 16·P'
-        bytes more for each of them, and keeps θ, the model after the last synchronization: M elements.
+        bytes more for each of them, and keeps θ, the model after the last synchronization: M elements. With
+        `outer` it keeps θ and each state tensor of the outer optimizer, M elements each. When the groups
+        change, it also sends these once, like the model.
 
     Note:
         After a synchronization, `optimizer.metrics["distance"]` is the distance of this group's model from
-        the mean. With `guard`, a group that is left out reports that of the model from which it began.
+        the mean, before the outer step. With `outer_schedule`, "outer_lr" and "outer_momentum" are the values
+        of that step. With `guard`, a group that is left out reports that of the model from which it began.
 
     Example:
         >>> method = hpcsgd.ensemble_sync(sync_every=50)
@@ -83,7 +106,25 @@ def ensemble_sync(
         M. Xie, M. Yasunaga: EnsembleSync: Reliable Distributed SGD with Less Communication, section 3.1.
 
     See Also:
-        `hierarchical`: its groups belong to one job, which ends if one of them dies.
+        `hierarchical`, `diloco`: their groups belong to one job, which ends if one of them dies.
     """
-    averager = ElasticMean() if guard is None else GuardedElasticMean(guard)
-    return Method(grad_reduce=grad_reduce, schedule=Every(sync_every), averager=averager)
+    return Method(grad_reduce, Every(sync_every), _averager(sync_every, guard, outer, outer_schedule))
+
+
+def _averager(
+    sync_every: int,
+    guard: PseudoGradientPenalty | None,
+    outer: MakeOptimizer | None,
+    schedule: OuterSchedule | None,
+) -> Averager:
+    """Return the averager that these arguments of `ensemble_sync` describe."""
+    if outer is None:
+        if schedule is not None:
+            raise UserError(
+                "outer_schedule: it needs an outer optimizer: pass outer as well", key="outer_schedule"
+            )
+        return ElasticMean() if guard is None else GuardedElasticMean(guard)
+    if schedule is not None:
+        require_useful(schedule, sync_every)
+    mean = MeanFrom() if guard is None else GuardedElasticMean(guard)
+    return OuterElasticMean(mean, OuterStep(outer, schedule))

@@ -40,11 +40,19 @@ from hpcsgd.core.method import Method
 from hpcsgd.core.step import GroupGradReduce, StepContext
 from hpcsgd.errors import UserError
 from hpcsgd.methods.bsp import bsp
-from hpcsgd.methods.diloco import NESTEROV, MakeOptimizer, OuterOptimizer
+from hpcsgd.methods.diloco import OuterOptimizer
 from hpcsgd.methods.registry import method
 from hpcsgd.methods.switch import switch
 from hpcsgd.parts import outer_schedules
-from hpcsgd.parts.averagers import Mean, WithDistance, WithOptimizerState, keep_state, mean_by
+from hpcsgd.parts.averagers import (
+    NESTEROV,
+    MakeOptimizer,
+    Mean,
+    WithDistance,
+    WithOptimizerState,
+    keep_state,
+    mean_by,
+)
 from hpcsgd.parts.grad_reduces import Dense
 from hpcsgd.parts.outer_schedules.base import OuterSchedule, require_useful
 from hpcsgd.parts.outer_schedules.piecewise import require_total

@@ -13,9 +13,9 @@ from hpcsgd.core.graphs import GRAPHS, Graph
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import GradReduce, GroupGradReduce
 from hpcsgd.methods import METHODS
-from hpcsgd.methods.diloco import MakeOptimizer
 from hpcsgd.methods.selsync import AGGREGATES, Aggregate
 from hpcsgd.parts.averagers.optimizer_state import OPTIMIZER_STATE, WithOptimizerState
+from hpcsgd.parts.averagers.outer_step import MakeOptimizer
 from hpcsgd.parts.averagers.pseudo_gradient_penalty import GUARDS, PseudoGradientPenalty
 from hpcsgd.parts.averagers.selection import SELECTIONS, Selection
 from hpcsgd.parts.grad_reduces import GRAD_REDUCES

@@ -19,8 +19,9 @@ from hpcsgd.checkpoint.in_scripts import load, save
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.core.topology import form
 from hpcsgd.methods import Method
-from hpcsgd.methods.diloco import NESTEROV, OuterOptimizer
+from hpcsgd.methods.diloco import OuterOptimizer
 from hpcsgd.parts.averagers import MeanOfAll
+from hpcsgd.parts.averagers.outer_step import NESTEROV
 from hpcsgd.parts.grad_reduces import AllReduce, Sparse
 from hpcsgd.parts.schedules import Every
 from hpcsgd.parts.sparsifiers import TopK

@@ -17,8 +17,9 @@ from hpcsgd.core.state import State
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, diloco, hierarchical, switch
-from hpcsgd.methods.diloco import NESTEROV, OuterOptimizer
+from hpcsgd.methods.diloco import OuterOptimizer
 from hpcsgd.parts.averagers import MeanOfAll, PseudoGradientPenalty
+from hpcsgd.parts.averagers.outer_step import NESTEROV
 from hpcsgd.parts.grad_reduces import AllReduce, MomentumCorrection, Sparse
 from hpcsgd.parts.schedules import Every
 from hpcsgd.parts.sparsifiers import Deft, ExDyna, MiCRO, SIDCo, TopK

@@ -20,9 +20,10 @@ from hpcsgd.core.topology import form
 from hpcsgd.core.waits import All, InNeighbors, Pairs, Unknown, later
 from hpcsgd.methods.delayed import Delayed
 from hpcsgd.methods.des_loc import Desynced, Periods
-from hpcsgd.methods.diloco import NESTEROV, OuterOptimizer
+from hpcsgd.methods.diloco import OuterOptimizer
 from hpcsgd.methods.streaming import Streaming
 from hpcsgd.parts.averagers import AverageState, Mean, MeanOfAll, QuantizedMean, ResetState, WithDistance
+from hpcsgd.parts.averagers.outer_step import NESTEROV
 from hpcsgd.parts.schedules import Every
 from hpcsgd.parts.schedules.in_turn import InTurn
 

@@ -20,10 +20,11 @@ from hpcsgd.methods import (
     diloco,
     hierarchical,
 )
-from hpcsgd.methods.diloco import NESTEROV, OuterOptimizer
+from hpcsgd.methods.diloco import OuterOptimizer
 from hpcsgd.methods.fedavg import MeanOfSome
 from hpcsgd.methods.sgp import PushSum
 from hpcsgd.parts.averagers import AverageState, Mean, MeanOfAll, ResetState
+from hpcsgd.parts.averagers.outer_step import NESTEROV
 from hpcsgd.parts.grad_reduces import AllReduce, AllToAll
 from hpcsgd.parts.schedules import Every
 from local_methods import with_outer

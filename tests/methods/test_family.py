@@ -33,11 +33,12 @@ from hpcsgd.methods import (
     streaming,
     switch,
 )
-from hpcsgd.methods.diloco import NESTEROV, OuterOptimizer
+from hpcsgd.methods.diloco import OuterOptimizer
 from hpcsgd.methods.fedavg import MeanOfSome, PerEpoch
 from hpcsgd.methods.sgp import PushSum
 from hpcsgd.parts import quantizers
 from hpcsgd.parts.averagers import AcrossShards, AverageState, PerBlock
+from hpcsgd.parts.averagers.outer_step import NESTEROV
 from hpcsgd.parts.grad_reduces import AllToAll, Quantized
 from hpcsgd.parts.schedules import Every
 from local_methods import fed_averaging

@@ -148,7 +148,7 @@ def test_the_betas_of_adam_are_its_momentum(run) -> None:
         for t in range(4):
             one_step(net, optimizer, topology, t)
         outer: Any = method.averager
-        (group,) = outer._optimizer.param_groups
+        (group,) = outer.outer._optimizer.param_groups
         assert group["lr"] == 0.5
         return {name: x for name, x in optimizer.metrics.items() if "outer" in name}, group["betas"]
 

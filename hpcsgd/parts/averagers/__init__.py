@@ -13,21 +13,29 @@ from hpcsgd.parts.averagers.optimizer_state import (
     WithOptimizerState,
     keep_state,
 )
+from hpcsgd.parts.averagers.outer_elastic_mean import MeanFrom, OuterElasticMean
+from hpcsgd.parts.averagers.outer_step import NESTEROV, OUTER_STATE, MakeOptimizer, OuterStep
 from hpcsgd.parts.averagers.pseudo_gradient_penalty import GUARDS, PseudoGradientPenalty
 from hpcsgd.parts.averagers.quantized_mean import QuantizedMean, mean_by
 from hpcsgd.parts.averagers.selection import SELECTIONS, AcrossShards, PerBlock
 
 __all__ = [
     "GUARDS",
+    "NESTEROV",
     "OPTIMIZER_STATE",
+    "OUTER_STATE",
     "SELECTIONS",
     "AcrossShards",
     "AverageState",
     "ElasticMean",
     "Guarded",
     "GuardedElasticMean",
+    "MakeOptimizer",
     "Mean",
+    "MeanFrom",
     "MeanOfAll",
+    "OuterElasticMean",
+    "OuterStep",
     "PerBlock",
     "PseudoGradientPenalty",
     "QuantizedMean",

@@ -62,16 +62,26 @@ class GuardedElasticMean:
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)
+        self.prepare(found, s)  # a run that goes on synchronizes before its first step
+        self.average_from(self._theta, s)
+        for theta, b in zip(self._theta, s.buckets, strict=True):
+            theta.copy_(b.parameters)
+        return found
+
+    def average_from(self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()) -> int:
+        """Average the models, which were `theta` after the last synchronization; see `AveragesFrom`."""
         before = [b.parameters.clone() for b in s.buckets]
-        norm = distance_of_group(s, [theta.clone() for theta in self._theta])
+        norm = distance_of_group(s, [x.clone() for x in theta])
         outlier = self._history.is_outlier(norm, self.guard)
-        weighted = _Weighted(self.guard, s.topology.replica_groups.index, math.inf if outlier else norm)
+        weighted = _Weighted(
+            self.guard, s.topology.replica_groups.index, math.inf if outlier else norm, shared
+        )
 
         def average(w: list[Tensor]) -> None:
             buffers = w[len(before) :]
             known = [x.shape for x in buffers] == [x.shape for x in self._buffers]
             weighted.tensors = w
-            weighted.last = [*self._theta, *(self._buffers if known else buffers)]
+            weighted.last = [*theta, *(self._buffers if known else buffers)]
             s.topology.replica_groups.mean(w, s.t, alike=not s.sharded, contribution=weighted)
             self._buffers = [x.clone() for x in buffers]
 
@@ -79,13 +89,11 @@ class GuardedElasticMean:
         out = weighted.counts and s.topology.replica_groups.index not in weighted.weights
         s.metrics["groups_left_out"] = float(weighted.left_out)
         s.metrics["min_weight"] = min(weighted.weights.values(), default=0.0)
-        s.metrics["distance"] = distance_of_group(s, [x.clone() for x in self._theta] if out else before)
+        s.metrics["distance"] = distance_of_group(s, [x.clone() for x in theta] if out else before)
         self._report(norm, out=out, all_out=not weighted.weights, s=s)
         if weighted.counts and math.isfinite(norm) and not (out and weighted.weights):
             self._history = self._history.including(norm, self.guard)
-        for theta, b in zip(self._theta, s.buckets, strict=True):
-            theta.copy_(b.parameters)
-        return found
+        return len(weighted.weights) if weighted.moved else 0
 
     def memory_bytes(self, m: ModelLayout) -> float:
         return sum(b.used * b.width for b in m.buckets) / (m.K if m.sharded else 1)
@@ -127,14 +135,18 @@ class _Weighted:
     `norm`: infinite if this group is to be left out.
     """
 
-    def __init__(self, guard: PseudoGradientPenalty, index: int, norm: float) -> None:
-        self._guard, self._index, self.norm = guard, index, norm
+    def __init__(
+        self, guard: PseudoGradientPenalty, index: int, norm: float, shared: Sequence[Tensor]
+    ) -> None:
+        self._guard, self._index, self.norm, self.shared = guard, index, norm, shared
         self.tensors: Sequence[Tensor] = ()
         self.last: Sequence[Tensor] = ()
         """The tensors after the last synchronization, which are averaged if all groups are left out."""
         self.weights: dict[int, float] = {}
         """The weights of the groups that are not left out, by group."""
         self.left_out = 0
+        self.moved = False
+        """True if one of the groups that are averaged has moved since the last synchronization."""
         self.counts = False
         """True if this group is one of those that are averaged, left out or not."""
 
@@ -144,6 +156,7 @@ class _Weighted:
         kept = [g for g, G in norms.items() if math.isfinite(G) or alone]
         found = [1.0] if alone else self._guard.weights([norms[g] for g in kept]) if kept else []
         self.weights = dict(zip(kept, found, strict=True))
+        self.moved = any(norms[g] for g in kept)
         self.left_out, self.counts = len(norms) - len(kept), self._index in norms
         if not kept:
             return self.last

@@ -1,0 +1,121 @@
+"""An outer optimizer on the mean of the replica groups that are alive: DiLoCo among groups that may die.
+
+    W ← the mean of the models of the groups in the membership
+    θ ← OuterOpt(θ, θ − W), if one of their models has moved
+    W_i ← θ                       for every group i
+
+Every group keeps θ and the state of OuterOpt, and takes the same step. So no group and no server is needed
+for the others to go on. A group that returns has neither: it gets those of another group in its first round,
+together with the mean, and then takes the same step.
+
+A round without training between it and the last one, such as the one in which a group returns, is no step:
+the outer momentum would move the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from hpcsgd.core.averager import Averager
+from hpcsgd.core.optional import comm_ops
+from hpcsgd.core.state import State
+from hpcsgd.core.step import StepContext
+from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
+from hpcsgd.parts.averagers.elastic_mean import ElasticMean, average_with_buffers, distance_of_group
+from hpcsgd.parts.averagers.outer_step import OuterStep
+
+
+class AveragesFrom(Averager, Protocol):
+    """A mean over the living replica groups to which an outer optimizer can be added."""
+
+    def average_from(self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()) -> int:
+        """Average the groups' models, which were `theta` after the last synchronization. Collective.
+
+        Returns the number of groups in the mean, or 0 if none of them has moved. `shared` is the same in all
+        groups in the mean; in the first round of other members, all get that of the first group.
+        """
+        ...
+
+
+class MeanFrom:
+    """The plain mean, and whether it has moved."""
+
+    traits = ElasticMean.traits
+
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
+        return ElasticMean().average(vectors, s)
+
+    def average_from(self, theta: Sequence[Tensor], s: StepContext, shared: Sequence[Tensor] = ()) -> int:
+        before = [b.parameters.clone() for b in s.buckets]
+        plain = _Plain(distance_of_group(s, [x.clone() for x in theta]), shared)
+
+        def average(w: list[Tensor]) -> None:
+            plain.tensors = w
+            s.topology.replica_groups.mean(w, s.t, alike=not s.sharded, contribution=plain)
+
+        average_with_buffers(s, average)
+        s.metrics["distance"] = distance_of_group(s, before)
+        return len(plain.norms) if any(plain.norms.values()) else 0
+
+    def comm_ops(self, m: ModelLayout) -> Iterator[CommOp]:
+        yield allreduce("replica_groups", FLOAT64 * m.P)
+        yield from ElasticMean().comm_ops(m)
+
+
+class _Plain:
+    """What a group adds to the plain mean: its tensors, and the norm of its change."""
+
+    def __init__(self, norm: float, shared: Sequence[Tensor]) -> None:
+        self.norm, self.shared = norm, shared
+        self.tensors: Sequence[Tensor] = ()
+        self.norms: Mapping[int, float] = {}
+
+    def __call__(self, norms: Mapping[int, float]) -> Sequence[Tensor]:
+        self.norms = norms
+        return self.tensors
+
+
+class OuterElasticMean:
+    """The averager `inner`, followed by a step of `outer` on θ, the model after the last synchronization."""
+
+    traits = ElasticMean.traits
+
+    def __init__(self, inner: AveragesFrom, outer: OuterStep) -> None:
+        outer.require_shareable()
+        self.inner, self.outer = inner, outer
+
+    def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
+        if not self.outer.started:
+            self.outer.start([b.parameters for b in s.buckets])
+
+    def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
+        found, outer = list(vectors), self.outer
+        self.prepare(found, s)  # a run that goes on synchronizes before its first step
+        w = [b.parameters for b in s.buckets]
+        shared = outer.shared(s.t)
+        moved = self.inner.average_from(
+            [x.to(y.dtype) for x, y in zip(outer.theta, w, strict=True)], s, shared
+        )
+        t = outer.adopt(shared)
+        if moved:
+            s.metrics |= outer.set_values(t, moved)
+            outer.step(w)
+        for mine, x in zip(w, outer.theta, strict=True):
+            mine.copy_(x)
+        return found
+
+    def memory_bytes(self, m: ModelLayout) -> float:
+        return self.outer.tensors * m.own_elements(wide=True) * (1 if m.sharded else m.K)
+
+    def comm_ops(self, m: ModelLayout) -> list[CommOp]:
+        return comm_ops(self.inner, m)
+
+    def state_dict(self) -> State:
+        return self.outer.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        """Store `state`; `prepare` loads it into θ and the outer optimizer at the next step."""
+        self.outer.load_state_dict(state)

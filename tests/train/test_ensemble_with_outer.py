@@ -1,0 +1,135 @@
+"""Groups of threads with an outer optimizer: nobody dies, one returns, all go on later."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from elastic.conftest import Desk, desk, wait_for
+from hpcsgd.checkpoint import Writer
+from hpcsgd.comm import Communicator, threads
+from hpcsgd.config.schema import load
+from hpcsgd.core.topology import form
+from hpcsgd.parts.averagers import OUTER_STATE, OuterElasticMean
+from hpcsgd.train.static_run import StaticLoop
+from hpcsgd.train.training_setup import TrainingSetup, assemble
+from train.replica_groups_of_threads import (
+    NO_NORM,
+    TRAIN,
+    WORDS,
+    Died,
+    Life,
+    Stops,
+    World,
+    assert_same,
+    together,
+)
+from train.test_ensemble import job_file
+
+__all__ = ["desk", "job_file"]
+
+SGD = "{name='SGD', lr=0.7, momentum=0.9, nesterov=true}"
+ADAM = "{name='Adam', lr=0.01, betas=[0.8, 0.9]}"
+
+
+def words(outer: str, *more: str) -> list[str]:
+    return ["--method.outer", outer, *more]
+
+
+@pytest.mark.parametrize("outer", [SGD, ADAM])
+def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, outer: str) -> None:
+    """The same as `diloco`, bit for bit, where an epoch ends with a synchronization."""
+    with desk.coordinator(2) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", words(outer, *NO_NORM))
+        (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2))
+    assert_same(one.model, other.model)
+
+    def plain(world: Communicator) -> dict[str, Tensor]:
+        given = [*WORDS, *words(outer, *NO_NORM), "--method.name", "diloco", "--parallel.groups", "2"]
+        config = load(job_file, given)
+        parts = assemble(config, form(world, 2), "job.toml")
+        checkpoints, stopping = Writer(tmp_path / "plain", parts.optimizer.topology), cast(Any, Stops())
+        StaticLoop(config, parts, checkpoints, stopping, world.dup_with_thread()).train()
+        return parts.model.state_dict()
+
+    assert_same(one.model, threads.run(2, plain)[0])
+
+
+@pytest.mark.parametrize("outer", [SGD, ADAM])
+def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk, outer: str) -> None:
+    """With the model from which the last checkpoint was made, and no outer state: it gets both."""
+    dead = threading.Event()
+
+    def die(t: int) -> None:
+        if t == 4:
+            raise Died
+
+    def dies_and_returns() -> Life:
+        with pytest.raises(Died):
+            world.live(1, 2, before_step=die)
+        dead.set()
+        (life,) = world.live(1, 2)
+        return life
+
+    def wait(t: int) -> None:
+        if t == 5:
+            assert dead.wait(100)
+        if t == 6:  # the synchronization before was without it
+            wait_for(lambda: 1 in at.membership.expected)
+
+    with desk.coordinator(2) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", words(outer, "--method.sync_every", "1"))
+        (stayed,), returned = together(lambda: world.live(0, 2, before_step=wait), dies_and_returns)
+    assert returned.steps > TRAIN // 8, "it has trained"
+    assert_same(stayed.model, returned.model)
+
+
+def test_all_go_on_later(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+    """With θ and the outer momentum of the checkpoint."""
+
+    def outer(parts: TrainingSetup) -> dict[str, Tensor]:
+        averager = parts.optimizer.method.averager
+        assert isinstance(averager, OuterElasticMean)
+        state = averager.state_dict().sharded
+        return {
+            name: torch.cat([x.clone() for x in state[name]])
+            for name in ("theta", f"{OUTER_STATE}momentum_buffer")
+        }
+
+    def keep(parts: TrainingSetup) -> None:
+        kept.append(parts)
+
+    def look(t: int) -> None:
+        if not begun:
+            begun.append(outer(kept[-1]))
+
+    kept: list[TrainingSetup] = []
+    begun: list[dict[str, Tensor]] = []
+    with desk.coordinator(1) as at:
+        World(at, job_file, tmp_path / "checkpoints", words(SGD)).live(0, 1, 1, stops_at=15, prepare=keep)
+    saved = outer(kept[-1])
+    (desk.folder / "register.json").unlink(missing_ok=True)
+    with desk.coordinator(1) as at:
+        World(at, job_file, tmp_path / "checkpoints", words(SGD)).live(
+            0, 1, 2, prepare=keep, before_step=look
+        )
+    assert saved[f"{OUTER_STATE}momentum_buffer"].abs().sum() > 0
+    for name, value in saved.items():
+        assert torch.equal(value, begun[0][name][: value.numel()]), name
+
+
+@pytest.mark.parametrize("outer", [[], ["--method.outer", SGD]])
+def test_guarded_groups_go_on_later(job_file: Path, tmp_path: Path, desk: Desk, outer: list[str]) -> None:
+    guard = [*outer, "--method.guard", "{name='pseudo_gradient_penalty'}"]
+    with desk.coordinator(1) as at:
+        World(at, job_file, tmp_path / "checkpoints", guard).live(0, 1, stops_at=15)
+    (desk.folder / "register.json").unlink(missing_ok=True)
+    with desk.coordinator(1) as at:
+        (rest,) = World(at, job_file, tmp_path / "checkpoints", guard).live(0, 1)
+    assert rest.reason is None
+    assert rest.steps > 0
