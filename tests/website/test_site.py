@@ -19,6 +19,8 @@ FAR = re.compile(r"(https?:)?//")
 ENTRY = re.compile(
     r'<a href="" id="hpcsgd\.([\w.]+)"></a>(.*?)(?=<a href="" id="hpcsgd\.|</article>)', re.DOTALL
 )
+BUILD = 400.0
+"""Seconds that a build may take; on busy cores it took over a hundred."""
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("material") is None, reason="needs the extra [docs]"),
@@ -28,7 +30,7 @@ pytestmark = [
 def build(config: Path, site: Path) -> programs.Done:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return programs.run(command, cwd=ROOT, env=quiet, check=False)
+    return programs.run(command, cwd=ROOT, env=quiet, check=False, timeout=BUILD)
 
 
 @pytest.fixture(scope="module")
