@@ -32,7 +32,6 @@ from hpcsgd.parts.averagers import (
     MakeOptimizer,
     MeanFrom,
     OuterElasticMean,
-    OuterStep,
     PseudoGradientPenalty,
 )
 from hpcsgd.parts.grad_reduces import Dense
@@ -127,4 +126,4 @@ def _averager(
     if schedule is not None:
         require_useful(schedule, sync_every)
     mean = MeanFrom() if guard is None else GuardedElasticMean(guard)
-    return OuterElasticMean(mean, OuterStep(outer, schedule))
+    return OuterElasticMean(mean, outer, schedule)

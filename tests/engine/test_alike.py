@@ -17,6 +17,7 @@ from hpcsgd import DistributedOptimizer, JobError, Method, bsp, hierarchical
 from hpcsgd.comm import Communicator
 from hpcsgd.core.topology import form
 from hpcsgd.engine.alike import SHORT, Fact, difference, in_words, method_facts, settings
+from hpcsgd.parts.averagers import NESTEROV
 from methods.table import EXCEPTIONS, REFERENCES
 from references import model as make_model
 from references import one_step
@@ -193,6 +194,7 @@ def every_method() -> dict[str, Method]:
         "moments": hierarchical(2, optimizer_state=hpcsgd.AverageState),
         **{label: case.new() for label, case in {**REFERENCES, **EXCEPTIONS}.items()},
         "ensemble": hpcsgd.ensemble_sync(2),
+        "ensemble with an outer optimizer": hpcsgd.ensemble_sync(2, outer=NESTEROV),
     }
 
 

@@ -138,7 +138,7 @@ def test_the_schedule_begins_where_the_lazy_start_ends() -> None:
     end: Any = pier(3, 10, 0.3).averager
     assert [until for until, _ in end.sequence] == [3, None]
     late: Any = pier(50, 1_000, 0.19).sequence[1][1].averager
-    assert late.outer.schedule == outer_schedules.pier(1_000, begin=0.15)
+    assert late.schedule == outer_schedules.pier(1_000, begin=0.15)
 
 
 REFUSED: dict[str, Callable[[], Any]] = {

@@ -242,7 +242,7 @@ def diloco(job_file: Path) -> Path:
 def test_an_optimizer_of_the_method_itself(diloco: Path) -> None:
     def outer(parts: TrainingSetup) -> optim.Optimizer:
         assert isinstance(parts.optimizer.method.averager, OuterOptimizer)
-        return parts.optimizer.method.averager.outer.make_optimizer([torch.ones(2)])
+        return parts.optimizer.method.averager.make_optimizer([torch.ones(2)])
 
     (made,) = on_ranks(diloco, "", outer)
     assert isinstance(made, optim.SGD)

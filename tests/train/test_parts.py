@@ -156,7 +156,7 @@ NEW: dict[str, Case] = {
         OUTER_SCHEDULES,
         AnOuterSchedule,
         'name = "diloco"\nsync_every = 2\nouter_schedule = "NEW"\n',
-        lambda m: type(m.averager.outer.schedule),
+        lambda m: type(m.averager.schedule),
     ),
     "a rounding": (
         ROUNDINGS,
@@ -204,7 +204,7 @@ NEW: dict[str, Case] = {
         OPTIMIZERS,
         AnOptimizer,
         'name = "diloco"\nsync_every = 2\nouter = { name = "NEW", lr = 0.1 }\n',
-        lambda m: type(m.averager.outer.make_optimizer([torch.zeros(1)])),
+        lambda m: type(m.averager.make_optimizer([torch.zeros(1)])),
     ),
     "a method": (
         METHODS,
@@ -226,7 +226,7 @@ def test_methods_around_methods(tmp_path: Path) -> None:
     )
     assert (in_turn.schedule.offsets, in_turn.averager.delay, in_turn.averager.blend) == ([0, 2], 1, 0.25)
     for how in (late.averager.inner, in_turn.averager.how):
-        assert how.outer.make_optimizer([torch.zeros(1)]).param_groups[0]["lr"] == 0.5
+        assert how.make_optimizer([torch.zeros(1)]).param_groups[0]["lr"] == 0.5
 
 
 @pytest.mark.parametrize(

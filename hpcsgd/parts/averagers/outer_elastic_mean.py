@@ -25,7 +25,8 @@ from hpcsgd.core.state import State
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
 from hpcsgd.parts.averagers.elastic_mean import ElasticMean, average_with_buffers, distance_of_group
-from hpcsgd.parts.averagers.outer_step import OuterStep
+from hpcsgd.parts.averagers.outer_step import MakeOptimizer, OuterStep
+from hpcsgd.parts.outer_schedules.base import OuterSchedule
 
 
 class AveragesFrom(Averager, Protocol):
@@ -79,13 +80,19 @@ class _Plain:
 
 
 class OuterElasticMean:
-    """The averager `inner`, followed by a step of `outer` on θ, the model after the last synchronization."""
+    """The averager `inner`, followed by a step on θ, the model after the last synchronization.
+
+    The step is that of `OuterStep(make_optimizer, schedule)`.
+    """
 
     traits = ElasticMean.traits
 
-    def __init__(self, inner: AveragesFrom, outer: OuterStep) -> None:
-        outer.require_shareable()
-        self.inner, self.outer = inner, outer
+    def __init__(
+        self, inner: AveragesFrom, make_optimizer: MakeOptimizer, schedule: OuterSchedule | None = None
+    ) -> None:
+        self.inner, self.outer = inner, OuterStep(make_optimizer, schedule)
+        self.outer.require_shareable()
+        self.make_optimizer, self.schedule = make_optimizer, schedule  # by which ranks are compared
 
     def prepare(self, vectors: Sequence[Tensor], s: StepContext) -> None:
         if not self.outer.started:
