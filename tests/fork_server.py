@@ -7,6 +7,7 @@ it goes away before, so does its process. The server ends, and all with it, when
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import gc
 import importlib
@@ -30,6 +31,9 @@ torch.optim.SGD([torch.zeros(1)], lr=1.0)  # the first optimizer imports torch's
 
 MESSAGE, FILES = 1 << 18, 64  # bytes and open files of an order, at most
 ABOVE = 512  # file numbers that no order asks for
+HANGS = (
+    90.0  # seconds, before programs.py kills it: where each thread is goes to stderr, for who has to find out
+)
 
 
 class Server:
@@ -144,6 +148,7 @@ def become(order: dict, files: list[int]) -> None:
     program, *_ = words = order["words"]
     sys.argv = words[1:] if program == "-m" else words
     sys.path[0] = order["folder"] if program == "-m" else str(Path(program).parent)
+    faulthandler.dump_traceback_later(HANGS)
 
 
 for module in sys.argv[2:]:
