@@ -31,9 +31,7 @@ torch.optim.SGD([torch.zeros(1)], lr=1.0)  # the first optimizer imports torch's
 
 MESSAGE, FILES = 1 << 18, 64  # bytes and open files of an order, at most
 ABOVE = 512  # file numbers that no order asks for
-HANGS = (
-    90.0  # seconds, before programs.py kills it: where each thread is goes to stderr, for who has to find out
-)
+HANGS = 90.0  # seconds; then a process says where its threads are, before it is killed
 
 
 class Server:
