@@ -50,8 +50,8 @@ _LEVELS = {
 _LARGEST = 1 << 30
 # Elements of a single allreduce: at 100 MB, MPICH was faster in such parts than whole or in smaller ones.
 _PIECE = 1 << 22
-# Tags: of messages that callers send, and of those that make up a ring.
-_ASKED, _RING = 0, 1
+# Tags: of messages that callers send, of those that make up a ring, and of those of `_arrive`.
+_ASKED, _RING, _ARRIVED = 0, 1, 2
 
 
 class MpiBackend(Backend):
@@ -147,8 +147,22 @@ class MpiBackend(Backend):
         return _UnderWay(self._comm.Iallgather([record, MPI.BYTE], [received, MPI.BYTE]))
 
     def split(self, color: int, key: int) -> Backend:
-        _complete(self._comm.Ibarrier())  # the blocking call below spins while other ranks are late
+        self._arrive()  # the blocking call below spins while other ranks are late
         return MpiBackend(self._comm.Split(color, key), self.node)
+
+    def _arrive(self) -> None:
+        """Wait until every rank has called this, by rounds of empty messages to the rank 1, 2, 4, … further.
+
+        An MPI_Ibarrier here, of MPICH 5.0.2, has been seen never to end on one rank of four.
+        """
+        step = 1
+        while step < self.size:
+            source, to = (self.rank - step) % self.size, (self.rank + step) % self.size
+            requests = [self._comm.Irecv([bytearray(), MPI.BYTE], source, _ARRIVED)]
+            requests += [self._comm.Isend([b"", MPI.BYTE], to, _ARRIVED)]
+            for request in requests:
+                _complete(request)
+            step *= 2
 
     def abort(self, code: int) -> None:
         MPI.COMM_WORLD.Abort(code)  # MPICH's launcher may miss the abort of another communicator
