@@ -176,8 +176,13 @@ def test_the_rate_climbs_from_that_of_one_group_to_that_of_the_living(
     assert made[1].param_groups[0]["lr"] == pytest.approx(0.04)
 
 
-def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk) -> None:
-    """It goes on with what is left of its share, loses what went by, and shares the next epoch."""
+@pytest.mark.parametrize(
+    "outer",
+    ["", "{name='SGD', lr=0.7, momentum=0.9, nesterov=true}", "{name='Adam', lr=0.01, betas=[0.8, 0.9]}"],
+)
+def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk, outer: str) -> None:
+    """It goes on with what is left of its share, loses what went by, and shares the next epoch. Of an outer
+    optimizer it has no state; it gets that of the others."""
     dead = threading.Event()
 
     def die(t: int) -> None:
@@ -198,7 +203,8 @@ def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk) -> None:
             wait_for(lambda: 1 in at.membership.expected)
 
     with desk.coordinator(2) as at:
-        world = World(at, job_file, tmp_path / "checkpoints", ["--method.sync_every", "1"])
+        words = ["--method.sync_every", "1", *(["--method.outer", outer] if outer else [])]
+        world = World(at, job_file, tmp_path / "checkpoints", words)
         (stayed,), returned = together(lambda: world.live(0, 2, before_step=wait), dies_and_returns)
     assert_same(stayed.model, returned.model)
     first = stayed.seen[0] + returned.seen[0]

@@ -1,8 +1,7 @@
-"""Groups of threads with an outer optimizer: nobody dies, one returns, all go on later."""
+"""Groups of threads with an outer optimizer: nobody dies, all go on later."""
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from elastic.conftest import Desk, desk, wait_for
+from elastic.conftest import Desk, desk
 from hpcsgd.checkpoint import Writer
 from hpcsgd.comm import Communicator, threads
 from hpcsgd.config.schema import load
@@ -18,17 +17,7 @@ from hpcsgd.core.topology import form
 from hpcsgd.parts.averagers import OUTER_STATE, OuterElasticMean
 from hpcsgd.train.static_run import StaticLoop
 from hpcsgd.train.training_setup import TrainingSetup, assemble
-from train.replica_groups_of_threads import (
-    NO_NORM,
-    TRAIN,
-    WORDS,
-    Died,
-    Life,
-    Stops,
-    World,
-    assert_same,
-    together,
-)
+from train.replica_groups_of_threads import NO_NORM, WORDS, Stops, World, assert_same, together
 from train.test_ensemble import job_file
 
 __all__ = ["desk", "job_file"]
@@ -58,35 +47,6 @@ def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, outer: str) -> 
         return parts.model.state_dict()
 
     assert_same(one.model, threads.run(2, plain)[0])
-
-
-@pytest.mark.parametrize("outer", [SGD, ADAM])
-def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk, outer: str) -> None:
-    """With the model from which the last checkpoint was made, and no outer state: it gets both."""
-    dead = threading.Event()
-
-    def die(t: int) -> None:
-        if t == 4:
-            raise Died
-
-    def dies_and_returns() -> Life:
-        with pytest.raises(Died):
-            world.live(1, 2, before_step=die)
-        dead.set()
-        (life,) = world.live(1, 2)
-        return life
-
-    def wait(t: int) -> None:
-        if t == 5:
-            assert dead.wait(100)
-        if t == 6:  # the synchronization before was without it
-            wait_for(lambda: 1 in at.membership.expected)
-
-    with desk.coordinator(2) as at:
-        world = World(at, job_file, tmp_path / "checkpoints", words(outer, "--method.sync_every", "1"))
-        (stayed,), returned = together(lambda: world.live(0, 2, before_step=wait), dies_and_returns)
-    assert returned.steps > TRAIN // 8, "it has trained"
-    assert_same(stayed.model, returned.model)
 
 
 def test_all_go_on_later(job_file: Path, tmp_path: Path, desk: Desk) -> None:
