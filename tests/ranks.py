@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import functools
+import itertools
 import os
 import pickle
+import sys
 import threading
+import time
 import traceback
+import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from unittest import mock
 
@@ -30,6 +34,7 @@ RANK = _from_launcher(*(["RANK"] if BY_TORCHRUN else ["PMI_RANK", "OMPI_COMM_WOR
 LAUNCHED = RANKS > 1
 GRACE = 10.0  # seconds in which the other ranks must learn of a failure before the job is ended
 _STDERR = os.dup(2)  # before pytest captures it
+_CALLS = 12  # calls of a thread that a test which is late shows
 
 
 class Outcome(NamedTuple):
@@ -151,7 +156,23 @@ def complain(message: str) -> None:
 
 
 def end_late(test: str, timeout: float) -> NoReturn:
-    """End this process, and with it the job, saying where every thread stands."""
-    complain(f"Timeout: {test} is not through after {timeout:g} s")
-    faulthandler.dump_traceback(_STDERR)
+    """End this process, and with it the job, saying where every thread stands.
+
+    A line for each thread, because only the last lines of a log may be kept. All ranks are late at about the
+    same time, and the first to end ends the others, so each gives them a moment to say where they stand.
+    """
+    frames = sys._current_frames()
+    threads = [
+        (thread.name, frames[ident]) for thread in threading.enumerate() if (ident := thread.ident) in frames
+    ]
+    places = "".join(f"\n  [rank {RANK}] {name}: {_place(frame)}" for name, frame in threads)
+    complain(f"Timeout: {test} is not through after {timeout:g} s{places}")
+    time.sleep(GRACE)
     os._exit(1)
+
+
+def _place(frame: types.FrameType) -> str:
+    """Where a thread stands, innermost first, down to the test."""
+    calls = traceback.extract_stack(frame)[::-1]
+    ours = itertools.takewhile(lambda call: "_pytest" not in call.filename, calls)
+    return " < ".join(f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in [*ours][:_CALLS])
