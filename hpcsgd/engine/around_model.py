@@ -92,8 +92,11 @@ def _with_subclasses(kinds: Iterable[type[nn.Module]]) -> Iterator[type[nn.Modul
 def _around(modules: set[nn.Module]) -> nn.Module | None:
     """Return a wrapper in this process that has one of `modules` inside, or is one of them, or None."""
     kinds = _kinds()
+    # A list, because other threads search as well, and find the tuple that Python would make of an iterator:
+    # while others have a reference to it, it cannot grow.
+    classes = [*_with_subclasses(kinds)]
     # An object refers to its class. This search runs in C; a loop over all objects would be much slower.
-    found = gc.get_referrers(*_with_subclasses(kinds))
+    found = gc.get_referrers(*classes)
     wrappers = [each for each in found if issubclass(type(each), kinds)]
     return next((wrapper for wrapper in wrappers if not modules.isdisjoint(wrapper.modules())), None)
 
