@@ -33,13 +33,26 @@ class All:
 
 
 @dataclass(frozen=True)
+class Quorum:
+    """How many groups are enough. Once so many wait, they wait at most `grace` seconds for the others."""
+
+    groups: int
+    grace: float
+
+
+@dataclass(frozen=True)
 class Living:
-    """All groups that are alive wait for each other. The others may come back."""
+    """All groups that are alive wait for each other, or only for a `quorum`. The others may come back."""
 
     period: Period | None = None
+    quorum: Quorum | None = None
 
     def __str__(self) -> str:
-        return f"all groups that are alive wait for each other {_often(self.period)}"
+        waiting = f"all groups that are alive wait for each other {_often(self.period)}"
+        if self.quorum is None:
+            return waiting
+        enough = count_text(self.quorum.groups, "group")
+        return f"{waiting}, at most {self.quorum.grace:g} s as soon as {enough} wait"
 
 
 @dataclass(frozen=True)

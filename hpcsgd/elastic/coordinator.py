@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hpcsgd.elastic.arrivals import Arrivals
 from hpcsgd.elastic.connection import Connection, greeted
 from hpcsgd.elastic.event_log import EventLog, Loss
 from hpcsgd.elastic.handshake import GREETING
@@ -39,9 +41,10 @@ class Coordinator:
 
     `heartbeat_timeout`: seconds without a heartbeat after which a replica group is lost. `timeout`: seconds
     that an open register, or a round in which a group has arrived, waits for groups that are alive. It must
-    exceed the time by which working groups differ. `journal`: where the register is saved. `events`: the
-    event log. `budget`: the resource to move between groups, if any. `together`: the first generation waits
-    for all groups, and all stop when one has to stop. Otherwise groups come and go independently.
+    exceed the time by which working groups differ. `quorum`, `grace`: see `Arrivals`. `journal`: where the
+    register is saved. `events`: the event log. `budget`: the resource to move between groups, if any.
+    `together`: the first generation waits for all groups, and all stop when one has to stop. Otherwise groups
+    come and go independently.
     """
 
     def __init__(
@@ -51,6 +54,8 @@ class Coordinator:
         *,
         heartbeat_timeout: float = 10.0,
         timeout: float = 300.0,
+        quorum: int | None = None,
+        grace: float = math.inf,
         journal: Journal | None = None,
         events: EventLog,
         budget: ResourceBudget | None = None,
@@ -65,7 +70,7 @@ class Coordinator:
             self.membership.lose(replica_group)  # the group had to stop, and has left or will leave soon
         self.address = ""
         self._token = token
-        self._heartbeat_timeout, self._timeout = heartbeat_timeout, timeout
+        self._heartbeat_timeout = heartbeat_timeout
         self._journal, self._membership_log = journal, MembershipLog(events)
         self._clients: set[Connection] = set()
         self._strangers = PendingConnections()
@@ -73,7 +78,7 @@ class Coordinator:
         self._watch = Watch(beat(heartbeat_timeout))
         self._since = self._watch.look()
         """The clock when waiting began: at the last change, or when the first counting member arrived."""
-        self._arrived: set[tuple[int, int]] = set()
+        self._arrivals = Arrivals(timeout, quorum, grace)
         self._quarrels: Counter[frozenset[int]] = Counter()
         """For each pair of replica groups, how many rounds failed because they did not reach each other."""
         self._budget = budget
@@ -196,11 +201,11 @@ class Coordinator:
 
     def _arrive(self, client: Connection) -> None:
         """Record that a rank is ready to average. The first one of a counting group starts the time limit."""
-        now = self.register
-        if client.replica_group in now.counting and not any(i in now.counting for i, _ in self._arrived):
+        now, had_begun = self.register, self._arrivals.have_begun(self.register)
+        self._arrivals.add(client.replica_group, client.rank, now, self._watch.look())
+        if self._arrivals.have_begun(now) and not had_begun:
             self._since = self._watch.look()
-        self._arrived.add((client.replica_group, client.rank))
-        if self._arrived == now.clients:
+        if self._arrivals.are_all(now):
             self._tell_all({"all_arrived": [now.generation, now.rounds]})
 
     def _object(self, replica_group: int, message: Mapping[str, Any]) -> None:
@@ -248,7 +253,7 @@ class Coordinator:
             return
         self._reported = now
         self._since = self._watch.look()
-        self._arrived.clear()
+        self._arrivals.clear()
         self._tell_all({"register": now.to_json()})
         self._membership_log.note(before, now)
         if committed(before, now):
@@ -287,13 +292,8 @@ class Coordinator:
             for replica_group in (set(now.replica_groups) & self.membership.expected) - here - self._awaited:
                 # This coordinator was just started, and the group did not reconnect.
                 self._lose(replica_group, Loss.DIED, "it did not come back")
-        if waited > self._timeout:
-            self._end_waiting(now)
-        self._publish()
-
-    def _end_waiting(self, now: Register) -> None:
-        if now.phase is Phase.OPEN:
+        if waited > self._arrivals.timeout and now.phase is Phase.OPEN:
             self.membership.wait_no_longer()
-        elif now.phase is Phase.RUN and any(i in now.counting for i, _ in self._arrived):
-            for replica_group in {i for i, _ in now.clients - self._arrived}:
-                self._lose(replica_group, Loss.LATE, f"it did not arrive within {self._timeout:g} s")
+        for replica_group, why in self._arrivals.late(now, clock, self._since).items():
+            self._lose(replica_group, Loss.LATE, why)
+        self._publish()

@@ -185,8 +185,8 @@ class ElasticAverage:
         state = State.FINE
         try:
             stage()
-        except Evicted:
-            state = State.EVICTED
+        except Evicted as error:
+            state, self._why = State.EVICTED, str(error)
         except Over:
             state = State.OVER
         except OSError as error:
@@ -274,6 +274,11 @@ class ElasticAverage:
 
     def _come_back(self) -> None:
         """Connect to the coordinator again, as a new life of the replica group; all its ranks do so."""
+        if self._group.rank == 0:
+            log.warning(
+                "the other groups go on without what this group learned since synchronization %d: %s",
+                self.rounds, self._why,
+            )  # fmt: skip
         self._client.close()
         self._rings.drop()
         self._generation = Register()

@@ -16,6 +16,8 @@ Differences from the paper:
 - The groups also average at the end of an epoch, when samples are assigned anew.
 - With `guard`, groups whose changes are outliers have no part in W.
 - With `outer`, W is the step of an outer optimizer on the last W, as in DiLoCo; the mean gives its gradient.
+- With `quorum`, groups do not wait for all others, as in Decoupled DiLoCo (arXiv:2604.21428, section 3.2):
+  once `quorum` groups have arrived, the others have `grace_s` seconds. What a late group learned is dropped.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from hpcsgd.arguments import checked
 from hpcsgd.core.averager import Averager
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import GradReduce
+from hpcsgd.core.waits import Quorum
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
 from hpcsgd.parts.averagers import (
@@ -55,6 +58,8 @@ def ensemble_sync(
     guard: PseudoGradientPenalty | None = None,
     outer: MakeOptimizer | None = None,
     outer_schedule: OuterSchedule | None = None,
+    quorum: int | None = None,
+    grace_s: float | None = None,
 ) -> Method:
     """Return local SGD of groups that may die: those alive average their models every `sync_every` steps.
 
@@ -74,14 +79,19 @@ def ensemble_sync(
             "SGD", lr = 0.7, momentum = 0.9, nesterov = true }``. Default None: all groups take the mean.
         outer_schedule: Rate and momentum of the outer optimizer over the run, such as
             `outer_schedules.muloco()`, for the groups that are alive. Default None: those of `outer`.
+        quorum: Number of groups that are enough for a synchronization, at least 1. A group that is still
+            missing `grace_s` seconds later is left out of it: it loses what it learned since the last
+            one, and takes part again at the next one. Default None: groups wait for all that are alive.
+        grace_s: Seconds, more than 0, for which a synchronization waits for more groups than `quorum`.
 
     Returns:
         A `Method` for `DistributedOptimizer`. Use one instance per optimizer: it may hold state.
 
     Raises:
-        UserError: If `sync_every` is below 1, `guard` has a `max_norm`, `outer` does not make a torch
-            optimizer whose state other groups can get, or `outer_schedule` has no `outer` or a rate of 0 at
-            the first synchronization; when the optimizer is wrapped, if the job is not a replica group.
+        UserError: If `sync_every` or `quorum` is below 1, one of `quorum` and `grace_s` is missing, `guard`
+            has a `max_norm`, `outer` does not make a torch optimizer whose state other groups can get, or
+            `outer_schedule` has no `outer` or a rate of 0 at the first synchronization; when the optimizer is
+            wrapped, if the job is not a replica group.
 
     Shape:
         M parameters in total; P' groups are alive, and the largest of them has C ranks. At a synchronization
@@ -107,7 +117,21 @@ def ensemble_sync(
     See Also:
         `hierarchical`, `diloco`: their groups belong to one job, which ends if one of them dies.
     """
-    return Method(grad_reduce, Every(sync_every), _averager(sync_every, guard, outer, outer_schedule))
+    enough = _quorum(quorum, grace_s)
+    return Method(grad_reduce, Every(sync_every), _averager(sync_every, guard, outer, outer_schedule, enough))
+
+
+def _quorum(groups: int | None, grace_s: float | None) -> Quorum | None:
+    if groups is None and grace_s is None:
+        return None
+    if groups is None or grace_s is None:
+        given, missing = ("quorum", "grace_s") if grace_s is None else ("grace_s", "quorum")
+        raise UserError(f"{given}: it needs {missing} as well", key=given)
+    if groups < 1:
+        raise UserError(f"quorum = {groups}: expected at least 1", key="quorum", value=groups)
+    if not grace_s > 0:
+        raise UserError(f"grace_s = {grace_s:g}: expected more than 0", key="grace_s", value=grace_s)
+    return Quorum(groups, grace_s)
 
 
 def _averager(
@@ -115,6 +139,7 @@ def _averager(
     guard: PseudoGradientPenalty | None,
     outer: MakeOptimizer | None,
     schedule: OuterSchedule | None,
+    quorum: Quorum | None,
 ) -> Averager:
     """Return the averager that these arguments of `ensemble_sync` describe."""
     if outer is None:
@@ -122,8 +147,8 @@ def _averager(
             raise UserError(
                 "outer_schedule: it needs an outer optimizer: pass outer as well", key="outer_schedule"
             )
-        return ElasticMean() if guard is None else GuardedElasticMean(guard)
+        return ElasticMean(quorum) if guard is None else GuardedElasticMean(guard, quorum)
     if schedule is not None:
         require_useful(schedule, sync_every)
-    mean = MeanFrom() if guard is None else GuardedElasticMean(guard)
+    mean = MeanFrom(quorum) if guard is None else GuardedElasticMean(guard, quorum)
     return OuterElasticMean(mean, outer, schedule)

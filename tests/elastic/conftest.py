@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 import os
 import sys
 import threading
@@ -46,6 +47,8 @@ class Desk:
         replica_groups: int,
         *,
         timeout: float = 600,
+        quorum: int | None = None,
+        grace: float = math.inf,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         budget: ResourceBudget | None = None,
         term: int | None = None,
@@ -57,7 +60,7 @@ class Desk:
             assert claim(self.folder, term)
         served = Coordinator(
             replica_groups, TOKEN, heartbeat_timeout=heartbeat_timeout, timeout=timeout, events=events,
-            budget=budget,
+            quorum=quorum, grace=grace, budget=budget,
             journal=None if term is None else TermJournal(self.folder, term), together=term is None,
         )  # fmt: skip
         thread = threading.Thread(target=lambda: asyncio.run(served.serve("127.0.0.1")))

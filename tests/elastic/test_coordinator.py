@@ -134,7 +134,7 @@ def test_who_is_waited_for_too_long_is_left_behind(desk: Desk) -> None:
         staying, slow = desk.client(at.address, 0), desk.client(at.address, 1)
         now = come(staying, slow)
         staying.arrive(now.generation, now.rounds)
-        wait_for(lambda: at._arrived)
+        wait_for(lambda: at._arrivals.have_begun(now))
         at._since -= 601  # seconds
         assert later(lambda: vote(staying, now)).result(20).phase is Phase.OPEN
     lost = [(event["replica_group"], event["kind"]) for event in desk.events() if event["event"] == "lost"]

@@ -11,12 +11,12 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hpcsgd.cluster.launch.elected import CoordinatorElection
 from hpcsgd.cluster.launch.python import of_ranks
-from hpcsgd.cluster.launch.run import budget_of, group_sizes, report, require_sense
+from hpcsgd.cluster.launch.run import coordinator_arguments, group_sizes, report, require_sense
 from hpcsgd.cluster.launch.starter import starter
 from hpcsgd.cluster.launch.supervisor import Supervisor, sizes
 from hpcsgd.config.reader import read_toml
@@ -72,6 +72,7 @@ def launch_replica_group(
             key=("rebalance", "resource"),
             file=path,
         )
+    arguments = coordinator_arguments(path, config, count)
     with in_file(path):
         require_loggers(config.run.loggers or ())
     host = host or by.host
@@ -83,11 +84,10 @@ def launch_replica_group(
         print(f"hpcsgd: {folder}: the training is complete", file=sys.stderr)
         return 0
     program = [of_ranks(), "-m", "hpcsgd", "train", str(path), *overrides]
-    budget = budget_of(config)
     run_folder.replica_group_folder(folder, replica_group).mkdir(parents=True, exist_ok=True)
     coordinator = CoordinatorElection(
         folder, replica_group, heartbeat_timeout=heartbeat_timeout, host=host,
-        replica_groups=count, timeout=timeout, budget=None if budget is None else asdict(budget),
+        replica_groups=count, timeout=timeout, **arguments,
     )  # fmt: skip
     supervisor = Supervisor(
         {replica_group: K}, count, program, folder, by, coordinator,

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from hpcsgd.checkpoint.folder import remove_unfinished
 from hpcsgd.cluster.launch.coordinator_process import CoordinatorProcess
@@ -15,6 +16,8 @@ from hpcsgd.cluster.launch.python import of_ranks
 from hpcsgd.cluster.launch.starter import starter
 from hpcsgd.cluster.launch.supervisor import Supervisor, sizes
 from hpcsgd.config.schema import Config, load
+from hpcsgd.core.averager import Traits
+from hpcsgd.core.waits import Living
 from hpcsgd.elastic import event_log
 from hpcsgd.elastic.journal import FOLDER, REGISTER
 from hpcsgd.elastic.resource_budget import ResourceBudget
@@ -41,6 +44,7 @@ def launch(
     require_sense(groups=groups, group_size=group_size, heartbeat_timeout=heartbeat_timeout, timeout=timeout)
     by = starter(srun)
     K = group_sizes(path, config, by.ranks, groups, group_size)
+    arguments = coordinator_arguments(path, config, len(K))
     with in_file(path):
         require_loggers(config.run.loggers or ())
     folder = config.run.output_dir
@@ -62,9 +66,7 @@ def launch(
         budget = budget_of(config)
         coordinator = CoordinatorProcess(
             replica_groups=len(K), token=secrets.token_hex(32), heartbeat_timeout=heartbeat_timeout,
-            timeout=timeout,
-            folder=str(folder), host=by.host, port=0,
-            budget=None if budget is None else asdict(budget),
+            timeout=timeout, folder=str(folder), host=by.host, port=0, **arguments,
         )  # fmt: skip
         supervisor = Supervisor(
             dict(enumerate(K)), len(K), program, folder, by, coordinator,
@@ -87,7 +89,7 @@ def group_sizes(
     Raises `UserError` if the job file's method does not support elastic groups.
     """
     with in_file(path):
-        if not make_method(config.method, steps_per_epoch=1, total_steps=10**9).averager.traits.elastic:
+        if not _traits(config).elastic:
             raise UserError(
                 f"[method] name = {config.method.name}: elastic groups need ensemble_sync",
                 key=("method", "name"),
@@ -103,6 +105,31 @@ def group_sizes(
             file=path,
         )
     return K
+
+
+def coordinator_arguments(path: Path, config: Config, groups: int) -> dict[str, Any]:
+    """Return the arguments of the coordinator's process that the job file determines.
+
+    Raises `UserError` if its quorum is larger than the number of `groups`.
+    """
+    waits, budget = _traits(config).waits, budget_of(config)
+    quorum = waits.quorum if isinstance(waits, Living) else None
+    if quorum is None:
+        enough = {}
+    elif quorum.groups <= groups:
+        enough = {"quorum": quorum.groups, "grace": quorum.grace}
+    else:
+        raise UserError(
+            f"[method] quorum = {quorum.groups}: expected at most the number of groups, {groups}",
+            key=("method", "quorum"),
+            value=quorum.groups,
+            file=path,
+        )
+    return {"budget": None if budget is None else asdict(budget), **enough}
+
+
+def _traits(config: Config) -> Traits:
+    return make_method(config.method, steps_per_epoch=1, total_steps=10**9).averager.traits
 
 
 def require_sense(**given: float | None) -> None:

@@ -19,7 +19,7 @@ from hpcsgd.core.averager import Traits
 from hpcsgd.core.norm import squared_norm, sum_on_host
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import CommOp, ModelLayout, allreduce
-from hpcsgd.core.waits import Living
+from hpcsgd.core.waits import Living, Quorum
 from hpcsgd.parts.averagers.flattened import average_flattened, require_same_layout
 
 
@@ -27,10 +27,15 @@ from hpcsgd.parts.averagers.flattened import average_flattened, require_same_lay
 class ElasticMean:
     """The averager over the living replica groups, `topology.replica_groups`.
 
-    The metric `distance` is ‖W_i − W̄‖₂ of this replica group, where W̄ is the mean.
+    The metric `distance` is ‖W_i − W̄‖₂ of this replica group, where W̄ is the mean. The `quorum` is not for
+    the average itself: `hpcsgd launch` passes it to the coordinator.
     """
 
-    traits = Traits(Living(), whole_model=True, elastic=True)
+    quorum: Quorum | None = None
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(Living(quorum=self.quorum), whole_model=True, elastic=True)
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         found = list(vectors)

@@ -29,6 +29,7 @@ from hpcsgd.comm import accumulation_dtype
 from hpcsgd.core.state import State
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
+from hpcsgd.core.waits import Quorum
 from hpcsgd.errors import UserError
 from hpcsgd.parts.averagers.elastic_mean import ElasticMean, average_with_buffers, distance_of_group
 from hpcsgd.parts.averagers.pseudo_gradient_penalty import NormHistory, PseudoGradientPenalty
@@ -37,18 +38,17 @@ log = logging.getLogger(__name__)
 
 
 class GuardedElasticMean:
-    """The averager `ElasticMean`, which `guard` protects from outliers."""
+    """The averager `ElasticMean(quorum)`, which `guard` protects from outliers."""
 
-    traits = ElasticMean.traits
-
-    def __init__(self, guard: PseudoGradientPenalty) -> None:
+    def __init__(self, guard: PseudoGradientPenalty, quorum: Quorum | None = None) -> None:
         if guard.max_norm is not None:
             raise UserError(
                 f"guard: max_norm = {guard.max_norm:g}: expected None, because a group that returns does not "
                 "know by how much the others have moved",
                 key="guard",
             )
-        self.guard = guard
+        self.guard, self.quorum = guard, quorum
+        self.traits = ElasticMean(quorum).traits
         self._theta: list[Tensor] = []
         self._buffers: list[Tensor] = []
         """The float buffers after the last synchronization, joined."""

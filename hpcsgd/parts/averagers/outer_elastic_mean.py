@@ -15,15 +15,17 @@ the outer momentum would move the model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from hpcsgd.core.averager import Averager
+from hpcsgd.core.averager import Averager, Traits
 from hpcsgd.core.optional import comm_ops
 from hpcsgd.core.state import State
 from hpcsgd.core.step import StepContext
 from hpcsgd.core.traffic import FLOAT64, CommOp, ModelLayout, allreduce
+from hpcsgd.core.waits import Quorum
 from hpcsgd.parts.averagers.elastic_mean import ElasticMean, average_with_buffers, distance_of_group
 from hpcsgd.parts.averagers.outer_step import MakeOptimizer, OuterStep
 from hpcsgd.parts.outer_schedules.base import OuterSchedule
@@ -41,10 +43,15 @@ class AveragesFrom(Averager, Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class MeanFrom:
-    """The plain mean, and whether it has moved."""
+    """The averager `ElasticMean(quorum)`, which also says whether the mean has moved."""
 
-    traits = ElasticMean.traits
+    quorum: Quorum | None = None
+
+    @property
+    def traits(self) -> Traits:
+        return ElasticMean(self.quorum).traits
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         return ElasticMean().average(vectors, s)
@@ -85,12 +92,11 @@ class OuterElasticMean:
     The step is that of `OuterStep(make_optimizer, schedule)`.
     """
 
-    traits = ElasticMean.traits
-
     def __init__(
         self, inner: AveragesFrom, make_optimizer: MakeOptimizer, schedule: OuterSchedule | None = None
     ) -> None:
         self.inner, self.outer = inner, OuterStep(make_optimizer, schedule)
+        self.traits = inner.traits
         self.outer.require_shareable()
         self.make_optimizer, self.schedule = make_optimizer, schedule  # by which ranks are compared
 

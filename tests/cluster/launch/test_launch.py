@@ -189,10 +189,21 @@ def test_the_launcher_is_killed(launch: Launch) -> None:
     launch.assert_nothing_is_left(4 * timeout)
 
 
+QUORUM = ("--method.quorum", "1", "--method.grace_s", "1")
+
+
 @pytest.mark.long
-def test_an_group_freezes(launch: Launch) -> None:
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        (("--heartbeat-timeout", "4"), event_log.Loss.SILENT),
+        (("--heartbeat-timeout", "60", *QUORUM), event_log.Loss.LATE),
+    ],
+    ids=["silent", "quorum"],
+)
+def test_an_group_freezes(launch: Launch, options: tuple[str, ...], kind: event_log.Loss) -> None:
     """The other goes on without it until it moves again."""
-    launch.start("--heartbeat-timeout", "4")
+    launch.start(*options)
     frozen = launch.processes(1)
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
@@ -206,7 +217,7 @@ def test_an_group_freezes(launch: Launch) -> None:
     hurry(launch.folder)
     assert launch.end() == 0, launch.printed()
     launch.assert_nothing_is_left(SOON)
-    assert launch.of(1, "lost")[0]["kind"] == event_log.Loss.SILENT
+    assert launch.of(1, "lost")[0]["kind"] == kind
     assert launch.events("commit")[alone]["counted"] == [0]
     assert [event["life"] for event in launch.of(1, "started")] == ["1"]
 
@@ -256,10 +267,14 @@ def test_groups_start_from_weights_of_others(launch: Launch) -> None:
             "job.toml:2: [data] group_batch_size = 8: too few samples for a group of 9",
         ),
         ([*TWO, "--srun=--mpi=pmi2"], "--srun --mpi=pmi2: not inside a Slurm job"),
+        (
+            [*TWO, "--method.quorum", "3", "--method.grace_s", "1"],
+            "job.toml: [method] quorum = 3: expected at most the number of groups, 2",
+        ),
         ([*TWO, "--heartbeat-timeout", "0"], "--heartbeat-timeout 0: must be more than 0"),
         ([*TWO, "--training.epoch", "3"], "--training.epoch 3: unknown key: did you mean --training.epochs?"),
     ],
-    ids=["method", "groups", "folder", "batch", "srun", "heartbeat_timeout", "key"],
+    ids=["method", "groups", "folder", "batch", "srun", "quorum", "heartbeat_timeout", "key"],
 )
 def test_a_mistake_is_told_in_one_line(launch: Launch, words: list[str], told: str) -> None:
     """Before anything is started or written."""

@@ -57,7 +57,12 @@ def rule_of(waits: Waits) -> Rule:
         case All(late, period):
             period = _known(period)
             return Delayed(period, late) if late else Synchronous(period)
-        case Living(period):
+        case Living(period, quorum):
+            if quorum is not None:
+                raise UserError(
+                    f"this method cannot be simulated: with quorum = {quorum.groups} groups are left out of "
+                    "synchronizations, which simulations do not do; it can be without quorum"
+                )
             return Ensemble(_whole(period))
         case InNeighbors(graph, late, period):
             return Push(graph, late, _known(period))

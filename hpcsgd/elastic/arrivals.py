@@ -1,0 +1,61 @@
+"""Which ranks have arrived at the current round, and for which groups the round no longer waits."""
+
+from __future__ import annotations
+
+import math
+
+from hpcsgd.elastic.register import Phase, Register
+
+
+class Arrivals:
+    """The ranks that have arrived at the current round.
+
+    The round waits `timeout` seconds for groups that are alive. As soon as all ranks of `quorum` counting
+    groups have arrived, it waits at most `grace` seconds more.
+    """
+
+    def __init__(self, timeout: float, quorum: int | None = None, grace: float = math.inf) -> None:
+        self.timeout = timeout
+        self._quorum, self._grace = quorum, grace
+        self._ranks: set[tuple[int, int]] = set()
+        self._enough_since: float | None = None
+        """The clock when the last group that the quorum needed had arrived; None before that."""
+
+    def clear(self) -> None:
+        """Begin with a new round, at which no rank has arrived."""
+        self._ranks.clear()
+        self._enough_since = None
+
+    def add(self, replica_group: int, rank: int, now: Register, clock: float) -> None:
+        """Record that a rank has arrived at the round of the register `now`."""
+        self._ranks.add((replica_group, rank))
+        if self._quorum is not None and self._enough_since is None and self._complete(now) >= self._quorum:
+            self._enough_since = clock
+
+    def are_all(self, now: Register) -> bool:
+        """Return True if all ranks of all members have arrived."""
+        return self._ranks == now.clients
+
+    def have_begun(self, now: Register) -> bool:
+        """Return True if a rank of a counting group has arrived."""
+        return any(replica_group in now.counting for replica_group, _ in self._ranks)
+
+    def late(self, now: Register, clock: float, since: float) -> dict[int, str]:
+        """Return the groups for which the round no longer waits, with the reason.
+
+        `since` is the clock when the round began to wait for them.
+        """
+        if now.phase is not Phase.RUN or not self.have_begun(now):
+            return {}
+        if clock - since > self.timeout:
+            why = f"it did not arrive within {self.timeout:g} s"
+        elif self._enough_since is not None and clock - self._enough_since > self._grace:
+            why = f"it did not arrive within {self._grace:g} s after the quorum of {self._quorum}"
+        else:
+            return {}
+        return {replica_group: why for replica_group, _ in sorted(now.clients - self._ranks)}
+
+    def _complete(self, now: Register) -> int:
+        """Return the number of counting groups of which all ranks have arrived."""
+        missing = {replica_group for replica_group, _ in now.clients - self._ranks}
+        return len(set(now.counting) - missing)
