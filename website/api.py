@@ -1,4 +1,4 @@
-"""The pages of the API reference: of every public name what its docstring says, rendered by mkdocstrings."""
+"""The pages of the API reference: the docstring of every public name, rendered by mkdocstrings."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hpcsgd.methods import METHODS
 from public_names import path, public, summary
 
 TITLES = {
-    "training": "The training",
+    "training": "Training",
     "methods": "Methods",
-    "gradients": "How gradients travel",
-    "meetings": "Parts of meetings",
-    "graphs": "Graphs of gossip",
+    "gradients": "Averaging gradients",
+    "averagers": "Averagers",
+    "graphs": "Graphs for gossip",
     "quantizers": "Wire formats",
     "outer_schedules": "Outer schedules",
     "data": "Samples",
 }
-"""Of the pages, in their order."""
+"""The titles of the pages, in their order."""
 PAGES = {
-    "hpcsgd.parts.averagers": "meetings",
+    "hpcsgd.parts.averagers": "averagers",
     "hpcsgd.core.graphs": "graphs",
     "hpcsgd.data": "data",
     "hpcsgd.parts.grad_reduces": "gradients",
@@ -30,11 +30,11 @@ PAGES = {
     "hpcsgd.parts.quantizers": "quantizers",
     "hpcsgd.parts.outer_schedules": "outer_schedules",
 }
-"""By where names are at home; the others are of the training itself."""
+"""The page of a name, by the package that defines it; all other names are on the page `training`."""
 
 
 def pages() -> dict[str, str]:
-    """Entries of methods are on their own pages (method_pages.py)."""
+    """Return the pages by path. Methods have their own pages (method_pages.py)."""
     names = public()
     made = {page: [name for name in names if page_of(name, names[name]) == page] for page in TITLES}
     return {"api/index.md": _index(names, made)} | {
@@ -52,7 +52,7 @@ def page_of(name: str, documented: Any) -> str:
 
 
 def entry(name: str, documented: Any) -> str:
-    """What mkdocstrings makes an entry of, below an anchor of the name as scripts have it."""
+    """Return the lines from which mkdocstrings makes an entry, below an anchor with the public name."""
     public_name = f"hpcsgd.{name}"
     return f"[](){{#{public_name}}}\n\n::: {path(documented)}\n    options:\n      heading: {public_name}\n"
 

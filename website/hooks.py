@@ -35,7 +35,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Methods come from their table, so that none is forgotten."""
     assert config.nav is not None
     (methods,) = (item["Methods"] for item in config.nav if "Methods" in item)
-    methods.insert(1, {"One by one": sorted(method_pages.pages())})
+    methods.insert(1, {"Each method": sorted(method_pages.pages())})
     return config
 
 

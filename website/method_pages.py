@@ -1,4 +1,4 @@
-"""One page a method: the lines of the paper from its module's docstring, what it sends, its entry."""
+"""The page of each method: its algorithm from the module's docstring, what it sends, and its API entry."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ GIVEN = {
     "steps_per_epoch": 100, "sync_delay": 2, "sync_every": 8, "total_steps": 10_000,
     "then": INSIDE["hierarchical(sync_every=8)"], "method": INSIDE["hierarchical(sync_every=8)"],
 }  # fmt: skip
-"""What the example of a method is given for arguments without a default."""
-MEETS = 0.2
-"""The share of steps after which groups meet, where that goes by what they see."""
+"""The values that the example of a method has for arguments without a default."""
+SYNC_RATE = 0.2
+"""The share of steps with a synchronization, for methods that decide this while they train."""
 P, K, M, WIDTH = 4, 4, 4_000_000, 4
 LEAST = 1e-4
-"""Of M; what is less does not grow with the model."""
+"""The smallest share of M that a table shows as a number; anything smaller does not grow with the model."""
 MORE = re.compile(r"^<!-- methods: (.+) -->$", re.MULTILINE)
-"""On the pages that say more of some methods, and what they bring."""
+"""The comment by which a page in docs/ says which methods it describes."""
 SENDS = """
 ## What it sends
 
-By the cost model, as `hpcsgd plan` counts it: what a rank sends in a step, on the mean, over the model's M
-elements, for {example} with {P} groups of {K}. A meeting counts with the share of steps after which groups
-meet.
+The table shows what a rank sends per step on average, in units of the model's M elements. The cost model
+computes it as for `hpcsgd plan`, for {example} with {P} groups of {K} ranks. A synchronization every n steps
+counts 1/n.
 """
 SENT = """
-| phase | operation | among | sent a step, of M |
+| phase | operation | among | sent per step, in M |
 |---|---|---|---|
 """
 TRAINING = """
@@ -55,9 +55,9 @@ TRAINING = """
 
 ![training loss, distance of the groups and test accuracy by steps](../training/{name}.png)
 
-Four groups of one rank on handwritten digits, {epochs} epochs, one seed; grey is `bsp` on the same ranks
-and samples. What it looks like, not how good it is: for that there is [which method for me?](../choosing.md)
-Made by `python website/pictures.py {name}`, with
+Four groups of one rank train on handwritten digits for {epochs} epochs, with one seed. The grey lines are `bsp`
+with the same ranks and samples. The picture shows how training with this method looks, and not how good the
+method is; [which method to choose](../choosing.md) does that. `python website/pictures.py {name}` made it, with
 
 ```toml
 {section}```
@@ -66,7 +66,7 @@ Made by `python website/pictures.py {name}`, with
 CITED = """
 ## Citation
 
-Of the method; `hpcsgd cite job.toml` has all that a training uses, and hpcsgd itself.
+This is the paper of the method. `hpcsgd cite job.toml` prints all papers that a job uses, and hpcsgd itself.
 
 ```bibtex
 {entries}
@@ -76,7 +76,7 @@ Of the method; `hpcsgd cite job.toml` has all that a training uses, and hpcsgd i
 UNPUBLISHED = """
 ## Citation
 
-No paper had to say it. `hpcsgd cite job.toml` has all that a training uses, and hpcsgd itself.
+No paper describes this method. `hpcsgd cite job.toml` prints all papers that a job uses, and hpcsgd itself.
 
 """
 AMONG = {
@@ -93,20 +93,20 @@ def pages() -> dict[str, str]:
 
 def listed() -> str:
     rows = "".join(f"| [`{x}`](methods/{x}.md) | {summary(METHODS[x])} |\n" for x in METHODS)
-    return f"\n## One by one\n\n| | |\n|---|---|\n{rows}"
+    return f"\n## Each method\n\n| | |\n|---|---|\n{rows}"
 
 
 def page(name: str, factory: Callable[..., Method]) -> str:
     title, _, rest = inspect.cleandoc(sys.modules[factory.__module__].__doc__ or "").partition("\n\n")
     pages = [uri for uri, names in more().items() if name in names]
     links = ", ".join(f"[{uri.removesuffix('.md')}](../{uri})" for uri in pages)
-    links = f"More, with what it brings: {links}.\n\n" if links else ""
+    links = f"See also: {links}.\n\n" if links else ""
     made = sends(name, factory) + training(name) + citation(name)
     return f"# {name}\n\n{title}\n\n{links}{rest}\n{made}\n{api.entry(name, factory)}"
 
 
 def more() -> dict[str, list[str]]:
-    """The pages that say more of methods, with the names of these."""
+    """Return the pages in docs/ that describe methods, with the names of these methods."""
     found = {path.name: MORE.search(path.read_text()) for path in sorted((ROOT / "docs").glob("*.md"))}
     return {page: match[1].split(", ") for page, match in found.items() if match}
 
@@ -124,16 +124,16 @@ def citation(name: str) -> str:
 
 
 def sends(name: str, factory: Callable[..., Method]) -> str:
-    """One table, or one for each of the methods that it changes between."""
+    """Return one table, or one for each of the methods between which this method changes."""
     plan = StepPlan.of(example(factory))
     tables = [table(stage) for _, stage in plan.sequence] or [table(plan)]
     return SENDS.format(example=f"`{called(name, factory)}`", P=P, K=K) + "\nThen:\n".join(tables)
 
 
 def table(plan: StepPlan) -> str:
-    """What a rank sends in a step of one method."""
+    """Return the table of what a rank sends per step of one method."""
     found = defaultdict[tuple[str, str, str], float](float)
-    for x in of_step(plan, sizes(), sync_rate=MEETS):
+    for x in of_step(plan, sizes(), sync_rate=SYNC_RATE):
         of_rank = sent(x.operation, x.nbytes, sizes().ranks(x.over))
         found[x.phase, x.operation, AMONG[x.over]] += (
             float(of_rank) * x.times * x.sender_fraction / (M * WIDTH)

@@ -30,7 +30,7 @@ def test_names_stand_where_they_belong() -> None:
     found = {name: api.page_of(name, x) for name, x in names.items()}
     expected = {
         "sgp": "methods", "Method": "training", "Deft": "gradients", "Quantized": "gradients",
-        "keep_state": "meetings", "graphs.Ring": "graphs", "quantizers.int4": "quantizers", "SelDP": "data",
+        "keep_state": "averagers", "graphs.Ring": "graphs", "quantizers.int4": "quantizers", "SelDP": "data",
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected
     assert set(found.values()) == set(api.TITLES)
