@@ -5,11 +5,13 @@
     python benchmarks/ensemble.py --reallocation --data DATA [--quick] [--json FILE] [--plot FILE]
     python benchmarks/ensemble.py --speed --data DATA [--quick] [--json FILE] [--plot FILE]
     python benchmarks/ensemble.py --shares --data DATA --epochs 12 --seeds 3 [--quick] [--json FILE]
+    python benchmarks/ensemble.py --slow --data DATA --seeds 3 [--quick] [--json FILE]
 
 `--faults`: random runs of four groups on hosts of their own that are killed, frozen, cut off; checked bit
 for bit. Needs root and iproute2.
 `--round`: see ensemble/rounds.py. `--reallocation`: see there; with digits.h5 in DATA.
 `--speed`: see ensemble/speed.py; as root, with cifar10.h5 in DATA. `--shares`: see there; with cifar10.h5.
+`--slow`: see ensemble/slow.py; with digits.h5.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from ensemble.faults import HEARTBEAT_TIMEOUT, KINDS, soak
 from ensemble.reallocation import reallocation
 from ensemble.rounds import rounds
 from ensemble.shares import shares
+from ensemble.slow import slow
 from ensemble.speed import speed
 from harness import Goal, Run, print_table
 from harness.hosts import shaped_hosts
@@ -63,6 +66,7 @@ def main() -> None:
     part.add_argument("--reallocation", action="store_true")
     part.add_argument("--speed", action="store_true")
     part.add_argument("--shares", action="store_true")
+    part.add_argument("--slow", action="store_true")
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="a folder for what the runs leave behind")
@@ -80,6 +84,8 @@ def main() -> None:
         rows, goals, setting = speed(given.data, quick=given.quick, **more)
     elif given.shares:
         rows, goals = shares(given.data, quick=given.quick, epochs=given.epochs, seeds=given.seeds)
+    elif given.slow:
+        rows, goals = slow(given.data, quick=given.quick, seeds=given.seeds)
     elif given.reallocation:
         rows, goals = reallocation(given.data, quick=given.quick)
         if given.plot is not None:

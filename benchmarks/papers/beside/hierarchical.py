@@ -58,17 +58,19 @@ def fixed_panels(rows: list[Row]) -> list[Panel]:
 
 
 def by_groups(final: dict[int, float], paper: dict[int, float], unit: str, good: float) -> Beside:
-    """Tables I and II: as good with few groups, worse with many."""
+    """Tables I and II: as good up to the paper's number of groups, and worse with many."""
     cells = [[P, f"{value:.2f}", paper.get(P, "")] for P, value in final.items()]
     both = [P for P in final if P in paper]
     few, many = both[min(1, len(both) - 1)], both[-1]
     lost = {P: final[1] - final[P] for P in both}
     over = max(lost[few], 0) / max(lost[many], 1e-9)
+    equal = max(P for P in both if paper[1] - paper[P] <= good)
     return Beside(
         ["P", f"ours, {unit}", "the paper"], cells,
         f"{listed((final[P] for P in both), '.2f')} {unit} for P = {', '.join(map(str, both))}",
         f"{listed(paper.values(), '.2f')} {unit}",
         [Goal(f"{unit} that P = {few} is behind P = 1", lost[few], good),
+         Goal(f"the same of P = {equal}, which in the paper is as good", lost[equal], good),
          Goal(f"the loss of P = {few} over that of P = {many}", over, 0.5)],
     )  # fmt: skip
 
