@@ -1,1 +1,1 @@
-"""Every table and figure of five papers: a file a paper, each a command; what they share is beside them."""
+"""The tables and figures of five papers: one command per paper, and the modules that these share."""

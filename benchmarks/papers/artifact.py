@@ -1,7 +1,7 @@
-"""A table or figure of a paper: what we measure for it, beside what the paper has, and the command line.
+"""A table or figure of a paper: what we measure for it, what the paper has, and the command line.
 
-What the five files share. An artifact is measured at a small scale by the benchmarks that there are; `result`
-names the file in benchmarks/results/ that keeps it.
+The modules of all five papers use this one. An artifact is a table or a figure. Existing benchmarks measure
+it at a small scale; `result` names the file in benchmarks/results/ with the last measurement.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DRAWN = "a drawing or words, nothing measured"
 
 @dataclass(frozen=True)
 class Place:
-    """Where data are, and whether it has to be over in a minute."""
+    """The folder of the datasets, and whether a quick run of about a minute is wanted."""
 
     data: Path
     quick: bool
@@ -35,30 +35,33 @@ class Place:
 
 @dataclass(frozen=True)
 class Beside:
-    """Ours beside the paper's: a table, the two in a few words, and what is to be as in the paper."""
+    """Our result next to the paper's.
+
+    `head` and `cells` make up a table. `ours` and `papers` state the two results in a few words.
+    """
 
     head: Sequence[str]
     cells: Sequence[Sequence[object]]
     ours: str
     papers: str
     goals: Sequence[Goal]
-    """Each says of one direction whether it is the paper's."""
+    """Each goal is reached if one effect that the paper reports is also in our result."""
 
     @property
     def direction(self) -> str:
-        """Whether it is reproduced."""
+        """The verdict: "yes" if all goals are reached, "in part" if some are, else "no"."""
         met = [goal.met for goal in self.goals]
         return "yes" if all(met) else "in part" if any(met) else "no"
 
 
 @dataclass(frozen=True)
 class Small:
-    """What two cores can measure of it."""
+    """The part of an artifact that two cores can measure."""
 
     measure: Callable[[Place], list[Row]]
     beside: Callable[[list[Row]], Beside]
     result: str
-    """In benchmarks/results/; that of another benchmark where the rows are its own."""
+    """The file in benchmarks/results/. Rows of another benchmark are in that benchmark's file."""
     panels: Callable[[list[Row]], Sequence[Panel]] | None = None
 
     @property
@@ -66,29 +69,29 @@ class Small:
         return RESULTS / self.result
 
     def kept(self) -> Beside | None:
-        """As it was measured last; None where it never was."""
+        """Return the comparison with the last measurement, or None if there is none."""
         return self.beside(json.loads(self.file.read_text())["rows"]) if self.file.exists() else None
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """One table or figure."""
+    """One table or figure of a paper."""
 
     what: str
     small: Small | None = None
-    """None: a drawing, an algorithm, a list in words."""
+    """None for a drawing, an algorithm or a list in words."""
     jobs: Callable[[], Sequence[Job]] | None = None
-    """The original setting; None where that is no training."""
+    """A function that returns the jobs of the original setting; None if there are no jobs."""
     why: str = ""
-    """What differs in ours."""
+    """How our setting differs from the paper's."""
 
 
 Artifacts = Mapping[str, Artifact]
-"""By name, as "Table 1"."""
+"""The artifacts of a paper by name, such as "Table 1"."""
 
 
 def page(artifacts: Artifacts) -> list[str]:
-    """The lines of benchmarks/papers/README.md, for what is measured."""
+    """Return the lines of benchmarks/papers/README.md for the artifacts that we measure."""
     return [_line(name, artifact, artifact.small) for name, artifact in artifacts.items() if artifact.small]
 
 
@@ -99,7 +102,10 @@ def _line(name: str, artifact: Artifact, small: Small) -> str:
 
 
 def outcome(artifacts: Artifacts) -> str:
-    """What docs/papers.md says of a paper: how many of what is measured are as in it, and which are not."""
+    """Return what docs/papers.md says about a paper.
+
+    The text says how many of the measured artifacts agree with the paper, and names those that do not.
+    """
     found = {
         name: kept.direction for name, each in artifacts.items() if each.small and (kept := each.small.kept())
     }
@@ -111,13 +117,13 @@ def outcome(artifacts: Artifacts) -> str:
 
 
 def words(name: str) -> tuple[str, str]:
-    """How it is asked for."""
+    """Return the option and the value that select an artifact on the command line."""
     kind, number = name.split(" ")
     return f"--{kind.lower()}", number
 
 
 def main(title: str, artifacts: Artifacts, arguments: Sequence[str] | None = None) -> None:
-    """The command line of one paper."""
+    """Run the command line of one paper."""
     given = _parser(title, artifacts).parse_args(arguments)
     if given.list:
         print_table(_listed(artifacts), ["", "what", "two cores", "original"])

@@ -1,4 +1,4 @@
-"""The original settings: job files, and scripts for Slurm from the templates of `hpcsgd job`."""
+"""Job files of the original settings, and scripts for Slurm from the templates of `hpcsgd job`."""
 
 from __future__ import annotations
 
@@ -24,20 +24,27 @@ from hpcsgd.core.topology import shape
 
 @dataclass(frozen=True)
 class Job:
-    """One training of the original setting. `table` is its job file, with the bare name of its store."""
+    """One training of the original setting.
+
+    `table` has the contents of its job file, in which the dataset's path is only a file name.
+    """
 
     name: str
     table: Mapping[str, Any]
     allocation: Allocation
     kind: str = "train"
-    """Of `hpcsgd job`: train, bench or ensemble."""
+    """The kind of `hpcsgd job`: train, bench or ensemble."""
     more: Mapping[str, str] = field(default_factory=dict)
-    """Values that the template of its kind alone has."""
+    """Values that only the template of this kind has."""
 
 
 def write(jobs: Sequence[Job], data: Path, out: Path) -> Iterator[BatchJob]:
-    """NAME.toml in `out`, and beside the run folder out/runs/NAME its script. A job whose data are there is
-    checked as `hpcsgd job` does; else its keys and its groups are, and that is said."""
+    """Write the job file and the script of each job, and yield the batch jobs.
+
+    The job file is NAME.toml in `out`. The script is next to the run folder out/runs/NAME. If the dataset
+    exists, the job is checked as `hpcsgd job` does it. Otherwise only its keys and its groups are checked,
+    and the printed text says so.
+    """
     out.mkdir(parents=True, exist_ok=True)
     site, _ = load_site(None)
     for job in jobs:
@@ -49,7 +56,7 @@ def write(jobs: Sequence[Job], data: Path, out: Path) -> Iterator[BatchJob]:
 
 
 def complete(job: Job, data: Path, out: Path) -> dict[str, Any]:
-    """Its job file, with the places of store and run."""
+    """Return the contents of the job file, with the paths of the dataset and the run folder."""
     table = {**job.table, "run": {"output_dir": str(out.resolve() / "runs" / job.name)}}
     return {**table, "data": {**table["data"], "path": str(data.resolve() / table["data"]["path"])}}
 

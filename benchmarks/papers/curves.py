@@ -1,4 +1,4 @@
-"""Trainings of P virtual groups: how good the mean model becomes, and how far apart the groups are."""
+"""Training of P virtual groups: the quality of the mean model, and the distance D of the groups."""
 
 from __future__ import annotations
 
@@ -32,13 +32,16 @@ CPU = torch.device("cpu")
 PROCESSES = len(os.sched_getaffinity(0))
 BATCH = 250
 TESTED = 2000
-"""Images at most that a mean model is tested on."""
+"""The largest number of images on which a mean model is tested."""
 POINTS = 60
-"""Distances of a training that are kept."""
+"""The largest number of distances that a row keeps."""
 
 
 def at_fixed_rate(place: Place, intervals: Sequence[int], meetings: int) -> list[Row]:
-    """D at the first meetings, without warm-up and with one rate for all P: ResNet-8 on CIFAR-10."""
+    """Return rows with D at the first `meetings` synchronizations, by interval and P.
+
+    The model is ResNet-8 on CIFAR-10. There is no warm-up, and the learning rate is the same for all P.
+    """
     fixed = [
         "--method.name",
         "hierarchical",
@@ -64,7 +67,10 @@ def _every(every: int, task: Task) -> Row:
 
 @contextmanager
 def stores(place: Place) -> Iterator[tuple[str, Path]]:
-    """The job of benchmarks/jobs to go by, and the folder of its data: digits where it has to be quick."""
+    """Yield the name of a job file in benchmarks/jobs, and the folder of its dataset.
+
+    A quick run trains on the digits.
+    """
     if not place.quick:
         yield "cifar10_resnet8", place.data
         return
@@ -74,7 +80,11 @@ def stores(place: Place) -> Iterator[tuple[str, Path]]:
 
 
 def classified(place: Place, images: int, epochs: int) -> list[Row]:
-    """Loss, accuracy and D of P = 1 … 32, every 8 steps, rate times P: ResNet-8 on the first `images`."""
+    """Return rows with loss, accuracy and D for P = 1 … 32.
+
+    The model is ResNet-8 on the first `images` images. Groups synchronize every 8 steps, and the learning
+    rate is multiplied by P.
+    """
     with tempfile.TemporaryDirectory() as folder, stores(place) as (name, data):
         groups = GROUPS[:2] if place.quick else GROUPS
         epochs = 2 if place.quick else epochs
@@ -98,8 +108,11 @@ def classified(place: Place, images: int, epochs: int) -> list[Row]:
 
 
 def sharpened(place: Place, images: int, epochs: int) -> list[Row]:
-    """The same of a small EDSR that doubles images of CIFAR-10, by PSNR: P = 1 … 16, every 4 steps, Adam,
-    rate times √P."""
+    """Return rows with loss, PSNR and D for P = 1 … 16.
+
+    The model is a small EDSR that doubles the size of CIFAR-10 images. Groups synchronize every 4 steps. The
+    optimizer is Adam, whose learning rate is multiplied by √P.
+    """
     with tempfile.TemporaryDirectory() as folder:
         store = _pairs(place, 64 if place.quick else images, Path(folder))
         job_file = Path(folder) / "edsr.toml"
@@ -132,7 +145,10 @@ epochs = {epochs}
 
 
 def _pairs(place: Place, count: int, folder: Path) -> Path:
-    """Images of CIFAR-10 as PNG files, and those as pairs; twice as many to train on as to test on."""
+    """Write images of CIFAR-10 as PNG files, convert them to pairs, and return the path of the pairs.
+
+    There are `count` images for training and half as many for testing.
+    """
     with h5py.File(place.data / "cifar10.h5") as whole:
         for split, name, rows in (("train", "train", count), ("test", "val", count // 2)):
             (folder / "png" / name).mkdir(parents=True)
@@ -148,7 +164,11 @@ def _of_all(config: Config, groups: Sequence[int]) -> list[partial[Row]]:
 
 
 def trained(config: Config, P: int) -> Row:
-    """One whole training: D at the meetings, and after every epoch the mean loss and the test of the mean."""
+    """Run one whole training with P groups, and return its row.
+
+    The row has D at the synchronizations. For each epoch it has the mean loss and the test result of the mean
+    model.
+    """
     row: Row = {"P": P, "loss": [], "tested": [], "distances": [], "diverged": None}
     work = partial(_train, config, P, row)
     alone(work)
@@ -178,7 +198,7 @@ def _train(config: Config, P: int, row: Row, world: Communicator) -> None:
 
 
 def _tested(config: Config, groups: VirtualGroups) -> float:
-    """The first figure of the task, as accuracy or PSNR, of the mean model on the test samples."""
+    """Return the task's first figure, such as accuracy or PSNR, of the mean model on test samples."""
     test = open_split(config.data.path, "test", config.data.arguments)
     task = task_of(test)
     count = min(TESTED, len(test))
@@ -192,6 +212,6 @@ def _tested(config: Config, groups: VirtualGroups) -> float:
 
 
 def flat(row: Row) -> float:
-    """D where it has settled."""
+    """Return the median of D over the second half of the training, in which D has settled."""
     later = row["distances"][len(row["distances"]) // 2 :]
     return median(later) if later else float("nan")

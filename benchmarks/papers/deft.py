@@ -1,13 +1,15 @@
-"""DEFT: Exploiting Gradient Norm Difference between Model Layers for Scalable Gradient Sparsification (Yoon
-and Oh, ICPP 2023): its tables and figures.
+"""The tables and figures of the DEFT paper.
+
+Yoon and Oh, DEFT: Exploiting Gradient Norm Difference between Model Layers for Scalable Gradient
+Sparsification, ICPP 2023.
 
     python benchmarks/papers/deft.py --list
     python benchmarks/papers/deft.py --figure 4 --data DATA [--quick] [--json FILE] [--plot FILE]
     python benchmarks/papers/deft.py --figure 4 --kept
     python benchmarks/papers/deft.py --figure 4 --scale paper --data DATA --out FOLDER
 
-DATA: a folder with cifar10.h5, wikitext2.h5 and mnist.h5 by `hpcsgd data convert`. Figure 7 as root, on hosts
-made of network namespaces.
+DATA is a folder with cifar10.h5, wikitext2.h5 and mnist.h5, which `hpcsgd data convert` writes. Figure 7
+needs root, because its hosts are network namespaces.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from papers.original import deft as original
 from papers.sources import benchmark
 
 DENSITY = 0.1
-"""As the paper has it for NCF, in whose place the CNN is."""
+"""The paper's density for NCF. Our CNN replaces NCF."""
 WORKERS = (2, 4, 8, 16)
 DENSITIES = (0.1, 0.03, 0.01)
 IMAGES = 3200
@@ -42,7 +44,7 @@ def sparse(make: Callable[[float], Sparsifier], density: float) -> Callable[[], 
 
 
 def all_of(place: Place, rivals: list[tuple[str, Callable[[], hpcsgd.Method], int]], steps: int) -> list[Row]:
-    """Each of them trained, 64 samples a step whatever the workers."""
+    """Train each of `rivals`, with 64 samples per step for any number of workers, and return the rows."""
     samples = loaded(place, IMAGES)
     return [
         trained(
@@ -56,14 +58,14 @@ def all_of(place: Place, rivals: list[tuple[str, Callable[[], hpcsgd.Method], in
 
 
 def build_up(place: Place) -> list[Row]:
-    """Figure 1: Top-k with more and more workers."""
+    """Measure figure 1: Top-k with more and more workers."""
     workers = WORKERS[:2] if place.quick else WORKERS
     rows = all_of(place, [(f"{n} workers", sparse(hpcsgd.TopK, 0.01), n) for n in workers], 200)
     return [row | {"density_set": 0.01} for row in rows]
 
 
 def as_dense(place: Place) -> list[Row]:
-    """Figure 6: Top-k, and DEFT set to what Top-k really sends."""
+    """Measure figure 6: Top-k, and DEFT at the density that Top-k really has."""
     n = 4 if place.quick else 16
     (topk,) = all_of(place, [(f"Top-k, d = {DENSITY / 10:g}", sparse(hpcsgd.TopK, DENSITY / 10), n)], 400)
     real = beside.last(topk, "density")
@@ -71,13 +73,13 @@ def as_dense(place: Place) -> list[Row]:
 
 
 def by_density(place: Place) -> list[Row]:
-    """Figure 8."""
+    """Measure figure 8: DEFT at several densities."""
     n = 4 if place.quick else 8
     return all_of(place, [(f"d = {d:g}", sparse(hpcsgd.Deft, d), n) for d in DENSITIES], 4800)
 
 
 def by_workers(place: Place) -> list[Row]:
-    """Figure 10, and dense training beside it."""
+    """Measure figure 10: DEFT with more and more workers, and dense training for comparison."""
     workers = WORKERS[:2] if place.quick else WORKERS
     rivals = [(f"{n} workers", sparse(hpcsgd.Deft, DENSITY), n) for n in workers]
     return all_of(place, [("dense", hpcsgd.bsp, workers[-1]), *rivals], 800)

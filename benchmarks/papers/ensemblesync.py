@@ -1,12 +1,15 @@
-"""EnsembleSync: Reliable Distributed SGD with Less Communication (Xie and Yasunaga): its figures.
+"""The figures of the EnsembleSync paper.
+
+Xie and Yasunaga, EnsembleSync: Reliable Distributed SGD with Less Communication.
 
     python benchmarks/papers/ensemblesync.py --list
     python benchmarks/papers/ensemblesync.py --figure 2 --data DATA [--quick] [--json FILE] [--plot FILE]
     python benchmarks/papers/ensemblesync.py --figure 2 --kept
     python benchmarks/papers/ensemblesync.py --figure 2 --scale paper --data DATA --out FOLDER
 
-Figure 2 is a table, which the text calls table 2; there is no other. DATA: a folder with cifar10.h5 and
-digits.h5 by `hpcsgd data convert`. All but figure 5 as root, on hosts made of network namespaces.
+Figure 2 is a table, which the paper's text calls table 2. The paper has no other table. DATA is a folder with
+cifar10.h5 and digits.h5, which `hpcsgd data convert` writes. All figures except figure 5 need root, because
+their hosts are network namespaces.
 """
 
 from __future__ import annotations

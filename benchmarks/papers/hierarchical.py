@@ -1,13 +1,15 @@
-"""Communication-Efficient Local Stochastic Gradient Descent for Scalable Deep Learning (Lee et al., IEEE Big
-Data 2020): its tables and figures.
+"""The tables and figures of the paper about hierarchical local SGD.
+
+Lee et al., Communication-Efficient Local Stochastic Gradient Descent for Scalable Deep Learning, IEEE Big
+Data 2020.
 
     python benchmarks/papers/hierarchical.py --list
     python benchmarks/papers/hierarchical.py --table 1 --data DATA [--quick] [--json FILE] [--plot FILE]
     python benchmarks/papers/hierarchical.py --table 1 --kept
     python benchmarks/papers/hierarchical.py --table 1 --scale paper --data DATA --out FOLDER
 
-DATA: a folder with cifar10.h5 by `hpcsgd data convert`. Figures 5, 6 and 9 to 11 as root, on hosts made of
-network namespaces.
+DATA is a folder with cifar10.h5, which `hpcsgd data convert` writes. Figures 5, 6 and 9 to 11 need root,
+because their hosts are network namespaces.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ SLEEP = "sleeping ranks"
 
 
 def strong(compared: Callable[..., Beside], figure: str, *, drawn: bool = False) -> Small:
-    """Of the rows of strong_scaling.py, in which both figures are."""
+    """Return the measurement of `figure` by strong_scaling.py, whose rows are for figures 5 and 9."""
     panels = partial(beside.scaling_panels, figure=figure) if drawn else None
     measure = benchmark("strong_scaling.py", data=False)
     return Small(measure, partial(compared, figure=figure), "strong_scaling.json", panels)

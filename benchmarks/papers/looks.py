@@ -1,4 +1,4 @@
-"""What one rank alone shows of training: gradients, curvature, what a larger batch takes, what dealing."""
+"""What a single rank can show: gradients, curvature, and the cost of large batches and of partitions."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ SETS = {"CIFAR, 50,000": 50_000, "ImageNet, 1.28 million": 1_281_167}
 WINDOWS = (25, 50, 100, 200)
 BATCH = 32
 POWER = 12
-"""Steps of the power iteration."""
+"""Number of steps of the power iteration."""
 
 
 def by_batch(place: Place) -> list[Row]:
-    """Seconds of a step of ResNet-8, and bytes kept for the backward pass, by the size of the batch."""
+    """Return the seconds of a step of ResNet-8, and the bytes kept for the backward pass, by batch size."""
     torch.set_num_threads(1)
     sizes = BATCHES[:3] if place.quick else BATCHES
     steps = {b: partial(_step, cifar_resnet(8), torch.randn(b, 3, 32, 32)) for b in sizes}
@@ -47,7 +47,7 @@ def _step(model: nn.Module, x: Tensor) -> None:
 
 
 def _kept(step: partial[None]) -> int:
-    """Bytes of what the forward pass keeps, each storage once."""
+    """Return the bytes that the forward pass keeps; each storage counts once."""
     found: dict[int, int] = {}
 
     def keep(x: Tensor) -> Tensor:
@@ -60,8 +60,15 @@ def _kept(step: partial[None]) -> int:
 
 
 def gradients(place: Place) -> list[Row]:
-    """Every so many steps of one training: quantiles of the first layer's gradient, its squared norm, Δ, the
-    largest eigenvalue of the Hessian on one batch, and the test accuracy."""
+    """Run one training, and return a row for every 25 steps (10 in a quick run).
+
+    A row has these values:
+
+    - quantiles of the first layer's gradient,
+    - means of the gradient's squared norm and of Δ over the steps since the previous row,
+    - the largest eigenvalue of the Hessian on one batch,
+    - the test accuracy.
+    """
     torch.set_num_threads(1)
     samples = loaded(place, 3200)
     steps, every = (40, 10) if place.quick else (1500, 25)
@@ -109,7 +116,7 @@ def _look(model: nn.Module, samples: Samples) -> dict[str, Any]:
 
 
 def _curvature(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """The largest eigenvalue of the Hessian, by power iteration with products."""
+    """Return the largest eigenvalue of the Hessian, by power iteration with Hessian-vector products."""
     parameters = list(model.parameters())
     slopes = torch.autograd.grad(cross_entropy(model(x), y), parameters, create_graph=True)
     chance = torch.Generator().manual_seed(SEED)
@@ -125,14 +132,14 @@ def _curvature(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def dealing(place: Place) -> list[Row]:
-    """Seconds in which a worker of 16 finds out its samples of an epoch, and of Δ by the window."""
+    """Return the seconds of assigning an epoch's samples to one of 16 workers, and of Δ by window."""
     partitions: dict[str, Partition] = {"SelDP": SelDP(), "DefDP": DefDP()}
     sets = dict(list(SETS.items())[:1]) if place.quick else SETS
     deals = {(who, name): partial(each.assign, Dealt(n, 16, SEED), 3, 1)
              for name, n in sets.items() for who, each in partitions.items()}  # fmt: skip
     changes = {("Δ", f"window {window}"): partial(_filled(window), torch.ones(16, dtype=torch.float64))
                for window in WINDOWS}  # fmt: skip
-    # Apart, since who comes after the large ones finds cold caches.
+    # Time Δ separately: after the large partitions, the caches would be cold.
     return [row for runs in (deals, changes) for row in _in_turn(runs, 3 if place.quick else 15)]
 
 

@@ -1,5 +1,7 @@
-"""Short trainings by the library itself on n ranks, which are threads of one process: a CNN on MNIST, whose
-every step tells its loss and what the method notes."""
+"""Short trainings of a CNN on MNIST by the library itself, on n ranks, which are threads of one process.
+
+The loss of every step and the method's metrics are recorded.
+"""
 
 from __future__ import annotations
 
@@ -31,33 +33,33 @@ from papers.artifact import Place, Row
 
 SEED = 1
 POINTS = 60
-"""Of a curve, each the mean over as many steps as it takes."""
+"""The largest number of points of a curve. A point is the mean over neighboring steps."""
 MILESTONES = (0.6, 0.85)
 PARTITIONS: dict[str, Partition] = {"IID": DefDP(), "SelDP": SelDP(), "one label": ByLabel()}
 LAYER = 0
-"""Whose weights are kept: those of the first convolution."""
+"""The index of the parameter whose values are kept: the weights of the first convolution."""
 Make = Callable[[], hpcsgd.Method]
 
 
 @dataclass(frozen=True)
 class Training:
-    """One contestant, its `method` made on every rank."""
+    """One contestant. Each rank calls `method` to get its own instance."""
 
     who: str
     method: Make
     workers: int = 8
     alone: bool = True
-    """A group each; else one group of all."""
+    """True if each worker is a group; False if all workers are one group."""
     partition: str = "IID"
     batch: int = 16
-    """Of a worker."""
+    """Samples per worker and step."""
     steps: int = 400
     lr: float = 0.02
     evaluations: int = 8
 
 
 def loaded(place: Place, count: int) -> Samples:
-    """The first images of MNIST; digits where it has to be quick."""
+    """Return the first images of MNIST; in a quick run, the digits."""
     if not place.quick:
         return images(place.data / "mnist.h5", count)
     with tempfile.TemporaryDirectory() as folder:
@@ -66,11 +68,11 @@ def loaded(place: Place, count: int) -> Samples:
 
 
 def trained(training: Training, samples: Samples) -> Row:
-    """Its row."""
+    """Run one training, and return its row."""
     torch.set_num_threads(1)
     keep_freed_memory()
     clock = WallClock()
-    torch.manual_seed(SEED)  # here, since threads would draw from the same generator by turns
+    torch.manual_seed(SEED)  # here, because the threads share this generator
     start = cnn(tuple(samples.x.shape[1:]), widths=(8, 16))
     found = threads.run(training.workers, partial(_rank, training, samples, start), timeout=3600)
     losses = [mean(of_step) for of_step in zip(*(each["losses"] for each in found), strict=True)]
@@ -108,7 +110,7 @@ def _rank(training: Training, samples: Samples, start: nn.Module, world: Communi
 
 
 def _rows(training: Training, samples: Samples, rank: int) -> torch.Tensor:
-    """The samples of a worker, in order, for all its steps; epochs end with a whole batch."""
+    """Return a worker's samples in order, for all its steps. Each epoch ends with a whole batch."""
     dealt = Dealt(len(samples.x), training.workers, SEED, labels=samples.y.numpy())
     found: list[np.ndarray[Any, Any]] = []
     needed, epoch = training.steps * training.batch, 0
@@ -121,7 +123,7 @@ def _rows(training: Training, samples: Samples, rank: int) -> torch.Tensor:
 
 @torch.no_grad()
 def _accuracy(optimizer: hpcsgd.DistributedOptimizer, model: nn.Module, samples: Samples) -> float:
-    """Of the mean model; collective."""
+    """Return the test accuracy of the mean model; collective."""
     with optimizer.averaged_model():
         model.eval()
         right = sum(
@@ -133,17 +135,17 @@ def _accuracy(optimizer: hpcsgd.DistributedOptimizer, model: nn.Module, samples:
 
 
 def _quantiles(model: nn.Module) -> list[float]:
-    """Of this worker's weights in one layer, 1 % to 99 %."""
+    """Return the 1 % to 99 % quantiles of this worker's weights in one layer."""
     weights = list(model.parameters())[LAYER].detach().flatten()
     return [round(q, 5) for q in weights.quantile(torch.linspace(0.01, 0.99, 21)).tolist()]
 
 
 def thinned(values: list[float]) -> list[float]:
-    """At most `POINTS`, means of neighbours."""
+    """Return at most `POINTS` values, which are means of neighboring ones."""
     width = -(-len(values) // POINTS)
     return [float(f"{mean(values[i : i + width]):.5g}") for i in range(0, len(values), width)]
 
 
 def xs(row: Row, values: list[float]) -> list[float]:
-    """The steps that belong to thinned values."""
+    """Return the step that belongs to each of the thinned values."""
     return [(i + 0.5) * row["steps"] / len(values) for i in range(len(values))]

@@ -10,14 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-"""x and y by the name of the line."""
+"""The x and y values of each line, by the line's name."""
 LEGEND = 9
-"""Lines at most with a legend inside."""
+"""With more lines than this, the legend has a smaller font and two columns."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: ours as lines, the paper's, where it gives numbers, dotted in the same colour."""
+    """One pair of axes. Our lines are solid.
+
+    If the paper gives numbers, its lines are dotted, and have the color of our line of the same name.
+    """
 
     title: str
     xlabel: str
@@ -25,7 +28,7 @@ class Panel:
     ours: Series
     papers: Series | None = None
     log: str = ""
-    """Axes that are logarithmic: "x", "y" or both."""
+    """The logarithmic axes: "x", "y" or "xy"; empty if there are none."""
 
 
 def draw(path: Path, panels: Sequence[Panel]) -> None:

@@ -1,13 +1,14 @@
-"""Accelerating Distributed ML Training via Selective Synchronization (Tyagi and Swany, IEEE CLUSTER 2023):
-its tables and figures.
+"""The tables and figures of the SelSync paper.
+
+Tyagi and Swany, Accelerating Distributed ML Training via Selective Synchronization, IEEE CLUSTER 2023.
 
     python benchmarks/papers/selsync.py --list
     python benchmarks/papers/selsync.py --table 1 --data DATA [--quick] [--json FILE] [--plot FILE]
     python benchmarks/papers/selsync.py --table 1 --kept
     python benchmarks/papers/selsync.py --table 1 --scale paper --data DATA --out FOLDER
 
-DATA: a folder with mnist.h5 by `hpcsgd data convert`. Table 1 and figure 1 as root, on hosts made of network
-namespaces.
+DATA is a folder with mnist.h5, which `hpcsgd data convert` writes. Table 1 and figure 1 need root, because
+their hosts are network namespaces.
 """
 
 from __future__ import annotations
@@ -30,14 +31,17 @@ from papers.sources import benchmark
 IMAGES = 6400
 PARTITIONED = benchmark("selsync.py", "--partition")
 RATES = RESULTS / "gossip.json"
-"""Accuracies are taken from it, and not measured again."""
+"""The result from which accuracies are taken; they are not measured again."""
 LOOKED = "papers/selsync_looks.json"
 SMALL_CNN = "8 workers"
 ONE_RANK = "one worker"
 
 
 def scale_out(place: Place) -> list[Row]:
-    """Figure 1: BSP on more and more hosts with slow links; FedAvg with all labels, and with one a worker."""
+    """Measure figure 1: the throughput of BSP on more and more hosts, and the accuracy of FedAvg.
+
+    The hosts have slow links. FedAvg trains with all labels on each worker, and with one label per worker.
+    """
     rows: list[Row] = []
     for n in (2,) if place.quick else (2, 4):
         timed = benchmark("gossip.py", "--hosts", str(n), "--rounds", "2", "--keep", str(RATES))(place)
@@ -57,7 +61,7 @@ def scale_out(place: Place) -> list[Row]:
 
 
 def averaged(place: Place) -> list[Row]:
-    """Figure 11: BSP, and SelSync by parameters and by gradients."""
+    """Measure figure 11: BSP, and SelSync that averages parameters or gradients."""
     samples, steps = loaded(place, IMAGES), 40 if place.quick else 800
     rivals = [
         Training("BSP", hpcsgd.bsp, alone=False, partition="SelDP", steps=steps),

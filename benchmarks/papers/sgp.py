@@ -1,13 +1,15 @@
-"""Stochastic Gradient Push for Distributed Deep Learning (Assran et al., ICML 2019): its tables and figures.
-Their numbers are those of their order in the slides of a talk, which have none.
+"""The tables and figures of the paper about stochastic gradient push.
+
+Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019. We have the slides of a
+talk, in which tables and figures have no numbers. Here they are numbered in the order of the slides.
 
     python benchmarks/papers/sgp.py --list
     python benchmarks/papers/sgp.py --table 1 --data DATA [--quick] [--json FILE] [--plot FILE]
     python benchmarks/papers/sgp.py --table 1 --kept
     python benchmarks/papers/sgp.py --table 1 --scale paper --data DATA --out FOLDER
 
-DATA: a folder with mnist.h5 by `hpcsgd data convert`. Tables 1 to 3 as root, on hosts made of network
-namespaces.
+DATA is a folder with mnist.h5, which `hpcsgd data convert` writes. Tables 1 to 3 need root, because their
+hosts are network namespaces.
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ SMALL_CNN = "CNN"
 
 
 def seconds_a_step() -> dict[str, float]:
-    """As gossip.py measured them last."""
+    """Return the seconds per step of each method, from the last result of gossip.py."""
     return beside.measured(json.loads((RESULTS / "gossip.json").read_text())["rows"])[0]
 
 
 def taught(place: Place, steps: dict[str, int]) -> list[Row]:
-    """Each method for so many steps, and what a step of it takes."""
+    """Train each method for its number of steps, and return rows that have its seconds per step, too."""
     samples, seconds = loaded(place, 12800), seconds_a_step()
     return [
         trained(
@@ -59,12 +61,12 @@ def taught(place: Place, steps: dict[str, int]) -> list[Row]:
 
 
 def converging(place: Place) -> list[Row]:
-    """Figure 4: as many steps for all."""
+    """Measure figure 4: all methods make the same number of steps."""
     return taught(place, dict.fromkeys(("AR-SGD", "D-PSGD", "SGP"), 40 if place.quick else 400))
 
 
 def in_equal_time(place: Place) -> list[Row]:
-    """Table 4: as many steps as AR-SGD's time has room for."""
+    """Measure table 4: each method makes as many steps as fit in the time of AR-SGD."""
     seconds, base = seconds_a_step(), 40 if place.quick else 200
     rivals = ("AR-SGD", "SGP", "1-OSGP")
     return taught(place, {who: round(base * seconds["AR-SGD"] / seconds[who]) for who in rivals})

@@ -1,4 +1,4 @@
-"""Rows of the benchmarks that there are, by their own commands."""
+"""Rows from the other benchmarks, which are run by their own commands."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from harness.launching import BENCHMARKS
 from papers.artifact import Place, Row
 
 TIMEOUT = 86_400.0
-"""Seconds: what takes longer hangs."""
+"""Seconds after which a benchmark is stopped, because it must be hanging."""
 
 
 def benchmark(script: str, *words: str, data: bool = True) -> Callable[[Place], list[Row]]:
-    """What `python benchmarks/SCRIPT WORDS` measures; `data`: it takes --data."""
+    """Return a function that runs `python benchmarks/SCRIPT WORDS` and returns its rows.
+
+    `data`: True if the benchmark has the option --data.
+    """
 
     def measure(place: Place) -> list[Row]:
         more = [*(["--data", str(place.data)] if data else []), *(["--quick"] if place.quick else [])]

@@ -1,1 +1,1 @@
-"""The original settings as job files: a file a paper."""
+"""The original settings as job files, with one module per paper."""

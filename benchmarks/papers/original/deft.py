@@ -1,4 +1,4 @@
-"""DEFT: the settings of its section 5.1, up to 32 workers with a V100 each."""
+"""The settings of section 5.1 of the DEFT paper, for up to 32 workers with one V100 each."""
 
 from __future__ import annotations
 
@@ -32,14 +32,17 @@ MODELS: Mapping[str, dict[str, Any]] = {
         "training": {"epochs": 30},
     },
 }
-"""Our text of the paper has lost the batches, rates and epochs of its table 2: these are usual for the
-models. A batch is of one worker."""
+"""The settings by model.
+
+The batch sizes, rates and epochs of table 2 are missing in our text of the paper; these are usual values. The
+batch size is that of one worker.
+"""
 DENSITY = {"resnet18": 0.01, "lstm": 0.001, "ncf": 0.1}
 RIVALS = ("topk", "clt_k", "deft")
 
 
 def job(model: str, name: str, grad_reduce: dict[str, Any] | None, workers: int) -> Job:
-    """One group of `workers`, four a node."""
+    """Return the job of one group of `workers`, with up to four on each node."""
     each = min(workers, 4)
     place = Allocation(nodes=workers // each, ranks_per_node=each, gpus_per_node=each, time="1-00:00:00")
     table = MODELS[model] | {"parallel": {"groups": 1}, "method": {"name": "bsp"} | (grad_reduce or {})}
@@ -61,7 +64,7 @@ def figure_1_jobs() -> list[Job]:
 
 
 def figure_6_jobs() -> list[Job]:
-    """DEFT at ten times the density of before: the text has lost the factor."""
+    """Return the jobs of figure 6. DEFT has ten times the density: the factor is missing in our text."""
     found = [job(m, "topk", sparse("topk", DENSITY[m]), 16) for m in ("resnet18", "lstm")]
     return found + [job(m, "deft-10", sparse("deft", 10 * DENSITY[m]), 16) for m in ("resnet18", "lstm")]
 
@@ -72,7 +75,7 @@ def figure_8_jobs() -> list[Job]:
 
 
 def by_workers_jobs(rivals: Sequence[str]) -> list[Job]:
-    """Figures 9 and 10: every step's seconds of selecting are in the metrics."""
+    """Return the jobs of figure 9 or 10. The metrics of each step have the seconds of selecting."""
     return [job("lstm", who, sparse(who, DENSITY["lstm"]), n) for who in rivals for n in (1, 2, 4, 8, 16, 32)]
 
 

@@ -1,4 +1,4 @@
-"""EnsembleSync: ResNet-10 on CIFAR-10, two workers with a GPU each, as its section 4 has them."""
+"""The setting of EnsembleSync's section 4: ResNet-10 on CIFAR-10, two workers with one GPU each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from papers.beside.ensemblesync import BUDGET
 WORKERS = 2
 PLACE = Allocation(nodes=WORKERS, gpus_per_node=1, time="12:00:00")
 PER_EPOCH = 37_500 // 128
-"""Steps of a worker; a tenth of them lie between two meetings."""
+"""Steps of a worker per epoch. A tenth of them lie between two synchronizations."""
 GROUPS = {"NUM_GROUPS": str(WORKERS)}
 
 
 def table(method: dict[str, Any], **changed: Any) -> dict[str, Any]:
-    """A worker has three quarters of the samples, half of all in common. Rates are not in the paper."""
+    """Return the contents of a job file.
+
+    A worker sees three quarters of all samples, and the two workers have half of all samples in common. The
+    learning rates are not from the paper, which gives none.
+    """
     common: dict[str, Any] = {
         "parallel": {"groups": WORKERS},
         "data": {
@@ -45,7 +49,10 @@ def ensemble(name: str, **changed: Any) -> Job:
 
 
 def normal_jobs() -> list[Job]:
-    """Section 4.2; sync SGD as bsp of two groups, which is one model and the same samples."""
+    """Return the jobs of section 4.2.
+
+    Sync SGD is `bsp` with two groups: both train one model, on the same samples as the other methods.
+    """
     optimizer = table({})["optimizer"] | {"natural_gradient": {"rank": 20}}
     return [
         Job("ensemblesync-sync", table({"name": "bsp"}), PLACE),
@@ -55,5 +62,8 @@ def normal_jobs() -> list[Job]:
 
 
 def faulty_jobs() -> list[Job]:
-    """Section 4.3: kill worker 1 for 240 s at epoch 26 by hand, and slow down worker 2 in epochs 5 to 15."""
+    """Return the job of section 4.3.
+
+    At epoch 26 kill worker 1 for 240 s, manually. Also slow down worker 2 in epochs 5 to 15.
+    """
     return [ensemble("ensemblesync-faulty", rebalance={"resource": "samples", "total": BUDGET})]

@@ -1,4 +1,4 @@
-"""Hierarchical local SGD: the settings of its sections IV-B and IV-C, on nodes as those of Cori."""
+"""The settings of hierarchical local SGD's sections IV-B and IV-C, on nodes like those of Cori."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ INTERVALS = (2, 4, 8, 16)
 
 
 def cifar(P: int, every: int = 8, epochs: int = 200, **changed: dict[str, Any]) -> dict[str, Any]:
-    """Section IV-B; the paper does not say when the rate falls: as in the ResNet paper it goes by."""
+    """Return the job file of section IV-B.
+
+    The paper does not say when the learning rate falls. Here it falls as in the ResNet paper.
+    """
     milestones = {"milestones": [epochs // 2, epochs * 3 // 4]}
     table = {
         "parallel": {"groups": P},
@@ -33,7 +36,10 @@ def cifar(P: int, every: int = 8, epochs: int = 200, **changed: dict[str, Any]) 
 
 
 def edsr(P: int, **changed: dict[str, Any]) -> dict[str, Any]:
-    """Section IV-C: Adam, 1200 epochs, rate times √P; 20 patches an image make an epoch of 16,000."""
+    """Return the job file of section IV-C: Adam, 1200 epochs, the learning rate times √P.
+
+    With 20 patches per image, an epoch has 16,000 patches.
+    """
     table = {
         "parallel": {"groups": P},
         "data": {"path": "div2k_x2.h5", "group_batch_size": 16, "arguments": {"patch": 48, "patches": 20}},
@@ -50,7 +56,7 @@ Table = Callable[[int], dict[str, Any]]
 
 
 def trainings(name: str, table: Table, groups: Sequence[int], time: str) -> list[Job]:
-    """A node a group, as each process was."""
+    """Return one job for each P, with one node per group. In the paper each process had one node."""
     return [Job(f"{name}-P{P}", table(P), Allocation(nodes=P, cpus_per_rank=68, time=time)) for P in groups]
 
 
@@ -63,7 +69,10 @@ def fixed_jobs() -> list[Job]:
 
 
 def scaling_jobs(name: str, table: Table, P: int, batch: int, most: int) -> list[Job]:
-    """Synchronous with the large batch, the baseline and ours; few processes train synchronously."""
+    """Return the jobs of synchronous SGD with the large batch, of the baseline, and of our method.
+
+    With fewer processes than groups, there is only the job of synchronous SGD.
+    """
     found = []
     for N in (2**i for i in range(most.bit_length())):
         together = table(1) | {"method": {"name": "bsp"}, "training": {"epochs": 1}}

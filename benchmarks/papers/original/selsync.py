@@ -1,4 +1,4 @@
-"""SelSync: the settings of its section IV-A, 16 workers with a V100 each on 4 servers over 5 Gb/s."""
+"""The settings of SelSync's section IV-A: 16 workers with one V100 each, on 4 servers over 5 Gb/s."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from papers.at_scale import Job
 WORKERS = 16
 NODES = Allocation(nodes=4, ranks_per_node=4, cpus_per_rank=8, gpus_per_node=4, time="1-00:00:00")
 LABELLED = Allocation(nodes=5, ranks_per_node=2, cpus_per_rank=8, gpus_per_node=2, time="1-00:00:00")
-"""Ten workers."""
+"""The nodes of ten workers."""
 
 
 def sgd(lr: float, decay: float) -> dict[str, Any]:
@@ -50,7 +50,7 @@ MODELS: Mapping[str, dict[str, Any]] = {
         "training": {"epochs": 4},
     },
 }  # fmt: skip
-"""Momentum, decay, batches and rates are section IV-A's, epochs those of its figures."""
+"""Momentum, weight decay, batch sizes and rates are from section IV-A, and epochs from the figures."""
 SELDP, DEFDP = {"name": "seldp"}, {"name": "defdp"}
 RIVALS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{f"fedavg-{C:g}-{E:g}": ({"name": "fedavg", "fraction": C, "per_epoch": int(1 / E)}, DEFDP)
@@ -58,17 +58,17 @@ RIVALS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{f"ssp-{s}": ({"name": "ssp", "max_staleness": s}, DEFDP) for s in (100, 200)},
     **{f"selsync-{d:g}": ({"name": "selsync", "delta": d}, SELDP) for d in (0.3, 0.5)},
 }  # fmt: skip
-"""Method and partition."""
+"""The method and the partition of each contestant."""
 
 
 def job(model: str, who: str, method: dict[str, Any], **data: Any) -> Job:
-    """A training of 16 workers, a group each."""
+    """Return a job of 16 workers, each of which is a group."""
     table = MODELS[model] | {"parallel": {"groups": WORKERS}, "method": method}
     return Job(f"selsync-{model}-{who}", {**table, "data": {**table["data"], **data}}, NODES)
 
 
 def synchronous(model: str) -> Job:
-    """BSP: one group of all."""
+    """Return the job of BSP, with all workers in one group."""
     table = MODELS[model] | {"parallel": {"groups": 1}, "method": {"name": "bsp"}}
     batch = WORKERS * table["data"]["group_batch_size"]
     return Job(f"selsync-{model}-bsp", {**table, "data": {**table["data"], "group_batch_size": batch}}, NODES)
@@ -82,7 +82,7 @@ def table_1_jobs() -> list[Job]:
 
 
 def partition_jobs(aggregates: tuple[str, ...], partitions: tuple[str, ...]) -> list[Job]:
-    """δ = 0.25, sections IV-C and IV-D."""
+    """Return the jobs of section IV-C or IV-D, with δ = 0.25."""
     found = []
     for model, how, part in product(MODELS, aggregates, partitions):
         method = {"name": "selsync", "delta": 0.25, "aggregate": how}
@@ -95,7 +95,7 @@ figure_10_jobs = partial(partition_jobs, ("parameters", "gradients"), ("seldp",)
 
 
 def labelled(model: str, who: str, method: dict[str, Any], **data: Any) -> Job:
-    """Ten workers with one label each (CIFAR-10), or ten (CIFAR-100)."""
+    """Return a job of ten workers with one label each (CIFAR-10) or ten labels each (CIFAR-100)."""
     table = MODELS[model] | {"parallel": {"groups": 10}, "method": method}
     shared = {**table["data"], "partition": {"name": "by_label"}, **data}
     return Job(f"selsync-{model}-label-{who}", {**table, "data": shared}, LABELLED)
@@ -112,7 +112,11 @@ def figure_12_jobs() -> list[Job]:
 
 
 def figure_1_jobs() -> list[Job]:
-    """Two minutes of BSP on 1, 2, 4, 8 and 16 workers, and FedAvg with and without all labels."""
+    """Return the jobs of figure 1.
+
+    BSP runs for two minutes on each of 1, 2, 4, 8 and 16 workers. FedAvg trains with and without all labels
+    on each worker.
+    """
     found = []
     for model in MODELS:
         for nodes, each in ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4)):
@@ -128,7 +132,7 @@ def figure_1_jobs() -> list[Job]:
 
 
 def figure_2_jobs() -> list[Job]:
-    """Two minutes each with larger batches, on one GPU."""
+    """Return jobs of two minutes each, with larger and larger batches on one GPU."""
     place = Allocation(gpus_per_node=1, cpus_per_rank=8)
     found = []
     for model in MODELS:
@@ -140,7 +144,7 @@ def figure_2_jobs() -> list[Job]:
 
 
 def watched(model: str) -> Job:
-    """BSP that notes Δ in every step: SelSync with δ = 0."""
+    """Return a job of BSP that records Δ in every step: SelSync with δ = 0."""
     return job(model, "watched", {"name": "selsync", "delta": 0.0}, partition=SELDP)
 
 
@@ -149,5 +153,5 @@ def figure_5_jobs() -> list[Job]:
 
 
 def figure_11_jobs() -> list[Job]:
-    """Checkpoints at the end of every epoch hold the weights."""
+    """Return the jobs of figure 11. The checkpoints at the end of each epoch contain the weights."""
     return [synchronous("resnet101"), *(each for each in figure_10_jobs() if "resnet101" in each.name)]

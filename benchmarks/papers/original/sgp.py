@@ -1,4 +1,7 @@
-"""Stochastic gradient push: ResNet-50 on ImageNet, 90 epochs, nodes of 8 GPUs, 256 samples a node."""
+"""The setting of stochastic gradient push: ResNet-50 on ImageNet for 90 epochs.
+
+A node has 8 GPUs and a batch of 256 samples.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from papers.at_scale import Job
 NODES = (4, 8, 16, 32)
 GPUS = 8
 BATCH = 256
-"""Of a node."""
+"""Samples per node and step."""
 ONE, TWO = {"name": "sgp"}, {"name": "sgp", "peers": 2}
 METHODS: Mapping[str, dict[str, Any]] = {
     "ar-sgd": {"name": "bsp"},
@@ -27,7 +30,11 @@ METHODS: Mapping[str, dict[str, Any]] = {
 
 
 def job(who: str, nodes: int, epochs: int = 90) -> Job:
-    """The rate of Goyal et al.: 0.1 for 256 samples, times the nodes after 5 epochs, a tenth thrice."""
+    """Return the job of a method on so many nodes, with the learning rates of Goyal et al.
+
+    The rate is 0.1 for 256 samples. In the first 5 epochs it rises to 0.1 times the number of nodes. Three
+    times later it falls to a tenth.
+    """
     falls = [epochs * part // 9 for part in (3, 6, 8)]
     table = {
         "parallel": {"groups": nodes},
