@@ -1,27 +1,32 @@
-"""How good a model is after so many seconds and bytes, with us and with our rivals; needs root and iproute2.
+"""Compare how good a model is after a time and a number of bytes, for hpcsgd and rivals.
+
+The benchmark needs root and iproute2.
 
     hpcsgd data convert text wikitext-2/wiki.train.tokens DATA/wikitext2_bytes.h5 --tokenizer bytes \\
       --test wikitext-2/wiki.test.tokens
     hpcsgd data convert cifar10 cifar-10-binary.tar.xz DATA/cifar10.h5
     python benchmarks/time_to_quality.py --data DATA [--json FILE] [--plot FILE]
 
-Eight ranks really train, nothing sleeps: on four hosts of two ranks, whose links are shaped to 100 Mbit/s and
-1 Gbit/s, and on one host without links ("unshaped"). A GPT of 1.4 million parameters reads the bytes of
-WikiText-2, and ResNet-20 sees the images of CIFAR-10, halved in size. All contestants have the same samples
-in the same order, the same optimizer inside and the same schedule of the learning rate.
+Eight ranks really train; no computing is emulated. They run on four hosts of two ranks, whose links are
+shaped to 100 Mbit/s or 1 Gbit/s, and on one host without links ("unshaped"). One task is a GPT of 1.4 million
+parameters on the bytes of WikiText-2. The other is ResNet-20 on the images of CIFAR-10 at half size. All
+contestants have the same samples in the same order, the same inner optimizer and the same learning-rate
+schedule.
 
-Tuning is the same for all: each trains once with each of three learning rates, on the unshaped host with a
-seed of its own, and the best of them trains with three other seeds. Who is behind DDP in the end trains again
-with 1.5 and then 2 times as many steps. The target is DDP's mean score plus its deviation over the seeds;
-time to quality is when the score, linear between two points, first reaches it.
+Tuning is the same for all contestants. Each trains once with each of three learning rates, on the unshaped
+host and with a seed that is used only for tuning. Then it trains at its best rate with three other seeds. If
+it ends behind DDP, it trains again with 1.5 times as many steps, and if necessary with 2 times.
 
-A score is that of the mean of all ranks' models. Ranks copy their models at twelve points, and these are
-judged after the training, so that neither judging nor averaging for it is on the clock.
+The target is DDP's mean score plus the standard deviation over the seeds. Between two points, scores are
+interpolated linearly. The time to quality is the time at which the score first reaches the target.
 
-Many hours on two cores: --tasks, --rates, --who and --seeds divide them, --json FILE is written after every
-launch, and --keep FILE goes on there. --rates without a rate only tunes, for which the machine may be busy:
-only scores count. --quick: a minute, of a model that is too small (that it runs, not what
-it measures).
+A score is that of the mean of all ranks' models. Ranks copy their models at twelve points. The copies are
+averaged and scored after the training, so this does not count in its time.
+
+The benchmark takes many hours on two cores. --tasks, --rates, --who and --seeds select a part of it. --json
+FILE is written after every launch, and --keep FILE continues from such a file. --rates without a value only
+tunes; then other programs may run on the machine, because only scores count. --quick takes a minute and
+trains a model that is too small. It tests that the benchmark works, and its numbers mean nothing.
 """
 
 from __future__ import annotations
@@ -65,15 +70,15 @@ def trained(task: str, rate: str, due: Sequence[Row], data: Path) -> Iterable[Ro
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="How good a model is after so many seconds and bytes.")
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="cifar10.h5 and wikitext2_bytes.h5")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="with cifar10.h5 and wikitext2_bytes.h5")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--rates", nargs="*", choices=RATES, default=RATES)
     parser.add_argument(
         "--who", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS), metavar="NAME"
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
-    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
-    parser.add_argument("--keep", type=Path, nargs="+", metavar="FILE", default=[], help="of earlier --json")
+    parser.add_argument("--quick", action="store_true", help="test in a minute that it works")
+    parser.add_argument("--keep", type=Path, nargs="+", metavar="FILE", default=[], help="earlier results")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Who trains in `time_to_quality.py`: torch's and torchft's ways beside ours, all else by default."""
+"""The contestants of `time_to_quality.py`: methods of torch, torchft and hpcsgd, with default options."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from late_accuracy.training import rate
 from time_to_quality.tasks import Task, loss_of
 
 EVERY = 8
-"""Steps from one average of models to the next."""
+"""Steps between two averages of the models."""
 OUTER_EVERY, FRAGMENTS = 16, 4
-"""The same with an outer optimizer; streaming sends the model in so many parts."""
+"""Steps between two averages with an outer optimizer, and number of fragments for streaming."""
 DELTA = 0.3
-"""SelSync's threshold."""
+"""The threshold δ of SelSync."""
 BUCKETS = (1, 4, 25)
-"""MB; DDP trains with the one that is fastest before the training."""
+"""Bucket sizes in MB. DDP trains with the size that is fastest in a test before the training."""
 DDP = "DDP"
 Update = Callable[[Tensor, Tensor], None]
-"""One step on a rank's samples."""
+"""A function that makes one step on a rank's samples."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What all contestants have in common: a rank's own copy of the model, and how it is trained."""
+    """What all contestants start from: a rank's own copy of the model, and the settings of the training."""
 
     task: Task
     model: nn.Module
     lr: float
     steps: int
     batch: tuple[Tensor, Tensor]
-    """Samples by which a contestant may time itself before it trains, with all `ranks`."""
+    """Samples with which a contestant may time steps before it trains, together with all `ranks`."""
     ranks: Ranks
 
     def optimizer(self, parameters: Iterable[nn.Parameter] | None = None) -> optim.Optimizer:
@@ -78,7 +78,7 @@ def ours(method: Callable[[], hpcsgd.Method]) -> Make:
 
 
 def ddp(start: Start, _: hpcsgd.Topology) -> Update:
-    """DistributedDataParallel with the bucket size that is fastest here."""
+    """Return a step of DistributedDataParallel with the bucket size that is fastest here."""
     model, optimizer = fastest_ddp(start.model, fastest_bucket(start)), start.optimizer()
     return start.update(model, optimizer, optimizer)
 
@@ -108,7 +108,7 @@ def in_fp16(model: DistributedDataParallel) -> None:
 
 
 def by_power_sgd(model: DistributedDataParallel) -> None:
-    """PowerSGD of rank 1, after the two steps without it that it wants."""
+    """Register PowerSGD of rank 1. It starts after two steps without compression, as it requires."""
     state = power_sgd.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
     model.register_comm_hook(state, power_sgd.powerSGD_hook)
 
@@ -123,7 +123,7 @@ def process_group(P: int, K: int, g: int) -> dist.ProcessGroup:
 
 
 def post_local(start: Start, topology: hpcsgd.Topology) -> Update:
-    """PyTorch's local SGD: DDP's allreduce in groups, `PeriodicModelAverager` over all ranks."""
+    """Return a step of PyTorch's local SGD: DDP in groups, and `PeriodicModelAverager` over all ranks."""
     from torch.distributed.optim import PostLocalSGDOptimizer  # noqa: PLC0415 - warns when it is imported
 
     group = process_group(topology.num_groups, topology.group_size, topology.group_index)
@@ -147,7 +147,7 @@ def outer(parameters: Iterable[Tensor]) -> optim.Optimizer:
 PEERS: dict[str, Make] = {
     DDP: ddp,
     "DDP, fp16 hook": hooked(in_fp16),
-    # In one bucket: those of several wait for each other for ever, each on one of gloo's two threads.
+    # Only one bucket: several would wait for each other forever, each on one of gloo's two threads.
     "DDP, PowerSGD hook": hooked(by_power_sgd, bucket=1000),
     "torch PostLocalSGD": post_local,
 }

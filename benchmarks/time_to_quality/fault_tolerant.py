@@ -25,7 +25,7 @@ def local_sgd(every: int) -> Make:
 
 
 def diloco(every: int, outer: Callable[[Iterable[Tensor]], optim.Optimizer]) -> Make:
-    """Not streamed: one fragment, nothing delayed."""
+    """Return DiLoCo without streaming: it has one fragment and no delay."""
 
     def make(start: Start, topology: hpcsgd.Topology) -> Update:
         inner, whole = start.optimizer(), list[nn.Module]([start.model])

@@ -1,4 +1,4 @@
-"""What is to be trained for `time_to_quality.py`, and what its rows say."""
+"""Which trainings `time_to_quality.py` needs, and which results follow from its rows."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from time_to_quality.tasks import Task
 UNSHAPED = "unshaped"
 """The rate of one host without links."""
 TUNING = 0
-"""The seed of the trials."""
+"""The seed of the trials, which choose the learning rate."""
 LENGTHS = (1.0, 1.5, 2.0)
-"""Times as many steps; a longer training is due where the shorter one ends behind DDP."""
+"""Factors of the number of steps. A longer training follows where the shorter one ends behind DDP."""
 GOALS = {"100mbit": 0.25, "1gbit": 0.9}
-"""Of the best of ours: its time to DDP's quality over DDP's."""
+"""By rate: the goal for the time to DDP's quality of our best method, over DDP's time."""
 STEP = 1.03
-"""Of `bsp` on the unshaped host: its step over DDP's."""
+"""The goal for the step time of `bsp` over that of DDP, on the unshaped host."""
 Row = dict[str, Any]
 Due = list[Row]
 
 
 @dataclass(frozen=True)
 class Part:
-    """What of the benchmark is asked for."""
+    """The part of the benchmark that was requested."""
 
     who: Sequence[str]
     rates: Sequence[str]
@@ -37,7 +37,10 @@ class Part:
 
 
 def launches(task: Task, name: str, rows: Sequence[Row], part: Part) -> Iterator[tuple[str, Due]]:
-    """Yield what to train next; the rows of it must be in `rows` when the next one is asked for."""
+    """Yield the rate and the trainings of each launch.
+
+    The caller must add the rows of a launch to `rows` before it requests the next one.
+    """
     if len(task.lrs) > 1:
         trials = [training(task, each, TUNING, lr, 1.0) for each in part.who for lr in task.lrs]
         yield from _missing(name, UNSHAPED, trials, rows)
@@ -86,7 +89,7 @@ def finals(rows: Sequence[Row], task: str, rate: str, who: str, length: float = 
 
 
 def target(rows: Sequence[Row], task: str, rate: str) -> float | None:
-    """Return the score to reach: DDP's mean plus its deviation over the seeds."""
+    """Return the score to reach: DDP's mean plus its standard deviation over the seeds."""
     scores = [row["scores"][-1] for row in finals(rows, task, rate, DDP).values()]
     if not scores:
         return None
@@ -109,7 +112,10 @@ def reached(row: Row, score: float) -> float | None:
 
 
 def times(rows: Sequence[Row], task: str, rate: str, who: str) -> dict[int, float]:
-    """Return the seconds to the target by seed, of the shortest training that reaches it with every seed."""
+    """Return the seconds to the target by seed, of the shortest training that reaches it with every seed.
+
+    The result is empty if there is no such training.
+    """
     score = target(rows, task, rate)
     for length in LENGTHS:
         mine = finals(rows, task, rate, who, length)
@@ -120,7 +126,10 @@ def times(rows: Sequence[Row], task: str, rate: str, who: str) -> dict[int, floa
 
 
 def over_ddp(rows: Sequence[Row], task: str, rate: str, who: str) -> Spread | None:
-    """Return the ratios of the times to the target, of the same seeds; None if it is not reached."""
+    """Return the times to the target over those of DDP with the same seeds.
+
+    The result is None if the target is not reached.
+    """
     mine, theirs = times(rows, task, rate, who), times(rows, task, rate, DDP)
     ratios = [mine[seed] / theirs[seed] for seed in sorted(mine.keys() & theirs.keys())]
     return Spread.of(ratios) if ratios else None

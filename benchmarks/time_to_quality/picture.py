@@ -1,4 +1,4 @@
-"""The picture of `time_to_quality.py`: how good, against seconds and against bytes."""
+"""The picture of `time_to_quality.py`: scores against seconds and against bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DASHES = ("-", "--", ":", "-.", "--", ":")
 
 
 def draw(path: Path, rows: Sequence[Row], known: Mapping[str, Task]) -> None:
-    """Draw a line of panels per task: one per rate, and one against the bytes."""
+    """Draw a row of panels per task: one panel per rate, and one of scores against bytes."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     rates = [rate for rate in TITLES if any(row["rate"] == rate for row in rows)]
     with mpl.rc_context(STYLE):

@@ -1,7 +1,7 @@
-"""One of the ranks of `time_to_quality.py`: trains what it is told; rank 0 writes a row per training.
+"""One rank of `time_to_quality.py`. All ranks run the given trainings; rank 0 writes a row for each.
 
-A training is not interrupted: a rank copies its model at some steps, and the copies are averaged over all
-ranks and judged after the last step, when the clock has stopped.
+A training is not interrupted. Each rank copies its model at some steps. After the last step, when the clock
+has stopped, the copies are averaged over all ranks and scored.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from time_to_quality.tasks import QUICK, TASKS, Task, score
 
 WORLD, RANKS = MPI.COMM_WORLD, Together()
 POINTS = 12
-"""Times at which the model is judged."""
+"""Number of points of a training at which the model is scored."""
 PORT = 29500
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Course:
-    """What a rank has at some steps of a training."""
+    """What a rank records at some steps of a training."""
 
     steps: list[int] = field(default_factory=list[int])
     seconds: list[float] = field(default_factory=list[float])
@@ -55,7 +55,7 @@ class Course:
 
 
 def flat(model: nn.Module) -> Tensor:
-    """Return the parameters and the statistics of batch normalization, one after the other."""
+    """Return the parameters and the statistics of batch normalization as one vector."""
     return torch.cat([x.detach().flatten() for x in vectors(model)])
 
 
@@ -64,7 +64,7 @@ def vectors(model: nn.Module) -> list[Tensor]:
 
 
 def put(values: Tensor, model: nn.Module) -> None:
-    """Set what `flat` has returned."""
+    """Set the values of a model to `values`, which `flat` has returned."""
     with torch.no_grad():
         for x, part in zip(vectors(model), values.split([x.numel() for x in vectors(model)]), strict=True):
             x.copy_(part.view_as(x))
@@ -91,7 +91,7 @@ def train(task: Task, samples: Samples, who: str, told: Row, topology: hpcsgd.To
 
 
 def settle() -> None:
-    """Wait until nothing is under way between hosts."""
+    """Wait until no messages are under way between hosts."""
     if has_links():
         silent()
 
@@ -101,12 +101,12 @@ def has_links() -> bool:
 
 
 def out() -> int:
-    """Bytes that have left this host; 0 where there is only one host."""
+    """Return the bytes that have left this host; 0 if there is only one host."""
     return sent() if has_links() else 0
 
 
 def batches(task: Task, count: int, seed: int, steps: int) -> Tensor:
-    """Return [steps, samples of all ranks], numbers of samples, in another order in every epoch."""
+    """Return indices of samples, [steps, samples of all ranks], in a new order in every epoch."""
     chance, together = torch.Generator().manual_seed(seed), task.batch * WORLD.size
     epochs = -(-steps * together // count)
     order = torch.cat([torch.randperm(count, generator=chance) for _ in range(epochs)])
@@ -114,7 +114,10 @@ def batches(task: Task, count: int, seed: int, steps: int) -> Tensor:
 
 
 def judged(task: Task, samples: Samples, course: Course, model: nn.Module) -> Row:
-    """Return the score of the mean of all ranks' models at each point, each rank testing a share."""
+    """Return the score of the mean of all ranks' models at each point, with seconds and megabytes.
+
+    Each rank tests a share of the test samples; collective.
+    """
     share = slice(WORLD.rank, None, WORLD.size)
     scores = []
     for mine in course.models:
@@ -130,11 +133,11 @@ def judged(task: Task, samples: Samples, course: Course, model: nn.Module) -> Ro
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True, help="gets a line per training")
+    parser.add_argument("--out", type=Path, required=True, help="the file for one line per training")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--task", required=True)
     parser.add_argument("--groups", type=int, required=True)
-    parser.add_argument("--trainings", required=True, help="a list of them, as JSON")
+    parser.add_argument("--trainings", required=True, help="a JSON list of trainings")
     given = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()

@@ -1,4 +1,4 @@
-"""What is trained for `time_to_quality.py`: small enough for few cores, as tensors in memory."""
+"""The tasks of `time_to_quality.py`: small enough for few cores, with data as tensors in memory."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from late_accuracy.tasks import digits
 WINDOW = 128
 """Bytes of text that the GPT reads at once."""
 AT_ONCE = 64
-"""Samples of an evaluation."""
+"""Number of samples that are evaluated at once."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A training of `steps`; the learning rate rises for a twentieth of them and falls as a cosine."""
+    """A training of `steps` steps. The learning rate rises for a twentieth of them and falls as a cosine."""
 
     title: str
     unit: str
-    """Of the score; a lower score is better."""
+    """The unit of the score; a lower score is better."""
     samples: Callable[[Path], Samples]
-    """Reads them from the folder of the datasets."""
+    """A function that reads the samples from the folder of the datasets."""
     build: Callable[[], nn.Module]
     optimizer: Callable[[Iterable[nn.Parameter], float], optim.Optimizer]
-    """Takes the parameters and the learning rate."""
+    """A function that takes the parameters and the learning rate."""
     lrs: Sequence[float]
     """The learning rates that are tried for every contestant."""
     score: Callable[[nn.Module, Tensor, Tensor], float]
-    """The sum over samples."""
+    """A function that returns the sum of the scores of samples."""
     batch: int
     """Samples per rank and step."""
     steps: int
@@ -52,12 +52,12 @@ def text(folder: Path, train: int, test: int) -> Samples:
 
 
 def errors(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Return 100 per sample of the wrong class, so that the mean is in percent."""
+    """Return 100 times the number of misclassified samples, so that the mean is in percent."""
     return 100.0 * int((model(x).argmax(1) != y).sum())
 
 
 def bits(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Return the bits per byte of each window, added up."""
+    """Return the sum of the bits per byte of the windows."""
     return loss_of(model, x, y).item() / log(2) * len(x)
 
 

@@ -1,1 +1,1 @@
-"""What the papers have, as constants with their source, and ours beside it: a file a paper."""
+"""The papers' results as constants, and comparisons of ours with them, in one module per paper."""

@@ -1,4 +1,7 @@
-"""DEFT (Yoon and Oh, ICPP 2023): its figures, and ours beside them. Many are curves without numbers."""
+"""Figures of DEFT (Yoon and Oh, ICPP 2023), compared with ours.
+
+Many of the paper's figures are curves without numbers.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,17 @@ from papers.on_ranks import xs
 from papers.panels import Panel
 
 FIGURE_4 = {"cifar10": 13.59, "wikitext2": 14.18, "mnist": 5.31}
-"""How many times the set density Top-k sent with 16 workers (section 5.2); the third is NCF on MovieLens."""
+"""The ratio of Top-k's actual density to the set one with 16 workers (section 5.2), by our task.
+
+The third value is of NCF on MovieLens.
+"""
 DEFT_DENSITY = 0.1003
-"""Of DEFT where 0.1 was set, NCF."""
+"""The actual density of DEFT for NCF when 0.1 was set."""
 MODELS = {"cifar10": "ResNet-18", "wikitext2": "LSTM", "mnist": "NCF"}
 
 
 def cases(rows: list[Row]) -> Mapping[str, Mapping[str, Row]]:
-    """By task and contestant."""
+    """Return the rows by task and contestant."""
     found: dict[str, dict[str, Row]] = {}
     for row in rows:
         found.setdefault(row["task"], {})[row["who"]] = row
@@ -28,7 +34,7 @@ def cases(rows: list[Row]) -> Mapping[str, Mapping[str, Row]]:
 
 
 def figure_1(rows: list[Row]) -> Beside:
-    """Build-up by the number of workers."""
+    """Compare figure 1: the ratio of actual to set density grows with the number of workers."""
     ratio = {row["workers"]: last(row, "density") / row["density_set"] for row in rows}
     few, many = min(ratio), max(ratio)
     return Beside(
@@ -42,14 +48,14 @@ def figure_1(rows: list[Row]) -> Beside:
 
 
 def last(row: Row, note: str) -> float:
-    """The mean of the last half."""
+    """Return the mean of the metric `note` over the last half of the training."""
     values = row["metrics"][note]
     later = values[len(values) // 2 :]
     return sum(later) / len(later)
 
 
 def figure_3(rows: list[Row]) -> Beside:
-    """All come to the convergence point of the training that sends everything."""
+    """Compare figure 3, in which all sparsifiers reach the result of dense training."""
     cells, goals, told = [], [], []
     for task, of in cases(rows).items():
         behind = {who: 100 * (of[DENSE]["accuracy"] - row["accuracy"]) for who, row in of.items()}
@@ -112,7 +118,7 @@ def figure_5(rows: list[Row]) -> Beside:
 
 
 def of_steps(key: str) -> Callable[[list[Row]], list[Panel]]:
-    """A panel a task."""
+    """Return a function that makes one panel per task, with the curves `key`."""
 
     def panels(rows: list[Row]) -> list[Panel]:
         return [
@@ -126,7 +132,7 @@ def of_steps(key: str) -> Callable[[list[Row]], list[Panel]]:
 
 
 def figure_6(rows: list[Row]) -> Beside:
-    """DEFT with about the density that Top-k has by its build-up."""
+    """Compare figure 6: Top-k, and DEFT at about the actual density of Top-k."""
     topk, deft = (next(row for row in rows if row["who"].startswith(who)) for who in ("Top-k", "DEFT"))
     density, error = ([last(row, note) for row in (topk, deft)] for note in ("density", "error"))
     return Beside(
@@ -167,7 +173,7 @@ def listed(seconds: Mapping[str, float]) -> str:
 
 
 def reached(rows: list[Row], papers: str, points: float) -> Beside:
-    """Figures 8 and 10: whatever the density, and however many workers, the same point is come to."""
+    """Compare figure 8 or 10: training reaches the same accuracy with any density or number of workers."""
     final = {row["who"]: 100 * row["accuracy"] for row in rows}
     best, worst = max(final.values()), min(final.values())
     return Beside(

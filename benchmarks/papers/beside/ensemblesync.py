@@ -1,4 +1,4 @@
-"""EnsembleSync (Xie and Yasunaga): its figures, and ours beside them."""
+"""Figures of EnsembleSync (Xie and Yasunaga), compared with ours."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from papers.artifact import Beside, Row
 from papers.panels import Panel
 
 ACCURACY = {"sync SGD": 83.19, "async SGD": 82.96, "EnsembleSync": 84.29}
-"""In %, figure 2; the minutes are in benchmarks/ensemble/speed.py."""
+"""Accuracy in %, from figure 2. The minutes of figure 2 are in benchmarks/ensemble/speed.py."""
 TIMEOUT = 30.0
-"""Seconds until a dead worker is left out, section 4.3."""
+"""Seconds after which a dead worker is left out (section 4.3)."""
 BUDGET = 256
-"""Samples of a pass, of both workers."""
+"""Samples of both workers together in one pass."""
 
 
 def timed(rows: list[Row]) -> dict[str, float]:
-    """Seconds an epoch."""
+    """Return the seconds per epoch of each contestant."""
     return {row["who"]: row["seconds_a_step"]["median"] * row["steps_an_epoch"]
             for row in rows if "seconds_a_step" in row}  # fmt: skip
 
 
 def speeds(rows: list[Row]) -> dict[str, float]:
-    """Return how many times as fast as sync SGD each one is: the median of the rounds' ratios."""
+    """Return how many times as fast as sync SGD each contestant is: the median of the rounds' ratios."""
     return {row["who"]: row["speed_over_sync"]["median"] for row in rows if "speed_over_sync" in row}
 
 
@@ -68,7 +68,10 @@ def epoch_panels(rows: list[Row]) -> list[Panel]:
 
 
 def figure_4(rows: list[Row]) -> Beside:
-    """Left and middle would need a job that outlives its rank, which MPI has not."""
+    """Compare the part of figure 4 about EnsembleSync.
+
+    The left and middle parts would need a job that survives the loss of a rank. MPI jobs do not.
+    """
     faults = {row["fault"]: row for row in rows if "fault" in row}
     worst = max(row["max_s"] for row in faults.values())
     typical = median(row["median_s"] for row in faults.values())

@@ -1,4 +1,4 @@
-"""Hierarchical local SGD (Lee et al., IEEE Big Data 2020): its figures, and ours beside them."""
+"""Results of hierarchical local SGD (Lee et al., IEEE Big Data 2020), compared with ours."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ TABLE_1 = {1: 91.91, 2: 91.61, 4: 91.58, 8: 91.11, 16: 89.28, 32: 85.55}
 TABLE_2 = {1: 34.35, 2: 34.39, 4: 34.10, 8: 33.89, 16: 30.95}
 """PSNR in dB by P."""
 FIGURE_4 = {2: 0.85, 4: 1.95, 8: 3.2}
-"""D by P, the middle of what the text says; flat from P = 8 on."""
+"""D by P: the middle of the ranges in the text. From P = 8 on, D is flat."""
 FIGURE_8 = {2: 0.025, 4: 0.055, 8: 0.10}
-"""Likewise; at P = 16 "significantly reduced"."""
+"""D by P, also the middle of the ranges. At P = 16 D is "significantly reduced"."""
 LAST = 5
-"""Epochs by whose median a PSNR is told."""
+"""A PSNR is the median over this number of last epochs."""
 GOOD = 0.01
-"""Of the accuracy of P = 1: who loses no more is as good here; the paper takes half a point of 92."""
+"""Loss of accuracy against P = 1 that still counts as equal. The paper takes half a point of 92."""
 SYNC, BASELINE, OURS, DDP = "bsp", "allreduce-based", "hierarchical", "DDP"
 
 
 def fixed_rate(rows: list[Row]) -> Beside:
-    """Figure 2: the paper's curves grow up to P = 4 and hardly beyond, for each interval."""
+    """Compare figure 2, in which D grows up to P = 4 and hardly beyond, for each interval."""
     D = {(row["every"], row["P"]): flat(row) for row in rows}
     intervals, groups = sorted({every for every, _ in D}), sorted({P for _, P in D})
     cells = [
@@ -58,7 +58,10 @@ def fixed_panels(rows: list[Row]) -> list[Panel]:
 
 
 def by_groups(final: dict[int, float], paper: dict[int, float], unit: str, good: float) -> Beside:
-    """Tables I and II: as good up to the paper's number of groups, and worse with many."""
+    """Compare our final results with table I or II.
+
+    In the paper results are as good as with one group up to some number of groups, and worse with more.
+    """
     cells = [[P, f"{value:.2f}", paper.get(P, "")] for P, value in final.items()]
     both = [P for P in final if P in paper]
     few, many = both[min(1, len(both) - 1)], both[-1]
@@ -76,7 +79,10 @@ def by_groups(final: dict[int, float], paper: dict[int, float], unit: str, good:
 
 
 def recorded_accuracy(rows: list[Row]) -> Beside:
-    """Of the rows of probe_vs_accuracy.py, those of CIFAR-10, or of whatever there is."""
+    """Compare table I with rows of probe_vs_accuracy.py.
+
+    The rows are those of CIFAR-10 if there are any, else those of the first job.
+    """
     trained = [row for row in rows if "probes" not in row]
     name = "cifar10_small" if any(row["job"] == "cifar10_small" for row in trained) else trained[0]["job"]
     final = {
@@ -86,7 +92,7 @@ def recorded_accuracy(rows: list[Row]) -> Beside:
 
 
 def learning(rows: list[Row]) -> Beside:
-    """Figure 3: from P = 8 on loss and accuracy fall behind."""
+    """Compare figure 3, in which loss and accuracy fall behind from P = 8 on."""
     final = {row["P"]: 100 * row["tested"][-1] if row["tested"] else 0.0 for row in rows}
     loss = {row["P"]: row["loss"][-1] for row in rows if row["loss"]}
     few, many = sorted(loss)[0], sorted(loss)[-1]
@@ -110,7 +116,7 @@ def learning_panels(rows: list[Row], label: str = "accuracy of the mean model") 
 
 
 def distances(D: dict[int, float], paper: dict[int, float]) -> Beside:
-    """Figures 4 and 8: in proportion to P first, less later."""
+    """Compare figure 4 or 8, in which D grows in proportion to P at first and less later."""
     growth = {P: D[P] / D[P // 2] / 2 for P in D if P // 2 in D}
     theirs = {P: paper[P] / paper[P // 2] / 2 for P in paper if P // 2 in paper}
     cells = [[P, f"{D[P]:.3f}", f"{growth[P]:.2f}" if P in growth else "", paper.get(P, ""),
@@ -131,7 +137,10 @@ def listed(values: Iterable[float], form: str) -> str:
 
 
 def warmed_up(rows: list[Row]) -> Beside:
-    """Figure 4, of probe_distances.py: the whole warm-up where it was gone, else the probe's."""
+    """Compare figure 4 with rows of probe_distances.py.
+
+    The rows are those of the whole warm-up if there are any, else those of the probe.
+    """
     ways = {row["way"] for row in rows}
     way = "whole warm-up" if "whole warm-up" in ways else "probe"
     mine = sorted((row for row in rows if row["way"] == way and row["distances"]), key=lambda row: row["P"])
@@ -146,7 +155,11 @@ def distance_panels(rows: list[Row]) -> list[Panel]:
 
 
 def seconds(rows: list[Row], figure: str) -> dict[str, dict[int, Row]]:
-    """By contestant and ranks: those of the figure, and the synchronous ones, which are in all."""
+    """Return rows by contestant and number of ranks.
+
+    These are the rows of `figure` and those without a figure: the synchronous ones, which belong to all
+    figures.
+    """
     found: dict[str, dict[int, Row]] = {}
     for row in rows:
         if row["figure"] in ("", figure):
@@ -155,7 +168,10 @@ def seconds(rows: list[Row], figure: str) -> dict[str, dict[int, Row]]:
 
 
 def scaling(rows: list[Row], figure: str) -> Beside:
-    """Figures 5 and 9: synchronous SGD flattens first, then the allreduce-based, ours last."""
+    """Compare the speed-ups of figure 5 or 9.
+
+    Synchronous SGD flattens first, then the allreduce-based method, and hierarchical local SGD last.
+    """
     of = seconds(rows, figure)
     ranks = sorted({N for each in of.values() for N in each})
     cells = [[who, *(_speed(each.get(N)) for N in ranks)] for who, each in of.items()]
@@ -187,7 +203,10 @@ def scaling_panels(rows: list[Row], figure: str) -> list[Panel]:
 
 
 def communication(rows: list[Row], figure: str) -> Beside:
-    """Figures 6 and 10: what a step takes beyond computing. The text gives an order, no numbers."""
+    """Compare figure 6 or 10: the seconds of a step in addition to computing.
+
+    The paper's text gives an order, but no numbers.
+    """
     of = {who: each for who, each in seconds(rows, figure).items() if who in (SYNC, BASELINE, OURS)}
     beyond = {
         who: {N: median(row["seconds"]) - row["compute"] for N, row in each.items()}
@@ -207,7 +226,7 @@ def communication(rows: list[Row], figure: str) -> Beside:
 
 
 def against_ddp(rows: list[Row]) -> Beside:
-    """Figure 11: synchronous SGD of our own beside that of a well-known framework."""
+    """Compare figure 11: our synchronous SGD with that of a well-known framework."""
     of = seconds(rows, "")
     cells = [[N, f"{median(of[SYNC][N]['seconds']):.3f}", f"{median(of[DDP][N]['seconds']):.3f}"]
              for N in sorted(of[DDP])]  # fmt: skip
@@ -223,7 +242,10 @@ def against_ddp(rows: list[Row]) -> Beside:
 
 
 def resized(rows: list[Row]) -> Beside:
-    """By the median of the last epochs: the rate stays, so that PSNR goes up and down to the end."""
+    """Compare table II with the median PSNR of the last epochs.
+
+    The learning rate does not fall, so PSNR goes up and down until the end.
+    """
     final = {row["P"]: median(row["tested"][-LAST:]) if row["tested"] else 0.0 for row in rows}
     return by_groups(final, TABLE_2, "dB", 0.36)
 

@@ -1,4 +1,4 @@
-"""SelSync (Tyagi and Swany, IEEE CLUSTER 2023): its figures, and ours beside them."""
+"""Results of SelSync (Tyagi and Swany, IEEE CLUSTER 2023), compared with ours."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ TABLE_1 = {
         "speed-up": 2.42,
     },
 }
-"""The best of the settings of each; rows of VGG11 one by one are in benchmarks/selsync/table.py."""
+"""The best of each method's settings. All settings of VGG11 are in benchmarks/selsync/table.py."""
 FIGURE_8A = {"ResNet101": (17, 26), "VGG11": (3.1, 6.5), "AlexNet": (3.9, 7.0), "Transformer": (2.3, 6.4)}
-"""Milliseconds of Δ at windows of 25 and 200 steps; the last three from the text's increases in %."""
+"""Milliseconds of Δ with windows of 25 and 200 steps. The last three follow from increases in the text."""
 FIGURE_9 = {"ResNet101": (97.6, 96.8), "VGG11": (90.86, 64.1), "AlexNet": (81.1, 61.2)}
-"""Accuracy in % with SelDP and with DefDP, gradients averaged."""
+"""Accuracy in % with SelDP and with DefDP, when gradients are averaged."""
 FIGURE_10 = {"ResNet101": (98.52, 96.8), "VGG11": (91.42, 90.86)}
-"""With parameters and with gradients averaged, SelDP."""
+"""Accuracy in % when parameters and when gradients are averaged, with SelDP."""
 FIGURE_12 = {"FedAvg": "60–70 %", "VGG11": "70 %"}
 HOST_LINK = "10 Mbit/s"
 
@@ -58,7 +58,10 @@ def table_1(rows: list[Row]) -> Beside:
 def two(
     rows: list[Row], of: Callable[[Row], str], names: tuple[str, str], paper: dict[str, tuple[float, float]]
 ) -> Beside:
-    """Two ways to do a thing, the first of which is ahead in the paper."""
+    """Compare the mean accuracies of two variants, the first of which is ahead in the paper.
+
+    `of` returns the variant to which a row belongs.
+    """
     score = {name: mean(100 * row["accuracy"] for row in rows if of(row) == name) for name in names}
     first, second = names
     cells = [["ours", *(f"{score[name]:.2f}" for name in names)]]
@@ -101,7 +104,7 @@ def figure_12(rows: list[Row]) -> Beside:
 
 
 def curve_panels(rows: list[Row]) -> list[Panel]:
-    """Accuracy against steps, of what `hpcsgd train` evaluated."""
+    """Return a panel of accuracy against steps, from the evaluations of `hpcsgd train`."""
     return [Panel("", "step", "accuracy of the mean model", {
         row["who"]: ([t for t, *_ in row["curve"]], [a for *_, a in row["curve"]]) for row in rows
     })]  # fmt: skip
@@ -142,7 +145,7 @@ def ends(rows: list[Row]) -> tuple[Row, Row]:
 
 
 def width(row: Row) -> float:
-    """Of the middle nine tenths."""
+    """Return the distance between the 6 % and the 94 % quantile."""
     return row["quantiles"][-2] - row["quantiles"][1]
 
 
@@ -233,7 +236,7 @@ def figure_8(rows: list[Row]) -> Beside:
 
 
 def apart(a: Sequence[float], b: Sequence[float]) -> float:
-    """The mean distance of quantiles."""
+    """Return the mean absolute difference of quantiles."""
     return mean(abs(x - y) for x, y in zip(a, b, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Stochastic gradient push (Assran et al., ICML 2019, by its slides): its tables, and ours beside them."""
+"""Tables of stochastic gradient push (Assran et al., ICML 2019, from the slides), compared with ours."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ TABLE_1 = {
     "D-PSGD": {4: 19.7, 8: 9.7, 16: 5.0, 32: 2.6},
     "SGP": {4: 11.8, 8: 5.9, 16: 3.2, 32: 1.7},
 }
-"""Hours by nodes; SGP's accuracies were 76.3, 76.4, 75.9 and 75.0 %."""
+"""Hours by number of nodes. SGP's accuracies were 76.3, 76.4, 75.9 and 75.0 %."""
 TABLE_2 = {"AR-SGD": 8.5, "2P-SGP": 5.1, "SGP": 3.2, "AR/1P-SGP": 4.8, "2P/1P-SGP": 3.5}
-"""Hours on 16 nodes; 1P-SGP is SGP here."""
+"""Hours on 16 nodes. The paper's 1P-SGP is called SGP here."""
 TABLE_3 = {
     "AR-SGD": (76.3, 8.5), "D-PSGD": (75.9, 4.9), "AD-PSGD": (75.5, 2.9), "SGP": (75.9, 3.2),
     "1-OSGP": (75.7, 1.8),
 }  # fmt: skip
-"""Validation accuracy in % and hours, 16 nodes."""
+"""Validation accuracy in %, and hours, on 16 nodes."""
 TABLE_4 = {"AR-SGD": (76.2, 5.1), "AD-PSGD": (76.9, 4.7), "SGP": (77.1, 4.6), "1-OSGP": (77.1, 2.7)}
-"""The same of 32 nodes: 90 epochs of AR-SGD, 270 of the others."""
+"""Validation accuracy in %, and hours, on 32 nodes: 90 epochs of AR-SGD, 270 of the others."""
 POINTS = 0.5
 DOUBLING = "AR-SGD by doubling"
-"""Of the paper's kind, in the rows of gossip.py."""
+"""The contestant of gossip.py whose allreduce is of the paper's kind."""
 
 
 def measured(rows: list[Row]) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds a step without a straggler, and accuracies in %, of the rows of gossip.py."""
+    """Return the seconds per step without a straggler and the accuracies in %, from rows of gossip.py."""
     seconds = {row["who"]: row["seconds_a_step"]["median"] for row in rows if row.get("delay") == 0}
     found: dict[str, list[float]] = {}
     for row in rows:
@@ -51,8 +51,12 @@ def rates(rows: list[Row], base: str) -> dict[str, float]:
 def compared(
     rows: list[Row], paper: Mapping[str, float], order: Sequence[tuple[str, str]], scores: str
 ) -> Beside:
-    """Rates over AR-SGD by the paper's hours and by ours, and over AR-SGD of the paper's kind; who is to be
-    faster than whom, in pairs."""
+    """Compare our rates with the paper's. All are relative to the rate of AR-SGD.
+
+    Our rates are relative to our AR-SGD, and also to AR-SGD of the paper's kind. `paper` has the hours of the
+    paper. `order` has pairs of methods, the first of which must be faster. `scores` is added to the text
+    about the paper.
+    """
     seconds, accuracy = measured(rows)
     who = [name for name in paper if name in seconds or name in accuracy]
     rate, over = (
@@ -99,7 +103,7 @@ def table_3(rows: list[Row]) -> Beside:
 
 
 def table_4(rows: list[Row]) -> Beside:
-    """As many steps as fit in the time of AR-SGD."""
+    """Compare the accuracies after as many steps as fit in the time of AR-SGD."""
     score = {row["who"]: 100 * row["accuracy"] for row in rows}
     return Beside(
         ["who", "steps in the same time", "accuracy %", "the paper: %", "hours"],
@@ -112,7 +116,7 @@ def table_4(rows: list[Row]) -> Beside:
 
 
 def figure_4(rows: list[Row]) -> Beside:
-    """By iterations alike, by time SGP first."""
+    """Compare figure 4: by iterations SGP's loss is like AR-SGD's, and by time SGP is first."""
     loss = {row["who"]: row["losses"][-1] for row in rows}
     seconds = {row["who"]: row["steps"] * row["seconds_a_step"] for row in rows}
     return Beside(
@@ -137,7 +141,7 @@ def figure_4_panels(rows: list[Row]) -> list[Panel]:
 
 
 def by_nodes(rows: list[Row]) -> dict[str, dict[int, Row]]:
-    """Of the rows of paper_scaling.py."""
+    """Return the rows of paper_scaling.py about this paper, by method and number of nodes."""
     found: dict[str, dict[int, Row]] = {}
     for row in rows:
         if row["figure"].startswith("SGP"):
@@ -146,7 +150,7 @@ def by_nodes(rows: list[Row]) -> dict[str, dict[int, Row]]:
 
 
 def figure_5(rows: list[Row]) -> Beside:
-    """Hours times nodes are seconds an iteration, but for a factor."""
+    """Compare how the time of an iteration grows; it is proportional to hours times nodes."""
     of = by_nodes(rows)
     grown = {who: each[32]["hours"] * 8 / each[4]["hours"] for who, each in of.items()}
     paper = {who: hours[32] * 8 / hours[4] for who, hours in TABLE_1.items()}
